@@ -1,0 +1,10 @@
+"""perdure: durable LLM agents on Celery, Redis and PostgreSQL.
+
+What the author of an agent needs stands here; see `perdure.agents` and `perdure.tools`.
+"""
+
+from perdure.agents import Agent
+from perdure.errors import ToolError
+from perdure.tools.registry import DidNotHappen, Effect, Happened, ToolContext, Unknown, tool
+
+__all__ = ["Agent", "DidNotHappen", "Effect", "Happened", "ToolContext", "ToolError", "Unknown", "tool"]

@@ -1,0 +1,100 @@
+"""An agent as its author writes it: plain Python.
+
+    from perdure import Agent, tool
+
+    @tool(effect="pure")
+    def weather(city: str) -> str:
+        '''Say what the weather is like.'''
+        ...
+
+    assistant = Agent("assistant", instructions="You help.", tools=[weather])
+
+`PERDURE_AGENTS` names the module; its first agent is the default one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from perdure.errors import InvalidRequest, SettingsError
+from perdure.tools.registry import Tool, tool
+
+
+@dataclass(frozen=True)
+class Agent:
+    """Who answers: instructions, tools, and limits where they differ from the settings.
+
+    `model` is a name as in `PERDURE_MODEL`; unset means that setting. A plain function
+    among `tools` becomes a tool of class `unsafe`.
+    """
+
+    name: str
+    instructions: str
+    tools: Sequence[Tool | Callable[..., Any]] = ()
+    model: str | None = None
+    max_steps: int | None = None
+    timeout_s: float | None = None
+    _by_name: dict[str, Tool] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        made = [given if isinstance(given, Tool) else tool()(given) for given in self.tools]
+        by_name = {each.name: each for each in made}
+        if len(by_name) != len(made):
+            raise SettingsError(f"agent {self.name!r} has two tools of one name: {sorted(each.name for each in made)}")
+        object.__setattr__(self, "tools", tuple(made))
+        object.__setattr__(self, "_by_name", by_name)
+
+    def find_tool(self, name: str) -> Tool | None:
+        """The tool of that name, if the agent has it."""
+        return self._by_name.get(name)
+
+    @property
+    def tool_list(self) -> tuple[Tool, ...]:
+        """The agent's tools, in the order given."""
+        return tuple(self._by_name.values())
+
+
+class Agents:
+    """The agents of one installation, by name; the first is the default."""
+
+    def __init__(self, agents: Sequence[Agent]) -> None:
+        if not agents:
+            raise SettingsError("there is no agent: the module that PERDURE_AGENTS names must define one")
+        self._by_name = {agent.name: agent for agent in agents}
+        if len(self._by_name) != len(agents):
+            raise SettingsError(f"two agents have one name: {sorted(agent.name for agent in agents)}")
+        self.default = agents[0]
+
+    @classmethod
+    def from_module(cls, path: str) -> Agents:
+        """Import the module at `path` and collect the agents that it defines.
+
+        Raises:
+            SettingsError: it cannot be imported, or defines none.
+        """
+        try:
+            module = importlib.import_module(path)
+        except ImportError as error:
+            raise SettingsError(f"PERDURE_AGENTS is {path!r}: {error}; accepted: the path of an importable module") from error
+        found = [value for value in vars(module).values() if isinstance(value, Agent)]
+        unique = list({id(agent): agent for agent in found}.values())
+        if not unique:
+            raise SettingsError(f"PERDURE_AGENTS is {path!r}: that module defines no Agent")
+        return cls(unique)
+
+    def get(self, name: str) -> Agent:
+        """The agent of that name.
+
+        Raises:
+            InvalidRequest: there is none.
+        """
+        agent = self._by_name.get(name)
+        if agent is None:
+            raise InvalidRequest(f"There is no agent {name!r}. Known: {', '.join(sorted(self._by_name))}.")
+        return agent
+
+    def __iter__(self) -> Any:
+        return iter(self._by_name.values())

@@ -1,0 +1,62 @@
+"""Time, given and never taken.
+
+Every module of the domain asks a `Clock` for the time, so that a test can move it. The
+database has the same seam: SQL calls `perdure_now()`, which adds the connection's
+`perdure.clock_offset` (a setting that only tests give) to the server's clock. Leases are
+measured by the database's clock; whether a lease *still* holds inside this process is
+measured by the monotonic one, which no administrator can set back.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """The time, as a person reads it and as a stopwatch measures it."""
+
+    def now(self) -> datetime:
+        """The time of day, aware, in UTC."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds since some fixed moment; never goes back."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    def now(self) -> datetime:
+        """The time of day, aware, in UTC."""
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        """Seconds since the machine started, or so."""
+        return time.monotonic()
+
+
+class MovedClock:
+    """The machine's clock plus an offset that a test moves by hand."""
+
+    def __init__(self) -> None:
+        self._offset = timedelta()
+
+    @property
+    def offset(self) -> timedelta:
+        """How far this clock is ahead of the machine's."""
+        return self._offset
+
+    def advance(self, by: timedelta) -> None:
+        """Move the clock ahead by `by`."""
+        self._offset += by
+
+    def now(self) -> datetime:
+        """The machine's time of day plus the offset."""
+        return datetime.now(UTC) + self._offset
+
+    def monotonic(self) -> float:
+        """The machine's monotonic seconds plus the offset."""
+        return time.monotonic() + self._offset.total_seconds()

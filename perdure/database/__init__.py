@@ -1,0 +1,1 @@
+"""PostgreSQL, the truth: tables, the engine, and how a statement becomes a commit."""

@@ -1,0 +1,167 @@
+"""The engine: named statements in, rows out, one statement one commit.
+
+The hot path of a turn never opens a transaction of several statements: each of its writes
+is a single statement (with CTEs) that checks the fencing token and writes in one round
+trip, committed by PostgreSQL itself. A process that is paused therefore holds no lock.
+`transaction()` is for what is rare and needs several statements (accepting a message that
+interrupts); the server ends it if the client falls silent in the middle.
+
+Errors of the driver are mapped here, once: a database that cannot be reached is
+`Unavailable`. Such an error is ambiguous (the commit may have happened), so callers do not
+repeat a write blindly: they read again what is true and go on from there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import psycopg2.extras
+from sqlalchemy import Connection, Row, create_engine
+from sqlalchemy.engine import URL, Engine, make_url
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from perdure.errors import Unavailable
+
+psycopg2.extras.register_uuid()
+
+_CONNECT_TIMEOUT_S = 5
+_LOCK_TIMEOUT_S = 5
+_POOL_SIZE = 16
+_POOL_WAIT_S = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A statement with a name. `writes` says that running it is a commit of its own."""
+
+    name: str
+    sql: str
+    writes: bool = True
+
+
+Moment = Literal["before", "after"]
+Observer = Callable[[Moment, str], None]
+
+
+class Executor(Protocol):
+    """Something that runs a statement: the database itself, or a transaction under way."""
+
+    def run(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
+        """Run it and return its rows."""
+        ...
+
+
+class Transaction:
+    """Several statements that commit together."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def run(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
+        """Run one of them and return its rows."""
+        return _rows(self._connection, statement, parameters)
+
+
+class Database:
+    """A pool of connections and the ways to use them. Shared by all threads of a process.
+
+    `observe`, where given, is called before each commit is sent and after it is known to
+    have happened: tests and `perdure certify` use it to kill the process at each of these
+    boundaries.
+    """
+
+    def __init__(self, url: str | URL, *, lease_s: float = 30, observe: Observer | None = None) -> None:
+        self.url = make_url(url)
+        self.observe = observe
+        self.engine: Engine = create_engine(
+            self.url.difference_update_query(["options"]),
+            isolation_level="AUTOCOMMIT",
+            pool_size=_POOL_SIZE,
+            max_overflow=_POOL_SIZE,
+            pool_timeout=_POOL_WAIT_S,
+            pool_use_lifo=True,
+            connect_args=_connect_arguments(self.url, lease_s),
+        )
+        self._transactional = self.engine.execution_options(isolation_level="READ COMMITTED")
+
+    def run(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
+        """Run one statement, which commits by itself, and return its rows.
+
+        Raises:
+            Unavailable: the database cannot be reached; a write may or may not have happened.
+        """
+        if statement.writes:
+            self._notify("before", statement.name)
+        with _mapped_errors(), self.engine.connect() as connection:
+            rows = _rows(connection, statement, parameters)
+        if statement.writes:
+            self._notify("after", statement.name)
+        return rows
+
+    @contextmanager
+    def transaction(self, name: str) -> Iterator[Transaction]:
+        """A block whose statements commit together, or not at all.
+
+        Never call a model, a tool or the network inside: row locks are held.
+
+        Raises:
+            Unavailable: the database cannot be reached; the commit may or may not have happened.
+        """
+        with _mapped_errors(), self._transactional.begin() as connection:
+            yield Transaction(connection)
+            self._notify("before", name)
+        self._notify("after", name)
+
+    def close(self) -> None:
+        """Close the connections that are idle; those in use close when they are given back."""
+        self.engine.dispose()
+
+    def _notify(self, moment: Moment, name: str) -> None:
+        if self.observe is not None:
+            self.observe(moment, name)
+
+
+def as_json(value: object) -> str:
+    """JSON text for a `jsonb` parameter; refuses NaN and infinities, which PostgreSQL does too."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=str)
+
+
+def _rows(connection: Connection, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
+    result = connection.exec_driver_sql(statement.sql, dict(parameters))
+    return result.fetchall() if result.returns_rows else ()
+
+
+def _connect_arguments(url: URL, lease_s: float) -> dict[str, Any]:
+    """Bounds on every wait: a paused or vanished client frees its locks within a third of the lease."""
+    idle_ms = int(min(lease_s / 3, 10) * 1000)
+    given = url.query.get("options", "")
+    own = f"-c idle_in_transaction_session_timeout={idle_ms} -c lock_timeout={_LOCK_TIMEOUT_S * 1000}"
+    return {
+        "options": f"{own} {given if isinstance(given, str) else ' '.join(given)}".strip(),
+        "application_name": "perdure",
+        "connect_timeout": _CONNECT_TIMEOUT_S,
+        "keepalives": 1,
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 20_000,
+    }
+
+
+@contextmanager
+def _mapped_errors() -> Iterator[None]:
+    try:
+        yield
+    except PoolTimeout as error:
+        raise Unavailable("The database is busy; please try again.") from error
+    except OperationalError as error:
+        raise Unavailable("The database cannot be reached; please try again.") from error
+    except DBAPIError as error:
+        if error.connection_invalidated:
+            raise Unavailable("The database cannot be reached; please try again.") from error
+        raise

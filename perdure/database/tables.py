@@ -1,0 +1,238 @@
+"""The tables, as the migrations leave them (a test compares the two).
+
+Rows that every step of a turn touches (`sessions`, `turns`) are narrow, have room on their
+page (`fillfactor`) and no index on what changes, so that PostgreSQL updates them in place
+(HOT). Everything else is appended: a message is written once and never again.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    SmallInteger,
+    Table,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "%(table_name)s_%(column_0_N_name)s_idx",
+        "uq": "%(table_name)s_%(column_0_N_name)s_key",
+        "ck": "%(table_name)s_%(constraint_name)s_check",
+        "fk": "%(table_name)s_%(column_0_N_name)s_fkey",
+        "pk": "%(table_name)s_pkey",
+    }
+)
+
+_timestamp = DateTime(timezone=True)
+
+SESSION_STATES = (
+    "initializing",
+    "active",
+    "thinking",
+    "tool_executing",
+    "waiting_approval",
+    "summarizing",
+    "ending",
+    "ended",
+)
+TURN_STATUSES = ("accepted", "running", "waiting_approval", "parked", "done", "failed", "cancelled")
+UNSETTLED = ("accepted", "running", "waiting_approval", "parked")
+EFFECT_STATUSES = ("intended", "done", "failed", "unknown")
+DELIVERY_STATUSES = ("pending", "delivered", "failed")
+
+
+def _one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
+    listed = ", ".join(f"'{value}'" for value in values)
+    return CheckConstraint(f"{column} IN ({listed})", name=column)
+
+
+users = Table(
+    "users",
+    metadata,
+    Column("user_id", Text, primary_key=True),
+    Column("created_at", _timestamp, nullable=False),
+)
+
+identities = Table(
+    "identities",
+    metadata,
+    Column("channel", Text, nullable=False),
+    Column("external_id", Text, nullable=False),
+    Column("user_id", Text, ForeignKey("users.user_id"), nullable=False, index=True),
+    Column("created_at", _timestamp, nullable=False),
+    PrimaryKeyConstraint("channel", "external_id"),
+    comment="Who a channel's user is here.",
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("session_id", Uuid, primary_key=True),
+    Column("user_id", Text, ForeignKey("users.user_id"), nullable=False),
+    Column("scope", Text, nullable=False, comment="'' spans the user's channels; else the one channel it spans"),
+    Column("routable", Boolean, nullable=False, comment="messages without a session_id may come here"),
+    Column("agent", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("created_at", _timestamp, nullable=False),
+    Column("last_activity_at", _timestamp, nullable=False),
+    Column("ended_at", _timestamp),
+    Column("channels", ARRAY(Text), nullable=False),
+    Column("summary", Text),
+    Column("key_topics", ARRAY(Text), nullable=False, server_default=text("'{}'")),
+    Column("turn_count", Integer, nullable=False, server_default="0", comment="turns settled"),
+    Column("message_count", BigInteger, nullable=False, server_default="0", comment="seq of the last message"),
+    Column("last_turn_seq", BigInteger, nullable=False, server_default="0", comment="seq of the last turn accepted"),
+    Column("unsettled", Integer, nullable=False, server_default="0", comment="turns accepted and not settled"),
+    Column("tick", BigInteger, nullable=False, server_default="0", comment="steps committed"),
+    Column("token", BigInteger, nullable=False, server_default="0", comment="fencing token; grows with each claim"),
+    Column("lease_owner", Text),
+    Column("lease_until", _timestamp),
+    Column("strikes", Integer, nullable=False, server_default="0", comment="claims since the last commit of a step"),
+    Column("spent_s", Double, nullable=False, server_default="0", comment="seconds under lease in the present turn"),
+    Column("woken_at", _timestamp),
+    Column("wakes", Integer, nullable=False, server_default="0", comment="wake-ups by the sweeper since the last claim"),
+    _one_of("state", SESSION_STATES),
+    CheckConstraint("unsettled >= 0", name="unsettled"),
+    Index("sessions_live_key", "user_id", "scope", unique=True, postgresql_where=text("routable")),
+    Index("sessions_user_id_idx", "user_id", "created_at"),
+    postgresql_with={"fillfactor": "70"},
+)
+
+turns = Table(
+    "turns",
+    metadata,
+    Column("turn_id", Uuid, primary_key=True),
+    Column("session_id", Uuid, ForeignKey("sessions.session_id"), nullable=False),
+    Column("seq", BigInteger, nullable=False, comment="order of acceptance within the session"),
+    Column("user_id", Text, nullable=False),
+    Column("agent", Text, nullable=False),
+    Column("channel", Text, nullable=False),
+    Column("priority", SmallInteger, nullable=False),
+    Column("reply_to", JSONB),
+    Column("metadata", JSONB),
+    Column("status", Text, nullable=False),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("steps", Integer, nullable=False, server_default="0"),
+    Column("first_seq", BigInteger, comment="seq of its first message; set when it begins"),
+    Column("reply_seq", BigInteger, comment="seq of the message that is its reply"),
+    Column("error_code", Text),
+    Column("error_message", Text),
+    Column("usage", JSONB),
+    Column("cancel_requested_at", _timestamp),
+    Column("accepted_at", _timestamp, nullable=False),
+    Column("started_at", _timestamp),
+    Column("settled_at", _timestamp),
+    _one_of("status", TURN_STATUSES),
+    CheckConstraint("(settled_at IS NULL) = (status IN ('accepted', 'running', 'waiting_approval', 'parked'))", name="settled"),
+    UniqueConstraint("session_id", "seq"),
+    Index("turns_unsettled_idx", "session_id", "seq", postgresql_where=text("settled_at IS NULL")),
+    postgresql_with={"fillfactor": "70"},
+)
+
+inbox = Table(
+    "inbox",
+    metadata,
+    Column("user_id", Text, nullable=False),
+    Column("channel", Text, nullable=False),
+    Column("message_id", Text, nullable=False),
+    Column("turn_id", Uuid, ForeignKey("turns.turn_id"), nullable=False, index=True),
+    Column("position", Integer, nullable=False, comment="order within the turn; over 1 when merged into it"),
+    Column("text", Text, nullable=False),
+    Column("accepted_at", _timestamp, nullable=False),
+    PrimaryKeyConstraint("user_id", "channel", "message_id"),
+    comment="Every message accepted, once; it enters the transcript with its turn's first commit.",
+)
+
+messages = Table(
+    "messages",
+    metadata,
+    Column("session_id", Uuid, ForeignKey("sessions.session_id"), nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("turn_id", Uuid, nullable=False),
+    Column("role", Text, nullable=False),
+    Column("content", Text, nullable=False),
+    Column("tool_calls", JSONB, comment="[{id, name, arguments}], arguments as the text that the model gave"),
+    Column("tool_call_id", Text),
+    Column("message_id", Text, comment="the sender's own, where it gave one"),
+    Column("channel", Text, nullable=False),
+    Column("token_count", Integer, nullable=False),
+    Column("model", Text),
+    Column("fallback", Boolean),
+    Column("usage", JSONB, comment="{input_tokens, output_tokens} of the call that said it"),
+    Column("created_at", _timestamp, nullable=False),
+    PrimaryKeyConstraint("session_id", "seq"),
+    _one_of("role", ("user", "assistant", "tool")),
+    comment="The transcript. Appended, never rewritten.",
+)
+
+tool_effects = Table(
+    "tool_effects",
+    metadata,
+    Column("effect_id", Uuid, primary_key=True, comment="the tool's idempotency key"),
+    Column("turn_id", Uuid, ForeignKey("turns.turn_id"), nullable=False),
+    Column("message_seq", BigInteger, nullable=False, comment="the assistant message that asked"),
+    Column("position", Integer, nullable=False, comment="which of its calls, from 0"),
+    Column("tool", Text, nullable=False),
+    Column("arguments", Text, nullable=False),
+    Column("effect", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("result", Text),
+    Column("intended_at", _timestamp, nullable=False),
+    Column("decide_at", _timestamp, nullable=False, comment="in doubt no earlier than this: intent + timeout"),
+    Column("finished_at", _timestamp),
+    _one_of("effect", ("pure", "idempotent", "unsafe")),
+    _one_of("status", EFFECT_STATUSES),
+    UniqueConstraint("turn_id", "message_seq", "position"),
+    comment="Tool calls: intent before, result after.",
+)
+
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("delivery_id", Uuid, primary_key=True),
+    Column("turn_id", Uuid, ForeignKey("turns.turn_id"), nullable=False, unique=True),
+    Column("target", JSONB, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("due_at", _timestamp, nullable=False, comment="next attempt; moved ahead by whoever attempts"),
+    Column("last_error", Text),
+    Column("created_at", _timestamp, nullable=False),
+    Column("delivered_at", _timestamp),
+    _one_of("status", DELIVERY_STATUSES),
+    Index("deliveries_due_idx", "due_at", postgresql_where=text("status = 'pending'")),
+    comment="The outbox: replies owed to whoever asked for them.",
+)
+
+schedule_slots = Table(
+    "schedule_slots",
+    metadata,
+    Column("entry", Text, nullable=False),
+    Column("slot", _timestamp, nullable=False),
+    Column("taken_at", _timestamp, nullable=False),
+    Column("done_at", _timestamp),
+    PrimaryKeyConstraint("entry", "slot"),
+    comment="Beat's slots: taken by the task that does the work, done when it is done.",
+)
+
+sweeps = Table(
+    "sweeps",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("due_at", _timestamp, nullable=False),
+    comment="Whose turn it is to sweep: one compare-and-set on a row.",
+)

@@ -1,0 +1,163 @@
+"""The errors of perdure: one tree, one stable code and one HTTP status each.
+
+    PerdureError                     UNKNOWN               500
+    ├── RateLimited                  RATE_LIMITED          429
+    ├── DeadlineExceeded             TIMEOUT               504
+    ├── ContextTooLong               CONTEXT_TOO_LONG      400
+    ├── ToolError                    TOOL_ERROR            500
+    ├── GuardRejected                GUARD_REJECTED        403
+    ├── InvalidRequest               INVALID_REQUEST       400
+    ├── Unauthorized                 UNAUTHORIZED          401
+    ├── Forbidden                    FORBIDDEN             403
+    ├── NotFound                     NOT_FOUND             404
+    ├── Conflict                     CONFLICT              409
+    ├── TooLarge                     TOO_LARGE             413
+    ├── InvalidResponse              INVALID_RESPONSE      502
+    ├── ProviderError                PROVIDER_ERROR        502
+    ├── Unavailable                  UNAVAILABLE           503
+    ├── BudgetExhausted              BUDGET_EXHAUSTED      500
+    └── TurnCancelled                TURN_CANCELLED        409
+
+An error's `message` is a sentence for the person who asked: no stack trace, no query, no
+secret. What an operator needs besides goes to the log with the exception itself. Foreign
+errors (a driver's, a provider's SDK's) are mapped to this tree once, at the edge that met
+them; nothing above that edge knows them.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PerdureError(Exception):
+    """Any failure that has a code. `message` may be shown to whoever asked."""
+
+    code: ClassVar[str] = "UNKNOWN"
+    http_status: ClassVar[int] = 500
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class RateLimited(PerdureError):
+    """Too many requests: the provider's limit, or this installation's own."""
+
+    code = "RATE_LIMITED"
+    http_status = 429
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(PerdureError):
+    """A call or a turn took longer than it may."""
+
+    code = "TIMEOUT"
+    http_status = 504
+
+
+class ContextTooLong(PerdureError):
+    """The prompt does not fit the model."""
+
+    code = "CONTEXT_TOO_LONG"
+    http_status = 400
+
+
+class ToolError(PerdureError):
+    """A tool failed; the message is what the model is told."""
+
+    code = "TOOL_ERROR"
+    http_status = 500
+
+
+class GuardRejected(PerdureError):
+    """A guard refused the input."""
+
+    code = "GUARD_REJECTED"
+    http_status = 403
+
+
+class InvalidRequest(PerdureError):
+    """The request is wrong in itself; sending it again changes nothing."""
+
+    code = "INVALID_REQUEST"
+    http_status = 400
+
+
+class Unauthorized(PerdureError):
+    """No key, or one that is not known."""
+
+    code = "UNAUTHORIZED"
+    http_status = 401
+
+
+class Forbidden(PerdureError):
+    """The key is known but does not reach this."""
+
+    code = "FORBIDDEN"
+    http_status = 403
+
+
+class NotFound(PerdureError):
+    """There is no such thing, or none that the caller may see."""
+
+    code = "NOT_FOUND"
+    http_status = 404
+
+
+class Conflict(PerdureError):
+    """What was asked does not agree with what is."""
+
+    code = "CONFLICT"
+    http_status = 409
+
+
+class TooLarge(PerdureError):
+    """The input is longer than the limit that the message names."""
+
+    code = "TOO_LARGE"
+    http_status = 413
+
+
+class InvalidResponse(PerdureError):
+    """A provider answered with something that is not an answer."""
+
+    code = "INVALID_RESPONSE"
+    http_status = 502
+
+
+class ProviderError(PerdureError):
+    """A provider failed, refused, or could not be reached."""
+
+    code = "PROVIDER_ERROR"
+    http_status = 502
+
+
+class Unavailable(PerdureError):
+    """A service that this needs (PostgreSQL, the broker) cannot be reached."""
+
+    code = "UNAVAILABLE"
+    http_status = 503
+
+
+class BudgetExhausted(PerdureError):
+    """The turn used up its steps or its attempts."""
+
+    code = "BUDGET_EXHAUSTED"
+    http_status = 500
+
+
+class TurnCancelled(PerdureError):
+    """The turn was cancelled by whoever may."""
+
+    code = "TURN_CANCELLED"
+    http_status = 409
+
+
+class SettingsError(Exception):
+    """A setting is wrong: the message names the variable, the value and what is accepted.
+
+    Stands outside the tree: it stops a program at its start and reaches no user.
+    """

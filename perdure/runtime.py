@@ -1,0 +1,46 @@
+"""What a process of perdure is made of: given once at its start, shared by all its threads.
+
+The domain knows neither Celery nor the web, so whoever starts a process hands in how its
+wake-ups travel (`Waker`); everything else follows from the settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+from uuid import UUID
+
+from perdure.agents import Agents
+from perdure.clock import Clock
+from perdure.database.engine import Database
+from perdure.models.protocol import Model
+from perdure.settings import Settings
+
+
+class Waker(Protocol):
+    """Hints to the workers. Each returns within about a second, and never raises.
+
+    What they return says whether the broker took the hint; that it did not is no error, for
+    the sweeper issues it again.
+    """
+
+    def session(self, session_id: UUID, priority: int) -> bool:
+        """Somebody should claim this session: it has turns to run."""
+        ...
+
+    def delivery(self, delivery_id: UUID) -> bool:
+        """Somebody should send this delivery."""
+        ...
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The parts of one process. `models` finds a model by its name in `PERDURE_MODEL`'s form."""
+
+    settings: Settings
+    clock: Clock
+    database: Database
+    agents: Agents
+    models: Callable[[str], Model]
+    wake: Waker

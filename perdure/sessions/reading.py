@@ -1,0 +1,91 @@
+"""Sessions and transcripts as the outside sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from perdure.database.engine import Executor
+from perdure.errors import NotFound
+from perdure.sessions import queries
+from perdure.untrusted import load_object
+
+_ALL = 2**62
+
+
+def read_session(executor: Executor, session_id: UUID) -> dict[str, Any]:
+    """The body of `GET /v1/sessions/{id}`.
+
+    Raises:
+        NotFound: there is no such session.
+    """
+    rows = executor.run(queries.READ, {"session_id": session_id})
+    if not rows:
+        raise NotFound("There is no such session.")
+    return _session(rows[0])
+
+
+def list_sessions(executor: Executor, user_id: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
+    """Sessions of one user, or of all; newest first, at most `limit`."""
+    return [_session(row) for row in executor.run(queries.LIST, {"user_id": user_id, "limit": limit})]
+
+
+def read_messages(
+    executor: Executor, session_id: UUID, after: int = 0, limit: int | None = None
+) -> list[dict[str, Any]]:
+    """The committed transcript behind message number `after`, in order.
+
+    Raises:
+        NotFound: there is no such session.
+    """
+    limit = _ALL if limit is None else limit
+    rows = executor.run(queries.MESSAGES, {"session_id": session_id, "after": after, "limit": limit})
+    if not rows:
+        read_session(executor, session_id)
+    return [_message(row) for row in rows]
+
+
+def _session(row: Row[Any]) -> dict[str, Any]:
+    return {
+        "session_id": str(row.session_id),
+        "user_id": row.user_id,
+        "agent": row.agent,
+        "state": row.state,
+        "turn_count": row.turn_count,
+        "message_count": row.message_count,
+        "created_at": row.created_at.isoformat(),
+        "last_activity_at": row.last_activity_at.isoformat(),
+        "ended_at": row.ended_at.isoformat() if row.ended_at else None,
+        "channels": row.channels,
+        "summary": row.summary,
+        "key_topics": row.key_topics,
+    }
+
+
+def _message(row: Row[Any]) -> dict[str, Any]:
+    shown = {
+        "seq": row.seq,
+        "turn_id": str(row.turn_id),
+        "role": row.role,
+        "content": row.content,
+        "tool_calls": [_call(call) for call in row.tool_calls] if row.tool_calls else None,
+        "tool_call_id": row.tool_call_id,
+        "channel": row.channel,
+        "token_count": row.token_count,
+        "model": row.model,
+        "fallback": row.fallback,
+        "created_at": row.created_at.isoformat(),
+    }
+    optional = ("tool_calls", "tool_call_id", "model", "fallback")
+    return {key: value for key, value in shown.items() if key not in optional or value is not None}
+
+
+def _call(call: dict[str, str]) -> dict[str, Any]:
+    """A stored call; its arguments as an object where they are one, else the text as it came."""
+    try:
+        arguments: Any = load_object(call["arguments"])
+    except ValueError:
+        arguments = call["arguments"]
+    return {**call, "arguments": arguments}

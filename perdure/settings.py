@@ -1,0 +1,224 @@
+"""Every setting, in one place: `PERDURE_*` environment variables or a `.env` file.
+
+Nested groups join with `__` (`PERDURE_TURN__LEASE_S`). Each number that the documents
+name is a setting with that number as its default. `Settings.load()` is called once by each
+program; a value that is wrong raises `SettingsError`, which names the variable, the value
+and what is accepted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from perdure.errors import SettingsError
+
+_PREFIX = "PERDURE_"
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Scope(StrEnum):
+    """What one live session spans: all of a user's channels, or one of them."""
+
+    USER = "user"
+    CHANNEL = "channel"
+
+
+class OnBusy(StrEnum):
+    """What becomes of a message whose session has a turn that is not settled."""
+
+    ENQUEUE = "enqueue"
+    REJECT = "reject"
+    INTERRUPT = "interrupt"
+    MERGE = "merge"
+
+
+class _Group(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SessionSettings(_Group):
+    """`PERDURE_SESSION__*`."""
+
+    scope: Scope = Scope.USER
+
+
+class TurnSettings(_Group):
+    """`PERDURE_TURN__*`: limits of one turn and of the lease it runs under."""
+
+    max_steps: Count = 15
+    timeout_s: Seconds = 300
+    tool_timeout_s: Seconds = 30
+    max_attempts: Count = 5
+    lease_s: Seconds = 30
+    heartbeat_s: Seconds = 10
+    sweep_s: Seconds = 5
+    on_busy: OnBusy = OnBusy.ENQUEUE
+
+    @model_validator(mode="after")
+    def _renewed_before_it_expires(self) -> Self:
+        if self.heartbeat_s > self.lease_s / 2:
+            raise ValueError(
+                f"PERDURE_TURN__HEARTBEAT_S is {self.heartbeat_s:g} and PERDURE_TURN__LEASE_S {self.lease_s:g}: "
+                "the heartbeat must be at most half the lease, so that one lost renewal does not lose the session"
+            )
+        return self
+
+
+class GuardSettings(_Group):
+    """`PERDURE_GUARD__*`: what is refused before it is accepted."""
+
+    max_chars: Count = 10_000
+
+
+class ShutdownSettings(_Group):
+    """`PERDURE_SHUTDOWN__*`: the budgets of a worker's warm shutdown."""
+
+    drain_s: Seconds = 15
+    hard_exit_s: Seconds = 30
+
+    @model_validator(mode="after")
+    def _hard_exit_is_last(self) -> Self:
+        if self.hard_exit_s < self.drain_s:
+            raise ValueError(
+                f"PERDURE_SHUTDOWN__HARD_EXIT_S is {self.hard_exit_s:g}, shorter than "
+                f"PERDURE_SHUTDOWN__DRAIN_S ({self.drain_s:g}): the hard exit must come last"
+            )
+        return self
+
+
+class Settings(BaseSettings):
+    """All settings of one program, checked and immutable."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=_PREFIX,
+        env_nested_delimiter="__",
+        env_file=".env",
+        env_ignore_empty=True,
+        extra="ignore",
+        frozen=True,
+        validate_default=False,
+    )
+
+    database_url: SecretStr | None = None
+    redis_url: SecretStr | None = None
+    broker_url: SecretStr | None = None
+    data_dir: Path = Path(".perdure")
+    timezone: str = "UTC"
+    model: str = "offline"
+    model_timeout_s: Seconds = 120
+    agents: str = "perdure.builtin"
+    api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
+    admin_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
+    secret_key: SecretStr | None = None
+    reply_tasks: Annotated[tuple[str, ...], NoDecode] = ()
+    session: SessionSettings = SessionSettings()
+    turn: TurnSettings = TurnSettings()
+    guard: GuardSettings = GuardSettings()
+    shutdown: ShutdownSettings = ShutdownSettings()
+
+    @field_validator("api_keys", "admin_keys", "reply_tasks", mode="before")
+    @classmethod
+    def _split_at_commas(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("timezone")
+    @classmethod
+    def _known_zone(cls, value: str) -> str:
+        try:
+            ZoneInfo(value)
+        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+            raise ValueError("accepted: a name of the IANA time zone database, such as Europe/Paris") from error
+        return value
+
+    @field_validator("database_url")
+    @classmethod
+    def _postgresql(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is None:
+            return None
+        try:
+            backend = make_url(value.get_secret_value()).get_backend_name()
+        except ArgumentError:
+            backend = None
+        if backend != "postgresql":
+            raise ValueError("accepted: a SQLAlchemy URL that begins with postgresql:// or postgresql+psycopg2://")
+        return value
+
+    @field_validator("redis_url")
+    @classmethod
+    def _redis(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not value.get_secret_value().startswith(("redis://", "rediss://", "redis+socket://")):
+            raise ValueError("accepted: a URL that begins with redis://, rediss:// or redis+socket://")
+        return value
+
+    @classmethod
+    def load(cls, **overrides: Any) -> Settings:
+        """Read the environment and `.env`.
+
+        Raises:
+            SettingsError: a value is wrong; the message names variable, value and what is accepted.
+        """
+        try:
+            return cls(**overrides)
+        except ValidationError as error:
+            raise SettingsError("\n".join(_sentence(item) for item in error.errors())) from None
+
+    def signing_key(self) -> bytes:
+        """The key that signs callbacks: `PERDURE_SECRET_KEY`, or one made once under the data dir."""
+        if self.secret_key is not None:
+            return self.secret_key.get_secret_value().encode()
+        path = self.data_dir / "secret.key"
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            with path.open("x", opener=_private) as file:
+                file.write(secrets.token_hex(32))
+        except FileExistsError:
+            pass  # made by an earlier start, or by a process started beside this one
+        return path.read_text().strip().encode()
+
+    def require_keys_for(self, host: str) -> None:
+        """Refuse to serve `host` to others without keys.
+
+        Raises:
+            SettingsError: the host is not loopback and no key is configured.
+        """
+        if host not in _LOOPBACK and not (self.api_keys or self.admin_keys):
+            raise SettingsError(
+                f"PERDURE_API_KEYS is empty and the address to bind is {host!r}: set PERDURE_API_KEYS "
+                "(comma-separated, each KEY, sha256:HEX or file:PATH), or bind 127.0.0.1"
+            )
+
+
+def _private(path: str, flags: int) -> int:
+    import os
+
+    return os.open(path, flags, mode=0o600)
+
+
+def _sentence(item: Any) -> str:
+    location = "__".join(str(part) for part in item["loc"] if not isinstance(part, int)).upper()
+    message = item["msg"].removeprefix("Value error, ")
+    if message.startswith(_PREFIX):
+        return message
+    secret = any(word in location for word in ("KEY", "URL"))
+    shown = "(not shown)" if secret else repr(item["input"])
+    return f"{_PREFIX}{location} is {shown}: {message[:1].lower()}{message[1:]}"
+
+
+def fingerprint(key: str) -> str:
+    """A key's SHA-256 in hexadecimal, as `sha256:HEX` in a key list means it."""
+    return hashlib.sha256(key.encode()).hexdigest()

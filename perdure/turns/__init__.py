@@ -1,0 +1,1 @@
+"""Turns: accept → claim → step → settle → deliver."""

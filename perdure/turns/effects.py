@@ -1,0 +1,372 @@
+"""The tool ledger: intent before, result after, and a decision where a crash came between.
+
+Keeps the law that a tool's effect is recorded around it. The intents are committed with the
+message that asks; here the calls run side by side, each in a thread of its own, and what a
+crash, a lost lease or a timeout left in doubt is decided by what the tool declares: pure and
+idempotent calls run again (with the same effect id), unsafe ones never: their probe settles
+it, or the model is told that the outcome is unknown.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, assert_never
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from perdure.agents import Agent
+from perdure.database.engine import Executor
+from perdure.errors import PerdureError, ToolError
+from perdure.ids import new_id
+from perdure.models.protocol import ToolCall
+from perdure.runtime import Runtime
+from perdure.tools.registry import DidNotHappen, Effect, Happened, ProbeOutcome, Tool, ToolContext, Unknown
+from perdure.turns import queries
+from perdure.turns.lease import Hold, LeaseLost, TurnRef
+from perdure.turns.transcript import Entry
+from perdure.untrusted import storable
+
+log = logging.getLogger(__name__)
+
+MAX_CALLS = 32
+"""Calls of one reply that are run; the model is told to ask for fewer beyond."""
+
+_LOOK_UP_S = 0.5
+
+UNKNOWN_OUTCOME = (
+    "The outcome of this call is unknown: it was interrupted after it had begun and is not repeated, "
+    "for it may have taken effect. Check before you call it again."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One call of a reply: either ready to run, or refused with a reason for the model."""
+
+    position: int
+    call: ToolCall
+    effect_id: UUID
+    tool: Tool | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+    timeout_s: float = 0
+    refusal: str | None = None
+
+    def intent(self) -> dict[str, Any]:
+        """The row that is committed before the call begins."""
+        if self.tool is None:
+            raise ValueError(f"the call of {self.call.name} was refused: it has no intent")
+        return {
+            "effect_id": self.effect_id,
+            "position": self.position,
+            "tool": self.tool.name,
+            "arguments": self.call.arguments,
+            "effect": self.tool.effect,
+            "timeout_s": self.timeout_s,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one call: `done`, `failed` or `unknown`. The text is for the model."""
+
+    position: int
+    status: str
+    text: str
+    effect_id: UUID | None = None
+
+    def record(self) -> dict[str, Any]:
+        """The effect row's end. The text itself stands in the transcript."""
+        return {"effect_id": self.effect_id, "status": self.status, "result": None}
+
+
+class Interrupted(Exception):
+    """A wait ended because the turn is to stop; the hold says why."""
+
+
+def plan(agent: Agent, calls: Sequence[ToolCall], runtime: Runtime) -> list[Planned]:
+    """Match a reply's calls with the agent's tools and check their arguments."""
+    return [_planned(agent, position, call, runtime) for position, call in enumerate(calls)]
+
+
+def _planned(agent: Agent, position: int, call: ToolCall, runtime: Runtime) -> Planned:
+    effect_id = new_id(runtime.clock)
+    tool = agent.find_tool(call.name)
+    if tool is None:
+        known = ", ".join(each.name for each in agent.tool_list) or "none"
+        return Planned(position, call, effect_id, refusal=f"There is no tool {call.name!r}. Available: {known}.")
+    if position >= MAX_CALLS:
+        refusal = f"Not run: at most {MAX_CALLS} calls are run for one reply. Ask again for fewer at once."
+        return Planned(position, call, effect_id, refusal=refusal)
+    try:
+        arguments = tool.parse(call.arguments)
+    except ToolError as error:
+        return Planned(position, call, effect_id, refusal=error.message)
+    timeout_s = tool.timeout_s or runtime.settings.turn.tool_timeout_s
+    return Planned(position, call, effect_id, tool, arguments, timeout_s)
+
+
+class _Run:
+    """A function under way in a thread of its own, which nobody need wait for."""
+
+    def __init__(self, planned: Planned, work: Callable[[], Any], until: float, done: queue.SimpleQueue[_Run]) -> None:
+        self.planned = planned
+        self.until = until
+        self.outcome: Any = None
+        self._work = work
+        self._done = done
+        threading.Thread(target=self._go, name=f"perdure-tool-{planned.call.name[:40]}", daemon=True).start()
+
+    def _go(self) -> None:
+        try:
+            self.outcome = self._work()
+        except ToolError as error:
+            log.info("tool %s failed: %s", self.planned.call.name, error.message, exc_info=error.__cause__)
+            self.outcome = error
+        except BaseException as error:
+            log.exception("tool %s broke its thread", self.planned.call.name)
+            self.outcome = ToolError(f"{type(error).__name__}: the tool broke off.")
+        self._done.put(self)
+
+
+class Ledger:
+    """The tool calls of one message, for the turn that runs under `hold`."""
+
+    def __init__(self, runtime: Runtime, hold: Hold, turn: TurnRef, agent: Agent) -> None:
+        self._runtime = runtime
+        self._hold = hold
+        self._turn = turn
+        self._agent = agent
+
+    def perform(self, planned: Sequence[Planned]) -> list[Result]:
+        """Run calls whose intents are committed; results in the order asked.
+
+        Raises:
+            LeaseLost: the session is somebody else's now.
+        """
+        runnable = [each for each in planned if each.refusal is None]
+        refused = [_refused(each) for each in planned if each.refusal is not None]
+        return _in_order(refused + self._run(runnable, side_by_side=len(runnable) > 1, repeat=True))
+
+    def resume(self, asking: Entry) -> list[Result]:
+        """Find the results of calls that another runner began; results in the order asked.
+
+        Raises:
+            LeaseLost: the session is somebody else's now.
+            Interrupted: the turn is to stop while a call cannot be decided yet.
+        """
+        rows = _rows(self._runtime.database, self._turn.turn_id, asking)
+        wait_s = max((row.undecided_s for row in rows.values() if row.status == "intended"), default=0.0)
+        if wait_s > 0:
+            self._wait(wait_s)
+            rows = _rows(self._runtime.database, self._turn.turn_id, asking)
+        results: list[Result] = []
+        again: list[Planned] = []
+        for fresh in plan(self._agent, asking.tool_calls, self._runtime):
+            found = self._known_or_again(fresh, rows.get(fresh.position))
+            if isinstance(found, Result):
+                results.append(found)
+            else:
+                again.append(found)
+        for each in again:
+            self._extend(each)
+        return _in_order(results + self._run(again, side_by_side=len(again) > 1, repeat=True))
+
+    def _known_or_again(self, fresh: Planned, row: Row[Any] | None) -> Result | Planned:
+        if fresh.refusal is not None and row is None:
+            return _refused(fresh)
+        if row is None or row.status != "intended":
+            return _as_recorded(fresh.position, row)
+        if fresh.tool is None:
+            return Result(fresh.position, "unknown", UNKNOWN_OUTCOME, row.effect_id)
+        same = Planned(
+            fresh.position, fresh.call, row.effect_id, fresh.tool, fresh.arguments, fresh.timeout_s
+        )
+        return self._decide(same, Effect(row.effect)) or same
+
+    def _decide(self, planned: Planned, effect: Effect) -> Result | None:
+        """The result of a call in doubt, or None if it may run again."""
+        match effect:
+            case Effect.PURE | Effect.IDEMPOTENT:
+                return None
+            case Effect.UNSAFE:
+                return self._by_probe(planned)
+            case _:
+                assert_never(effect)
+
+    def _by_probe(self, planned: Planned) -> Result | None:
+        answer = self._probe(planned)
+        match answer:
+            case Happened(result):
+                return Result(planned.position, "done", storable(result), planned.effect_id)
+            case DidNotHappen():
+                return None
+            case Unknown():
+                return Result(planned.position, "unknown", UNKNOWN_OUTCOME, planned.effect_id)
+            case _:
+                assert_never(answer)
+
+    def _probe(self, planned: Planned) -> ProbeOutcome:
+        tool = planned.tool
+        if tool is None or tool.probe is None:
+            return Unknown()
+        probe, context = tool.probe, self._context(planned)
+        self._hold.step_within(planned.timeout_s)
+        done: queue.SimpleQueue[_Run] = queue.SimpleQueue()
+        run = _Run(planned, lambda: probe(context), self._now() + planned.timeout_s, done)
+        try:
+            done.get(timeout=planned.timeout_s)
+        except queue.Empty:
+            log.warning("the probe of tool %s did not answer in %g s", tool.name, planned.timeout_s)
+            return Unknown()
+        outcome = run.outcome
+        return outcome if isinstance(outcome, Happened | DidNotHappen | Unknown) else Unknown()
+
+    def _run(self, calls: Sequence[Planned], *, side_by_side: bool, repeat: bool) -> list[Result]:
+        if not calls:
+            return []
+        self._hold.step_within(max(each.timeout_s for each in calls))
+        done: queue.SimpleQueue[_Run] = queue.SimpleQueue()
+        waiting = {each.position: self._start(each, done, record=side_by_side) for each in calls}
+        results: list[Result] = []
+        while waiting:
+            overdue = [run for run in waiting.values() if self._now() >= run.until]
+            for run in overdue:
+                del waiting[run.planned.position]
+                results.append(self._timed_out(run.planned, repeat=repeat))
+            finished = self._next(done, waiting.values()) if waiting else None
+            if finished is not None and waiting.pop(finished.planned.position, None) is not None:
+                results.append(_ran(finished))
+        return results
+
+    def _next(self, done: queue.SimpleQueue[_Run], waiting: Any) -> _Run | None:
+        left = min(run.until for run in waiting) - self._now()
+        try:
+            finished = done.get(timeout=max(0.0, min(left, _LOOK_UP_S)))
+        except queue.Empty:
+            finished = None
+        if self._hold.lost:
+            raise LeaseLost
+        return finished
+
+    def _start(self, planned: Planned, done: queue.SimpleQueue[_Run], *, record: bool) -> _Run:
+        tool = planned.tool
+        if tool is None:
+            raise ValueError(f"the call of {planned.call.name} was refused: it cannot run")
+        if not self._hold.still_valid():
+            self._extend(planned)
+        context, until = self._context(planned), self._now() + planned.timeout_s
+
+        def work() -> str:
+            status, text = "done", ""
+            try:
+                text = tool.call(planned.arguments, context)
+            except ToolError as error:
+                status, text = "failed", error.message
+                raise
+            finally:
+                if text and (record or self._now() >= until):
+                    self._finish(planned, status, text)
+            return text
+
+        return _Run(planned, work, until, done)
+
+    def _timed_out(self, planned: Planned, *, repeat: bool) -> Result:
+        tool = planned.tool
+        if tool is None:
+            raise ValueError(f"the call of {planned.call.name} was refused: it cannot time out")
+        log.warning("tool %s ran for more than %g s", tool.name, planned.timeout_s)
+        decided = self._decide(planned, tool.effect)
+        if decided is not None:
+            return decided
+        if not repeat:
+            text = f"Error: {tool.name} did not finish within {planned.timeout_s:g} s."
+            return Result(planned.position, "failed", text, planned.effect_id)
+        self._extend(planned)
+        return self._run([planned], side_by_side=False, repeat=False)[0]
+
+    def _extend(self, planned: Planned) -> None:
+        """Give a call its full time (again), if the lease is still ours."""
+        asked_at = self._now()
+        rows = self._runtime.database.run(
+            queries.EXTEND_EFFECT,
+            {
+                "session_id": self._hold.session_id,
+                "token": self._hold.token,
+                "effect_id": planned.effect_id,
+                "timeout_s": planned.timeout_s,
+                "lease_s": self._runtime.settings.turn.lease_s,
+            },
+        )
+        if not rows:
+            raise LeaseLost
+        self._hold.renewed(asked_at)
+
+    def _finish(self, planned: Planned, status: str, text: str) -> None:
+        try:
+            self._runtime.database.run(
+                queries.FINISH_EFFECT, {"effect_id": planned.effect_id, "status": status, "result": storable(text)}
+            )
+        except PerdureError as error:
+            # The result is still handed to the turn, which commits it with the step.
+            log.warning("the result of tool %s did not reach its effect row: %s", planned.call.name, error)
+
+    def _wait(self, seconds: float) -> None:
+        self._hold.step_within(seconds)
+        if self._hold.stopping.wait(seconds):
+            raise Interrupted
+
+    def _context(self, planned: Planned) -> ToolContext:
+        return ToolContext(
+            user_id=self._turn.user_id,
+            session_id=self._hold.session_id,
+            turn_id=self._turn.turn_id,
+            effect_id=planned.effect_id,
+            channel=self._turn.channel,
+            cancelled=self._hold.unwanted,
+        )
+
+    def _now(self) -> float:
+        return self._runtime.clock.monotonic()
+
+
+def recorded(executor: Executor, turn_id: UUID, asking: Entry) -> list[Result]:
+    """The results of a message's calls, as far as their rows have one; the others are unknown."""
+    rows = _rows(executor, turn_id, asking)
+    return [_as_recorded(position, rows.get(position)) for position in range(len(asking.tool_calls))]
+
+
+def _rows(executor: Executor, turn_id: UUID, asking: Entry) -> dict[int, Row[Any]]:
+    rows = executor.run(queries.EFFECTS_OF_STEP, {"turn_id": turn_id, "message_seq": asking.seq})
+    return {row.position: row for row in rows}
+
+
+def _ran(run: _Run) -> Result:
+    planned = run.planned
+    if isinstance(run.outcome, PerdureError):
+        return Result(planned.position, "failed", f"Error: {run.outcome.message}", planned.effect_id)
+    return Result(planned.position, "done", str(run.outcome), planned.effect_id)
+
+
+def _refused(planned: Planned) -> Result:
+    return Result(planned.position, "failed", f"Error: {planned.refusal}")
+
+
+def _as_recorded(position: int, row: Row[Any] | None) -> Result:
+    if row is None:
+        return Result(position, "failed", "Error: this call was not run.")
+    match row.status:
+        case "done":
+            return Result(position, "done", row.result or "", row.effect_id)
+        case "failed":
+            return Result(position, "failed", f"Error: {row.result or 'it failed.'}", row.effect_id)
+        case _:
+            return Result(position, "unknown", UNKNOWN_OUTCOME, row.effect_id)
+
+
+def _in_order(results: list[Result]) -> list[Result]:
+    return sorted(results, key=lambda result: result.position)

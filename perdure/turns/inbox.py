@@ -1,0 +1,214 @@
+"""Accept: a message is accepted when its row is committed, and not before.
+
+Idempotent by `(user_id, channel, message_id)`. The common case, a message that joins a
+session that exists, is one statement and one commit. Whatever needs a decision first (a new
+session, a repeated message, a busy session that is not to queue) takes the session's row
+lock and a transaction. Only then is a worker woken; that hint may be lost.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+from sqlalchemy.exc import IntegrityError
+
+from perdure.database.engine import Executor, Transaction, as_json
+from perdure.errors import Conflict, InvalidRequest, NotFound, TooLarge, Unavailable
+from perdure.ids import new_id
+from perdure.runtime import Runtime
+from perdure.sessions import queries as sessions
+from perdure.settings import OnBusy, Scope
+from perdure.turns import queries
+from perdure.turns.effects import recorded
+from perdure.turns.incoming import Incoming
+from perdure.turns.lease import TurnRef
+from perdure.turns.settlement import CANCELLED, Cancelled, Tenure, closings, settle
+from perdure.turns.transcript import Transcript
+
+log = logging.getLogger(__name__)
+
+_TRIES = 3
+_LIVE = frozenset({"initializing", "active", "thinking", "tool_executing", "waiting_approval"})
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Where a message went. `duplicate` says that it had been accepted before."""
+
+    turn_id: UUID
+    session_id: UUID
+    seq: int
+    status: str
+    duplicate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """What an accepting transaction did, and what is to be said to the workers after it."""
+
+    accepted: Accepted
+    wake: bool
+    deliveries: tuple[UUID, ...] = ()
+
+
+def accept(runtime: Runtime, message: Incoming) -> Accepted:
+    """Accept a message: after this returns it is answered, whatever dies.
+
+    Raises:
+        InvalidRequest, TooLarge: the message itself is refused.
+        NotFound: `session_id` is no session of this user.
+        Conflict: the id was used for another text; the session is busy or over.
+        Unavailable: the database cannot be reached. Sending the same `message_id` again is safe.
+    """
+    _check(runtime, message)
+    parameters = _parameters(runtime, message)
+    commit = _retried(runtime, message, parameters)
+    for delivery_id in commit.deliveries:
+        runtime.wake.delivery(delivery_id)
+    if commit.wake:
+        runtime.wake.session(commit.accepted.session_id, message.priority)
+    return commit.accepted
+
+
+def _check(runtime: Runtime, message: Incoming) -> None:
+    longest = runtime.settings.guard.max_chars
+    if len(message.text) > longest:
+        raise TooLarge(f"The text has {len(message.text)} characters; at most {longest} are accepted.")
+    if message.agent is not None:
+        runtime.agents.get(message.agent)
+    task = message.reply_to.task if message.reply_to else None
+    if task is not None and not any(fnmatchcase(task, glob) for glob in runtime.settings.reply_tasks):
+        raise InvalidRequest(f"reply_to: the task {task!r} is not among those that PERDURE_REPLY_TASKS allows.")
+
+
+def _parameters(runtime: Runtime, message: Incoming) -> dict[str, Any]:
+    # Made before the first try, so that a try whose commit is in doubt can be repeated.
+    turn_id = new_id(runtime.clock)
+    reply_to = message.reply_to.model_dump(exclude_none=True) if message.reply_to else None
+    return {
+        "user_id": message.user_id,
+        "channel": message.channel,
+        "message_id": message.message_id or str(turn_id),
+        "text": message.text,
+        "session_id": message.session_id,
+        "scope": message.channel if runtime.settings.session.scope is Scope.CHANNEL else "",
+        "agent": message.agent,
+        "on_busy": message.on_busy or runtime.settings.turn.on_busy,
+        "turn_id": turn_id,
+        "priority": message.priority,
+        "reply_to": as_json(reply_to) if reply_to else None,
+        "metadata": as_json(message.metadata) if message.metadata is not None else None,
+    }
+
+
+def _retried(runtime: Runtime, message: Incoming, parameters: dict[str, Any]) -> _Commit:
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            return _enqueue(runtime.database, parameters) or _accept_under_lock(runtime, message, parameters)
+        except IntegrityError:
+            if not tries_left:
+                raise
+            log.debug("the same message is being accepted beside this one; looking again")
+        except Unavailable:
+            # A pooled connection may have died with its server; a second look finds a new one.
+            if not tries_left:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _enqueue(executor: Executor, parameters: dict[str, Any]) -> _Commit | None:
+    rows = executor.run(queries.ENQUEUE, parameters)
+    if not rows:
+        return None
+    row = rows[0]
+    return _Commit(
+        Accepted(parameters["turn_id"], row.session_id, row.seq, "accepted", duplicate=False), wake=not row.held
+    )
+
+
+def _accept_under_lock(runtime: Runtime, message: Incoming, parameters: dict[str, Any]) -> _Commit:
+    with runtime.database.transaction("turns.accept") as transaction:
+        earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
+        if earlier:
+            return _again(earlier[0], parameters)
+        targets = transaction.run(sessions.LOCK_TARGET, parameters)
+        if not targets:
+            _open(runtime, transaction, message, parameters)
+        elif targets[0].state not in _LIVE:
+            raise Conflict("That session has ended. Send the message without session_id to begin the next one.")
+        elif targets[0].unsettled:
+            return _into_busy(runtime, transaction, targets[0].session_id, parameters)
+        return _queued(transaction, parameters)
+
+
+def _again(row: Row[Any], parameters: dict[str, Any]) -> _Commit:
+    if row.text != parameters["text"]:
+        raise Conflict(f"message_id {parameters['message_id']!r} was used for another text.")
+    mine = row.turn_id == parameters["turn_id"]  # an earlier try of this very call had gone through
+    accepted = Accepted(row.turn_id, row.session_id, row.seq, row.status, duplicate=not mine)
+    return _Commit(accepted, wake=row.status == "accepted")
+
+
+def _open(runtime: Runtime, transaction: Transaction, message: Incoming, parameters: dict[str, Any]) -> None:
+    if message.session_id is not None:
+        raise NotFound("There is no such session.")
+    agent = message.agent or runtime.agents.default.name
+    opened = {**parameters, "session_id": new_id(runtime.clock), "agent": agent}
+    transaction.run(sessions.OPEN, opened)
+
+
+def _into_busy(
+    runtime: Runtime, transaction: Transaction, session_id: UUID, parameters: dict[str, Any]
+) -> _Commit:
+    match OnBusy(parameters["on_busy"]):
+        case OnBusy.REJECT:
+            raise Conflict("The session is busy with an earlier message.")
+        case OnBusy.MERGE:
+            rows = transaction.run(queries.MERGE, {**parameters, "session_id": session_id})
+            if rows:
+                row = rows[0]
+                return _Commit(Accepted(row.turn_id, session_id, row.seq, row.status, duplicate=False), wake=True)
+            return _queued(transaction, parameters)
+        case OnBusy.INTERRUPT:
+            deliveries = _interrupt(runtime, transaction, session_id)
+            queued = _queued(transaction, parameters)
+            return _Commit(queued.accepted, wake=True, deliveries=deliveries)
+        case OnBusy.ENQUEUE:
+            return _queued(transaction, parameters)
+
+
+def _queued(transaction: Transaction, parameters: dict[str, Any]) -> _Commit:
+    commit = _enqueue(transaction, {**parameters, "on_busy": OnBusy.ENQUEUE})
+    if commit is None:
+        raise Unavailable("The session changed while the message was being accepted; please send it again.")
+    return commit
+
+
+def _interrupt(runtime: Runtime, transaction: Transaction, session_id: UUID) -> tuple[UUID, ...]:
+    """Take the session from its runner and settle as cancelled whatever it has not settled."""
+    token = transaction.run(queries.SEIZE, {"session_id": session_id})[0].token
+    tenure = Tenure(session_id, token, runtime.settings.turn.lease_s)
+    deliveries = []
+    for row in transaction.run(queries.UNSETTLED, {"session_id": session_id}):
+        if row.status == "accepted":
+            parameters = {"turn_id": row.turn_id, "message": CANCELLED, "delivery_id": new_id(runtime.clock)}
+            delivery_id = transaction.run(queries.CANCEL, parameters)[0].delivery_id
+        else:
+            delivery_id = _settle_begun(runtime, transaction, tenure, row)
+        if delivery_id is not None:
+            deliveries.append(delivery_id)
+    return tuple(deliveries)
+
+
+def _settle_begun(runtime: Runtime, transaction: Transaction, tenure: Tenure, row: Row[Any]) -> UUID | None:
+    turn = TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
+    transcript = Transcript.load(transaction, tenure.session_id, turn.turn_id, turn.seq, turn.first_seq, window=1)
+    asking = transcript.asking()
+    texts = [result.text for result in recorded(transaction, turn.turn_id, asking)] if asking else []
+    closing = closings(turn.turn_id, asking, texts)
+    return settle(transaction, runtime.clock, tenure, turn, transcript, Cancelled(), closing).delivery_id

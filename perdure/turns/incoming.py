@@ -1,0 +1,107 @@
+"""A message as it comes in, from whatever channel: checked here, once, before anything is written."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, field_validator, model_validator
+
+from perdure.errors import InvalidRequest
+from perdure.settings import OnBusy
+
+DEFAULT_PRIORITY = 5
+MAX_METADATA_CHARS = 16_384
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+Name = Annotated[str, Field(strict=True, min_length=1, max_length=200)]
+
+
+class ReplyTo(BaseModel):
+    """Where the reply is sent besides being kept: a URL, or a Celery task by name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: Annotated[str, Field(strict=True, max_length=2_000)] | None = None
+    task: Name | None = None
+    queue: Name | None = None
+
+    @model_validator(mode="after")
+    def _one_or_the_other(self) -> ReplyTo:
+        if (self.url is None) == (self.task is None):
+            raise ValueError("give either url or task")
+        if self.url is not None and not re.match(r"https?://[^/\s]+", self.url):
+            raise ValueError("url must begin with http:// or https:// and name a host")
+        if self.url is not None and self.queue is not None:
+            raise ValueError("queue goes with task only")
+        return self
+
+
+class Incoming(BaseModel):
+    """One message for an agent, as `POST /v1/messages` and `turns.submit` take it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    user_id: Name
+    text: Annotated[str, Field(strict=True)]
+    channel: Name = "http"
+    message_id: Name | None = None
+    session_id: UUID | None = None
+    agent: Name | None = None
+    priority: Annotated[StrictInt, Field(ge=0, le=9)] = DEFAULT_PRIORITY
+    on_busy: OnBusy | None = None
+    reply_to: ReplyTo | None = None
+    metadata: dict[str, Any] | None = None
+
+    @field_validator("user_id", "text", "channel", "message_id", "agent")
+    @classmethod
+    def _storable(cls, value: str | None) -> str | None:
+        if value is not None and _UNSTORABLE.search(value):
+            raise ValueError("contains NUL or a character that is no valid Unicode (a lone surrogate)")
+        return value
+
+    @field_validator("text")
+    @classmethod
+    def _says_something(cls, value: str) -> str:
+        if not value.strip():
+            raise ValueError("is empty")
+        return value
+
+    @field_validator("metadata")
+    @classmethod
+    def _bounded(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is None:
+            return None
+        try:
+            text = json.dumps(value, allow_nan=False)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ValueError("is not JSON (NaN and infinities are not)") from error
+        if len(text) > MAX_METADATA_CHARS:
+            raise ValueError(f"is longer than {MAX_METADATA_CHARS} characters of JSON")
+        if "\\u0000" in text or re.search(r"\\ud[89a-f]", text):
+            json_text = json.dumps(value, ensure_ascii=False)
+            if _UNSTORABLE.search(json_text) or "\\u0000" in text:
+                raise ValueError("contains NUL or a character that is no valid Unicode (a lone surrogate)")
+        return value
+
+
+def parse_incoming(given: Any, *, channel: Literal["http", "celery"] = "http") -> Incoming:
+    """Check what another program sent.
+
+    Raises:
+        InvalidRequest: it is not a message; the sentence says what is wrong with which field.
+    """
+    if not isinstance(given, dict):
+        raise InvalidRequest("The body must be a JSON object.")
+    try:
+        return Incoming.model_validate({"channel": channel, **given})
+    except ValidationError as error:
+        raise InvalidRequest(" ".join(_sentence(item) for item in error.errors(include_input=False))) from None
+
+
+def _sentence(item: Any) -> str:
+    where = ".".join(str(part) for part in item["loc"]) or "reply_to"
+    return f"{where}: {item['msg'].removeprefix('Value error, ')}."

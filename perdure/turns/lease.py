@@ -1,0 +1,335 @@
+"""The lease on a session: claimed, kept, watched, lost.
+
+Keeps the law that a session has one runner and that a stale one cannot write: a claim
+raises the fencing token, and every commit is conditional on it. `Keeper` is one thread a
+process: it renews all leases in one statement, but only of turns that are within their
+step's own deadline; it learns what was cancelled or taken away; and it hangs up on model
+calls whose time has passed. `Hold` is what a running turn knows of its lease.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from perdure.clock import Clock
+from perdure.database.engine import Database
+from perdure.errors import Unavailable
+from perdure.models.protocol import ModelCall
+from perdure.settings import TurnSettings
+from perdure.turns import queries
+
+log = logging.getLogger(__name__)
+
+ISOLATE_FROM_STRIKE = 2
+"""Claims without a committed step after which a turn runs in a process of its own."""
+
+GRACE_S = 5.0
+"""Seconds that a step may run past its deadline before its lease is no longer renewed."""
+
+_WATCH_S = 1.0
+_NO_LIMIT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRef:
+    """The turn that a claim began or took over."""
+
+    turn_id: UUID
+    seq: int
+    user_id: str
+    agent: str
+    channel: str
+    first_seq: int
+    cancel_requested_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The session is ours under `token`. `turn` is None if a commit beside ours left nothing."""
+
+    session_id: UUID
+    token: int
+    strikes: int
+    spent_s: float
+    turn: TurnRef | None
+
+
+@dataclass(frozen=True, slots=True)
+class NotNeeded:
+    """Somebody else runs the session, or it has nothing to run."""
+
+
+@dataclass(frozen=True, slots=True)
+class NeedsIsolation:
+    """The turn has cost processes their lives: it must be claimed by one of its own."""
+
+    strikes: int
+
+
+Claim = Claimed | NotNeeded | NeedsIsolation
+
+
+class LeaseLost(Exception):
+    """The session is somebody else's now: stop, and write nothing."""
+
+
+class Hold:
+    """One running turn's lease, shared with the keeper. `call` is the model call under way."""
+
+    def __init__(self, claim: Claimed, clock: Clock, lease_s: float) -> None:
+        self.session_id = claim.session_id
+        self.token = claim.token
+        self.turn_id: UUID | None = None
+        self.stopping = threading.Event()
+        """Something other than time ends the wait for a model: cancelled, lost or draining."""
+        self.unwanted = threading.Event()
+        """The turn no longer wants its tools' results: cancelled or lost."""
+        self.cancelled = False
+        self.lost = False
+        self.draining = False
+        self._clock = clock
+        self._lease_s = lease_s
+        self._call: ModelCall | None = None
+        self._lock = threading.Lock()
+        self._valid_until = clock.monotonic() + lease_s
+        self._step_until = self._valid_until
+
+    def renewed(self, asked_at: float) -> None:
+        """The database renewed the lease in answer to a statement sent at `asked_at` (monotonic)."""
+        self._valid_until = asked_at + self._lease_s
+
+    def still_valid(self) -> bool:
+        """Whether the lease holds for certain, by this process's own stopwatch."""
+        return not self.lost and self._clock.monotonic() < self._valid_until
+
+    def step_within(self, seconds: float) -> None:
+        """The step that begins now ends within `seconds`; later, its lease is not renewed."""
+        self._step_until = self._clock.monotonic() + seconds + GRACE_S
+
+    def within_step(self) -> bool:
+        """Whether the present step may still be running honestly."""
+        return self._clock.monotonic() < self._step_until
+
+    def begin(self, turn_id: UUID) -> None:
+        """Go on to the session's next turn, which nobody has cancelled yet."""
+        with self._lock:
+            self.turn_id = turn_id
+            self.cancelled = False
+            if not (self.lost or self.draining):
+                self.stopping.clear()
+            if not self.lost:
+                self.unwanted.clear()
+
+    @contextmanager
+    def calling(self, call: ModelCall) -> Iterator[None]:
+        """Have `call` ended when the turn is cancelled, lost, drained, or out of time."""
+        with self._lock:
+            self._call = call
+            already = self.stopping.is_set()
+        if already:
+            call.abort()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._call = None
+
+    def cancel(self, turn_id: UUID) -> None:
+        """Somebody asked for `turn_id` to be cancelled."""
+        with self._lock:
+            if turn_id != self.turn_id:
+                return
+            self.cancelled = True
+        self._stop(unwanted=True)
+
+    def lose(self) -> None:
+        """The token has moved on."""
+        self.lost = True
+        self._stop(unwanted=True)
+
+    def drain(self) -> None:
+        """The process shuts down: a model call is given up, a tool call is awaited."""
+        self.draining = True
+        self._stop(unwanted=False)
+
+    def expire_overdue(self) -> None:
+        """Hang up on the model call if its deadline has passed."""
+        with self._lock:
+            call = self._call
+        if call is not None and self._clock.monotonic() >= call.deadline:
+            call.expire()
+
+    def _stop(self, *, unwanted: bool) -> None:
+        self.stopping.set()
+        if unwanted:
+            self.unwanted.set()
+        with self._lock:
+            call = self._call
+        if call is not None:
+            call.abort()
+
+
+class Keeper:
+    """Keeps the leases of all turns that this process runs. One thread; start it once."""
+
+    def __init__(self, database: Database, clock: Clock, limits: TurnSettings) -> None:
+        self._database = database
+        self._clock = clock
+        self._limits = limits
+        self._holds: dict[UUID, Hold] = {}
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._renewed_at = clock.monotonic()
+        self._thread = threading.Thread(target=self._run, name="perdure-keeper", daemon=True)
+        self._draining = False
+
+    def start(self) -> None:
+        """Begin to keep."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop keeping; what is still held runs out."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=_WATCH_S * 5)
+
+    @contextmanager
+    def holding(self, claim: Claimed) -> Iterator[Hold]:
+        """Keep the lease of `claim` within the block."""
+        hold = Hold(claim, self._clock, self._limits.lease_s)
+        with self._lock:
+            self._holds[claim.session_id] = hold
+            draining = self._draining
+        if draining:
+            hold.drain()
+        try:
+            yield hold
+        finally:
+            with self._lock:
+                if self._holds.get(claim.session_id) is hold:
+                    del self._holds[claim.session_id]
+
+    @property
+    def running(self) -> int:
+        """How many turns this process runs."""
+        return len(self._holds)
+
+    def drain(self) -> None:
+        """Have every turn given up at its next safe point, those that begin from now on as well."""
+        with self._lock:
+            self._draining = True
+            holds = list(self._holds.values())
+        for hold in holds:
+            hold.drain()
+
+    def beat(self) -> None:
+        """One round: time out calls, renew what is due, learn what was cancelled or lost."""
+        with self._lock:
+            holds = list(self._holds.values())
+        for hold in holds:
+            hold.expire_overdue()
+        if not holds:
+            self._renewed_at = self._clock.monotonic()
+            return
+        if self._clock.monotonic() - self._renewed_at >= self._limits.heartbeat_s - _WATCH_S / 2:
+            self._renew([hold for hold in holds if hold.within_step()])
+        self._watch([hold for hold in holds if hold.turn_id is not None])
+
+    def _run(self) -> None:
+        pause = min(_WATCH_S, self._limits.heartbeat_s / 2)
+        while not self._closed.wait(pause):
+            try:
+                self.beat()
+            except Unavailable as error:
+                log.warning("leases could not be renewed: %s", error)
+            except Exception:
+                log.exception("the keeper met an error and goes on")
+
+    def _renew(self, holds: list[Hold]) -> None:
+        asked_at = self._clock.monotonic()
+        rows = self._database.run(
+            queries.RENEW,
+            {
+                "session_ids": [hold.session_id for hold in holds],
+                "tokens": [hold.token for hold in holds],
+                "lease_s": self._limits.lease_s,
+            },
+        )
+        renewed = {row.session_id for row in rows}
+        for hold in holds:
+            if hold.session_id in renewed:
+                hold.renewed(asked_at)
+        self._renewed_at = asked_at
+
+    def _watch(self, holds: list[Hold]) -> None:
+        rows = self._database.run(
+            queries.WATCH,
+            {
+                "session_ids": [hold.session_id for hold in holds],
+                "turn_ids": [hold.turn_id for hold in holds],
+            },
+        )
+        seen = {row.session_id: row for row in rows}
+        for hold in holds:
+            row = seen.get(hold.session_id)
+            if row is None or row.token > hold.token:
+                hold.lose()
+            elif row.cancelled:
+                hold.cancel(row.turn_id)
+
+
+def claim(database: Database, session_id: UUID, owner: str, limits: TurnSettings, *, alone: bool = False) -> Claim:
+    """Take the lease on a session whose lease is free, and begin its oldest unsettled turn.
+
+    `alone` says that this process is the turn's own. A turn out of attempts is claimed by
+    whoever comes, for it will only be given up.
+    """
+    parameters = {"session_id": session_id, "owner": owner, "lease_s": limits.lease_s}
+    isolate_from = _NO_LIMIT if alone else ISOLATE_FROM_STRIKE
+    rows = database.run(queries.CLAIM, {**parameters, "isolate_from": isolate_from})
+    if rows and rows[0].token is None and rows[0].strikes_before >= limits.max_attempts:
+        rows = database.run(queries.CLAIM, {**parameters, "isolate_from": _NO_LIMIT})
+    if not rows:
+        return NotNeeded()
+    row = rows[0]
+    if row.token is None:
+        return NeedsIsolation(row.strikes_before)
+    return Claimed(session_id, row.token, row.strikes, row.spent_s, _turn(row))
+
+
+def begin_next(database: Database, session_id: UUID, token: int, limits: TurnSettings) -> Claimed:
+    """Begin the oldest unsettled turn of a session that is held under `token`.
+
+    Raises:
+        LeaseLost: the token has moved on.
+    """
+    rows = database.run(
+        queries.BEGIN_NEXT, {"session_id": session_id, "token": token, "lease_s": limits.lease_s}
+    )
+    if not rows:
+        raise LeaseLost
+    row = rows[0]
+    return Claimed(session_id, token, row.strikes, row.spent_s, _turn(row))
+
+
+def is_claimable(database: Database, session_id: UUID) -> bool:
+    """Whether a claim that found nothing only met a row that was locked for a moment."""
+    rows = database.run(queries.CLAIMABLE, {"session_id": session_id})
+    return bool(rows and rows[0].claimable)
+
+
+def _turn(row: Row[Any]) -> TurnRef | None:
+    if row.turn_id is None:
+        return None
+    return TurnRef(
+        row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, row.cancel_requested_at
+    )

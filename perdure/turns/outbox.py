@@ -1,0 +1,112 @@
+"""Deliver: what a settled turn owes to whoever asked, sent at least once.
+
+A delivery is claimed by moving its due time ahead of the attempt, so that nobody else tries
+meanwhile and a crash in the middle is tried again. What is sent carries the delivery's id,
+by which a receiver can tell a repetition.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+from dataclasses import dataclass
+from typing import Any, Protocol
+from uuid import UUID
+
+from perdure.database.engine import Database
+from perdure.turns import queries
+from perdure.turns.reading import read_turn
+
+log = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 12
+ATTEMPT_S = 60
+"""Seconds after which an attempt that was begun is taken for lost."""
+
+FIRST_RETRY_S = 5.0
+LONGEST_RETRY_S = 3_600.0
+
+
+class DeliveryFailed(Exception):
+    """The receiver could not be reached or refused; the message says how."""
+
+
+class Carrier(Protocol):
+    """A way to a receiver. It either has the body when `carry` returns, or `carry` raises."""
+
+    def carry(self, target: dict[str, Any], body: bytes) -> None:
+        """Send `body` (JSON) to `target`.
+
+        Raises:
+            DeliveryFailed: it did not arrive, as far as is known.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The receiver has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """It did not arrive; it is due again in so many seconds, or never if None."""
+
+    retry_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class NotDue:
+    """It was delivered, given up, or is being attempted elsewhere."""
+
+
+Outcome = Delivered | Postponed | NotDue
+
+
+def signature(key: bytes, body: bytes) -> str:
+    """The value of `X-Perdure-Signature`: HMAC-SHA256 of the raw body."""
+    return "sha256=" + hmac.new(key, body, hashlib.sha256).hexdigest()
+
+
+def deliver(database: Database, carriers: dict[str, Carrier], delivery_id: UUID) -> Outcome:
+    """Attempt one delivery, if it is due. `carriers` has one for `url` and one for `task`."""
+    rows = database.run(queries.TAKE_DELIVERY, {"delivery_id": delivery_id, "attempt_s": ATTEMPT_S})
+    if not rows:
+        return NotDue()
+    target: dict[str, Any] = rows[0].target
+    body = {**read_turn(database, rows[0].turn_id), "delivery_id": str(delivery_id)}
+    try:
+        carriers["url" if "url" in target else "task"].carry(target, json.dumps(body).encode())
+    except DeliveryFailed as error:
+        return _postpone(database, delivery_id, rows[0].attempts, str(error))
+    database.run(queries.DELIVERED, {"delivery_id": delivery_id})
+    return Delivered()
+
+
+def retry_after(attempts: int) -> float | None:
+    """Seconds until the next attempt after `attempts` failed ones; None when there is none."""
+    if attempts >= MAX_ATTEMPTS:
+        return None
+    return min(FIRST_RETRY_S * 2.0 ** (attempts - 1), LONGEST_RETRY_S)
+
+
+def due(database: Database, most: int) -> list[UUID]:
+    """Deliveries that should be attempted now, at most `most`."""
+    return [row.delivery_id for row in database.run(queries.DELIVERIES_DUE, {"most": most})]
+
+
+def _postpone(database: Database, delivery_id: UUID, attempts: int, reason: str) -> Postponed:
+    retry_s = retry_after(attempts)
+    log.warning(
+        "delivery %s failed at attempt %d: %s; %s",
+        delivery_id,
+        attempts,
+        reason,
+        "given up" if retry_s is None else f"again in {retry_s:g} s",
+    )
+    database.run(
+        queries.POSTPONE_DELIVERY, {"delivery_id": delivery_id, "error": reason[:1_000], "retry_s": retry_s}
+    )
+    return Postponed(retry_s)

@@ -1,0 +1,544 @@
+"""Every statement of a turn's life, named, in the order in which it lives.
+
+Each write is one statement and so one commit. What a runner writes hangs on the row that
+its CTE `fenced` returns: no row when the fencing token has moved on, and then nothing at
+all is written. Locks are always taken session first, then turn.
+"""
+
+from __future__ import annotations
+
+from perdure.database.engine import Statement
+
+# --- accept ------------------------------------------------------------------------------
+
+# The whole of accepting into a session that exists. Returns no row where more must be known
+# first: there is no such session, it is busy and the message would not queue, or the message
+# was accepted before.
+ENQUEUE = Statement(
+    "turns.enqueue",
+    """
+    WITH target AS (
+        UPDATE sessions AS s
+        SET last_turn_seq = s.last_turn_seq + 1,
+            unsettled = s.unsettled + 1,
+            last_activity_at = perdure_now(),
+            woken_at = perdure_now(),
+            channels = CASE WHEN %(channel)s = ANY (s.channels) THEN s.channels ELSE s.channels || %(channel)s::text END
+        WHERE s.session_id = coalesce(
+                %(session_id)s::uuid,
+                (SELECT session_id FROM sessions WHERE user_id = %(user_id)s AND scope = %(scope)s AND routable))
+          AND s.user_id = %(user_id)s
+          AND s.state NOT IN ('summarizing', 'ending', 'ended')
+          AND (s.routable OR %(session_id)s::uuid IS NOT NULL)
+          AND (%(on_busy)s = 'enqueue' OR s.unsettled = 0)
+          AND NOT EXISTS (
+                SELECT FROM inbox
+                WHERE user_id = %(user_id)s AND channel = %(channel)s AND message_id = %(message_id)s)
+        RETURNING s.session_id, s.last_turn_seq, s.agent, s.lease_until > perdure_now() AS held
+    ), turn AS (
+        INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, reply_to, metadata,
+                           status, accepted_at)
+        SELECT %(turn_id)s, session_id, last_turn_seq, %(user_id)s, coalesce(%(agent)s, agent), %(channel)s,
+               %(priority)s, %(reply_to)s::jsonb, %(metadata)s::jsonb, 'accepted', perdure_now()
+        FROM target
+    ), input AS (
+        INSERT INTO inbox (user_id, channel, message_id, turn_id, position, text, accepted_at)
+        SELECT %(user_id)s, %(channel)s, %(message_id)s, %(turn_id)s, 1, %(text)s, perdure_now()
+        FROM target
+    )
+    SELECT session_id, last_turn_seq AS seq, coalesce(held, false) AS held FROM target
+    """,
+)
+
+FIND_ACCEPTED = Statement(
+    "turns.find_accepted",
+    """
+    SELECT i.turn_id, i.text, t.session_id, t.seq, t.status
+    FROM inbox AS i JOIN turns AS t USING (turn_id)
+    WHERE i.user_id = %(user_id)s AND i.channel = %(channel)s AND i.message_id = %(message_id)s
+    """,
+    writes=False,
+)
+
+# Adds a message to the newest turn of a locked session, if that turn has not begun and is
+# for the same agent, channel and receiver.
+MERGE = Statement(
+    "turns.merge",
+    """
+    WITH newest AS (
+        SELECT turn_id, seq, status FROM turns
+        WHERE session_id = %(session_id)s AND settled_at IS NULL
+        ORDER BY seq DESC LIMIT 1
+    ), target AS (
+        UPDATE turns AS t SET priority = greatest(t.priority, %(priority)s)
+        FROM newest
+        WHERE t.turn_id = newest.turn_id AND t.status = 'accepted' AND t.channel = %(channel)s
+          AND (%(agent)s::text IS NULL OR t.agent = %(agent)s)
+          AND t.reply_to IS NOT DISTINCT FROM %(reply_to)s::jsonb
+        RETURNING t.turn_id, t.seq, t.status
+    ), input AS (
+        INSERT INTO inbox (user_id, channel, message_id, turn_id, position, text, accepted_at)
+        SELECT %(user_id)s, %(channel)s, %(message_id)s, turn_id,
+               (SELECT max(position) + 1 FROM inbox WHERE turn_id = target.turn_id), %(text)s, perdure_now()
+        FROM target
+    )
+    SELECT turn_id, seq, status FROM target
+    """,
+)
+
+# --- claim -------------------------------------------------------------------------------
+
+# Takes the lease and begins (or takes over) the session's oldest unsettled turn. Skips a
+# row that somebody has locked. From `isolate_from` claims without a committed step, only a
+# process of the turn's own may claim it.
+CLAIM = Statement(
+    "turns.claim",
+    """
+    WITH candidate AS (
+        SELECT session_id, strikes FROM sessions
+        WHERE session_id = %(session_id)s AND unsettled > 0
+          AND (lease_until IS NULL OR lease_until <= perdure_now())
+        FOR NO KEY UPDATE SKIP LOCKED
+    ), claimed AS (
+        UPDATE sessions AS s
+        SET token = s.token + 1,
+            lease_owner = %(owner)s,
+            lease_until = perdure_now() + make_interval(secs => %(lease_s)s),
+            strikes = s.strikes + 1,
+            wakes = 0,
+            state = CASE WHEN s.state IN ('initializing', 'active') THEN 'thinking' ELSE s.state END
+        FROM candidate
+        WHERE s.session_id = candidate.session_id AND candidate.strikes < %(isolate_from)s
+        RETURNING s.session_id, s.token, s.strikes, s.spent_s, s.message_count
+    ), begun AS (
+        UPDATE turns AS t
+        SET status = 'running',
+            attempts = t.attempts + 1,
+            started_at = coalesce(t.started_at, perdure_now()),
+            first_seq = coalesce(t.first_seq, claimed.message_count + 1)
+        FROM claimed
+        WHERE t.turn_id = (
+                SELECT turn_id FROM turns
+                WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
+          AND t.settled_at IS NULL
+        RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at
+    )
+    SELECT candidate.strikes AS strikes_before, claimed.token, claimed.strikes, claimed.spent_s, begun.*,
+           (SELECT count(*) FROM candidate) AS candidates
+    FROM candidate LEFT JOIN claimed USING (session_id) LEFT JOIN begun ON true
+    """,
+)
+
+# Whether a claim that came back empty-handed met a lock for a moment, or had nothing to do.
+CLAIMABLE = Statement(
+    "turns.claimable",
+    """
+    SELECT unsettled > 0 AND (lease_until IS NULL OR lease_until <= perdure_now()) AS claimable
+    FROM sessions WHERE session_id = %(session_id)s
+    """,
+    writes=False,
+)
+
+# Begins the next turn of a session whose lease is already held, or goes on with the present
+# one after its runner lost sight of what was committed.
+BEGIN_NEXT = Statement(
+    "turns.begin_next",
+    """
+    WITH fenced AS (
+        UPDATE sessions SET state = 'thinking', strikes = 1,
+               lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
+        WHERE session_id = %(session_id)s AND token = %(token)s
+        RETURNING token, strikes, spent_s, message_count
+    ), begun AS (
+        UPDATE turns AS t
+        SET status = 'running',
+            attempts = t.attempts + (t.status <> 'running')::int,
+            started_at = coalesce(t.started_at, perdure_now()),
+            first_seq = coalesce(t.first_seq, fenced.message_count + 1)
+        FROM fenced
+        WHERE t.turn_id = (
+                SELECT turn_id FROM turns
+                WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
+          AND t.settled_at IS NULL
+        RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at
+    )
+    SELECT fenced.token, fenced.strikes, fenced.spent_s, begun.* FROM fenced LEFT JOIN begun ON true
+    """,
+)
+
+# The conversation as the present turn finds it: the last turns' messages, then what the
+# sender wrote. Bounded by the window, whatever the session's length.
+HISTORY = Statement(
+    "turns.history",
+    """
+    SELECT m.seq, m.turn_id, m.role, m.content, m.tool_calls, m.tool_call_id, m.token_count, m.usage,
+           NULL::text AS message_id, m.created_at, NULL::int AS position
+    FROM messages AS m
+    WHERE m.session_id = %(session_id)s AND m.seq >= (
+        SELECT min(first_seq) FROM (
+            SELECT first_seq FROM turns
+            WHERE session_id = %(session_id)s AND seq <= %(turn_seq)s AND first_seq IS NOT NULL
+            ORDER BY seq DESC LIMIT %(window)s) AS recent)
+    UNION ALL
+    SELECT NULL, i.turn_id, 'user', i.text, NULL, NULL, NULL, NULL, i.message_id, i.accepted_at, i.position
+    FROM inbox AS i
+    WHERE i.turn_id = %(turn_id)s
+      AND NOT EXISTS (SELECT FROM messages WHERE session_id = %(session_id)s AND seq = %(first_seq)s)
+    ORDER BY seq NULLS LAST, position
+    """,
+    writes=False,
+)
+
+# Renews the leases of a process in one statement; rows that somebody has locked keep what
+# they have until the next beat.
+RENEW = Statement(
+    "turns.renew",
+    """
+    WITH held AS (
+        SELECT s.session_id FROM sessions AS s
+        JOIN unnest(%(session_ids)s::uuid[], %(tokens)s::bigint[]) AS mine (session_id, token)
+          ON s.session_id = mine.session_id AND s.token = mine.token
+        FOR NO KEY UPDATE OF s SKIP LOCKED
+    )
+    UPDATE sessions AS s SET lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
+    FROM held WHERE s.session_id = held.session_id
+    RETURNING s.session_id
+    """,
+)
+
+# What a process must know of the turns that it runs: still its own, still wanted.
+WATCH = Statement(
+    "turns.watch",
+    """
+    SELECT s.session_id, t.turn_id, s.token, t.cancel_requested_at IS NOT NULL AS cancelled
+    FROM unnest(%(session_ids)s::uuid[], %(turn_ids)s::uuid[]) AS mine (session_id, turn_id)
+    JOIN sessions AS s USING (session_id)
+    JOIN turns AS t USING (turn_id)
+    """,
+    writes=False,
+)
+
+# --- step --------------------------------------------------------------------------------
+
+# One step: messages join the transcript, tool calls get their intent or their result.
+STEP = Statement(
+    "turns.step",
+    """
+    WITH fenced AS (
+        UPDATE sessions
+        SET message_count = message_count + %(added)s,
+            tick = tick + 1,
+            state = %(state)s,
+            strikes = 0,
+            spent_s = %(spent_s)s,
+            lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
+        WHERE session_id = %(session_id)s AND token = %(token)s
+        RETURNING session_id, message_count - %(added)s AS base
+    ), said AS (
+        INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
+                              token_count, model, usage, created_at)
+        SELECT fenced.session_id, fenced.base + m.position, %(turn_id)s, m.role, m.content, m.tool_calls,
+               m.tool_call_id, m.message_id, %(channel)s, m.token_count, m.model, m.usage,
+               coalesce(m.created_at, perdure_now())
+        FROM fenced, jsonb_to_recordset(%(messages)s::jsonb) AS m (
+            position int, role text, content text, tool_calls jsonb, tool_call_id text, message_id text,
+            token_count int, model text, usage jsonb, created_at timestamptz)
+    ), intended AS (
+        INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status,
+                                  intended_at, decide_at)
+        SELECT e.effect_id, %(turn_id)s, fenced.base + %(added)s, e.position, e.tool, e.arguments, e.effect,
+               'intended', perdure_now(), perdure_now() + make_interval(secs => e.timeout_s)
+        FROM fenced, jsonb_to_recordset(%(intents)s::jsonb) AS e (
+            effect_id uuid, position int, tool text, arguments text, effect text, timeout_s double precision)
+    ), finished AS (
+        UPDATE tool_effects AS t SET status = r.status, result = r.result, finished_at = perdure_now()
+        FROM fenced, jsonb_to_recordset(%(results)s::jsonb) AS r (effect_id uuid, status text, result text)
+        WHERE t.effect_id = r.effect_id
+    )
+    SELECT fenced.base, (SELECT cancel_requested_at FROM turns WHERE turn_id = %(turn_id)s) AS cancel_requested_at
+    FROM fenced
+    """,
+)
+
+# A result of one of several calls made side by side, as it comes. Not fenced: a late result
+# may be written here, but it enters the transcript only by STEP.
+FINISH_EFFECT = Statement(
+    "turns.finish_effect",
+    """
+    UPDATE tool_effects
+    SET status = CASE WHEN status = 'intended' THEN %(status)s ELSE status END,
+        result = %(result)s, finished_at = perdure_now()
+    WHERE effect_id = %(effect_id)s AND finished_at IS NULL
+    """,
+)
+
+# A tool call that runs (again) has its full time from here on, and the lease with it.
+EXTEND_EFFECT = Statement(
+    "turns.extend_effect",
+    """
+    WITH fenced AS (
+        UPDATE sessions SET lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
+        WHERE session_id = %(session_id)s AND token = %(token)s
+        RETURNING session_id
+    )
+    UPDATE tool_effects SET decide_at = perdure_now() + make_interval(secs => %(timeout_s)s)
+    FROM fenced
+    WHERE effect_id = %(effect_id)s
+    RETURNING effect_id
+    """,
+)
+
+EFFECTS_OF_STEP = Statement(
+    "turns.effects_of_step",
+    """
+    SELECT effect_id, position, effect, status, result,
+           extract(epoch FROM decide_at - perdure_now())::float AS undecided_s
+    FROM tool_effects
+    WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s
+    ORDER BY position
+    """,
+    writes=False,
+)
+
+# --- settle ------------------------------------------------------------------------------
+
+# Ends a turn: last messages, outcome, what is owed to its receiver; and either releases the
+# session or, where more turns wait and the runner goes on, keeps its lease. `unsettled` is
+# read from the locked row, so a turn accepted at this moment is not missed.
+SETTLE = Statement(
+    "turns.settle",
+    """
+    WITH fenced AS (
+        UPDATE sessions
+        SET message_count = message_count + %(added)s,
+            tick = tick + 1,
+            turn_count = turn_count + 1,
+            unsettled = unsettled - 1,
+            state = 'active',
+            strikes = 0,
+            spent_s = 0,
+            last_activity_at = perdure_now(),
+            lease_until = CASE WHEN %(keep)s AND unsettled > 1
+                               THEN perdure_now() + make_interval(secs => %(lease_s)s) END,
+            lease_owner = CASE WHEN %(keep)s AND unsettled > 1 THEN lease_owner END
+        WHERE session_id = %(session_id)s AND token = %(token)s
+        RETURNING session_id, message_count - %(added)s AS base, unsettled
+    ), said AS (
+        INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
+                              token_count, model, usage, created_at)
+        SELECT fenced.session_id, fenced.base + m.position, %(turn_id)s, m.role, m.content, m.tool_calls,
+               m.tool_call_id, m.message_id, %(channel)s, m.token_count, m.model, m.usage,
+               coalesce(m.created_at, perdure_now())
+        FROM fenced, jsonb_to_recordset(%(messages)s::jsonb) AS m (
+            position int, role text, content text, tool_calls jsonb, tool_call_id text, message_id text,
+            token_count int, model text, usage jsonb, created_at timestamptz)
+    ), settled AS (
+        UPDATE turns AS t
+        SET status = %(status)s, steps = %(steps)s, usage = %(usage)s::jsonb, settled_at = perdure_now(),
+            error_code = %(error_code)s, error_message = %(error_message)s,
+            reply_seq = CASE WHEN %(replied)s THEN fenced.base + %(added)s END
+        FROM fenced WHERE t.turn_id = %(turn_id)s
+        RETURNING t.turn_id, t.reply_to
+    ), doubtful AS (
+        UPDATE tool_effects AS e SET status = 'unknown'
+        FROM fenced WHERE e.turn_id = %(turn_id)s AND e.status = 'intended'
+    ), owed AS (
+        INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
+        SELECT %(delivery_id)s, turn_id, reply_to, 'pending', perdure_now(), perdure_now()
+        FROM settled WHERE reply_to IS NOT NULL
+        RETURNING delivery_id
+    )
+    SELECT fenced.unsettled, (SELECT delivery_id FROM owed) AS delivery_id FROM fenced
+    """,
+)
+
+# Gives a session back in the middle of a turn; what it had is a place to go on from.
+PARK = Statement(
+    "turns.park",
+    """
+    WITH fenced AS (
+        UPDATE sessions
+        SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = NULL,
+            strikes = CASE WHEN %(forgiven)s THEN greatest(strikes - 1, 0) ELSE strikes END,
+            state = 'active'
+        WHERE session_id = %(session_id)s AND token = %(token)s
+        RETURNING session_id
+    )
+    UPDATE turns AS t SET status = 'parked' FROM fenced WHERE t.turn_id = %(turn_id)s
+    RETURNING t.turn_id
+    """,
+)
+
+RELEASE = Statement(
+    "turns.release",
+    """
+    UPDATE sessions SET lease_until = NULL, lease_owner = NULL, woken_at = NULL, strikes = greatest(strikes - 1, 0),
+           state = CASE WHEN state = 'thinking' THEN 'active' ELSE state END
+    WHERE session_id = %(session_id)s AND token = %(token)s
+    RETURNING unsettled
+    """,
+)
+
+# --- cancel ------------------------------------------------------------------------------
+
+# A turn that has not begun is settled here and now; one that has is asked to stop.
+CANCEL = Statement(
+    "turns.cancel",
+    """
+    WITH locked AS (
+        SELECT s.session_id FROM sessions AS s
+        WHERE s.session_id = (SELECT session_id FROM turns WHERE turn_id = %(turn_id)s)
+        FOR NO KEY UPDATE
+    ), asked AS (
+        UPDATE turns AS t
+        SET cancel_requested_at = coalesce(t.cancel_requested_at, perdure_now()),
+            status = CASE WHEN t.status = 'accepted' THEN 'cancelled' ELSE t.status END,
+            settled_at = CASE WHEN t.status = 'accepted' THEN perdure_now() END,
+            error_code = CASE WHEN t.status = 'accepted' THEN 'TURN_CANCELLED' END,
+            error_message = CASE WHEN t.status = 'accepted' THEN %(message)s END
+        FROM locked
+        WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
+        RETURNING t.turn_id, t.session_id, t.status, t.reply_to, t.priority
+    ), released AS (
+        UPDATE sessions AS s
+        SET unsettled = s.unsettled - 1, turn_count = s.turn_count + 1
+        FROM asked WHERE s.session_id = asked.session_id AND asked.status = 'cancelled'
+    ), owed AS (
+        INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
+        SELECT %(delivery_id)s, turn_id, reply_to, 'pending', perdure_now(), perdure_now()
+        FROM asked WHERE status = 'cancelled' AND reply_to IS NOT NULL
+        RETURNING delivery_id
+    )
+    SELECT asked.session_id, asked.status, asked.priority, (SELECT delivery_id FROM owed) AS delivery_id FROM asked
+    """,
+)
+
+# Takes a locked session away from whoever runs it; its turns are then settled by the taker.
+SEIZE = Statement(
+    "turns.seize",
+    """
+    UPDATE sessions SET token = token + 1, lease_owner = NULL, lease_until = NULL, strikes = 0
+    WHERE session_id = %(session_id)s
+    RETURNING token, message_count
+    """,
+)
+
+UNSETTLED = Statement(
+    "turns.unsettled",
+    """
+    SELECT turn_id, seq, user_id, agent, channel, first_seq, status, steps
+    FROM turns WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq
+    """,
+    writes=False,
+)
+
+# --- sweep -------------------------------------------------------------------------------
+
+# Whoever moves the row ahead sweeps this round.
+TAKE_SWEEP = Statement(
+    "sweep.take",
+    """
+    INSERT INTO sweeps AS s (name, due_at)
+    VALUES (%(name)s, perdure_now() + make_interval(secs => %(every_s)s))
+    ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at WHERE s.due_at <= perdure_now()
+    RETURNING s.name
+    """,
+)
+
+# Sessions with unsettled turns that nobody holds: at once where the lease ran out since the
+# last wake-up, else backing off, so that a long backlog makes no storm.
+WAKE_DUE = Statement(
+    "sweep.wake_due",
+    """
+    WITH due AS (
+        SELECT s.session_id, max(t.priority) AS priority, min(t.accepted_at) AS oldest
+        FROM turns AS t JOIN sessions AS s USING (session_id)
+        WHERE t.settled_at IS NULL
+          AND (s.lease_until IS NULL OR s.lease_until <= perdure_now())
+          AND (s.woken_at IS NULL OR s.woken_at < s.lease_until
+               OR s.woken_at <= perdure_now() - make_interval(secs => %(backoff_s)s * 2 ^ least(s.wakes, 6)))
+        GROUP BY s.session_id
+        ORDER BY priority DESC, oldest
+        LIMIT %(most)s
+    ), locked AS (
+        SELECT s.session_id, due.priority FROM sessions AS s JOIN due USING (session_id)
+        FOR NO KEY UPDATE OF s SKIP LOCKED
+    ), marked AS (
+        UPDATE sessions AS s SET woken_at = perdure_now(), wakes = s.wakes + 1
+        FROM locked WHERE s.session_id = locked.session_id
+        RETURNING s.session_id
+    )
+    SELECT session_id, priority FROM locked JOIN marked USING (session_id) ORDER BY priority DESC
+    """,
+)
+
+# The broker would not take these wake-ups: they are due again next round.
+UNWAKE = Statement(
+    "sweep.unwake",
+    """
+    UPDATE sessions SET woken_at = NULL, wakes = greatest(wakes - 1, 0)
+    WHERE session_id = ANY (%(session_ids)s::uuid[]) AND woken_at IS NOT NULL
+    """,
+)
+
+# --- deliver -----------------------------------------------------------------------------
+
+# Attempts are apart by construction: whoever attempts has moved the due time ahead.
+TAKE_DELIVERY = Statement(
+    "deliveries.take",
+    """
+    UPDATE deliveries
+    SET attempts = attempts + 1, due_at = perdure_now() + make_interval(secs => %(attempt_s)s)
+    WHERE delivery_id = %(delivery_id)s AND status = 'pending' AND due_at <= perdure_now()
+    RETURNING turn_id, target, attempts
+    """,
+)
+
+DELIVERED = Statement(
+    "deliveries.delivered",
+    """
+    UPDATE deliveries SET status = 'delivered', delivered_at = perdure_now(), last_error = NULL
+    WHERE delivery_id = %(delivery_id)s
+    """,
+)
+
+POSTPONE_DELIVERY = Statement(
+    "deliveries.postpone",
+    """
+    UPDATE deliveries
+    SET last_error = %(error)s,
+        status = CASE WHEN %(retry_s)s::float IS NULL THEN 'failed' ELSE 'pending' END,
+        due_at = perdure_now() + make_interval(secs => coalesce(%(retry_s)s::float, 0))
+    WHERE delivery_id = %(delivery_id)s AND status = 'pending'
+    """,
+)
+
+DELIVERIES_DUE = Statement(
+    "deliveries.due",
+    """
+    SELECT delivery_id FROM deliveries WHERE status = 'pending' AND due_at <= perdure_now()
+    ORDER BY due_at LIMIT %(most)s
+    """,
+    writes=False,
+)
+
+# --- read --------------------------------------------------------------------------------
+
+_TURN = """
+    SELECT t.turn_id, t.session_id, t.seq, t.user_id, t.status, t.attempts,
+           CASE WHEN t.settled_at IS NULL AND t.first_seq IS NOT NULL THEN (
+                SELECT count(*) FROM messages AS m
+                WHERE m.session_id = t.session_id AND m.seq >= t.first_seq AND m.role = 'assistant')
+                ELSE t.steps END AS steps,
+           r.content AS reply, t.error_code, t.error_message, t.usage, t.channel, t.agent,
+           t.accepted_at, t.started_at, t.settled_at
+    FROM turns AS t LEFT JOIN messages AS r ON r.session_id = t.session_id AND r.seq = t.reply_seq
+"""
+
+READ = Statement("turns.read", _TURN + " WHERE t.turn_id = %(turn_id)s", writes=False)
+
+SETTLED_AMONG = Statement(
+    "turns.settled_among",
+    "SELECT turn_id FROM turns WHERE turn_id = ANY (%(turn_ids)s::uuid[]) AND settled_at IS NOT NULL",
+    writes=False,
+)

@@ -1,0 +1,124 @@
+"""Turns as the outside sees them, and waiting for one to be settled.
+
+Waiting costs the database one small statement a round for the whole process, however many
+wait, and works when Redis is away.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import Future
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from perdure.database.engine import Database, Executor
+from perdure.errors import NotFound, Unavailable
+from perdure.turns import queries
+
+log = logging.getLogger(__name__)
+
+SETTLED = frozenset({"done", "failed", "cancelled"})
+_ROUND_S = 0.05
+
+
+def read_turn(executor: Executor, turn_id: UUID) -> dict[str, Any]:
+    """The body of `GET /v1/turns/{id}`.
+
+    Raises:
+        NotFound: there is no such turn.
+    """
+    rows = executor.run(queries.READ, {"turn_id": turn_id})
+    if not rows:
+        raise NotFound("There is no such turn.")
+    return _body(rows[0])
+
+
+def _body(row: Row[Any]) -> dict[str, Any]:
+    return {
+        "turn_id": str(row.turn_id),
+        "session_id": str(row.session_id),
+        "seq": row.seq,
+        "status": row.status,
+        "attempts": row.attempts,
+        "steps": row.steps,
+        "reply": None if row.reply is None else {"text": row.reply, "format": "text"},
+        "error": None if row.error_code is None else {"code": row.error_code, "message": row.error_message},
+        "usage": row.usage,
+        "pending_approvals": [],
+        "accepted_at": _instant(row.accepted_at),
+        "started_at": _instant(row.started_at),
+        "settled_at": _instant(row.settled_at),
+    }
+
+
+def _instant(value: datetime | None) -> str | None:
+    return None if value is None else value.isoformat()
+
+
+class SettlementWatch:
+    """Tells whoever waits in this process that a turn is settled. One thread, while anyone waits."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._waiting: dict[UUID, list[Future[None]]] = {}
+        self._lock = threading.Lock()
+        self._somebody = threading.Condition(self._lock)
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def settled(self, turn_id: UUID) -> Future[None]:
+        """A future that is done when `turn_id` is settled. Cancel it to stop waiting."""
+        future: Future[None] = Future()
+        with self._lock:
+            self._waiting.setdefault(turn_id, []).append(future)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="perdure-watch", daemon=True)
+                self._thread.start()
+            self._somebody.notify()
+        return future
+
+    def close(self) -> None:
+        """Stop watching; whoever still waits is cancelled."""
+        with self._lock:
+            self._closed = True
+            futures = [future for waiting in self._waiting.values() for future in waiting]
+            self._waiting.clear()
+            self._somebody.notify()
+        for future in futures:
+            future.cancel()
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while not self._closed:
+            try:
+                self._look()
+            except Unavailable as error:
+                log.warning("waiting for replies: %s", error.message)
+            except Exception:
+                log.exception("waiting for replies met an error and goes on")
+            pause.wait(_ROUND_S)
+
+    def _look(self) -> None:
+        with self._lock:
+            self._drop_cancelled()
+            while not self._waiting and not self._closed:
+                self._somebody.wait()
+            turn_ids = list(self._waiting)
+        rows = self._database.run(queries.SETTLED_AMONG, {"turn_ids": turn_ids})
+        with self._lock:
+            futures = [future for row in rows for future in self._waiting.pop(row.turn_id, ())]
+        for future in futures:
+            if future.set_running_or_notify_cancel():
+                future.set_result(None)
+
+    def _drop_cancelled(self) -> None:
+        for turn_id, futures in list(self._waiting.items()):
+            left = [future for future in futures if not future.cancelled()]
+            if left:
+                self._waiting[turn_id] = left
+            else:
+                del self._waiting[turn_id]

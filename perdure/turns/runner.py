@@ -1,0 +1,221 @@
+"""Running a session: claim it, run its turns in order, settle each, give it back.
+
+What a Celery task calls, and all that it calls. Every way in which a run can end is one of
+the outcomes below; a turn that fails is no exception here, since its failure is committed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from uuid import UUID
+
+from perdure.errors import BudgetExhausted, PerdureError, SettingsError, Unavailable
+from perdure.runtime import Runtime
+from perdure.turns import queries
+from perdure.turns.effects import recorded
+from perdure.turns.lease import (
+    Claimed,
+    Hold,
+    Keeper,
+    LeaseLost,
+    NeedsIsolation,
+    NotNeeded,
+    TurnRef,
+    begin_next,
+    claim,
+    is_claimable,
+)
+from perdure.turns.react import Parked, Turn
+from perdure.turns.settlement import Cancelled, Ending, Failed, Settled, Tenure, closings, settle
+from perdure.turns.transcript import Transcript
+
+log = logging.getLogger(__name__)
+
+_LOCKED_TRIES = 3
+_LOCKED_PAUSE_S = 0.02
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 3.0
+_DEFAULT_PRIORITY = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """The session was ours; so many turns were settled before it was given back."""
+
+    settled: int
+
+
+Outcome = Ran | NotNeeded | NeedsIsolation
+
+
+class Runner:
+    """Runs the turns of sessions in this process. `owner` names it in the lease."""
+
+    def __init__(self, runtime: Runtime, owner: str) -> None:
+        self._runtime = runtime
+        self._owner = owner
+        self._limits = runtime.settings.turn
+        self.keeper = Keeper(runtime.database, runtime.clock, self._limits)
+
+    def start(self) -> None:
+        """Begin to keep leases. Call once, in the process that runs turns."""
+        self.keeper.start()
+
+    def close(self) -> None:
+        """Stop keeping leases."""
+        self.keeper.close()
+
+    def run(self, session_id: UUID, *, alone: bool = False) -> Outcome:
+        """Run what the session has to run, if nobody else does.
+
+        `alone` says that this process is the session's own and may be killed by it.
+
+        Raises:
+            Unavailable: the database cannot be reached; nothing was begun.
+        """
+        found = self._claim(session_id, alone=alone)
+        if not isinstance(found, Claimed):
+            return found
+        with self.keeper.holding(found) as hold:
+            return Ran(self._run_turns(found, hold))
+
+    def _claim(self, session_id: UUID, *, alone: bool) -> Claimed | NotNeeded | NeedsIsolation:
+        found = claim(self._runtime.database, session_id, self._owner, self._limits, alone=alone)
+        for _ in range(_LOCKED_TRIES):
+            if not isinstance(found, NotNeeded) or not is_claimable(self._runtime.database, session_id):
+                break
+            time.sleep(_LOCKED_PAUSE_S)  # somebody held the row for the length of a commit
+            found = claim(self._runtime.database, session_id, self._owner, self._limits, alone=alone)
+        return found
+
+    def _run_turns(self, claimed: Claimed, hold: Hold) -> int:
+        settled = 0
+        try:
+            while claimed.turn is not None:
+                left = self._run_turn(claimed, claimed.turn, hold)
+                if left is None:
+                    claimed = self._find_again(hold)
+                    continue
+                if isinstance(left, Parked):
+                    return settled
+                settled += 1
+                if left.unsettled == 0:
+                    return settled
+                if hold.draining:
+                    self._runtime.wake.session(hold.session_id, _DEFAULT_PRIORITY)
+                    return settled
+                claimed = self._find_again(hold)
+            self._release(hold)
+        except LeaseLost:
+            log.warning("session %s was taken over; nothing more is written here", hold.session_id)
+        return settled
+
+    def _run_turn(self, claimed: Claimed, ref: TurnRef, hold: Hold) -> Settled | Parked | None:
+        """Run one turn to its commit; None when the database was lost sight of on the way."""
+        hold.begin(ref.turn_id)
+        turn: Turn | None = None
+        try:
+            transcript = Transcript.load(
+                self._runtime.database, hold.session_id, ref.turn_id, ref.seq, ref.first_seq
+            )
+            ending: Ending | Parked
+            if claimed.strikes > self._limits.max_attempts and ref.cancel_requested_at is None:
+                ending = Failed(_given_up(self._limits.max_attempts))
+            else:
+                try:
+                    turn = Turn(self._runtime, hold, ref, transcript, claimed.spent_s)
+                except (PerdureError, SettingsError) as error:
+                    log.exception("turn %s cannot begin", ref.turn_id)
+                    ending = Failed(error if isinstance(error, PerdureError) else _misconfigured())
+                else:
+                    ending = turn.run()
+            if isinstance(ending, Parked):
+                return self._park(hold, ref, turn, forgiven=True)
+            return self._settle(hold, ref, transcript, ending)
+        except Unavailable as error:
+            log.warning("turn %s: %s", ref.turn_id, error.message)
+            return None
+        except LeaseLost:
+            raise
+        except Exception:
+            log.exception("turn %s met an error; it will be tried again", ref.turn_id)
+            return self._park(hold, ref, turn, forgiven=False)
+
+    def _settle(self, hold: Hold, ref: TurnRef, transcript: Transcript, ending: Ending) -> Settled:
+        asking = transcript.asking()
+        texts = [result.text for result in recorded(self._runtime.database, ref.turn_id, asking)] if asking else []
+        settled = settle(
+            self._runtime.database,
+            self._runtime.clock,
+            Tenure(hold.session_id, hold.token, self._limits.lease_s),
+            ref,
+            transcript,
+            ending,
+            closings(ref.turn_id, asking, texts),
+            keep=not hold.draining,
+        )
+        match ending:
+            case Failed(error):
+                log.warning("turn %s failed: %s: %s", ref.turn_id, error.code, error.message, exc_info=error.__cause__)
+            case Cancelled():
+                log.info("turn %s was cancelled", ref.turn_id)
+            case _:
+                log.info("turn %s is done", ref.turn_id)
+        if settled.delivery_id is not None:
+            self._runtime.wake.delivery(settled.delivery_id)
+        return settled
+
+    def _park(self, hold: Hold, ref: TurnRef, turn: Turn | None, *, forgiven: bool) -> Parked:
+        rows = self._runtime.database.run(
+            queries.PARK,
+            {
+                "session_id": hold.session_id,
+                "token": hold.token,
+                "turn_id": ref.turn_id,
+                "spent_s": turn.spent_s if turn else 0.0,
+                "forgiven": forgiven,
+            },
+        )
+        if not rows:
+            raise LeaseLost
+        if forgiven:
+            self._runtime.wake.session(hold.session_id, _DEFAULT_PRIORITY)
+        return Parked()
+
+    def _release(self, hold: Hold) -> None:
+        rows = self._runtime.database.run(queries.RELEASE, {"session_id": hold.session_id, "token": hold.token})
+        if rows and rows[0].unsettled > 0:
+            self._runtime.wake.session(hold.session_id, _DEFAULT_PRIORITY)
+
+    def _find_again(self, hold: Hold) -> Claimed:
+        """The session's oldest unsettled turn, for as long as the token is ours.
+
+        Raises:
+            LeaseLost: it is not ours any more, or the database stays away for a whole lease.
+        """
+        until = self._runtime.clock.monotonic() + self._limits.lease_s
+        pause_s = _FIRST_PAUSE_S
+        while not hold.lost:
+            hold.step_within(pause_s)
+            asked_at = self._runtime.clock.monotonic()
+            try:
+                found = begin_next(self._runtime.database, hold.session_id, hold.token, self._limits)
+            except Unavailable:
+                if self._runtime.clock.monotonic() >= until:
+                    break
+                time.sleep(pause_s)
+                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+            else:
+                hold.renewed(asked_at)
+                return found
+        raise LeaseLost
+
+
+def _given_up(attempts: int) -> PerdureError:
+    return BudgetExhausted(f"I tried this {attempts} times without getting anywhere, so I gave up.")
+
+
+def _misconfigured() -> PerdureError:
+    return PerdureError("I cannot answer: this installation is not set up for it. The operator's log says why.")

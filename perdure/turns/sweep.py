@@ -1,0 +1,58 @@
+"""The sweeper: whatever is due and has nobody working on it is issued again.
+
+Runs in every worker, every few seconds; one of them takes the round by a compare-and-set on
+a row, so no lock outlives a statement and a sweeper that is paused stops nobody. Wakes a
+bounded number a round and backs off per session, so that a long backlog makes no storm.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from uuid import UUID
+
+from perdure.runtime import Runtime
+from perdure.turns import outbox, queries
+
+log = logging.getLogger(__name__)
+
+MOST_A_ROUND = 200
+"""Wake-ups that one round issues at the most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a round issued: wake-ups for sessions and for deliveries, and those the broker refused."""
+
+    sessions: int = 0
+    deliveries: int = 0
+    refused: int = 0
+
+
+def sweep(runtime: Runtime) -> Swept | None:
+    """One round; None if it is somebody else's.
+
+    Raises:
+        Unavailable: the database cannot be reached.
+    """
+    limits = runtime.settings.turn
+    if not runtime.database.run(queries.TAKE_SWEEP, {"name": "turns", "every_s": limits.sweep_s}):
+        return None
+    rows = runtime.database.run(queries.WAKE_DUE, {"most": MOST_A_ROUND, "backoff_s": limits.sweep_s})
+    refused = _refused(runtime, [(row.session_id, row.priority) for row in rows])
+    if refused:
+        runtime.database.run(queries.UNWAKE, {"session_ids": refused})
+    deliveries = outbox.due(runtime.database, MOST_A_ROUND)
+    sent = sum(1 for delivery_id in deliveries if not refused and runtime.wake.delivery(delivery_id))
+    swept = Swept(len(rows) - len(refused), sent, len(refused))
+    if rows or deliveries:
+        log.info("swept: woke %d sessions and %d deliveries, %d refused", swept.sessions, sent, swept.refused)
+    return swept
+
+
+def _refused(runtime: Runtime, due: list[tuple[UUID, int]]) -> list[UUID]:
+    """Wake each; those that the broker did not take. After the first refusal the rest is not tried."""
+    for number, (session_id, priority) in enumerate(due):
+        if not runtime.wake.session(session_id, priority):
+            return [session_id for session_id, _ in due[number:]]
+    return []

@@ -1,0 +1,197 @@
+"""The transcript of a turn: what is committed, what is asked and not yet answered.
+
+Keeps the law that what is sent to a model, and what is settled, is a transcript that a
+provider accepts: every tool call has exactly one result, in the order asked, right behind
+the message that asked. What is pending is derived from the entries themselves: a call
+without a result. So resuming after a crash needs no state but the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from perdure.database.engine import Executor
+from perdure.models.protocol import Message, ModelReply, Role, ToolCall, Usage
+from perdure.turns import queries
+from perdure.untrusted import storable
+
+WINDOW_TURNS = 20
+"""Turns of history that a prompt begins with, before it is cut to the budget."""
+
+WORKING_BUDGET_TOKENS = 40_000
+"""Estimated tokens of conversation in a prompt; the newest turn is never cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One message of a transcript. `seq` is None while it is not committed."""
+
+    turn_id: UUID
+    role: Role
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    message_id: str | None = None
+    model: str | None = None
+    usage: Usage | None = None
+    created_at: datetime | None = None
+    seq: int | None = None
+
+    @property
+    def token_count(self) -> int:
+        """Tokens by a conservative estimate: a token is at least three bytes of UTF-8, or so."""
+        calls = sum(len(call.name) + len(call.arguments.encode()) for call in self.tool_calls)
+        return (len(self.content.encode()) + calls) // 3 + 4
+
+    def message(self) -> Message:
+        """The entry as a model sees it."""
+        return Message(self.role, self.content, self.tool_calls, self.tool_call_id)
+
+    def record(self, position: int) -> dict[str, Any]:
+        """The entry as a row for the statements that append; `position` counts from 1."""
+        return {
+            "position": position,
+            "role": self.role,
+            "content": self.content,
+            "tool_calls": [_call_record(call) for call in self.tool_calls] or None,
+            "tool_call_id": self.tool_call_id,
+            "message_id": self.message_id,
+            "token_count": self.token_count,
+            "model": self.model,
+            "usage": usage_record(self.usage) if self.usage else None,
+            "created_at": self.created_at.isoformat() if self.created_at else None,
+        }
+
+
+class Transcript:
+    """A session's recent turns and the present one, as its runner holds them in memory."""
+
+    def __init__(self, turn_id: UUID, entries: Iterable[Entry]) -> None:
+        self.turn_id = turn_id
+        self._entries = list(entries)
+
+    @classmethod
+    def load(
+        cls, executor: Executor, session_id: UUID, turn_id: UUID, turn_seq: int, first_seq: int, window: int = WINDOW_TURNS
+    ) -> Transcript:
+        """Read the last `window` turns, the present one included. One statement."""
+        rows = executor.run(
+            queries.HISTORY,
+            {
+                "session_id": session_id,
+                "turn_id": turn_id,
+                "turn_seq": turn_seq,
+                "first_seq": first_seq,
+                "window": window,
+            },
+        )
+        return cls(turn_id, (_entry(row) for row in rows))
+
+    @property
+    def uncommitted(self) -> list[Entry]:
+        """What the sender wrote, until the turn's first commit takes it in."""
+        return [entry for entry in self._entries if entry.seq is None]
+
+    @property
+    def present(self) -> list[Entry]:
+        """The entries of the present turn."""
+        return [entry for entry in self._entries if entry.turn_id == self.turn_id]
+
+    @property
+    def steps(self) -> int:
+        """Model replies in the present turn."""
+        return sum(entry.role is Role.ASSISTANT for entry in self.present)
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of the present turn, over all its steps."""
+        return sum((entry.usage for entry in self.present if entry.usage), Usage())
+
+    def asking(self) -> Entry | None:
+        """The message whose tool calls wait for their results, if one does."""
+        last = self._entries[-1] if self._entries else None
+        return last if last is not None and last.turn_id == self.turn_id and last.tool_calls else None
+
+    def committed(self, appended: Sequence[Entry], base: int) -> None:
+        """Note that `appended` were committed behind the session's message number `base`."""
+        self._entries = [entry for entry in self._entries if entry.seq is not None]
+        self._entries += [replace(entry, seq=base + number) for number, entry in enumerate(appended, start=1)]
+
+    def prompt(self, system: str) -> tuple[Message, ...]:
+        """The messages for a model: whole turns from the newest back, as far as the budget goes."""
+        kept: list[Entry] = []
+        spent = 0
+        for turn in reversed(_by_turn(self._entries)):
+            spent += sum(entry.token_count for entry in turn)
+            if kept and spent > WORKING_BUDGET_TOKENS:
+                break
+            kept[:0] = turn
+        return (Message(Role.SYSTEM, system), *(entry.message() for entry in kept))
+
+
+def said(turn_id: UUID, reply: ModelReply) -> Entry:
+    """A model's reply as an entry, made storable; its call ids made distinct."""
+    return Entry(
+        turn_id,
+        Role.ASSISTANT,
+        storable(reply.content),
+        tool_calls=_distinct(reply.tool_calls),
+        model=reply.model,
+        usage=reply.usage,
+    )
+
+
+def result_of(turn_id: UUID, call: ToolCall, text: str) -> Entry:
+    """A tool's result as an entry."""
+    return Entry(turn_id, Role.TOOL, storable(text), tool_call_id=call.id)
+
+
+def usage_record(usage: Usage) -> dict[str, int]:
+    """Usage as it is stored and shown."""
+    return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
+
+
+def _call_record(call: ToolCall) -> dict[str, str]:
+    return {"id": call.id, "name": call.name, "arguments": call.arguments}
+
+
+def _distinct(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
+    """The calls with ids that are there, storable, and each its own."""
+    seen: set[str] = set()
+    distinct = []
+    for number, call in enumerate(calls, start=1):
+        wanted = storable(call.id) or f"call_{number}"
+        while wanted in seen:
+            wanted = f"{wanted}_{number}"
+        seen.add(wanted)
+        distinct.append(ToolCall(wanted, storable(call.name), storable(call.arguments)))
+    return tuple(distinct)
+
+
+def _entry(row: Row[Any]) -> Entry:
+    return Entry(
+        turn_id=row.turn_id,
+        role=Role(row.role),
+        content=row.content,
+        tool_calls=tuple(ToolCall(**call) for call in row.tool_calls or ()),
+        tool_call_id=row.tool_call_id,
+        message_id=row.message_id,
+        usage=Usage(**row.usage) if row.usage else None,
+        created_at=row.created_at,
+        seq=row.seq,
+    )
+
+
+def _by_turn(entries: Sequence[Entry]) -> list[list[Entry]]:
+    turns: list[list[Entry]] = []
+    for entry in entries:
+        if not turns or turns[-1][0].turn_id != entry.turn_id:
+            turns.append([])
+        turns[-1].append(entry)
+    return turns

@@ -1,0 +1,1 @@
+"""The tests: real servers, real processes, a clock that tests move."""
