@@ -1,0 +1,63 @@
+# Two commands are enough: `make up` runs perdure, `make test` tests it. `make help` lists the rest.
+#
+#   make up ARGS="--port 9000"             options of `perdure up`
+#   make test PYTEST_ARGS="-k lease -x"    options of pytest
+#   make test PYTHON=python3.12            another interpreter for .venv
+
+PYTHON ?= $(shell for each in python3 python3.12 python3.13 python3.14 python3.11; do \
+	$$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$each && break; done || echo python3)
+BIN := .venv/bin
+SOURCES := perdure workers tasks schedules alembic benchmarks tests
+ARGS ?=
+PYTEST_ARGS ?=
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help up test check lint types imports dead-code format bench chaos install clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
+
+up: .venv/embedded.installed ## run everything on this machine: servers, gateway, workers, beat, Flower
+	@$(BIN)/perdure up $(ARGS)
+
+test: .venv/test.installed ## the whole test suite, on throw-away servers of its own
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: .venv/dev.installed lint types imports dead-code test ## what continuous integration checks
+
+lint: .venv/dev.installed ## ruff: rules, docstrings, format
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+
+types: .venv/dev.installed ## mypy, strict
+	$(BIN)/mypy
+
+imports: .venv/dev.installed ## which room may know which
+	$(BIN)/lint-imports
+
+dead-code: .venv/dev.installed ## what nothing calls
+	$(BIN)/vulture
+
+format: .venv/dev.installed ## put the sources into shape
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+bench: .venv/bench.installed ## turns per second and what a turn costs, beside others
+	$(BIN)/python -m benchmarks $(ARGS)
+
+chaos: .venv/test.installed ## long fault injection
+	$(BIN)/python -m pytest -m chaos --timeout 0 $(PYTEST_ARGS)
+
+install: .venv/dev.installed ## .venv with all that working on perdure needs
+
+clean: ## remove .venv, caches and build results; the data in PERDURE_DATA_DIR stays
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Done already? Then no pip runs. A part stands on those before it, which are marked along with it.
+.venv/%.installed: pyproject.toml constraints.txt .ci/install
+	@.ci/install $* $(PYTHON)

@@ -1,0 +1,24 @@
+"""The repository as files: where it is, and which of them belong to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+# Made by make, by running or by tools; .gitignore names the same.
+_MADE = {".git", ".venv", ".perdure", ".env", ".hypothesis", "build", "dist", "__pycache__"}
+
+
+def files() -> Iterator[Path]:
+    """Each file of the source tree, without what is made from it."""
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = [name for name in folders if name not in _MADE and not name.endswith("_cache")]
+        yield from (Path(folder, name) for name in names if name not in _MADE)
+
+
+def read(name: str) -> str:
+    """The text of the file `name`, relative to the root."""
+    return (ROOT / name).read_text(encoding="utf-8")

@@ -1,0 +1,76 @@
+"""What perdure depends on is explained, pinned and verified."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.repository.source import read
+
+PROJECT: dict[str, Any] = tomllib.loads(read("pyproject.toml"))
+PARTS: dict[str, list[str]] = {
+    "run": [*PROJECT["build-system"]["requires"], *PROJECT["project"]["dependencies"]],
+    **PROJECT["project"]["optional-dependencies"],
+}
+DIRECT = [line for lines in PARTS.values() for line in lines]
+
+
+def pins() -> dict[str, str]:
+    """Each pinned package's block of constraints.txt, by its name."""
+    blocks = re.split(r"\n(?=\S)", read("constraints.txt").strip())
+    return {canonicalize_name(block.partition("==")[0]): block for block in blocks if not block.startswith("#")}
+
+
+@pytest.mark.parametrize("requirement", [line for line in DIRECT if line not in PARTS["run"][:1]])
+def test_each_direct_dependency_says_what_it_is_for(requirement: str) -> None:
+    """A dependency that nobody can explain is one that nobody dares to remove."""
+    lines = read("pyproject.toml").splitlines()
+    at = next(number for number, line in enumerate(lines) if f'"{requirement}"' in line)
+
+    assert "#" in lines[at].partition(f'"{requirement}"')[2] or lines[at - 1].lstrip().startswith("#")
+
+
+@pytest.mark.parametrize(("name", "block"), pins().items(), ids=pins().keys())
+def test_each_pin_is_one_version_with_hashes_and_nothing_else(name: str, block: str) -> None:
+    """One missing hash and pip refuses the whole file; an address would tie it to one registry."""
+    first, *hashes = (line.removesuffix("\\").strip() for line in block.splitlines())
+    (version,) = Requirement(first).specifier
+
+    assert version.operator == "=="
+    assert hashes, f"{name} has no hash"
+    assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", line) for line in hashes)
+
+
+def test_the_pins_satisfy_what_pyproject_asks_for() -> None:
+    """The pins are made from pyproject.toml: changing one without the other installs something else."""
+    pinned = {name: Requirement(block.splitlines()[0].removesuffix("\\")) for name, block in pins().items()}
+
+    for line in DIRECT:
+        wanted = Requirement(line)
+        (version,) = pinned[canonicalize_name(wanted.name)].specifier
+        assert wanted.specifier.contains(version.version, prereleases=True), f"{line}: run .ci/pin"
+
+
+def test_each_dependency_is_pinned_in_its_own_part_or_an_earlier_one() -> None:
+    """`.ci/install PART` installs the file up to that part's end: what stands later would be missing."""
+    text = read("constraints.txt")
+
+    assert re.findall(r"^# end of (.+)$", text, re.MULTILINE) == list(PARTS)
+    for part, lines in PARTS.items():
+        upto = text.partition(f"# end of {part}\n")[0]
+        for line in lines:
+            name = canonicalize_name(Requirement(line).name)
+            assert re.search(rf"^{re.escape(name)}==", upto, re.MULTILINE), f"{name} is not in part {part}"
+
+
+def test_what_the_benchmark_compares_with_is_installed_for_the_benchmark_alone() -> None:
+    """Someone who runs or tests perdure does not download another engine."""
+    before = read("constraints.txt").partition("# end of dev\n")[0]
+
+    assert "langgraph==" not in before
+    assert "psycopg==" not in before

@@ -1,0 +1,87 @@
+"""What a stranger relies on before reading any code: the commands, and a tree that names no machine."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.repository.source import ROOT, files, read
+
+REGISTRIES = ("py" + "pi.org", "python" + "hosted.org", "npm" + "js.org", "deb." + "debian.org")
+MACHINE = re.compile(r"(?<![\w.])/(?:home|Users|root|work|opt/wheels|opt/pypi)/")
+
+
+def texts() -> list[tuple[Path, str]]:
+    """Each text file of the tree, by its path from the root."""
+    return [(path.relative_to(ROOT), path.read_text(encoding="utf-8")) for path in files()]
+
+
+def test_no_file_names_a_package_registry() -> None:
+    """Where packages come from is the machine's to say."""
+    assert [path for path, text in texts() if any(host in text for host in REGISTRIES)] == []
+
+
+def test_no_file_names_a_place_on_somebodys_machine() -> None:
+    """Such a path works for one person."""
+    assert [path for path, text in texts() if MACHINE.search(text)] == []
+
+
+@pytest.mark.parametrize("command", ["make up", "make test"])
+def test_the_readme_tells_the_two_commands(command: str) -> None:
+    """They are all that a fresh machine needs."""
+    assert command in read("README.md")
+
+
+@pytest.mark.parametrize("target", ["up", "test", "check", "bench", "chaos", "clean", "help"])
+def test_make_knows_its_targets(target: str) -> None:
+    """The contract names them; each says in one line what it does."""
+    assert re.search(rf"^{target}:.*## \w", read("Makefile"), re.MULTILINE)
+
+
+def test_continuous_integration_runs_the_check_that_everybody_runs() -> None:
+    """A second definition of green drifts from the first."""
+    run = read(".ci/run")
+
+    assert run.startswith("#!/usr/bin/env bash\n")
+    assert "set -euo pipefail" in run
+    assert re.search(r"^exec make check\b", run, re.MULTILINE)
+
+
+@pytest.mark.parametrize("script", ["run", "install", "pin"])
+def test_the_scripts_can_be_run(script: str) -> None:
+    """The executable bit is lost easily and missed late."""
+    assert (ROOT / ".ci" / script).stat().st_mode & 0o111
+
+
+def test_the_migrations_do_not_hide_the_library_of_their_name() -> None:
+    """From the root, Python finds the directory `alembic` first; without __init__.py the library wins."""
+    found = subprocess.run(
+        [sys.executable, "-c", "import alembic.command; print(alembic.__file__)"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+    assert not (ROOT / "alembic" / "__init__.py").exists()
+    assert (ROOT / "alembic" / "env.py").exists()
+    assert Path(found.strip()).parent != ROOT / "alembic"
+
+
+def test_the_licence_is_apache_2_in_full() -> None:
+    """A licence that is summarised is none."""
+    licence = read("LICENSE")
+
+    assert "Version 2.0, January 2004" in licence
+    assert "END OF TERMS AND CONDITIONS" in licence
+
+
+def test_the_changelog_has_a_place_for_what_comes_next() -> None:
+    """Keep a Changelog: what is not released yet stands on top."""
+    headings = re.findall(r"^## (.+)$", read("CHANGELOG.md"), re.MULTILINE)
+
+    assert headings[0] == "[Unreleased]"

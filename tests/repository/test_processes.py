@@ -1,0 +1,90 @@
+"""What compose.yaml, the Procfile and the Dockerfile start is what the command line offers."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from importlib import import_module
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from perdure.settings import ShutdownSettings
+from tests.repository.source import read
+
+COMPOSE: dict[str, Any] = yaml.safe_load(read("compose.yaml"))
+OURS = {name: service for name, service in COMPOSE["services"].items() if service["image"] == "perdure"}
+PROCFILE = dict(line.split(": ", 1) for line in read("Procfile").splitlines())
+
+
+@pytest.fixture(scope="module")
+def commands() -> dict[str, Any]:
+    """The subcommands of `perdure`, as typer registered them."""
+    module = import_module("workers.commands")
+    (app,) = {id(value): value for value in vars(module).values() if isinstance(value, typer.Typer)}.values()
+    return dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_each_command_of_compose_is_understood(service: str, commands: dict[str, Any]) -> None:
+    """The image's entry point is `perdure`: a service's command is its arguments."""
+    name, *options = OURS[service]["command"]
+
+    with commands[name].make_context(name, options):
+        pass  # what it parses is enough; an unknown option raises
+
+
+@pytest.mark.parametrize("process", PROCFILE)
+def test_each_line_of_the_procfile_is_understood(process: str, commands: dict[str, Any]) -> None:
+    """A process that does not start is found here, not at the first deploy."""
+    program, name, *options = shlex.split(PROCFILE[process])
+
+    assert program == "perdure"
+    with commands[name].make_context(name, options):
+        pass  # what it parses is enough; an unknown option raises
+
+
+def test_compose_and_the_procfile_run_the_same_processes() -> None:
+    """Two ways to run one system."""
+    in_compose = {service["command"][0] for service in OURS.values()}
+    in_procfile = {shlex.split(line)[1] for line in PROCFILE.values()}
+
+    assert in_compose == in_procfile == {"migrate", "gateway", "worker", "beat", "flower"}
+
+
+def test_every_process_waits_for_the_migration() -> None:
+    """A worker that starts on yesterday's tables fails in ways that look like something else."""
+    for name in OURS.keys() - {"migrate"}:
+        assert OURS[name]["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
+
+
+def test_a_container_outlives_the_hard_exit() -> None:
+    """Docker's own kill must come after the worker has parked and flushed."""
+    for service in OURS.values():
+        assert int(service["stop_grace_period"].removesuffix("s")) > ShutdownSettings().hard_exit_s
+
+
+def test_whatever_answers_beyond_loopback_asks_for_a_key() -> None:
+    """Compose refuses to start without the keys that its published ports stand behind."""
+    published = {name for name, service in COMPOSE["services"].items() if "ports" in service}
+
+    assert published == {"gateway", "flower"}
+    assert OURS["gateway"]["environment"]["PERDURE_API_KEYS"].startswith("${PERDURE_API_KEYS:?")
+    assert OURS["flower"]["environment"]["FLOWER_BASIC_AUTH"].startswith("${FLOWER_BASIC_AUTH:?")
+    assert all(port.startswith("127.0.0.1:") for port in OURS["flower"]["ports"])
+
+
+def test_the_image_runs_the_console_script_as_nobody_special() -> None:
+    """As a user of its own, stopped by the signal that drains, with every download verified."""
+    dockerfile = read("Dockerfile")
+    last_stage = dockerfile.rpartition("\nFROM ")[2]
+
+    assert re.search(r"^USER (?!root|0$)\w+$", last_stage, re.MULTILINE)
+    assert "STOPSIGNAL SIGTERM" in last_stage
+    assert 'ENTRYPOINT ["perdure"]' in last_stage
+    assert "perdure" in tomllib.loads(read("pyproject.toml"))["project"]["scripts"]
+    for install in re.findall(r"pip install ([^\n]*)", dockerfile):
+        assert "--require-hashes" in install or "--no-deps" in install

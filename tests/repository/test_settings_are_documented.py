@@ -1,0 +1,74 @@
+"""The files that set PERDURE_ variables and the settings themselves know the same names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from enum import Enum
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from perdure.settings import Settings
+from tests.repository.source import read
+
+VENDOR = {"OPENAI_API_KEY", "OPENAI_BASE_URL"}  # read by the vendor's SDK itself
+
+
+def defaults(model: type[BaseModel], prefix: str = "PERDURE_") -> Iterator[tuple[str, Any]]:
+    """Each variable that sets a field of `model`, nested groups included, with the field's default."""
+    for name, field in model.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        if isinstance(default, BaseModel):
+            yield from defaults(type(default), f"{prefix}{name.upper()}__")
+        else:
+            yield f"{prefix}{name.upper()}", default
+
+
+def as_written(value: Any) -> str:
+    """A default as .env would hold it."""
+    match value:
+        case None | ():
+            return ""
+        case bool():
+            return str(value).lower()
+        case Enum():
+            return str(value.value)
+        case tuple():
+            return ",".join(str(item) for item in value)
+        case float() | int():
+            return f"{value:g}" if value < 1e5 else str(value)
+        case _:
+            return str(value)
+
+
+KNOWN = {name: as_written(value) for name, value in defaults(Settings)}
+EXAMPLE = dict(re.findall(r"^# ([A-Z][A-Z0-9_]*)=(.*)$", read(".env.example"), re.MULTILINE))
+
+
+def test_the_example_names_every_setting_with_its_default() -> None:
+    """.env.example is where an operator looks first; a wrong default there misleads for years."""
+    assert {name: value for name, value in EXAMPLE.items() if name not in VENDOR} == KNOWN
+
+
+def test_the_example_changes_nothing_when_it_is_copied() -> None:
+    """Everything in it is commented out."""
+    assert [line for line in read(".env.example").splitlines() if line and not line.startswith("#")] == []
+
+
+def test_each_setting_of_the_example_has_its_meaning_in_the_line_above() -> None:
+    """A name alone says what, not what for."""
+    lines = read(".env.example").splitlines()
+    for above, line in pairwise(lines):
+        if (found := re.match(r"# (PERDURE_\w+)=", line)) is not None:
+            assert re.match(r"# (?!PERDURE_\w+=)\w", above), f"{found[1]} is not explained"
+
+
+@pytest.mark.parametrize("file", ["compose.yaml", "Dockerfile", ".env.example", "Procfile", "Makefile"])
+def test_no_file_sets_a_variable_that_is_not_a_setting(file: str) -> None:
+    """A misspelt variable is silently ignored by the program that should read it."""
+    used = set(re.findall(r"PERDURE_[A-Z][A-Z0-9_]*[A-Z0-9]", read(file)))
+
+    assert used <= KNOWN.keys()
