@@ -9,13 +9,17 @@ and what is accepted.
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Annotated, Any, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
@@ -182,12 +186,8 @@ class Settings(BaseSettings):
         if self.secret_key is not None:
             return self.secret_key.get_secret_value().encode()
         path = self.data_dir / "secret.key"
-        self.data_dir.mkdir(parents=True, exist_ok=True)
-        try:
-            with path.open("x", opener=_private) as file:
-                file.write(secrets.token_hex(32))
-        except FileExistsError:
-            pass  # made by an earlier start, or by a process started beside this one
+        if not path.exists():
+            _make_once(path, secrets.token_hex(32))
         return path.read_text().strip().encode()
 
     def require_keys_for(self, host: str) -> None:
@@ -203,13 +203,17 @@ class Settings(BaseSettings):
             )
 
 
-def _private(path: str, flags: int) -> int:
-    import os
+def _make_once(path: Path, text: str) -> None:
+    """Write a private file whole, unless another process does so first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-") as file:  # created with mode 0600
+        file.write(text)
+        file.flush()
+        with suppress(FileExistsError):
+            os.link(file.name, path)
 
-    return os.open(path, flags, mode=0o600)
 
-
-def _sentence(item: Any) -> str:
+def _sentence(item: ErrorDetails) -> str:
     location = "__".join(str(part) for part in item["loc"] if not isinstance(part, int)).upper()
     message = item["msg"].removeprefix("Value error, ")
     if message.startswith(_PREFIX):

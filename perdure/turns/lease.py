@@ -190,6 +190,7 @@ class Keeper:
         self._closed = threading.Event()
         self._renewed_at = clock.monotonic()
         self._thread = threading.Thread(target=self._run, name="perdure-keeper", daemon=True)
+        self._idle = threading.Condition(self._lock)
         self._draining = False
 
     def start(self) -> None:
@@ -217,11 +218,18 @@ class Keeper:
             with self._lock:
                 if self._holds.get(claim.session_id) is hold:
                     del self._holds[claim.session_id]
+                if not self._holds:
+                    self._idle.notify_all()
 
     @property
     def running(self) -> int:
         """How many turns this process runs."""
         return len(self._holds)
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until no turn runs here; whether that came about in time."""
+        with self._lock:
+            return self._idle.wait_for(lambda: not self._holds, timeout_s)
 
     def drain(self) -> None:
         """Have every turn given up at its next safe point, those that begin from now on as well."""

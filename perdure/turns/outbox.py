@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
@@ -70,7 +71,7 @@ def signature(key: bytes, body: bytes) -> str:
     return "sha256=" + hmac.new(key, body, hashlib.sha256).hexdigest()
 
 
-def deliver(database: Database, carriers: dict[str, Carrier], delivery_id: UUID) -> Outcome:
+def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UUID) -> Outcome:
     """Attempt one delivery, if it is due. `carriers` has one for `url` and one for `task`."""
     rows = database.run(queries.TAKE_DELIVERY, {"delivery_id": delivery_id, "attempt_s": ATTEMPT_S})
     if not rows:

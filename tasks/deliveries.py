@@ -1,0 +1,39 @@
+"""`deliveries.send`: one attempt at one delivery."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Protocol
+from uuid import UUID
+
+from celery import shared_task
+
+from perdure.turns.outbox import DeliveryFailed, deliver
+from tasks.task import PerdureTask
+
+
+class Publisher(Protocol):
+    """Sends a task message to the broker within about a second."""
+
+    def publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
+        """Whether the broker took it."""
+        ...
+
+
+class TaskCarrier:
+    """Replies as Celery tasks; delivered once the broker took them."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+
+    def carry(self, target: dict[str, Any], body: bytes) -> None:
+        """Call the task that `target` names with the body's members as keyword arguments."""
+        options = {"queue": target["queue"]} if target.get("queue") else {}
+        if not self._publisher.publish(target["task"], json.loads(body), **options):
+            raise DeliveryFailed("the broker did not take the task")
+
+
+@shared_task(name="deliveries.send", bind=True, base=PerdureTask)
+def send(self: PerdureTask, delivery_id: str) -> None:
+    """Attempt the delivery, if it is due."""
+    deliver(self.process.runtime.database, self.process.carriers, UUID(delivery_id))

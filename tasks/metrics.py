@@ -1,0 +1,40 @@
+"""How often each task ran in this process, how it ended, and how long it took."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class _Tally:
+    succeeded: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+
+
+class TaskMetrics:
+    """Counts by task name; `celery -A workers inspect perdure` shows them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tallies: defaultdict[str, _Tally] = defaultdict(_Tally)
+
+    def count(self, task: str, seconds: float, *, failed: bool) -> None:
+        """Note that `task` ended after `seconds`."""
+        with self._lock:
+            tally = self._tallies[task]
+            tally.seconds += seconds
+            if failed:
+                tally.failed += 1
+            else:
+                tally.succeeded += 1
+
+    def snapshot(self) -> dict[str, dict[str, float]]:
+        """The counts so far, by task name."""
+        with self._lock:
+            return {
+                name: {"succeeded": tally.succeeded, "failed": tally.failed, "seconds": round(tally.seconds, 3)}
+                for name, tally in sorted(self._tallies.items())
+            }

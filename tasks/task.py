@@ -1,0 +1,72 @@
+"""The one task class: what every task has and none of them repeats.
+
+Logging context, metrics, and the mapping of errors: a database that cannot be reached is no
+failure of a wake-up (the sweeper issues it again) and a reason to try a submission again;
+any other error of the domain fails the task with its code and sentence, and no stack trace
+of ours reaches the caller.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextvars import ContextVar
+from typing import Any
+
+from celery import Task
+from celery.exceptions import Ignore
+
+from perdure.errors import PerdureError, Unavailable
+from tasks.process import Process
+
+log = logging.getLogger(__name__)
+
+current_task: ContextVar[str] = ContextVar("current_task", default="-")
+"""`name[id]` of the task that this thread runs, for the log."""
+
+_FIRST_RETRY_S = 1.0
+_LONGEST_RETRY_S = 30.0
+
+
+class Refused(Exception):
+    """What a caller of a task sees of an error: its code and its sentence."""
+
+
+class PerdureTask(Task):  # type: ignore[misc]
+    """A task of perdure. `hint` says that losing it costs speed and nothing else."""
+
+    abstract = True
+    hint = True
+
+    @property
+    def process(self) -> Process:
+        """What the tasks of this process share."""
+        process: Process = self.app.perdure()
+        return process
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the task's function in its context."""
+        clock = self.process.runtime.clock
+        token = current_task.set(f"{self.name}[{self.request.id}]")
+        began, failed = clock.monotonic(), True
+        try:
+            result = super().__call__(*args, **kwargs)
+            failed = False
+        except Unavailable as error:
+            raise self._later(error) from error
+        except PerdureError as error:
+            log.info("refused: %s: %s", error.code, error.message)
+            raise Refused(f"{error.code}: {error.message}") from None
+        else:
+            return result
+        finally:
+            self.process.metrics.count(self.name, clock.monotonic() - began, failed=failed)
+            current_task.reset(token)
+
+    def _later(self, error: Unavailable) -> Exception:
+        if self.hint:
+            log.warning("%s; the sweeper will issue this again", error.message)
+            ignored: Exception = Ignore()
+            return ignored
+        countdown = min(_FIRST_RETRY_S * 2.0**self.request.retries, _LONGEST_RETRY_S)
+        again: Exception = self.retry(exc=error, countdown=countdown, max_retries=None, throw=False)
+        return again

@@ -1,0 +1,47 @@
+"""`turns.submit` accepts a message from another service; `turns.run` is a wake-up."""
+
+from __future__ import annotations
+
+from typing import Any, assert_never
+from uuid import UUID
+
+from celery import shared_task
+
+from perdure.turns.inbox import accept
+from perdure.turns.incoming import parse_incoming
+from perdure.turns.lease import NeedsIsolation, NotNeeded
+from perdure.turns.runner import Ran
+from tasks.task import PerdureTask
+
+
+@shared_task(
+    name="turns.submit",
+    bind=True,
+    base=PerdureTask,
+    hint=False,
+    ignore_result=False,
+    acks_late=True,
+    reject_on_worker_lost=True,
+)
+def submit(self: PerdureTask, **message: Any) -> dict[str, Any]:
+    """Accept a message; the result says that it is accepted, and the task's id deduplicates it."""
+    message.setdefault("message_id", self.request.id)
+    accepted = accept(self.process.runtime, parse_incoming(message, channel="celery"))
+    return {
+        "turn_id": str(accepted.turn_id),
+        "session_id": str(accepted.session_id),
+        "duplicate": accepted.duplicate,
+    }
+
+
+@shared_task(name="turns.run", bind=True, base=PerdureTask)
+def run(self: PerdureTask, session_id: str) -> None:
+    """Run what a session has to run, if nobody else does."""
+    outcome = self.process.runner.run(UUID(session_id))
+    match outcome:
+        case Ran() | NotNeeded():
+            return
+        case NeedsIsolation():
+            self.process.isolate(UUID(session_id))
+        case _:
+            assert_never(outcome)

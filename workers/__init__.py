@@ -1,0 +1,1 @@
+"""Processes: the Celery application, the worker's life, embedded servers, the commands."""

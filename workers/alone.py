@@ -1,0 +1,77 @@
+"""A turn in a process of its own: what kills it takes nobody else's turns with it.
+
+From the third claim without progress a turn runs here. `python -m workers.alone SESSION_ID`
+claims the session, runs what it has, and ends; its parent waits. Only a few run at once; a
+session that finds no room is issued again by the sweeper.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from uuid import UUID
+
+from perdure.settings import Settings
+from perdure.turns.runner import Runner
+from workers.assembly import addresses, assemble
+from workers.embedded import launch
+from workers.logs import configure
+from workers.wake import CeleryWaker
+
+log = logging.getLogger(__name__)
+
+MOST_AT_ONCE = 2
+
+
+class Isolation:
+    """Starts such processes, at most `MOST_AT_ONCE` at a time."""
+
+    def __init__(self) -> None:
+        self._room = threading.BoundedSemaphore(MOST_AT_ONCE)
+
+    def run(self, session_id: UUID) -> None:
+        """Run a session's turns in a process of their own and wait for its end."""
+        if not self._room.acquire(blocking=False):
+            log.info("session %s waits for a process of its own", session_id)
+            return
+        try:
+            log.warning("session %s has cost processes their lives: it runs alone now", session_id)
+            argv = [sys.executable, "-m", "workers.alone", str(session_id)]
+            ended = subprocess.run(launch.command(argv, dies_with_parent=True), check=False)
+            log.info("the process of session %s ended with status %d", session_id, ended.returncode)
+        finally:
+            self._room.release()
+
+
+def main(session_id: UUID) -> None:
+    """Run the session's turns in this process."""
+    settings = Settings.load()
+    configure()
+    where = addresses(settings)
+    waker = CeleryWaker(settings, where)
+    runtime = assemble(settings, where.database_url, waker)
+    runner = Runner(runtime, owner=f"{socket.gethostname()}:{os.getpid()} alone")
+    runner.start()
+    signal.signal(signal.SIGTERM, _leave(runner))
+    log.info("%s", runner.run(session_id, alone=True))
+    runner.close()
+    waker.close()
+    runtime.database.close()
+
+
+def _leave(runner: Runner) -> Callable[[int, FrameType | None], None]:
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        threading.Thread(target=runner.keeper.drain, name="perdure-drain", daemon=True).start()
+
+    return handle
+
+
+if __name__ == "__main__":
+    main(UUID(sys.argv[1]))

@@ -1,0 +1,93 @@
+"""The Celery application: one, the same for workers, beat, Flower and whoever publishes.
+
+JSON only. Wake-ups are acknowledged as they arrive, since PostgreSQL knows what is due;
+messages that others submit are acknowledged when they are accepted. Every wait on the
+broker has a bound, so that one that falls silent hangs nobody.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery
+from kombu import Queue
+
+from perdure.settings import Settings
+from workers.assembly import Addresses
+
+QUEUES = ("ingress", "turns", "deliveries", "sessions", "memory", "maintenance")
+
+ROUTES = {
+    "turns.submit": {"queue": "ingress"},
+    "turns.*": {"queue": "turns"},
+    "deliveries.*": {"queue": "deliveries"},
+}
+
+CONCURRENCY = 100
+"""Turns that one worker process runs at once, unless told otherwise: they mostly wait."""
+
+_PRIORITIES = 10
+_WORKER_WAIT_S = 5.0
+_PUBLISH_WAIT_S = 0.5
+
+
+def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -> Celery:
+    """The application for the servers at `where`.
+
+    A `publisher` gives up on a broker within about a second, as a wake-up must.
+    """
+    app = Celery("perdure", broker=where.broker_url, backend=where.redis_url, include=["tasks.turns", "tasks.deliveries"])
+    wait_s = _PUBLISH_WAIT_S if publisher else _WORKER_WAIT_S
+    app.conf.update(
+        timezone=settings.timezone,
+        enable_utc=True,
+        task_serializer="json",
+        result_serializer="json",
+        event_serializer="json",
+        accept_content=["json"],
+        task_queues=[Queue(name, queue_arguments=_queue_arguments(where.broker_url)) for name in QUEUES],
+        task_default_queue="ingress",
+        task_create_missing_queues=True,
+        task_routes=ROUTES,
+        task_ignore_result=True,
+        result_expires=86_400,
+        worker_pool="threads",
+        worker_concurrency=CONCURRENCY,
+        worker_prefetch_multiplier=1,
+        worker_send_task_events=True,
+        worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        broker_pool_limit=16,
+        broker_heartbeat=10,
+        broker_connection_timeout=wait_s,
+        broker_transport_options=transport_options(where.broker_url, wait_s),
+        redis_socket_timeout=_WORKER_WAIT_S,
+        redis_socket_connect_timeout=_WORKER_WAIT_S,
+        redis_retry_on_timeout=True,
+        redis_backend_health_check_interval=int(_WORKER_WAIT_S),
+    )
+    return app
+
+
+def transport_options(broker_url: str, wait_s: float) -> dict[str, Any]:
+    """Bounds on each wait for the broker, in the words of its transport; `wait_s` in seconds."""
+    if broker_url.startswith(("amqp", "pyamqp")):
+        return {"confirm_publish": True, "connect_timeout": wait_s, "read_timeout": wait_s, "write_timeout": wait_s}
+    return {
+        # Every level that a publisher with kombu's defaults may use is among these.
+        "priority_steps": list(range(_PRIORITIES)),
+        "socket_timeout": wait_s,
+        "socket_connect_timeout": wait_s,
+        "health_check_interval": int(_WORKER_WAIT_S),
+    }
+
+
+def broker_priority(broker_url: str, priority: int) -> int:
+    """A priority of the contract (9 first) in the broker's terms: RabbitMQ's 9 is first, Redis's 0."""
+    return priority if broker_url.startswith(("amqp", "pyamqp")) else _PRIORITIES - 1 - priority
+
+
+def _queue_arguments(broker_url: str) -> dict[str, Any] | None:
+    return {"x-max-priority": _PRIORITIES - 1} if broker_url.startswith(("amqp", "pyamqp")) else None

@@ -1,0 +1,96 @@
+"""Putting a process together: which servers it talks to, and the parts that share them.
+
+Addresses come from the settings; where one is unset, the embedded server under the data
+directory is meant, which `perdure up` keeps running. Everything that a process holds open is
+made here and handed on; nothing is made at import.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from perdure.agents import Agents
+from perdure.clock import SystemClock
+from perdure.database.engine import Database
+from perdure.errors import Unavailable
+from perdure.models.protocol import Model
+from perdure.models.resolve import resolve
+from perdure.runtime import Runtime, Waker
+from perdure.settings import Settings
+from workers.embedded import postgres, redis
+
+_START_IT = "Start it with `perdure up`, or set {variable} to a server of your own."
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the servers are. `redis_url` and `broker_url` are in kombu's spelling."""
+
+    database_url: str
+    redis_url: str
+    broker_url: str
+
+
+def addresses(settings: Settings) -> Addresses:
+    """The servers' addresses, from the settings or from embedded servers that run.
+
+    Raises:
+        Unavailable: an embedded server is meant and does not run.
+    """
+    redis_url = redis_address(settings)
+    broker_url = settings.broker_url.get_secret_value() if settings.broker_url else redis_url
+    return Addresses(database_address(settings), redis_url, broker_url)
+
+
+def database_address(settings: Settings) -> str:
+    """`PERDURE_DATABASE_URL`, or the running embedded PostgreSQL's.
+
+    Raises:
+        Unavailable: it is unset and no embedded PostgreSQL runs.
+    """
+    if settings.database_url is not None:
+        return settings.database_url.get_secret_value()
+    found = postgres.find(settings.data_dir / "postgres")
+    if found is None:
+        raise Unavailable(
+            f"No PostgreSQL runs in {settings.data_dir}. " + _START_IT.format(variable="PERDURE_DATABASE_URL")
+        )
+    return found.url
+
+
+def redis_address(settings: Settings) -> str:
+    """`PERDURE_REDIS_URL`, or the running embedded Redis's.
+
+    Raises:
+        Unavailable: it is unset and no embedded Redis runs.
+    """
+    if settings.redis_url is not None:
+        return settings.redis_url.get_secret_value()
+    found = redis.find(settings.data_dir / "redis")
+    if found is None:
+        raise Unavailable(f"No Redis runs in {settings.data_dir}. " + _START_IT.format(variable="PERDURE_REDIS_URL"))
+    return found.url
+
+
+def assemble(settings: Settings, database_url: str, wake: Waker) -> Runtime:
+    """The parts of one process.
+
+    Raises:
+        SettingsError: `PERDURE_AGENTS` or `PERDURE_MODEL` names what cannot be had.
+    """
+    clock = SystemClock()
+
+    @cache
+    def models(name: str) -> Model:
+        return resolve(name, settings, clock)
+
+    models(settings.model)
+    return Runtime(
+        settings=settings,
+        clock=clock,
+        database=Database(database_url, lease_s=settings.turn.lease_s),
+        agents=Agents.from_module(settings.agents),
+        models=models,
+        wake=wake,
+    )

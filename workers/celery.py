@@ -1,0 +1,13 @@
+"""Where `celery -A workers worker|beat|inspect|flower` finds the application."""
+
+from __future__ import annotations
+
+from perdure.settings import Settings
+from workers.application import make_app
+from workers.assembly import addresses
+from workers.lifecycle import follow
+
+_settings = Settings.load()
+_addresses = addresses(_settings)
+app = make_app(_settings, _addresses)
+follow(app, _settings, _addresses)

@@ -1,0 +1,26 @@
+"""Logs: one line an event, to stderr, with the task that said it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from tasks.task import current_task
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s %(task)s %(message)s"
+
+
+class _WithTask(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.task = current_task.get()
+        return True
+
+
+def configure(level: int = logging.INFO) -> None:
+    """Send this process's log to stderr. Called once, by whoever starts the process."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    handler.addFilter(_WithTask())
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    for chatty in ("alembic", "kombu", "httpx2", "httpcore2", "openai"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -1,0 +1,79 @@
+"""Wake-ups as Celery messages: a hint to whichever worker is free."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+from uuid import UUID
+
+from celery import Celery
+from kombu.exceptions import KombuError
+from kombu.exceptions import OperationalError as BrokerError
+from redis.exceptions import RedisError
+
+from perdure.settings import Settings
+from workers.application import broker_priority, make_app
+from workers.assembly import Addresses
+
+log = logging.getLogger(__name__)
+
+_PAUSE_S = 1.0
+"""After a failure the broker is left alone for so long: not every message waits for it."""
+
+_ONCE_MORE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
+
+
+class CeleryWaker:
+    """A `perdure.runtime.Waker` over the broker. Shared by the threads of a process."""
+
+    def __init__(self, settings: Settings, where: Addresses) -> None:
+        self._app = make_app(settings, where, publisher=True)
+        self._broker_url = where.broker_url
+        self._lock = threading.Lock()
+        self._away_until = 0.0
+
+    @property
+    def app(self) -> Celery:
+        """The application that publishes, for replies that travel as tasks."""
+        return self._app
+
+    def session(self, session_id: UUID, priority: int) -> bool:
+        """Publish `turns.run`."""
+        ranked = broker_priority(self._broker_url, priority)
+        return self.publish("turns.run", {"session_id": str(session_id)}, queue="turns", priority=ranked)
+
+    def delivery(self, delivery_id: UUID) -> bool:
+        """Publish `deliveries.send`."""
+        return self.publish("deliveries.send", {"delivery_id": str(delivery_id)}, queue="deliveries")
+
+    def publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
+        """Send one task message within about a second; whether the broker took it."""
+        with self._lock:
+            if time.monotonic() < self._away_until:
+                return False
+        try:
+            self._app.send_task(
+                task, kwargs=arguments, ignore_result=True, retry=True, retry_policy=_ONCE_MORE, **options
+            )
+        except (BrokerError, KombuError, RedisError, OSError) as error:
+            with self._lock:
+                self._away_until = time.monotonic() + _PAUSE_S
+            log.warning("the broker did not take %s (%s); the sweeper will issue it again", task, error)
+            return False
+        return True
+
+    def reachable(self) -> bool:
+        """Whether the broker answers now."""
+        try:
+            with self._app.connection_for_write() as connection:
+                connection.ensure_connection(max_retries=1, interval_start=0, timeout=_PAUSE_S)
+                connection.default_channel.close()
+        except (BrokerError, KombuError, RedisError, OSError):
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the connections to the broker."""
+        self._app.close()
