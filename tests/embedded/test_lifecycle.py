@@ -1,0 +1,223 @@
+"""What both servers promise about starting, sharing and stopping, by real processes and real signals."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import psutil
+import pytest
+
+from tests.embedded.conftest import Program
+from workers.embedded import EmbeddedServerError, account, lifecycle, postgres, redis
+from workers.embedded.throwaway import servers
+
+Start = Callable[..., Program]
+
+HOLD = """
+import json, sys
+from pathlib import Path
+from workers.embedded import postgres, redis
+running = {"postgres": postgres, "redis": redis}[sys.argv[1]].start(Path(sys.argv[2]))
+print(json.dumps({"pid": running.pid, "owned": running.owned, "url": running.url}), flush=True)
+sys.stdin.readline()
+print(json.dumps({"stopped": running.stop()}), flush=True)
+"""
+
+
+@pytest.fixture(params=["postgres", "redis"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Each test runs once for either server."""
+    return str(request.param)
+
+
+@pytest.fixture
+def module(kind: str) -> ModuleType:
+    """The module of that server."""
+    return {"postgres": postgres, "redis": redis}[kind]
+
+
+@pytest.fixture
+def directory(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A directory for that server, which does not run."""
+    return Path(request.getfixturevalue("cluster")) if kind == "postgres" else tmp_path / "redis"
+
+
+def test_looking_for_a_server_that_never_was_makes_nothing(module: ModuleType, tmp_path: Path) -> None:
+    """`find` is for commands beside `perdure up`; a mistyped directory must not come into being by it."""
+    assert module.find(tmp_path / "none") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_started_server_is_found_until_it_is_stopped(module: ModuleType, directory: Path) -> None:
+    """Commands attach to the server that another process started, and must know when there is none."""
+    running = module.start(directory)
+    assert module.find(directory) == lifecycle.Endpoint(running.url, running.pid)
+    assert running.owned
+    assert running.stop()
+    assert module.find(directory) is None
+    assert not psutil.pid_exists(running.pid)
+
+
+def test_of_two_users_the_first_to_leave_stops_nothing(module: ModuleType, directory: Path) -> None:
+    """A second `perdure up` must neither take the first one's servers away nor lose them to it."""
+    first, second = module.start(directory), module.start(directory)
+    assert (second.owned, second.pid, second.url) == (False, first.pid, first.url)
+    assert not first.stop()
+    assert module.find(directory) is not None
+    assert second.stop()
+    assert module.find(directory) is None
+
+
+def test_two_processes_that_start_at_once_share_one_server(kind: str, directory: Path, program: Start) -> None:
+    """Two servers on one directory would destroy it."""
+    both = [program(HOLD, kind, directory) for _ in range(2)]
+    said = [json.loads(each.until("pid")) for each in both]
+    assert said[0]["pid"] == said[1]["pid"]
+    assert sorted(each["owned"] for each in said) == [False, True]
+    for each in both:
+        each.tell()
+    assert sorted(json.loads(each.until("stopped"))["stopped"] for each in both) == [False, True]
+
+
+def test_a_server_outlives_a_killed_starter_and_belongs_to_the_next(
+    kind: str, module: ModuleType, directory: Path, program: Start
+) -> None:
+    """After kill -9 of `perdure up` the next one must find its servers, and its Ctrl-C must stop them."""
+    starter = program(HOLD, kind, directory)
+    pid = json.loads(starter.until("pid"))["pid"]
+    starter.process.kill()
+    starter.ends()
+    running = module.start(directory)
+    assert (running.pid, running.owned) == (pid, False)
+    assert running.stop()
+    assert module.find(directory) is None
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_terminals_ctrl_c_does_not_reach_a_server(module: ModuleType, directory: Path) -> None:
+    """The application drains first and needs its database for it."""
+    with module.start(directory) as running:
+        assert os.getsid(running.pid) == running.pid != os.getsid(0)
+
+
+def test_a_killed_server_ends_the_wait_and_the_next_start_makes_another(module: ModuleType, directory: Path) -> None:
+    """Its supervisor learns of a server's death at once, and what the dead one left behind is in nobody's way."""
+    first = module.start(directory)
+    waiting = threading.Thread(target=first.wait)
+    waiting.start()
+    os.kill(first.pid, signal.SIGKILL)
+    waiting.join(20)
+    assert not waiting.is_alive()
+    assert module.find(directory) is None
+    second = module.start(directory)
+    assert second.owned
+    assert second.pid != first.pid
+    assert not first.stop()
+    assert second.stop()
+
+
+def test_a_keeper_ends_with_its_server_and_stops_it_on_sigterm(
+    kind: str, module: ModuleType, directory: Path, program: Start
+) -> None:
+    """`python -m workers.embedded` lets the supervisor restart a server like any process of its own."""
+    keep = "import runpy, sys; runpy.run_module('workers.embedded', run_name='__main__', alter_sys=True)"
+    keeper = program(keep, kind, directory)
+    keeper.until("answers")
+    found = module.find(directory)
+    assert found is not None
+    os.kill(found.pid, signal.SIGKILL)
+    assert keeper.ends() == 1
+    keeper = program(keep, kind, directory)
+    keeper.until("answers")
+    keeper.process.terminate()
+    assert keeper.ends() == 0
+    assert module.find(directory) is None
+
+
+def test_an_ordinary_user_runs_it_too(kind: str, nobody: account.Account, public_path: Path, program: Start) -> None:
+    """Root is the exception that these tests usually run as; the rule must work as well."""
+    os.chown(public_path, nobody.uid, nobody.gid)
+    holder = program(HOLD, kind, public_path / kind, user=nobody)
+    pid = json.loads(holder.until("pid"))["pid"]
+    assert psutil.Process(pid).uids().real == nobody.uid
+    holder.tell()
+    assert json.loads(holder.until("stopped"))["stopped"]
+
+
+def test_a_directory_of_another_account_is_refused(
+    kind: str, nobody: account.Account, public_path: Path, program: Start
+) -> None:
+    """The sentence must say who may not do what where, or nobody finds out which of three settings is wrong."""
+    holder = program(HOLD, kind, public_path / kind, user=nobody)
+    said = holder.until("EmbeddedServerError:")
+    assert holder.ends() == 1
+    assert "nobody" in said
+    assert str(public_path / kind) in said
+    assert "PERDURE_DATA_DIR" in said
+
+
+def test_a_full_disk_is_named_with_what_is_free(module: ModuleType, kind: str, small_disk: Path) -> None:
+    """A start that fails for want of room says so, where, and how little there is."""
+    if kind == "redis":
+        with (small_disk / "ballast").open("wb") as ballast:
+            os.posix_fallocate(ballast.fileno(), 0, shutil.disk_usage(small_disk).free)
+    with pytest.raises(EmbeddedServerError, match=r"the disk is full \(\d+\.\d MiB are free\)") as refused:
+        module.start(small_disk / kind)
+    assert str(small_disk / kind) in str(refused.value)
+    assert "PERDURE_DATA_DIR" in str(refused.value)
+    assert not (small_disk / kind / "initialising").exists()
+
+
+@pytest.mark.parametrize("name", ["x" * 90, "with a space", "ünïcode", "per%20cent"])
+def test_a_path_that_no_socket_or_url_takes_gets_a_socket_elsewhere(
+    module: ModuleType, kind: str, directory: Path, name: str
+) -> None:
+    """A socket's path may be 107 bytes long, and no two URL parsers agree on quoting."""
+    odd = directory.parent / name / kind
+    odd.parent.mkdir()
+    if directory.exists():
+        directory.rename(odd)
+    with module.start(odd) as running:
+        assert module.find(odd) is not None
+        socket_directory = Path((odd / "socket-directory").read_text().strip())
+        assert socket_directory.stat().st_mode & 0o777 == 0o700
+        assert str(socket_directory) in running.url
+        assert len(running.url) < 100
+    with module.start(odd) as again:
+        assert again.url == running.url
+    shutil.rmtree(socket_directory)
+
+
+@pytest.mark.parametrize("name", ["plain", "with a space"])
+def test_a_copy_of_a_running_directory_is_an_installation_of_its_own(
+    module: ModuleType, kind: str, directory: Path, name: str
+) -> None:
+    """What is recorded in the copy leads to the original's process and socket, which it must not join or break."""
+    original, copied = directory.parent / name / kind, directory.parent / name / "copied"
+    original.parent.mkdir()
+    if directory.exists():
+        directory.rename(original)
+    with module.start(original) as running:
+        subprocess.run(["cp", "-a", original, copied], check=True, stderr=subprocess.DEVNULL)
+        assert module.find(copied) is None
+        with module.start(copied) as other:
+            assert other.owned
+            assert other.pid != running.pid
+            assert other.url != running.url
+        assert module.find(original) == lifecycle.Endpoint(running.url, running.pid)
+    for home in (original, copied):
+        shutil.rmtree((home / "socket-directory").read_text().strip())
+
+
+def test_throwaway_servers_leave_nothing(tmp_path: Path) -> None:
+    """Tests and benchmarks start them by the dozen."""
+    with servers(tmp_path) as both:
+        assert postgres.find(both.directory / "postgres") is not None
+        assert redis.find(both.directory / "redis") is not None
+    assert list(tmp_path.iterdir()) == []

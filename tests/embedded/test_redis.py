@@ -1,0 +1,75 @@
+"""What is particular to Redis: its file, and an address that every one of its readers understands."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import redis as redis_py
+from celery import Celery
+from flower.utils.broker import Broker
+from kombu import Connection
+
+from workers.embedded import EmbeddedServerError, redis
+
+
+def test_it_is_durable_and_reached_by_its_socket_alone(tmp_path: Path) -> None:
+    """Wake-ups should outlive a restart, and no other account should read them."""
+    with redis.start(tmp_path / "redis") as running, redis_py.from_url(redis.client_url(running.url)) as client:
+        config: dict[Any, Any] = client.config_get("*")
+        shown = {name: config[name] for name in ("appendonly", "appendfsync", "maxmemory-policy", "save", "port")}
+        assert shown == {
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "maxmemory-policy": "noeviction",
+            "save": "",
+            "port": "0",
+        }
+        assert psutil.Process(running.pid).net_connections("inet") == []
+
+
+def test_what_it_holds_survives_a_stop_and_a_kill(tmp_path: Path) -> None:
+    """A restart of Redis alone should cost nothing."""
+    running = redis.start(tmp_path / "redis")
+    with redis_py.from_url(redis.client_url(running.url), decode_responses=True) as client:
+        client.set("stopped", "kept")
+        assert running.stop()
+        running = redis.start(tmp_path / "redis")
+        assert client.get("stopped") == "kept"
+        client.set("killed", "kept")
+        os.kill(running.pid, signal.SIGKILL)
+        running.wait()
+        with redis.start(tmp_path / "redis"):
+            assert client.get("killed") == "kept"
+    assert running.stop()
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # Celery's own call
+def test_kombu_celery_and_flower_read_its_address(tmp_path: Path) -> None:
+    """One URL goes to all of them, and each takes it apart by itself."""
+    with redis.start(tmp_path / "redis") as running:
+        options = {"socket_timeout": 5, "socket_connect_timeout": 5, "socket_keepalive": True}
+        with Connection(running.url, transport_options=options) as connection, connection.SimpleQueue("q") as queue:
+            queue.put({"n": 1})
+            assert asyncio.run(Broker(running.url).queues(["q"])) == [{"name": "q", "messages": 1}]
+            message = queue.get(timeout=5)
+            message.ack()
+            assert message.payload == {"n": 1}
+        with Celery("test", broker=running.url, backend=running.url) as app:
+            app.backend.store_result("an-id", {"n": 2}, "SUCCESS")
+            assert app.backend.get_result("an-id") == {"n": 2}
+            app.backend.client.connection_pool.disconnect()
+
+
+def test_a_file_that_cannot_be_read_may_be_moved_away(tmp_path: Path) -> None:
+    """Nothing in it is the truth, and the message says so, or people would fear for their data."""
+    redis.start(tmp_path / "redis").stop()
+    file = tmp_path / "redis" / "data" / "appendonly.aof"
+    file.write_bytes(b"this is not a list of commands\n")
+    with pytest.raises(EmbeddedServerError, match="may be moved away") as refused:
+        redis.start(tmp_path / "redis")
+    assert str(file) in str(refused.value)
+    assert file.exists()

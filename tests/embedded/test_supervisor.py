@@ -1,0 +1,202 @@
+"""The supervisor, by real processes and real signals."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.embedded.conftest import Program
+from workers.supervisor import Backoff
+
+Start = Callable[..., Program]
+
+# Runs the processes that the first argument defines.
+SUPERVISE = """
+import asyncio, sys
+from pathlib import Path
+from workers.supervisor import Backoff, Process, run
+def python(name, source, **more):
+    return Process(name, [sys.executable, "-u", "-c", source, *sys.argv[2:]], **more)
+POLITE = '''
+import os, signal, sys
+def leave(number, frame):
+    print("leaving", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("is", os.getpid(), flush=True)
+while True:
+    signal.pause()
+'''
+DEAF = '''
+import os, signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen(["sleep", "600"])
+print("is", os.getpid(), child.pid, flush=True)
+while True:
+    signal.pause()
+'''
+def ready():
+    print("all ready", flush=True)
+processes = eval(sys.argv[1])
+sys.exit(run(processes, on_ready=ready, backoff=Backoff(first_s=0.01)))
+"""
+
+
+def gone(pid: int) -> bool:
+    """Wait for the end of a process that is not ours; whether it came."""
+    try:
+        psutil.Process(pid).wait(20)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.TimeoutExpired:
+        return False
+    return True
+
+
+@given(deaths=st.integers(1, 10**6), first=st.floats(0.001, 60), cap=st.floats(0.001, 3600))
+def test_a_delay_doubles_up_to_its_cap(deaths: int, first: float, cap: float) -> None:
+    """A process that dies at once for ever must neither spin nor be forgotten."""
+    backoff = Backoff(first_s=first, cap_s=cap)
+    delay = backoff.delay_s(deaths)
+    assert 0 < delay <= cap
+    assert delay == pytest.approx(min(cap, first * 2 ** min(deaths - 1, 64)))
+    assert backoff.delay_s(deaths + 1) in (pytest.approx(2 * delay), cap)
+
+
+@given(before=st.integers(0, 10**6), lived=st.floats(0, 10**6))
+def test_a_long_life_is_forgiven_a_short_one_counted(before: int, lived: float) -> None:
+    """A worker that dies once a day is started again at once each time."""
+    backoff = Backoff(reset_after_s=60)
+    assert backoff.deaths(before, lived) == (1 if lived >= 60 else before + 1)
+
+
+def test_the_documented_delays() -> None:
+    """The numbers that the documents give."""
+    assert [Backoff().delay_s(n) for n in range(1, 8)] == [1, 2, 4, 8, 16, 30, 30]
+
+
+def test_what_dies_is_started_again(program: Start) -> None:
+    """`perdure up` is left alone for weeks."""
+    supervisor = program(SUPERVISE, "[python('worker', POLITE)]")
+    first = int(supervisor.until("is").split()[-1])
+    os.kill(first, signal.SIGKILL)
+    supervisor.until("ended by signal 9; starting it again in 0.01 s")
+    assert int(supervisor.until("is").split()[-1]) != first
+    supervisor.process.terminate()
+    assert supervisor.ends() == 0
+
+
+def test_children_are_stopped_rank_by_rank(program: Start) -> None:
+    """Beat and gateway must be gone before the workers drain, or they hand out new work meanwhile."""
+    supervisor = program(
+        SUPERVISE,
+        "[python('last', POLITE, stop_rank=2), python('first', POLITE), python('middle', POLITE, stop_rank=1)]",
+    )
+    for _ in range(3):
+        supervisor.until(" is ")
+    supervisor.process.send_signal(signal.SIGINT)
+    assert supervisor.ends() == 0
+    assert [line.split()[0] for line in supervisor.lines if "leaving" in line] == ["first", "middle", "last"]
+
+
+def test_what_will_not_end_is_killed_with_all_that_it_started(program: Start) -> None:
+    """A hung worker must not hold the shutdown up, nor leave children behind that hold its port."""
+    supervisor = program(SUPERVISE, "[python('deaf', DEAF, stop_within_s=0.1), python('polite', POLITE, stop_rank=1)]")
+    deaf = next(line for line in (supervisor.until(" is "), supervisor.until(" is ")) if line.startswith("deaf"))
+    pids = [int(word) for word in deaf.split()[-2:]]
+    supervisor.process.terminate()
+    assert supervisor.ends() == 1
+    assert any("leaving" in line for line in supervisor.lines)
+    assert all(gone(pid) for pid in pids)
+
+
+def test_a_second_signal_hastens(program: Start) -> None:
+    """Whoever presses Ctrl-C twice means it."""
+    supervisor = program(SUPERVISE, "[python('deaf', DEAF, stop_rank=1, stop_within_s=600), python('polite', POLITE)]")
+    said = [supervisor.until(" is "), supervisor.until(" is ")]
+    supervisor.process.send_signal(signal.SIGINT)
+    supervisor.until("leaving")
+    supervisor.process.send_signal(signal.SIGINT)
+    assert supervisor.ends() == 1
+    deaf = next(line for line in said if line.startswith("deaf"))
+    assert all(gone(int(word)) for word in deaf.split()[-2:])
+
+
+def test_what_a_dead_child_started_dies_with_it(program: Start) -> None:
+    """Else the next worker would find the last one's children at its work."""
+    orphaning = "import subprocess, os; p = subprocess.Popen(['sleep', '600']); print('is', p.pid); os._exit(7)"
+    supervisor = program(SUPERVISE, f"[python('worker', {orphaning!r})]")
+    grandchild = int(supervisor.until(" is ").split()[-1])
+    supervisor.until("ended with status 7")
+    assert gone(grandchild)
+    supervisor.process.terminate()
+    assert supervisor.ends() == 0
+
+
+def test_children_do_not_outlive_a_killed_supervisor(program: Start, tmp_path: Path) -> None:
+    """Workers that nobody supervises would go on taking turns beside the next `perdure up`."""
+    supervisor = program(SUPERVISE, "[python('worker', POLITE)]")
+    pid = int(supervisor.until(" is ").split()[-1])
+    assert os.getsid(pid) == pid
+    supervisor.process.kill()
+    assert gone(pid)
+
+
+def test_readiness_is_told_once_when_all_are_ready(program: Start, tmp_path: Path) -> None:
+    """`perdure up` prints its addresses when they can be used, and not again after a restart."""
+    fifo = tmp_path / "go"
+    os.mkfifo(fifo)
+    probe = "lambda: asyncio.to_thread(Path(sys.argv[2]).read_bytes)"
+    supervisor = program(SUPERVISE, f"[python('slow', POLITE, ready={probe}), python('quick', POLITE)]", fifo)
+    said = [supervisor.until(" is "), supervisor.until(" is ")]
+    assert "all ready" not in supervisor.lines
+    fifo.write_bytes(b"go")
+    supervisor.until("all ready")
+    quick = next(line for line in said if line.startswith("quick"))
+    os.kill(int(quick.split()[-1]), signal.SIGKILL)
+    supervisor.until(" is ")
+    supervisor.process.terminate()
+    assert supervisor.ends() == 0
+    assert supervisor.lines.count("all ready") == 1
+
+
+def test_any_output_passes_through_line_by_line(program: Start) -> None:
+    """Half lines, bytes that are no text and lines without end are printed, and block nobody."""
+    noisy = (
+        r"import os, signal; os.write(1, b'a\xffb\n' + b'x' * 200_000 + b'\n');"
+        r"os.write(1, b'done\nhalf'); signal.pause()"
+    )
+    supervisor = program(SUPERVISE, f"[python('noisy', {noisy!r})]")
+    supervisor.until("noisy | done")
+    supervisor.process.terminate()
+    assert supervisor.ends() == 0
+    assert "noisy | a\ufffdb" in supervisor.lines
+    assert "noisy | half" in supervisor.lines
+    assert sum(line.count("x") for line in supervisor.lines) == 200_000
+
+
+def test_a_program_that_is_not_there_is_named(program: Start) -> None:
+    """A typing mistake in a command should read as one."""
+    supervisor = program(SUPERVISE, "[Process('typo', ['perdure-no-such-program'])]")
+    assert (
+        supervisor.until("cannot be started")
+        == "typo | perdure-no-such-program cannot be started: No such file or directory"
+    )
+    supervisor.process.terminate()
+    assert supervisor.ends() == 0
+
+
+def test_a_reader_that_goes_away_ends_it(program: Start, tmp_path: Path) -> None:
+    """`perdure up | head` must not run on unseen."""
+    reading, writing = os.pipe()
+    to_pipe = f"import sys; sys.stdout = open('/proc/{os.getpid()}/fd/{writing}', 'w');"
+    supervisor = program(to_pipe + SUPERVISE, "[python('chatty', 'while True: print(1, flush=True)')]")
+    assert os.read(reading, 1)
+    os.close(reading)
+    os.close(writing)
+    assert supervisor.ends() == 0

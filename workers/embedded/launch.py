@@ -1,0 +1,102 @@
+"""Become another program: under another account, and dying with the parent, where asked.
+
+`command` wraps an argument list so that this file runs first, as a script of its own in an
+isolated interpreter (a dozen milliseconds), changes what must be changed between fork and exec,
+and execs. The same could be done in `subprocess`'s `preexec_fn`, which is unsafe as soon
+as the parent has threads.
+
+Run as a script it sees the standard library alone; nothing else may be imported here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+_NONE = "-"
+_PR_SET_PDEATHSIG = 1
+_PR_SET_KEEPCAPS = 8
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_RAISE = 2
+_LINUX_CAPABILITY_VERSION_3 = 0x20080522
+
+
+def command(
+    argv: Sequence[str],
+    *,
+    dies_with_parent: bool = False,
+    user: tuple[int, int] | None = None,
+    capability: int | None = None,
+) -> list[str]:
+    """The argument list that runs `argv` changed as asked; its process id becomes `argv`'s.
+
+    Args:
+        argv: The program and its arguments.
+        dies_with_parent: Send it SIGTERM when the thread that started it ends (Linux only).
+        user: `(uid, gid)` to run as, without supplementary groups. Needs root.
+        capability: The number of the one capability that it keeps as that user (Linux only).
+    """
+    parent = str(os.getpid()) if dies_with_parent and sys.platform == "linux" else _NONE
+    uid, gid = (_NONE, _NONE) if user is None else map(str, user)
+    kept = _NONE if capability is None else str(capability)
+    script = str(Path(__file__).resolve())
+    return [sys.executable, "-I", "-S", script, parent, uid, gid, kept, *argv]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Change account, capability and death signal as `command` wrote them down, then exec."""
+    parent, uid, gid, capability, *argv = arguments
+    if uid != _NONE:
+        _become(int(uid), int(gid), None if capability == _NONE else int(capability))
+    if parent != _NONE:
+        _die_with(int(parent))  # last: a change of account clears the death signal
+    try:
+        os.execvp(argv[0], argv)  # noqa: S606 - becoming another program is what this file is for
+    except OSError as error:
+        sys.exit(f"{argv[0]} cannot be started: {error.strerror}")
+
+
+def _become(uid: int, gid: int, capability: int | None) -> None:
+    if capability is not None:
+        _prctl(_PR_SET_KEEPCAPS, 1)
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    if capability is not None:
+        _keep_only(capability)
+        _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, capability)
+
+
+def _keep_only(capability: int) -> None:
+    """Set effective, permitted and inheritable to that one capability, as capset(2) wants them."""
+    word, bit = divmod(capability, 32)
+    sets = [0] * 6
+    sets[word * 3 : word * 3 + 3] = [1 << bit] * 3
+    header = (ctypes.c_uint32 * 2)(_LINUX_CAPABILITY_VERSION_3, 0)
+    data = (ctypes.c_uint32 * 6)(*sets)
+    if _libc().capset(ctypes.byref(header), ctypes.byref(data)) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _die_with(parent: int) -> None:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before the kernel knew whom to tell
+        sys.exit(f"the parent process {parent} has ended")
+
+
+def _prctl(option: int, *arguments: int) -> None:
+    padded = [ctypes.c_ulong(argument) for argument in (*arguments, 0, 0, 0, 0)[:4]]
+    if _libc().prctl(option, *padded) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

