@@ -12,10 +12,13 @@ from typing import Any
 from celery import Celery
 from kombu import Queue
 
+import schedules
 from perdure.settings import Settings
 from workers.assembly import Addresses
 
 QUEUES = ("ingress", "turns", "deliveries", "sessions", "memory", "maintenance")
+
+TASKS = ("tasks.turns", "tasks.deliveries")
 
 ROUTES = {
     "turns.submit": {"queue": "ingress"},
@@ -36,10 +39,11 @@ def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -
 
     A `publisher` gives up on a broker within about a second, as a wake-up must.
     """
-    app = Celery("perdure", broker=where.broker_url, backend=where.redis_url, include=["tasks.turns", "tasks.deliveries"])
+    app = Celery("perdure", broker=where.broker_url, backend=where.redis_url, include=TASKS)
     wait_s = _PUBLISH_WAIT_S if publisher else _WORKER_WAIT_S
     app.conf.update(
         timezone=settings.timezone,
+        beat_schedule=schedules.entries(),
         enable_utc=True,
         task_serializer="json",
         result_serializer="json",
