@@ -78,7 +78,9 @@ class Agents:
         try:
             module = importlib.import_module(path)
         except ImportError as error:
-            raise SettingsError(f"PERDURE_AGENTS is {path!r}: {error}; accepted: the path of an importable module") from error
+            raise SettingsError(
+                f"PERDURE_AGENTS is {path!r}: {error}; accepted: the path of an importable module"
+            ) from error
         found = [value for value in vars(module).values() if isinstance(value, Agent)]
         unique = list({id(agent): agent for agent in found}.values())
         if not unique:

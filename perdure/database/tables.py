@@ -105,7 +105,9 @@ sessions = Table(
     Column("strikes", Integer, nullable=False, server_default="0", comment="claims since the last commit of a step"),
     Column("spent_s", Double, nullable=False, server_default="0", comment="seconds under lease in the present turn"),
     Column("woken_at", _timestamp),
-    Column("wakes", Integer, nullable=False, server_default="0", comment="wake-ups by the sweeper since the last claim"),
+    Column(
+        "wakes", Integer, nullable=False, server_default="0", comment="wake-ups by the sweeper since the last claim"
+    ),
     _one_of("state", SESSION_STATES),
     CheckConstraint("unsettled >= 0", name="unsettled"),
     Index("sessions_live_key", "user_id", "scope", unique=True, postgresql_where=text("routable")),
@@ -138,7 +140,9 @@ turns = Table(
     Column("started_at", _timestamp),
     Column("settled_at", _timestamp),
     _one_of("status", TURN_STATUSES),
-    CheckConstraint("(settled_at IS NULL) = (status IN ('accepted', 'running', 'waiting_approval', 'parked'))", name="settled"),
+    CheckConstraint(
+        "(settled_at IS NULL) = (status IN ('accepted', 'running', 'waiting_approval', 'parked'))", name="settled"
+    ),
     UniqueConstraint("session_id", "seq"),
     Index("turns_unsettled_idx", "session_id", "seq", postgresql_where=text("settled_at IS NULL")),
     postgresql_with={"fillfactor": "70"},

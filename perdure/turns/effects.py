@@ -183,9 +183,7 @@ class Ledger:
             return _as_recorded(fresh.position, row)
         if fresh.tool is None:
             return Result(fresh.position, "unknown", UNKNOWN_OUTCOME, row.effect_id)
-        same = Planned(
-            fresh.position, fresh.call, row.effect_id, fresh.tool, fresh.arguments, fresh.timeout_s
-        )
+        same = Planned(fresh.position, fresh.call, row.effect_id, fresh.tool, fresh.arguments, fresh.timeout_s)
         return self._decide(same, Effect(row.effect)) or same
 
     def _decide(self, planned: Planned, effect: Effect) -> Result | None:

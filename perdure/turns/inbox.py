@@ -162,9 +162,7 @@ def _open(runtime: Runtime, transaction: Transaction, message: Incoming, paramet
     transaction.run(sessions.OPEN, opened)
 
 
-def _into_busy(
-    runtime: Runtime, transaction: Transaction, session_id: UUID, parameters: dict[str, Any]
-) -> _Commit:
+def _into_busy(runtime: Runtime, transaction: Transaction, session_id: UUID, parameters: dict[str, Any]) -> _Commit:
     match OnBusy(parameters["on_busy"]):
         case OnBusy.REJECT:
             raise Conflict("The session is busy with an earlier message.")

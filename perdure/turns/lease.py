@@ -320,9 +320,7 @@ def begin_next(database: Database, session_id: UUID, token: int, limits: TurnSet
     Raises:
         LeaseLost: the token has moved on.
     """
-    rows = database.run(
-        queries.BEGIN_NEXT, {"session_id": session_id, "token": token, "lease_s": limits.lease_s}
-    )
+    rows = database.run(queries.BEGIN_NEXT, {"session_id": session_id, "token": token, "lease_s": limits.lease_s})
     if not rows:
         raise LeaseLost
     row = rows[0]
@@ -338,6 +336,4 @@ def is_claimable(database: Database, session_id: UUID) -> bool:
 def _turn(row: Row[Any]) -> TurnRef | None:
     if row.turn_id is None:
         return None
-    return TurnRef(
-        row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, row.cancel_requested_at
-    )
+    return TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, row.cancel_requested_at)

@@ -107,7 +107,5 @@ def _postpone(database: Database, delivery_id: UUID, attempts: int, reason: str)
         reason,
         "given up" if retry_s is None else f"again in {retry_s:g} s",
     )
-    database.run(
-        queries.POSTPONE_DELIVERY, {"delivery_id": delivery_id, "error": reason[:1_000], "retry_s": retry_s}
-    )
+    database.run(queries.POSTPONE_DELIVERY, {"delivery_id": delivery_id, "error": reason[:1_000], "retry_s": retry_s})
     return Postponed(retry_s)

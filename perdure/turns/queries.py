@@ -38,12 +38,12 @@ ENQUEUE = Statement(
     ), turn AS (
         INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, reply_to, metadata,
                            status, accepted_at)
-        SELECT %(turn_id)s, session_id, last_turn_seq, %(user_id)s, coalesce(%(agent)s, agent), %(channel)s,
-               %(priority)s, %(reply_to)s::jsonb, %(metadata)s::jsonb, 'accepted', perdure_now()
+        SELECT %(turn_id)s::uuid, session_id, last_turn_seq, %(user_id)s, coalesce(%(agent)s, agent), %(channel)s,
+               %(priority)s::smallint, %(reply_to)s::jsonb, %(metadata)s::jsonb, 'accepted', perdure_now()
         FROM target
     ), input AS (
         INSERT INTO inbox (user_id, channel, message_id, turn_id, position, text, accepted_at)
-        SELECT %(user_id)s, %(channel)s, %(message_id)s, %(turn_id)s, 1, %(text)s, perdure_now()
+        SELECT %(user_id)s, %(channel)s, %(message_id)s, %(turn_id)s::uuid, 1, %(text)s, perdure_now()
         FROM target
     )
     SELECT session_id, last_turn_seq AS seq, coalesce(held, false) AS held FROM target
@@ -70,7 +70,7 @@ MERGE = Statement(
         WHERE session_id = %(session_id)s AND settled_at IS NULL
         ORDER BY seq DESC LIMIT 1
     ), target AS (
-        UPDATE turns AS t SET priority = greatest(t.priority, %(priority)s)
+        UPDATE turns AS t SET priority = greatest(t.priority, %(priority)s::smallint)
         FROM newest
         WHERE t.turn_id = newest.turn_id AND t.status = 'accepted' AND t.channel = %(channel)s
           AND (%(agent)s::text IS NULL OR t.agent = %(agent)s)
@@ -237,7 +237,7 @@ STEP = Statement(
     ), said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
                               token_count, model, usage, created_at)
-        SELECT fenced.session_id, fenced.base + m.position, %(turn_id)s, m.role, m.content, m.tool_calls,
+        SELECT fenced.session_id, fenced.base + m.position, %(turn_id)s::uuid, m.role, m.content, m.tool_calls,
                m.tool_call_id, m.message_id, %(channel)s, m.token_count, m.model, m.usage,
                coalesce(m.created_at, perdure_now())
         FROM fenced, jsonb_to_recordset(%(messages)s::jsonb) AS m (
@@ -246,7 +246,7 @@ STEP = Statement(
     ), intended AS (
         INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status,
                                   intended_at, decide_at)
-        SELECT e.effect_id, %(turn_id)s, fenced.base + %(added)s, e.position, e.tool, e.arguments, e.effect,
+        SELECT e.effect_id, %(turn_id)s::uuid, fenced.base + %(added)s, e.position, e.tool, e.arguments, e.effect,
                'intended', perdure_now(), perdure_now() + make_interval(secs => e.timeout_s)
         FROM fenced, jsonb_to_recordset(%(intents)s::jsonb) AS e (
             effect_id uuid, position int, tool text, arguments text, effect text, timeout_s double precision)
@@ -326,7 +326,7 @@ SETTLE = Statement(
     ), said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
                               token_count, model, usage, created_at)
-        SELECT fenced.session_id, fenced.base + m.position, %(turn_id)s, m.role, m.content, m.tool_calls,
+        SELECT fenced.session_id, fenced.base + m.position, %(turn_id)s::uuid, m.role, m.content, m.tool_calls,
                m.tool_call_id, m.message_id, %(channel)s, m.token_count, m.model, m.usage,
                coalesce(m.created_at, perdure_now())
         FROM fenced, jsonb_to_recordset(%(messages)s::jsonb) AS m (
@@ -344,7 +344,7 @@ SETTLE = Statement(
         FROM fenced WHERE e.turn_id = %(turn_id)s AND e.status = 'intended'
     ), owed AS (
         INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
-        SELECT %(delivery_id)s, turn_id, reply_to, 'pending', perdure_now(), perdure_now()
+        SELECT %(delivery_id)s::uuid, turn_id, reply_to, 'pending', perdure_now(), perdure_now()
         FROM settled WHERE reply_to IS NOT NULL
         RETURNING delivery_id
     )
@@ -405,7 +405,7 @@ CANCEL = Statement(
         FROM asked WHERE s.session_id = asked.session_id AND asked.status = 'cancelled'
     ), owed AS (
         INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
-        SELECT %(delivery_id)s, turn_id, reply_to, 'pending', perdure_now(), perdure_now()
+        SELECT %(delivery_id)s::uuid, turn_id, reply_to, 'pending', perdure_now(), perdure_now()
         FROM asked WHERE status = 'cancelled' AND reply_to IS NOT NULL
         RETURNING delivery_id
     )

@@ -29,9 +29,7 @@ class Parked:
 class Turn:
     """One turn under one lease, from wherever its transcript stands to its ending."""
 
-    def __init__(
-        self, runtime: Runtime, hold: Hold, ref: TurnRef, transcript: Transcript, spent_s: float
-    ) -> None:
+    def __init__(self, runtime: Runtime, hold: Hold, ref: TurnRef, transcript: Transcript, spent_s: float) -> None:
         self.ref = ref
         self.transcript = transcript
         self._runtime = runtime

@@ -117,9 +117,7 @@ class Runner:
         hold.begin(ref.turn_id)
         turn: Turn | None = None
         try:
-            transcript = Transcript.load(
-                self._runtime.database, hold.session_id, ref.turn_id, ref.seq, ref.first_seq
-            )
+            transcript = Transcript.load(self._runtime.database, hold.session_id, ref.turn_id, ref.seq, ref.first_seq)
             ending: Ending | Parked
             if claimed.strikes > self._limits.max_attempts and ref.cancel_requested_at is None:
                 ending = Failed(_given_up(self._limits.max_attempts))

@@ -78,7 +78,13 @@ class Transcript:
 
     @classmethod
     def load(
-        cls, executor: Executor, session_id: UUID, turn_id: UUID, turn_seq: int, first_seq: int, window: int = WINDOW_TURNS
+        cls,
+        executor: Executor,
+        session_id: UUID,
+        turn_id: UUID,
+        turn_seq: int,
+        first_seq: int,
+        window: int = WINDOW_TURNS,
     ) -> Transcript:
         """Read the last `window` turns, the present one included. One statement."""
         rows = executor.run(
