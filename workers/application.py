@@ -18,7 +18,7 @@ from workers.assembly import Addresses
 
 QUEUES = ("ingress", "turns", "deliveries", "sessions", "memory", "maintenance")
 
-TASKS = ("tasks.turns", "tasks.deliveries")
+INCLUDED = ("tasks.turns", "tasks.deliveries", "workers.control")
 
 ROUTES = {
     "turns.submit": {"queue": "ingress"},
@@ -39,7 +39,7 @@ def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -
 
     A `publisher` gives up on a broker within about a second, as a wake-up must.
     """
-    app = Celery("perdure", broker=where.broker_url, backend=where.redis_url, include=TASKS)
+    app = Celery("perdure", broker=where.broker_url, backend=where.redis_url, include=INCLUDED)
     wait_s = _PUBLISH_WAIT_S if publisher else _WORKER_WAIT_S
     app.conf.update(
         timezone=settings.timezone,

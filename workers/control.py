@@ -7,7 +7,7 @@ from typing import Any
 from celery.worker.control import inspect_command
 
 
-@inspect_command(name="perdure")
+@inspect_command(name="perdure")  # type: ignore[untyped-decorator]  # celery carries no types
 def inspect_perdure(state: Any) -> dict[str, Any]:
     """Turns that run in this process now, and how its tasks ended so far."""
     process = state.app.perdure()

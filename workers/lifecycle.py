@@ -21,11 +21,11 @@ from celery.signals import setup_logging, worker_init, worker_process_init, work
 from perdure.channels.callback import UrlCarrier
 from perdure.errors import Unavailable
 from perdure.settings import Settings, ShutdownSettings
+from perdure.turns.outbox import Carrier
 from perdure.turns.runner import Runner
 from perdure.turns.sweep import sweep
 from tasks.deliveries import TaskCarrier
 from tasks.process import Process
-from workers import control as control  # its command is registered by importing it
 from workers import logs
 from workers.alone import Isolation
 from workers.assembly import Addresses, assemble
@@ -85,7 +85,7 @@ class Lifecycle:
         runtime = assemble(self._settings, self._where.database_url, waker)
         runner = Runner(runtime, owner=f"{socket.gethostname()}:{os.getpid()}")
         runner.start()
-        carriers = {"url": UrlCarrier(self._settings.signing_key()), "task": TaskCarrier(waker)}
+        carriers: dict[str, Carrier] = {"url": UrlCarrier(self._settings.signing_key()), "task": TaskCarrier(waker)}
         return Process(runtime, runner, carriers, Isolation().run)
 
     def _sweep(self, process: Process) -> None:

@@ -116,10 +116,11 @@ def upgrade() -> None:
             sa.Integer(),
             server_default="0",
             nullable=False,
-            comment="wake-ups by the sweeper since the last claim",
+            comment="the sweeper's wake-ups since the last claim",
         ),
         sa.CheckConstraint(
-            "state IN ('initializing', 'active', 'thinking', 'tool_executing', 'waiting_approval', 'summarizing', 'ending', 'ended')",
+            "state IN ('initializing', 'active', 'thinking', 'tool_executing', 'waiting_approval', "
+            "'summarizing', 'ending', 'ended')",
             name=op.f("sessions_state_check"),
         ),
         sa.CheckConstraint("unsettled >= 0", name=op.f("sessions_unsettled_check")),

@@ -51,7 +51,6 @@ SESSION_STATES = (
     "ended",
 )
 TURN_STATUSES = ("accepted", "running", "waiting_approval", "parked", "done", "failed", "cancelled")
-UNSETTLED = ("accepted", "running", "waiting_approval", "parked")
 EFFECT_STATUSES = ("intended", "done", "failed", "unknown")
 DELIVERY_STATUSES = ("pending", "delivered", "failed")
 

@@ -133,15 +133,19 @@ def _enqueue(executor: Executor, parameters: dict[str, Any]) -> _Commit | None:
 
 def _accept_under_lock(runtime: Runtime, message: Incoming, parameters: dict[str, Any]) -> _Commit:
     with runtime.database.transaction("turns.accept") as transaction:
+        # What is true of the message and of the session is asked under the session's lock only:
+        # before it, the same message or the session's first one may be on its way beside this.
+        targets = transaction.run(sessions.LOCK_TARGET, parameters)
         earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
+        if not targets and not earlier:
+            _open(runtime, transaction, message, parameters)
+            targets = transaction.run(sessions.LOCK_TARGET, parameters)
+            earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
         if earlier:
             return _again(earlier[0], parameters)
-        targets = transaction.run(sessions.LOCK_TARGET, parameters)
-        if not targets:
-            _open(runtime, transaction, message, parameters)
-        elif targets[0].state not in _LIVE:
+        if targets[0].state not in _LIVE:
             raise Conflict("That session has ended. Send the message without session_id to begin the next one.")
-        elif targets[0].unsettled:
+        if targets[0].unsettled:
             return _into_busy(runtime, transaction, targets[0].session_id, parameters)
         return _queued(transaction, parameters)
 
@@ -205,8 +209,16 @@ def _interrupt(runtime: Runtime, transaction: Transaction, session_id: UUID) -> 
 
 def _settle_begun(runtime: Runtime, transaction: Transaction, tenure: Tenure, row: Row[Any]) -> UUID | None:
     turn = TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
-    transcript = Transcript.load(transaction, tenure.session_id, turn.turn_id, turn.seq, turn.first_seq, window=1)
+    transcript = Transcript.load(transaction, tenure.session_id, turn, window=1)
     asking = transcript.asking()
     texts = [result.text for result in recorded(transaction, turn.turn_id, asking)] if asking else []
-    closing = closings(turn.turn_id, asking, texts)
-    return settle(transaction, runtime.clock, tenure, turn, transcript, Cancelled(), closing).delivery_id
+    settled = settle(
+        transaction,
+        runtime.clock,
+        tenure,
+        turn=turn,
+        transcript=transcript,
+        ending=Cancelled(),
+        closing=closings(turn.turn_id, asking, texts),
+    )
+    return settled.delivery_id

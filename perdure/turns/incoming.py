@@ -7,17 +7,35 @@ import re
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from perdure.errors import InvalidRequest
 from perdure.settings import OnBusy
+from perdure.untrusted import first_line, load_object
 
 DEFAULT_PRIORITY = 5
 MAX_METADATA_CHARS = 16_384
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
-Name = Annotated[str, Field(strict=True, min_length=1, max_length=200)]
+
+def _storable(value: str) -> str:
+    if _UNSTORABLE.search(value):
+        raise ValueError("contains NUL or a character that is no valid Unicode (a lone surrogate)")
+    return value
+
+
+Text = Annotated[str, Field(strict=True), AfterValidator(_storable)]
+Name = Annotated[Text, Field(min_length=1, max_length=200)]
 
 
 class ReplyTo(BaseModel):
@@ -25,7 +43,7 @@ class ReplyTo(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    url: Annotated[str, Field(strict=True, max_length=2_000)] | None = None
+    url: Annotated[Text, Field(max_length=2_000)] | None = None
     task: Name | None = None
     queue: Name | None = None
 
@@ -46,7 +64,7 @@ class Incoming(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     user_id: Name
-    text: Annotated[str, Field(strict=True)]
+    text: Text
     channel: Name = "http"
     message_id: Name | None = None
     session_id: UUID | None = None
@@ -55,13 +73,6 @@ class Incoming(BaseModel):
     on_busy: OnBusy | None = None
     reply_to: ReplyTo | None = None
     metadata: dict[str, Any] | None = None
-
-    @field_validator("user_id", "text", "channel", "message_id", "agent")
-    @classmethod
-    def _storable(cls, value: str | None) -> str | None:
-        if value is not None and _UNSTORABLE.search(value):
-            raise ValueError("contains NUL or a character that is no valid Unicode (a lone surrogate)")
-        return value
 
     @field_validator("text")
     @classmethod
@@ -81,10 +92,7 @@ class Incoming(BaseModel):
             raise ValueError("is not JSON (NaN and infinities are not)") from error
         if len(text) > MAX_METADATA_CHARS:
             raise ValueError(f"is longer than {MAX_METADATA_CHARS} characters of JSON")
-        if "\\u0000" in text or re.search(r"\\ud[89a-f]", text):
-            json_text = json.dumps(value, ensure_ascii=False)
-            if _UNSTORABLE.search(json_text) or "\\u0000" in text:
-                raise ValueError("contains NUL or a character that is no valid Unicode (a lone surrogate)")
+        load_object(text)  # refuses what PostgreSQL cannot store, and what is nested too deep
         return value
 
 
@@ -103,5 +111,5 @@ def parse_incoming(given: Any, *, channel: Literal["http", "celery"] = "http") -
 
 
 def _sentence(item: Any) -> str:
-    where = ".".join(str(part) for part in item["loc"]) or "reply_to"
+    where = first_line(".".join(str(part) for part in item["loc"]), 200)
     return f"{where}: {item['msg'].removeprefix('Value error, ')}."

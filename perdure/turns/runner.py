@@ -117,7 +117,7 @@ class Runner:
         hold.begin(ref.turn_id)
         turn: Turn | None = None
         try:
-            transcript = Transcript.load(self._runtime.database, hold.session_id, ref.turn_id, ref.seq, ref.first_seq)
+            transcript = Transcript.load(self._runtime.database, hold.session_id, ref)
             ending: Ending | Parked
             if claimed.strikes > self._limits.max_attempts and ref.cancel_requested_at is None:
                 ending = Failed(_given_up(self._limits.max_attempts))
@@ -148,10 +148,10 @@ class Runner:
             self._runtime.database,
             self._runtime.clock,
             Tenure(hold.session_id, hold.token, self._limits.lease_s),
-            ref,
-            transcript,
-            ending,
-            closings(ref.turn_id, asking, texts),
+            turn=ref,
+            transcript=transcript,
+            ending=ending,
+            closing=closings(ref.turn_id, asking, texts),
             keep=not hold.draining,
         )
         match ending:

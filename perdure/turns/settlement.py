@@ -68,15 +68,17 @@ def settle(
     executor: Executor,
     clock: Clock,
     tenure: Tenure,
+    *,
     turn: TurnRef,
     transcript: Transcript,
     ending: Ending,
     closing: Sequence[Entry] = (),
-    *,
     keep: bool = False,
 ) -> Settled:
-    """Settle `turn`. `closing` answers the calls that are still open; `keep` holds on to the
-    lease where more turns wait.
+    """Settle a turn.
+
+    `closing` answers the calls that are still open; `keep` holds on to the lease where more
+    turns wait.
 
     Raises:
         LeaseLost: the token has moved on; nothing was written.

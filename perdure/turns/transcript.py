@@ -19,6 +19,7 @@ from sqlalchemy import Row
 from perdure.database.engine import Executor
 from perdure.models.protocol import Message, ModelReply, Role, ToolCall, Usage
 from perdure.turns import queries
+from perdure.turns.lease import TurnRef
 from perdure.untrusted import storable
 
 WINDOW_TURNS = 20
@@ -77,27 +78,19 @@ class Transcript:
         self._entries = list(entries)
 
     @classmethod
-    def load(
-        cls,
-        executor: Executor,
-        session_id: UUID,
-        turn_id: UUID,
-        turn_seq: int,
-        first_seq: int,
-        window: int = WINDOW_TURNS,
-    ) -> Transcript:
+    def load(cls, executor: Executor, session_id: UUID, turn: TurnRef, *, window: int = WINDOW_TURNS) -> Transcript:
         """Read the last `window` turns, the present one included. One statement."""
         rows = executor.run(
             queries.HISTORY,
             {
                 "session_id": session_id,
-                "turn_id": turn_id,
-                "turn_seq": turn_seq,
-                "first_seq": first_seq,
+                "turn_id": turn.turn_id,
+                "turn_seq": turn.seq,
+                "first_seq": turn.first_seq,
                 "window": window,
             },
         )
-        return cls(turn_id, (_entry(row) for row in rows))
+        return cls(turn.turn_id, (_entry(row) for row in rows))
 
     @property
     def uncommitted(self) -> list[Entry]:
