@@ -32,6 +32,7 @@ CONCURRENCY = 100
 _PRIORITIES = 10
 _WORKER_WAIT_S = 5.0
 _PUBLISH_WAIT_S = 0.5
+_REDELIVER_S = 60
 
 
 def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -> Celery:
@@ -49,7 +50,7 @@ def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -
         result_serializer="json",
         event_serializer="json",
         accept_content=["json"],
-        task_queues=[Queue(name, queue_arguments=_queue_arguments(where.broker_url)) for name in QUEUES],
+        task_queues=[Queue(name, queue_arguments=_queue_arguments(name, where.broker_url)) for name in QUEUES],
         task_default_queue="ingress",
         task_create_missing_queues=True,
         task_routes=ROUTES,
@@ -85,6 +86,11 @@ def transport_options(broker_url: str, wait_s: float) -> dict[str, Any]:
         "socket_timeout": wait_s,
         "socket_connect_timeout": wait_s,
         "health_check_interval": int(_WORKER_WAIT_S),
+        # What a killed worker had taken and not acknowledged (a submission) is handed out again
+        # after so many seconds. Wake-ups that wait in a busy worker for longer come twice, which is harmless.
+        "visibility_timeout": _REDELIVER_S,
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
     }
 
 
@@ -93,5 +99,8 @@ def broker_priority(broker_url: str, priority: int) -> int:
     return priority if broker_url.startswith(("amqp", "pyamqp")) else _PRIORITIES - 1 - priority
 
 
-def _queue_arguments(broker_url: str) -> dict[str, Any] | None:
-    return {"x-max-priority": _PRIORITIES - 1} if broker_url.startswith(("amqp", "pyamqp")) else None
+def _queue_arguments(name: str, broker_url: str) -> dict[str, Any] | None:
+    # RabbitMQ refuses a publisher that declares a queue with other arguments than it has: the
+    # queues that others publish to have none.
+    ranked = name == "turns" and broker_url.startswith(("amqp", "pyamqp"))
+    return {"x-max-priority": _PRIORITIES - 1} if ranked else None
