@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 from uuid import UUID
 
+import hypothesis
 import pytest
 import redis as redis_py
 from sqlalchemy import create_engine, event, text
@@ -22,14 +22,17 @@ from perdure.agents import Agents
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.database.migrate import migrate
-from perdure.models.protocol import Model
-from perdure.models.resolve import resolve
+from perdure.models.resolve import Models
 from perdure.runtime import Runtime
 from perdure.settings import Settings
 from workers.embedded.redis import client_url
 from workers.embedded.throwaway import Servers, servers
 
 _numbers = itertools.count(1)
+
+# A loaded machine is no failure: what an example may take is bounded by the test's own timeout.
+hypothesis.settings.register_profile("perdure", deadline=None)
+hypothesis.settings.load_profile("perdure")
 
 
 class RecordingWaker:
@@ -133,11 +136,7 @@ def runtime(
 ) -> Runtime:
     """The parts of one process, with the offline model unless a test's agent says otherwise."""
 
-    @cache
-    def models(name: str) -> Model:
-        return resolve(name, settings, clock)
-
-    return Runtime(settings, clock, database, agents, models, waker)
+    return Runtime(settings, clock, database, agents, Models(settings, clock).get, waker)
 
 
 def _administer(url: URL, statement: str) -> None:

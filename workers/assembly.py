@@ -8,14 +8,12 @@ made here and handed on; nothing is made at import.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 from perdure.agents import Agents
 from perdure.clock import SystemClock
 from perdure.database.engine import Database
 from perdure.errors import Unavailable
-from perdure.models.protocol import Model
-from perdure.models.resolve import resolve
+from perdure.models.resolve import Models
 from perdure.runtime import Runtime, Waker
 from perdure.settings import Settings
 from workers.embedded import postgres, redis
@@ -80,17 +78,13 @@ def assemble(settings: Settings, database_url: str, wake: Waker) -> Runtime:
         SettingsError: `PERDURE_AGENTS` or `PERDURE_MODEL` names what cannot be had.
     """
     clock = SystemClock()
-
-    @cache
-    def models(name: str) -> Model:
-        return resolve(name, settings, clock)
-
-    models(settings.model)
+    models = Models(settings, clock)
+    models.get()  # a model that cannot be set up stops the start, not the first turn
     return Runtime(
         settings=settings,
         clock=clock,
         database=Database(database_url, lease_s=settings.turn.lease_s),
         agents=Agents.from_module(settings.agents),
-        models=models,
+        models=models.get,
         wake=wake,
     )

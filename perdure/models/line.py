@@ -1,0 +1,306 @@
+"""HTTP connections that another thread can hang up.
+
+Closing a response from another thread does not wake a thread that is blocked in `recv`;
+shutting its socket down does. So this transport knows, for the thread of each call, the
+socket that it is blocked on, from the connect to the last byte. And since each wait is
+bounded by what is left of the call, a server that drips one byte a second gains nothing.
+
+Only public interfaces of httpx2 and httpcore2 are used; the pool is theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import threading
+import urllib.request
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import httpcore2
+import httpx2
+
+from perdure.errors import PerdureError
+from perdure.models.protocol import ModelCall
+
+CONNECT_TIMEOUT_S = 5.0
+"""Seconds to reach a server; a healthy one is reached in far less."""
+
+_KEEPALIVE_S = 30.0
+_LINGER_S = 0.1
+
+
+class Line:
+    """One call's hold on the network: the socket that its thread is blocked on just now."""
+
+    def __init__(self, call: ModelCall) -> None:
+        self._call = call
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._hung_up = False
+        self._patience_s = float("inf")
+
+    def lose_patience(self) -> None:
+        """Wait no longer than a moment for whatever is still to come."""
+        self._patience_s = _LINGER_S
+
+    def hang_up(self) -> None:
+        """Wake the call's thread, from another one; nothing more is sent or received."""
+        with self._lock:
+            self._hung_up = True
+            if self._socket is not None:
+                _shut_down(self._socket)
+
+    @contextmanager
+    def waiting_on(self, sock: socket.socket, timeout: float | None) -> Iterator[None]:
+        """Let `hang_up` reach `sock` within the block, and bound its waits by the call's deadline.
+
+        Raises:
+            CallAborted, DeadlineExceeded: the call is over.
+            OSError: the call was hung up.
+        """
+        left = min(self._call.remaining(), self._patience_s)
+        sock.settimeout(left if timeout is None else min(timeout, left))
+        with self._lock:
+            if self._hung_up:
+                raise ConnectionAbortedError("the call was hung up")
+            self._socket = sock
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._socket = None
+
+
+_line: ContextVar[Line] = ContextVar("line")
+
+
+@contextmanager
+def line_of(call: ModelCall) -> Iterator[Line]:
+    """Make what this thread sends and receives within the block belong to `call`."""
+    line = Line(call)
+    token = _line.set(line)
+    try:
+        yield line
+    finally:
+        _line.reset(token)
+
+
+class Transport(httpx2.BaseTransport):
+    """An httpx transport over one pool of such connections, through the environment's proxy if there is one.
+
+    Requests may only be made inside `line_of`. Connections are not limited in number: each
+    belongs to a thread that waits for it.
+    """
+
+    def __init__(self, base_url: str) -> None:
+        self._pool = httpcore2.ConnectionPool(
+            ssl_context=httpx2.create_ssl_context(),
+            proxy=_environment_proxy(base_url),
+            max_connections=None,
+            keepalive_expiry=_KEEPALIVE_S,
+            network_backend=_Backend(),
+        )
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send `request`; the response's body is read as it comes."""
+        raw = request.url
+        with _mapped():
+            response = self._pool.handle_request(
+                httpcore2.Request(
+                    method=request.method,
+                    url=httpcore2.URL(scheme=raw.raw_scheme, host=raw.raw_host, port=raw.port, target=raw.raw_path),
+                    headers=request.headers.raw,
+                    content=request.stream,
+                    extensions=request.extensions,
+                )
+            )
+        return httpx2.Response(
+            status_code=response.status,
+            headers=response.headers,
+            stream=_Body(response),
+            extensions=response.extensions,
+        )
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._pool.close()
+
+
+class _Body(httpx2.SyncByteStream):
+    def __init__(self, response: httpcore2.Response) -> None:
+        self._response = response
+        self._chunks = response.iter_stream()
+
+    def __iter__(self) -> Iterator[bytes]:
+        with _mapped():
+            for chunk in self._chunks:  # noqa: UP028 (yield from would close the iterator that close() reads on)
+                yield chunk
+
+    def close(self) -> None:
+        """Give the connection back.
+
+        The SDK stops reading at `[DONE]`, just before the body's end. Only a connection whose
+        body was read to the end can be used again, so a moment is spent on the rest.
+        """
+        _line.get().lose_patience()
+        try:
+            next(self._chunks, None)
+        except (httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.ProtocolError, PerdureError):
+            pass  # no end in sight: then the connection is closed, as it is when a call was ended
+        finally:
+            self._response.close()
+
+
+class _Backend(httpcore2.NetworkBackend):
+    """Connects over TCP so that a call can be hung up while it still connects."""
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,  # noqa: ARG002 (never set by this pool)
+        socket_options: Iterable[Any] | None = None,  # noqa: ARG002 (never set by this pool)
+    ) -> httpcore2.NetworkStream:
+        failure: Exception = httpcore2.ConnectError(f"no address for {host}")
+        try:
+            addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise httpcore2.ConnectError(str(error)) from error
+        for family, kind, protocol, _, address in addresses:
+            try:
+                return _Stream(_connect(socket.socket(family, kind, protocol), address, timeout))
+            except TimeoutError as error:
+                failure = httpcore2.ConnectTimeout(str(error))
+            except OSError as error:
+                failure = httpcore2.ConnectError(str(error))
+        raise failure
+
+
+def _connect(sock: socket.socket, address: Any, timeout: float | None) -> socket.socket:
+    try:
+        with _line.get().waiting_on(sock, timeout):
+            sock.connect(address)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+class _Stream(httpcore2.NetworkStream):
+    """A connected socket, plain or TLS."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        try:
+            with _line.get().waiting_on(self._socket, timeout):
+                return self._socket.recv(max_bytes)
+        except TimeoutError as error:
+            raise httpcore2.ReadTimeout(str(error)) from error
+        except OSError as error:
+            raise httpcore2.ReadError(str(error)) from error
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        if not buffer:
+            return
+        try:
+            with _line.get().waiting_on(self._socket, timeout):
+                self._socket.sendall(buffer)
+        except TimeoutError as error:
+            raise httpcore2.WriteTimeout(str(error)) from error
+        except OSError as error:
+            raise httpcore2.WriteError(str(error)) from error
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore2.NetworkStream:
+        if isinstance(self._socket, ssl.SSLSocket):
+            self.close()
+            raise httpcore2.ConnectError("a proxy that is itself reached over TLS is not supported; use an http:// one")
+        try:
+            # The handshake comes after the wrapping, so that there is a socket to hang up meanwhile.
+            wrapped = ssl_context.wrap_socket(
+                self._socket, server_hostname=server_hostname, do_handshake_on_connect=False
+            )
+        except OSError as error:
+            self.close()
+            raise httpcore2.ConnectError(str(error)) from error
+        try:
+            with _line.get().waiting_on(wrapped, timeout):
+                wrapped.do_handshake()
+        except TimeoutError as error:
+            wrapped.close()
+            raise httpcore2.ConnectTimeout(str(error)) from error
+        except OSError as error:
+            wrapped.close()
+            raise httpcore2.ConnectError(str(error)) from error
+        except BaseException:
+            wrapped.close()
+            raise
+        return _Stream(wrapped)
+
+    def get_extra_info(self, info: str) -> Any:
+        match info:
+            case "ssl_object":
+                return self._socket if isinstance(self._socket, ssl.SSLSocket) else None
+            case "client_addr":
+                return self._socket.getsockname()
+            case "server_addr":
+                return self._socket.getpeername()
+            case "socket":
+                return self._socket
+            case "is_readable":
+                return _is_readable(self._socket)
+            case _:
+                return None
+
+
+def _is_readable(sock: socket.socket) -> bool:
+    """Whether an idle connection has something to read, which means that the server closed it."""
+    if sock.fileno() < 0:
+        return True
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _shut_down(sock: socket.socket) -> None:
+    # Not SSLSocket.shutdown: it takes the TLS session away from under the thread that is reading.
+    with contextlib.suppress(OSError):  # already closed by the other side, or not yet connected
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+@contextmanager
+def _mapped() -> Iterator[None]:
+    """Turn httpcore2's errors into httpx2's of the same name."""
+    try:
+        yield
+    except (httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.ProxyError) as error:
+        mapped: type[httpx2.TransportError] = getattr(httpx2, type(error).__name__)
+        raise mapped(str(error)) from error
+    except httpcore2.UnsupportedProtocol as error:
+        raise httpx2.UnsupportedProtocol(str(error)) from error
+
+
+def _environment_proxy(base_url: str) -> httpcore2.Proxy | None:
+    """The proxy that the environment (`HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`) names for `base_url`."""
+    url = httpx2.URL(base_url)
+    if urllib.request.proxy_bypass(url.host):
+        return None
+    proxies = urllib.request.getproxies()
+    named = proxies.get(url.scheme) or proxies.get("all")
+    if not named:
+        return None
+    proxy = httpx2.Proxy(named if "://" in named else f"http://{named}")
+    return httpcore2.Proxy(url=str(proxy.url), auth=proxy.raw_auth, headers=proxy.headers.raw)

@@ -1,0 +1,87 @@
+"""Memories from first-person statements, by pattern: facts, preferences and insights."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+
+from perdure.models.offline.language import is_question, sentences
+
+_SPEAKER = re.compile(
+    r"^.{0,60}?\b(?P<role>user|human|assistant|agent|tool|system)\b[^:\n]{0,60}:\s*(?P<said>.*)$", re.IGNORECASE
+)
+_SMALL_TALK = re.compile(
+    r"\b(i am|i'm)\s+(?:so |very |just |doing )*"
+    r"(fine|good|ok|okay|well|great|sorry|glad|happy|tired|back|here|sure|done|ready|not sure|afraid|wondering)\b",
+    re.IGNORECASE,
+)
+_LONGEST = 300
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    content: str
+    type: str
+    importance: float
+
+
+_PATTERNS: tuple[tuple[str, float, re.Pattern[str]], ...] = (
+    (
+        "insight",
+        0.8,
+        re.compile(
+            r"\b(we|i)(?:'ve| have)? (?:finally |just )?"
+            r"(decided|agreed|chose|concluded|learned|learnt|realised|realized)\b"
+            r"|결정했|배웠|깨달",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        "preference",
+        0.6,
+        re.compile(
+            r"\bi (?:really |also |always |still |do |would )?(like|love|prefer|enjoy|hate|dislike|can't stand)\b"
+            r"|\bi (?:don't|do not) (?:really )?(like|want|enjoy)\b|\bmy favou?rite\b|좋아하|좋아해|싫어|선호",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        "fact",
+        0.7,
+        re.compile(
+            r"\b(i am|i'm|i live|i work|i study|i have|i've got|i own|i was born|i grew up|i come from|i speak)\b"
+            r"|\b(my|our) (?:[\w'-]+ ){1,4}(is|are|was|were|lives?|works?)\b|\bcall me\b"
+            r"|(?:^|\s)(저는|나는|제|내)\s.+(입니다|이에요|예요|이야|야|살아요|살아|삽니다|다닙니다|일해요)",
+            re.IGNORECASE,
+        ),
+    ),
+)
+
+
+def users_lines(text: str) -> Iterator[str]:
+    """What the user says in `text`: all of it, unless its lines name their speakers."""
+    speaker: str | None = None
+    for line in text.splitlines():
+        named = _SPEAKER.match(line)
+        if named:
+            speaker = named["role"].lower()
+        if speaker in (None, "user", "human"):
+            yield named["said"] if named else line
+
+
+def extract_memories(texts: Iterable[str]) -> str:
+    """A JSON array of `{"content", "type", "importance"}` from what the user states in `texts`."""
+    said = [sentence for text in texts for line in users_lines(text) for sentence in sentences(line)]
+    found = [memory for sentence in dict.fromkeys(said) if (memory := _memory(sentence))]
+    return json.dumps([asdict(memory) for memory in found], ensure_ascii=False)
+
+
+def _memory(sentence: str) -> _Memory | None:
+    if is_question(sentence) or _SMALL_TALK.search(sentence):
+        return None
+    for kind, importance, pattern in _PATTERNS:
+        if pattern.search(sentence):
+            return _Memory(sentence[:_LONGEST], kind, importance)
+    return None

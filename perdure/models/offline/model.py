@@ -1,0 +1,183 @@
+"""The offline model's answers: what it says to which prompt, rule by rule."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+from perdure.models.offline import asks
+from perdure.models.offline.language import extract, is_question, most_relevant, sentences, terms
+from perdure.models.offline.memories import extract_memories
+from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest, Role, ToolCall, Usage
+
+NAME = "offline"
+
+WHAT_IT_IS = (
+    "I am perdure's built-in offline model. I am deterministic, I have no network and I do not understand language: "
+    "I follow rules. I can calculate, tell the time, call tools (say: call NAME with {json}), quote what was said "
+    "earlier, and make extracts. For a real model, set PERDURE_MODEL, for instance to openai:NAME, and OPENAI_API_KEY."
+)
+_REMINDER = "I am the offline model and do not understand language; ask me what I am to see what I can do."
+
+_CHARS_PER_TOKEN = 4
+_LONGEST_QUOTE = 400
+_PIECE = re.compile(r"\s*\S+|\s+$")
+_NUMERIC = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
+_WEIGHTS = {Role.USER: 1.0, Role.SYSTEM: 0.8, Role.TOOL: 0.5, Role.ASSISTANT: 0.4}
+
+
+class OfflineModel:
+    """A model that follows rules; the same prompt always gets the same reply."""
+
+    @property
+    def name(self) -> str:
+        """As in `PERDURE_MODEL`."""
+        return NAME
+
+    def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
+        """Answer from the prompt alone. See `Model.respond` for what is raised."""
+        call.remaining()
+        answer = _answer(request)
+        calls = answer if isinstance(answer, tuple) else ()
+        text = answer if isinstance(answer, str) else ""
+        for piece in _PIECE.findall(text):
+            call.delta(piece)
+        return ModelReply(
+            content=text,
+            tool_calls=calls,
+            usage=Usage(_tokens(request.messages), _tokens([Message(Role.ASSISTANT, text, calls)])),
+            model=NAME,
+            stop_reason="tool_calls" if calls else "stop",
+        )
+
+
+def _answer(request: ModelRequest) -> str | tuple[ToolCall, ...]:
+    """Text, or the tool calls to make first."""
+    messages = request.messages
+    system = "\n".join(message.content for message in messages if message.role is Role.SYSTEM)
+    if messages and messages[-1].role is Role.TOOL:
+        return _from_results(messages)
+    if asks.asks_for_memories(system):
+        return extract_memories(message.content for message in messages if message.role is Role.USER)
+    if not request.tools and asks.asks_for_summary(system):
+        return _summary([message for message in messages if message.role is not Role.SYSTEM])
+    at = _last_from_user(messages)
+    if at is None:
+        return WHAT_IT_IS
+    known = [tool.name for tool in request.tools]
+    return _to_task(messages[at].content, known) or _to_line(messages[at].content, messages[:at])
+
+
+def _to_task(text: str, known: Sequence[str]) -> str | tuple[ToolCall, ...] | None:
+    """The answer to a line that wants something done with a tool; None if it does not."""
+    if wished := tuple(asks.tool_calls(text, known)):
+        missing = [call.name for call in wished if call.name not in known]
+        return _no_such_tool(missing[0], known) if missing else wished
+    if (expression := asks.calculation(text)) is not None:
+        if "calculator" not in known:
+            return f"I cannot calculate {expression}: I have no calculator among my tools."
+        return (_call("calculator", {"expression": expression}),)
+    if (zone := asks.time_zone(text)) is not None:
+        if "clock" not in known:
+            return "I cannot tell the time: I have no clock among my tools."
+        return (_call("clock", {"zone": zone} if zone else {}),)
+    return None
+
+
+def _to_line(text: str, earlier: Sequence[Message]) -> str:
+    """The answer to any other line."""
+    if asks.asks_who(text) or not text.strip():
+        return WHAT_IT_IS
+    if asks.greets(text):
+        return f"Hello. {WHAT_IT_IS}"
+    if asks.asks_for_summary(text):
+        _, _, given = text.partition(":")
+        return _summary([Message(Role.USER, given)] if given.strip() else earlier)
+    if asks.asks_something(text):
+        return _quotation(text, earlier) or f"I find nothing about that in what I can see. {_REMINDER}"
+    return f"Noted: “{_cut(text.strip())}” {_REMINDER}"
+
+
+def _call(name: str, arguments: dict[str, str]) -> ToolCall:
+    return ToolCall("call_1", name, json.dumps(arguments, ensure_ascii=False))
+
+
+def _no_such_tool(name: str, known: Sequence[str]) -> str:
+    listed = f"My tools are: {', '.join(known)}." if known else "I have no tools."
+    return f"I have no tool named {name}. {listed}"
+
+
+def _from_results(messages: Sequence[Message]) -> str:
+    """What the tools' results say, in the order in which the calls were made. Never calls again, so never loops."""
+    asked: dict[str, ToolCall] = {}
+    for message in reversed(messages):
+        if message.tool_calls:
+            asked = {call.id: call for call in message.tool_calls}
+            break
+    first = next(at for at in range(len(messages), 0, -1) if messages[at - 1].role is not Role.TOOL) if asked else 0
+    return " ".join(_result(asked.get(message.tool_call_id or ""), message.content) for message in messages[first:])
+
+
+def _result(call: ToolCall | None, result: str) -> str:
+    if call is None:
+        return f"A tool answered: {result}"
+    if call.name == "calculator" and _NUMERIC.fullmatch(result):
+        return f"{_expression(call)} = {result}."
+    if call.name == "clock" and result[:1].isdigit():
+        return f"It is {result}."
+    return f"{call.name} answered: {result}"
+
+
+def _expression(call: ToolCall) -> str:
+    try:
+        return str(json.loads(call.arguments)["expression"])
+    except (ValueError, LookupError, TypeError):
+        return "The result"
+
+
+def _summary(messages: Sequence[Message]) -> str:
+    text = "\n".join(message.content for message in messages if message.role in (Role.USER, Role.ASSISTANT))
+    return extract(text) or "There is nothing to summarise."
+
+
+def _quotation(question: str, earlier: Sequence[Message]) -> str | None:
+    """The earlier line that the question is most likely about, quoted; None if none has a word in common."""
+    lines = list(_lines(earlier))
+    if not terms(question):
+        said = [line for role, line in lines if role is Role.USER]
+        return f"You said earlier: “{_cut(said[-1])}”" if said else None
+    best = most_relevant(question, [line for _, line in lines], [_WEIGHTS[role] for role, _ in lines])
+    if best is None:
+        return None
+    role, line = lines[best]
+    match role:
+        case Role.USER:
+            return f"You said earlier: “{_cut(line)}”"
+        case Role.ASSISTANT:
+            return f"I said earlier: “{_cut(line)}”"
+        case _:
+            return f"I was given this: “{_cut(line)}”"
+
+
+def _lines(messages: Sequence[Message]) -> Iterator[tuple[Role, str]]:
+    """The statements of a conversation; questions are left out, because they answer nothing."""
+    for message in messages:
+        for line in sentences(message.content):
+            if not is_question(line) and not asks.asks_something(line):
+                yield message.role, line
+
+
+def _last_from_user(messages: Sequence[Message]) -> int | None:
+    return next((at for at in reversed(range(len(messages))) if messages[at].role is Role.USER), None)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[: _LONGEST_QUOTE - 1]}…"
+
+
+def _tokens(messages: Sequence[Message]) -> int:
+    """An estimate: one token for four characters."""
+    size = sum(len(each.content) + sum(len(call.arguments) for call in each.tool_calls) for each in messages)
+    return math.ceil(size / _CHARS_PER_TOKEN)

@@ -1,0 +1,1 @@
+"""Tools: plain functions that a model may call, what they declare, and the built-in ones."""

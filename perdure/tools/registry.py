@@ -1,0 +1,309 @@
+"""What a tool is: a plain function with type hints and a docstring, and what it declares.
+
+A tool declares what becomes of it when a crash leaves its effect in doubt: `pure` (repeat
+freely), `idempotent` (repeat with the same id) or `unsafe` (never repeat; ask its probe, or
+tell the model that the outcome is unknown). Nothing that a tool does or returns may wedge a
+session: arguments are parsed strictly, results are made storable and bounded, and every
+exception becomes a `ToolError` whose message the model reads.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import threading
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, overload
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticUserError
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import ErrorDetails
+
+from perdure import untrusted
+from perdure.errors import SettingsError, ToolError
+from perdure.models.protocol import ToolSchema
+from perdure.tools.docstring import describe
+
+MAX_RESULT_CHARS = 32_000
+"""Characters of a result that reach the transcript, unless the tool says otherwise."""
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_FIELD = "argument_"
+"""In front of each parameter's name in the pydantic model, where `copy` or `_x` would collide."""
+
+
+class Effect(StrEnum):
+    """What a tool does to the world, and so what may be done when its outcome is in doubt."""
+
+    PURE = "pure"
+    IDEMPOTENT = "idempotent"
+    UNSAFE = "unsafe"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolContext:
+    """On whose behalf a tool runs. A parameter annotated with this class receives it.
+
+    `effect_id` is the idempotency key: the same for every attempt at the same call.
+    `cancelled` is set when the turn no longer wants the result.
+    """
+
+    user_id: str
+    session_id: UUID
+    turn_id: UUID
+    effect_id: UUID
+    channel: str
+    cancelled: threading.Event
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """A probe's answer: the effect took place, and this was its result."""
+
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class DidNotHappen:
+    """A probe's answer: the effect did not take place and no longer can; calling again is safe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A probe's answer: the outside world cannot tell."""
+
+
+ProbeOutcome = Happened | DidNotHappen | Unknown
+Probe = Callable[[ToolContext], ProbeOutcome]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tool:
+    """A function that a model may call. Make one with `@tool`.
+
+    `parameters` is a JSON schema of type object; `timeout_s` overrides the setting, in
+    seconds; `probe` asks the outside world whether an effect in doubt took place.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    effect: Effect
+    timeout_s: float | None
+    probe: Probe | None
+    function: Callable[..., Any]
+    max_result_chars: int
+    _arguments: type[BaseModel]
+    _context_parameter: str | None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function itself, as its author's own tests do."""
+        return self.function(*args, **kwargs)
+
+    def schema(self) -> ToolSchema:
+        """The tool as a model sees it."""
+        return ToolSchema(self.name, self.description, self.parameters)
+
+    def parse(self, arguments: str) -> dict[str, Any]:
+        """Check what a model wrote as arguments against the function's signature.
+
+        Returns the arguments by name, converted to the types of the signature, defaults filled in.
+
+        Raises:
+            ToolError: they are no strict JSON object or do not fit; the message says what is wrong and expected.
+        """
+        try:
+            model = self._arguments.model_validate(untrusted.load_object(arguments))
+        except ValidationError as error:
+            problems = [_problem(item) for item in error.errors(include_url=False, include_context=False)]
+            raise self._refusal("; ".join(problems)) from None
+        except (ValueError, OverflowError) as error:
+            raise self._refusal(str(error)) from None
+        return {name.removeprefix(_FIELD): getattr(model, name) for name in self._arguments.model_fields}
+
+    def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str:
+        """Run the function with what `parse` returned and render its result for the model.
+
+        Raises:
+            ToolError: it failed, or its result has no JSON form; the message is for the model.
+        """
+        injected = {self._context_parameter: context} if self._context_parameter else {}
+        try:
+            result = self.function(**arguments, **injected)
+        except ToolError as error:
+            raise ToolError(untrusted.cut(untrusted.storable(error.message), self.max_result_chars)) from error
+        # SystemExit too: a tool that wraps a command line's main() must not end the worker's thread.
+        except (Exception, SystemExit) as error:
+            raise ToolError(untrusted.first_line(f"{type(error).__name__}: {error}")) from error
+        try:
+            return untrusted.cut(untrusted.dump(result), self.max_result_chars)
+        except ValueError as error:
+            raise ToolError(
+                f"The tool {self.name} ran, but its result of type {type(result).__name__} cannot be shown: {error}"
+            ) from error
+
+    def _refusal(self, reason: str) -> ToolError:
+        expected = json.dumps(self.parameters, ensure_ascii=False)
+        return ToolError(
+            f"The arguments of {self.name} were refused: {untrusted.storable(untrusted.cut(reason, 2_000))}. "
+            f"Expected a JSON object that fits this schema: {untrusted.cut(expected, 4_000)}"
+        )
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+
+
+@overload
+def tool(
+    *,
+    effect: Effect | str = Effect.UNSAFE,
+    name: str | None = None,
+    timeout_s: float | None = None,
+    probe: Probe | None = None,
+    max_result_chars: int = MAX_RESULT_CHARS,
+) -> Callable[[Callable[..., Any]], Tool]: ...
+
+
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    effect: Effect | str = Effect.UNSAFE,
+    name: str | None = None,
+    timeout_s: float | None = None,
+    probe: Probe | None = None,
+    max_result_chars: int = MAX_RESULT_CHARS,
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """Make a tool of a function with type hints and a docstring: `@tool` or `@tool(effect="pure")`.
+
+    The docstring's text becomes the description, its `Args:` section (Google style) describes
+    the parameters, and a parameter annotated `ToolContext` is injected.
+
+    Raises:
+        SettingsError: the function cannot be a tool; the message names it and says why.
+    """
+
+    def make(given: Callable[..., Any]) -> Tool:
+        if not (inspect.isfunction(given) or inspect.ismethod(given)):
+            raise SettingsError(f"the tool {given!r} is not a function")
+        chosen = name if name is not None else given.__name__
+        _check_declaration(given, chosen, effect, timeout_s, max_result_chars)
+        described = describe(given.__doc__)
+        if not described.description:
+            raise _unfit(given, "has no docstring, and a model chooses a tool by its description")
+        arguments, context_parameter = _signature(given, described.arguments)
+        return Tool(
+            name=chosen,
+            description=described.description,
+            parameters=_json_schema(given, arguments),
+            effect=Effect(effect),
+            timeout_s=timeout_s,
+            probe=probe,
+            function=given,
+            max_result_chars=max_result_chars,
+            _arguments=arguments,
+            _context_parameter=context_parameter,
+        )
+
+    return make if function is None else make(function)
+
+
+def _unfit(function: Callable[..., Any], why: str) -> SettingsError:
+    return SettingsError(f"the tool {function.__module__}.{function.__qualname__} {why}")
+
+
+def _check_declaration(
+    function: Callable[..., Any], name: str, effect: Effect | str, timeout_s: float | None, max_result_chars: int
+) -> None:
+    if not _NAME.fullmatch(name):
+        raise _unfit(function, f"is named {name!r}; accepted: 1 to 64 of a-z, A-Z, 0-9, _ and -")
+    if effect not in [*Effect]:
+        raise _unfit(function, f"declares the effect {effect!r}; accepted: {', '.join(Effect)}")
+    if timeout_s is not None and not 0 < timeout_s < float("inf"):
+        raise _unfit(function, f"has timeout_s={timeout_s!r}; accepted: a number of seconds above 0, or None")
+    if max_result_chars < 1:
+        raise _unfit(function, f"has max_result_chars={max_result_chars!r}; accepted: 1 or more")
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise _unfit(function, "is async; tools run in threads: define it with plain def")
+    if inspect.isgeneratorfunction(function):
+        raise _unfit(function, "is a generator; return one value instead")
+
+
+def _signature(function: Callable[..., Any], descriptions: Mapping[str, str]) -> tuple[type[BaseModel], str | None]:
+    """A pydantic model of the parameters, and the name of the one that wants the context."""
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except (NameError, AttributeError, TypeError, SyntaxError) as error:
+        raise _unfit(
+            function, f"has an annotation that cannot be resolved ({error}); import it at the module's top level"
+        ) from error
+    context_parameters: list[str] = []
+    fields: dict[str, Any] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        _check_parameter(function, parameter)
+        annotation = hints[parameter.name]
+        if annotation is ToolContext:
+            context_parameters.append(parameter.name)
+            continue
+        default = ... if parameter.default is parameter.empty else parameter.default
+        described = Field(default, alias=parameter.name, description=descriptions.get(parameter.name))
+        fields[_FIELD + parameter.name] = (annotation, described)
+    if len(context_parameters) > 1:
+        raise _unfit(function, f"has two parameters of type ToolContext: {', '.join(context_parameters)}")
+    config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    try:
+        model: type[BaseModel] = create_model(function.__name__, __config__=config, **fields)
+    except (PydanticUserError, TypeError) as error:
+        raise _unfit(
+            function, f"has a parameter that pydantic cannot check: {untrusted.first_line(str(error))}"
+        ) from error
+    return model, next(iter(context_parameters), None)
+
+
+def _check_parameter(function: Callable[..., Any], parameter: inspect.Parameter) -> None:
+    match parameter.kind:
+        case inspect.Parameter.VAR_POSITIONAL | inspect.Parameter.VAR_KEYWORD:
+            raise _unfit(function, f"takes {parameter}; a model needs to know each parameter by name")
+        case inspect.Parameter.POSITIONAL_ONLY:
+            raise _unfit(function, f"has the positional-only parameter {parameter.name}; arguments come by name")
+        case inspect.Parameter.POSITIONAL_OR_KEYWORD | inspect.Parameter.KEYWORD_ONLY:
+            if parameter.annotation is parameter.empty:
+                raise _unfit(function, f"has the parameter {parameter.name} without a type annotation")
+
+
+class _WithoutTitles(GenerateJsonSchema):
+    """JSON schema without the titles that repeat each name, since every prompt pays for them."""
+
+    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 (as the parent declares it)
+
+    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002 (the parent's signature)
+        return False
+
+
+def _json_schema(function: Callable[..., Any], arguments: type[BaseModel]) -> dict[str, Any]:
+    try:
+        schema = arguments.model_json_schema(schema_generator=_WithoutTitles)
+    except PydanticUserError as error:
+        raise _unfit(function, f"has a parameter without a JSON schema: {untrusted.first_line(str(error))}") from error
+    schema.pop("title", None)
+    schema.setdefault("properties", {})
+    return schema
+
+
+def _problem(item: ErrorDetails) -> str:
+    where = ".".join(str(part) for part in item["loc"])
+    match item["type"]:
+        case "missing":
+            return f"{where} is missing"
+        case "extra_forbidden":
+            return f"{where} is not a parameter"
+        case _:
+            message = item["msg"]
+            return f"{where}: {message[:1].lower()}{message[1:]}"

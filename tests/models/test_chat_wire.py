@@ -1,0 +1,191 @@
+"""The Chat Completions wire format, both ways, as pure functions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.models.chat_wire import Assembly, request_body
+from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall
+from tests.models.openai_server import chunk, validate_transcript
+
+NAMES = st.from_regex(r"[a-zA-Z0-9_-]{1,12}", fullmatch=True)
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=40)
+IDS = st.sampled_from(["call_1", "call_2", "call_1_2", "", "x" * 60])
+
+
+@st.composite
+def calls(draw: st.DrawFn, arguments: st.SearchStrategy[str]) -> tuple[ToolCall, ...]:
+    """The calls of one reply: their ids differ from each other, though not from those of other replies."""
+    made = draw(st.lists(st.builds(ToolCall, IDS, st.one_of(NAMES, TEXT), arguments), max_size=3, unique_by=_id_of))
+    return tuple(made)
+
+
+def _json_of(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    keys = st.sampled_from(["index", "id", "function", "name", "arguments", "content", "tool_calls"])
+    return st.lists(inner, max_size=2) | st.dictionaries(keys, inner, max_size=3)
+
+
+def _id_of(call: ToolCall) -> str:
+    return call.id
+
+
+@st.composite
+def transcripts(draw: st.DrawFn) -> tuple[Message, ...]:
+    """Conversations as the engine commits them: each call answered right behind the message that made it."""
+    messages = [Message(Role.SYSTEM, "You help.")]
+    for _ in range(draw(st.integers(1, 4))):
+        messages.append(Message(Role.USER, draw(TEXT)))
+        asked = draw(calls(st.one_of(TEXT, st.just('{"a": 1}'), st.just("[1]"), st.just('{"a": NaN}'))))
+        messages.append(Message(Role.ASSISTANT, draw(TEXT), asked))
+        messages += [Message(Role.TOOL, draw(TEXT), tool_call_id=call.id) for call in asked]
+    return tuple(messages)
+
+
+@given(transcripts())
+def test_any_committed_transcript_is_one_that_the_provider_accepts(messages: tuple[Message, ...]) -> None:
+    """Law 5: one call id used twice, or one garbled call, must not make a session unacceptable for ever."""
+    sent = request_body("m", ModelRequest(messages))["messages"]
+    assert validate_transcript(sent) == []
+    assert [each["content"] or "" for each in sent] == [each.content for each in messages]
+
+
+@given(transcripts(), TEXT)
+def test_a_prompt_only_grows(messages: tuple[Message, ...], text: str) -> None:
+    """Providers cache by prefix: what was sent before is sent again in the same words, ids included."""
+    longer = (*messages, Message(Role.USER, text))
+    assert (
+        request_body("m", ModelRequest(longer))["messages"][:-1]
+        == request_body("m", ModelRequest(messages))["messages"]
+    )
+
+
+@given(st.data(), TEXT, calls(TEXT))
+def test_any_split_into_chunks_gives_the_same_reply(
+    data: st.DataObject, text: str, wanted: tuple[ToolCall, ...]
+) -> None:
+    """Where a server cuts a reply, and how it interleaves the calls, is its own affair."""
+    wanted = tuple(ToolCall(f"call_{at}", call.name or "f", call.arguments) for at, call in enumerate(wanted))
+    streams: list[list[dict[str, Any]]] = [[{"content": piece} for piece in data.draw(splits(text))]]
+    for index, call in enumerate(wanted):
+        pieces = data.draw(splits(call.arguments))
+        fragments: list[dict[str, Any]] = [{"index": index, "function": {"arguments": piece}} for piece in pieces]
+        repeats = data.draw(st.booleans())
+        for fragment in fragments if repeats else fragments[:1]:
+            fragment["id"] = call.id
+            fragment["function"]["name"] = call.name
+        streams.append([{"tool_calls": [fragment]} for fragment in fragments])
+    if not text.strip() and not wanted:
+        text = "x"
+        streams = [[{"content": text}]]
+    heard, reply = assemble(data.draw(interleavings(streams)))
+    assert heard == text
+    assert reply.content == text
+    assert sorted(reply.tool_calls, key=_id_of) == sorted(wanted, key=_id_of)
+
+
+@st.composite
+def splits(draw: st.DrawFn, text: str) -> list[str]:
+    """`text` in up to five pieces, some of them empty."""
+    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=4)))
+    return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+@st.composite
+def interleavings(draw: st.DrawFn, streams: Sequence[Sequence[Any]]) -> list[Any]:
+    """The items of all `streams` in some order that keeps the order within each."""
+    order = draw(st.permutations([at for at, stream in enumerate(streams) for _ in stream]))
+    iterators = [iter(stream) for stream in streams]
+    return [next(iterators[at]) for at in order]
+
+
+@given(st.text(max_size=20), st.data())
+def test_what_was_heard_is_what_was_said(text: str, data: st.DataObject) -> None:
+    """Any text, halves of characters and NUL included, is streamed as it is then committed, and can be stored."""
+    heard, reply = assemble([{"content": piece} for piece in data.draw(splits(f"x{text}"))])
+    assert heard == reply.content
+    assert "\x00" not in reply.content
+    reply.content.encode()
+
+
+@pytest.mark.parametrize(
+    "deltas",
+    [
+        pytest.param(
+            [[{"index": None, "id": "a", "function": {"name": "f", "arguments": "{}"}}],
+             [{"index": None, "id": "b", "function": {"name": "g", "arguments": "{}"}}]],
+            id="whole calls, index null",
+        ),
+        pytest.param(
+            [[{"id": "a", "function": {"name": "f", "arguments": "{"}}], [{"function": {"arguments": "}"}}],
+             [{"id": "b", "function": {"name": "g", "arguments": "{}"}}]],
+            id="no index at all",
+        ),
+        pytest.param(
+            [[{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}],
+             [{"index": 0, "id": "b", "function": {"name": "g", "arguments": "{}"}}]],
+            id="every call has index 0",
+        ),
+        pytest.param(
+            [[{"index": 0, "id": "a", "function": {"name": "f", "arguments": {}}},
+              {"index": 1, "id": "b", "function": {"name": "g", "arguments": {}}}]],
+            id="all calls in one chunk, arguments as objects",
+        ),
+        pytest.param(
+            [[{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{"}}],
+             [{"index": 1, "id": "b", "function": {"name": "g", "arguments": "{"}}],
+             [{"index": 0, "id": "", "function": {"name": "", "arguments": "}"}}],
+             [{"index": 1, "id": None, "function": {"name": None, "arguments": "}"}}]],
+            id="interleaved, with empty ids and names",
+        ),
+        pytest.param(
+            [[{"index": 7, "id": "a", "function": {"name": "f", "arguments": "{"}}],
+             [{"index": 7, "id": "a", "function": {"name": "f", "arguments": "}"}}],
+             [{"index": 3, "id": "b", "function": {"name": "g", "arguments": "{}"}}]],
+            id="ids and names repeated, any indices",
+        ),
+    ],
+)  # fmt: skip
+def test_servers_that_number_calls_their_own_way(deltas: list[Any]) -> None:
+    """All of these have been seen in servers that call themselves compatible."""
+    _, reply = assemble([{"tool_calls": each} for each in deltas])
+    assert reply.tool_calls == (ToolCall("a", "f", "{}"), ToolCall("b", "g", "{}"))
+
+
+def test_calls_without_ids_get_some() -> None:
+    """Without an id of its own a call's result could not be told from another's."""
+    fragments = [{"function": {"name": "f", "arguments": "{}"}}, {"function": {"name": "f", "arguments": "{}"}}]
+    _, reply = assemble([{"tool_calls": [each]} for each in fragments])
+    assert len({call.id for call in reply.tool_calls}) == 2
+
+
+def test_an_id_given_twice_in_one_reply_is_told_apart() -> None:
+    """Two calls under one id would share one result."""
+    fragments = [{"index": at, "id": "same", "function": {"name": "f", "arguments": "{}"}} for at in range(2)]
+    _, reply = assemble([{"tool_calls": fragments}])
+    assert [call.id for call in reply.tool_calls] == ["same", "same_2"]
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=3), _json_of, max_leaves=8))
+def test_no_chunk_breaks_the_assembly(value: object) -> None:
+    """Whatever JSON a server sends in whatever place, it is a reply or an `InvalidResponse`, never another error."""
+    assembly = Assembly()
+    for delta in (value, {"tool_calls": value}, {"tool_calls": [value]}, {"tool_calls": [{"function": value}]}):
+        assembly.feed({"choices": [{"delta": delta}], "usage": value, "model": value})
+    assembly.feed({"choices": value})
+    assembly.feed({"choices": [{"delta": {"content": "x"}, "finish_reason": "stop"}]})
+    assert json.dumps(assembly.finish()[1].content)
+
+
+def assemble(deltas: Sequence[Any]) -> tuple[str, ModelReply]:
+    """What is heard of a stream of these deltas, and the reply made from it."""
+    assembly = Assembly()
+    heard = [assembly.feed(chunk([{"index": 0, "delta": delta, "finish_reason": None}])) for delta in deltas]
+    assembly.feed(chunk([{"index": 0, "delta": {}, "finish_reason": "stop"}]))
+    rest, reply = assembly.finish()
+    return "".join(heard) + rest, reply

@@ -1,0 +1,198 @@
+"""The offline model's rules. What every model must do is in `suite.py`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.models.offline import OfflineModel
+from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, ToolSchema
+from perdure.tools.builtin import calculator, clock
+from tests.models.suite import new_call
+
+TOOLS = (calculator.schema(), clock.schema())
+SYSTEM = "You are a helpful assistant."
+
+EXTRACTION_PROMPT = """You are a memory extraction engine. From the conversation below, extract:
+1. Facts the user shared (name, preferences, projects, relationships)
+2. Insights or decisions made
+3. Preferences expressed (likes, dislikes, communication style)
+
+Output as JSON array: [{"content": "...", "type": "fact|preference|insight", "importance": 0.0-1.0}]
+Only include information worth remembering long-term. Skip greetings and small talk."""
+
+
+def say(*lines: str, system: str = SYSTEM, tools: Sequence[ToolSchema] = TOOLS) -> ModelReply:
+    """The reply to the last of `lines`, which user and assistant spoke in turn."""
+    spoken = [Message(Role.ASSISTANT if at % 2 else Role.USER, line) for at, line in enumerate(lines)]
+    return OfflineModel().respond(ModelRequest((Message(Role.SYSTEM, system), *spoken), tuple(tools)), new_call())
+
+
+def calls(reply: ModelReply) -> list[tuple[str, str]]:
+    """The names and arguments of the calls that a reply asks for."""
+    return [(call.name, call.arguments) for call in reply.tool_calls]
+
+
+@pytest.mark.parametrize(
+    ("line", "expression"),
+    [
+        ("what is 12*7+5?", "12*7+5"),
+        ("What's 2^10", "2^10"),
+        ("12 times 7 plus 5?", "12 * 7 + 5"),
+        ("(3 + 4) * 2", "(3 + 4) * 2"),
+        ("Please calculate max(3, 4) * sqrt(16).", "max(3, 4) * sqrt(16)"),
+        ("12 \N{MULTIPLICATION SIGN} 3은 얼마야?", "12 \N{MULTIPLICATION SIGN} 3"),
+    ],
+)
+def test_calculates_with_the_calculator(line: str, expression: str) -> None:
+    """It has no arithmetic of its own: the answer must come through the loop."""
+    assert calls(say(line)) == [("calculator", json.dumps({"expression": expression}, ensure_ascii=False))]
+
+
+@pytest.mark.parametrize(
+    "line", ["I was born on 1990-05-02.", "My flat is number 12.", "I moved 3 times in 2 years.", "9" * 10_000]
+)
+def test_takes_no_other_number_for_a_sum(line: str) -> None:
+    """Statements hold numbers, too."""
+    assert say(line).tool_calls == ()
+
+
+def test_says_when_it_cannot_calculate() -> None:
+    """Without the tool there is no honest answer."""
+    assert "cannot calculate 12*7+5" in say("what is 12*7+5?", tools=()).content
+
+
+@pytest.mark.parametrize(
+    ("line", "arguments"),
+    [
+        ("What time is it?", "{}"),
+        ("what time is it in Paris?", '{"zone": "Europe/Paris"}'),
+        ("Tell me the time in Asia/Seoul", '{"zone": "Asia/Seoul"}'),
+        ("지금 몇 시야?", "{}"),
+    ],
+)
+def test_tells_the_time_with_the_clock(line: str, arguments: str) -> None:
+    """Law 9: time is given, never taken; not by a model either."""
+    assert calls(say(line)) == [("clock", arguments)]
+
+
+def test_calls_any_tool_that_it_is_told_to() -> None:
+    """So that people can try their own tools without a key for a provider."""
+    mine = ToolSchema("send_mail", "Send a mail.", {"type": "object"})
+    reply = say('call send_mail with {"to": "ana", "n": {"a": [1]}} and use the tool clock', tools=[mine, *TOOLS])
+    assert calls(reply) == [("send_mail", '{"to": "ana", "n": {"a": [1]}}'), ("clock", "{}")]
+    assert len({call.id for call in reply.tool_calls}) == 2
+
+
+def test_passes_broken_arguments_on() -> None:
+    """A person who tries what happens with broken JSON should see the tool refuse it."""
+    assert calls(say('call clock with {"zone": ')) == [("clock", '{"zone": ')]
+
+
+def test_says_which_tools_there_are() -> None:
+    """A tool that does not exist is not called: the person who asked can then choose another."""
+    reply = say("use the tool weather")
+    assert reply.tool_calls == ()
+    assert "no tool named weather" in reply.content
+    assert "calculator, clock" in reply.content
+
+
+@given(st.lists(st.tuples(st.sampled_from(["calculator", "clock", "mine"]), st.text(max_size=30)), min_size=1))
+def test_always_answers_once_it_has_results(results: list[tuple[str, str]]) -> None:
+    """Whatever the tools returned, it never calls again, so it never loops."""
+    asked = tuple(ToolCall(f"call_{at}", name, "{}") for at, (name, _) in enumerate(results))
+    messages = [Message(Role.USER, "what is 1+1?"), Message(Role.ASSISTANT, "", asked)]
+    messages += [Message(Role.TOOL, text, tool_call_id=f"call_{at}") for at, (_, text) in enumerate(results)]
+    reply = OfflineModel().respond(ModelRequest(tuple(messages), TOOLS), new_call())
+    assert reply.tool_calls == ()
+    assert reply.content
+    assert all(text in reply.content for _, text in results)
+
+
+@pytest.mark.parametrize(
+    ("said", "asked", "quoted"),
+    [
+        ("My name is Ana and I live in Lyon.", "What is my name?", "Ana"),
+        ("My name is Ana and I live in Lyon.", "where do I live?", "Lyon"),
+        ("My sister's cats are called Tom and Zoe. I work on a ferry.", "What is my cat called?", "Tom"),
+        ("My sister's cats are called Tom and Zoe. I work on a ferry.", "Where am I working?", "ferry"),
+        ("제 이름은 지수예요. 저는 서울에 살아요.", "제 이름이 뭐야?", "지수"),
+        ("제 이름은 지수예요. 저는 서울에 살아요.", "내가 어디 살아?", "서울"),
+        ("私の名前は花子です。東京に住んでいます。", "名前は何ですか\uff1f", "花子"),
+    ],
+)
+def test_quotes_the_line_that_a_question_is_about(said: str, asked: str, quoted: str) -> None:
+    """It shows that the conversation reached the model, in whatever language."""
+    assert quoted in say(said, "Noted.", "What is the weather like?", "I do not know.", asked).content
+
+
+def test_of_two_such_lines_the_later_one_counts() -> None:
+    """People correct themselves."""
+    assert "Ben" in say("My name is Ana.", "Noted.", "My name is Ben.", "Noted.", "What is my name?").content
+
+
+def test_quotes_what_its_context_holds() -> None:
+    """Memories arrive in the system prompt."""
+    reply = say("What car does Bob drive?", system=f"{SYSTEM}\n\n## Memories\n- Bob drives a red Volvo car\n- Ana: tea")
+    assert "red Volvo" in reply.content
+
+
+def test_says_when_it_finds_nothing() -> None:
+    """An invented answer would be worse than none."""
+    assert "find nothing" in say("My name is Ana.", "Noted.", "Which planet is the largest?").content
+
+
+@pytest.mark.parametrize(
+    "line", ["who are you?", "What are you", "are you a human?", "what can you do?", "너는 누구야?"]
+)
+def test_says_what_it_is(line: str) -> None:
+    """Nobody may mistake it for a language model, and everybody should learn how to get one."""
+    content = say(line).content
+    assert "offline model" in content
+    assert "do not understand language" in content
+    assert "PERDURE_MODEL" in content
+
+
+def test_summarises_by_extract() -> None:
+    """A summary made of the speaker's own sentences is short and invents nothing."""
+    lines = ["We talk about cats.", *[f"Filler number {at} is here." for at in range(20)], "Cats purr, and cats sleep."]
+    content = say("\n".join(lines), system="Summarise the conversation in a few sentences.", tools=()).content
+    assert "Cats purr, and cats sleep." in content
+    assert len(content) < len("\n".join(lines))
+    assert "Dogs bark." in say("Please summarise: Dogs bark.").content
+
+
+def test_extracts_memories_as_valid_json() -> None:
+    """Consolidation parses this; small talk, questions and what the assistant said are no memories of the user."""
+    conversation = (
+        "user: Hi there! I'm fine.\n"
+        "assistant: I am a bot and I like you.\n"
+        "user (cli): My name is Ana and I live in Lyon. I prefer tea over coffee.\n"
+        "user: We decided to use PostgreSQL. Do I like it?\n"
+        "저는 서울에 살아요."
+    )
+    found = json.loads(say(conversation, system=EXTRACTION_PROMPT, tools=()).content)
+    assert [(each["content"], each["type"]) for each in found] == [
+        ("My name is Ana and I live in Lyon.", "fact"),
+        ("I prefer tea over coffee.", "preference"),
+        ("We decided to use PostgreSQL.", "insight"),
+        ("저는 서울에 살아요.", "fact"),
+    ]
+    assert all(0 <= each["importance"] <= 1 for each in found)
+
+
+def test_extracts_nothing_from_small_talk() -> None:
+    """A session of greetings must consolidate to nothing, which is valid JSON, too."""
+    assert say("Hi! I'm good.", system=EXTRACTION_PROMPT, tools=()).content == "[]"
+
+
+@given(st.lists(st.text(max_size=200), min_size=1, max_size=5), st.sampled_from([SYSTEM, EXTRACTION_PROMPT]))
+def test_has_an_answer_to_anything_and_always_the_same(lines: list[str], system: str) -> None:
+    """It is what tests and benchmarks stand on: it must neither fail nor vary."""
+    reply = say(*lines, system=system)
+    assert reply.content or reply.tool_calls
+    assert reply == say(*lines, system=system)

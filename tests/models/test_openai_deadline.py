@@ -1,0 +1,195 @@
+"""A call ends when it must, whatever the server does or does not do."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import httpx2
+import pytest
+
+from perdure.clock import SystemClock
+from perdure.errors import DeadlineExceeded
+from perdure.models import line
+from perdure.models.openai import OpenAIModel
+from perdure.models.protocol import CallAborted, ModelReply
+from tests.models.openai_server import Drip, OpenAIServer, Silence, Step
+from tests.models.suite import QUESTION, ask, new_call
+
+AT_ONCE_S = 2.0
+"""Far less than any timeout that could end the call otherwise, far more than waking a thread takes."""
+
+SILENT: list[Step] = [Silence(), Silence(after_headers=True), Drip()]
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """Threads for calls to wait in."""
+    with ThreadPoolExecutor(4) as running:
+        yield running
+
+
+@pytest.mark.parametrize("step", SILENT, ids=str)
+def test_the_deadline_holds(model: OpenAIModel, server: OpenAIServer, step: Step) -> None:
+    """Wall-clock, not per read: a byte now and then must not keep a call alive."""
+    server.script(step)
+    began = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        ask(model, QUESTION, call=new_call(timeout_s=0.3))
+    assert 0.29 < time.monotonic() - began < AT_ONCE_S
+
+
+@pytest.mark.parametrize("step", SILENT, ids=str)
+def test_hanging_up_wakes_the_thread(
+    model: OpenAIModel, server: OpenAIServer, pool: ThreadPoolExecutor, step: Step
+) -> None:
+    """Cancel and shutdown must not wait for a provider that says nothing."""
+    server.script(step)
+    _aborted_at_once(model, pool, lambda: server.wait_for_requests(1))
+
+
+def test_hanging_up_wakes_a_thread_on_a_connection_used_before(
+    model: OpenAIModel, server: OpenAIServer, pool: ThreadPoolExecutor
+) -> None:
+    """A connection from the pool was opened on behalf of another call; it must still be this call's to end."""
+    ask(model, QUESTION)
+    server.script(Silence())
+    _aborted_at_once(model, pool, lambda: server.wait_for_requests(2))
+    assert server.connections == 1
+    assert ask(model, QUESTION).tool_calls, "the next call gets a connection that works"
+
+
+def test_hanging_up_late_harms_no_other_call() -> None:
+    """The watchdog and the end of a call race, and by then the connection may be another call's."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        held = line.Line(new_call())
+        with held.waiting_on(ours, 1.0):
+            theirs.sendall(b"a reply")
+            assert ours.recv(100) == b"a reply"
+        held.hang_up()
+        theirs.sendall(b"another call's")
+        assert ours.recv(100) == b"another call's"
+
+
+def test_hanging_up_early_is_not_forgotten() -> None:
+    """The call was ended between two waits: the next one must not begin."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        held = line.Line(new_call())
+        held.hang_up()
+        with pytest.raises(OSError, match="hung up"), held.waiting_on(ours, 1.0):
+            pytest.fail("it waits")
+
+
+def test_hanging_up_ends_a_connect(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, full_backlog: int
+) -> None:
+    """A server that does not even accept is the commonest outage of all."""
+    connecting = threading.Event()
+    connect = line._connect
+
+    def noted(sock: socket.socket, address: object, timeout: float | None) -> socket.socket:
+        connecting.set()
+        return connect(sock, address, timeout)
+
+    monkeypatch.setattr(line, "_connect", noted)
+    monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{full_backlog}/v1")
+    _aborted_at_once(OpenAIModel("m", SystemClock()), pool, lambda: _happens(connecting))
+
+
+def test_hanging_up_ends_a_handshake(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the connect and the first byte of HTTP there is TLS, with waits of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("OPENAI_BASE_URL", f"https://127.0.0.1:{listener.getsockname()[1]}/v1")
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tests")
+        accepted: list[socket.socket] = []
+
+        def accept() -> None:
+            accepted.append(listener.accept()[0])
+            accepted[0].recv(1)  # the client's greeting has come, and gets no answer
+
+        _aborted_at_once(OpenAIModel("m", SystemClock()), pool, accept)
+        accepted[0].close()
+
+
+def test_hanging_up_wakes_a_thread_that_reads_over_tls(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every real provider is behind TLS."""
+    monkeypatch.setattr(httpx2, "create_ssl_context", lambda: _anonymous(ssl.PROTOCOL_TLS_CLIENT))
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tests")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("OPENAI_BASE_URL", f"https://127.0.0.1:{listener.getsockname()[1]}/v1")
+        accepted: list[ssl.SSLSocket] = []
+
+        def accept() -> None:
+            plain, _ = listener.accept()
+            accepted.append(_anonymous(ssl.PROTOCOL_TLS_SERVER).wrap_socket(plain, server_side=True))
+            assert accepted[0].recv(4) == b"POST"
+
+        _aborted_at_once(OpenAIModel("m", SystemClock()), pool, accept)
+        accepted[0].close()
+
+
+def test_hundreds_of_calls_wait_at_once(model: OpenAIModel, server: OpenAIServer) -> None:
+    """Turns wait on a slow model by the hundred in one process; none may wait for a connection."""
+    server.script(*[Silence() for _ in range(300)])
+    calls = [new_call() for _ in range(300)]
+    with ThreadPoolExecutor(300) as many:
+        waiting = [many.submit(ask, model, QUESTION, call=call) for call in calls]
+        server.wait_for_requests(300, timeout_s=60)
+        for call in calls:
+            call.abort()
+        errors = [each.exception(timeout=30) for each in waiting]
+    assert {type(error) for error in errors} == {CallAborted}
+
+
+def _aborted_at_once(model: OpenAIModel, pool: ThreadPoolExecutor, until_it_waits: Callable[[], None]) -> None:
+    call = new_call()
+    waiting: Future[ModelReply] = pool.submit(ask, model, QUESTION, call=call)
+    until_it_waits()
+    began = time.monotonic()
+    call.abort()
+    assert isinstance(waiting.exception(timeout=30), CallAborted)
+    assert time.monotonic() - began < AT_ONCE_S
+
+
+def _happens(event: threading.Event) -> None:
+    assert event.wait(10)
+
+
+def _anonymous(protocol: int) -> ssl.SSLContext:
+    """TLS without certificates, which a test would otherwise have to carry with their private keys."""
+    context = ssl.SSLContext(protocol)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers("AECDH-AES256-SHA:@SECLEVEL=0")
+    return context
+
+
+@pytest.fixture
+def full_backlog() -> Iterator[int]:
+    """A port whose connects hang: it listens, its queue is full, and nobody accepts."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        queued: list[socket.socket] = []
+        for _ in range(64):
+            client = socket.socket()
+            queued.append(client)
+            client.settimeout(0.2)
+            try:
+                client.connect(listener.getsockname())
+            except TimeoutError:
+                break
+        else:
+            pytest.skip("this kernel's accept queue has no end")
+        yield listener.getsockname()[1]
+        for client in queued:
+            client.close()

@@ -1,0 +1,67 @@
+"""Strict JSON for a tool's arguments, over every JSON there is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.untrusted import MAX_DEPTH, load_object
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=10)
+NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=10,
+)
+OBJECTS = st.dictionaries(TEXT, VALUES, max_size=4)
+
+
+@given(OBJECTS, st.booleans())
+def test_every_proper_object_survives(value: dict[str, Any], ascii_only: bool) -> None:
+    """Strictness must cost nothing that JSON allows, however it is written."""
+    assert load_object(json.dumps(value, ensure_ascii=ascii_only)) == value
+
+
+@given(st.text())
+def test_any_text_is_an_object_or_refused_with_a_reason(text: str) -> None:
+    """Whatever a model writes, the step goes on: no other error may come out."""
+    try:
+        value = load_object(text)
+    except ValueError as error:
+        reason = str(error)
+    else:
+        reason = "none"
+        assert isinstance(value, dict)
+    assert reason.encode()
+
+
+@given(OBJECTS, TEXT, VALUES, VALUES)
+def test_a_key_given_twice_is_refused(value: dict[str, Any], key: str, one: Any, other: Any) -> None:
+    """The last would win silently, and which of the two was meant nobody knows."""
+    pairs = [*value.items(), (key, one), (key, other)]
+    text = "{" + ", ".join(f"{json.dumps(name)}: {json.dumps(each)}" for name, each in pairs) + "}"
+    with pytest.raises(ValueError, match="given twice"):
+        load_object(text)
+
+
+@given(VALUES.filter(lambda value: not isinstance(value, dict)))
+def test_only_objects_are_arguments(value: Any) -> None:
+    """Arguments have names."""
+    with pytest.raises(ValueError, match="expected a JSON object"):
+        load_object(json.dumps(value))
+
+
+@given(st.integers(1, 3 * MAX_DEPTH))
+def test_nesting_has_a_bound(depth: int) -> None:
+    """Deeper values would break whatever walks them later, in a place without a name."""
+    text = '{"a": ' * depth + "1" + "}" * depth
+    if depth <= MAX_DEPTH - 1:
+        assert load_object(text)
+    else:
+        with pytest.raises(ValueError, match="levels deep"):
+            load_object(text)

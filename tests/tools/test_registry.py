@@ -1,0 +1,333 @@
+"""From a plain function to a tool, and what a model's arguments meet on their way in."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from enum import Enum
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import pytest
+from pydantic import BaseModel, Field
+
+from perdure.errors import SettingsError, ToolError
+from perdure.tools.registry import DidNotHappen, Effect, ProbeOutcome, Tool, ToolContext, tool
+
+CONTEXT = ToolContext("ana", UUID(int=1), UUID(int=2), UUID(int=3), "cli", threading.Event())
+
+
+class Size(Enum):
+    SMALL = "small"
+    LARGE = "large"
+
+
+class Address(BaseModel):
+    street: str
+    number: int
+
+
+@dataclass
+class Guest:
+    name: str
+    age: int = 30
+
+
+@tool
+def everything(  # noqa: D417 (parameters that are not described are part of the test)
+    city: str,
+    copy: int,
+    context: ToolContext,
+    _hidden: float = 0.5,
+    *,
+    sizes: list[Size] | None = None,
+    mode: Literal["fast", "slow"] = "fast",
+    address: Address | None = None,
+    guest: Guest | None = None,
+    day: date | None = None,
+    limit: Annotated[int, Field(ge=1, le=10)] = 5,
+    model_dump: Any = None,
+) -> list[str]:
+    """Use a parameter of every kind.
+
+    A second paragraph.
+
+    Args:
+        city: The city's name,
+            as written there.
+        copy (int): How many.
+        limit: At most so many: ten.
+
+    Returns:
+        What it got.
+
+    Raises:
+        ValueError: never.
+    """
+    received = locals()
+    return [f"{name}={value!r}" for name, value in received.items() if value is not None and name != "context"]
+
+
+def test_the_docstring_describes_the_tool_and_its_parameters() -> None:
+    """It is all that the model knows of a tool; the sections for people would only cost tokens."""
+    assert everything.name == "everything"
+    assert everything.description == "Use a parameter of every kind.\n\nA second paragraph."
+    properties = everything.parameters["properties"]
+    assert properties["city"] == {"type": "string", "description": "The city's name, as written there."}
+    assert properties["copy"] == {"type": "integer", "description": "How many."}
+    assert properties["limit"]["description"] == "At most so many: ten."
+
+
+def test_the_schema_holds_what_a_model_may_give() -> None:
+    """The context is the engine's to give, names that collide with pydantic's own stay as they are."""
+    schema = everything.schema()
+    assert schema.parameters["type"] == "object"
+    assert schema.parameters["required"] == ["city", "copy"]
+    assert schema.parameters["additionalProperties"] is False
+    assert "context" not in schema.parameters["properties"]
+    assert {"_hidden", "copy", "model_dump"} <= set(schema.parameters["properties"])
+    assert schema.parameters["properties"]["limit"]["maximum"] == 10
+    assert "title" not in schema.parameters["properties"]["city"]
+
+
+def test_a_tool_is_unsafe_unless_it_says_otherwise() -> None:
+    """An effect of unknown class must never be repeated."""
+    assert everything.effect is Effect.UNSAFE
+    assert everything.timeout_s is None
+    assert everything.probe is None
+
+
+def test_a_tool_says_what_it_is() -> None:
+    """What is declared decides what becomes of an effect in doubt."""
+
+    def did_not(context: ToolContext) -> ProbeOutcome:
+        return DidNotHappen()
+
+    @tool(effect="idempotent", name="pay-now", timeout_s=2.5, probe=did_not, max_result_chars=100)
+    def pay(amount: int) -> str:
+        """Pay."""
+        return f"paid {amount}"
+
+    assert (pay.name, pay.effect, pay.timeout_s, pay.max_result_chars) == ("pay-now", Effect.IDEMPOTENT, 2.5, 100)
+    assert pay.probe is not None
+    assert pay.probe(CONTEXT) == DidNotHappen()
+    assert pay(3) == "paid 3", "its author's own tests call it as the function it is"
+
+
+def test_arguments_become_what_the_signature_says() -> None:
+    """A model writes JSON; the function gets its own types, and defaults where nothing was given."""
+    parsed = everything.parse(
+        '{"city": "서울", "copy": "12", "_hidden": 1, "sizes": ["large"], "mode": "slow", "day": "2026-02-28",'
+        ' "address": {"street": "x", "number": 3}, "guest": {"name": "Ana"}, "model_dump": [1]}'
+    )
+    assert parsed == {
+        "city": "서울",
+        "copy": 12,
+        "_hidden": 1.0,
+        "sizes": [Size.LARGE],
+        "mode": "slow",
+        "address": Address(street="x", number=3),
+        "guest": Guest("Ana"),
+        "day": date(2026, 2, 28),
+        "limit": 5,
+        "model_dump": [1],
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("nonsense", "not valid JSON"),
+        ("[1]", "expected a JSON object, got an array"),
+        ("null", "expected a JSON object, got null"),
+        ('{"city": "a", "copy": 1} x', "not valid JSON"),
+        ("{}", "city is missing; copy is missing"),
+        ('{"city": "a", "copy": 1, "colour": "red"}', "colour is not a parameter"),
+        ('{"city": "a", "copy": 1, "city": "b"}', "the key 'city' is given twice"),
+        ('{"city": "a", "copy": 1.5}', "copy: input should be a valid integer"),
+        ('{"city": "a", "copy": true, "limit": 11}', "limit: input should be less than or equal to 10"),
+        ('{"city": "a", "copy": NaN}', "NaN is not a JSON number"),
+        ('{"city": "a", "copy": 1, "_hidden": -Infinity}', "-Infinity is not a JSON number"),
+        ('{"city": "a", "copy": 1, "_hidden": 1e999}', "the number 1e999 is too large"),
+        ('{"city": "a", "copy": 1, "_hidden": "nan"}', "_hidden: input should be a finite number"),
+        ('{"city": "a", "copy": 1, "_hidden": 1' + "0" * 400 + "}", "_hidden: input should be a valid number"),
+        ('{"city": "a", "copy": 1' + "0" * 5_000 + "}", "has more than 4,300 digits"),
+        ('{"city": "a\\u0000", "copy": 1}', "NUL"),
+        ('{"city": "a\\ud83d", "copy": 1}', "half of a surrogate pair"),
+        ('{"city": "a\ud83d", "copy": 1}', "half of a surrogate pair"),
+        ('{"city\\u0000": "a"}', "NUL"),
+        ('{"city": "a", "copy": 1, "model_dump": ' + "[" * 100 + "]" * 100 + "}", "nested more than 64 levels"),
+        ('{"city": "a", "copy": 1, "model_dump": ' + "[" * 100_000, "nested more than 64 levels"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_with_the_reason(arguments: str, reason: str) -> None:
+    """The model reads the message and tries again, so it says what is wrong and what is expected."""
+    with pytest.raises(ToolError) as caught:
+        everything.parse(arguments)
+    assert reason in caught.value.message
+    assert "Expected a JSON object that fits this schema" in caught.value.message
+    caught.value.message.encode()
+
+
+@tool
+def nothing() -> None:
+    """Take nothing."""
+
+
+@pytest.mark.parametrize("arguments", ["", "  \n", "{}"])
+def test_no_arguments_at_all_are_an_empty_object(arguments: str) -> None:
+    """Several providers send an empty string for a tool without parameters."""
+    assert nothing.parse(arguments) == {}
+    assert nothing.call({}, CONTEXT) == "null"
+
+
+def test_huge_integers_survive() -> None:
+    """Ids of other systems do not fit a float, and must not be rounded."""
+    huge = 10**4_000 + 7
+    assert everything.parse(f'{{"city": "a", "copy": {huge}}}')["copy"] == huge
+
+
+def test_the_context_is_injected() -> None:
+    """A tool needs its idempotency key and the user it acts for, neither of which a model may choose."""
+
+    @tool
+    def whoami(loud: bool, who: ToolContext) -> str:
+        """Say on whose behalf it runs."""
+        return f"{who.user_id} {who.effect_id} {loud}"
+
+    assert whoami.call(whoami.parse('{"loud": true}'), CONTEXT) == f"ana {UUID(int=3)} True"
+    with pytest.raises(ToolError, match="who is not a parameter"):
+        whoami.parse('{"loud": true, "who": {"user_id": "root"}}')
+
+
+def test_defaults_are_not_shared_between_calls() -> None:
+    """A list that one call changed must not greet the next one."""
+
+    @tool
+    def collect(into: list[int] = []) -> list[int]:  # noqa: B006 (the very mistake)
+        """Collect."""
+        into.append(1)
+        return into
+
+    assert [collect.call(collect.parse("{}"), CONTEXT) for _ in range(2)] == ["[1]", "[1]"]
+
+
+async def asynchronous() -> str:
+    """Wait."""
+    return ""
+
+
+def generating() -> Any:
+    """Yield."""
+    yield 1
+
+
+def variadic(*args: int) -> str:
+    """Take any."""
+    return ""
+
+
+def keywords(**kwargs: int) -> str:
+    """Take any."""
+    return ""
+
+
+def positional(a: int, /) -> str:
+    """Take by position."""
+    return ""
+
+
+def bare(a) -> str:  # type: ignore[no-untyped-def]  # noqa: ANN001 (the very mistake)
+    """Take something."""
+    return ""
+
+
+def unresolved(a: Nowhere) -> str:  # type: ignore[name-defined]  # noqa: F821 (the very mistake)
+    """Take what nobody defined."""
+    return ""
+
+
+def unfit(a: threading.Lock) -> str:
+    """Take what no JSON can be."""
+    return ""
+
+
+def callback(a: Callable[[], None]) -> str:
+    """Take what has no schema."""
+    return ""
+
+
+def two_contexts(a: ToolContext, b: ToolContext) -> str:
+    """Take too much."""
+    return ""
+
+
+def undocumented(a: int) -> str:  # noqa: D103 (the very mistake)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (asynchronous, "is async"),
+        (generating, "is a generator"),
+        (variadic, r"takes \*args"),
+        (keywords, r"takes \*\*kwargs"),
+        (positional, "positional-only parameter a"),
+        (bare, "parameter a without a type annotation"),
+        (unresolved, "cannot be resolved"),
+        (unfit, "pydantic cannot check"),
+        (callback, "without a JSON schema"),
+        (two_contexts, "two parameters of type ToolContext: a, b"),
+        (undocumented, "has no docstring"),
+        (Guest, "is not a function"),
+        (len, "is not a function"),
+    ],
+)
+def test_a_function_that_cannot_be_a_tool_is_refused_where_it_is_defined(
+    function: Callable[..., Any], reason: str
+) -> None:
+    """A mistake in an agent's module stops the start and says where it is, instead of failing in a user's turn."""
+    with pytest.raises(SettingsError, match=reason) as caught:
+        tool(function)
+    assert function.__name__ in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("declaration", "reason"),
+    [
+        ({"name": "two words"}, "is named 'two words'"),
+        ({"name": ""}, "is named ''"),
+        ({"name": "x" * 65}, "1 to 64"),
+        ({"name": "정보"}, "is named"),
+        ({"name": "ok\n"}, "is named"),
+        ({"effect": "harmless"}, "accepted: pure, idempotent, unsafe"),
+        ({"timeout_s": 0}, "timeout_s=0"),
+        ({"timeout_s": float("nan")}, "timeout_s=nan"),
+        ({"timeout_s": float("inf")}, "timeout_s=inf"),
+        ({"max_result_chars": 0}, "max_result_chars=0"),
+    ],
+)
+def test_a_declaration_that_makes_no_sense_is_refused(declaration: dict[str, Any], reason: str) -> None:
+    """Providers refuse a whole request for one bad tool name."""
+
+    def fine(a: int) -> str:
+        """Do."""
+        return ""
+
+    with pytest.raises(SettingsError, match=reason):
+        tool(**declaration)(fine)
+
+
+def test_a_bound_method_is_a_function_too() -> None:
+    """Tools that share a client are most simply methods of it."""
+
+    class Shop:
+        def order(self, item: str) -> str:
+            """Order."""
+            return f"ordered {item}"
+
+    made: Tool = tool(Shop().order)
+    assert made.call(made.parse('{"item": "tea"}'), CONTEXT) == "ordered tea"

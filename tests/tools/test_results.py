@@ -1,0 +1,162 @@
+"""What a tool returns or raises, on its way into the transcript."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure import untrusted
+from perdure.errors import ToolError
+from perdure.tools.registry import MAX_RESULT_CHARS, Tool, ToolContext, tool
+
+CONTEXT = ToolContext("ana", UUID(int=1), UUID(int=2), UUID(int=3), "cli", threading.Event())
+
+
+@dataclass
+class Point:
+    x: int
+    at: datetime
+
+
+def returning(value: Any, **declared: Any) -> Tool:
+    """A tool that returns `value`."""
+
+    @tool(**declared)
+    def returns() -> Any:
+        """Return it."""
+        return value
+
+    return returns
+
+
+def raising(error: BaseException) -> Tool:
+    """A tool that raises `error`."""
+
+    @tool
+    def raises() -> None:
+        """Raise it."""
+        raise error
+
+    return raises
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("as it is: 서울", "as it is: 서울"),
+        ("", ""),
+        ({"city": "서울", "n": [1, 2.5, None, True]}, '{"city": "서울", "n": [1, 2.5, null, true]}'),
+        (7, "7"),
+        (Point(1, datetime(2026, 1, 1, tzinfo=UTC)), '{"x": 1, "at": "2026-01-01T00:00:00Z"}'),
+        ({"ids": {UUID(int=1)}}, '{"ids": ["00000000-0000-0000-0000-000000000001"]}'),
+        ("NUL \x00 half \ud83d whole \ud83d\ude00", "NUL \ufffd half \ufffd whole \N{GRINNING FACE}"),
+        (["half \udc00"], '["half \ufffd"]'),
+    ],
+)
+def test_results_become_text_that_can_be_stored(value: Any, shown: str) -> None:
+    """Text as it is, anything else as JSON that a person can read; nothing that PostgreSQL refuses."""
+    assert returning(value).call({}, CONTEXT) == shown
+
+
+@given(st.text())
+def test_any_text_becomes_text_that_can_be_stored(text: str) -> None:
+    """Including every half of a surrogate pair; and storable text stays as it is."""
+    stored = untrusted.storable(text)
+    stored.encode()
+    assert "\x00" not in stored
+    assert untrusted.storable(stored) == stored
+    assert stored == text or untrusted._UNSTORABLE.search(text)
+
+
+def _circle() -> list[Any]:
+    circle: list[Any] = []
+    circle.append(circle)
+    return circle
+
+
+def _deep() -> list[Any]:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    return deep
+
+
+def _keyed_by_tuples() -> dict[tuple[int, int], int]:
+    return {(1, 2): 3}
+
+
+def _endless_number() -> int:
+    return 10**5_000
+
+
+@pytest.mark.parametrize("make", [object, _circle, _deep, _keyed_by_tuples, _endless_number])
+def test_a_result_without_a_json_form_is_an_error_that_says_so(make: Callable[[], Any]) -> None:
+    """The effect has happened: the model is told that it ran, lest it try again."""
+    with pytest.raises(ToolError, match="The tool returns ran, but its result of type"):
+        returning(make()).call({}, CONTEXT)
+
+
+def test_a_result_over_the_limit_is_cut_visibly() -> None:
+    """Ten megabytes would never fit a prompt again; the model must know that there was more."""
+    shown = returning("x" * 10_000_000).call({}, CONTEXT)
+    assert len(shown) == MAX_RESULT_CHARS
+    assert shown.endswith("[cut: 10,000,000 characters in all, the first 32,000 at most are shown]")
+    assert returning("x" * MAX_RESULT_CHARS).call({}, CONTEXT) == "x" * MAX_RESULT_CHARS
+
+
+def test_a_tool_has_a_limit_of_its_own() -> None:
+    """A tool that returns documents may need more, one that lists files less."""
+    assert len(returning("x" * 1_000, max_result_chars=200).call({}, CONTEXT)) == 200
+
+
+def test_a_tool_error_reaches_the_model_in_the_authors_words() -> None:
+    """It is how a tool tells the model what to do otherwise."""
+    with pytest.raises(ToolError) as caught:
+        raising(ToolError("No such city.\nTry Lyon.\x00")).call({}, CONTEXT)
+    assert caught.value.message == "No such city.\nTry Lyon.\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ValueError("bad\nTraceback: secrets"), "ValueError: bad"),
+        (KeyError("x"), "KeyError: 'x'"),
+        (ZeroDivisionError(), "ZeroDivisionError:"),
+        (RecursionError("deep"), "RecursionError: deep"),
+        (RuntimeError("half \ud83d"), "RuntimeError: half \ufffd"),
+    ],
+)
+def test_any_other_error_is_told_in_one_line(error: Exception, message: str) -> None:
+    """A type and a line help the model; a stack trace helps only whoever reads the log, where the cause is kept."""
+    with pytest.raises(ToolError) as caught:
+        raising(error).call({}, CONTEXT)
+    assert caught.value.message == message
+    assert caught.value.__cause__ is error
+
+
+def test_an_errors_line_is_bounded() -> None:
+    """Some libraries put the whole response into their message."""
+    with pytest.raises(ToolError) as caught:
+        raising(ValueError("x" * 1_000_000)).call({}, CONTEXT)
+    assert len(caught.value.message) == 500
+
+
+def test_a_tool_that_exits_ends_itself_only() -> None:
+    """A wrapped command line calls sys.exit; the worker's thread must survive it."""
+
+    @tool
+    def exits() -> None:
+        """Exit."""
+        sys.exit(3)
+
+    with pytest.raises(ToolError, match="SystemExit: 3"):
+        exits.call({}, CONTEXT)
