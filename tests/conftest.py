@@ -82,12 +82,12 @@ def database_url(template: URL) -> Iterator[str]:
 
 
 @pytest.fixture
-def redis_url(embedded: Servers) -> Iterator[str]:
+def redis_url(embedded: Servers) -> str:
     """The suite's Redis, emptied, in kombu's spelling."""
     client = redis_py.Redis.from_url(client_url(embedded.redis.url))
     client.flushall()
     client.close()
-    yield embedded.redis.url
+    return embedded.redis.url
 
 
 @pytest.fixture
@@ -135,7 +135,6 @@ def runtime(
     settings: Settings, clock: MovedClock, database: Database, agents: Agents, waker: RecordingWaker
 ) -> Runtime:
     """The parts of one process, with the offline model unless a test's agent says otherwise."""
-
     return Runtime(settings, clock, database, agents, Models(settings, clock).get, waker)
 
 
