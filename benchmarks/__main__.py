@@ -1,0 +1,80 @@
+"""The command line: `python -m benchmarks [--only NAME] [--quick] [--json]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+import psutil
+from rich.console import Console
+
+from benchmarks import history, statements, throughput, waiting
+from benchmarks.report import Section, console
+from benchmarks.stage import BenchmarkFailed, Stage, Tell, stage
+
+SECTIONS: dict[str, Callable[[Stage], Section]] = {
+    module.NAME: module.measure for module in (throughput, history, waiting, statements)
+}
+
+
+def main() -> int:
+    """Measure, print; 0 done, 1 failed."""
+    given = _arguments()
+    wanted = given.only or list(SECTIONS)
+    found: list[Section] = []
+    machine = _machine()
+    if not given.json:
+        console().print(" · ".join(machine.values()), style="bold")
+    try:
+        with _telling() as tell, stage(tell, quick=given.quick) as made:
+            for name in wanted:
+                section = SECTIONS[name](made)
+                found.append(section)
+                if not given.json:
+                    section.show(console())
+    except BenchmarkFailed as error:
+        print(error, file=sys.stderr)
+        return 1
+    if given.json:
+        print(json.dumps({**machine, "sections": [section.document() for section in found]}, indent=2))
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="What perdure costs, measured here and now."
+    )
+    parser.add_argument("--only", action="append", choices=list(SECTIONS), help="this section (may be repeated)")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the work: to try it out, not to quote")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    return parser.parse_args()
+
+
+def _machine() -> dict[str, str]:
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": f"{psutil.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, {platform.system()}",
+        "python": f"Python {platform.python_version()}",
+        "load": f"load average {os.getloadavg()[0]:.1f} before the start",
+    }
+
+
+@contextmanager
+def _telling() -> Iterator[Tell]:
+    """What is being done, in one line on stderr, where that is a terminal."""
+    shown = Console(stderr=True)
+    if not shown.is_terminal:
+        yield lambda _text: None
+        return
+    with shown.status("") as status:
+        yield status.update
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""The agent and the model of the benchmarks: what a turn costs when thinking costs nothing.
+
+A worker gets both as it would a third party's: the agent through `PERDURE_AGENTS`, the model
+through the entry-point group `perdure.models` (the stage declares it), as `benchmark:SECONDS`.
+Every turn is two model calls and one tool call.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from perdure.agents import Agent
+from perdure.clock import Clock
+from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Role, ToolCall, Usage
+from perdure.settings import Settings
+from perdure.tools.registry import tool
+
+QUESTION = "What is twice twenty-one, please? I would rather not work it out by myself."
+PATIENT = "Take your time. "
+"""In front of a question: the model waits before it answers."""
+
+ASKING = ModelReply("", (ToolCall("call_1", "double", '{"number": 21}'),), Usage(120, 12), "benchmark")
+ANSWER = "Twice twenty-one is forty-two. Ask me again whenever you like; it will not change."
+
+
+@tool(effect="pure")
+def double(number: int) -> int:
+    """Double a number."""
+    return number * 2
+
+
+assistant = Agent("assistant", instructions="You double numbers.", tools=[double])
+
+
+class InProcessModel:
+    """Asks for the tool, then answers. To a patient question it asks after `latency_s` seconds, else at once."""
+
+    def __init__(self, latency_s: float = 0.0) -> None:
+        self._latency_s = latency_s
+
+    @property
+    def name(self) -> str:
+        """As in `PERDURE_MODEL`."""
+        return f"benchmark:{self._latency_s:g}"
+
+    def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
+        """The answer if the tool has been called, else the call."""
+        last = request.messages[-1]
+        if last.role is Role.TOOL:
+            call.delta(ANSWER)
+            return ModelReply(ANSWER, usage=Usage(150, 20), model="benchmark")
+        if last.content.startswith(PATIENT):
+            self._wait(call)
+        return ASKING
+
+    def _wait(self, call: ModelCall) -> None:
+        ended = threading.Event()
+        with call.aborting(ended.set):
+            ended.wait(min(self._latency_s, call.remaining()))
+
+
+def model(latency_s: str, _settings: Settings, _clock: Clock) -> InProcessModel:
+    """The entry point `benchmark:SECONDS` of the group `perdure.models`."""
+    return InProcessModel(float(latency_s))

@@ -1,0 +1,55 @@
+"""The floor: a bare Celery task with the same number of bare commits, and nothing of an agent.
+
+The cheapest durable task that this stack can run: own application, Celery's defaults but for
+the pool, its width and the ignored result; SQLAlchemy Core on psycopg2, as many connections as
+perdure has, each commit one one-row INSERT in autocommit, one round trip. `celery -A benchmarks.floor worker`.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+from celery import Celery
+from sqlalchemy import Engine, create_engine
+
+from workers.application import CONCURRENCY
+
+TABLE = """
+    CREATE TABLE floor_rows (
+        id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        step integer NOT NULL,
+        at timestamptz NOT NULL DEFAULT clock_timestamp()
+    )
+"""
+INSERT = "INSERT INTO floor_rows (step) VALUES (%(step)s)"
+
+app = Celery("floor", broker=os.environ.get("PERDURE_REDIS_URL"))
+app.conf.update(
+    worker_pool="threads",
+    worker_concurrency=CONCURRENCY,
+    worker_prefetch_multiplier=1,
+    task_ignore_result=True,
+    broker_connection_retry_on_startup=True,
+)
+
+
+@cache
+def engine() -> Engine:
+    """The process's connections."""
+    return create_engine(os.environ["PERDURE_DATABASE_URL"], isolation_level="AUTOCOMMIT", pool_size=32, max_overflow=0)
+
+
+def commit(step: int) -> None:
+    """One bare commit."""
+    with engine().connect() as connection:
+        connection.exec_driver_sql(INSERT, {"step": step})
+
+
+def commit_each(commits: int) -> None:
+    """So many bare commits."""
+    for step in range(1, commits + 1):
+        commit(step)
+
+
+run = app.task(name="floor.run")(commit_each)

@@ -1,0 +1,142 @@
+"""What a turn costs early and late in a long conversation: milliseconds, and bytes of WAL.
+
+A young and an old conversation take turns, so that whatever else the machine does falls on
+both. Before that a checkpoint is forced and a few turns are not counted: the first change of
+a page after a checkpoint writes the whole page to the WAL, which is the checkpoint's cost and
+not the turn's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from sqlalchemy import Connection, text
+
+from benchmarks import langgraph_peer
+from benchmarks.report import Section
+from benchmarks.stage import Stage, connected
+from benchmarks.statements import bench
+
+NAME = "history"
+
+_EARLY = 30
+_LATE = 400
+_SETTLING = 5
+_SAMPLED = 21
+_WAL = text("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint")
+
+Turn = Callable[[str], None]
+"""Runs one turn of the conversation of that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a turn took, or the median of some."""
+
+    ms: float
+    wal_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What a turn cost early in a conversation and late."""
+
+    early: Cost
+    late: Cost
+
+    @property
+    def ms(self) -> float:
+        """How many times longer a late turn takes."""
+        return self.late.ms / self.early.ms
+
+    @property
+    def wal(self) -> float:
+        """How many times more a late turn writes."""
+        return self.late.wal_bytes / self.early.wal_bytes
+
+
+def measure(stage: Stage) -> Section:
+    """The section."""
+    late = _LATE // 4 if stage.quick else _LATE
+    mine, theirs = _perdure(stage, late), _langgraph(stage, late)
+    return Section(
+        name=NAME,
+        title=f"A turn after {_EARLY} and after {late} turns of one conversation",
+        method=(
+            f"Two conversations in this process, one around its {_EARLY}th turn and one around its {late}th, a turn of "
+            f"each in alternation; median of {_SAMPLED}, accept to settled. WAL by pg_current_wal_insert_lsn around "
+            f"each turn; a checkpoint is forced before, then {_SETTLING} turns of each go uncounted, so that full-page "
+            "images are out of the way."
+        ),
+        columns=["", f"ms at {_EARLY}", f"ms at {late}", "ratio", f"WAL bytes at {_EARLY}", f"at {_LATE}", "ratio"],
+        rows=[_row("perdure", mine), _row("LangGraph", theirs)],
+        figures={**_figures("perdure", mine), **_figures("langgraph", theirs)},
+    )
+
+
+def _perdure(stage: Stage, late: int) -> Growth:
+    stage.tell(f"perdure: a conversation of {late} turns")
+    with stage.database("bench_history") as url, connected(url) as admin, bench(url) as made:
+        return _compared(admin, made.turn, late)
+
+
+def _langgraph(stage: Stage, late: int) -> Growth:
+    stage.tell(f"LangGraph: a conversation of {late} turns")
+    with (
+        stage.database("bench_history", tables=False) as url,
+        connected(url) as admin,
+        langgraph_peer.agent(url) as compiled,
+    ):
+        return _compared(admin, lambda name: langgraph_peer.turn(compiled, name), late)
+
+
+def _compared(admin: Connection, turn: Turn, late: int) -> Growth:
+    """Bring an old and a young conversation to their points, then sample them in alternation."""
+    for name, length in (("old", late), ("young", _EARLY)):
+        for _ in range(length - _SETTLING - _SAMPLED // 2):
+            turn(name)
+    admin.execute(text("CHECKPOINT"))
+    for _ in range(_SETTLING):
+        turn("old")
+        turn("young")
+    pairs = [(_sample(admin, turn, "young"), _sample(admin, turn, "old")) for _ in range(_SAMPLED)]
+    young, old = zip(*pairs, strict=True)
+    return Growth(_median(young), _median(old))
+
+
+def _sample(admin: Connection, turn: Turn, name: str) -> Cost:
+    wal, began = admin.execute(_WAL).scalar_one(), time.perf_counter()
+    turn(name)
+    milliseconds = (time.perf_counter() - began) * 1000
+    return Cost(milliseconds, admin.execute(_WAL).scalar_one() - wal)
+
+
+def _median(costs: Sequence[Cost]) -> Cost:
+    return Cost(median(cost.ms for cost in costs), median(cost.wal_bytes for cost in costs))
+
+
+def _row(who: str, growth: Growth) -> list[str]:
+    early, late = growth.early, growth.late
+    return [
+        who,
+        f"{early.ms:.1f}",
+        f"{late.ms:.1f}",
+        f"{growth.ms:.2f}",
+        f"{early.wal_bytes:,.0f}",
+        f"{late.wal_bytes:,.0f}",
+        f"{growth.wal:.2f}",
+    ]
+
+
+def _figures(who: str, growth: Growth) -> dict[str, float]:
+    return {
+        f"{who}_early_ms": growth.early.ms,
+        f"{who}_late_ms": growth.late.ms,
+        f"{who}_ms_ratio": growth.ms,
+        f"{who}_early_wal_bytes": growth.early.wal_bytes,
+        f"{who}_late_wal_bytes": growth.late.wal_bytes,
+        f"{who}_wal_ratio": growth.wal,
+    }

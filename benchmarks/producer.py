@@ -1,0 +1,92 @@
+"""Whoever sends the messages, in a process of its own: `python -m benchmarks.producer perdure|floor ...`.
+
+Keeps a window of messages in flight, so that the worker always has some waiting and never a
+long backlog, and ends when all are done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+
+from sqlalchemy import text
+from sqlalchemy.engine import make_url
+
+from benchmarks import floor
+from benchmarks.agents import QUESTION
+from benchmarks.stage import connected
+from perdure.settings import Settings
+from perdure.turns.inbox import accept
+from perdure.turns.incoming import Incoming
+from workers.assembly import addresses, assemble
+from workers.wake import CeleryWaker
+
+_PAUSE_S = 0.05
+
+Send = Callable[[int], object]
+Done = Callable[[], int]
+
+
+def produce(total: int, window: int, send: Send, done: Done) -> None:
+    """Send messages number 0 to `total` - 1, at most `window` of them unfinished; return when all are done."""
+    finished = 0
+    for number in range(total):
+        while number - finished >= window:
+            finished = done()
+            if number - finished >= window:
+                time.sleep(_PAUSE_S)
+        send(number)
+    while done() < total:
+        time.sleep(_PAUSE_S)
+
+
+def perdure_messages(total: int, window: int, users: int) -> None:
+    """Messages through `accept`, in turn from each of `users`, one session each."""
+    settings = Settings.load()
+    where = addresses(settings)
+    waker = CeleryWaker(settings, where)
+    runtime = assemble(settings, where.database_url, waker)
+
+    def send(number: int) -> object:
+        return accept(runtime, Incoming(user_id=f"user-{number % users}", text=QUESTION))
+
+    with connected(make_url(where.database_url)) as connection:
+        settled = text("SELECT coalesce(sum(turn_count), 0)::int FROM sessions")
+        produce(total, window, send, lambda: connection.execute(settled).scalar_one())
+    waker.close()
+    runtime.database.close()
+
+
+def floor_messages(total: int, window: int, commits: int) -> None:
+    """Bare tasks of so many commits; before each, one commit of the sender's, as `accept` has."""
+    sent = 0
+
+    def send(number: int) -> None:
+        nonlocal sent
+        floor.commit(0)
+        floor.run.apply_async(kwargs={"commits": commits})
+        sent = number + 1
+
+    with connected(make_url(os.environ["PERDURE_DATABASE_URL"])) as connection:
+        # The sequence counts rows at no cost; tasks under way make it a little early, but not at the end.
+        rows = text("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM floor_rows_id_seq")
+        produce(total, window, send, lambda: (connection.execute(rows).scalar_one() - sent) // commits)
+
+
+def main() -> None:
+    """The command line that `benchmarks.throughput` uses."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("target", choices=["perdure", "floor"])
+    for option in ("total", "window", "users", "commits"):
+        parser.add_argument(f"--{option}", type=int, default=1)
+    given = parser.parse_args()
+    if given.target == "perdure":
+        perdure_messages(given.total, given.window, given.users)
+    else:
+        floor_messages(given.total, given.window, given.commits)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""What every section stands on: throw-away servers, databases of its own, processes that end.
+
+The figures are those of the default settings: the caller's `PERDURE_*` variables and `.env`
+are kept out.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import redis
+from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.pool import NullPool
+
+from perdure.database.migrate import migrate
+from workers.embedded import launch
+from workers.embedded.redis import client_url
+from workers.embedded.throwaway import Servers, servers
+
+ROOT = Path(__file__).resolve().parent.parent
+
+_LEAVE_S = 60
+_LOOK_S = 0.25
+_FOREIGN = ("PERDURE_", "OPENAI_", "ANTHROPIC_", "CELERY_")
+_ENTRY_POINTS = "[perdure.models]\nbenchmark = benchmarks.agents:model\n"
+_METADATA = "Metadata-Version: 2.1\nName: perdure-benchmarks\nVersion: 0\n"
+
+Tell = Callable[[str], None]
+"""Shows what is being done, to whoever watches."""
+
+
+class BenchmarkFailed(Exception):
+    """A process died, or something did not come about in time: there is no figure to report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """PostgreSQL's own counts for one database: transactions committed, and bytes of WAL (all databases)."""
+
+    commits: int
+    wal_bytes: int
+
+    def __sub__(self, earlier: Ledger) -> Ledger:
+        return Ledger(self.commits - earlier.commits, self.wal_bytes - earlier.wal_bytes)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The servers, and whether to be `quick` (a tenth of the work: for trying things out)."""
+
+    servers: Servers
+    tell: Tell
+    quick: bool
+
+    def scaled(self, count: int) -> int:
+        """`count`, or a tenth of it."""
+        return max(count // 10, 1) if self.quick else count
+
+    @contextmanager
+    def database(self, name: str, *, tables: bool = True) -> Iterator[URL]:
+        """An empty database, with perdure's tables or without, and an empty Redis."""
+        url = make_url(self.servers.postgres.url)
+        administer(url, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)", f"CREATE DATABASE {name}")
+        client = redis.Redis.from_url(client_url(self.servers.redis.url))
+        client.flushall()
+        client.close()
+        if tables:
+            migrate(url.set(database=name))
+        yield url.set(database=name)
+        administer(url, f"DROP DATABASE {name} WITH (FORCE)")
+
+    def environment(self, database: URL, **variables: str) -> dict[str, str]:
+        """The environment of a process of perdure: the benchmark's agent, and else the defaults."""
+        own = {
+            "PERDURE_DATABASE_URL": database.render_as_string(hide_password=False),
+            "PERDURE_REDIS_URL": self.servers.redis.url,
+            "PERDURE_DATA_DIR": str(self.servers.directory),
+            "PERDURE_AGENTS": "benchmarks.agents",
+            "PERDURE_MODEL": "benchmark:0",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(self._site())]),
+        }
+        return {**os.environ, **own, **variables}
+
+    @contextmanager
+    def process(self, module: str, *arguments: str, environment: Mapping[str, str]) -> Iterator[psutil.Popen]:
+        """`python -m MODULE ARGUMENTS`, ended with SIGTERM after the block.
+
+        Raises:
+            BenchmarkFailed: it had to be killed, or had ended with an error; the message has its last lines.
+        """
+        argv = launch.command([sys.executable, "-m", module, *arguments], dies_with_parent=True)
+        path = self.servers.directory / f"{module}.log"
+        with path.open("wb") as log:
+            running = psutil.Popen(argv, env=dict(environment), cwd=self.servers.directory, stdout=log, stderr=log)
+            try:
+                yield running
+            finally:
+                status = _end(running)
+        if status not in (0, -signal.SIGTERM):
+            raise BenchmarkFailed(f"{module} ended with {status}:\n{path.read_text(errors='replace')[-2_000:]}")
+
+    def finish(self, process: psutil.Popen, timeout_s: float, doing: Callable[[], str]) -> None:
+        """Wait for the end of a process, telling what it is `doing`.
+
+        Raises:
+            BenchmarkFailed: it takes longer than `timeout_s`.
+        """
+        until(lambda: process.poll() is not None, timeout_s, lambda: self.tell(doing()))
+
+    def _site(self) -> Path:
+        """A directory that declares the entry point of the benchmark's model, as an installed package would."""
+        site = self.servers.directory / "site"
+        declared = site / "perdure_benchmarks-0.dist-info"
+        declared.mkdir(parents=True, exist_ok=True)
+        (declared / "METADATA").write_text(_METADATA)
+        (declared / "entry_points.txt").write_text(_ENTRY_POINTS)
+        return site
+
+
+@contextmanager
+def stage(tell: Tell, *, quick: bool) -> Iterator[Stage]:
+    """Start the servers; stop and remove them in the end."""
+    for name in [name for name in os.environ if name.startswith(_FOREIGN)]:
+        del os.environ[name]
+    tell("starting PostgreSQL and Redis")
+    with servers() as running:
+        yield Stage(running, tell, quick)
+
+
+def until(ready: Callable[[], bool], timeout_s: float, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Return when `ready`.
+
+    Raises:
+        BenchmarkFailed: it is not, for `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        if time.monotonic() > deadline:
+            raise BenchmarkFailed(f"nothing came of it within {timeout_s:g} s")
+        meanwhile()
+        time.sleep(_LOOK_S)
+
+
+@contextmanager
+def connected(url: URL) -> Iterator[Connection]:
+    """A connection of the benchmark's own, each statement a transaction."""
+    engine = create_engine(url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    with engine.connect() as connection:
+        yield connection
+
+
+def administer(url: URL, *statements: str) -> None:
+    """Run statements in the maintenance database."""
+    with connected(url.set(database="postgres")) as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+def scalar(url: URL, sql: str, **parameters: Any) -> Any:
+    """The one value that a query returns."""
+    with connected(url) as connection:
+        return connection.execute(text(sql), parameters).scalar_one()
+
+
+def ledger(url: URL) -> Ledger:
+    """What PostgreSQL has counted so far. A backend reports for certain when it ends, so close connections before."""
+    with connected(url.set(database="postgres")) as connection:
+        counted: Sequence[Any] = connection.execute(
+            text(
+                "SELECT xact_commit, pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint "
+                "FROM pg_stat_database WHERE datname = :name"
+            ),
+            {"name": url.database},
+        ).one()
+    return Ledger(counted[0], counted[1])
+
+
+def _end(process: psutil.Popen) -> int:
+    if process.poll() is None:
+        process.terminate()
+    try:
+        return int(process.wait(_LEAVE_S))
+    except psutil.TimeoutExpired as error:
+        process.kill()
+        process.wait()
+        raise BenchmarkFailed(f"process {process.pid} did not leave within {_LEAVE_S} s of SIGTERM") from error

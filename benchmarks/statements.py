@@ -1,0 +1,165 @@
+"""Statements and commits of one turn, by name: what a turn's cost is made of.
+
+Counted where they are sent, in one process: statements by their names as `Database.run` gets them,
+commits as `Database.observe` reports them, and whatever reaches the driver by an event of the engine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, event
+from sqlalchemy.engine import URL
+
+from benchmarks.agents import QUESTION, InProcessModel, assistant
+from benchmarks.report import Section
+from benchmarks.stage import Stage, ledger
+from perdure.agents import Agents
+from perdure.clock import SystemClock
+from perdure.database.engine import Database, Moment, Statement
+from perdure.runtime import Runtime
+from perdure.settings import Settings
+from perdure.turns.inbox import accept
+from perdure.turns.incoming import Incoming
+from perdure.turns.runner import Ran, Runner
+
+NAME = "statements"
+
+_ACCEPTING = "turns.enqueue"
+
+
+class SilentWaker:
+    """Wakes nobody: the benchmark runs the session itself."""
+
+    def session(self, _session_id: UUID, _priority: int) -> bool:
+        """Nothing is published."""
+        return True
+
+    def delivery(self, _delivery_id: UUID) -> bool:
+        """Nothing is published."""
+        return True
+
+
+class CountingDatabase(Database):
+    """A database that counts what it is asked to run, by name, and all that reaches the driver."""
+
+    def __init__(self, url: URL) -> None:
+        super().__init__(url, observe=self._observe)
+        self.sent: Counter[str] = Counter()
+        self.committed: Counter[str] = Counter()
+        self.driven = 0
+        event.listen(self.engine, "before_cursor_execute", self._drive)
+
+    def forget(self) -> None:
+        """Count from here."""
+        self.sent.clear()
+        self.committed.clear()
+        self.driven = 0
+
+    def run(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
+        """Count it and run it."""
+        self.sent[statement.name] += 1
+        return super().run(statement, parameters)
+
+    def _observe(self, moment: Moment, name: str) -> None:
+        self.committed[name] += moment == "after"
+
+    def _drive(self, *_: object) -> None:
+        self.driven += 1
+
+
+class Bench:
+    """perdure in this process: a session's messages accepted and run, one after the other."""
+
+    def __init__(self, url: URL) -> None:
+        self.database = CountingDatabase(url)
+        self._runtime = Runtime(
+            settings=Settings(_env_file=None),
+            clock=SystemClock(),
+            database=self.database,
+            agents=Agents([assistant]),
+            models=lambda _name: InProcessModel(),
+            wake=SilentWaker(),
+        )
+        self._runner = Runner(self._runtime, "benchmark")
+
+    def turn(self, user_id: str = "ana") -> None:
+        """One whole turn."""
+        accepted = accept(self._runtime, Incoming(user_id=user_id, text=QUESTION))
+        assert self._runner.run(accepted.session_id) == Ran(1)
+
+
+@contextmanager
+def bench(url: URL) -> Iterator[Bench]:
+    """A bench, closed after the block."""
+    made = Bench(url)
+    yield made
+    made.database.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What one turn took. `sent` and `committed` are by name; the driver and PostgreSQL know no names."""
+
+    sent: dict[str, float]
+    committed: dict[str, float]
+    driven: float
+    transactions: float
+
+    @property
+    def worker_commits(self) -> int:
+        """Commits in the worker: all but the one that accepts."""
+        return round(sum(self.committed.values()) - self.committed[_ACCEPTING])
+
+
+def count(stage: Stage, turns: int) -> Counts:
+    """Count the statements of so many turns of a session that exists."""
+    stage.tell("counting statements")
+    with stage.database("bench_statements") as url:
+        before = ledger(url)
+        with bench(url) as made:
+            made.turn()
+            made.database.forget()
+            for _ in range(turns):
+                made.turn()
+        transactions = (ledger(url) - before).commits
+    return Counts(
+        sent={name: times / turns for name, times in made.database.sent.items()},
+        committed={name: times / turns for name, times in made.database.committed.items()},
+        driven=made.database.driven / turns,
+        transactions=transactions / (turns + 1),
+    )
+
+
+def measure(stage: Stage) -> Section:
+    """The section."""
+    counts = count(stage, stage.scaled(200))
+    sent, committed = sum(counts.sent.values()), sum(counts.committed.values())
+    return Section(
+        name=NAME,
+        title="Statements and commits of one turn, by name",
+        method=(
+            "2 model calls and 1 tool call in a session that exists, in one process: statements by name as they are "
+            "given to the engine, commits as Database.observe reports them. The checks: statements that reached the "
+            "driver, and PostgreSQL's count of transactions, in which a read is one too, and so are the few of "
+            "connecting and preparing."
+        ),
+        columns=["statement", "sent a turn", "commits a turn"],
+        rows=[
+            *([name, f"{times:.2f}", f"{counts.committed.get(name, 0):.2f}"] for name, times in counts.sent.items()),
+            ["all", f"{sent:.2f}", f"{committed:.2f}"],
+            ["check: the driver's statements", f"{counts.driven:.2f}", ""],
+            ["check: PostgreSQL's transactions", f"{counts.transactions:.2f}", ""],
+        ],
+        figures={
+            "statements_per_turn": sent,
+            "commits_per_turn": committed,
+            "driver_statements_per_turn": counts.driven,
+            "transactions_per_turn": counts.transactions,
+        },
+    )

@@ -1,0 +1,157 @@
+"""Many turns that wait at once on a slow model, in one worker process: threads and memory.
+
+Once with a model in the process that sleeps, once over the OpenAI SDK against the tests' own
+server, where each waiting turn also holds a connection. That all wait at the same time is
+checked, not assumed: every turn has begun and none has gone a step further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psutil
+from sqlalchemy.engine import URL
+
+from benchmarks.agents import PATIENT, QUESTION
+from benchmarks.report import Section
+from benchmarks.stage import Stage, scalar, until
+from perdure.settings import Settings
+from perdure.turns.inbox import Accepted, accept
+from perdure.turns.incoming import Incoming
+from tests.models.openai_server import OpenAIServer, Player, Step, Wire, two_steps
+from workers.assembly import Addresses, assemble
+from workers.wake import CeleryWaker
+
+NAME = "waiting"
+
+_TURNS = 500
+_WARM_UP = 20
+_LATENCY_S = 20.0
+_DONE_S = 120.0
+_BEGUN_AND_NO_FURTHER = """
+    SELECT count(*) FROM turns AS t
+    WHERE status = 'running' AND NOT EXISTS (SELECT FROM messages WHERE turn_id = t.turn_id)
+"""
+_ANSWERED = "SELECT count(*) FROM turns WHERE status = 'done' AND steps = 2"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a process holds."""
+
+    threads: int
+    kib: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """One worker process before and while so many turns waited in it."""
+
+    turns: int
+    before: Size
+    during: Size
+
+    @property
+    def kib_each(self) -> float:
+        """Resident memory that one waiting turn added."""
+        return (self.during.kib - self.before.kib) / self.turns
+
+
+def measure(stage: Stage) -> Section:
+    """The section."""
+    turns = stage.scaled(_TURNS)
+    inside = _wait(stage, turns, {"PERDURE_MODEL": f"benchmark:{_LATENCY_S:g}"})
+    with OpenAIServer(player=_slow_first()) as server:
+        outside = _wait(stage, turns, {"PERDURE_MODEL": "openai:test", "OPENAI_BASE_URL": server.base_url})
+    return Section(
+        name=NAME,
+        title=f"{turns} turns waiting at once on a slow model, in one worker process",
+        method=(
+            f"celery -A workers worker --concurrency {turns}, after {_WARM_UP} turns of warm-up; a message from each "
+            f"of {turns} users, whose first model call takes {_LATENCY_S:g} s: in the process, and over the OpenAI SDK "
+            "against a server on loopback, a connection each. Sampled when all had begun and none had its first reply; "
+            "all were answered."
+        ),
+        columns=["model", "threads before", "threads", "MiB before", "MiB", "KiB a waiting turn"],
+        rows=[_row("in the process", inside), _row("OpenAI SDK", outside)],
+        figures={**_figures("in_process", inside), **_figures("openai_sdk", outside)},
+    )
+
+
+def _wait(stage: Stage, turns: int, model: dict[str, str]) -> Waited:
+    with (
+        stage.database("bench_waiting") as url,
+        stage.process(
+            "celery",
+            "-A",
+            "workers",
+            "worker",
+            "--concurrency",
+            str(turns),
+            environment=stage.environment(url, **model),
+        ) as worker,
+        _sender(stage, url) as send,
+    ):
+        stage.tell("warming the worker up")
+        for number in range(_WARM_UP):
+            send(f"warm-up {number}", QUESTION)
+        until(lambda: bool(scalar(url, _ANSWERED) == _WARM_UP), _DONE_S)
+        before = _size(worker)
+        stage.tell(f"{turns} turns wait on {model['PERDURE_MODEL']}")
+        for number in range(turns):
+            send(f"user {number}", PATIENT + QUESTION)
+        until(lambda: bool(scalar(url, _BEGUN_AND_NO_FURTHER) == turns), _LATENCY_S)
+        during = _size(worker)
+        until(lambda: bool(scalar(url, _ANSWERED) == _WARM_UP + turns), _LATENCY_S + _DONE_S)
+    return Waited(turns, before, during)
+
+
+@contextmanager
+def _sender(stage: Stage, url: URL) -> Iterator[Callable[[str, str], Accepted]]:
+    """Accepts a user's message, in this process."""
+    settings = Settings(_env_file=None, agents="benchmarks.agents")
+    broker = stage.servers.redis.url
+    waker = CeleryWaker(settings, Addresses(str(url), broker, broker))
+    runtime = assemble(settings, url.render_as_string(hide_password=False), waker)
+    yield lambda user_id, words: accept(runtime, Incoming(user_id=user_id, text=words))
+    waker.close()
+    runtime.database.close()
+
+
+def _slow_first() -> Player:
+    """Two steps, of which the first takes its time where the question is patient."""
+    quick, slow = two_steps(), two_steps(_LATENCY_S)
+
+    def play(body: Wire) -> Step:
+        patient = str(body["messages"][-1]["content"]).startswith(PATIENT)
+        return (slow if patient else quick)(body)
+
+    return play
+
+
+def _size(process: psutil.Popen) -> Size:
+    return Size(process.num_threads(), process.memory_info().rss / 1024)
+
+
+def _row(model: str, waited: Waited) -> list[str]:
+    before, during = waited.before, waited.during
+    return [
+        model,
+        str(before.threads),
+        str(during.threads),
+        f"{before.kib / 1024:.0f}",
+        f"{during.kib / 1024:.0f}",
+        f"{waited.kib_each:.0f}",
+    ]
+
+
+def _figures(model: str, waited: Waited) -> dict[str, float]:
+    return {
+        f"{model}_turns": waited.turns,
+        f"{model}_threads": waited.during.threads,
+        f"{model}_rss_before_kib": waited.before.kib,
+        f"{model}_rss_kib": waited.during.kib,
+        f"{model}_kib_a_turn": waited.kib_each,
+    }
