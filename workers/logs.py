@@ -10,6 +10,10 @@ from tasks.task import current_task
 _FORMAT = "%(asctime)s %(levelname)s %(name)s %(task)s %(message)s"
 
 
+# Celery tells of each task twice; what became of its turn is said once, by the domain.
+_CHATTY = ("alembic", "celery.app.trace", "celery.worker.strategy", "httpcore2", "httpx2", "kombu", "openai")
+
+
 class _WithTask(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         record.task = current_task.get()
@@ -22,5 +26,5 @@ def configure(level: int = logging.INFO) -> None:
     handler.setFormatter(logging.Formatter(_FORMAT))
     handler.addFilter(_WithTask())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    for chatty in ("alembic", "kombu", "httpx2", "httpcore2", "openai"):
+    for chatty in _CHATTY:
         logging.getLogger(chatty).setLevel(logging.WARNING)

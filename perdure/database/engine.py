@@ -35,7 +35,7 @@ _PARAMETER = re.compile(r"%\((\w+)\)s")
 
 _CONNECT_TIMEOUT_S = 5
 _LOCK_TIMEOUT_S = 5
-_POOL_SIZE = 16
+_POOL_SIZE = 32
 _POOL_WAIT_S = 30
 
 
@@ -101,13 +101,13 @@ class Database:
     """
 
     def __init__(self, url: str | URL, *, lease_s: float = 30, observe: Observer | None = None) -> None:
-        self.url = make_url(url)
+        self.url = with_driver(url)
         self.observe = observe
         self.engine: Engine = create_engine(
             self.url.difference_update_query(["options"]),
             isolation_level="AUTOCOMMIT",
             pool_size=_POOL_SIZE,
-            max_overflow=_POOL_SIZE,
+            max_overflow=0,  # a connection beyond the pool would be opened and prepared for one statement
             pool_timeout=_POOL_WAIT_S,
             pool_use_lifo=True,
             connect_args=_connect_arguments(self.url, lease_s),
@@ -149,6 +149,11 @@ class Database:
     def _notify(self, moment: Moment, name: str) -> None:
         if self.observe is not None:
             self.observe(moment, name)
+
+
+def with_driver(url: str | URL) -> URL:
+    """`url` with psycopg2 named as its driver: SQLAlchemy takes `postgresql://` to mean another."""
+    return make_url(url).set(drivername="postgresql+psycopg2")
 
 
 def as_json(value: object) -> str:

@@ -17,7 +17,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import OperationalError
 
-from perdure.database.engine import Database
+from perdure.database.engine import Database, with_driver
 from perdure.errors import Unavailable
 
 _ONE_AT_A_TIME = 0x7065726475726500
@@ -28,7 +28,7 @@ def config(database_url: str | URL) -> Config:
     """Alembic's configuration for the database at `database_url`."""
     made = Config()
     made.set_main_option("script_location", str(_scripts()).replace("%", "%%"))
-    made.attributes["database_url"] = make_url(database_url)
+    made.attributes["database_url"] = with_driver(database_url)
     return made
 
 
@@ -40,7 +40,7 @@ def migrate(database_url: str | URL, revision: str = "head") -> None:
     Raises:
         Unavailable: the database cannot be reached, or has no pgvector.
     """
-    engine = create_engine(database_url)
+    engine = create_engine(with_driver(database_url))
     try:
         with engine.connect() as connection:
             connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _ONE_AT_A_TIME})
@@ -59,9 +59,16 @@ def migrate(database_url: str | URL, revision: str = "head") -> None:
 
 
 def is_current(database: Database) -> bool:
-    """Whether the database has just the tables that this release needs."""
-    with database.engine.connect() as connection:
-        found = MigrationContext.configure(connection).get_current_revision()
+    """Whether the database has just the tables that this release needs.
+
+    Raises:
+        Unavailable: the database cannot be reached.
+    """
+    try:
+        with database.engine.connect() as connection:
+            found = MigrationContext.configure(connection).get_current_revision()
+    except OperationalError as error:
+        raise Unavailable("The database cannot be reached; please try again.") from error
     return found == ScriptDirectory.from_config(config(database.url)).get_current_head()
 
 

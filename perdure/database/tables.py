@@ -105,7 +105,7 @@ sessions = Table(
     Column("spent_s", Double, nullable=False, server_default="0", comment="seconds under lease in the present turn"),
     Column("woken_at", _timestamp),
     Column(
-        "wakes", Integer, nullable=False, server_default="0", comment="wake-ups by the sweeper since the last claim"
+        "wakes", Integer, nullable=False, server_default="0", comment="the sweeper's wake-ups since the last claim"
     ),
     _one_of("state", SESSION_STATES),
     CheckConstraint("unsettled >= 0", name="unsettled"),
