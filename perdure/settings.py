@@ -8,7 +8,6 @@ and what is accepted.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 from contextlib import suppress
@@ -221,8 +220,3 @@ def _sentence(item: ErrorDetails) -> str:
     secret = any(word in location for word in ("KEY", "URL"))
     shown = "(not shown)" if secret else repr(item["input"])
     return f"{_PREFIX}{location} is {shown}: {message[:1].lower()}{message[1:]}"
-
-
-def fingerprint(key: str) -> str:
-    """A key's SHA-256 in hexadecimal, as `sha256:HEX` in a key list means it."""
-    return hashlib.sha256(key.encode()).hexdigest()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery import Celery
-from kombu import Queue
+from kombu import Exchange, Queue
 
 import schedules
 from perdure.settings import Settings
@@ -50,7 +50,7 @@ def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -
         result_serializer="json",
         event_serializer="json",
         accept_content=["json"],
-        task_queues=[Queue(name, queue_arguments=_queue_arguments(name, where.broker_url)) for name in QUEUES],
+        task_queues=[_queue(name, where.broker_url) for name in QUEUES],
         task_default_queue="ingress",
         task_create_missing_queues=True,
         task_routes=ROUTES,
@@ -99,8 +99,9 @@ def broker_priority(broker_url: str, priority: int) -> int:
     return priority if broker_url.startswith(("amqp", "pyamqp")) else _PRIORITIES - 1 - priority
 
 
-def _queue_arguments(name: str, broker_url: str) -> dict[str, Any] | None:
+def _queue(name: str, broker_url: str) -> Queue:
     # RabbitMQ refuses a publisher that declares a queue with other arguments than it has: the
     # queues that others publish to have none.
     ranked = name == "turns" and broker_url.startswith(("amqp", "pyamqp"))
-    return {"x-max-priority": _PRIORITIES - 1} if ranked else None
+    arguments = {"x-max-priority": _PRIORITIES - 1} if ranked else None
+    return Queue(name, Exchange(name), routing_key=name, queue_arguments=arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 from uuid import UUID
 
 from pydantic import (
@@ -51,11 +52,19 @@ class ReplyTo(BaseModel):
     def _one_or_the_other(self) -> ReplyTo:
         if (self.url is None) == (self.task is None):
             raise ValueError("give either url or task")
-        if self.url is not None and not re.match(r"https?://[^/\s]+", self.url):
+        if self.url is not None and not _is_web_address(self.url):
             raise ValueError("url must begin with http:// or https:// and name a host")
         if self.url is not None and self.queue is not None:
             raise ValueError("queue goes with task only")
         return self
+
+
+def _is_web_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no port, a host that is no host
+        return False
 
 
 class Incoming(BaseModel):

@@ -1,0 +1,129 @@
+"""The CLI channel: one person's conversation, as a terminal holds it.
+
+A terminal cannot take back what it has shown, so it is only given committed text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import wait
+from typing import Any
+from uuid import UUID
+
+from perdure.errors import Unavailable
+from perdure.ids import new_id
+from perdure.runtime import Runtime
+from perdure.sessions.reading import list_sessions, read_messages
+from perdure.settings import Scope
+from perdure.turns.cancelling import cancel
+from perdure.turns.inbox import Accepted, accept
+from perdure.turns.incoming import parse_incoming
+from perdure.turns.reading import SettlementWatch, read_turn
+
+CHANNEL = "cli"
+
+_OVER = frozenset({"summarizing", "ending", "ended"})
+_LOOK_S = 0.25
+_AGAIN_S = 1.0
+
+Message = dict[str, Any]
+
+
+class Conversation:
+    """What one user says and is answered. Belongs to one thread.
+
+    Args:
+        runtime: The parts of this process.
+        user_id: Who speaks.
+        agent: Who is spoken to; None: the session's own.
+        on_trouble: Told in a sentence that the database is away, each time it is tried again.
+    """
+
+    def __init__(self, runtime: Runtime, user_id: str, agent: str | None, on_trouble: Callable[[str], None]) -> None:
+        self._runtime = runtime
+        self._user_id = user_id
+        self._agent = agent
+        self._on_trouble = on_trouble
+        self._watch = SettlementWatch(runtime.database)
+        self._session_id: UUID | None = None
+        self._turn_id: UUID | None = None
+        self._seen = 0
+
+    @property
+    def session_id(self) -> UUID | None:
+        """The session that the last message went to."""
+        return self._session_id
+
+    def resume(self) -> int:
+        """Go on where this user stopped; return how many messages that conversation has.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+        """
+        any_channel = self._runtime.settings.session.scope is Scope.USER
+        for session in list_sessions(self._runtime.database, self._user_id):
+            if session["state"] not in _OVER and (any_channel or session["channels"] == [CHANNEL]):
+                self._session_id = UUID(session["session_id"])
+                self._seen = session["message_count"]
+                return self._seen
+        return 0
+
+    def say(self, text: str) -> None:
+        """Have `text` accepted, trying again for as long as the database is away.
+
+        Raises:
+            PerdureError: it is refused.
+        """
+        given = {"user_id": self._user_id, "text": text, "agent": self._agent}
+        # One id for all tries: a try whose answer was lost is not said twice.
+        given["message_id"] = str(new_id(self._runtime.clock))
+        incoming = parse_incoming({"channel": CHANNEL, **given})
+        accepted: Accepted = self._insist(lambda: accept(self._runtime, incoming))
+        if accepted.session_id != self._session_id:
+            self._session_id, self._seen = accepted.session_id, 0
+        self._turn_id = accepted.turn_id
+
+    def listen(self, on_message: Callable[[Message], None]) -> dict[str, Any]:
+        """Give each message of the answer to `on_message` as it is committed; return the settled turn."""
+        if self._turn_id is None or self._session_id is None:
+            raise LookupError("nothing was said yet")
+        turn_id, session_id = self._turn_id, self._session_id
+        settled = self._watch.settled(turn_id)
+        try:
+            while not settled.done():
+                wait((settled,), timeout=_LOOK_S)
+                self._insist(lambda: self._show_new(session_id, turn_id, on_message))
+        finally:
+            settled.cancel()
+        turn: dict[str, Any] = self._insist(lambda: read_turn(self._runtime.database, turn_id))
+        return turn
+
+    def cancel(self) -> bool:
+        """Cancel the turn of the last message; whether there was one.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+        """
+        if self._turn_id is None:
+            return False
+        cancel(self._runtime, self._turn_id)
+        return True
+
+    def close(self) -> None:
+        """Stop waiting."""
+        self._watch.close()
+
+    def _show_new(self, session_id: UUID, turn_id: UUID, on_message: Callable[[Message], None]) -> None:
+        for message in read_messages(self._runtime.database, session_id, after=self._seen):
+            self._seen = message["seq"]
+            if message["turn_id"] == str(turn_id) and message["role"] != "user":
+                on_message(message)
+
+    def _insist(self, work: Callable[[], Any]) -> Any:
+        while True:
+            try:
+                return work()
+            except Unavailable as error:
+                self._on_trouble(error.message)
+                time.sleep(_AGAIN_S)

@@ -1,0 +1,87 @@
+"""What a request brings along: its body, bounded while it comes in, its ids and its numbers."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import Query, Request
+from pydantic import AfterValidator, Field
+
+from perdure.errors import InvalidRequest, NotFound, TooLarge
+from perdure.untrusted import load_object
+
+MAX_BODY_BYTES = 2**20
+LONGEST_WAIT_S = 300.0
+MOST_SESSIONS = 1_000
+
+_MAX_BIGINT = 2**63 - 1
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+def _storable(value: str) -> str:
+    if _UNSTORABLE.search(value):
+        raise ValueError("contains NUL or a character that is no valid Unicode")
+    return value
+
+
+Wait = Annotated[
+    float | None,
+    Query(
+        ge=0,
+        allow_inf_nan=False,
+        description=f"Seconds to wait for the turn to be settled; {LONGEST_WAIT_S:g} at most.",
+    ),
+]
+UserId = Annotated[
+    Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_storable)] | None,
+    Query(description="Whose sessions; everybody's if it is not given, which takes an admin key."),
+]
+SessionLimit = Annotated[int, Query(ge=1, le=MOST_SESSIONS, description="How many, newest first.")]
+After = Annotated[int, Query(ge=0, le=_MAX_BIGINT, description="Only messages with a `seq` above this.")]
+MessageLimit = Annotated[int | None, Query(ge=1, le=_MAX_BIGINT, description="How many; all of them if not given.")]
+
+
+async def read_body(request: Request) -> bytes:
+    """The request's body.
+
+    Raises:
+        TooLarge: it is longer than `MAX_BODY_BYTES`; what is beyond was not kept.
+    """
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise TooLarge(f"The body is longer than {MAX_BODY_BYTES} bytes.")
+    return bytes(body)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object that `body` holds.
+
+    Raises:
+        InvalidRequest: it is not UTF-8, not JSON, no object, or holds what no text may.
+    """
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"The body is not valid UTF-8 (at byte {error.start}).") from None
+    if not text.strip():
+        raise InvalidRequest("The body is empty; it must be a JSON object.")
+    try:
+        return load_object(text)
+    except ValueError as error:
+        raise InvalidRequest(f"The body must be a JSON object: {error}.") from None
+
+
+def parse_id(text: str, thing: str) -> UUID:
+    """The id in a path.
+
+    Raises:
+        NotFound: it is none, so there is no `thing` of that id.
+    """
+    try:
+        return UUID(text)
+    except ValueError:
+        raise NotFound(f"There is no such {thing}.") from None

@@ -1,0 +1,181 @@
+"""What the gateway answers, for readers of /openapi.json and for a test that holds the answers to it.
+
+Answers are made by the domain's own readers and are not passed through these models: a long
+transcript would be checked on the event loop, message by message.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel, ConfigDict
+from pydantic.json_schema import models_json_schema
+
+from perdure.channels.http import problems
+from perdure.turns.incoming import Incoming
+
+Status = Literal["accepted", "running", "waiting_approval", "parked", "done", "failed", "cancelled"]
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Accepted(_Answer):
+    """Where a message went."""
+
+    turn_id: UUID
+    session_id: UUID
+    seq: int
+    status: Status
+    duplicate: bool
+
+
+class Reply(_Answer):
+    """What was said in the end."""
+
+    text: str
+    format: Literal["text"]
+
+
+class Error(_Answer):
+    """Why a turn failed: a stable code and a sentence."""
+
+    code: str
+    message: str
+
+
+class Approval(_Answer):
+    """A tool call that waits for a person."""
+
+    call_id: str
+    tool: str
+    arguments: dict[str, Any]
+    expires_at: datetime
+
+
+class Turn(_Answer):
+    """A message on its way to a reply. `done`, `failed` and `cancelled` are final."""
+
+    turn_id: UUID
+    session_id: UUID
+    seq: int
+    status: Status
+    attempts: int
+    steps: int
+    reply: Reply | None
+    error: Error | None
+    usage: dict[str, int] | None
+    pending_approvals: list[Approval]
+    accepted_at: datetime
+    started_at: datetime | None
+    settled_at: datetime | None
+
+
+class Session(_Answer):
+    """A conversation."""
+
+    session_id: UUID
+    user_id: str
+    agent: str
+    state: str
+    turn_count: int
+    message_count: int
+    created_at: datetime
+    last_activity_at: datetime
+    ended_at: datetime | None
+    channels: list[str]
+    summary: str | None
+    key_topics: list[str]
+
+
+class Call(_Answer):
+    """A tool call that the model asked for; `arguments` is text where the model gave no object."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any] | str
+
+
+class Message(_Answer):
+    """One committed message of a transcript."""
+
+    seq: int
+    turn_id: UUID
+    role: Literal["user", "assistant", "tool"]
+    content: str
+    tool_calls: list[Call] = []
+    tool_call_id: str = ""
+    channel: str
+    token_count: int
+    model: str = ""
+    fallback: bool = False
+    created_at: datetime
+
+
+class Health(_Answer):
+    """That the gateway lives, or that it can work."""
+
+    status: Literal["alive", "ready"]
+
+
+class Problem(_Answer):
+    """An error (RFC 9457); `code` is stable, `detail` a sentence for people."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+
+
+Responses = dict[int | str, dict[str, Any]]
+
+_PROBLEM: Responses = {
+    "default": {
+        "description": "An error.",
+        "content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+    }
+}
+
+
+def _answers(model: Any, status: int = 200, description: str = "") -> Responses:
+    return {status: {"model": model, "description": description or "As asked."}, **_PROBLEM}
+
+
+ACCEPTED: Responses = {
+    **_answers(Accepted, 202, "Accepted: it will be answered."),
+    200: {"model": Accepted, "description": "Accepted before."},
+}
+TURN = _answers(Turn)
+CANCELLING = _answers(Turn, 202, "Asked for; the turn as it is now.")
+SESSION = _answers(Session)
+SESSIONS = _answers(list[Session])
+MESSAGES = _answers(list[Message])
+HEALTH = _answers(Health)
+
+INCOMING = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Incoming"}}},
+    }
+}
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document of `app`, made once."""
+    if app.openapi_schema is None:
+        made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        _, named = models_json_schema(
+            [(Incoming, "validation"), (Problem, "serialization")], ref_template="#/components/schemas/{model}"
+        )
+        components = made.setdefault("components", {})
+        components.setdefault("schemas", {}).update(named["$defs"])
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        made["security"] = [{"key": []}, {}]
+        app.openapi_schema = made
+    return app.openapi_schema

@@ -1,0 +1,36 @@
+"""`/v1/turns`: what became of a message."""
+
+from __future__ import annotations
+
+from functools import partial
+from http import HTTPStatus
+
+from fastapi import APIRouter, Request, Response
+
+from perdure.channels.http import requests
+from perdure.channels.http.gateway import TheCaller, TheGateway
+from perdure.channels.http.schema import CANCELLING, TURN
+from perdure.turns.cancelling import cancel as cancel_turn
+from perdure.turns.reading import SETTLED, read_turn
+
+router = APIRouter(prefix="/turns/{turn_id}", tags=["turns"])
+
+
+@router.get("", responses=TURN)
+async def read(
+    turn_id: str, request: Request, gateway: TheGateway, _caller: TheCaller, wait: requests.Wait = None
+) -> Response:
+    """Read a turn; with `wait`, as soon as it is settled, or with its present status when the time is up."""
+    wanted = requests.parse_id(turn_id, "turn")
+    reading = partial(read_turn, gateway.runtime.database, wanted)
+    if wait and (await gateway.in_thread(reading))["status"] not in SETTLED:
+        await gateway.until_settled(wanted, min(wait, requests.LONGEST_WAIT_S), request)
+    return await gateway.answer(reading)
+
+
+@router.post("/cancel", status_code=HTTPStatus.ACCEPTED, responses=CANCELLING)
+async def cancel(turn_id: str, gateway: TheGateway, _caller: TheCaller) -> Response:
+    """Cancel a turn: at once if it has not begun, else at its next safe point. A settled one stays as it is."""
+    wanted = requests.parse_id(turn_id, "turn")
+    await gateway.in_thread(lambda: cancel_turn(gateway.runtime, wanted))
+    return await gateway.answer(partial(read_turn, gateway.runtime.database, wanted), HTTPStatus.ACCEPTED)

@@ -1,0 +1,188 @@
+"""Who is let in: keys in their three forms, files that change, and pages of other sites."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from perdure.channels.http.app import create_app
+from perdure.errors import SettingsError
+from perdure.runtime import Runtime
+from perdure.settings import Settings, fingerprint
+from tests.channels.conftest import BASE_URL
+
+SERVICE, HASHED, FILED, ADMIN = "service-key", "hashed-key", "filed-key", "admin-key"
+PATH = "/v1/sessions?user_id=ann"
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    """A file with a comment and one key."""
+    file = tmp_path / "keys"
+    file.write_text(f"# of the other team\n\n{FILED}\n")
+    return file
+
+
+@contextmanager
+def gateway(runtime: Runtime, **given: str) -> Iterator[TestClient]:
+    """A client of a gateway with those keys."""
+    settings = Settings(_env_file=None, **given)  # type: ignore[arg-type]
+    with TestClient(create_app(replace(runtime, settings=settings), lambda: True), base_url=BASE_URL) as client:
+        yield client
+
+
+@pytest.fixture
+def guarded(runtime: Runtime, key_file: Path) -> Iterator[TestClient]:
+    """A client of a gateway with keys of each form."""
+    keys = f"{SERVICE}, sha256:{fingerprint(HASHED).upper()}, file:{key_file}"
+    with gateway(runtime, api_keys=keys, admin_keys=ADMIN) as client:
+        yield client
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
+def test_a_known_key_is_let_in(guarded: TestClient, scheme: str) -> None:
+    """Each form of a list's entries, and a scheme that HTTP says is not case-sensitive."""
+    for key in (SERVICE, HASHED, FILED, ADMIN):
+        assert guarded.get(PATH, headers={"Authorization": f"{scheme} {key}"}).status_code == 200, key
+
+
+STRANGERS = [
+    "",
+    "Bearer",
+    "Bearer ",
+    SERVICE,
+    f"Basic {SERVICE}",
+    f"Bearer {SERVICE}x",
+    f"Bearer {SERVICE[:-1]}",
+    f"Bearer sha256:{fingerprint(HASHED)}",
+    f"Bearer {fingerprint(HASHED)}",
+    "Bearer # of the other team",
+    "Bearer file:keys",
+    f"Bearer {SERVICE},{ADMIN}",
+    "Bearer \x7f",
+]
+
+
+def test_anything_else_is_not(guarded: TestClient) -> None:
+    """401, and which scheme would do; the list's own text is no key."""
+    for headers in ({}, *({"Authorization": header} for header in STRANGERS)):
+        response = guarded.get(PATH, headers=headers)
+
+        assert (response.status_code, response.json()["code"]) == (401, "UNAUTHORIZED"), headers
+        assert response.headers["www-authenticate"].startswith("Bearer")
+
+
+ROUTES = [
+    ("POST", "/v1/messages"),
+    ("GET", "/v1/turns/here"),
+    ("POST", "/v1/turns/here/cancel"),
+    ("GET", "/v1/sessions"),
+    ("GET", "/v1/sessions/here"),
+    ("GET", "/v1/sessions/here/messages"),
+]
+
+
+def test_every_route_is_guarded(guarded: TestClient) -> None:
+    """Before anything about the request is looked at, its body included; this list is all of them."""
+    app: Any = guarded.app
+    described = {
+        (method.upper(), path)
+        for path, methods in app.openapi()["paths"].items()
+        for method in methods
+        if path.startswith("/v1")
+    }
+
+    for method, path in ROUTES:
+        assert guarded.request(method, path, content=b"x" * 2**21).status_code == 401, path
+    assert len(described) == len(ROUTES)
+
+
+def test_health_is_open(guarded: TestClient) -> None:
+    """A load balancer has no key."""
+    assert [guarded.get(path).status_code for path in ("/healthz", "/readyz", "/openapi.json")] == [200] * 3
+
+
+def test_only_an_admin_lists_everybodys_sessions(guarded: TestClient) -> None:
+    """A service acts for a user that it names."""
+    as_service = guarded.get("/v1/sessions", headers={"Authorization": f"Bearer {SERVICE}"})
+    as_admin = guarded.get("/v1/sessions", headers={"Authorization": f"Bearer {ADMIN}"})
+
+    assert (as_service.status_code, as_service.json()["code"]) == (403, "FORBIDDEN")
+    assert as_admin.status_code == 200
+
+
+def test_a_key_file_is_read_again_when_it_changes(guarded: TestClient, key_file: Path) -> None:
+    """Keys are turned over without a restart; a file that is gone lets nobody in."""
+
+    def status(key: str) -> int:
+        return guarded.get(PATH, headers={"Authorization": f"Bearer {key}"}).status_code
+
+    assert (status(FILED), status("fresh-key")) == (200, 401)
+    key_file.write_text("fresh-key\n")
+    assert (status(FILED), status("fresh-key")) == (401, 200)
+    before = key_file.stat()
+    key_file.write_text("other-key\n")  # of the same length, only later
+    os.utime(key_file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert (status("fresh-key"), status("other-key")) == (401, 200)
+    key_file.unlink()
+    assert (status("other-key"), status(SERVICE)) == (401, 200)
+    key_file.write_text("other-key\n")
+    assert status("other-key") == 200
+
+
+def test_an_empty_key_file_locks_the_door(runtime: Runtime, tmp_path: Path) -> None:
+    """Keys are configured, so nobody gets in without one."""
+    (tmp_path / "keys").touch()
+    with gateway(runtime, api_keys=f"file:{tmp_path / 'keys'}") as client:
+        assert client.get(PATH).status_code == 401
+
+
+@pytest.mark.parametrize("entry", ["sha256:abc", "sha256:", "file:/nowhere/keys"])
+def test_a_key_list_that_cannot_be_used_stops_the_start(runtime: Runtime, entry: str) -> None:
+    """Found at the start, with the variable's name, and not at the first request."""
+    with pytest.raises(SettingsError, match="PERDURE_ADMIN_KEYS"), gateway(runtime, admin_keys=entry):
+        pass
+
+
+def test_without_keys_this_machine_is_served(client: TestClient) -> None:
+    """`make up` needs no key."""
+    hosts = ["localhost", "localhost:8080", "127.0.0.1", "127.0.0.1:8080", "127.9.9.9", "[::1]:8080", "LOCALHOST"]
+
+    assert {host: client.get(PATH, headers={"Host": host}).status_code for host in hosts} == dict.fromkeys(hosts, 200)
+
+
+def test_without_keys_no_other_name_is(client: TestClient, rows: Callable[[], dict[str, int]]) -> None:
+    """A page may make its own name resolve to this machine; its browser still says that name."""
+    before = rows()
+    message = {"user_id": "ann", "text": "hi"}
+    for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "", "[::1", "10.0.0.1"):
+        response = client.post("/v1/messages", json=message, headers={"Host": host})
+
+        assert (response.status_code, response.json()["code"]) == (403, "FORBIDDEN"), host
+    assert rows() == before
+
+
+def test_without_keys_no_page_of_another_origin_is_served(client: TestClient) -> None:
+    """A browser on this machine must not send messages for whatever page it shows."""
+    message = {"user_id": "ann", "text": "hi"}
+
+    def status(origin: str) -> int:
+        return client.post("/v1/messages", json=message, headers={"Origin": origin}).status_code
+
+    assert status(BASE_URL) == 202
+    for origin in ("http://evil.example", "null", "https://127.0.0.1:8080", "http://127.0.0.1:9999"):
+        assert status(origin) == 403, origin
+
+
+def test_with_keys_any_name_is_served(guarded: TestClient) -> None:
+    """Behind a proxy the gateway has another name; the key is what counts."""
+    headers = {"Host": "agents.example", "Authorization": f"Bearer {SERVICE}"}
+
+    assert guarded.get(PATH, headers=headers).status_code == 200

@@ -1,0 +1,224 @@
+"""Whatever is wrong with a request is refused with a code and a sentence, and nothing is written."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+import httpx2
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from perdure.channels.http.requests import MAX_BODY_BYTES
+
+Rows = Callable[[], dict[str, int]]
+Say = Callable[..., dict[str, Any]]
+
+GOOD = {"user_id": "ann", "text": "hello"}
+
+
+def body(**changes: Any) -> bytes:
+    """A good message with something about it changed; a value of `...` takes the member away."""
+    return json.dumps({name: value for name, value in {**GOOD, **changes}.items() if value is not ...}).encode()
+
+
+BODIES: dict[str, tuple[bytes, int, str]] = {
+    "nothing": (b"", 400, "INVALID_REQUEST"),
+    "blank": (b" \n", 400, "INVALID_REQUEST"),
+    "malformed JSON": (b'{"user_id": "ann", ', 400, "INVALID_REQUEST"),
+    "two documents": (b"{} {}", 400, "INVALID_REQUEST"),
+    "an array": (b"[]", 400, "INVALID_REQUEST"),
+    "a string": (b'"hello"', 400, "INVALID_REQUEST"),
+    "null": (b"null", 400, "INVALID_REQUEST"),
+    "not UTF-8": (b'{"user_id": "ann", "text": "\xff\xfe"}', 400, "INVALID_REQUEST"),
+    "UTF-16": (body().decode().encode("utf-16"), 400, "INVALID_REQUEST"),
+    "NaN": (b'{"user_id": "ann", "text": "hi", "priority": NaN}', 400, "INVALID_REQUEST"),
+    "an infinite number": (b'{"user_id": "ann", "text": "hi", "metadata": {"x": 1e999}}', 400, "INVALID_REQUEST"),
+    "an endless number": (
+        b'{"user_id": "ann", "text": "hi", "priority": ' + b"9" * 5_000 + b"}",
+        400,
+        "INVALID_REQUEST",
+    ),
+    "a key twice": (b'{"user_id": "ann", "user_id": "bob", "text": "hi"}', 400, "INVALID_REQUEST"),
+    "deep nesting": (b'{"metadata": ' + b"[" * 100_000, 400, "INVALID_REQUEST"),
+    "deep nesting that ends": (
+        b'{"user_id": "ann", "text": "hi", "metadata": {"x": ' + b"[" * 500 + b"]" * 500 + b"}}",
+        400,
+        "INVALID_REQUEST",
+    ),
+    "too many bytes": (body(text="x" * MAX_BODY_BYTES), 413, "TOO_LARGE"),
+    "too much text": (body(text="x" * 10_001), 413, "TOO_LARGE"),
+    "no text": (body(text=...), 400, "INVALID_REQUEST"),
+    "empty text": (body(text=""), 400, "INVALID_REQUEST"),
+    "blank text": (body(text=" \n\t"), 400, "INVALID_REQUEST"),
+    "text with NUL": (body(text="a\x00b"), 400, "INVALID_REQUEST"),
+    "text with half a surrogate pair": (body(text="a\ud800b"), 400, "INVALID_REQUEST"),
+    "text that is a number": (body(text=5), 400, "INVALID_REQUEST"),
+    "no user": (body(user_id=...), 400, "INVALID_REQUEST"),
+    "an empty user": (body(user_id=""), 400, "INVALID_REQUEST"),
+    "a user that is a number": (body(user_id=7), 400, "INVALID_REQUEST"),
+    "a user with NUL": (body(user_id="a\x00"), 400, "INVALID_REQUEST"),
+    "a user of 201 characters": (body(user_id="x" * 201), 400, "INVALID_REQUEST"),
+    "an unknown agent": (body(agent="nobody"), 400, "INVALID_REQUEST"),
+    "an unknown member": (body(colour="green"), 400, "INVALID_REQUEST"),
+    "a priority of ten": (body(priority=10), 400, "INVALID_REQUEST"),
+    "a priority of text": (body(priority="5"), 400, "INVALID_REQUEST"),
+    "a priority that is true": (body(priority=True), 400, "INVALID_REQUEST"),
+    "an unknown on_busy": (body(on_busy="shout"), 400, "INVALID_REQUEST"),
+    "a session id that is none": (body(session_id="here"), 400, "INVALID_REQUEST"),
+    "an unknown session": (body(session_id=str(uuid4())), 404, "NOT_FOUND"),
+    "metadata that is a list": (body(metadata=[]), 400, "INVALID_REQUEST"),
+    "metadata without end": (body(metadata={"x": "y" * 20_000}), 400, "INVALID_REQUEST"),
+    "metadata with NUL": (body(metadata={"x": "\x00"}), 400, "INVALID_REQUEST"),
+    "a reply_to that says nothing": (body(reply_to={}), 400, "INVALID_REQUEST"),
+    "a reply_to that says both": (body(reply_to={"url": "http://x/", "task": "y"}), 400, "INVALID_REQUEST"),
+    "a reply_to of another scheme": (body(reply_to={"url": "file:///etc/passwd"}), 400, "INVALID_REQUEST"),
+    "a reply_to task that is not allowed": (body(reply_to={"task": "rm"}), 400, "INVALID_REQUEST"),
+}
+
+OTHERS: dict[str, tuple[str, str, int, str]] = {
+    "an unknown route": ("GET", "/v1/nothing", 404, "NOT_FOUND"),
+    "another method": ("DELETE", "/v1/messages", 405, "INVALID_REQUEST"),
+    "an unknown turn": ("GET", f"/v1/turns/{uuid4()}", 404, "NOT_FOUND"),
+    "an unknown turn, waited for": ("GET", f"/v1/turns/{uuid4()}?wait=60", 404, "NOT_FOUND"),
+    "a turn id that is none": ("GET", "/v1/turns/here", 404, "NOT_FOUND"),
+    "a turn id with NUL": ("GET", "/v1/turns/%00", 404, "NOT_FOUND"),
+    "cancelling an unknown turn": ("POST", f"/v1/turns/{uuid4()}/cancel", 404, "NOT_FOUND"),
+    "cancelling what is no turn": ("POST", "/v1/turns/here/cancel", 404, "NOT_FOUND"),
+    "a wait of text": ("GET", f"/v1/turns/{uuid4()}?wait=long", 400, "INVALID_REQUEST"),
+    "a negative wait": ("GET", f"/v1/turns/{uuid4()}?wait=-1", 400, "INVALID_REQUEST"),
+    "an infinite wait": ("GET", f"/v1/turns/{uuid4()}?wait=inf", 400, "INVALID_REQUEST"),
+    "a wait that is no number": ("GET", f"/v1/turns/{uuid4()}?wait=nan", 400, "INVALID_REQUEST"),
+    "an unknown session": ("GET", f"/v1/sessions/{uuid4()}", 404, "NOT_FOUND"),
+    "messages of an unknown session": ("GET", f"/v1/sessions/{uuid4()}/messages", 404, "NOT_FOUND"),
+    "messages of what is no session": ("GET", "/v1/sessions/here/messages", 404, "NOT_FOUND"),
+    "a limit of none": ("GET", "/v1/sessions?limit=0", 400, "INVALID_REQUEST"),
+    "a limit beyond measure": ("GET", f"/v1/sessions?limit={10**30}", 400, "INVALID_REQUEST"),
+    "a user with NUL": ("GET", "/v1/sessions?user_id=a%00", 400, "INVALID_REQUEST"),
+    "after beyond measure": ("GET", f"/v1/sessions/{uuid4()}/messages?after={2**63}", 400, "INVALID_REQUEST"),
+}
+
+
+def refused(response: httpx2.Response, status: int, code: str) -> None:
+    """The answer is a problem with that status and code, and a sentence that gives nothing away."""
+    problem = response.json()
+    assert response.headers["content-type"] == "application/problem+json"
+    assert problem.keys() == {"type", "title", "status", "detail", "code"}
+    assert (response.status_code, problem["status"], problem["code"]) == (status, status, code), problem
+    assert problem["detail"].strip()
+    assert not any(word in problem["detail"] for word in ("Traceback", "psycopg", "SELECT", "pydantic"))
+
+
+@pytest.fixture
+def accepted(say: Say) -> dict[str, Any]:
+    """One message that was accepted before, so that the tables are not empty."""
+    return say("hello", message_id="first")
+
+
+def test_a_bad_message_is_refused_and_nothing_is_written(client: TestClient, rows: Rows, accepted: Any) -> None:
+    """Half of a refused message would be answered, or would take its id from a good one."""
+    before = rows()
+    for name, (content, status, code) in BODIES.items():
+        response = client.post("/v1/messages", content=content)
+        try:
+            refused(response, status, code)
+            assert rows() == before
+        except AssertionError as error:
+            error.add_note(f"the body was {name}")
+            raise
+
+
+def test_any_other_bad_request_is_refused_and_nothing_is_written(client: TestClient, rows: Rows, accepted: Any) -> None:
+    """Unknown and malformed ids answer alike, so that nothing can be learnt by asking."""
+    before = rows()
+    for name, (method, path, status, code) in OTHERS.items():
+        response = client.request(method, path)
+        try:
+            refused(response, status, code)
+            assert rows() == before
+        except AssertionError as error:
+            error.add_note(f"the request was {name}")
+            raise
+
+
+def test_a_message_id_with_another_text_is_a_conflict(client: TestClient, rows: Rows, accepted: Any) -> None:
+    """The first text was accepted; a second one under its id is a mistake of the caller's."""
+    before = rows()
+
+    refused(
+        client.post("/v1/messages", content=body(message_id="first", text="other", channel="http")), 409, "CONFLICT"
+    )
+    assert rows() == before
+
+
+def test_a_body_without_end_is_cut_off_while_it_comes(client: TestClient) -> None:
+    """Refusing it once it is all there would be too late: only a bounded part is ever held."""
+    chunk, taken, sent = b" " * 2**16, 0, []
+
+    async def receive() -> dict[str, Any]:
+        nonlocal taken
+        taken += len(chunk)
+        return {"type": "http.request", "body": chunk, "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    path = "/v1/messages"
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": [(b"host", b"localhost")]}
+    asyncio.run(client.app(scope, receive, send))  # type: ignore[arg-type]
+
+    assert sent[0]["status"] == 413
+    assert (b"connection", b"close") in sent[0]["headers"]
+    assert taken <= MAX_BODY_BYTES + 2 * len(chunk)
+
+
+def test_a_sentence_about_a_thousand_mistakes_is_short(client: TestClient) -> None:
+    """A refusal must not be longer than what it refuses."""
+    response = client.post("/v1/messages", json={f"member_{number}": 0 for number in range(5_000)})
+
+    refused(response, 400, "INVALID_REQUEST")
+    assert len(response.content) < 3_000
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+MEMBERS = [
+    "user_id",
+    "text",
+    "channel",
+    "message_id",
+    "session_id",
+    "agent",
+    "priority",
+    "on_busy",
+    "reply_to",
+    "metadata",
+]
+
+
+@given(
+    document=JSON
+    | st.dictionaries(st.sampled_from(MEMBERS), JSON, max_size=6)
+    | st.builds(lambda more: {**GOOD, **more}, st.dictionaries(st.sampled_from(MEMBERS), JSON, max_size=3))
+)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_json_document_is_an_error_of_ours(client: TestClient, document: Any) -> None:
+    """Either it is accepted or the caller is told what is wrong with it; a 5xx would be retried for ever."""
+    response = client.post("/v1/messages", content=json.dumps(document).encode())
+
+    assert response.status_code in {200, 202} or 400 <= response.status_code < 500, response.text
+
+
+@given(content=st.binary(max_size=200))
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_bytes_are_an_error_of_ours(client: TestClient, content: bytes) -> None:
+    """The same for what is not even JSON."""
+    assert 400 <= client.post("/v1/messages", content=content).status_code < 500

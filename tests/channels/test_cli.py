@@ -1,0 +1,124 @@
+"""The CLI channel: what is said is accepted once, what is heard is committed text of that answer alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from perdure.channels.cli import Conversation
+from perdure.errors import InvalidRequest, Unavailable
+from perdure.runtime import Runtime
+from perdure.turns import inbox
+from perdure.turns.incoming import Incoming
+from perdure.turns.runner import Runner
+from tests.conftest import RecordingWaker
+
+
+@pytest.fixture
+def troubles() -> list[str]:
+    """What the person was told about the database."""
+    return []
+
+
+@pytest.fixture
+def conversation(runtime: Runtime, troubles: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Conversation]:
+    """A conversation of the user `local`, which does not pause between tries."""
+    monkeypatch.setattr("perdure.channels.cli._AGAIN_S", 0)
+    made = Conversation(runtime, "local", None, troubles.append)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def worker(runtime: Runtime, waker: RecordingWaker) -> Iterator[Any]:
+    """Runs what was woken, in a thread."""
+    runner = Runner(runtime, owner="test")
+    threads: list[threading.Thread] = []
+
+    def work() -> None:
+        thread = threading.Thread(target=runner.run, args=(waker.sessions[-1],))
+        thread.start()
+        threads.append(thread)
+
+    yield work
+    for thread in threads:
+        thread.join(timeout=30)
+    runner.close()
+
+
+def test_an_answer_is_heard_message_by_message(conversation: Conversation, worker: Any) -> None:
+    """The tool that was called, its result, the reply: committed, in order, each once."""
+    conversation.say("what is 12*7+5?")
+    worker()
+    heard: list[dict[str, Any]] = []
+    turn = conversation.listen(heard.append)
+
+    assert turn["status"] == "done"
+    assert [message["role"] for message in heard] == ["assistant", "tool", "assistant"]
+    assert heard[-1]["content"] == turn["reply"]["text"]
+
+
+def test_what_others_are_answered_is_not_heard(conversation: Conversation, runtime: Runtime, worker: Any) -> None:
+    """The session is shared with the user's other channels; their answers go there."""
+    inbox.accept(runtime, Incoming(user_id="local", text="what is 2+2?", channel="http"))
+    conversation.say("what is 3*3?")
+    worker()
+    heard: list[dict[str, Any]] = []
+    conversation.listen(heard.append)
+
+    assert not any("4" in message["content"] for message in heard)
+    assert any("9" in message["content"] for message in heard)
+
+
+def test_it_goes_on_where_it_stopped(runtime: Runtime, conversation: Conversation, worker: Any) -> None:
+    """Another start finds the conversation and counts its messages, but does not repeat them."""
+    assert conversation.resume() == 0
+    conversation.say("hello")
+    worker()
+    conversation.listen(lambda _: None)
+    later = Conversation(runtime, "local", None, lambda _: None)
+
+    assert later.resume() == 2
+    assert later.session_id == conversation.session_id
+    later.close()
+
+
+def test_a_message_is_said_once_though_the_answer_was_lost(
+    conversation: Conversation, troubles: list[str], runtime: Runtime, monkeypatch: pytest.MonkeyPatch, worker: Any
+) -> None:
+    """The commit went through and the connection broke: the next try must not say it again."""
+    accept, tries = inbox.accept, 0
+
+    def breaking(*given: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        accepted = accept(*given)
+        if tries == 1:
+            raise Unavailable("The database cannot be reached; please try again.")
+        return accepted
+
+    monkeypatch.setattr("perdure.channels.cli.accept", breaking)
+    conversation.say("hello")
+    worker()
+    turn = conversation.listen(lambda _: None)
+
+    assert (tries, turn["seq"], turn["status"]) == (2, 1, "done")
+    assert len(troubles) == 1
+
+
+def test_what_is_being_answered_can_be_cancelled(conversation: Conversation) -> None:
+    """Nobody has begun it: it is settled at once, and the wait ends."""
+    assert not conversation.cancel()
+    conversation.say("hello")
+
+    assert conversation.cancel()
+    assert conversation.listen(lambda _: None)["status"] == "cancelled"
+
+
+def test_a_refusal_reaches_the_person(conversation: Conversation) -> None:
+    """With the sentence that any other channel would give."""
+    with pytest.raises(InvalidRequest, match="NUL"):
+        conversation.say("a\x00b")

@@ -1,0 +1,269 @@
+"""The routes, as CONTRACT.md gives them: ids, statuses and shapes that other programs rely on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from alembic import command
+from pydantic import TypeAdapter
+from sqlalchemy.engine import make_url
+from starlette.testclient import TestClient
+
+from perdure.channels.http import schema
+from perdure.channels.http.app import create_app
+from perdure.database.engine import Database
+from perdure.database.migrate import config
+from perdure.errors import Unavailable
+from perdure.runtime import Runtime
+from tests.channels.conftest import BASE_URL
+from tests.conftest import RecordingWaker
+
+Say = Callable[..., dict[str, Any]]
+Run = Callable[[str], None]
+
+
+def test_a_message_is_accepted_and_a_worker_woken(client: TestClient, waker: RecordingWaker) -> None:
+    """202 with the ids by which the reply is found."""
+    response = client.post("/v1/messages", json={"user_id": "ann", "text": "hello"})
+    answer = response.json()
+
+    assert response.status_code == 202
+    assert answer.keys() == {"turn_id", "session_id", "seq", "status", "duplicate"}
+    assert (answer["seq"], answer["status"], answer["duplicate"]) == (1, "accepted", False)
+    assert [str(session) for session in waker.sessions] == [answer["session_id"]]
+
+
+def test_a_message_is_accepted_while_the_broker_is_away(say: Say, waker: RecordingWaker) -> None:
+    """A wake-up is a hint: the message is in PostgreSQL, and the sweeper finds it."""
+    waker.away = True
+
+    assert say()["status"] == "accepted"
+
+
+def test_the_same_message_again_answers_the_same(client: TestClient) -> None:
+    """A caller that lost the answer sends again and neither loses nor doubles anything."""
+    message = {"user_id": "ann", "text": "hello", "message_id": "m1"}
+    first, again = client.post("/v1/messages", json=message), client.post("/v1/messages", json=message)
+
+    assert (first.status_code, again.status_code) == (202, 200)
+    assert again.json() == {**first.json(), "duplicate": True}
+
+
+def test_a_turn_is_read_to_its_reply(client: TestClient, say: Say, run: Run) -> None:
+    """What was accepted ends as `done`, with the reply."""
+    accepted = say("what is 12*7+5?")
+    before = client.get(f"/v1/turns/{accepted['turn_id']}").json()
+    run(accepted["session_id"])
+    after = client.get(f"/v1/turns/{accepted['turn_id']}").json()
+
+    assert (before["status"], before["reply"]) == ("accepted", None)
+    assert (after["status"], after["error"]) == ("done", None)
+    assert "89" in after["reply"]["text"]
+
+
+def test_answers_have_the_shapes_that_the_document_describes(client: TestClient, say: Say, run: Run) -> None:
+    """/openapi.json is written by hand beside the readers; this holds the two together."""
+    accepted = say("what is 12*7+5?")
+    run(accepted["session_id"])
+    session = f"/v1/sessions/{accepted['session_id']}"
+    messages = client.get(f"{session}/messages").json()
+
+    schema.Accepted.model_validate(accepted)
+    schema.Turn.model_validate(client.get(f"/v1/turns/{accepted['turn_id']}").json())
+    schema.Session.model_validate(client.get(session).json())
+    TypeAdapter(list[schema.Session]).validate_python(client.get("/v1/sessions?user_id=ann").json())
+    TypeAdapter(list[schema.Message]).validate_python(messages)
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant"]
+    assert messages[1]["tool_calls"][0].keys() == {"id", "name", "arguments"}
+
+
+def test_the_transcript_is_read_in_parts(client: TestClient, say: Say, run: Run) -> None:
+    """`after` and `limit` walk through a long one; without them all of it comes."""
+    accepted = say("what is 12*7+5?")
+    run(accepted["session_id"])
+    url = f"/v1/sessions/{accepted['session_id']}/messages"
+    whole = client.get(url).json()
+
+    assert client.get(f"{url}?limit=1").json() == whole[:1]
+    assert client.get(f"{url}?after={whole[0]['seq']}").json() == whole[1:]
+    assert client.get(f"{url}?after={whole[-1]['seq']}").json() == []
+
+
+def test_sessions_are_listed_by_user(client: TestClient, say: Say) -> None:
+    """Nobody's list holds another's session."""
+    mine = say("hello")
+    say("hello", user_id="bob")
+
+    listed = client.get("/v1/sessions", params={"user_id": "ann"}).json()
+
+    assert [session["session_id"] for session in listed] == [mine["session_id"]]
+    assert len(client.get("/v1/sessions").json()) == 2
+    assert len(client.get("/v1/sessions?limit=1").json()) == 1
+
+
+def test_a_turn_that_has_not_begun_is_cancelled_at_once(client: TestClient, say: Say) -> None:
+    """202, and the turn says what became of it; again changes nothing."""
+    turn = f"/v1/turns/{say()['turn_id']}"
+
+    assert client.post(f"{turn}/cancel").status_code == 202
+    assert client.post(f"{turn}/cancel").status_code == 202
+    settled = client.get(turn).json()
+    assert (settled["status"], settled["reply"], settled["error"]["code"]) == ("cancelled", None, "TURN_CANCELLED")
+
+
+def test_waiting_answers_as_soon_as_the_turn_is_settled(client: TestClient, say: Say, run: Run) -> None:
+    """The wait is for an event, not for a while."""
+    accepted = say()
+    began = time.monotonic()
+    answers: list[Any] = []
+    waiting = threading.Thread(
+        target=lambda: answers.append(client.get(f"/v1/turns/{accepted['turn_id']}?wait=60").json())
+    )
+    waiting.start()
+    run(accepted["session_id"])
+    waiting.join(timeout=30)
+
+    assert answers[0]["status"] == "done"
+    assert time.monotonic() - began < 30
+
+
+def test_waiting_ends_with_the_present_status_when_the_time_is_up(client: TestClient, say: Say) -> None:
+    """A caller that polls is told where the turn stands."""
+    accepted = say()
+
+    assert client.get(f"/v1/turns/{accepted['turn_id']}?wait=0.1").json()["status"] == "accepted"
+
+
+def test_a_hundred_may_wait_at_once_and_others_are_still_served(client: TestClient, say: Say) -> None:
+    """Whoever waits holds no thread: with forty threads, a hundred waits would stop everybody."""
+    accepted = say()
+    url = f"/v1/turns/{accepted['turn_id']}?wait=60"
+    answers: list[str] = []
+    waiting = [
+        threading.Thread(target=lambda: answers.append(client.get(url).json()["status"]), daemon=True)
+        for _ in range(100)
+    ]
+    for each in waiting:
+        each.start()
+
+    assert client.get(f"/v1/turns/{accepted['turn_id']}").json()["status"] == "accepted"
+    client.post(f"/v1/turns/{accepted['turn_id']}/cancel")
+    for each in waiting:
+        each.join(timeout=30)
+    assert answers == ["cancelled"] * 100
+
+
+def test_a_gateway_that_stops_answers_whoever_waits(client: TestClient, say: Say) -> None:
+    """A shutdown does not wait for turns."""
+    accepted = say()
+    app: Any = client.app
+    assert client.portal is not None
+    client.portal.call(app.state.gateway.stop)
+
+    assert client.get(f"/v1/turns/{accepted['turn_id']}?wait=60").json()["status"] == "accepted"
+
+
+def test_a_database_that_is_away_is_said_so(client: TestClient, runtime: Runtime, monkeypatch: Any) -> None:
+    """503 with `Retry-After`: the caller's own retry is safe, by `message_id`."""
+
+    def away(*_: Any) -> None:
+        raise Unavailable("The database cannot be reached; please try again.")
+
+    monkeypatch.setattr(runtime.database, "run", away)
+    response = client.post("/v1/messages", json={"user_id": "ann", "text": "hello"})
+
+    assert (response.status_code, response.json()["code"]) == (503, "UNAVAILABLE")
+    assert int(response.headers["retry-after"]) >= 1
+
+
+def test_an_error_that_nobody_foresaw_gives_nothing_away(
+    client: TestClient, runtime: Runtime, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The caller gets a sentence; the operator gets the trace."""
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("SELECT secret FROM vault")
+
+    monkeypatch.setattr(runtime.database, "run", broken)
+    response = client.get("/v1/sessions?user_id=ann")
+
+    assert (response.status_code, response.json()["code"]) == (500, "UNKNOWN")
+    assert "secret" not in response.text
+    assert "SELECT secret FROM vault" in caplog.text
+
+
+def test_it_is_ready_when_both_services_are(client: TestClient) -> None:
+    """Alive is not ready: a load balancer asks for the second."""
+    assert client.get("/healthz").json() == {"status": "alive"}
+    assert client.get("/readyz").json() == {"status": "ready"}
+
+
+def test_it_is_not_ready_without_a_broker(runtime: Runtime) -> None:
+    """And says which service is not there."""
+    with TestClient(create_app(runtime, lambda: False), base_url=BASE_URL) as client:
+        response = client.get("/readyz")
+
+    assert (response.status_code, response.json()["code"]) == (503, "UNAVAILABLE")
+    assert "broker" in response.json()["detail"]
+
+
+def test_a_service_that_hangs_does_not_hang_the_check(runtime: Runtime) -> None:
+    """However often it is asked, one thread waits for the service, and the answer comes in time."""
+    asked, release = [], threading.Event()
+
+    def hangs() -> bool:
+        asked.append(1)
+        return release.wait(60)
+
+    with TestClient(create_app(runtime, hangs), base_url=BASE_URL) as client:
+        statuses = [client.get("/readyz").status_code for _ in range(2)]
+        release.set()
+
+    assert statuses == [503, 503]
+    assert len(asked) == 1
+
+
+def test_it_is_not_ready_before_the_migration(runtime: Runtime, database_url: str) -> None:
+    """A release that starts on yesterday's tables must not get traffic."""
+    command.downgrade(config(database_url), "base")
+    with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as client:
+        response = client.get("/readyz")
+
+    assert response.status_code == 503
+    assert "perdure migrate" in response.json()["detail"]
+
+
+def test_it_is_not_ready_without_a_database(runtime: Runtime) -> None:
+    """A port where nobody listens."""
+    nowhere = Database(make_url("postgresql+psycopg2://x@127.0.0.1:1/x"))
+    changed = Runtime(runtime.settings, runtime.clock, nowhere, runtime.agents, runtime.models, runtime.wake)
+    with TestClient(create_app(changed, lambda: True), base_url=BASE_URL) as client:
+        ready = client.get("/readyz")
+        message = client.post("/v1/messages", json={"user_id": "ann", "text": "hello"})
+
+    assert "database" in ready.json()["detail"]
+    assert (message.status_code, message.json()["code"]) == (503, "UNAVAILABLE")
+
+
+def test_the_document_describes_the_routes_and_loads_nothing_from_elsewhere(client: TestClient) -> None:
+    """Every reference in it leads somewhere; the pages that load scripts from other sites are not served."""
+    document = client.get("/openapi.json").json()
+    named = document["components"]["schemas"]
+
+    assert {"/v1/messages", "/v1/turns/{turn_id}", "/v1/sessions", "/readyz"} <= document["paths"].keys()
+    assert {reference.rpartition("/")[2] for reference in _references(document)} <= named.keys()
+    assert named["Incoming"]["properties"]["text"]["type"] == "string"
+    assert client.get("/docs").status_code == client.get("/redoc").status_code == 404
+
+
+def _references(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
+        return own + [found for child in value.values() for found in _references(child)]
+    if isinstance(value, list):
+        return [found for child in value for found in _references(child)]
+    return []

@@ -1,0 +1,85 @@
+"""The gateway on a real socket: waits that end with the server, or with the client."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+
+from perdure.channels.http.app import create_app
+from perdure.runtime import Runtime
+from perdure.turns import inbox
+from perdure.turns.incoming import Incoming
+from workers.commands.listening import bind
+from workers.commands.serving import Server
+
+_PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Served:
+    """A gateway that runs in a thread."""
+
+    app: FastAPI
+    server: Server
+    address: tuple[str, int]
+
+    def waiting(self) -> int:
+        """Turns that somebody waits for."""
+        return len(self.app.state.gateway._watch._waiting)
+
+    def until(self, waiting: int) -> None:
+        """Return when so many turns are waited for."""
+        deadline, pause = time.monotonic() + _PATIENCE_S, threading.Event()
+        while self.waiting() != waiting:
+            assert time.monotonic() < deadline, f"{self.waiting()} turns are waited for"
+            pause.wait(0.01)
+
+
+@pytest.fixture
+def served(runtime: Runtime) -> Iterator[Served]:
+    """A gateway on a port of the system's choice."""
+    app = create_app(runtime, lambda: True)
+    listener = bind("127.0.0.1", 0, "--port")
+    server = Server(app)
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    yield Served(app, server, listener.getsockname())
+    server.should_exit = True
+    thread.join(timeout=_PATIENCE_S)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def path(runtime: Runtime) -> str:
+    """Where a turn that nobody runs is waited for."""
+    return f"/v1/turns/{inbox.accept(runtime, Incoming(user_id='ann', text='hello')).turn_id}?wait=60"
+
+
+def test_a_shutdown_answers_whoever_waits(served: Served, path: str) -> None:
+    """With the turn's present status, at once: a deploy does not cut callers off."""
+    host, port = served.address
+    answers: list[Any] = []
+    waiting = threading.Thread(target=lambda: answers.append(httpx2.get(f"http://{host}:{port}{path}", timeout=60)))
+    waiting.start()
+    served.until(waiting=1)
+    served.server.should_exit = True
+    waiting.join(timeout=_PATIENCE_S)
+
+    assert (answers[0].status_code, answers[0].json()["status"]) == (200, "accepted")
+
+
+def test_a_client_that_hangs_up_is_waited_for_no_more(served: Served, path: str) -> None:
+    """Else the turns that nobody asks about any more would be looked up for ever."""
+    with socket.create_connection(served.address) as client:
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        served.until(waiting=1)
+
+    served.until(waiting=0)

@@ -1,0 +1,121 @@
+"""`perdure chat` on a terminal, a pseudo one: what a person sees, and what Ctrl-C does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from perdure.database.engine import Database
+from perdure.sessions.reading import list_sessions
+from tests.commands.conftest import COMMAND, Environment
+
+_PATIENCE_S = 30.0
+_PRESSES = 5
+
+
+class Terminal:
+    """A chat with somebody at the keys."""
+
+    def __init__(self, environment: Environment, directory: Path) -> None:
+        self._master, slave = pty.openpty()
+        self._shown = ""
+        self.process = subprocess.Popen(
+            [*COMMAND, "chat"],
+            env={**environment, "TERM": "xterm"},
+            cwd=directory,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+        )
+        os.close(slave)
+
+    def type(self, keys: str) -> None:
+        """Press keys."""
+        os.write(self._master, keys.encode())
+
+    def see(self, text: str, within_s: float = _PATIENCE_S) -> str:
+        """Wait until `text` is shown; return what was shown since the last time.
+
+        Raises:
+            TimeoutError: it was not.
+        """
+        deadline = time.monotonic() + within_s
+        while text not in self._shown:
+            ready, _, _ = select.select([self._master], [], [], max(0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError(f"{text!r} was not shown, but {self._shown!r}")
+            self._shown += os.read(self._master, 65_536).decode(errors="replace")
+        before, _, self._shown = self._shown.partition(text)
+        return before + text
+
+    def interrupt_until(self, text: str) -> None:
+        """Press Ctrl-C until `text` is shown, as a person does.
+
+        Python's line editing loses a signal that arrives just before it begins to wait for keys.
+        """
+        for _ in range(_PRESSES):
+            self.process.send_signal(signal.SIGINT)
+            with contextlib.suppress(TimeoutError):
+                self.see(text, _PATIENCE_S / _PRESSES)
+                return
+        raise AssertionError(f"Ctrl-C did not lead to {text!r}")
+
+    def close(self) -> None:
+        """Hang up."""
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+@pytest.fixture
+def terminal(environment: Environment, tmp_path: Path) -> Iterator[Terminal]:
+    """A chat that has just begun."""
+    made = Terminal(environment, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.usefixtures("working")
+def test_an_answer_and_the_tools_it_took_are_shown(terminal: Terminal) -> None:
+    """The call comes before the reply, both committed; Ctrl-D leaves with status 0."""
+    terminal.see("> ")
+    terminal.type("what is 12*7+5?\n")
+    shown = terminal.see("89")
+    terminal.see("> ")
+    terminal.type("\x04")
+
+    assert '"12*7+5"' in shown
+    assert terminal.process.wait(timeout=_PATIENCE_S) == 0
+
+
+def test_ctrl_c_cancels_what_is_being_answered(terminal: Terminal, database: Database) -> None:
+    """No worker runs, so the turn is settled at once, and the person is asked for the next line."""
+    terminal.see("> ")
+    terminal.type("hello\n")
+    terminal.see("thinking")
+    terminal.process.send_signal(signal.SIGINT)
+    terminal.see("TURN_CANCELLED")
+    terminal.see("> ")
+    terminal.type("/exit\n")
+
+    assert terminal.process.wait(timeout=_PATIENCE_S) == 0
+    assert len(list_sessions(database, "local")) == 1
+
+
+def test_ctrl_c_twice_leaves(terminal: Terminal) -> None:
+    """Once is a slip."""
+    terminal.see("> ")
+    terminal.interrupt_until("again leaves")
+    terminal.interrupt_until("come back")
+
+    assert terminal.process.wait(timeout=_PATIENCE_S) == 0

@@ -1,0 +1,102 @@
+"""`perdure up`: all of it, started and stopped and started again, as a person would."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from tests.commands.conftest import COMMAND, Environment, Perdure
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+@contextmanager
+def up(environment: Environment, directory: Path, *options: str) -> Iterator[list[str]]:
+    """Everything runs within the block; yields what it printed until then. It ends cleanly at Ctrl-C."""
+    process = subprocess.Popen(
+        [*COMMAND, "up", *options],
+        env={**environment, "PERDURE_DATA_DIR": "data"},  # relative: it means the same to every process
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        yield _until_up(process.stdout)
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()  # to its end: every process that holds the pipe has ended
+        assert process.wait(timeout=60) == 0, rest
+    finally:
+        process.terminate()
+        process.stdout.close()
+        process.wait(timeout=60)
+
+
+def _until_up(output: Any) -> list[str]:
+    lines: list[str] = []
+    for line in output:
+        lines.append(line)
+        if "perdure chat" in line:
+            return lines
+    raise AssertionError("".join(lines))
+
+
+QUERY = {
+    "draw": "1",
+    "start": "0",
+    "length": "10",
+    "search[value]": "",
+    "order[0][column]": "0",
+    "order[0][dir]": "asc",
+    "columns[0][data]": "name",
+}
+
+
+def shown_by_flower(gateway: str, flower: str) -> set[str]:
+    """The names of the tasks that Flower shows. It begins to listen a moment after it answers, so more are sent."""
+    deadline, pause = time.monotonic() + 60, threading.Event()
+    while time.monotonic() < deadline:
+        httpx2.post(f"{gateway}/v1/messages", json={"user_id": "ann", "text": "hello"}).raise_for_status()
+        found = httpx2.post(f"{flower}/tasks/datatable", data=QUERY).json()["data"]
+        if found:
+            return {task["name"] for task in found}
+        pause.wait(0.5)
+    raise AssertionError("Flower shows no task")
+
+
+def test_everything_starts_answers_stops_and_remembers(perdure: Perdure, nowhere: Environment, tmp_path: Path) -> None:
+    """`make up` in one terminal, `perdure send` in another, Flower in a browser; then all of it again."""
+    port, flower = free_ports(2)
+    options = ("--port", str(port), "--flower-port", str(flower))
+    gateway = f"http://127.0.0.1:{port}"
+
+    with up(nowhere, tmp_path, *options):
+        sent = perdure("send", "what is 12*7+5?", "--wait", "30", env=nowhere)
+        ready = httpx2.get(f"{gateway}/readyz")
+        tasks = shown_by_flower(gateway, f"http://127.0.0.1:{flower}")
+    assert "89" in sent.stdout, sent.stderr
+    assert ready.json() == {"status": "ready"}
+    assert tasks == {"turns.run"}
+    assert "perdure up" in perdure("sessions", "list", env=nowhere).stderr
+
+    with up(nowhere, tmp_path, *options[:2], "--no-flower"):
+        listed = perdure("sessions", "list", "--user", "local", "--json", env=nowhere)
+    assert [session["turn_count"] for session in json.loads(listed.stdout)] == [1]

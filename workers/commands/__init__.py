@@ -1,0 +1,52 @@
+"""The command line: `perdure`.
+
+    up.py          everything on this machine, with its servers
+    processes.py   migrate, gateway, worker, beat, flower: one process each
+    talking.py     send, chat; prompt.py is the terminal's side of chat
+    sessions.py, turns.py    what is kept
+
+    connecting.py  what a command needs of the system
+    listening.py   an address to listen on; serving.py, the gateway's web server
+    display.py     tables, JSON, text that is safe on a terminal
+    failing.py     errors as a sentence and an exit status
+
+Commands start in about a second, so what takes long to import is imported by those that need it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+
+from workers.commands import processes, sessions, talking, turns, up
+from workers.commands.failing import explained
+
+app = typer.Typer(
+    name="perdure",
+    help="Durable LLM agents on Celery, Redis and PostgreSQL.",
+    epilog="Exit status: 0 done, 1 failed, 2 wrong usage (a wrong setting too), 3 a needed service is unavailable.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(up.up)
+app.command()(processes.migrate)
+app.command()(processes.gateway)
+app.command()(processes.worker)
+app.command()(processes.beat)
+app.command()(processes.flower)
+app.command()(talking.chat)
+app.command()(talking.send)
+app.add_typer(sessions.commands, name="sessions")
+app.add_typer(turns.commands, name="turns")
+
+
+def main() -> None:
+    """Run the command that the process's arguments name, and exit with its status."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)  # where the module that PERDURE_AGENTS names may be; last, so that it hides nothing
+    with explained():
+        app(prog_name="perdure")

@@ -1,0 +1,86 @@
+"""What a command needs of the system that runs: its database, and a way to wake its workers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import UUID
+
+from perdure.database.engine import Database
+from perdure.errors import NotFound, Unavailable
+from perdure.runtime import Runtime
+from perdure.settings import Settings
+from workers import logs
+from workers.assembly import addresses, assemble, database_address
+from workers.wake import CeleryWaker
+
+log = logging.getLogger(__name__)
+
+
+class _NobodyToWake:
+    """Stands in for a broker that does not run: the sweeper finds what was accepted."""
+
+    def session(self, session_id: UUID, priority: int) -> bool:  # noqa: ARG002 (the port's signature)
+        return False
+
+    def delivery(self, delivery_id: UUID) -> bool:  # noqa: ARG002 (the port's signature)
+        return False
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@contextmanager
+def database() -> Iterator[Database]:
+    """The database, for a command that only reads.
+
+    Raises:
+        Unavailable: it is not there.
+    """
+    settings = Settings.load()
+    logs.configure(logging.WARNING)
+    made = Database(database_address(settings))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@contextmanager
+def runtime() -> Iterator[Runtime]:
+    """The parts of a process that accepts messages and cancels turns.
+
+    Raises:
+        Unavailable: the database is not there. That the broker is not there is no error.
+    """
+    settings = Settings.load()
+    logs.configure(logging.WARNING)
+    database_url = database_address(settings)
+    waker = _waker(settings)
+    made = assemble(settings, database_url, waker)
+    try:
+        yield made
+    finally:
+        made.database.close()
+        waker.close()
+
+
+def parse_id(text: str, thing: str) -> UUID:
+    """The id that a person typed.
+
+    Raises:
+        NotFound: it is none.
+    """
+    try:
+        return UUID(text)
+    except ValueError:
+        raise NotFound(f"{text!r} is no id of a {thing}.") from None
+
+
+def _waker(settings: Settings) -> CeleryWaker | _NobodyToWake:
+    try:
+        return CeleryWaker(settings, addresses(settings))
+    except Unavailable as error:
+        log.warning("%s A message is accepted nevertheless, and answered once it is back.", error.message)
+        return _NobodyToWake()

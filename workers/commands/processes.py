@@ -1,0 +1,109 @@
+"""Commands that are one process of the system each: migrate, gateway, worker, beat, flower."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from typing import Annotated
+
+import typer
+
+from perdure.settings import Settings
+from workers import logs
+from workers.application import CONCURRENCY, QUEUES
+from workers.assembly import addresses, assemble, database_address
+from workers.commands.failing import WRONG_USAGE, Failure
+from workers.commands.listening import bind, require_free
+from workers.wake import CeleryWaker
+
+Host = Annotated[str, typer.Option(help="Address to listen on; anything but loopback needs PERDURE_API_KEYS.")]
+Port = Annotated[int, typer.Option(min=1, max=65535, help="Port of the gateway.")]
+
+
+def migrate() -> None:
+    """Bring the database to the tables of this release."""
+    from perdure.database.migrate import migrate as migrate_database  # noqa: PLC0415 (as in gateway)
+
+    settings = Settings.load()
+    logs.configure()
+    migrate_database(database_address(settings))
+
+
+def gateway(host: Host = "127.0.0.1", port: Port = 8080) -> None:
+    """Serve the HTTP gateway."""
+    from perdure.channels.http.app import create_app  # noqa: PLC0415 (the other commands start in half the time)
+    from workers.commands.serving import serve  # noqa: PLC0415 (the same)
+
+    settings = Settings.load()
+    settings.require_keys_for(host)
+    logs.configure()
+    where = addresses(settings)
+    waker = CeleryWaker(settings, where)
+    runtime = assemble(settings, where.database_url, waker)
+    try:
+        serve(create_app(runtime, waker.reachable), bind(host, port, "--port"))
+    finally:
+        waker.close()
+        runtime.database.close()
+
+
+def worker(
+    queues: Annotated[str, typer.Option(help="Which queues to serve, with commas between.")] = ",".join(QUEUES),
+    concurrency: Annotated[int, typer.Option(min=1, help="Tasks at once; they mostly wait.")] = CONCURRENCY,
+    name: Annotated[str, typer.Option(help="The worker's name, before the @ and the host's.")] = "",
+) -> None:
+    """Run turns and whatever else is queued."""
+    chosen = [queue.strip() for queue in queues.split(",") if queue.strip()]
+    unknown = [queue for queue in chosen if queue not in QUEUES]
+    if unknown or not chosen:
+        raise typer.BadParameter(f"{queues!r}; accepted: {', '.join(QUEUES)}", param_hint="--queues")
+    node = f"{name or f'worker-{os.getpid()}'}@%h"
+    _celery(
+        "worker",
+        f"--hostname={node}",
+        f"--queues={','.join(chosen)}",
+        f"--concurrency={concurrency}",
+        "--pool=threads",
+        "--without-gossip",
+        "--without-mingle",
+        "--loglevel=INFO",
+    )
+
+
+def beat() -> None:
+    """Put scheduled work into the queue when its time comes."""
+    data_dir = Settings.load().data_dir
+    data_dir.mkdir(parents=True, exist_ok=True)
+    _celery("beat", f"--schedule={data_dir / 'beat-schedule'}", "--loglevel=INFO")
+
+
+def flower(
+    address: Annotated[
+        str, typer.Option(envvar="FLOWER_ADDRESS", help="Address; anything but loopback needs FLOWER_BASIC_AUTH.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(envvar="FLOWER_PORT", min=1, max=65535, help="Port of the pages.")] = 5555,
+) -> None:
+    """Show workers and tasks on web pages."""
+    if not _is_loopback(address) and not os.environ.get("FLOWER_BASIC_AUTH"):
+        raise Failure(
+            f"FLOWER_BASIC_AUTH is empty and the address to bind is {address!r}: set it to USER:PASSWORD, "
+            "or bind 127.0.0.1.",
+            WRONG_USAGE,
+        )
+    require_free(address, port, "--port")
+    _celery("flower", f"--address={address}", f"--port={port}", "--persistent=False")
+
+
+def _celery(*argv: str) -> None:
+    """Become a process of Celery's, configured as `celery -A workers` would be."""
+    Settings.load()
+    from workers.celery import app  # noqa: PLC0415 (importing it looks for the servers)
+
+    raise typer.Exit(app.start(list(argv)) or 0)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

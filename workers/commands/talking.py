@@ -1,0 +1,100 @@
+"""`perdure send` and `perdure chat`: talking to an agent from a terminal, through the same queue as everybody."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import wait as wait_for
+from typing import Annotated, Any
+
+import typer
+
+from perdure.channels.cli import CHANNEL
+from perdure.runtime import Runtime
+from perdure.turns.inbox import Accepted, accept
+from perdure.turns.incoming import parse_incoming
+from perdure.turns.reading import SETTLED, SettlementWatch, read_turn
+from workers.commands import connecting
+from workers.commands.display import AsJson, write_json, write_text
+from workers.commands.failing import FAILED, WRONG_USAGE, Failure
+from workers.commands.prompt import Prompt
+
+User = Annotated[str, typer.Option(help="Who speaks.")]
+
+
+def send(
+    text: Annotated[str | None, typer.Argument(help="What to say; - or nothing: what stdin holds.")] = None,
+    *,
+    user: User = "local",
+    channel: Annotated[str, typer.Option(help="The channel that it comes from.")] = CHANNEL,
+    message_id: Annotated[str | None, typer.Option(help="The same id again is the same message.")] = None,
+    session: Annotated[str | None, typer.Option(help="The session's id; default the user's own.")] = None,
+    wait: Annotated[float | None, typer.Option(min=0, help="Seconds to wait for the reply, which is printed.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Send a message.
+
+    Prints the ids of the turn and the session, or with --wait the reply. Status 1 if the turn
+    failed or is not settled when the time is up.
+    """
+    given = {"user_id": user, "text": _text(text), "channel": channel}
+    optional = {"message_id": message_id, "session_id": session}
+    incoming = parse_incoming({**given, **{name: value for name, value in optional.items() if value is not None}})
+    with connecting.runtime() as runtime:
+        accepted = accept(runtime, incoming)
+        if wait is None:
+            _write_accepted(accepted, as_json=as_json)
+            return
+        turn = _settled(runtime, accepted, wait)
+    _write_turn(turn, wait, as_json=as_json)
+
+
+def chat(
+    user: User = "local",
+    agent: Annotated[str | None, typer.Option(help="Who is spoken to; default the first one defined.")] = None,
+) -> None:
+    """Talk to an agent. What stdin holds is said line by line when it is no terminal."""
+    with connecting.runtime() as runtime:
+        if agent is not None:
+            runtime.agents.get(agent)
+        Prompt(runtime, user, agent).run()
+
+
+def _text(given: str | None) -> str:
+    if given is not None and given != "-":
+        return given
+    if given is None and sys.stdin.isatty():
+        raise Failure("There is nothing to send: give TEXT, or pipe it in.", WRONG_USAGE)
+    try:
+        return sys.stdin.buffer.read().decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise Failure(f"What came from stdin is not valid UTF-8 (at byte {error.start}).") from None
+
+
+def _settled(runtime: Runtime, accepted: Accepted, seconds: float) -> dict[str, Any]:
+    """The turn as it is once it is settled or the time is up."""
+    watch = SettlementWatch(runtime.database)
+    wait_for((watch.settled(accepted.turn_id),), timeout=seconds)
+    watch.close()
+    return read_turn(runtime.database, accepted.turn_id)
+
+
+def _write_accepted(accepted: Accepted, *, as_json: bool) -> None:
+    ids = {"turn_id": str(accepted.turn_id), "session_id": str(accepted.session_id)}
+    if as_json:
+        write_json({**ids, "seq": accepted.seq, "status": accepted.status, "duplicate": accepted.duplicate})
+    else:
+        write_text("\n".join(f"{name} {value}" for name, value in ids.items()))
+
+
+def _write_turn(turn: dict[str, Any], seconds: float, *, as_json: bool) -> None:
+    if as_json:
+        write_json(turn)
+    elif turn["status"] == "done":
+        write_text(turn["reply"]["text"])
+    if turn["status"] not in SETTLED:
+        raise Failure(
+            f"No reply within {seconds:g} s: turn {turn['turn_id']} is {turn['status']}. "
+            f"Look again with `perdure turns show {turn['turn_id']}`."
+        )
+    if turn["error"] is not None:
+        raise Failure(f"{turn['error']['message']} ({turn['error']['code']})", FAILED)

@@ -1,0 +1,177 @@
+"""`perdure up`: everything on this machine, in the foreground, until Ctrl-C.
+
+PostgreSQL and Redis are embedded ones under the data directory where no URLs are given; then
+the gateway, two workers, beat and Flower, each started again when it dies. On the way out
+nothing new is taken in first, then the workers drain, then the servers stop.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from perdure.settings import Settings
+from workers import logs, supervisor
+from workers.commands.listening import require_free
+from workers.commands.processes import Host, Port
+from workers.embedded import Running, postgres, redis
+from workers.supervisor import Process
+
+WORKERS = 2
+
+_LOOPBACK = "127.0.0.1"
+_ENTRANCE, _WORK, _SERVERS = range(3)
+_SERVERS_STOP_S = 90
+_MARGIN_S = 5
+
+
+def up(
+    host: Host = _LOOPBACK,
+    port: Port = 8080,
+    flower_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Flower's pages.")] = 5555,
+    *,
+    no_flower: Annotated[bool, typer.Option("--no-flower", help="Leave Flower out.")] = False,
+) -> None:
+    """Run everything on this machine: servers, gateway, two workers, beat, Flower."""
+    from perdure.database.migrate import migrate  # noqa: PLC0415 (the other commands start sooner without it)
+
+    settings = Settings.load()
+    settings.require_keys_for(host)
+    logs.configure()
+    require_free(host, port, "--port")
+    if not no_flower:
+        require_free(_LOOPBACK, flower_port, "--flower-port")
+    data_dir = settings.data_dir.resolve()
+    status = 0
+    with _interruptible(), ExitStack() as stack:
+        environment, keepers = _servers(settings, data_dir, stack)
+        migrate(environment["PERDURE_DATABASE_URL"])
+        settings.signing_key()  # made before two workers do it at once
+        processes = [*keepers, *_processes(settings, environment, host, port, None if no_flower else flower_port)]
+        welcome = partial(_welcome, data_dir, host, port, None if no_flower else flower_port)
+        try:
+            status = supervisor.run(processes, on_ready=welcome)
+        finally:
+            _ignore_signals()
+    raise typer.Exit(status)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Until the supervisor takes the signals over, each of them ends the start like a Ctrl-C."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        _ignore_signals()
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        _say("Stopped before everything was started.")
+
+
+def _ignore_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # stopping the servers cleanly has its own time limit
+
+
+def _servers(settings: Settings, data_dir: Path, stack: ExitStack) -> tuple[Mapping[str, str], list[Process]]:
+    """Start the servers that no URL names; return the processes' environment, and who keeps the servers up."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PERDURE_DATA_DIR": str(data_dir)}
+    keepers = []
+    for name, url, start in (
+        ("postgres", settings.database_url, postgres.start),
+        ("redis", settings.redis_url, redis.start),
+    ):
+        variable = "PERDURE_DATABASE_URL" if name == "postgres" else "PERDURE_REDIS_URL"
+        if url is not None:
+            environment[variable] = url.get_secret_value()
+            continue
+        directory = data_dir / name
+        _say(f"Starting {name} in {directory} ...")
+        server: Running = start(directory)
+        stack.callback(_stop, name, server)
+        environment[variable] = server.url
+        keepers.append(_keeper(name, directory))
+    return environment, keepers
+
+
+def _keeper(name: str, directory: Path) -> Process:
+    """The process that starts a server again, should it die."""
+    argv = (sys.executable, "-P", "-m", "workers.embedded", name, str(directory))
+    return Process(name, argv, stop_rank=_SERVERS, stop_within_s=_SERVERS_STOP_S)
+
+
+def _stop(name: str, server: Running) -> None:
+    _say(f"Stopping {name} ...")
+    if not server.stop():
+        _say(f"{name} goes on: another process uses it.")
+
+
+def _processes(
+    settings: Settings, environment: Mapping[str, str], host: str, port: int, flower_port: int | None
+) -> Iterator[Process]:
+    drain_s = settings.shutdown.hard_exit_s + _MARGIN_S
+    reached_at = _LOOPBACK if host in {"0.0.0.0", "::"} else host  # noqa: S104 (compared, not bound)
+
+    def perdure(*arguments: str) -> tuple[str, ...]:
+        return (sys.executable, "-P", "-m", "workers.commands", *arguments)
+
+    yield Process(
+        "gateway",
+        perdure("gateway", "--host", host, "--port", str(port)),
+        environment,
+        ready=partial(supervisor.listening, reached_at, port),
+    )
+    for number in range(1, WORKERS + 1):
+        name = f"worker{number}"
+        yield Process(name, perdure("worker", "--name", name), environment, stop_rank=_WORK, stop_within_s=drain_s)
+    yield Process("beat", perdure("beat"), environment)
+    if flower_port is not None:
+        yield Process(
+            "flower",
+            perdure("flower", "--address", _LOOPBACK, "--port", str(flower_port)),
+            environment,
+            ready=partial(supervisor.listening, _LOOPBACK, flower_port),
+        )
+
+
+def _welcome(data_dir: Path, host: str, port: int, flower_port: int | None) -> None:
+    shown = f"[{host}]" if ":" in host else host
+    lines = [
+        "",
+        "[bold]perdure is up.[/bold] Ctrl-C stops it; what it knows stays in " + str(data_dir),
+        "",
+        f"  gateway   http://{shown}:{port}        (its routes: /openapi.json)",
+    ]
+    if flower_port is not None:
+        lines.append(f"  Flower    http://{_LOOPBACK}:{flower_port}")
+    lines += [
+        "",
+        "Try, in another terminal:",
+        "",
+        '  perdure send "what is 12*7+5?" --wait 20',
+        "  perdure chat",
+        f'  curl http://{shown}:{port}/v1/messages -d \'{{"user_id": "local", "text": "what time is it?"}}\'',
+        "",
+    ]
+    console = Console(highlight=False, soft_wrap=True)
+    for line in lines:
+        console.print(line, markup=line.startswith("[bold]"))
+
+
+def _say(sentence: str) -> None:
+    sys.stdout.write(f"{sentence}\n")
+    sys.stdout.flush()
