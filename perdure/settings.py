@@ -154,10 +154,10 @@ class Settings(BaseSettings):
         if value is None:
             return None
         try:
-            backend = make_url(value.get_secret_value()).get_backend_name()
+            name = make_url(value.get_secret_value()).drivername
         except ArgumentError:
-            backend = None
-        if backend != "postgresql":
+            name = ""
+        if name not in {"postgresql", "postgresql+psycopg2"}:
             raise ValueError("accepted: a SQLAlchemy URL that begins with postgresql:// or postgresql+psycopg2://")
         return value
 

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from celery import Task
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, TaskPredicate
 
 from perdure.errors import PerdureError, Unavailable
 from tasks.process import Process
@@ -53,14 +53,29 @@ class PerdureTask(Task):  # type: ignore[misc]
             failed = False
         except Unavailable as error:
             raise self._later(error) from error
+        except TaskPredicate:
+            raise
         except PerdureError as error:
             log.info("refused: %s: %s", error.code, error.message)
-            raise Refused(f"{error.code}: {error.message}") from None
+            raise self._refused(error) from None
+        except Exception:
+            log.exception("the task met an error")
+            raise self._refused(PerdureError("Something went wrong here; the operator's log says what.")) from None
         else:
             return result
         finally:
             self.process.metrics.count(self.name, clock.monotonic() - began, failed=failed)
             current_task.reset(token)
+
+    def _refused(self, error: PerdureError) -> Exception:
+        """Record the failure here: Celery would store the traceback beside it, for the caller to read."""
+        refused = Refused(f"{error.code}: {error.message}")
+        self.backend.mark_as_failure(
+            self.request.id, refused, request=self.request, store_result=not self.ignore_result
+        )
+        self.send_event("task-failed", exception=repr(refused), traceback="")
+        ignored: Exception = Ignore()
+        return ignored
 
     def _later(self, error: Unavailable) -> Exception:
         if self.hint:

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from celery import shared_task
 
+from perdure.errors import InvalidRequest
 from perdure.turns.inbox import accept
 from perdure.turns.incoming import parse_incoming
 from perdure.turns.lease import NeedsIsolation, NotNeeded
@@ -23,8 +24,10 @@ from tasks.task import PerdureTask
     acks_late=True,
     reject_on_worker_lost=True,
 )
-def submit(self: PerdureTask, **message: Any) -> dict[str, Any]:
+def submit(self: PerdureTask, *positional: Any, **message: Any) -> dict[str, Any]:
     """Accept a message; the result says that it is accepted, and the task's id deduplicates it."""
+    if positional:
+        raise InvalidRequest("Give the message's members as keyword arguments.")
     message.setdefault("message_id", self.request.id)
     accepted = accept(self.process.runtime, parse_incoming(message, channel="celery"))
     return {

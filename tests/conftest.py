@@ -13,10 +13,12 @@ from typing import Any
 from uuid import UUID
 
 import hypothesis
+import psycopg2
 import pytest
 import redis as redis_py
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import DisconnectionError
 
 from perdure.agents import Agents
 from perdure.clock import MovedClock
@@ -103,10 +105,17 @@ def database(database_url: str, clock: MovedClock) -> Iterator[Database]:
 
     @event.listens_for(made.engine, "checkout")
     def _move(connection: Any, record: Any, proxy: Any) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT set_config('perdure.clock_offset', %s, false)", [str(clock.offset.total_seconds())])
-        if not connection.autocommit:
-            connection.commit()
+        if record.info.get("clock_offset") == clock.offset:
+            return
+        try:
+            with connection.cursor() as cursor:
+                offset = str(clock.offset.total_seconds())
+                cursor.execute("SELECT set_config('perdure.clock_offset', %s, false)", [offset])
+            if not connection.autocommit:
+                connection.commit()
+        except psycopg2.OperationalError as error:
+            raise DisconnectionError("this connection has died in the pool") from error
+        record.info["clock_offset"] = clock.offset
 
     yield made
     made.close()

@@ -104,9 +104,7 @@ sessions = Table(
     Column("strikes", Integer, nullable=False, server_default="0", comment="claims since the last commit of a step"),
     Column("spent_s", Double, nullable=False, server_default="0", comment="seconds under lease in the present turn"),
     Column("woken_at", _timestamp),
-    Column(
-        "wakes", Integer, nullable=False, server_default="0", comment="the sweeper's wake-ups since the last claim"
-    ),
+    Column("wakes", Integer, nullable=False, server_default="0", comment="the sweeper's wake-ups since the last claim"),
     _one_of("state", SESSION_STATES),
     CheckConstraint("unsettled >= 0", name="unsettled"),
     Index("sessions_live_key", "user_id", "scope", unique=True, postgresql_where=text("routable")),

@@ -25,11 +25,20 @@ from perdure.errors import PerdureError, ToolError
 from perdure.ids import new_id
 from perdure.models.protocol import ToolCall
 from perdure.runtime import Runtime
-from perdure.tools.registry import DidNotHappen, Effect, Happened, ProbeOutcome, Tool, ToolContext, Unknown
+from perdure.tools.registry import (
+    MAX_RESULT_CHARS,
+    DidNotHappen,
+    Effect,
+    Happened,
+    ProbeOutcome,
+    Tool,
+    ToolContext,
+    Unknown,
+)
 from perdure.turns import queries
 from perdure.turns.lease import Hold, LeaseLost, TurnRef
 from perdure.turns.transcript import Entry
-from perdure.untrusted import storable
+from perdure.untrusted import cut, storable
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +159,7 @@ class Ledger:
         """
         runnable = [each for each in planned if each.refusal is None]
         refused = [_refused(each) for each in planned if each.refusal is not None]
-        return _in_order(refused + self._run(runnable, side_by_side=len(runnable) > 1, repeat=True))
+        return _in_order(refused + self._run(runnable))
 
     def resume(self, asking: Entry) -> list[Result]:
         """Find the results of calls that another runner began; results in the order asked.
@@ -174,7 +183,7 @@ class Ledger:
                 again.append(found)
         for each in again:
             self._extend(each)
-        return _in_order(results + self._run(again, side_by_side=len(again) > 1, repeat=True))
+        return _in_order(results + self._run(again))
 
     def _known_or_again(self, fresh: Planned, row: Row[Any] | None) -> Result | Planned:
         if fresh.refusal is not None and row is None:
@@ -200,7 +209,8 @@ class Ledger:
         answer = self._probe(planned)
         match answer:
             case Happened(result):
-                return Result(planned.position, "done", storable(result), planned.effect_id)
+                longest = planned.tool.max_result_chars if planned.tool else MAX_RESULT_CHARS
+                return Result(planned.position, "done", cut(storable(result), longest), planned.effect_id)
             case DidNotHappen():
                 return None
             case Unknown():
@@ -224,21 +234,29 @@ class Ledger:
         outcome = run.outcome
         return outcome if isinstance(outcome, Happened | DidNotHappen | Unknown) else Unknown()
 
-    def _run(self, calls: Sequence[Planned], *, side_by_side: bool, repeat: bool) -> list[Result]:
-        if not calls:
-            return []
-        self._hold.step_within(max(each.timeout_s for each in calls))
+    def _run(self, calls: Sequence[Planned]) -> list[Result]:
+        """Run calls side by side; one whose time is up is decided or begun a second time."""
         done: queue.SimpleQueue[_Run] = queue.SimpleQueue()
-        waiting = {each.position: self._start(each, done, record=side_by_side) for each in calls}
+        waiting = {each.position: self._start(each, done, record=len(calls) > 1) for each in calls}
+        repeated: set[int] = set()
         results: list[Result] = []
         while waiting:
-            overdue = [run for run in waiting.values() if self._now() >= run.until]
-            for run in overdue:
-                del waiting[run.planned.position]
-                results.append(self._timed_out(run.planned, repeat=repeat))
-            finished = self._next(done, waiting.values()) if waiting else None
-            if finished is not None and waiting.pop(finished.planned.position, None) is not None:
-                results.append(_ran(finished))
+            self._hold.step_within(max(run.until for run in waiting.values()) - self._now())
+            finished = self._next(done, waiting.values())
+            if finished is not None:
+                # What has come in counts before any time that is up by now.
+                if waiting.pop(finished.planned.position, None) is not None:
+                    results.append(_ran(finished))
+                continue
+            for run in [run for run in waiting.values() if self._now() >= run.until]:
+                position = run.planned.position
+                decided = self._timed_out(run.planned, again=position not in repeated)
+                if decided is None:
+                    repeated.add(position)
+                    waiting[position] = self._start_again(run.planned, done, record=len(calls) > 1)
+                else:
+                    del waiting[position]
+                    results.append(decided)
         return results
 
     def _next(self, done: queue.SimpleQueue[_Run], waiting: Any) -> _Run | None:
@@ -259,33 +277,36 @@ class Ledger:
             self._extend(planned)
         context, until = self._context(planned), self._now() + planned.timeout_s
 
+        def note(status: str, text: str) -> None:
+            if record or self._now() >= until:
+                self._finish(planned, status, text)
+
         def work() -> str:
-            status, text = "done", ""
             try:
                 text = tool.call(planned.arguments, context)
             except ToolError as error:
-                status, text = "failed", error.message
+                note("failed", error.message)
                 raise
-            finally:
-                if text and (record or self._now() >= until):
-                    self._finish(planned, status, text)
+            note("done", text)
             return text
 
         return _Run(planned, work, until, done)
 
-    def _timed_out(self, planned: Planned, *, repeat: bool) -> Result:
+    def _start_again(self, planned: Planned, done: queue.SimpleQueue[_Run], *, record: bool) -> _Run:
+        self._extend(planned)
+        return self._start(planned, done, record=record)
+
+    def _timed_out(self, planned: Planned, *, again: bool) -> Result | None:
+        """What is said of a call whose time is up, or None if it may run `again`."""
         tool = planned.tool
         if tool is None:
             raise ValueError(f"the call of {planned.call.name} was refused: it cannot time out")
         log.warning("tool %s ran for more than %g s", tool.name, planned.timeout_s)
         decided = self._decide(planned, tool.effect)
-        if decided is not None:
+        if decided is not None or again:
             return decided
-        if not repeat:
-            text = f"Error: {tool.name} did not finish within {planned.timeout_s:g} s."
-            return Result(planned.position, "failed", text, planned.effect_id)
-        self._extend(planned)
-        return self._run([planned], side_by_side=False, repeat=False)[0]
+        text = f"Error: {tool.name} did not finish within {planned.timeout_s:g} s."
+        return Result(planned.position, "failed", text, planned.effect_id)
 
     def _extend(self, planned: Planned) -> None:
         """Give a call its full time (again), if the lease is still ours."""

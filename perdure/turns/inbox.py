@@ -33,6 +33,7 @@ from perdure.turns.transcript import Transcript
 log = logging.getLogger(__name__)
 
 _TRIES = 3
+_CHANGED = "The session changed while the message was being accepted; please send it again."
 _LIVE = frozenset({"initializing", "active", "thinking", "tool_executing", "waiting_approval"})
 
 
@@ -143,6 +144,8 @@ def _accept_under_lock(runtime: Runtime, message: Incoming, parameters: dict[str
             earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
         if earlier:
             return _again(earlier[0], parameters)
+        if not targets:
+            raise Unavailable(_CHANGED)
         if targets[0].state not in _LIVE:
             raise Conflict("That session has ended. Send the message without session_id to begin the next one.")
         if targets[0].unsettled:
@@ -187,7 +190,7 @@ def _into_busy(runtime: Runtime, transaction: Transaction, session_id: UUID, par
 def _queued(transaction: Transaction, parameters: dict[str, Any]) -> _Commit:
     commit = _enqueue(transaction, {**parameters, "on_busy": OnBusy.ENQUEUE})
     if commit is None:
-        raise Unavailable("The session changed while the message was being accepted; please send it again.")
+        raise Unavailable(_CHANGED)
     return commit
 
 

@@ -143,23 +143,33 @@ class Hold:
             with self._lock:
                 self._call = None
 
+    # Each of these says why and stops under one lock: between the two, `begin` could go on to
+    # the next turn, which would then find itself stopped and never learn the reason.
+
     def cancel(self, turn_id: UUID) -> None:
         """Somebody asked for `turn_id` to be cancelled."""
         with self._lock:
             if turn_id != self.turn_id:
                 return
             self.cancelled = True
-        self._stop(unwanted=True)
+            self.unwanted.set()
+            call = self._stop()
+        _end(call)
 
     def lose(self) -> None:
         """The token has moved on."""
-        self.lost = True
-        self._stop(unwanted=True)
+        with self._lock:
+            self.lost = True
+            self.unwanted.set()
+            call = self._stop()
+        _end(call)
 
     def drain(self) -> None:
         """The process shuts down: a model call is given up, a tool call is awaited."""
-        self.draining = True
-        self._stop(unwanted=False)
+        with self._lock:
+            self.draining = True
+            call = self._stop()
+        _end(call)
 
     def expire_overdue(self) -> None:
         """Hang up on the model call if its deadline has passed."""
@@ -168,14 +178,15 @@ class Hold:
         if call is not None and self._clock.monotonic() >= call.deadline:
             call.expire()
 
-    def _stop(self, *, unwanted: bool) -> None:
+    def _stop(self) -> ModelCall | None:
         self.stopping.set()
-        if unwanted:
-            self.unwanted.set()
-        with self._lock:
-            call = self._call
-        if call is not None:
-            call.abort()
+        return self._call
+
+
+def _end(call: ModelCall | None) -> None:
+    """Hang up, outside of the lock: a model's own code runs there."""
+    if call is not None:
+        call.abort()
 
 
 class Keeper:

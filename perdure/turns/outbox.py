@@ -76,6 +76,8 @@ def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UU
     rows = database.run(queries.TAKE_DELIVERY, {"delivery_id": delivery_id, "attempt_s": ATTEMPT_S})
     if not rows:
         return NotDue()
+    if rows[0].attempts > MAX_ATTEMPTS:  # the last one ended with its process, or in an error of ours
+        return _postpone(database, delivery_id, rows[0].attempts, "every attempt broke off")
     target: dict[str, Any] = rows[0].target
     body = {**read_turn(database, rows[0].turn_id), "delivery_id": str(delivery_id)}
     try:

@@ -73,7 +73,7 @@ MERGE = Statement(
         UPDATE turns AS t SET priority = greatest(t.priority, %(priority)s::smallint)
         FROM newest
         WHERE t.turn_id = newest.turn_id AND t.status = 'accepted' AND t.channel = %(channel)s
-          AND (%(agent)s::text IS NULL OR t.agent = %(agent)s)
+          AND t.agent = coalesce(%(agent)s::text, (SELECT agent FROM sessions WHERE session_id = %(session_id)s))
           AND t.reply_to IS NOT DISTINCT FROM %(reply_to)s::jsonb
         RETURNING t.turn_id, t.seq, t.status
     ), input AS (
@@ -145,7 +145,7 @@ BEGIN_NEXT = Statement(
     "turns.begin_next",
     """
     WITH fenced AS (
-        UPDATE sessions SET state = 'thinking', strikes = 1,
+        UPDATE sessions SET state = 'thinking', strikes = greatest(strikes, 1),
                lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
         WHERE session_id = %(session_id)s AND token = %(token)s
         RETURNING token, strikes, spent_s, message_count
@@ -190,7 +190,8 @@ HISTORY = Statement(
 )
 
 # Renews the leases of a process in one statement; rows that somebody has locked keep what
-# they have until the next beat.
+# they have until the next beat. What was released at this moment stays so: a lease that
+# nobody holds would keep everybody out until it ran out.
 RENEW = Statement(
     "turns.renew",
     """
@@ -198,6 +199,7 @@ RENEW = Statement(
         SELECT s.session_id FROM sessions AS s
         JOIN unnest(%(session_ids)s::uuid[], %(tokens)s::bigint[]) AS mine (session_id, token)
           ON s.session_id = mine.session_id AND s.token = mine.token
+        WHERE s.lease_until IS NOT NULL
         FOR NO KEY UPDATE OF s SKIP LOCKED
     )
     UPDATE sessions AS s SET lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
@@ -220,7 +222,9 @@ WATCH = Statement(
 
 # --- step --------------------------------------------------------------------------------
 
-# One step: messages join the transcript, tool calls get their intent or their result.
+# One step: messages join the transcript, tool calls get their intent or their result. The claim
+# that goes on from here is the first attempt at what follows: a tool that kills its process at
+# once has used it up, though its intent was committed under the same claim.
 STEP = Statement(
     "turns.step",
     """
@@ -229,7 +233,7 @@ STEP = Statement(
         SET message_count = message_count + %(added)s,
             tick = tick + 1,
             state = %(state)s,
-            strikes = 0,
+            strikes = 1,
             spent_s = %(spent_s)s,
             lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
         WHERE session_id = %(session_id)s AND token = %(token)s
@@ -251,9 +255,11 @@ STEP = Statement(
         FROM fenced, jsonb_to_recordset(%(intents)s::jsonb) AS e (
             effect_id uuid, position int, tool text, arguments text, effect text, timeout_s double precision)
     ), finished AS (
-        UPDATE tool_effects AS t SET status = r.status, result = r.result, finished_at = perdure_now()
+        UPDATE tool_effects AS t
+        SET status = r.status, result = r.result,
+            finished_at = CASE WHEN r.status <> 'unknown' THEN perdure_now() END
         FROM fenced, jsonb_to_recordset(%(results)s::jsonb) AS r (effect_id uuid, status text, result text)
-        WHERE t.effect_id = r.effect_id
+        WHERE t.effect_id = r.effect_id AND t.turn_id = %(turn_id)s
     )
     SELECT fenced.base, (SELECT cancel_requested_at FROM turns WHERE turn_id = %(turn_id)s) AS cancel_requested_at
     FROM fenced
@@ -440,13 +446,15 @@ TAKE_SWEEP = Statement(
     """
     INSERT INTO sweeps AS s (name, due_at)
     VALUES (%(name)s, perdure_now() + make_interval(secs => %(every_s)s))
-    ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at WHERE s.due_at <= perdure_now()
+    ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at
+    WHERE s.due_at <= perdure_now() OR s.due_at > excluded.due_at  -- the server's clock was ahead for a while
     RETURNING s.name
     """,
 )
 
 # Sessions with unsettled turns that nobody holds: at once where the lease ran out since the
-# last wake-up, else backing off, so that a long backlog makes no storm.
+# last wake-up, else backing off, so that a long backlog makes no storm. Of equal priority
+# those woken less often come first: none is woken twice while another waits for its first.
 WAKE_DUE = Statement(
     "sweep.wake_due",
     """
@@ -458,7 +466,7 @@ WAKE_DUE = Statement(
           AND (s.woken_at IS NULL OR s.woken_at < s.lease_until
                OR s.woken_at <= perdure_now() - make_interval(secs => %(backoff_s)s * 2 ^ least(s.wakes, 6)))
         GROUP BY s.session_id
-        ORDER BY priority DESC, oldest
+        ORDER BY priority DESC, s.wakes, oldest
         LIMIT %(most)s
     ), locked AS (
         SELECT s.session_id, due.priority FROM sessions AS s JOIN due USING (session_id)

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 
 from perdure.agents import Agent
 from perdure.database.engine import as_json
-from perdure.errors import BudgetExhausted, DeadlineExceeded, InvalidResponse, PerdureError
+from perdure.errors import (
+    BudgetExhausted,
+    DeadlineExceeded,
+    InvalidResponse,
+    PerdureError,
+    ProviderError,
+    Unavailable,
+)
 from perdure.models.protocol import CallAborted, Model, ModelCall, ModelReply, ModelRequest
 from perdure.runtime import Runtime
 from perdure.turns import queries
@@ -66,9 +73,9 @@ class Turn:
                 reply = self._step()
             except (CallAborted, Interrupted):
                 continue  # the hold says why, at the head of the loop
+            except Unavailable:
+                raise
             except PerdureError as error:
-                if error.code == "UNAVAILABLE":
-                    raise
                 return Failed(error)
             if reply is not None:
                 return Replied(reply)
@@ -106,7 +113,10 @@ class Turn:
         request = ModelRequest(self.transcript.prompt(self._system), self._tools)
         self._hold.step_within(limit_s)
         with self._hold.calling(call):
-            reply = self._model.respond(request, call)
+            try:
+                reply = self._model.respond(request, call)
+            except Unavailable as error:  # here that word means the database, which is asked again without end
+                raise ProviderError(error.message) from error
         if not reply.content.strip() and not reply.tool_calls:
             raise InvalidResponse("The model's answer was empty.")
         return reply

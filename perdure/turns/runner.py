@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from perdure.errors import BudgetExhausted, PerdureError, SettingsError, Unavailable
@@ -37,6 +37,7 @@ _LOCKED_TRIES = 3
 _LOCKED_PAUSE_S = 0.02
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 3.0
+_LONGEST_PAUSE_REFUSED_S = 30.0
 _DEFAULT_PRIORITY = 5
 
 
@@ -48,6 +49,14 @@ class Ran:
 
 
 Outcome = Ran | NotNeeded | NeedsIsolation
+
+
+@dataclass(frozen=True, slots=True)
+class _LostSight:
+    """The database was away in the middle of a turn that had taken `spent_s` under lease by then."""
+
+    turn_id: UUID
+    spent_s: float
 
 
 class Runner:
@@ -91,29 +100,29 @@ class Runner:
         return found
 
     def _run_turns(self, claimed: Claimed, hold: Hold) -> int:
-        settled = 0
+        settled, losses = 0, 0
         try:
             while claimed.turn is not None:
                 left = self._run_turn(claimed, claimed.turn, hold)
-                if left is None:
-                    claimed = self._find_again(hold)
+                if isinstance(left, _LostSight):
+                    claimed = self._look_again(hold, left, losses)
+                    losses += 1
                     continue
                 if isinstance(left, Parked):
                     return settled
-                settled += 1
+                settled, losses = settled + 1, 0
                 if left.unsettled == 0:
                     return settled
                 if hold.draining:
-                    self._runtime.wake.session(hold.session_id, _DEFAULT_PRIORITY)
-                    return settled
+                    break
                 claimed = self._find_again(hold)
             self._release(hold)
         except LeaseLost:
             log.warning("session %s was taken over; nothing more is written here", hold.session_id)
         return settled
 
-    def _run_turn(self, claimed: Claimed, ref: TurnRef, hold: Hold) -> Settled | Parked | None:
-        """Run one turn to its commit; None when the database was lost sight of on the way."""
+    def _run_turn(self, claimed: Claimed, ref: TurnRef, hold: Hold) -> Settled | Parked | _LostSight:
+        """Run one turn to its commit, or until the database is lost sight of."""
         hold.begin(ref.turn_id)
         turn: Turn | None = None
         try:
@@ -134,7 +143,7 @@ class Runner:
             return self._settle(hold, ref, transcript, ending)
         except Unavailable as error:
             log.warning("turn %s: %s", ref.turn_id, error.message)
-            return None
+            return _LostSight(ref.turn_id, turn.spent_s if turn else claimed.spent_s)
         except LeaseLost:
             raise
         except Exception:
@@ -186,6 +195,22 @@ class Runner:
         rows = self._runtime.database.run(queries.RELEASE, {"session_id": hold.session_id, "token": hold.token})
         if rows and rows[0].unsettled > 0:
             self._runtime.wake.session(hold.session_id, _DEFAULT_PRIORITY)
+
+    def _look_again(self, hold: Hold, lost: _LostSight, losses: int) -> Claimed:
+        """Where the session stands now: at once the first time, then less and less often.
+
+        A database that answers and yet refuses the commit (its disk is full) would otherwise
+        have the model asked again without a pause and without an end.
+        """
+        since = self._runtime.clock.monotonic()
+        if losses:
+            pause_s = min(_FIRST_PAUSE_S * 2.0**losses, _LONGEST_PAUSE_REFUSED_S)
+            hold.step_within(pause_s)
+            time.sleep(pause_s)
+        found = self._find_again(hold)
+        if found.turn is None or found.turn.turn_id != lost.turn_id:
+            return found
+        return replace(found, spent_s=lost.spent_s + self._runtime.clock.monotonic() - since)
 
     def _find_again(self, hold: Hold) -> Claimed:
         """The session's oldest unsettled turn, for as long as the token is ours.

@@ -21,6 +21,7 @@ from perdure.models.protocol import Role
 from perdure.turns import queries
 from perdure.turns.lease import LeaseLost, TurnRef
 from perdure.turns.transcript import Entry, Transcript, result_of, usage_record
+from perdure.untrusted import storable
 
 CANCELLED = "The turn was cancelled."
 
@@ -104,7 +105,7 @@ def settle(
             "steps": steps,
             "usage": as_json(usage_record(usage)),
             "error_code": error.code if error else None,
-            "error_message": error.message if error else None,
+            "error_message": storable(error.message) if error else None,
             "replied": not isinstance(ending, Cancelled),
             "delivery_id": new_id(clock),
         },
@@ -126,7 +127,7 @@ def _reply(turn_id: UUID, ending: Ending) -> list[Entry]:
         case Replied(reply):
             return [reply]
         case Failed(error):
-            return [Entry(turn_id, Role.ASSISTANT, error.message)]
+            return [Entry(turn_id, Role.ASSISTANT, storable(error.message))]
         case Cancelled():
             return []
         case _:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from itertools import takewhile
 from uuid import UUID
 
 from perdure.runtime import Runtime
@@ -43,7 +44,7 @@ def sweep(runtime: Runtime) -> Swept | None:
     if refused:
         runtime.database.run(queries.UNWAKE, {"session_ids": refused})
     deliveries = outbox.due(runtime.database, MOST_A_ROUND)
-    sent = sum(1 for delivery_id in deliveries if not refused and runtime.wake.delivery(delivery_id))
+    sent = 0 if refused else sum(1 for _ in takewhile(runtime.wake.delivery, deliveries))
     swept = Swept(len(rows) - len(refused), sent, len(refused))
     if rows or deliveries:
         log.info("swept: woke %d sessions and %d deliveries, %d refused", swept.sessions, sent, swept.refused)

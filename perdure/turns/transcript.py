@@ -141,7 +141,7 @@ def said(turn_id: UUID, reply: ModelReply) -> Entry:
         Role.ASSISTANT,
         storable(reply.content),
         tool_calls=_distinct(reply.tool_calls),
-        model=reply.model,
+        model=storable(reply.model),
         usage=reply.usage,
     )
 

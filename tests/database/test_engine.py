@@ -1,0 +1,189 @@
+"""The engine: one statement one commit, errors mapped once, every wait bounded."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import IntegrityError
+
+from perdure.database.engine import Database, Statement, as_json
+from perdure.errors import Unavailable
+
+PATIENCE_S = 20.0
+
+INSERT = Statement("test.insert", "INSERT INTO users VALUES (%(user_id)s, now()) RETURNING user_id")
+COUNT = Statement("test.count", "SELECT count(*) AS users FROM users", writes=False)
+LOCK = Statement("test.lock", "SELECT 1 FROM users WHERE user_id = %(user_id)s FOR UPDATE")
+TOUCH = Statement("test.touch", "UPDATE users SET created_at = now() WHERE user_id = %(user_id)s")
+SETTING = Statement("test.setting", "SELECT current_setting(%(name)s) AS value", writes=False)
+KILL = Statement(
+    "test.kill",
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid()",
+    writes=False,
+)
+
+
+@pytest.fixture
+def other(database_url: str) -> Iterator[Database]:
+    """Another process's pool on the same database."""
+    made = Database(database_url)
+    yield made
+    made.close()
+
+
+def test_a_statement_commits_by_itself(database: Database, other: Database) -> None:
+    """Others see it at once; nothing is left open that could lock or be lost."""
+    assert database.run(INSERT, {"user_id": "ana"})[0].user_id == "ana"
+    assert other.run(COUNT, {})[0].users == 1
+
+
+def test_a_transaction_commits_together_or_not_at_all(database: Database, other: Database) -> None:
+    """An error in the middle takes back what was written before it."""
+    with database.transaction("both") as transaction:
+        transaction.run(INSERT, {"user_id": "ana"})
+        assert other.run(COUNT, {})[0].users == 0
+    assert other.run(COUNT, {})[0].users == 1
+    with pytest.raises(IntegrityError), database.transaction("neither") as transaction:  # noqa: PT012 (the transaction is the block)
+        transaction.run(INSERT, {"user_id": "bob"})
+        transaction.run(INSERT, {"user_id": "ana"})
+    assert other.run(COUNT, {})[0].users == 1
+    assert database.run(INSERT, {"user_id": "cho"}), "the connection is as good as new"
+
+
+def test_a_statement_first_met_in_a_transaction_that_failed_can_be_run_again(database: Database) -> None:
+    """What is prepared on a connection outlives the rollback, or is prepared again."""
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError), database.transaction("fails") as transaction:  # noqa: PT012 (the transaction is the block)
+            transaction.run(INSERT, {"user_id": "ana"})
+            raise ZeroDivisionError
+    assert database.run(INSERT, {"user_id": "ana"})
+    with pytest.raises(IntegrityError):
+        database.run(INSERT, {"user_id": "ana"})
+    assert database.run(INSERT, {"user_id": "bob"})
+
+
+def test_it_tells_of_each_commit_before_and_after(database: Database) -> None:
+    """These are the boundaries at which tests and `perdure certify` kill the process."""
+    seen: list[tuple[str, str]] = []
+    database.observe = lambda moment, name: seen.append((moment, name))
+    database.run(INSERT, {"user_id": "ana"})
+    database.run(COUNT, {})
+    with database.transaction("several") as transaction:
+        transaction.run(INSERT, {"user_id": "bob"})
+    assert seen == [("before", "test.insert"), ("after", "test.insert"), ("before", "several"), ("after", "several")]
+
+
+def test_a_server_that_is_away_is_unavailable_without_a_secret() -> None:
+    """The sentence may be shown to anybody: no host, no user, no password."""
+    nowhere = Database("postgresql://ana:s3cret@127.0.0.1:1/perdure")
+    with pytest.raises(Unavailable) as away:
+        nowhere.run(COUNT, {})
+    assert away.value.http_status == 503
+    for hidden in ("s3cret", "ana", "127.0.0.1"):
+        assert hidden not in away.value.message
+    assert "s3cret" not in str(away.value.__cause__)
+    with pytest.raises(Unavailable), nowhere.transaction("t"):
+        raise AssertionError("there is no connection")
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg2", "postgresql+psycopg"])
+def test_any_spelling_of_the_url_means_our_driver(database_url: str, scheme: str) -> None:
+    """SQLAlchemy takes `postgresql://`, as people write it, to mean a driver that is not installed."""
+    made = Database(make_url(database_url).set(drivername=scheme))
+    assert made.engine.dialect.driver == "psycopg2"
+    assert made.run(COUNT, {})[0].users == 0
+    made.close()
+
+
+def test_it_recovers_from_killed_connections_by_itself(database: Database, other: Database) -> None:
+    """A restart of the server costs each pool one error, and then it works again."""
+    database.run(COUNT, {})
+    for _ in range(3):
+        other.run(KILL, {})
+        with pytest.raises(Unavailable):
+            database.run(COUNT, {})
+        assert database.run(COUNT, {})[0].users == 0
+
+
+def test_a_transaction_killed_in_the_middle_is_unavailable(database: Database, other: Database) -> None:
+    """The same error as for a statement, and nothing was written."""
+    with pytest.raises(Unavailable), database.transaction("dies") as transaction:  # noqa: PT012 (the transaction is the block)
+        transaction.run(INSERT, {"user_id": "ana"})
+        other.run(KILL, {})
+        transaction.run(INSERT, {"user_id": "bob"})
+    assert other.run(COUNT, {})[0].users == 0
+
+
+def test_every_wait_has_a_bound(database: Database) -> None:
+    """A paused client frees its locks within a third of the lease; nobody waits for a lock for ever."""
+    assert database.run(SETTING, {"name": "idle_in_transaction_session_timeout"})[0].value == "10s"
+    assert database.run(SETTING, {"name": "lock_timeout"})[0].value == "5s"
+    assert database.run(SETTING, {"name": "application_name"})[0].value == "perdure"
+
+
+@pytest.mark.parametrize(("lease_s", "bound"), [(3, "1s"), (30, "10s"), (600, "10s"), (1.5, "500ms")])
+def test_the_bound_follows_the_lease(database_url: str, lease_s: float, bound: str) -> None:
+    """A third of it, and ten seconds at the most."""
+    made = Database(database_url, lease_s=lease_s)
+    assert made.run(SETTING, {"name": "idle_in_transaction_session_timeout"})[0].value == bound
+    made.close()
+
+
+def test_options_of_the_url_are_kept(database_url: str) -> None:
+    """An operator's own `options` are added to ours, and win."""
+    made = Database(database_url + ("&" if "?" in database_url else "?") + "options=-c%20lock_timeout%3D1234")
+    assert made.run(SETTING, {"name": "lock_timeout"})[0].value == "1234ms"
+    assert made.run(SETTING, {"name": "idle_in_transaction_session_timeout"})[0].value == "10s"
+    made.close()
+
+
+def test_a_lock_that_is_not_given_is_unavailable(database_url: str, database: Database) -> None:
+    """Whoever waits too long for a row is told to come again, and holds up nobody."""
+    database.run(INSERT, {"user_id": "ana"})
+    hasty = Database(database_url + ("&" if "?" in database_url else "?") + "options=-c%20lock_timeout%3D50")
+    with database.transaction("holds") as transaction:
+        transaction.run(LOCK, {"user_id": "ana"})
+        with pytest.raises(Unavailable):
+            hasty.run(TOUCH, {"user_id": "ana"})
+    hasty.run(TOUCH, {"user_id": "ana"})
+    hasty.close()
+
+
+def test_an_idle_transaction_is_ended_and_its_client_told(database_url: str, database: Database) -> None:
+    """The client that was paused learns on waking up that its transaction is gone."""
+    database.run(INSERT, {"user_id": "ana"})
+    paused = Database(database_url, lease_s=3)
+    with pytest.raises(Unavailable), paused.transaction("paused") as transaction:  # noqa: PT012 (the transaction is the block)
+        transaction.run(TOUCH, {"user_id": "ana"})
+        database.run(TOUCH, {"user_id": "ana"})  # waits for the server to end the other
+        transaction.run(TOUCH, {"user_id": "ana"})
+    paused.close()
+
+
+def test_many_threads_share_it(database: Database) -> None:
+    """More threads than connections: each gets its turn, each statement its own rows."""
+    found: list[str] = []
+    begin = threading.Barrier(48)
+
+    def work(number: int) -> None:
+        begin.wait(PATIENCE_S)
+        found.extend(database.run(INSERT, {"user_id": f"{number} {each}"})[0].user_id for each in range(4))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(48)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert len(set(found)) == 48 * 4
+    assert database.run(COUNT, {})[0].users == 48 * 4
+
+
+def test_json_for_the_database_is_strict() -> None:
+    """NaN is refused here, where the value is known, and not by the server."""
+    assert as_json({"ü": [1, None]}) == '{"ü":[1,null]}'
+    with pytest.raises(ValueError, match="JSON"):
+        as_json({"n": float("nan")})

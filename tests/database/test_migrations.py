@@ -1,0 +1,172 @@
+"""Migrations go up and down, once and at once, and agree with the tables that the code knows."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import URL, Engine, make_url
+
+from perdure.database.engine import Database
+from perdure.database.migrate import config, is_current, migrate
+from perdure.database.tables import metadata
+from perdure.errors import Unavailable
+from workers.embedded.throwaway import Servers
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def empty(embedded: Servers) -> Iterator[URL]:
+    """A database with nothing in it."""
+    server = make_url(embedded.postgres.url).set(database="postgres")
+    name = f"migrated_{next(_numbers)}"
+    administrator = create_engine(server, isolation_level="AUTOCOMMIT")
+    with administrator.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    yield server.set(database=name)
+    with administrator.connect() as connection:
+        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+    administrator.dispose()
+
+
+@pytest.fixture
+def engine(empty: URL) -> Iterator[Engine]:
+    """Connections to the empty database."""
+    made = create_engine(empty)
+    yield made
+    made.dispose()
+
+
+_CATALOGUE = """
+    SELECT 'column', table_name, column_name, data_type, is_nullable, column_default
+    FROM information_schema.columns WHERE table_schema = 'public'
+    UNION ALL SELECT 'index', tablename, indexname, indexdef, NULL, NULL FROM pg_indexes WHERE schemaname = 'public'
+    UNION ALL SELECT 'constraint', conrelid::regclass::text, conname, pg_get_constraintdef(oid), NULL, NULL
+    FROM pg_constraint WHERE connamespace = 'public'::regnamespace
+    UNION ALL SELECT 'option', relname, array_to_string(reloptions, ','), NULL, NULL, NULL
+    FROM pg_class WHERE relnamespace = 'public'::regnamespace AND reloptions IS NOT NULL
+    UNION ALL SELECT 'function', proname, NULL, NULL, NULL, NULL
+    FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proname LIKE 'perdure%'
+    ORDER BY 1, 2, 3
+"""
+
+
+def _catalogue(engine: Engine) -> list[Any]:
+    with engine.connect() as connection:
+        return [tuple(row) for row in connection.execute(text(_CATALOGUE)) if row[1] != "alembic_version"]
+
+
+def _revisions() -> list[str]:
+    script = ScriptDirectory.from_config(config("postgresql://"))
+    return [each.revision for each in reversed(list(script.walk_revisions()))]
+
+
+def _downgrade(empty: URL, revision: str) -> None:
+    command.downgrade(config(empty), revision)
+
+
+def test_up_and_down_and_up_again(empty: URL, engine: Engine) -> None:
+    """Each step back leaves just what was there before it, and the second way up what the first did."""
+    before = _catalogue(engine)
+    assert [row for row in before if row[0] != "function"] == []
+    stages = []
+    for revision in _revisions():
+        migrate(empty, revision)
+        stages.append((revision, _catalogue(engine)))
+    for (_, there), (revision, back) in zip(reversed(stages[1:]), reversed(stages[:-1]), strict=True):
+        assert _catalogue(engine) == there
+        _downgrade(empty, revision)
+        assert _catalogue(engine) == back
+    _downgrade(empty, "base")
+    assert _catalogue(engine) == before
+    migrate(empty)
+    assert _catalogue(engine) == stages[-1][1]
+
+
+def test_models_and_migrations_agree(empty: URL, engine: Engine) -> None:
+    """What the code believes of the tables is what the migrations make, defaults and comments included."""
+    migrate(empty)
+    with engine.connect() as connection:
+        options = {"compare_type": True, "compare_server_default": True}
+        assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
+
+
+def test_what_autogeneration_does_not_compare_agrees_too(empty: URL, engine: Engine, embedded: Servers) -> None:
+    """Check constraints, partial indexes and storage options: the tables made from the models have the same."""
+    migrate(empty)
+    migrated = [row for row in _catalogue(engine) if row[0] != "function"]
+    with engine.begin() as connection:
+        connection.execute(text("DROP SCHEMA public CASCADE"))
+        connection.execute(text("CREATE SCHEMA public"))
+        metadata.create_all(connection)
+    assert [row for row in _catalogue(engine) if row[0] != "function"] == migrated
+
+
+def test_migrating_twice_changes_nothing(empty: URL, engine: Engine) -> None:
+    """Every start migrates; a database that is current is left alone."""
+    migrate(empty)
+    before = _catalogue(engine)
+    migrate(empty)
+    assert _catalogue(engine) == before
+
+
+def test_four_that_migrate_at_once(empty: URL) -> None:
+    """Processes that start together migrate one after another, and all of them succeed."""
+    begin = threading.Barrier(4)
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        begin.wait(20)
+        try:
+            migrate(empty)
+        except BaseException as error:  # noqa: BLE001 (whatever it is, the test fails with it)
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failed == []
+    database = Database(empty)
+    assert is_current(database)
+    database.close()
+
+
+def test_it_knows_whether_a_database_is_current(empty: URL) -> None:
+    """A gateway must not say that it is ready on tables that are not there."""
+    database = Database(empty)
+    assert not is_current(database)
+    migrate(empty)
+    assert is_current(database)
+    _downgrade(empty, "base")
+    assert not is_current(database)
+    database.close()
+
+
+def test_a_server_that_is_away_is_unavailable_without_a_secret() -> None:
+    """Whoever starts perdure is told where it looked, without the password."""
+    with pytest.raises(Unavailable) as away:
+        migrate("postgresql://ana:s3cret@127.0.0.1:1/perdure")
+    assert "127.0.0.1" in away.value.message
+    assert "s3cret" not in away.value.message
+    with pytest.raises(Unavailable):
+        is_current(Database("postgresql://ana:s3cret@127.0.0.1:1/perdure"))
+
+
+def test_the_clock_of_the_database_can_be_moved(empty: URL, engine: Engine) -> None:
+    """`perdure_now()` is the one clock that SQL reads; only a connection that says so sees another time."""
+    migrate(empty)
+    with engine.begin() as connection:
+        assert connection.scalar(text("SELECT perdure_now() = now()"))
+        connection.execute(text("SELECT set_config('perdure.clock_offset', '90.5', false)"))
+        assert connection.scalar(text("SELECT extract(epoch FROM perdure_now() - now())::float")) == 90.5

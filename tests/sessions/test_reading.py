@@ -1,0 +1,155 @@
+"""Sessions and transcripts as the contract shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from uuid import uuid4
+
+import pytest
+
+from perdure import tool
+from perdure.clock import MovedClock
+from perdure.database.engine import Database
+from perdure.errors import NotFound
+from perdure.sessions.reading import list_sessions, read_messages, read_session
+from perdure.settings import Settings
+from tests.conftest import RecordingWaker
+from tests.turns.scripted import calls, says
+from tests.turns.stage import Stage
+
+SESSION_KEYS = {
+    "session_id", "user_id", "agent", "state", "turn_count", "message_count", "created_at", "last_activity_at",
+    "ended_at", "channels", "summary", "key_topics",
+}  # fmt: skip
+MESSAGE_KEYS = {"seq", "turn_id", "role", "content", "channel", "token_count", "created_at"}
+TURN_KEYS = {
+    "turn_id", "session_id", "seq", "status", "attempts", "steps", "reply", "error", "usage", "pending_approvals",
+    "accepted_at", "started_at", "settled_at",
+}  # fmt: skip
+
+
+@tool(effect="pure")
+def double(number: int) -> int:
+    """Double it."""
+    return number * 2
+
+
+@pytest.fixture
+def stage(settings: Settings, clock: MovedClock, database: Database, waker: RecordingWaker) -> Iterator[Stage]:
+    """A stage whose agent can double."""
+    made = Stage(settings, clock, database, waker)
+    made.equip(double)
+    yield made
+    made.check()
+    made.close()
+
+
+def test_a_session_has_the_keys_of_the_contract(stage: Stage) -> None:
+    """Programs rely on these names, before the first reply and after it."""
+    sent = stage.send(channel="cli")
+    fresh = read_session(stage.database, sent.session_id)
+    assert set(fresh) == SESSION_KEYS
+    assert (fresh["state"], fresh["turn_count"], fresh["message_count"]) == ("initializing", 0, 0)
+    stage.run(sent.session_id)
+    stage.send(channel="telegram")
+    later = read_session(stage.database, sent.session_id)
+    assert (later["state"], later["turn_count"], later["message_count"]) == ("active", 1, 2)
+    assert later["channels"] == ["cli", "telegram"]
+    assert (later["ended_at"], later["summary"], later["key_topics"]) == (None, None, [])
+    assert later["session_id"] == str(sent.session_id)
+    assert datetime.fromisoformat(later["created_at"]).tzinfo is not None
+
+
+def test_messages_have_the_keys_of_the_contract(stage: Stage) -> None:
+    """The optional ones are there only where they say something."""
+    stage.script(calls(("double", {"number": 4}), ("double", "{oops")), says("8"))
+    sent = stage.send()
+    stage.run(sent.session_id)
+    asked, asking, first, second, reply = read_messages(stage.database, sent.session_id)
+    assert set(asked) == MESSAGE_KEYS
+    assert set(asking) == MESSAGE_KEYS | {"tool_calls", "model"}
+    assert set(first) == set(second) == MESSAGE_KEYS | {"tool_call_id"}
+    assert set(reply) == MESSAGE_KEYS | {"model"}
+    assert asking["tool_calls"] == [
+        {"id": "call_0", "name": "double", "arguments": {"number": 4}},
+        {"id": "call_1", "name": "double", "arguments": "{oops"},
+    ]
+    assert [first["tool_call_id"], second["tool_call_id"]] == ["call_0", "call_1"]
+    assert {each["turn_id"] for each in (asked, asking, first, second, reply)} == {str(sent.turn_id)}
+    assert [each["seq"] for each in (asked, asking, first, second, reply)] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("", {}), ("{}", {}), ('{"a": [1, {"b": null}]}', {"a": [1, {"b": None}]}), ("[1]", "[1]"), ("null", "null"),
+        ("NaN", "NaN"), ('{"a": NaN}', '{"a": NaN}'), ("{", "{"), ('"text"', '"text"'),
+    ],
+)  # fmt: skip
+def test_arguments_are_an_object_or_the_text_as_it_came(stage: Stage, written: str, shown: object) -> None:
+    """What a model wrote is kept; it is shown as JSON where it is a JSON object."""
+    stage.script(calls(("nothing", written)), says("I see"))
+    sent = stage.send()
+    stage.run(sent.session_id)
+    assert read_messages(stage.database, sent.session_id)[1]["tool_calls"][0]["arguments"] == shown
+
+
+def test_a_transcript_is_read_in_pieces(stage: Stage) -> None:
+    """A bare list, all of it unless `after` and `limit` are given."""
+    sent = [stage.send(str(number)) for number in range(5)]
+    session_id = sent[0].session_id
+    assert read_messages(stage.database, session_id) == []
+    stage.run(session_id)
+    everything = read_messages(stage.database, session_id)
+    assert [each["seq"] for each in everything] == list(range(1, 11))
+    assert read_messages(stage.database, session_id, after=3, limit=4) == everything[3:7]
+    assert read_messages(stage.database, session_id, after=10) == []
+    assert read_messages(stage.database, session_id, limit=0) == []
+    assert read_messages(stage.database, session_id, after=9, limit=100) == everything[9:]
+
+
+def test_what_does_not_exist_is_not_found(stage: Stage) -> None:
+    """An empty transcript and no session are two things."""
+    with pytest.raises(NotFound):
+        read_session(stage.database, uuid4())
+    with pytest.raises(NotFound):
+        read_messages(stage.database, uuid4())
+    with pytest.raises(NotFound):
+        stage.turn(uuid4())
+
+
+def test_a_user_sees_their_own_sessions_newest_first(stage: Stage) -> None:
+    """The filter is in the query itself."""
+    first = stage.send(user_id="ana").session_id
+    stage.sql("UPDATE sessions SET state = 'ended', routable = false")
+    stage.move(1)
+    second = stage.send(user_id="ana").session_id
+    stage.send(user_id="bob")
+    stage.run(second)
+    assert [each["session_id"] for each in list_sessions(stage.database, "ana")] == [str(second), str(first)]
+    assert len(list_sessions(stage.database)) == 3
+    assert len(list_sessions(stage.database, limit=2)) == 2
+    assert list_sessions(stage.database, "cho") == []
+    stage.run(first)
+
+
+def test_a_turn_has_the_keys_of_the_contract(stage: Stage) -> None:
+    """In each of its states, with the steps counted while it runs."""
+    stage.script(calls(("double", {"number": 4})), says("8"))
+    sent = stage.send()
+    fresh = stage.turn(sent.turn_id)
+    assert set(fresh) == TURN_KEYS
+    assert (fresh["status"], fresh["attempts"], fresh["steps"]) == ("accepted", 0, 0)
+    assert (fresh["reply"], fresh["error"], fresh["started_at"], fresh["settled_at"]) == (None, None, None, None)
+    assert fresh["pending_approvals"] == []
+    with stage.crashing("after", "turns.step"):
+        stage.run(sent.session_id)
+    running = stage.turn(sent.turn_id)
+    assert (running["status"], running["attempts"], running["steps"]) == ("running", 1, 1)
+    stage.move(31)
+    stage.run(sent.session_id)
+    done = stage.turn(sent.turn_id)
+    assert set(done) == TURN_KEYS
+    assert (done["status"], done["attempts"], done["steps"]) == ("done", 2, 2)
+    assert done["reply"] == {"text": "8", "format": "text"}

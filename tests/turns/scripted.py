@@ -1,0 +1,53 @@
+"""A model that a test scripts."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from perdure.models.chat_wire import request_body
+from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, ToolCall, Usage
+from tests.models.openai_server import validate_transcript
+
+Line = ModelReply | BaseException | Callable[[ModelRequest, ModelCall], ModelReply]
+
+
+def says(text: str) -> ModelReply:
+    """A reply that ends the turn."""
+    return ModelReply(text, usage=Usage(10, 2), model="scripted")
+
+
+def calls(*wanted: tuple[str, dict[str, Any] | str], ids: Sequence[str] | None = None) -> ModelReply:
+    """A reply that asks for tools, `(name, arguments)` each."""
+    made = tuple(
+        ToolCall(ids[number] if ids else f"call_{number}", name, given if isinstance(given, str) else json.dumps(given))
+        for number, (name, given) in enumerate(wanted)
+    )
+    return ModelReply("", made, Usage(10, 5), "scripted")
+
+
+class Scripted:
+    """Says its lines in order, then `ok` for ever; keeps its prompts, and what a provider would refuse in them."""
+
+    name = "scripted"
+
+    def __init__(self, *lines: Line) -> None:
+        self.lines = list(lines)
+        self.requests: list[ModelRequest] = []
+        self.problems: list[str] = []
+        self._lock = threading.Lock()
+
+    def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
+        """The next line."""
+        with self._lock:
+            self.requests.append(request)
+            self.problems += validate_transcript(request_body(self.name, request)["messages"])
+            line = self.lines.pop(0) if self.lines else says("ok")
+        if isinstance(line, BaseException):
+            raise line
+        if isinstance(line, ModelReply):
+            call.delta(line.content)
+            return line
+        return line(request, call)

@@ -1,0 +1,222 @@
+"""A stage for the life of a turn: a scripted model, tools, and hands to look at what was committed."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, create_engine
+
+from perdure import Agent
+from perdure.agents import Agents
+from perdure.clock import MovedClock
+from perdure.database.engine import Database, Moment
+from perdure.models.chat_wire import request_body
+from perdure.models.protocol import Message, Model, ModelRequest, Role, ToolCall
+from perdure.runtime import Runtime
+from perdure.sessions.reading import read_messages
+from perdure.settings import Settings
+from perdure.tools.registry import Tool
+from perdure.turns.inbox import Accepted, accept
+from perdure.turns.incoming import Incoming
+from perdure.turns.lease import Claimed, Hold, claim
+from perdure.turns.reading import read_turn
+from perdure.turns.runner import Outcome, Runner
+from tests.conftest import RecordingWaker
+from tests.models.openai_server import validate_transcript
+from tests.turns.scripted import Line, Scripted
+
+PATIENCE_S = 20.0
+"""Seconds that a test waits for an event before it fails."""
+
+TABLES = ("users", "sessions", "turns", "inbox", "messages", "tool_effects", "deliveries")
+
+KILL_THE_OTHERS = """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+
+
+class Crash(BaseException):
+    """The process dies here: nothing in the domain may catch this."""
+
+
+class Stage:
+    """One process of perdure, with the test's hands on its model, its clock and its database."""
+
+    def __init__(self, settings: Settings, clock: MovedClock, database: Database, waker: RecordingWaker) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.database = database
+        self.waker = waker
+        self.model = Scripted()
+        self.agents = Agents([Agent("assistant", "You help.")])
+        self._observer = create_engine(database.url, isolation_level="AUTOCOMMIT")
+
+    @property
+    def runtime(self) -> Runtime:
+        """The parts of the process, as they are now."""
+        return Runtime(self.settings, self.clock, self.database, self.agents, self._model, self.waker)
+
+    def _model(self, name: str) -> Model:
+        return self.model
+
+    def script(self, *lines: Line) -> None:
+        """What the model says next; then it says `ok`."""
+        self.model.lines = list(lines)
+
+    def equip(self, *tools: Tool, **limits: Any) -> None:
+        """Give the default agent these tools and limits."""
+        self.agents = Agents([Agent("assistant", "You help.", tools, **limits), Agent("other", "You do not.")])
+
+    def set(self, **changed: Any) -> None:
+        """Change settings of the group `turn`."""
+        turn = type(self.settings.turn)(**{**self.settings.turn.model_dump(), **changed})
+        self.settings = self.settings.model_copy(update={"turn": turn})
+
+    def send(self, text: str = "hello", user_id: str = "ana", **given: Any) -> Accepted:
+        """Accept a message."""
+        return accept(self.runtime, Incoming(user_id=user_id, text=text, **given))
+
+    def run(self, session_id: UUID, *, alone: bool = False) -> Outcome:
+        """Run the session's turns, by a runner of its own without a keeper."""
+        return Runner(self.runtime, "stage").run(session_id, alone=alone)
+
+    def claimed(self, session_id: UUID) -> tuple[Claimed, Hold]:
+        """Claim the session by hand."""
+        found = claim(self.database, session_id, "by hand", self.settings.turn)
+        assert isinstance(found, Claimed)
+        return found, Hold(found, self.clock, self.settings.turn.lease_s)
+
+    def ask(self, text: str = "hello", **given: Any) -> dict[str, Any]:
+        """Accept a message, run it, and return the turn."""
+        accepted = self.send(text, **given)
+        self.run(accepted.session_id)
+        return self.turn(accepted.turn_id)
+
+    def turn(self, turn_id: UUID) -> dict[str, Any]:
+        """The turn as the outside sees it."""
+        return read_turn(self.database, turn_id)
+
+    def messages(self, session_id: UUID) -> list[dict[str, Any]]:
+        """The committed transcript."""
+        return read_messages(self.database, session_id)
+
+    def lines(self, session_id: UUID) -> list[tuple[str, str]]:
+        """The committed transcript as `(role, content)`."""
+        return [(each["role"], each["content"]) for each in self.messages(session_id)]
+
+    def move(self, seconds: float) -> None:
+        """Let time pass, in this process and in the database."""
+        self.clock.advance(timedelta(seconds=seconds))
+
+    def sql(self, text: str, **parameters: Any) -> Sequence[Row[Any]]:
+        """Run a statement of the test's own."""
+        with self._observer.connect() as connection:
+            offset = {"offset": str(self.clock.offset.total_seconds())}
+            connection.exec_driver_sql("SELECT set_config('perdure.clock_offset', %(offset)s, false)", offset)
+            result = connection.exec_driver_sql(text, parameters)
+            return result.fetchall() if result.returns_rows else ()
+
+    def close(self) -> None:
+        """Put the test's own connection away."""
+        self._observer.dispose()
+
+    def counts(self) -> dict[str, int]:
+        """Rows of each table."""
+        return {table: self.sql(f"SELECT count(*) FROM {table}")[0][0] for table in TABLES}  # noqa: S608 (constants)
+
+    def session(self, session_id: UUID) -> Row[Any]:
+        """The session's row."""
+        return self.sql("SELECT * FROM sessions WHERE session_id = %(id)s", id=session_id)[0]
+
+    def check(self) -> None:
+        """Whatever happened: what a provider, and the counters in the rows, must agree with."""
+        assert self.model.problems == []
+        for row in self.sql("SELECT session_id, unsettled, last_turn_seq, message_count, turn_count FROM sessions"):
+            session_id = row.session_id
+            assert self.provider_problems(session_id) == []
+            turns = self.sql("SELECT * FROM turns WHERE session_id = %(id)s ORDER BY seq", id=session_id)
+            assert row.unsettled == sum(turn.settled_at is None for turn in turns)
+            assert row.turn_count == len(turns) - row.unsettled
+            assert [turn.seq for turn in turns] == list(range(1, row.last_turn_seq + 1))
+            seqs = [message["seq"] for message in self.messages(session_id)]
+            assert seqs == list(range(1, row.message_count + 1))
+
+    def provider_problems(self, session_id: UUID) -> list[str]:
+        """What a provider would refuse in the transcript; an open call only of a turn that is not settled."""
+        rows = self.sql("SELECT * FROM messages WHERE session_id = %(id)s ORDER BY seq", id=session_id)
+        messages = [
+            Message(Role(row.role), row.content, tuple(ToolCall(**c) for c in row.tool_calls or ()), row.tool_call_id)
+            for row in rows
+        ]
+        if rows and rows[-1].tool_calls:
+            newest = self.turn(rows[-1].turn_id)
+            if newest["settled_at"] is None:
+                messages.pop()
+        if not messages:
+            return []
+        return validate_transcript(request_body("scripted", ModelRequest(tuple(messages)))["messages"])
+
+    @contextmanager
+    def crashing(self, moment: Moment, name: str, nth: int = 1) -> Iterator[None]:
+        """Die at the `nth` commit of that name, once, within the block; the block's crash is swallowed."""
+        seen = itertools.count(1)
+
+        def observe(at: Moment, statement: str) -> None:
+            if (at, statement) == (moment, name) and next(seen) == nth:
+                raise Crash(f"{moment} {name}")
+
+        self.database.observe = observe
+        try:
+            yield
+        except Crash:
+            return
+        finally:
+            self.database.observe = None
+        raise AssertionError(f"nothing reached {moment} {name} number {nth}")
+
+    @contextmanager
+    def hooked(self, hook: Callable[[Moment, str], None]) -> Iterator[None]:
+        """Have `hook` called around each commit within the block."""
+        self.database.observe = hook
+        try:
+            yield
+        finally:
+            self.database.observe = None
+
+
+def side_by_side(*works: Callable[[], Any]) -> list[Any]:
+    """Begin all at one moment, each in a thread; their results, or what they raised, in order."""
+    barrier = threading.Barrier(len(works))
+    found: list[Any] = [None] * len(works)
+
+    def go(number: int, work: Callable[[], Any]) -> None:
+        barrier.wait(PATIENCE_S)
+        try:
+            found[number] = work()
+        except Exception as error:  # noqa: BLE001 (the test looks at it)
+            found[number] = error
+
+    threads = [threading.Thread(target=go, args=pair, daemon=True) for pair in enumerate(works)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S * 2)
+        assert not thread.is_alive()
+    return found
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    """Wait until `condition` holds; fail when it does not come about in time."""
+    pulse = threading.Event()
+    for _ in range(int(PATIENCE_S / 0.01)):
+        if condition():
+            return
+        pulse.wait(0.01)
+    raise AssertionError(f"it did not come about: {what}")

@@ -1,0 +1,86 @@
+"""What a turn costs the database: counted, so that a statement too many is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import event
+
+from perdure import tool
+from perdure.database.engine import Database
+from tests.turns.scripted import calls, says
+from tests.turns.stage import Stage
+
+
+@tool(effect="pure")
+def double(number: int) -> int:
+    """Double it."""
+    return number * 2
+
+
+@contextmanager
+def _counted(database: Database) -> Iterator[tuple[list[str], list[str]]]:
+    """The statements that are sent within the block, and the names of the commits."""
+    statements: list[str] = []
+    commits: list[str] = []
+
+    def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        statements.append(statement)
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    database.observe = lambda moment, name: commits.append(name) if moment == "after" else None
+    try:
+        yield statements, commits
+    finally:
+        event.remove(database.engine, "before_cursor_execute", note)
+        database.observe = None
+
+
+def _talk(stage: Stage) -> None:
+    stage.script(calls(("double", {"number": 4})), says("8"))
+    assert stage.ask()["status"] == "done"
+
+
+def test_a_turn_of_two_model_calls_and_a_tool(stage: Stage) -> None:
+    """Five commits, six statements: accept, claim, history, two steps, settle."""
+    stage.equip(double)
+    for _ in range(3):
+        _talk(stage)  # the session is there, and each statement has been prepared on its connection
+    stage.script(calls(("double", {"number": 4})), says("8"))
+    with _counted(stage.database) as (statements, commits):
+        sent = stage.send()
+        stage.run(sent.session_id)
+    assert commits == ["turns.enqueue", "turns.claim", "turns.step", "turns.step", "turns.settle"]
+    assert len(statements) == 6, statements
+
+
+def test_several_tools_side_by_side_cost_a_commit_each(stage: Stage) -> None:
+    """Each result is recorded as it comes, so that a crash loses none: that is its price."""
+    stage.equip(double)
+    _talk(stage)
+    stage.script(calls(("double", {"number": 4}), ("double", {"number": 5})), says("8, 10"))
+    with _counted(stage.database) as (_, commits):
+        stage.ask()
+    assert commits.count("turns.finish_effect") == 2
+    assert len(commits) == 7
+
+
+def test_a_turn_that_follows_under_the_same_lease_is_not_claimed_again(stage: Stage) -> None:
+    """A backlog is worked off with one statement to begin each next turn."""
+    _talk_twice = [stage.send(), stage.send()]
+    with _counted(stage.database) as (_, commits):
+        stage.run(_talk_twice[0].session_id)
+    assert commits == ["turns.claim", "turns.settle", "turns.begin_next", "turns.settle"]
+
+
+def test_the_cost_does_not_grow_with_the_conversation(stage: Stage) -> None:
+    """The rows that a prompt reads are bounded by the window, at turn 60 as at turn 25."""
+    stage.equip(double)
+    for _ in range(25):
+        _talk(stage)
+    at_25 = stage.model.requests[-1]
+    for _ in range(35):
+        _talk(stage)
+    assert len(stage.model.requests[-1].messages) == len(at_25.messages)

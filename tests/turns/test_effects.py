@@ -1,0 +1,300 @@
+"""A tool's effect in doubt: decided late enough, by what the tool declares, and never twice."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from perdure import tool
+from perdure.tools.registry import DidNotHappen, Happened, Probe, Tool, ToolContext, Unknown
+from perdure.turns.effects import UNKNOWN_OUTCOME
+from perdure.turns.runner import Ran, Runner
+from tests.turns.scripted import calls, says
+from tests.turns.stage import PATIENCE_S, Stage, until
+
+DECIDED_S = 31
+"""Past the lease and past intent + tool timeout, both of 30 s."""
+
+
+class Bench:
+    """Tools that count how often, and under which effect ids, they ran."""
+
+    def __init__(self) -> None:
+        self.ran: list[UUID] = []
+
+    def tool(self, effect: str, probe: Probe | None = None) -> Tool:
+        """A tool of the given class."""
+
+        @tool(effect=effect, name="act", probe=probe)
+        def act(context: ToolContext) -> str:
+            """Act."""
+            self.ran.append(context.effect_id)
+            return f"acted {len(self.ran)}"
+
+        return act
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """A fresh bench."""
+    return Bench()
+
+
+def _results(stage: Stage) -> list[str]:
+    return [row.content for row in stage.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")]
+
+
+def _crash(stage: Stage, moment: Any, nth: int) -> UUID:
+    """A turn whose process died around the `nth` step: 1 commits the intents, 2 the results."""
+    stage.script(calls(("act", {})), says("done"))
+    sent = stage.send()
+    with stage.crashing(moment, "turns.step", nth):
+        stage.run(sent.session_id)
+    return sent.session_id
+
+
+POINTS = [("before", 1), ("after", 1), ("before", 2), ("after", 2)]
+# How often the tool has run when the turn is over, by class, for each point of POINTS.
+RUNS = {"pure": [1, 1, 2, 1], "idempotent": [1, 1, 2, 1], "unsafe": [1, 0, 1, 1]}
+
+
+@pytest.mark.parametrize("effect", RUNS)
+@pytest.mark.parametrize("point", range(4))
+def test_a_crash_around_each_commit(stage: Stage, bench: Bench, effect: str, point: int) -> None:
+    """Wherever the process dies, each class behaves as declared and the turn is answered once."""
+    stage.equip(bench.tool(effect))
+    session_id = _crash(stage, *POINTS[point])
+    stage.move(DECIDED_S)
+    if not stage.model.lines:  # the first step was not committed: the model is asked again
+        stage.script(says("done"))
+    if point == 0:
+        stage.script(calls(("act", {})), says("done"))
+    assert stage.run(session_id) == Ran(1)
+    assert len(bench.ran) == RUNS[effect][point]
+    assert len(set(bench.ran)) <= 1, "every attempt at one call has one effect id"
+    in_doubt = effect == "unsafe" and point in {1, 2}
+    assert _results(stage) == [UNKNOWN_OUTCOME if in_doubt else f"acted {len(bench.ran)}"]
+    assert stage.lines(session_id)[-1] == ("assistant", "done")
+    assert stage.sql("SELECT status FROM tool_effects")[0].status == ("unknown" if in_doubt else "done")
+
+
+def test_in_doubt_is_decided_no_earlier_than_the_tool_may_still_run(stage: Stage, bench: Bench) -> None:
+    """The first runner may be paused and not dead: its tool has its full time before anybody repeats it."""
+    stage.set(lease_s=5, heartbeat_s=1)
+    stage.equip(bench.tool("pure"))
+    session_id = _crash(stage, "after", 1)
+    stage.move(6)
+    runner = Runner(stage.runtime, "second")
+    second = threading.Thread(target=runner.run, args=(session_id,), daemon=True)
+    second.start()
+    until(lambda: runner.keeper.running and stage.session(session_id).token == 2, "the second runner has it")
+    # It waits for `decide_at` by real time, of which this test spends none.
+    stage.send("stop", on_busy="interrupt")
+    runner.keeper.beat()
+    second.join(PATIENCE_S)
+    assert not second.is_alive(), "the wait ends when the turn is no longer wanted"
+    assert bench.ran == []
+    assert _results(stage) == [UNKNOWN_OUTCOME]
+
+
+def test_what_is_undecided_can_be_drained(stage: Stage, bench: Bench) -> None:
+    """Waiting for a decision is no reason to hold up a shutdown."""
+    stage.set(lease_s=5, heartbeat_s=1)
+    stage.equip(bench.tool("pure"))
+    session_id = _crash(stage, "after", 1)
+    stage.move(6)
+    runner = Runner(stage.runtime, "second")
+    second = threading.Thread(target=runner.run, args=(session_id,), daemon=True)
+    second.start()
+    until(lambda: runner.keeper.running and stage.session(session_id).token == 2, "the second runner has it")
+    runner.keeper.drain()
+    second.join(PATIENCE_S)
+    assert not second.is_alive()
+    assert stage.sql("SELECT status FROM turns")[0].status == "parked"
+    stage.move(DECIDED_S)
+    assert stage.run(session_id) == Ran(1)
+    assert len(bench.ran) == 1
+
+
+def _raises(context: ToolContext) -> Any:
+    raise RuntimeError("the bank is closed")
+
+
+PROBES: dict[str, tuple[Callable[[ToolContext], Any], str, int]] = {
+    "happened": (lambda context: Happened(f"receipt of {context.user_id}\x00"), "receipt of ana\ufffd", 1),
+    "happened, at length": (lambda _: Happened("x" * 100_000), "x" * 20, 1),
+    "did not happen": (lambda _: DidNotHappen(), "acted 2", 2),
+    "unknown": (lambda _: Unknown(), UNKNOWN_OUTCOME, 1),
+    "raises": (_raises, UNKNOWN_OUTCOME, 1),
+    "answers nonsense": (lambda _: "yes", UNKNOWN_OUTCOME, 1),
+}
+
+
+@pytest.mark.parametrize("answer", PROBES)
+def test_the_probe_of_an_unsafe_tool_settles_it(stage: Stage, bench: Bench, answer: str) -> None:
+    """What the outside world says decides; what it cannot say is unknown, and only a clear no repeats."""
+    probe, expected, runs = PROBES[answer]
+    stage.equip(bench.tool("unsafe", probe))
+    session_id = _crash(stage, "before", 2)
+    stage.move(DECIDED_S)
+    stage.run(session_id)
+    (result,) = _results(stage)
+    assert result.startswith(expected)
+    assert len(result) <= 32_000
+    assert len(bench.ran) == runs
+    assert len(set(bench.ran)) == 1
+
+
+def test_a_probe_that_hangs_is_given_up(stage: Stage, bench: Bench) -> None:
+    """It has the tool's own time, then the outcome is unknown."""
+    release = threading.Event()
+
+    def hang(context: ToolContext) -> Unknown:
+        release.wait(PATIENCE_S)
+        return Unknown()
+
+    @tool(name="act", timeout_s=0.2, probe=hang)
+    def act() -> str:
+        """Act."""
+        return "acted"
+
+    stage.equip(act)
+    session_id = _crash(stage, "before", 2)
+    stage.move(DECIDED_S)
+    assert stage.run(session_id) == Ran(1)
+    release.set()
+    assert _results(stage) == [UNKNOWN_OUTCOME]
+
+
+def test_a_late_result_is_kept_in_the_row_and_nowhere_else(stage: Stage) -> None:
+    """An unsafe tool comes back after its outcome was called unknown: the transcript is not rewritten."""
+    release = threading.Event()
+
+    @tool(timeout_s=30)
+    def act() -> str:
+        """Act, slowly."""
+        stage.move(31)
+        assert release.wait(PATIENCE_S)
+        return "transferred after all"
+
+    stage.equip(act)
+    stage.script(calls(("act", {})), says("done"))
+    sent = stage.send()
+    stage.run(sent.session_id)
+    before = stage.messages(sent.session_id)
+    release.set()
+    row = "SELECT status, result FROM tool_effects WHERE result IS NOT NULL"
+    until(lambda: stage.sql(row), "the late result")
+    assert tuple(stage.sql(row)[0]) == ("unknown", "transferred after all")
+    assert stage.messages(sent.session_id) == before
+    assert _results(stage) == [UNKNOWN_OUTCOME]
+
+
+@pytest.mark.parametrize("given", ["first", ""])
+def test_what_one_of_several_calls_brought_is_not_done_again(stage: Stage, given: str) -> None:
+    """Results of calls made side by side are recorded as they come, so a crash loses none of them."""
+    ran: list[str] = []
+    blocked, release = threading.Event(), threading.Event()
+
+    @tool
+    def act(number: int) -> str:
+        """Act; the second call takes its time."""
+        ran.append(f"act {number}")
+        if number == 2:
+            blocked.set()
+            release.wait(PATIENCE_S)
+        return given
+
+    stage.equip(act)
+    stage.script(calls(("act", {"number": 1}), ("act", {"number": 2})), says("done"))
+    sent = stage.send()
+    stopped = threading.Thread(target=stage.run, args=(sent.session_id,), daemon=True)
+    stopped.start()
+    assert blocked.wait(PATIENCE_S)
+    until(lambda: stage.sql("SELECT 1 FROM tool_effects WHERE status = 'done'"), "the first result")
+    stage.move(DECIDED_S - 1)
+    # The first runner goes on waiting, as a paused process does; another one takes over.
+    stage.sql("UPDATE tool_effects SET decide_at = perdure_now() WHERE status = 'intended'")
+    stage.sql("UPDATE sessions SET lease_until = perdure_now()")
+    assert stage.run(sent.session_id) == Ran(1)
+    release.set()
+    stopped.join(PATIENCE_S)
+    assert _results(stage) == [given, UNKNOWN_OUTCOME]
+    assert sorted(ran) == ["act 1", "act 2"]
+
+
+def test_a_tool_that_the_agent_has_lost_is_unknown(stage: Stage, bench: Bench) -> None:
+    """A deploy between crash and recovery took the tool away: nothing can repeat or probe it."""
+    stage.equip(bench.tool("pure"))
+    session_id = _crash(stage, "before", 2)
+    stage.equip()
+    stage.move(DECIDED_S)
+    assert stage.run(session_id) == Ran(1)
+    assert _results(stage) == [UNKNOWN_OUTCOME]
+    assert len(bench.ran) == 1
+
+
+def test_a_refused_call_stays_refused_after_a_crash(stage: Stage, bench: Bench) -> None:
+    """A refused call has no effect row; its refusal is found again beside its neighbours' results."""
+    stage.equip(bench.tool("pure"))
+    stage.script(calls(("fly", {}), ("act", {}), ("act", "{broken")), says("done"))
+    sent = stage.send()
+    with stage.crashing("before", "turns.step", 2):
+        stage.run(sent.session_id)
+    stage.move(DECIDED_S)
+    stage.run(sent.session_id)
+    results = _results(stage)
+    assert results[0].startswith("Error: There is no tool 'fly'")
+    assert results[1] == "acted 2"
+    assert "not valid JSON" in results[2]
+
+
+def test_a_turn_given_up_in_the_middle_of_its_calls_closes_them(stage: Stage, bench: Bench) -> None:
+    """Whatever ends a turn closes every open call in the same commit, saying how."""
+    stage.equip(bench.tool("unsafe"))
+    session_id = _crash(stage, "after", 1)
+    stage.sql("UPDATE sessions SET strikes = 5")
+    stage.move(DECIDED_S)
+    assert stage.run(session_id) == Ran(1)
+    assert _results(stage) == [UNKNOWN_OUTCOME]
+    assert bench.ran == []
+    turn = stage.sql("SELECT status, error_code FROM turns")[0]
+    assert tuple(turn) == ("failed", "BUDGET_EXHAUSTED")
+
+
+def test_a_tool_starts_only_under_a_lease_that_holds(stage: Stage, bench: Bench) -> None:
+    """Between intent and start the process was paused past its lease, and the session taken over."""
+    stage.equip(bench.tool("unsafe"))
+    stage.script(calls(("act", {})), says("done"), says("of the second runner"))
+    sent = stage.send()
+    taken: list[str] = []
+
+    def pause(moment: str, name: str) -> None:
+        if (moment, name) == ("after", "turns.step") and not taken:
+            taken.append(name)
+            stage.move(DECIDED_S)
+            stage.run(sent.session_id)
+
+    with stage.hooked(pause):
+        assert stage.run(sent.session_id) == Ran(0)
+    assert bench.ran == []
+    assert _results(stage) == [UNKNOWN_OUTCOME]
+
+
+def test_a_tool_starts_after_a_pause_that_nobody_used(stage: Stage, bench: Bench) -> None:
+    """The lease ran out but the token is still ours: it is taken up again, then the tool starts."""
+    stage.equip(bench.tool("unsafe"))
+    stage.script(calls(("act", {})), says("done"))
+    sent = stage.send()
+
+    def pause(moment: str, name: str) -> None:
+        if (moment, name) == ("after", "turns.step") and not bench.ran:
+            stage.move(DECIDED_S)
+
+    with stage.hooked(pause):
+        assert stage.run(sent.session_id) == Ran(1)
+    assert _results(stage) == ["acted 1"]

@@ -1,0 +1,236 @@
+"""The keeper: one thread that renews leases, hears of cancels and losses, and hangs up on late calls."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+
+from perdure.errors import DeadlineExceeded
+from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelRequest
+from perdure.turns import queries
+from perdure.turns.cancelling import cancel
+from perdure.turns.lease import GRACE_S, Hold, Keeper
+from perdure.turns.runner import Ran, Runner
+from tests.turns.scripted import says
+from tests.turns.stage import KILL_THE_OTHERS, PATIENCE_S, Stage, until
+
+
+@pytest.fixture
+def keeper(stage: Stage) -> Keeper:
+    """A keeper whose rounds the test makes by hand."""
+    return Keeper(stage.database, stage.clock, stage.settings.turn)
+
+
+@pytest.fixture
+def runner(stage: Stage) -> Iterator[Runner]:
+    """A runner whose keeper's thread runs."""
+    made = Runner(stage.runtime, "kept")
+    made.start()
+    yield made
+    made.close()
+
+
+def _goes_on(hold: Hold) -> bool:
+    return not any([hold.stopping.is_set(), hold.unwanted.is_set(), hold.cancelled])
+
+
+def _lease_left_s(stage: Stage, hold: Hold) -> float:
+    asked = "SELECT extract(epoch FROM lease_until - perdure_now())::float AS s FROM sessions WHERE session_id = %(id)s"
+    return float(stage.sql(asked, id=hold.session_id)[0].s)
+
+
+def test_it_renews_within_the_heartbeat(stage: Stage, keeper: Keeper) -> None:
+    """A turn that waits on a model keeps its lease for as long as its step may take."""
+    found, _ = stage.claimed(stage.send().session_id)
+    with keeper.holding(found) as hold:
+        hold.step_within(60)
+        for _ in range(5):
+            stage.move(10)
+            keeper.beat()
+            assert _lease_left_s(stage, hold) > 28
+            assert hold.still_valid()
+        assert keeper.running == 1
+    assert keeper.running == 0
+
+
+def test_it_does_not_renew_a_step_past_its_deadline(stage: Stage, keeper: Keeper) -> None:
+    """A thread that hangs must not keep its session for ever: others take over when the lease runs out."""
+    found, _ = stage.claimed(stage.send().session_id)
+    assert found.turn is not None
+    with keeper.holding(found) as hold:
+        hold.begin(found.turn.turn_id)
+        hold.step_within(10)
+        stage.move(10 + GRACE_S + 1)
+        keeper.beat()
+        assert _lease_left_s(stage, hold) < 15
+        stage.move(15)
+        keeper.beat()
+        assert not hold.still_valid()
+        assert stage.run(found.session_id) == Ran(1)
+        keeper.beat()
+        assert hold.lost
+        assert hold.unwanted.is_set()
+
+
+def test_it_renews_all_in_one_statement(stage: Stage, keeper: Keeper) -> None:
+    """Hundreds of waiting turns cost the database one statement a beat."""
+    claims = [stage.claimed(stage.send(user_id=f"u{number}").session_id)[0] for number in range(5)]
+    ran: list[str] = []
+    holds = [keeper.holding(claim) for claim in claims]
+    for hold in holds:
+        hold.__enter__()
+    stage.move(10)
+    with stage.hooked(lambda moment, name: ran.append(name) if moment == "after" else None):
+        keeper.beat()
+    for hold in holds:
+        hold.__exit__(None, None, None)
+    assert ran == [queries.RENEW.name]
+
+
+def test_a_cancel_for_the_turn_before_does_not_stop_the_next(stage: Stage) -> None:
+    """The keeper hears of a cancel while the runner goes on to the next turn: that one is not to be stopped."""
+    found, hold = stage.claimed(stage.send().session_id)
+    assert found.turn is not None
+    hold.begin(found.turn.turn_id)
+    following = uuid4()
+    hold.begin(following)
+    hold.cancel(found.turn.turn_id)
+    assert _goes_on(hold)
+    hold.cancel(following)
+    assert hold.stopping.is_set()
+    hold.begin(uuid4())
+    assert _goes_on(hold)
+
+
+@pytest.mark.parametrize("stop", ["cancel", "lose", "drain"])
+def test_whoever_is_stopped_knows_why(stage: Stage, stop: str) -> None:
+    """The next turn begins while a stop is under way: stopped without a reason, it would spin for ever."""
+    _, hold = stage.claimed(stage.send().session_id)
+    stopped, following = uuid4(), uuid4()
+    hold.begin(stopped)
+
+    class Overtaken(threading.Event):
+        """An event that is set only after the runner had its chance to go on to the next turn."""
+
+        def set(self) -> None:
+            going_on.start()
+            going_on.join(0.2)
+            super().set()
+
+    going_on = threading.Thread(target=hold.begin, args=(following,), daemon=True)
+    hold.stopping = Overtaken()
+    {"cancel": lambda: hold.cancel(stopped), "lose": hold.lose, "drain": hold.drain}[stop]()
+    going_on.join(PATIENCE_S)
+    assert hold.turn_id == following
+    assert hold.stopping.is_set() == (hold.cancelled or hold.lost or hold.draining)
+
+
+def test_a_model_call_past_its_deadline_is_hung_up_on(stage: Stage, keeper: Keeper) -> None:
+    """A silent provider: the call's own thread waits on a socket, so the keeper ends it."""
+    found, _ = stage.claimed(stage.send().session_id)
+    hung_up = threading.Event()
+    with keeper.holding(found) as hold:
+        call = ModelCall(stage.clock, 20)
+        with pytest.raises(DeadlineExceeded), hold.calling(call), call.aborting(hung_up.set):  # noqa: PT012 (the call is the block)
+            keeper.beat()
+            assert not hung_up.is_set()
+            stage.move(21)
+            keeper.beat()
+            assert hung_up.is_set()
+
+
+def test_cancelling_ends_a_stream_within_a_second_or_so(stage: Stage, runner: Runner) -> None:
+    """Nobody wants to pay for a reply to the end that they have called off."""
+    streaming = threading.Event()
+
+    def stream(request: ModelRequest, call: ModelCall) -> ModelReply:
+        ended = threading.Event()
+        with call.aborting(ended.set):
+            call.delta("I was about")
+            streaming.set()
+            assert ended.wait(PATIENCE_S), "nobody hung up"
+        raise AssertionError("an aborted call does not get here")
+
+    stage.script(stream)
+    sent = stage.send()
+    running = threading.Thread(target=runner.run, args=(sent.session_id,), daemon=True)
+    running.start()
+    assert streaming.wait(PATIENCE_S)
+    began = stage.clock.monotonic()
+    cancel(stage.runtime, sent.turn_id)
+    running.join(PATIENCE_S)
+    assert stage.clock.monotonic() - began < 3
+    turn = stage.turn(sent.turn_id)
+    assert (turn["status"], turn["reply"], turn["error"]["code"]) == ("cancelled", None, "TURN_CANCELLED")
+    assert stage.lines(sent.session_id) == [("user", "hello")]
+
+
+def test_a_session_taken_away_ends_the_call_too(stage: Stage, runner: Runner) -> None:
+    """The old runner's model call is of no use to anybody once the session was seized."""
+    streaming, aborted = threading.Event(), threading.Event()
+
+    def stream(request: ModelRequest, call: ModelCall) -> ModelReply:
+        ended = threading.Event()
+        try:
+            with call.aborting(ended.set):
+                streaming.set()
+                assert ended.wait(PATIENCE_S)
+        except CallAborted:
+            aborted.set()
+            raise
+        raise AssertionError("an aborted call does not get here")
+
+    stage.script(stream, says("second"))
+    first = stage.send("first")
+    running = threading.Thread(target=runner.run, args=(first.session_id,), daemon=True)
+    running.start()
+    assert streaming.wait(PATIENCE_S)
+    stage.send("second", on_busy="interrupt")
+    assert aborted.wait(PATIENCE_S)
+    running.join(PATIENCE_S)
+    assert stage.run(first.session_id) == Ran(1)
+    assert stage.lines(first.session_id) == [("user", "first"), ("user", "second"), ("assistant", "second")]
+
+
+def test_draining_parks_a_model_call_at_once(stage: Stage, runner: Runner) -> None:
+    """A shutdown gives the call up; nothing of it is committed, and another worker repeats it."""
+    streaming = threading.Event()
+
+    def stream(request: ModelRequest, call: ModelCall) -> ModelReply:
+        ended = threading.Event()
+        with call.aborting(ended.set):
+            streaming.set()
+            assert ended.wait(PATIENCE_S)
+        raise AssertionError("an aborted call does not get here")
+
+    stage.script(stream)
+    sent = stage.send()
+    stage.waker.sessions.clear()
+    running = threading.Thread(target=runner.run, args=(sent.session_id,), daemon=True)
+    running.start()
+    assert streaming.wait(PATIENCE_S)
+    runner.keeper.drain()
+    assert runner.keeper.wait_idle(PATIENCE_S)
+    running.join(PATIENCE_S)
+    assert stage.turn(sent.turn_id)["status"] == "parked"
+    assert stage.waker.sessions == [sent.session_id]
+    assert stage.run(sent.session_id) == Ran(1)
+    assert stage.turn(sent.turn_id)["status"] == "done"
+
+
+def test_it_goes_on_when_the_database_was_away(stage: Stage, keeper: Keeper) -> None:
+    """One failed round is one lost renewal, not the end of the process's leases."""
+    found, _ = stage.claimed(stage.send().session_id)
+    made = Keeper(stage.database, stage.clock, stage.settings.turn.model_copy(update={"heartbeat_s": 0.05}))
+    made.start()
+    with made.holding(found) as hold:
+        hold.step_within(60)
+        for _ in range(3):
+            stage.sql(KILL_THE_OTHERS)
+            before = stage.session(found.session_id).lease_until
+            until(lambda: stage.session(found.session_id).lease_until > before, "a renewal")  # noqa: B023
+        assert hold.still_valid()
+    made.close()

@@ -1,0 +1,178 @@
+"""Random lives: whatever comes in, dies or is called off, in whatever order, the invariants hold."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from uuid import UUID
+
+import pytest
+
+from perdure import tool
+from perdure.errors import Conflict
+from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
+from perdure.turns.cancelling import cancel
+from perdure.turns.runner import Runner
+from tests.turns.scripted import calls, says
+from tests.turns.stage import Crash, Stage
+
+USERS = ("ana", "bob", "cho")
+STEPS = 45
+BOUNDARIES = [
+    (moment, name, nth)
+    for moment in ("before", "after")
+    for name, nth in [("turns.step", 1), ("turns.step", 2), ("turns.settle", 1), ("turns.begin_next", 1),
+                      ("turns.claim", 1)]
+]  # fmt: skip
+
+
+@tool(effect="pure")
+def pure() -> str:
+    """Do it freely."""
+    return "pure"
+
+
+@tool
+def unsafe() -> str:
+    """Do it once."""
+    return "unsafe"
+
+
+class Life:
+    """One random life: a seed, the messages that were accepted, and what was done to them."""
+
+    def __init__(self, stage: Stage, seed: int) -> None:
+        self.stage = stage
+        self.random = random.Random(seed)  # noqa: S311 (no secret)
+        self.accepted: dict[str, UUID] = {}
+        self.number = 0
+        stage.equip(pure, unsafe)
+        stage.model.respond = self._speak  # type: ignore[method-assign]
+        self._respond = type(stage.model).respond
+
+    def _speak(self, request: ModelRequest, call: ModelCall) -> ModelReply:
+        chosen = self.random.random()
+        if chosen < 0.5:
+            line = says("said")
+        elif chosen < 0.9:
+            line = calls(*[(self.random.choice(["pure", "unsafe", "none"]), {})] * self.random.randint(1, 3))
+        else:
+            line = says("")
+        self.stage.script(line)
+        return self._respond(self.stage.model, request, call)
+
+    def step(self) -> None:
+        """One thing happens."""
+        happening: Callable[[], None] = self.random.choices(
+            [self.send, self.repeat, self.run, self.cancel, self.crash, self.park], weights=[8, 1, 5, 2, 4, 1]
+        )[0]
+        happening()
+        self.stage.move(self.random.choice([0, 1, 40]))
+
+    def send(self) -> None:
+        """A message, with any way to deal with a busy session."""
+        self.number += 1
+        message_id = f"m{self.number}"
+        on_busy = self.random.choice(["enqueue", "enqueue", "reject", "interrupt", "merge"])
+        try:
+            sent = self.stage.send(
+                message_id, user_id=self.random.choice(USERS), message_id=message_id, on_busy=on_busy
+            )
+        except Conflict:
+            assert on_busy == "reject"
+            return
+        assert not sent.duplicate
+        self.accepted[message_id] = sent.turn_id
+
+    def repeat(self) -> None:
+        """A message that was accepted comes again."""
+        if self.accepted:
+            message_id = self.random.choice(list(self.accepted))
+            row = self.stage.sql("SELECT user_id FROM inbox WHERE message_id = %(id)s", id=message_id)[0]
+            again = self.stage.send(message_id, user_id=row.user_id, message_id=message_id)
+            assert (again.duplicate, again.turn_id) == (True, self.accepted[message_id])
+
+    def run(self) -> None:
+        """A worker comes by."""
+        for session_id in self._sessions():
+            self.stage.run(session_id, alone=True)
+
+    def cancel(self) -> None:
+        """Any turn is called off."""
+        if self.accepted:
+            cancel(self.stage.runtime, self.random.choice(list(self.accepted.values())))
+
+    def crash(self) -> None:
+        """A worker dies at some commit; what its call left in doubt may be decided from now on."""
+        moment, name, nth = self.random.choice(BOUNDARIES)
+        seen: list[str] = []
+
+        def observe(at: str, statement: str) -> None:
+            if (at, statement) == (moment, name):
+                seen.append(name)
+                if len(seen) == nth:
+                    raise Crash
+
+        with self.stage.hooked(observe):
+            for session_id in self._sessions():
+                try:
+                    self.stage.run(session_id, alone=True)
+                except Crash:
+                    self.stage.move(31)
+
+    def park(self) -> None:
+        """A worker that shuts down gives back what it takes."""
+        runner = Runner(self.stage.runtime, "draining")
+        runner.keeper.drain()
+        for session_id in self._sessions():
+            runner.run(session_id, alone=True)
+
+    def _sessions(self) -> list[UUID]:
+        rows = self.stage.sql("SELECT session_id FROM sessions ORDER BY session_id")
+        return self.random.sample([row.session_id for row in rows], self.random.randint(0, len(rows)))
+
+    def come_to_rest(self) -> None:
+        """Workers come by until nothing waits."""
+        for _ in range(12):
+            self.stage.move(31)
+            for row in self.stage.sql("SELECT session_id FROM sessions WHERE unsettled > 0"):
+                self.stage.run(row.session_id, alone=True)
+            if not self.stage.sql("SELECT 1 FROM turns WHERE settled_at IS NULL"):
+                return
+        raise AssertionError("something is wedged")
+
+    def judge(self) -> None:
+        """At rest: each message answered or cancelled exactly once, in the order accepted."""
+        for message_id, turn_id in self.accepted.items():
+            turn = self.stage.turn(turn_id)
+            said = self.stage.sql("SELECT turn_id FROM messages WHERE message_id = %(id)s", id=message_id)
+            if turn["status"] == "cancelled":
+                assert turn["reply"] is None
+                assert len(said) <= 1
+            else:
+                assert turn["status"] in {"done", "failed"}
+                assert turn["reply"] is not None
+                assert [row.turn_id for row in said] == [turn_id]
+        for row in self.stage.sql("SELECT session_id, lease_until, state FROM sessions"):
+            assert (row.lease_until, row.state) == (None, "active")
+            seqs = [
+                each.seq
+                for each in self.stage.sql(
+                    "SELECT t.seq FROM messages AS m JOIN turns AS t USING (turn_id)"
+                    " WHERE m.session_id = %(id)s ORDER BY m.seq",
+                    id=row.session_id,
+                )
+            ]
+            assert seqs == sorted(seqs), "turns run in the order accepted, one at a time"
+        assert not self.stage.sql("SELECT 1 FROM tool_effects WHERE status = 'intended'")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_random_life(stage: Stage, seed: int) -> None:
+    """Sequences that nobody thought of; a seed that fails can be run again."""
+    life = Life(stage, seed)
+    for _ in range(STEPS):
+        life.step()
+        stage.check()
+    life.come_to_rest()
+    life.judge()

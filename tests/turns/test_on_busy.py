@@ -1,0 +1,223 @@
+"""A message whose session is busy: it waits, is refused, interrupts, or joins what waits."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from perdure import tool
+from perdure.errors import Conflict
+from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Role
+from perdure.turns.effects import UNKNOWN_OUTCOME
+from perdure.turns.runner import Ran
+from tests.turns.scripted import calls, says
+from tests.turns.stage import PATIENCE_S, Stage
+
+
+@tool(effect="pure")
+def double(number: int) -> int:
+    """Double it."""
+    return number * 2
+
+
+def _open_calls(stage: Stage, text: str = "first") -> UUID:
+    """A session whose turn died when its tool calls were committed and not answered."""
+    stage.equip(double)
+    stage.script(calls(("double", {"number": 4}), ("double", {"number": 5})))
+    session_id = stage.send(text).session_id
+    with stage.crashing("after", "turns.step"):
+        stage.run(session_id)
+    return session_id
+
+
+def _begun(stage: Stage) -> UUID:
+    """A session whose turn was claimed and has committed nothing."""
+    session_id = stage.send("first").session_id
+    stage.claimed(session_id)
+    return session_id
+
+
+def _accepted(stage: Stage) -> UUID:
+    return stage.send("first").session_id
+
+
+def _idle(stage: Stage) -> UUID:
+    session_id = stage.send("first").session_id
+    stage.run(session_id)
+    return session_id
+
+
+SITUATIONS = {"idle": _idle, "accepted": _accepted, "begun": _begun, "open calls": _open_calls}
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("on_busy", ["enqueue", "reject", "interrupt", "merge"])
+def test_what_becomes_of_the_second_message(stage: Stage, situation: str, on_busy: str) -> None:
+    """The contract's table, cell by cell: the first turn's fate, the second's turn, and both settled in the end."""
+    session_id = SITUATIONS[situation](stage)
+    first = stage.sql("SELECT turn_id, status FROM turns")[0]
+    if on_busy == "reject" and situation != "idle":
+        before = stage.counts()
+        with pytest.raises(Conflict, match="busy"):
+            stage.send("second", on_busy=on_busy)
+        assert stage.counts() == before
+        return
+    second = stage.send("second", on_busy=on_busy)
+    merged = on_busy == "merge" and situation == "accepted"
+    assert (second.turn_id == first.turn_id) is merged
+    assert second.seq == (1 if merged else 2)
+    expected = "cancelled" if on_busy == "interrupt" and situation != "idle" else first.status
+    assert stage.turn(first.turn_id)["status"] == expected
+    stage.move(31)
+    stage.run(session_id)
+    assert stage.turn(second.turn_id)["status"] == "done"
+    assert stage.turn(first.turn_id)["status"] == ("cancelled" if expected == "cancelled" else "done")
+
+
+def test_an_interrupted_turn_has_its_code_and_no_reply(stage: Stage) -> None:
+    """`cancelled` means TURN_CANCELLED and no reply, for those that had begun and those that waited."""
+    session_id = _open_calls(stage)
+    waiting = stage.send("second")
+    last = stage.send("third", on_busy="interrupt")
+    for turn_id in (stage.sql("SELECT turn_id FROM turns WHERE seq = 1")[0].turn_id, waiting.turn_id):
+        turn = stage.turn(turn_id)
+        assert (turn["status"], turn["reply"], turn["error"]["code"]) == ("cancelled", None, "TURN_CANCELLED")
+    stage.script(says("at your service"))
+    stage.run(session_id)
+    assert stage.turn(last.turn_id)["reply"]["text"] == "at your service"
+    assert [each["content"] for each in stage.messages(session_id) if each["role"] == "tool"] == [UNKNOWN_OUTCOME] * 2
+    assert ("user", "second") not in stage.lines(session_id)
+
+
+def test_an_interrupted_runner_writes_nothing_more(stage: Stage) -> None:
+    """The old runner comes back from its model call with a reply: its token has moved on."""
+    in_call, go_on = threading.Event(), threading.Event()
+
+    def slow(request: ModelRequest, call: ModelCall) -> ModelReply:
+        in_call.set()
+        assert go_on.wait(PATIENCE_S)
+        return says("too late")
+
+    stage.script(slow, says("second reply"))
+    first = stage.send("first")
+    old = threading.Thread(target=stage.run, args=(first.session_id,), daemon=True)
+    old.start()
+    assert in_call.wait(PATIENCE_S)
+    second = stage.send("second", on_busy="interrupt")
+    assert stage.run(first.session_id) == Ran(1)
+    go_on.set()
+    old.join(PATIENCE_S)
+    assert stage.lines(first.session_id) == [("user", "first"), ("user", "second"), ("assistant", "second reply")]
+    assert stage.turn(first.turn_id)["status"] == "cancelled"
+    assert stage.turn(second.turn_id)["status"] == "done"
+
+
+def test_an_interrupted_tool_comes_back_to_nothing(stage: Stage) -> None:
+    """The tool ends after its turn was cancelled: only its effect row may learn of it."""
+    in_tool, go_on = threading.Event(), threading.Event()
+
+    @tool
+    def slow() -> str:
+        """Take a while."""
+        in_tool.set()
+        assert go_on.wait(PATIENCE_S)
+        return "done at last"
+
+    stage.equip(slow)
+    stage.script(calls(("slow", {})), says("second reply"))
+    first = stage.send("first")
+    old = threading.Thread(target=stage.run, args=(first.session_id,), daemon=True)
+    old.start()
+    assert in_tool.wait(PATIENCE_S)
+    stage.send("second", on_busy="interrupt")
+    go_on.set()
+    old.join(PATIENCE_S)
+    stage.run(first.session_id)
+    assert stage.turn(first.turn_id)["status"] == "cancelled"
+    assert "done at last" not in str(stage.messages(first.session_id))
+    assert stage.sql("SELECT status FROM tool_effects")[0].status == "unknown"
+
+
+def test_merged_messages_reach_the_model_in_order(stage: Stage) -> None:
+    """Three messages in a row are one turn with three user messages."""
+    first = stage.send("one", message_id="1")
+    merged = [stage.send(text, message_id=text, on_busy="merge") for text in ("two", "three")]
+    assert {each.turn_id for each in merged} == {first.turn_id}
+    assert [each.duplicate for each in merged] == [False, False]
+    stage.run(first.session_id)
+    asked = [each.content for each in stage.model.requests[0].messages if each.role is Role.USER]
+    assert asked == ["one", "two", "three"]
+    assert len(stage.model.requests) == 1
+    rows = stage.sql("SELECT message_id, position, turn_id FROM inbox ORDER BY position")
+    assert [(row.message_id, row.position) for row in rows] == [("1", 1), ("two", 2), ("three", 3)]
+
+
+def test_a_repeated_merged_message_is_a_duplicate(stage: Stage) -> None:
+    """It keeps its own row and id, and answers with the turn that it joined."""
+    first = stage.send("one", message_id="1")
+    stage.send("two", message_id="2", on_busy="merge")
+    again = stage.send("two", message_id="2", on_busy="merge")
+    assert (again.turn_id, again.duplicate) == (first.turn_id, True)
+    with pytest.raises(Conflict):
+        stage.send("else", message_id="2")
+    assert stage.counts()["inbox"] == 2
+
+
+DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "another channel": ({}, {"channel": "telegram"}),
+    "another agent": ({}, {"agent": "other"}),
+    "none, where the first named another agent": ({"agent": "other"}, {}),
+    "another receiver": ({}, {"reply_to": {"url": "https://a.example"}}),
+    "no receiver": ({"reply_to": {"url": "https://a.example"}}, {}),
+}
+
+
+@pytest.mark.parametrize("difference", DIFFERENT)
+def test_what_differs_is_not_merged_but_waits(stage: Stage, difference: str) -> None:
+    """One reply cannot go to two places, nor come from two agents."""
+    given, other = DIFFERENT[difference]
+    stage.equip()
+    stage.ask("the session is the default agent's")
+    first = stage.send("one", **given)
+    second = stage.send("two", on_busy="merge", **other)
+    assert (second.turn_id == first.turn_id, second.seq) == (False, 3)
+
+
+def test_what_agrees_is_merged(stage: Stage) -> None:
+    """The same agent by name and by default, the same receiver: nothing stands in the way."""
+    receiver = {"url": "https://a.example"}
+    first = stage.send("one", reply_to=receiver, priority=3)
+    second = stage.send("two", on_busy="merge", agent="assistant", reply_to=receiver, priority=7)
+    assert second.turn_id == first.turn_id
+    assert stage.sql("SELECT priority FROM turns")[0].priority == 7, "the more urgent message is not held back"
+
+
+def test_merging_goes_to_the_newest_turn_only(stage: Stage) -> None:
+    """Joining an older one would change the order accepted."""
+    stage.equip()
+    stage.send("one")
+    stage.send("two", agent="other")
+    third = stage.send("three", on_busy="merge")
+    assert third.seq == 3
+
+
+def test_the_setting_says_what_the_message_does_not(stage: Stage) -> None:
+    """`PERDURE_TURN__ON_BUSY` is the default; the message may say otherwise."""
+    stage.set(on_busy="reject")
+    stage.send("one")
+    with pytest.raises(Conflict):
+        stage.send("two")
+    assert stage.send("three", on_busy="enqueue").seq == 2
+
+
+def test_turns_that_were_interrupted_are_delivered_as_cancelled(stage: Stage) -> None:
+    """Whoever waits for the answer by callback learns that there will be none."""
+    receiver = {"url": "https://a.example"}
+    first = stage.send("one", reply_to=receiver)
+    stage.send("two", on_busy="interrupt")
+    row = stage.sql("SELECT delivery_id, turn_id, status FROM deliveries")[0]
+    assert (row.turn_id, row.status) == (first.turn_id, "pending")
+    assert stage.waker.deliveries == [row.delivery_id]

@@ -1,0 +1,199 @@
+"""What a settled turn owes is sent: at least once, by one at a time, and not for ever."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from perdure.turns.outbox import (
+    ATTEMPT_S,
+    FIRST_RETRY_S,
+    LONGEST_RETRY_S,
+    MAX_ATTEMPTS,
+    Delivered,
+    DeliveryFailed,
+    NotDue,
+    Outcome,
+    Postponed,
+    deliver,
+    due,
+    retry_after,
+    signature,
+)
+from tests.turns.stage import PATIENCE_S, Stage, side_by_side
+
+
+class Recipient:
+    """A carrier that keeps what arrived, and fails as often as it is told to."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.failures = failures
+        self.arrived: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def carry(self, target: dict[str, Any], body: bytes) -> None:
+        """Take the body."""
+        if self.failures:
+            self.failures -= 1
+            raise DeliveryFailed("503 Service Unavailable")
+        self.arrived.append((target, json.loads(body)))
+
+
+def _owed(stage: Stage, **reply_to: str) -> UUID:
+    sent = stage.send(reply_to=reply_to or {"url": "https://a.example/hook"})
+    stage.run(sent.session_id)
+    return stage.waker.deliveries[-1]
+
+
+def _deliver(stage: Stage, recipient: Recipient, delivery_id: UUID) -> Outcome:
+    return deliver(stage.database, {"url": recipient, "task": recipient}, delivery_id)
+
+
+def _row(stage: Stage, delivery_id: UUID) -> Any:
+    return stage.sql("SELECT * FROM deliveries WHERE delivery_id = %(id)s", id=delivery_id)[0]
+
+
+def test_it_is_delivered_once(stage: Stage) -> None:
+    """The body is the turn's, with the delivery's id to tell a repetition by; a second wake-up finds nothing."""
+    delivery_id = _owed(stage)
+    recipient = Recipient()
+    assert _deliver(stage, recipient, delivery_id) == Delivered()
+    assert _deliver(stage, recipient, delivery_id) == NotDue()
+    ((target, body),) = recipient.arrived
+    turn_id = _row(stage, delivery_id).turn_id
+    assert target == {"url": "https://a.example/hook"}
+    assert body == {**stage.turn(turn_id), "delivery_id": str(delivery_id)}
+    assert _row(stage, delivery_id).status == "delivered"
+    assert due(stage.database, 10) == []
+
+
+def test_it_goes_the_way_that_was_asked_for(stage: Stage) -> None:
+    """A task by its name, a URL by POST."""
+    stage.settings = stage.settings.model_copy(update={"reply_tasks": ("shop.*",)})
+    delivery_id = _owed(stage, task="shop.answered", queue="shop")
+    wrong, right = Recipient(), Recipient()
+    assert deliver(stage.database, {"url": wrong, "task": right}, delivery_id) == Delivered()
+    assert wrong.arrived == []
+    assert right.arrived[0][0] == {"task": "shop.answered", "queue": "shop"}
+
+
+def test_a_failure_is_tried_again_later(stage: Stage) -> None:
+    """Not before its time, with the reason kept for the operator."""
+    delivery_id = _owed(stage)
+    recipient = Recipient(failures=2)
+    assert _deliver(stage, recipient, delivery_id) == Postponed(FIRST_RETRY_S)
+    assert _deliver(stage, recipient, delivery_id) == NotDue()
+    assert "503" in _row(stage, delivery_id).last_error
+    stage.move(FIRST_RETRY_S)
+    assert due(stage.database, 10) == [delivery_id]
+    assert _deliver(stage, recipient, delivery_id) == Postponed(FIRST_RETRY_S * 2)
+    stage.move(FIRST_RETRY_S * 2)
+    assert _deliver(stage, recipient, delivery_id) == Delivered()
+    assert _row(stage, delivery_id).last_error is None
+
+
+def test_it_is_given_up_in_the_end(stage: Stage) -> None:
+    """A receiver that never answers is not called for ever; the row says so."""
+    delivery_id = _owed(stage)
+    recipient = Recipient(failures=1_000)
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        assert _deliver(stage, recipient, delivery_id) == Postponed(retry_after(attempt))
+        stage.move(LONGEST_RETRY_S)
+    assert _row(stage, delivery_id).status == "failed"
+    assert _row(stage, delivery_id).attempts == MAX_ATTEMPTS
+    assert _deliver(stage, recipient, delivery_id) == NotDue()
+    assert due(stage.database, 10) == []
+
+
+def test_one_whose_attempts_all_break_off_is_given_up(stage: Stage) -> None:
+    """A delivery that ends each attempt with an error of its own, or with its process, is not tried for ever."""
+    delivery_id = _owed(stage)
+
+    class Broken:
+        def carry(self, target: dict[str, Any], body: bytes) -> None:
+            raise RuntimeError("a bug")
+
+    for _ in range(MAX_ATTEMPTS):
+        with pytest.raises(RuntimeError):
+            deliver(stage.database, {"url": Broken(), "task": Broken()}, delivery_id)
+        stage.move(ATTEMPT_S)
+    assert deliver(stage.database, {"url": Broken(), "task": Broken()}, delivery_id) == Postponed(None)
+    assert _row(stage, delivery_id).status == "failed"
+
+
+def test_the_pauses_double_up_to_a_limit() -> None:
+    """5 s, 10 s, ... an hour; then never."""
+    pauses = [retry_after(attempt) for attempt in range(1, MAX_ATTEMPTS + 1)]
+    assert pauses[:3] == [5, 10, 20]
+    assert pauses[-2] == LONGEST_RETRY_S
+    assert pauses[-1] is None
+
+
+def test_of_two_attempts_at_once_one_sends(stage: Stage) -> None:
+    """A repeated wake-up must not send twice side by side."""
+    delivery_id = _owed(stage)
+    recipient = Recipient()
+    found = side_by_side(*[lambda: _deliver(stage, recipient, delivery_id)] * 6)
+    assert sorted(type(each).__name__ for each in found) == ["Delivered"] + ["NotDue"] * 5
+    assert len(recipient.arrived) == 1
+
+
+def test_an_attempt_that_died_is_made_again(stage: Stage) -> None:
+    """The process was killed between send and mark: the receiver gets it again, by the same delivery id."""
+    delivery_id = _owed(stage)
+    recipient = Recipient()
+    with stage.crashing("before", "deliveries.delivered"):
+        _deliver(stage, recipient, delivery_id)
+    assert due(stage.database, 10) == []
+    stage.move(ATTEMPT_S)
+    assert due(stage.database, 10) == [delivery_id]
+    assert _deliver(stage, recipient, delivery_id) == Delivered()
+    assert [body["delivery_id"] for _, body in recipient.arrived] == [str(delivery_id)] * 2
+
+
+def test_nothing_is_held_while_a_receiver_is_slow(stage: Stage) -> None:
+    """No connection and no row is locked across the network call."""
+    delivery_id = _owed(stage)
+    sending, go_on = threading.Event(), threading.Event()
+
+    class Slow(Recipient):
+        def carry(self, target: dict[str, Any], body: bytes) -> None:
+            sending.set()
+            assert go_on.wait(PATIENCE_S)
+
+    sender = threading.Thread(target=_deliver, args=(stage, Slow(), delivery_id), daemon=True)
+    sender.start()
+    assert sending.wait(PATIENCE_S)
+    assert stage.database.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+    stage.sql("SELECT 1 FROM deliveries FOR UPDATE NOWAIT")
+    go_on.set()
+    sender.join(PATIENCE_S)
+    assert _row(stage, delivery_id).status == "delivered"
+
+
+@pytest.mark.parametrize("reason", ["x" * 5_000, "näh\n"])
+def test_any_reason_can_be_kept(stage: Stage, reason: str) -> None:
+    """What a receiver says is cut, not refused."""
+    delivery_id = _owed(stage)
+
+    class Refusing(Recipient):
+        def carry(self, target: dict[str, Any], body: bytes) -> None:
+            raise DeliveryFailed(reason)
+
+    assert isinstance(_deliver(stage, Refusing(), delivery_id), Postponed)
+    assert _row(stage, delivery_id).last_error == reason[:1_000]
+
+
+def test_an_unknown_delivery_is_not_due(stage: Stage) -> None:
+    """A wake-up from before an erasure is harmless."""
+    assert _deliver(stage, Recipient(), uuid4()) == NotDue()
+
+
+def test_the_signature_is_hmac_sha256_of_the_body() -> None:
+    """RFC 4231, test case 2: receivers check it with any library."""
+    assert signature(b"Jefe", b"what do ya want for nothing?") == (
+        "sha256=5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"
+    )

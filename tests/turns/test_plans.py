@@ -1,0 +1,166 @@
+"""The hot statements at size: by index, never a sequential scan, and bounded rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import Connection
+
+from perdure.clock import MovedClock
+from perdure.database.engine import Database, Statement, as_json
+from perdure.settings import Settings
+from perdure.turns import queries
+from tests.conftest import RecordingWaker
+from tests.turns.stage import Stage
+
+TURNS_OF_THE_LONG_SESSION = 2_000
+OTHERS = 9_000
+
+_FILL = f"""
+    INSERT INTO users SELECT 'user ' || n, now() FROM generate_series(0, {OTHERS}) AS n;
+    INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, channels,
+                          last_turn_seq, message_count, turn_count, unsettled, token)
+    SELECT ('00000000-0000-7000-8000-' || lpad(n::text, 12, '0'))::uuid, 'user ' || n, '', true, 'assistant', 'active',
+           now(), now(), ARRAY['http'], 2, 4, 2, (n %% 300 = 0)::int, 1
+    FROM generate_series(0, {OTHERS}) AS n;
+    INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, status, first_seq, accepted_at,
+                       settled_at)
+    SELECT gen_random_uuid(), session_id, seq, user_id, 'assistant', 'http', 5,
+           CASE WHEN seq = 2 AND unsettled = 1 THEN 'accepted' ELSE 'done' END,
+           CASE WHEN seq = 2 AND unsettled = 1 THEN NULL ELSE seq * 2 - 1 END, now(),
+           CASE WHEN seq = 2 AND unsettled = 1 THEN NULL ELSE now() END
+    FROM sessions, generate_series(1, 2) AS seq WHERE session_id <> %(long)s
+    UNION ALL
+    SELECT gen_random_uuid(), %(long)s, seq, 'user 0', 'assistant', 'http', 5,
+           CASE WHEN seq = {TURNS_OF_THE_LONG_SESSION} THEN 'running' ELSE 'done' END, seq * 4 - 3, now(),
+           CASE WHEN seq = {TURNS_OF_THE_LONG_SESSION} THEN NULL ELSE now() END
+    FROM generate_series(1, {TURNS_OF_THE_LONG_SESSION}) AS seq;
+    UPDATE sessions SET last_turn_seq = {TURNS_OF_THE_LONG_SESSION}, turn_count = {TURNS_OF_THE_LONG_SESSION} - 1,
+           message_count = {TURNS_OF_THE_LONG_SESSION} * 4 - 4, unsettled = 1
+    WHERE session_id = %(long)s;
+    INSERT INTO messages (session_id, seq, turn_id, role, content, channel, token_count, created_at)
+    SELECT t.session_id, t.first_seq + n, t.turn_id, CASE WHEN n %% 2 = 0 THEN 'user' ELSE 'assistant' END,
+           repeat('word ', 20), 'http', 30, now()
+    FROM turns AS t, generate_series(0, CASE WHEN t.session_id = %(long)s THEN 3 ELSE 1 END) AS n
+    WHERE t.settled_at IS NOT NULL;
+    INSERT INTO inbox SELECT user_id, 'http', turn_id::text, turn_id, 1, 'hello', now() FROM turns;
+    INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status, intended_at,
+                              decide_at)
+    SELECT gen_random_uuid(), turn_id, 2, 0, 't', '{{}}', 'pure', 'done', now(), now() FROM turns;
+    INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
+    SELECT gen_random_uuid(), turn_id, '{{"url": "https://a.example"}}',
+           CASE WHEN seq = 1 THEN 'delivered' ELSE 'pending' END, now(), now()
+    FROM turns WHERE session_id = %(long)s OR seq = 1;
+"""  # noqa: S608 (constants)
+LONG = UUID("00000000-0000-7000-8000-000000000000")
+
+
+@pytest.fixture
+def large(settings: Settings, clock: MovedClock, database: Database, waker: RecordingWaker) -> Iterator[Stage]:
+    """A stage with some 20,000 turns in 9,000 sessions, one of them 2,000 turns long."""
+    made = Stage(settings, clock, database, waker)
+    made.sql(_FILL, long=LONG)
+    made.sql("ANALYZE")
+    yield made
+    made.close()
+
+
+def _nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from _nodes(child)
+
+
+def _plans(database: Database, statement: Statement, parameters: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
+    """The nodes of the plan for these parameters, and of the generic one that a busy connection ends up with."""
+    found = []
+    for mode in ("force_custom_plan", "force_generic_plan"):
+        with database.engine.connect() as connection:
+            connection.exec_driver_sql(f"SET plan_cache_mode = {mode}")
+            found.append(_explained(connection, statement, parameters))
+            connection.exec_driver_sql("RESET plan_cache_mode")
+    return found
+
+
+def _explained(connection: Connection, statement: Statement, parameters: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    connection.exec_driver_sql("DEALLOCATE ALL")
+    connection.info.clear()
+    connection.exec_driver_sql(statement.prepare)
+    connection.exec_driver_sql("BEGIN")
+    try:
+        result = connection.exec_driver_sql(
+            "EXPLAIN (ANALYZE, FORMAT JSON) " + statement.execute,
+            tuple(parameters[name] for name in statement.parameters),
+        )
+        plan = result.scalar_one()
+    finally:
+        connection.exec_driver_sql("ROLLBACK")
+        connection.exec_driver_sql("DEALLOCATE ALL")
+    return list(_nodes((plan if isinstance(plan, list) else json.loads(plan))[0]["Plan"]))
+
+
+def _parameters(stage: Stage) -> dict[str, Any]:
+    turn = stage.sql("SELECT turn_id, first_seq FROM turns WHERE session_id = %(id)s AND seq = 2000", id=LONG)[0]
+    effect = stage.sql("SELECT effect_id FROM tool_effects WHERE turn_id = %(id)s", id=turn.turn_id)[0]
+    delivery = stage.sql("SELECT delivery_id FROM deliveries WHERE turn_id = %(id)s", id=turn.turn_id)[0]
+    return {
+        "session_id": LONG, "user_id": "user 0", "scope": "", "channel": "http", "message_id": "new", "text": "hi",
+        "agent": None, "on_busy": "enqueue", "priority": 5, "reply_to": None, "metadata": None,
+        "owner": "me", "lease_s": 30, "isolate_from": 100, "token": 1, "turn_id": turn.turn_id, "turn_seq": 2000,
+        "first_seq": turn.first_seq, "window": 20, "state": "thinking", "spent_s": 1.0, "added": 1,
+        "messages": as_json([{"position": 1, "role": "assistant", "content": "x", "token_count": 1}]),
+        "intents": "[]", "results": as_json([{"effect_id": str(effect.effect_id), "status": "done"}]), "keep": True,
+        "status": "done", "steps": 1, "usage": "{}", "error_code": None, "error_message": None, "replied": True,
+        "delivery_id": delivery.delivery_id, "forgiven": True, "message": "cancelled", "effect_id": effect.effect_id,
+        "timeout_s": 30.0, "result": "x", "message_seq": 2, "session_ids": [LONG], "tokens": [1],
+        "turn_ids": [turn.turn_id], "most": 200, "backoff_s": 5.0, "attempt_s": 60, "error": "x", "retry_s": 5.0,
+        "name": "turns", "every_s": 5.0,
+    }  # fmt: skip
+
+
+HOT = [
+    queries.ENQUEUE, queries.FIND_ACCEPTED, queries.MERGE, queries.CLAIM, queries.CLAIMABLE, queries.BEGIN_NEXT,
+    queries.HISTORY, queries.RENEW, queries.WATCH, queries.STEP, queries.FINISH_EFFECT, queries.EXTEND_EFFECT,
+    queries.EFFECTS_OF_STEP, queries.SETTLE, queries.PARK, queries.RELEASE, queries.CANCEL, queries.UNSETTLED,
+    queries.WAKE_DUE, queries.UNWAKE, queries.TAKE_DELIVERY, queries.DELIVERED, queries.POSTPONE_DELIVERY,
+    queries.DELIVERIES_DUE, queries.READ, queries.SETTLED_AMONG,
+]  # fmt: skip
+
+SMALL = {"sweeps"}
+"""Tables of a few rows, which are read whole."""
+
+MOST_ROWS = 25
+MORE_ROWS = {"turns.history": 20 * 4 + 60, "sweep.wake_due": 200, "deliveries.due": 450}
+"""What is bounded by the window, by the backlog, and by the limit of a round."""
+
+
+def test_each_statement_of_a_turn_goes_by_index_and_reads_few_rows(large: Stage) -> None:
+    """At some 20,000 turns, in a session of 2,000, with a custom plan and with a generic one.
+
+    A step must cost the same at turn 1 and at turn 1,000, whatever the size of the tables.
+    """
+    given = _parameters(large)
+    for statement in HOT:
+        fresh = {"turn_id": uuid4(), "delivery_id": uuid4()} if statement is queries.ENQUEUE else {}
+        for nodes in _plans(large.database, statement, {**given, **fresh}):
+            scanned = {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"}
+            assert not scanned - SMALL, f"{statement.name} scans {scanned}"
+            assert _rows_read(nodes) <= MORE_ROWS.get(statement.name, MOST_ROWS), (statement.name, _outline(nodes))
+
+
+def _rows_read(nodes: Sequence[Mapping[str, Any]]) -> float:
+    """Rows that the nodes took from tables, those that a filter threw away included."""
+    read: float = sum(
+        (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+        for node in nodes
+        if "Relation Name" in node
+    )
+    return read
+
+
+def _outline(nodes: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, float]]:
+    return [(node["Node Type"], node.get("Relation Name", ""), node["Actual Rows"]) for node in nodes]

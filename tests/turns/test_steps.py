@@ -1,0 +1,430 @@
+"""The step loop: whatever a model or a tool comes up with, the turn ends, and the next message works."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from perdure import errors, tool
+from perdure.errors import PerdureError, ToolError
+from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Role, ToolCall, Usage
+from perdure.tools.registry import ToolContext
+from perdure.turns.effects import MAX_CALLS, UNKNOWN_OUTCOME
+from tests.turns.scripted import calls, says
+from tests.turns.stage import PATIENCE_S, Stage, until
+
+
+@tool(effect="pure")
+def double(number: int) -> int:
+    """Double it."""
+    return number * 2
+
+
+@tool(effect="pure")
+def repeat(given: Any) -> Any:
+    """Say it again."""
+    return given
+
+
+@tool
+def broken() -> str:
+    """Fail."""
+    raise RuntimeError("secret detail\nsecond line")
+
+
+@tool
+def refusing() -> str:
+    """Refuse."""
+    raise ToolError("not today")
+
+
+@tool(effect="pure")
+def endless() -> str:
+    """Return a great deal."""
+    return "x" * 10_000_000
+
+
+def _results(stage: Stage) -> list[str]:
+    return [row.content for row in stage.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")]
+
+
+def _goes_on(stage: Stage) -> None:
+    """The next message of the session is answered, with a prompt that a provider accepts."""
+    stage.script(says("still here"))
+    assert stage.ask("next")["reply"] == {"text": "still here", "format": "text"}
+
+
+def test_a_turn_of_two_steps(stage: Stage) -> None:
+    """Ask, call, ask again, reply: transcript, usage and counters say so."""
+    stage.equip(double)
+    stage.script(calls(("double", {"number": 4})), says("It is 8."))
+    turn = stage.ask("double 4")
+    assert turn["status"] == "done"
+    assert turn["reply"] == {"text": "It is 8.", "format": "text"}
+    assert (turn["attempts"], turn["steps"], turn["error"]) == (1, 2, None)
+    assert turn["usage"] == {"input_tokens": 20, "output_tokens": 7}
+    rows = stage.sql("SELECT role, content FROM messages ORDER BY seq")
+    assert [(row.role, row.content) for row in rows] == [
+        ("user", "double 4"), ("assistant", ""), ("tool", "8"), ("assistant", "It is 8."),
+    ]  # fmt: skip
+    effect = stage.sql("SELECT status, effect, tool FROM tool_effects")[0]
+    assert tuple(effect) == ("done", "pure", "double")
+    _goes_on(stage)
+
+
+def test_the_model_sees_the_conversation_and_its_tools(stage: Stage) -> None:
+    """The system message, all turns in order, and the schema of each tool."""
+    stage.equip(double)
+    stage.script(says("hi"), says("again"))
+    stage.ask("one")
+    stage.ask("two")
+    request = stage.model.requests[-1]
+    assert request.messages[0].role is Role.SYSTEM
+    assert [each.content for each in request.messages[1:]] == ["one", "hi", "two"]
+    assert [each.name for each in request.tools] == ["double"]
+
+
+def test_calls_of_one_reply_run_side_by_side_with_results_in_order(stage: Stage) -> None:
+    """Each tool waits for all others to have begun: run one after another they would never end."""
+    barrier = threading.Barrier(4)
+    turnstile = [threading.Event() for _ in range(4)]
+
+    @tool(effect="pure")
+    def meet(number: int) -> int:
+        """Meet the others, and leave in reverse order."""
+        barrier.wait(PATIENCE_S)
+        if number < 3:
+            assert turnstile[number + 1].wait(PATIENCE_S)
+        turnstile[number].set()
+        return number
+
+    stage.equip(meet)
+    stage.script(calls(*[("meet", {"number": number}) for number in range(4)]), says("met"))
+    assert stage.ask()["status"] == "done"
+    assert _results(stage) == ["0", "1", "2", "3"]
+
+
+BAD_CALLS: dict[str, tuple[tuple[str, Any], str]] = {
+    "unknown tool": (("fly", {}), "There is no tool 'fly'. Available: double, repeat, broken, refusing, endless."),
+    "no JSON": (("double", "{number: 4"), "not valid JSON"),
+    "an array": (("double", "[4]"), "expected a JSON object"),
+    "wrong type": (("double", {"number": "four"}), "number: "),
+    "missing": (("double", {}), "number is missing"),
+    "one too many": (("double", {"number": 4, "more": 1}), "more is not a parameter"),
+    "NaN": (("repeat", '{"given": NaN}'), "NaN is not a JSON number"),
+    "infinite": (("repeat", '{"given": 1e999}'), "too large"),
+    "NUL": (("repeat", '{"given": "\\u0000"}'), "NUL"),
+    "lone surrogate": (("repeat", '{"given": "\\ud800"}'), "surrogate"),
+    "twice the same key": (("repeat", '{"given": 1, "given": 2}'), "given twice"),
+    "raises": (("broken", {}), "RuntimeError: secret detail"),
+    "refuses": (("refusing", {}), "not today"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CALLS)
+def test_a_call_that_cannot_be_done_goes_back_to_the_model(stage: Stage, case: str) -> None:
+    """The model is told what was wrong, can go on, and nothing is wedged."""
+    wanted, told = BAD_CALLS[case]
+    stage.equip(double, repeat, broken, refusing, endless)
+    stage.script(calls(wanted), says("I see."))
+    assert stage.ask()["reply"]["text"] == "I see."
+    (result,) = _results(stage)
+    assert result.startswith("Error: ")
+    assert told in result
+    assert "second line" not in result
+    _goes_on(stage)
+
+
+@pytest.mark.parametrize("given", ["grüße 😀 \u202e", 10**300, -0.0, [[["deep"]]], {"a": None}, "", "\\u0000"])
+def test_odd_arguments_survive(stage: Stage, given: Any) -> None:
+    """What is valid, however unusual, reaches the tool and comes back as it was."""
+    stage.equip(repeat)
+    stage.script(calls(("repeat", {"given": given}), ("repeat", {"given": given})), says("ok"))
+    stage.ask()
+    for result in _results(stage):
+        assert (result if isinstance(given, str) else json.loads(result)) == given
+    _goes_on(stage)
+
+
+def test_a_result_of_ten_megabytes_is_cut(stage: Stage) -> None:
+    """What the model cannot read anyway must not be stored and sent again at each step."""
+    stage.equip(endless)
+    stage.script(calls(("endless", {})), says("long"))
+    assert stage.ask()["status"] == "done"
+    (result,) = _results(stage)
+    assert len(result) <= 32_000
+    assert "10,000,000 characters in all" in result
+    _goes_on(stage)
+
+
+@pytest.mark.parametrize("number", [20, 40])
+def test_many_calls_at_once(stage: Stage, number: int) -> None:
+    """Twenty run; of forty the first run and the others are told to come again."""
+    stage.equip(double)
+    stage.script(calls(*[("double", {"number": each}) for each in range(number)]), says("done"))
+    assert stage.ask()["status"] == "done"
+    results = _results(stage)
+    assert len(results) == number
+    assert results[:MAX_CALLS] == [str(2 * each) for each in range(min(number, MAX_CALLS))]
+    assert all("at most 32 calls" in each for each in results[MAX_CALLS:])
+    assert stage.counts()["tool_effects"] == min(number, MAX_CALLS)
+    _goes_on(stage)
+
+
+def test_the_same_call_id_twice(stage: Stage) -> None:
+    """In one reply and in two: each call gets its own result, and the provider accepts the prompt."""
+    stage.equip(double)
+    stage.script(
+        calls(("double", {"number": 1}), ("double", {"number": 2}), ids=["same", "same"]),
+        calls(("double", {"number": 3}), ids=["same"]),
+        calls(("double", {"number": 4}), ids=[""]),
+        says("done"),
+    )
+    assert stage.ask()["status"] == "done"
+    assert _results(stage) == ["2", "4", "6", "8"]
+    _goes_on(stage)
+
+
+def test_ids_and_names_that_cannot_be_stored(stage: Stage) -> None:
+    """A model writes NUL and half characters wherever it can: they are made storable, not fatal."""
+    stage.equip(double)
+    bad = ModelReply(
+        "text\x00 \ud800",
+        (ToolCall("id\x00", "do\x00uble", '{"number": "\x00"}'), ToolCall("\ud800" * 60, "x" * 500, "\udc00")),
+        Usage(1, 1), "model\x00",
+    )  # fmt: skip
+    stage.script(bad, says("fine\x00"))
+    turn = stage.ask()
+    assert (turn["status"], turn["attempts"]) == ("done", 1)
+    _goes_on(stage)
+
+
+@pytest.mark.parametrize("text", ["", "  \n"])
+def test_an_empty_reply_fails_the_turn_with_a_sentence(stage: Stage, text: str) -> None:
+    """Nobody is left waiting for nothing."""
+    stage.script(says(text))
+    turn = stage.ask()
+    assert (turn["status"], turn["error"]["code"]) == ("failed", "INVALID_RESPONSE")
+    assert turn["reply"]["text"] == turn["error"]["message"] != ""
+    _goes_on(stage)
+
+
+ALL_ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, PerdureError)]
+
+
+@pytest.mark.parametrize("kind", ALL_ERRORS, ids=lambda kind: kind.__name__)
+def test_a_models_error_is_the_turns(stage: Stage, kind: type[PerdureError]) -> None:
+    """Its code stands on the turn, its sentence is the reply; the session goes on."""
+    stage.script(kind("I am sorry.\x00"))
+    turn = stage.ask()
+    # What a provider cannot reach is its failure: UNAVAILABLE is the database, which is waited for.
+    code = "PROVIDER_ERROR" if kind is errors.Unavailable else kind.code
+    assert (turn["status"], turn["attempts"], turn["error"]["code"]) == ("failed", 1, code)
+    assert turn["reply"]["text"].startswith("I am sorry.")
+    assert len(stage.model.requests) == 1
+    _goes_on(stage)
+
+
+def test_an_error_in_the_second_step_keeps_the_first(stage: Stage) -> None:
+    """What was done stays in the transcript, closed, with the sentence behind it."""
+    stage.equip(double)
+    stage.script(calls(("double", {"number": 4})), errors.ProviderError("The provider is down."))
+    turn = stage.ask("double")
+    assert (turn["status"], turn["steps"]) == ("failed", 1)
+    assert turn["usage"] == {"input_tokens": 10, "output_tokens": 5}
+    assert _results(stage) == ["8"]
+    _goes_on(stage)
+
+
+def test_too_many_steps(stage: Stage) -> None:
+    """A model that never comes to an end is stopped, with a reply that says so."""
+    stage.equip(double, max_steps=3)
+    stage.script(*[calls(("double", {"number": number})) for number in range(10)])
+    turn = stage.ask()
+    assert (turn["status"], turn["error"]["code"], turn["steps"]) == ("failed", "BUDGET_EXHAUSTED", 3)
+    assert "3 steps" in turn["reply"]["text"]
+    assert _results(stage) == ["0", "2", "4"]
+    _goes_on(stage)
+
+
+def test_too_much_time(stage: Stage) -> None:
+    """The time limit of a turn counts over its steps, and is looked at between them."""
+
+    def slowly(request: ModelRequest, call: ModelCall) -> ModelReply:
+        stage.move(200)
+        return calls(("double", {"number": 1}))
+
+    stage.equip(double)
+    stage.script(slowly, slowly, says("never"))
+    turn = stage.ask()
+    assert (turn["status"], turn["error"]["code"], turn["steps"]) == ("failed", "TIMEOUT", 2)
+    assert "300 seconds" in turn["reply"]["text"]
+    _goes_on(stage)
+
+
+def test_time_is_counted_over_all_the_runners_of_a_turn(stage: Stage) -> None:
+    """Each crash would otherwise give the turn its whole time again."""
+
+    def slowly(request: ModelRequest, call: ModelCall) -> ModelReply:
+        stage.move(250)
+        return calls(("double", {"number": 1}))
+
+    stage.equip(double)
+    stage.script(slowly)
+    sent = stage.send()
+    with stage.crashing("after", "turns.step"):
+        stage.run(sent.session_id)
+    stage.move(10_000)
+    stage.script(slowly, says("never"))
+    stage.run(sent.session_id)
+    assert stage.turn(sent.turn_id)["error"]["code"] == "TIMEOUT"
+    assert stage.turn(sent.turn_id)["steps"] == 2
+    _goes_on(stage)
+
+
+def test_a_model_call_gets_no_more_time_than_the_turn_has(stage: Stage) -> None:
+    """The last call of a turn is cut at the turn's end."""
+    left: list[float] = []
+
+    def look(request: ModelRequest, call: ModelCall) -> ModelReply:
+        left.append(call.remaining())
+        stage.move(250)
+        return calls(("double", {"number": 1}))
+
+    def look_again(request: ModelRequest, call: ModelCall) -> ModelReply:
+        left.append(call.remaining())
+        return says("in time")
+
+    stage.equip(double)
+    stage.script(look, look_again)
+    stage.ask()
+    assert left[0] == pytest.approx(120, abs=5)
+    assert left[1] == pytest.approx(50, abs=5)
+
+
+@pytest.mark.parametrize("effect", ["pure", "idempotent"])
+def test_a_repeatable_tool_that_hangs_is_run_once_more(stage: Stage, effect: str) -> None:
+    """Then the model is told that it did not finish."""
+    begun: list[int] = []
+    release = threading.Event()
+
+    def hang() -> str:
+        """Hang."""
+        begun.append(1)
+        stage.move(31)
+        release.wait(PATIENCE_S)
+        return "too late"
+
+    stage.equip(tool(effect=effect, timeout_s=30)(hang))
+    stage.script(calls(("hang", {})), says("I see."))
+    assert stage.ask()["status"] == "done"
+    release.set()
+    assert len(begun) == 2
+    assert _results(stage) == ["Error: hang did not finish within 30 s."]
+    _goes_on(stage)
+
+
+def test_a_repeatable_tool_that_hangs_once_gives_its_result(stage: Stage) -> None:
+    """The second run's result counts."""
+    begun: list[int] = []
+    release = threading.Event()
+
+    @tool(effect="pure", timeout_s=30)
+    def hang_once() -> str:
+        """Hang the first time."""
+        begun.append(1)
+        if len(begun) == 1:
+            stage.move(31)
+            release.wait(PATIENCE_S)
+        return f"run {len(begun)}"
+
+    stage.equip(hang_once)
+    stage.script(calls(("hang_once", {})), says("I see."))
+    stage.ask()
+    release.set()
+    assert _results(stage) == ["run 2"]
+
+
+def test_an_unsafe_tool_that_hangs_is_not_repeated(stage: Stage) -> None:
+    """It may have taken effect: the model is told that the outcome is unknown."""
+    begun: list[int] = []
+    release = threading.Event()
+
+    @tool(timeout_s=30)
+    def transfer() -> str:
+        """Transfer."""
+        begun.append(1)
+        stage.move(31)
+        release.wait(PATIENCE_S)
+        return "transferred"
+
+    stage.equip(transfer)
+    stage.script(calls(("transfer", {})), says("I see."))
+    stage.ask()
+    assert _results(stage) == [UNKNOWN_OUTCOME]
+    release.set()
+    assert begun == [1]
+    _goes_on(stage)
+
+
+def test_a_result_that_came_in_time_counts_while_another_call_hangs(stage: Stage) -> None:
+    """One call's timeout and second run must not cost its neighbours the results that they have."""
+    begun: list[int] = []
+    release, again = threading.Event(), threading.Event()
+    done = "SELECT 1 FROM tool_effects WHERE tool = 'transfer' AND status = 'done' OFFSET 2"
+
+    @tool(effect="pure", timeout_s=10)
+    def hang() -> str:
+        """Hang; the second time, until the others are done and their time is over."""
+        begun.append(1)
+        if len(begun) == 1:
+            stage.move(11)
+            release.wait(PATIENCE_S)
+            return "late"
+        again.set()
+        until(lambda: stage.sql(done), "the others are done")
+        stage.move(9)
+        return "second"
+
+    @tool(timeout_s=15)
+    def transfer() -> str:
+        """Finish while the other runs for the second time."""
+        assert again.wait(PATIENCE_S)
+        return "transferred"
+
+    stage.equip(hang, transfer)
+    stage.script(calls(*[("transfer", {})] * 3, ("hang", {})), says("I see."))
+    stage.ask()
+    assert _results(stage) == [*["transferred"] * 3, "second"]
+    release.set()
+
+
+def test_a_tool_knows_on_whose_behalf_it_runs(stage: Stage) -> None:
+    """User, session, turn, channel and the idempotency key are handed in, not asked of the model."""
+    seen: list[ToolContext] = []
+
+    @tool(effect="pure")
+    def look(context: ToolContext) -> str:
+        """Look."""
+        seen.append(context)
+        return "seen"
+
+    stage.equip(look)
+    stage.script(calls(("look", {})), says("ok"))
+    turn = stage.ask(channel="telegram")
+    assert (seen[0].user_id, str(seen[0].turn_id), seen[0].channel) == ("ana", turn["turn_id"], "telegram")
+    assert seen[0].effect_id == stage.sql("SELECT effect_id FROM tool_effects")[0].effect_id
+
+
+def test_an_agent_that_is_gone_fails_its_turns_with_a_sentence(stage: Stage) -> None:
+    """A deploy that drops an agent must not leave its turns unanswered."""
+    stage.equip()
+    sent = stage.send(agent="other")
+    stage.agents = type(stage.agents)([stage.agents.default])
+    stage.run(sent.session_id)
+    turn = stage.turn(sent.turn_id)
+    assert (turn["status"], turn["error"]["code"]) == ("failed", "INVALID_REQUEST")
+    assert turn["reply"] is not None

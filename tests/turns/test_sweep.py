@@ -1,0 +1,152 @@
+"""The sweeper: what is due is issued again, once, bounded, and ever less often."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from uuid import UUID
+
+from perdure.turns import queries
+from perdure.turns import sweep as sweeping
+from perdure.turns.sweep import Swept, sweep
+from tests.turns.stage import Stage, side_by_side
+
+
+def _lost(stage: Stage, number: int = 1) -> list[UUID]:
+    """Sessions whose first wake-up was lost."""
+    stage.waker.away = True
+    sessions = [stage.send(user_id=f"user {each}").session_id for each in range(number)]
+    stage.waker.away = False
+    return sessions
+
+
+def _round(stage: Stage) -> list[UUID]:
+    """One round, after the time between rounds; the sessions that it woke."""
+    stage.move(stage.settings.turn.sweep_s + 0.1)
+    stage.waker.sessions.clear()
+    assert sweep(stage.runtime) is not None
+    return list(stage.waker.sessions)
+
+
+def test_one_of_several_sweepers_takes_the_round(stage: Stage) -> None:
+    """Every worker sweeps; together they must not wake everything as often as there are workers."""
+    _lost(stage)
+    for _ in range(3):
+        stage.move(5.1)
+        found = side_by_side(*[lambda: sweep(stage.runtime)] * 6)
+        assert sum(isinstance(each, Swept) for each in found) == 1
+        assert [each for each in found if not isinstance(each, Swept)] == [None] * 5
+        assert sweep(stage.runtime) is None
+
+
+def test_it_wakes_what_a_lost_wake_up_left(stage: Stage) -> None:
+    """Redis lost the hint; the row did not."""
+    (session_id,) = _lost(stage)
+    assert _round(stage) == [session_id]
+
+
+def test_it_leaves_alone_what_somebody_holds_or_nobody_needs(stage: Stage) -> None:
+    """A running turn and a settled one are not due."""
+    held = stage.send(user_id="held").session_id
+    done = stage.send(user_id="done").session_id
+    stage.run(done)
+    stage.claimed(held)
+    assert _round(stage) == []
+
+
+def test_it_backs_off(stage: Stage) -> None:
+    """A backlog that nobody gets to is not woken each round: 5, 10, 20, ... seconds apart, at most 320."""
+    _lost(stage)
+    woken = [bool(_round(stage)) for _ in range(200)]
+    at = [number for number, hit in enumerate(woken) if hit]
+    gaps = [later - earlier for earlier, later in pairwise(at)]
+    assert gaps[:4] == sorted(gaps[:4])
+    assert gaps[-1] == gaps[-2]
+    assert 60 <= gaps[-1] <= 65
+    assert len(at) < 12
+
+
+def test_a_claim_ends_the_backing_off(stage: Stage) -> None:
+    """Whoever got to it has shown that it is not hopeless."""
+    (session_id,) = _lost(stage)
+    for _ in range(20):
+        _round(stage)
+    assert stage.session(session_id).wakes > 2
+    stage.claimed(session_id)
+    assert stage.session(session_id).wakes == 0
+
+
+def test_a_lease_that_ran_out_is_due_at_once(stage: Stage) -> None:
+    """The worker was killed: its session is woken in the first round after its lease."""
+    session_id = stage.send().session_id
+    for _ in range(3):
+        _round(stage)
+    stage.claimed(session_id)
+    assert _round(stage) == []
+    stage.move(30)
+    assert _round(stage) == [session_id]
+
+
+def test_a_parked_turn_is_due_at_once(stage: Stage) -> None:
+    """An error of our own parked it without a wake-up: the next round issues one."""
+    session_id = stage.send().session_id
+    stage.script(ZeroDivisionError("a bug"))
+    stage.run(session_id)
+    assert _round(stage) == [session_id]
+
+
+def test_what_the_broker_refused_is_due_next_round(stage: Stage) -> None:
+    """A refused wake-up is no wake-up: it must not back off, and after the first refusal none is tried."""
+    sessions = _lost(stage, 3)
+    for _ in range(6):
+        stage.waker.away = True
+        stage.move(5.1)
+        assert sweep(stage.runtime) == Swept(sessions=0, deliveries=0, refused=3)
+    stage.waker.away = False
+    assert sorted(_round(stage)) == sorted(sessions)
+
+
+def test_a_round_is_bounded_and_the_urgent_are_first(stage: Stage) -> None:
+    """Ten thousand waiting sessions make no storm: so many a round, by priority, then by age."""
+    sessions = _lost(stage, 12)
+    urgent = sessions[-1]
+    stage.sql("UPDATE turns SET priority = 9 WHERE session_id = %(id)s", id=urgent)
+    most, sweeping.MOST_A_ROUND = sweeping.MOST_A_ROUND, 5
+    try:
+        first, second, third = _round(stage), _round(stage), _round(stage)
+    finally:
+        sweeping.MOST_A_ROUND = most
+    assert [len(first), len(second)] == [5, 5]
+    assert first[0] == urgent
+    assert set(first) | set(second) | set(third) == set(sessions)
+
+
+def test_deliveries_that_are_due_are_issued(stage: Stage) -> None:
+    """A delivery whose wake-up was lost is sent nevertheless."""
+    stage.waker.away = True
+    sent = [stage.send(user_id=f"u{n}", reply_to={"url": "https://a.example"}) for n in range(3)]
+    for each in sent:
+        stage.run(each.session_id)
+    stage.move(5.1)
+    assert sweep(stage.runtime) == Swept()
+    stage.waker.away = False
+    _round(stage)
+    assert len(stage.waker.deliveries) == 3
+
+
+def test_a_locked_session_holds_up_no_round(stage: Stage) -> None:
+    """A process stopped in the middle of a transaction does not stop the sweeper: it skips the row."""
+    sessions = _lost(stage, 2)
+    engine = stage.database.engine.execution_options(isolation_level="READ COMMITTED")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("SELECT 1 FROM sessions WHERE session_id = %(id)s FOR UPDATE", {"id": sessions[0]})
+        assert _round(stage) == [sessions[1]]
+
+
+def test_an_idle_round_costs_three_statements(stage: Stage) -> None:
+    """Each worker sweeps every few seconds, mostly for nothing."""
+    ran: list[str] = []
+    stage.move(6)
+    with stage.hooked(lambda moment, name: ran.append(name) if moment == "after" else None):
+        assert sweep(stage.runtime) == Swept()
+        assert sweep(stage.runtime) is None
+    assert ran == [queries.TAKE_SWEEP.name, queries.WAKE_DUE.name, queries.TAKE_SWEEP.name]

@@ -1,0 +1,136 @@
+"""Whatever a transcript holds, a prompt made of it is one that a provider accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from hypothesis import given
+from hypothesis import settings as hypothesis
+from hypothesis import strategies as st
+
+from perdure.models.chat_wire import request_body
+from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, Usage
+from perdure.turns.settlement import closings
+from perdure.turns.transcript import WORKING_BUDGET_TOKENS, Entry, Transcript, result_of, said
+from perdure.untrusted import storable
+from tests.models.openai_server import validate_transcript
+
+texts = st.one_of(
+    st.text(max_size=40),
+    st.text(alphabet="\x00\ud800\udc00a😀", max_size=6),
+    st.integers(0, WORKING_BUDGET_TOKENS).map(lambda tokens: "x" * 3 * tokens),
+)
+ids = st.sampled_from(["a", "a", "call_1", "", "a_2", "\x00", "é" * 60, "x" * 100])
+tool_calls = st.builds(
+    ToolCall,
+    id=ids,
+    name=st.one_of(st.sampled_from(["double", "", "no such tool", "ü" * 80]), st.text(max_size=5)),
+    arguments=st.one_of(st.sampled_from(["", "{}", '{"a": 1}', "{", "[1]", "NaN", '{"a": NaN}', "null"]), texts),
+)
+replies = st.builds(
+    ModelReply,
+    content=texts,
+    tool_calls=st.lists(tool_calls, max_size=5).map(tuple),
+    usage=st.builds(Usage, st.integers(0, 9), st.integers(0, 9)),
+    model=st.text(max_size=3),
+)
+
+
+@st.composite
+def turns(draw: st.DrawFn, turn_id: UUID) -> list[Entry]:
+    """The entries of a turn: what was asked, any number of steps, and one of the ways to end."""
+    entries = [Entry(turn_id, Role.USER, storable(draw(texts))) for _ in range(draw(st.integers(1, 3)))]
+    for reply in draw(st.lists(replies.filter(lambda each: bool(each.tool_calls)), max_size=3)):
+        asking = said(turn_id, reply)
+        entries.append(asking)
+        entries += [result_of(turn_id, call, draw(texts)) for call in asking.tool_calls]
+    ending = draw(st.sampled_from(["replied", "cancelled", "closed"]))
+    if ending == "replied":
+        entries.append(said(turn_id, ModelReply(draw(texts))))
+    if ending == "closed":
+        asking = said(turn_id, draw(replies))
+        entries.append(asking)
+        entries += closings(turn_id, asking if asking.tool_calls else None, ["unknown"] * len(asking.tool_calls))
+    return entries
+
+
+@st.composite
+def transcripts(draw: st.DrawFn) -> list[list[Entry]]:
+    """Several turns; each entry knows its number."""
+    made = [draw(turns(UUID(int=number))) for number in range(1, draw(st.integers(1, 6)) + 1)]
+    return _numbered(made)
+
+
+def _numbered(made: Sequence[Sequence[Entry]]) -> list[list[Entry]]:
+    number = 0
+    numbered: list[list[Entry]] = []
+    for turn in made:
+        fresh = Transcript(turn[0].turn_id, [])
+        fresh.committed(turn, number)
+        number += len(turn)
+        numbered.append(fresh.present)
+    return numbered
+
+
+def _prompt(made: Sequence[Sequence[Entry]]) -> tuple[Message, ...]:
+    return Transcript(made[-1][0].turn_id, [entry for turn in made for entry in turn]).prompt("You help.")
+
+
+@given(transcripts())
+@hypothesis(max_examples=150, deadline=None)
+def test_every_prompt_is_one_that_a_provider_accepts(made: list[list[Entry]]) -> None:
+    """No tool call is ever parted from its result, whatever is cut and whatever the model wrote."""
+    assert validate_transcript(request_body("m", ModelRequest(_prompt(made)))["messages"]) == []
+
+
+@given(transcripts())
+@hypothesis(max_examples=150, deadline=None)
+def test_what_is_kept_are_whole_turns_from_the_newest_back(made: list[list[Entry]]) -> None:
+    """The budget is kept, except that the newest turn is never cut; nothing is left out in between."""
+    system, *kept = _prompt(made)
+    assert system == Message(Role.SYSTEM, "You help.")
+    suffixes = [[entry for turn in made[start:] for entry in turn] for start in range(len(made))]
+    matching = [each for each in suffixes if [entry.message() for entry in each] == kept]
+    assert matching, "a prompt is the end of the transcript, from the beginning of a turn"
+    spent = sum(entry.token_count for entry in matching[0])
+    assert spent <= WORKING_BUDGET_TOKENS or matching[0] == made[-1]
+
+
+@given(transcripts())
+@hypothesis(max_examples=60, deadline=None)
+def test_no_turn_that_fits_is_left_out(made: list[list[Entry]]) -> None:
+    """Cutting more than must be cut would be forgetting for nothing."""
+    kept = len(_prompt(made)) - 1
+    fitting = 0
+    spent = 0
+    for turn in reversed(made):
+        spent += sum(entry.token_count for entry in turn)
+        if fitting and spent > WORKING_BUDGET_TOKENS:
+            break
+        fitting += len(turn)
+    assert kept == fitting
+
+
+@given(replies)
+@hypothesis(max_examples=200, deadline=None)
+def test_what_a_model_said_can_be_stored_and_told_apart(reply: ModelReply) -> None:
+    """Ids are there and each its own within the reply; no text holds what PostgreSQL refuses."""
+    entry = said(UUID(int=1), reply)
+    call_ids = [call.id for call in entry.tool_calls]
+    assert len(set(call_ids)) == len(call_ids) == len(reply.tool_calls)
+    assert all(call_ids)
+    parts = [part for call in entry.tool_calls for part in (call.id, call.name, call.arguments)]
+    assert all(storable(text) == text for text in [entry.content, entry.model or "", *parts])
+
+
+@given(st.lists(replies, min_size=1, max_size=4))
+@hypothesis(max_examples=60, deadline=None)
+def test_steps_and_usage_are_those_of_the_present_turn(given_replies: list[ModelReply]) -> None:
+    """Earlier turns count in neither."""
+    earlier, present = UUID(int=1), UUID(int=2)
+    entries = [Entry(earlier, Role.USER, "x"), said(earlier, given_replies[0])]
+    entries += [said(present, each) for each in given_replies]
+    transcript = Transcript(present, entries)
+    assert transcript.steps == len(given_replies)
+    assert transcript.usage == sum((each.usage for each in given_replies), Usage())
