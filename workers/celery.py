@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perdure.settings import Settings
+from workers import control as _control  # noqa: F401 (`celery inspect` knows a command once it is imported)
 from workers.application import make_app
 from workers.assembly import addresses
 from workers.lifecycle import follow

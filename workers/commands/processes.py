@@ -51,6 +51,10 @@ def worker(
     queues: Annotated[str, typer.Option(help="Which queues to serve, with commas between.")] = ",".join(QUEUES),
     concurrency: Annotated[int, typer.Option(min=1, help="Tasks at once; they mostly wait.")] = CONCURRENCY,
     name: Annotated[str, typer.Option(help="The worker's name, before the @ and the host's.")] = "",
+    *,
+    task_events: Annotated[
+        bool, typer.Option("--task-events", help="Tell of each task from the start; else while Flower runs.")
+    ] = False,
 ) -> None:
     """Run turns and whatever else is queued."""
     chosen = [queue.strip() for queue in queues.split(",") if queue.strip()]
@@ -67,6 +71,7 @@ def worker(
         "--without-gossip",
         "--without-mingle",
         "--loglevel=INFO",
+        *(["--task-events"] if task_events else []),
     )
 
 

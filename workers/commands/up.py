@@ -137,7 +137,8 @@ def _processes(
     )
     for number in range(1, WORKERS + 1):
         name = f"worker{number}"
-        yield Process(name, perdure("worker", "--name", name), environment, stop_rank=_WORK, stop_within_s=drain_s)
+        argv = perdure("worker", "--name", name, *(["--task-events"] if flower_port is not None else []))
+        yield Process(name, argv, environment, stop_rank=_WORK, stop_within_s=drain_s)
     yield Process("beat", perdure("beat"), environment)
     if flower_port is not None:
         yield Process(
