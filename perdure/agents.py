@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,5 +98,5 @@ class Agents:
             raise InvalidRequest(f"There is no agent {name!r}. Known: {', '.join(sorted(self._by_name))}.")
         return agent
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Agent]:
         return iter(self._by_name.values())

@@ -11,6 +11,9 @@ from celery import shared_task
 from perdure.turns.outbox import DeliveryFailed, deliver
 from tasks.task import PerdureTask
 
+CELERYS_OWN_QUEUE = "celery"
+"""Where a worker listens that was told nothing else."""
+
 
 class Publisher(Protocol):
     """Sends a task message to the broker within about a second."""
@@ -28,8 +31,8 @@ class TaskCarrier:
 
     def carry(self, target: dict[str, Any], body: bytes) -> None:
         """Call the task that `target` names with the body's members as keyword arguments."""
-        options = {"queue": target["queue"]} if target.get("queue") else {}
-        if not self._publisher.publish(target["task"], json.loads(body), **options):
+        queue = target.get("queue") or CELERYS_OWN_QUEUE
+        if not self._publisher.publish(target["task"], json.loads(body), queue=queue):
             raise DeliveryFailed("the broker did not take the task")
 
 

@@ -16,11 +16,12 @@ from tasks.metrics import TaskMetrics
 class Process:
     """One worker process: its runtime, its runner, its ways to receivers.
 
-    `isolate` runs a session's turn in a process of its own and returns when that has ended.
+    `isolate` runs a session's turn in a process of its own, and returns when that has ended;
+    False if there was no room for it.
     """
 
     runtime: Runtime
     runner: Runner
     carriers: Mapping[str, Carrier]
-    isolate: Callable[[UUID], None]
+    isolate: Callable[[UUID], bool]
     metrics: TaskMetrics = field(default_factory=TaskMetrics)

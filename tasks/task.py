@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from celery import Task
-from celery.exceptions import Ignore, TaskPredicate
+from celery.exceptions import Ignore, Reject, TaskPredicate
 
 from perdure.errors import PerdureError, Unavailable
 from tasks.process import Process
@@ -25,6 +25,7 @@ current_task: ContextVar[str] = ContextVar("current_task", default="-")
 
 _FIRST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 30.0
+_MOST_DOUBLINGS = 5
 
 
 class Refused(Exception):
@@ -82,6 +83,11 @@ class PerdureTask(Task):  # type: ignore[misc]
             log.warning("%s; the sweeper will issue this again", error.message)
             ignored: Exception = Ignore()
             return ignored
-        countdown = min(_FIRST_RETRY_S * 2.0**self.request.retries, _LONGEST_RETRY_S)
-        again: Exception = self.retry(exc=error, countdown=countdown, max_retries=None, throw=False)
+        countdown = min(_FIRST_RETRY_S * 2.0 ** min(self.request.retries, _MOST_DOUBLINGS), _LONGEST_RETRY_S)
+        again: Exception
+        try:
+            again = self.retry(exc=error, countdown=countdown, max_retries=None, throw=False)
+        except Reject:
+            # The broker or the result backend is away too: the message stays where it is.
+            again = Reject(str(error), requeue=True)
         return again

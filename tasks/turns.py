@@ -12,6 +12,7 @@ from perdure.turns.inbox import accept
 from perdure.turns.incoming import parse_incoming
 from perdure.turns.lease import NeedsIsolation, NotNeeded
 from perdure.turns.runner import Ran
+from perdure.turns.sweep import put_off
 from tasks.task import PerdureTask
 
 
@@ -45,6 +46,7 @@ def run(self: PerdureTask, session_id: str) -> None:
         case Ran() | NotNeeded():
             return
         case NeedsIsolation():
-            self.process.isolate(UUID(session_id))
+            if not self.process.isolate(UUID(session_id)):
+                put_off(self.process.runtime, UUID(session_id))
         case _:
             assert_never(outcome)

@@ -27,7 +27,7 @@ from workers.wake import CeleryWaker
 
 log = logging.getLogger(__name__)
 
-MOST_AT_ONCE = 2
+MOST_AT_ONCE = 4
 
 
 class Isolation:
@@ -35,19 +35,42 @@ class Isolation:
 
     def __init__(self) -> None:
         self._room = threading.BoundedSemaphore(MOST_AT_ONCE)
+        self._lock = threading.Lock()
+        self._children: set[subprocess.Popen[bytes]] = set()
+        self._leaving = False
 
-    def run(self, session_id: UUID) -> None:
-        """Run a session's turns in a process of their own and wait for its end."""
+    def run(self, session_id: UUID) -> bool:
+        """Run a session's turns in a process of their own and wait for its end; False if there is no room."""
         if not self._room.acquire(blocking=False):
             log.info("session %s waits for a process of its own", session_id)
-            return
+            return False
         try:
             log.warning("session %s has cost processes their lives: it runs alone now", session_id)
-            argv = [sys.executable, "-m", "workers.alone", str(session_id)]
-            ended = subprocess.run(launch.command(argv, dies_with_parent=True), check=False)
-            log.info("the process of session %s ended with status %d", session_id, ended.returncode)
+            status = self._watched([sys.executable, "-m", "workers.alone", str(session_id)])
+            log.info("the process of session %s ended with status %s", session_id, status)
         finally:
             self._room.release()
+        return True
+
+    def leave(self) -> None:
+        """The worker shuts down: have the turns parked that run in such processes, and start no more."""
+        with self._lock:
+            self._leaving = True
+            for child in self._children:
+                child.terminate()
+
+    def _watched(self, argv: list[str]) -> int | None:
+        """Run a process until it ends or `leave` ends it; its status, None if it was too late to start it."""
+        with self._lock:
+            if self._leaving:
+                return None
+            child = subprocess.Popen(launch.command(argv, dies_with_parent=True))
+            self._children.add(child)
+        try:
+            return child.wait()
+        finally:
+            with self._lock:
+                self._children.remove(child)
 
 
 def main(session_id: UUID) -> None:

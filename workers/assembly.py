@@ -71,6 +71,16 @@ def redis_address(settings: Settings) -> str:
     return found.url
 
 
+def check(settings: Settings) -> None:
+    """Find out now what would stop every process at its start.
+
+    Raises:
+        SettingsError: `PERDURE_AGENTS` or `PERDURE_MODEL` names what cannot be had.
+    """
+    Agents.from_module(settings.agents)
+    Models(settings, SystemClock()).get()
+
+
 def assemble(settings: Settings, database_url: str, wake: Waker) -> Runtime:
     """The parts of one process.
 

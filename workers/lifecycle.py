@@ -11,7 +11,9 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +21,7 @@ from celery import Celery
 from celery.signals import setup_logging, worker_init, worker_process_init, worker_shutdown, worker_shutting_down
 
 from perdure.channels.callback import UrlCarrier
-from perdure.errors import Unavailable
+from perdure.errors import SettingsError, Unavailable
 from perdure.settings import Settings, ShutdownSettings
 from perdure.turns.outbox import Carrier
 from perdure.turns.runner import Runner
@@ -45,6 +47,7 @@ class Lifecycle:
         self._lock = threading.Lock()
         self._process: Process | None = None
         self._waker: CeleryWaker | None = None
+        self._isolation = Isolation()
         self._pid = 0
         self._leaving = threading.Event()
         self._closed = threading.Event()
@@ -86,7 +89,7 @@ class Lifecycle:
         runner = Runner(runtime, owner=f"{socket.gethostname()}:{os.getpid()}")
         runner.start()
         carriers: dict[str, Carrier] = {"url": UrlCarrier(self._settings.signing_key()), "task": TaskCarrier(waker)}
-        return Process(runtime, runner, carriers, Isolation().run)
+        return Process(runtime, runner, carriers, self._isolation.run)
 
     def _sweep(self, process: Process) -> None:
         while not self._leaving.wait(process.runtime.settings.turn.sweep_s):
@@ -99,14 +102,20 @@ class Lifecycle:
 
     def _drain(self, process: Process, budget: ShutdownSettings) -> None:
         self._leaving.wait()
+        hard_exit_at = time.monotonic() + budget.hard_exit_s
         keeper = process.runner.keeper
         log.info("draining %d turns for at most %g s", keeper.running, budget.drain_s)
         if not keeper.wait_idle(budget.drain_s):
             log.info("parking %d turns", keeper.running)
         keeper.drain()
-        if self._closed.wait(budget.hard_exit_s - budget.drain_s):
+        self._isolation.leave()
+        if self._closed.wait(hard_exit_at - time.monotonic()):
             return
         log.error("%d turns did not end in time: leaving the hard way", keeper.running)
+        try:
+            keeper.release_all()
+        except Unavailable as error:
+            log.warning("their leases were not given back, and run out: %s", error.message)
         logging.shutdown()
         os._exit(1)
 
@@ -119,15 +128,27 @@ def follow(app: Celery, settings: Settings, where: Addresses) -> Lifecycle:
     def begin(sender: Any = None, **_: Any) -> None:
         # A prefork parent only supervises; its children assemble themselves.
         if sender is None or "prefork" not in getattr(sender.pool_cls, "__module__", ""):
-            lifecycle.start()
+            _start_or_exit(lifecycle)
 
     setup_logging.connect(lambda **_: logs.configure(), weak=False)
     # Kept alive by the application: Celery holds its receivers weakly.
     worker_init.connect(begin, weak=False)
-    worker_process_init.connect(lambda **_: lifecycle.start(), weak=False)
+    worker_process_init.connect(lambda **_: _start_or_exit(lifecycle), weak=False)
     worker_shutting_down.connect(lambda **_: lifecycle.leave(), weak=False)
     worker_shutdown.connect(lambda **_: lifecycle.close(), weak=False)
     return lifecycle
+
+
+def _start_or_exit(lifecycle: Lifecycle) -> None:
+    """Start, or end the worker with a sentence: Celery would log an error of a signal's receiver and go on."""
+    try:
+        lifecycle.start()
+    except SettingsError as error:
+        sys.stderr.write(f"perdure: {error}\n")
+        raise SystemExit(2) from None
+    except Unavailable as error:
+        sys.stderr.write(f"perdure: {error.message}\n")
+        raise SystemExit(3) from None
 
 
 def _thread(name: str, work: Callable[[], None]) -> None:

@@ -57,7 +57,7 @@ class CeleryWaker:
             self._app.send_task(
                 task, kwargs=arguments, ignore_result=True, retry=True, retry_policy=_ONCE_MORE, **options
             )
-        except (BrokerError, KombuError, RedisError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 (each transport has errors of its own, and this is but a hint)
             with self._lock:
                 self._away_until = time.monotonic() + _PAUSE_S
             log.warning("the broker did not take %s (%s); the sweeper will issue it again", task, error)

@@ -103,6 +103,7 @@ def upgrade() -> None:
             nullable=False,
             comment="claims since the last commit of a step",
         ),
+        sa.Column("claims", sa.Integer(), server_default="0", nullable=False, comment="claims of the present turn"),
         sa.Column(
             "spent_s",
             sa.Double(),

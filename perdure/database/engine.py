@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -34,9 +35,11 @@ psycopg2.extras.register_uuid()
 _PARAMETER = re.compile(r"%\((\w+)\)s")
 
 _CONNECT_TIMEOUT_S = 5
-_LOCK_TIMEOUT_S = 5
+_LOCK_TIMEOUT_S = 2
 _POOL_SIZE = 32
 _POOL_WAIT_S = 30
+_SET_ASIDE = 2
+_BUSY = "The database is busy; please try again."
 
 
 @dataclass(frozen=True)
@@ -113,16 +116,20 @@ class Database:
             connect_args=_connect_arguments(self.url, lease_s),
         )
         self._transactional = self.engine.execution_options(isolation_level="READ COMMITTED")
+        self._ordinary = threading.BoundedSemaphore(_POOL_SIZE - _SET_ASIDE)
 
-    def run(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
+    def run(self, statement: Statement, parameters: Mapping[str, Any], *, urgent: bool = False) -> Sequence[Row[Any]]:
         """Run one statement, which commits by itself, and return its rows.
+
+        Connections are set aside for what is `urgent` (renewing leases): whatever waits for
+        locks in all the others does not delay it.
 
         Raises:
             Unavailable: the database cannot be reached; a write may or may not have happened.
         """
         if statement.writes:
             self._notify("before", statement.name)
-        with _mapped_errors(), self.engine.connect() as connection:
+        with _mapped_errors(), nullcontext() if urgent else self._room(), self.engine.connect() as connection:
             rows = _rows(connection, statement, parameters)
         if statement.writes:
             self._notify("after", statement.name)
@@ -137,7 +144,7 @@ class Database:
         Raises:
             Unavailable: the database cannot be reached; the commit may or may not have happened.
         """
-        with _mapped_errors(), self._transactional.begin() as connection:
+        with _mapped_errors(), self._room(), self._transactional.begin() as connection:
             yield Transaction(connection)
             self._notify("before", name)
         self._notify("after", name)
@@ -145,6 +152,15 @@ class Database:
     def close(self) -> None:
         """Close the connections that are idle; those in use close when they are given back."""
         self.engine.dispose()
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        if not self._ordinary.acquire(timeout=_POOL_WAIT_S):
+            raise Unavailable(_BUSY)
+        try:
+            yield
+        finally:
+            self._ordinary.release()
 
     def _notify(self, moment: Moment, name: str) -> None:
         if self.observe is not None:
@@ -191,7 +207,7 @@ def _mapped_errors() -> Iterator[None]:
     try:
         yield
     except PoolTimeout as error:
-        raise Unavailable("The database is busy; please try again.") from error
+        raise Unavailable(_BUSY) from error
     except OperationalError as error:
         raise Unavailable("The database cannot be reached; please try again.") from error
     except DBAPIError as error:

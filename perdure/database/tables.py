@@ -102,6 +102,7 @@ sessions = Table(
     Column("lease_owner", Text),
     Column("lease_until", _timestamp),
     Column("strikes", Integer, nullable=False, server_default="0", comment="claims since the last commit of a step"),
+    Column("claims", Integer, nullable=False, server_default="0", comment="claims of the present turn"),
     Column("spent_s", Double, nullable=False, server_default="0", comment="seconds under lease in the present turn"),
     Column("woken_at", _timestamp),
     Column("wakes", Integer, nullable=False, server_default="0", comment="the sweeper's wake-ups since the last claim"),

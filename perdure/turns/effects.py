@@ -128,7 +128,13 @@ class _Run:
         self.outcome: Any = None
         self._work = work
         self._done = done
-        threading.Thread(target=self._go, name=f"perdure-tool-{planned.call.name[:40]}", daemon=True).start()
+        self._thread = threading.Thread(target=self._go, name=f"perdure-tool-{planned.call.name[:40]}", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the function is still running."""
+        return self._thread.is_alive()
 
     def _go(self) -> None:
         try:
@@ -210,7 +216,7 @@ class Ledger:
         match answer:
             case Happened(result):
                 longest = planned.tool.max_result_chars if planned.tool else MAX_RESULT_CHARS
-                return Result(planned.position, "done", cut(storable(result), longest), planned.effect_id)
+                return Result(planned.position, "done", cut(storable(str(result)), longest), planned.effect_id)
             case DidNotHappen():
                 return None
             case Unknown():
@@ -250,7 +256,7 @@ class Ledger:
                 continue
             for run in [run for run in waiting.values() if self._now() >= run.until]:
                 position = run.planned.position
-                decided = self._timed_out(run.planned, again=position not in repeated)
+                decided = self._timed_out(run, again=position not in repeated)
                 if decided is None:
                     repeated.add(position)
                     waiting[position] = self._start_again(run.planned, done, record=len(calls) > 1)
@@ -296,13 +302,17 @@ class Ledger:
         self._extend(planned)
         return self._start(planned, done, record=record)
 
-    def _timed_out(self, planned: Planned, *, again: bool) -> Result | None:
+    def _timed_out(self, run: _Run, *, again: bool) -> Result | None:
         """What is said of a call whose time is up, or None if it may run `again`."""
+        planned = run.planned
         tool = planned.tool
         if tool is None:
             raise ValueError(f"the call of {planned.call.name} was refused: it cannot time out")
         log.warning("tool %s ran for more than %g s", tool.name, planned.timeout_s)
         decided = self._decide(planned, tool.effect)
+        if decided is None and tool.effect is Effect.UNSAFE and run.alive:
+            # The probe looked before the effect, which this very thread may still bring about.
+            return Result(planned.position, "unknown", UNKNOWN_OUTCOME, planned.effect_id)
         if decided is not None or again:
             return decided
         text = f"Error: {tool.name} did not finish within {planned.timeout_s:g} s."

@@ -99,6 +99,8 @@ def _parameters(runtime: Runtime, message: Incoming) -> dict[str, Any]:
         "session_id": message.session_id,
         "scope": message.channel if runtime.settings.session.scope is Scope.CHANNEL else "",
         "agent": message.agent,
+        "agents": [agent.name for agent in runtime.agents],
+        "default_agent": runtime.agents.default.name,
         "on_busy": message.on_busy or runtime.settings.turn.on_busy,
         "turn_id": turn_id,
         "priority": message.priority,

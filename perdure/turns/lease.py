@@ -29,8 +29,8 @@ from perdure.turns import queries
 
 log = logging.getLogger(__name__)
 
-ISOLATE_FROM_STRIKE = 2
-"""Claims without a committed step after which a turn runs in a process of its own."""
+ISOLATE_FROM_CLAIM = 2
+"""Claims of one turn after which it runs in a process of its own, whatever it got done in them."""
 
 GRACE_S = 5.0
 """Seconds that a step may run past its deadline before its lease is no longer renewed."""
@@ -72,7 +72,7 @@ class NotNeeded:
 class NeedsIsolation:
     """The turn has cost processes their lives: it must be claimed by one of its own."""
 
-    strikes: int
+    claims: int
 
 
 Claim = Claimed | NotNeeded | NeedsIsolation
@@ -219,8 +219,11 @@ class Keeper:
         """Keep the lease of `claim` within the block."""
         hold = Hold(claim, self._clock, self._limits.lease_s)
         with self._lock:
+            older = self._holds.get(claim.session_id)
             self._holds[claim.session_id] = hold
             draining = self._draining
+        if older is not None:  # this process lost the session and has claimed it again
+            older.lose()
         if draining:
             hold.drain()
         try:
@@ -241,6 +244,15 @@ class Keeper:
         """Wait until no turn runs here; whether that came about in time."""
         with self._lock:
             return self._idle.wait_for(lambda: not self._holds, timeout_s)
+
+    def release_all(self) -> int:
+        """Give back every lease, for a process that must leave in mid-turn; how many there were."""
+        with self._lock:
+            holds = list(self._holds.values())
+        for hold in holds:
+            hold.lose()
+        held = {"session_ids": [hold.session_id for hold in holds], "tokens": [hold.token for hold in holds]}
+        return len(self._database.run(queries.RELEASE_ALL, held, urgent=True)) if holds else 0
 
     def drain(self) -> None:
         """Have every turn given up at its next safe point, those that begin from now on as well."""
@@ -282,12 +294,14 @@ class Keeper:
                 "tokens": [hold.token for hold in holds],
                 "lease_s": self._limits.lease_s,
             },
+            urgent=True,
         )
         renewed = {row.session_id for row in rows}
         for hold in holds:
             if hold.session_id in renewed:
                 hold.renewed(asked_at)
-        self._renewed_at = asked_at
+        if len(renewed) == len(holds):
+            self._renewed_at = asked_at  # else the rows that were locked are renewed at the next beat
 
     def _watch(self, holds: list[Hold]) -> None:
         rows = self._database.run(
@@ -296,6 +310,7 @@ class Keeper:
                 "session_ids": [hold.session_id for hold in holds],
                 "turn_ids": [hold.turn_id for hold in holds],
             },
+            urgent=True,
         )
         seen = {row.session_id: row for row in rows}
         for hold in holds:
@@ -313,7 +328,7 @@ def claim(database: Database, session_id: UUID, owner: str, limits: TurnSettings
     whoever comes, for it will only be given up.
     """
     parameters = {"session_id": session_id, "owner": owner, "lease_s": limits.lease_s}
-    isolate_from = _NO_LIMIT if alone else ISOLATE_FROM_STRIKE
+    isolate_from = _NO_LIMIT if alone else ISOLATE_FROM_CLAIM
     rows = database.run(queries.CLAIM, {**parameters, "isolate_from": isolate_from})
     if rows and rows[0].token is None and rows[0].strikes_before >= limits.max_attempts:
         rows = database.run(queries.CLAIM, {**parameters, "isolate_from": _NO_LIMIT})
@@ -321,7 +336,7 @@ def claim(database: Database, session_id: UUID, owner: str, limits: TurnSettings
         return NotNeeded()
     row = rows[0]
     if row.token is None:
-        return NeedsIsolation(row.strikes_before)
+        return NeedsIsolation(row.claims_before)
     return Claimed(session_id, row.token, row.strikes, row.spent_s, _turn(row))
 
 
@@ -338,9 +353,9 @@ def begin_next(database: Database, session_id: UUID, token: int, limits: TurnSet
     return Claimed(session_id, token, row.strikes, row.spent_s, _turn(row))
 
 
-def is_claimable(database: Database, session_id: UUID) -> bool:
+def is_claimable(database: Database, session_id: UUID, limits: TurnSettings) -> bool:
     """Whether a claim that found nothing only met a row that was locked for a moment."""
-    rows = database.run(queries.CLAIMABLE, {"session_id": session_id})
+    rows = database.run(queries.CLAIMABLE, {"session_id": session_id, "lease_s": limits.lease_s})
     return bool(rows and rows[0].claimable)
 
 

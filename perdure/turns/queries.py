@@ -11,7 +11,8 @@ from perdure.database.engine import Statement
 
 # --- accept ------------------------------------------------------------------------------
 
-# The whole of accepting into a session that exists. Returns no row where more must be known
+# The whole of accepting into a session that exists. A session whose agent this installation no
+# longer has goes on with the default one. Returns no row where more must be known
 # first: there is no such session, it is busy and the message would not queue, or the message
 # was accepted before.
 ENQUEUE = Statement(
@@ -34,7 +35,8 @@ ENQUEUE = Statement(
           AND NOT EXISTS (
                 SELECT FROM inbox
                 WHERE user_id = %(user_id)s AND channel = %(channel)s AND message_id = %(message_id)s)
-        RETURNING s.session_id, s.last_turn_seq, s.agent, s.lease_until > perdure_now() AS held
+        RETURNING s.session_id, s.last_turn_seq, s.lease_until > perdure_now() AS held,
+                  CASE WHEN s.agent = ANY (%(agents)s::text[]) THEN s.agent ELSE %(default_agent)s END AS agent
     ), turn AS (
         INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, reply_to, metadata,
                            status, accepted_at)
@@ -73,7 +75,9 @@ MERGE = Statement(
         UPDATE turns AS t SET priority = greatest(t.priority, %(priority)s::smallint)
         FROM newest
         WHERE t.turn_id = newest.turn_id AND t.status = 'accepted' AND t.channel = %(channel)s
-          AND t.agent = coalesce(%(agent)s::text, (SELECT agent FROM sessions WHERE session_id = %(session_id)s))
+          AND t.agent = coalesce(%(agent)s::text, (
+                SELECT CASE WHEN agent = ANY (%(agents)s::text[]) THEN agent ELSE %(default_agent)s END
+                FROM sessions WHERE session_id = %(session_id)s))
           AND t.reply_to IS NOT DISTINCT FROM %(reply_to)s::jsonb
         RETURNING t.turn_id, t.seq, t.status
     ), input AS (
@@ -89,15 +93,17 @@ MERGE = Statement(
 # --- claim -------------------------------------------------------------------------------
 
 # Takes the lease and begins (or takes over) the session's oldest unsettled turn. Skips a
-# row that somebody has locked. From `isolate_from` claims without a committed step, only a
-# process of the turn's own may claim it.
+# row that somebody has locked. A lease that lies too far ahead was given while the server's
+# clock was wrong, and is none. From `isolate_from` claims of one turn on, only a process of the
+# turn's own may claim it.
 CLAIM = Statement(
     "turns.claim",
     """
     WITH candidate AS (
-        SELECT session_id, strikes FROM sessions
+        SELECT session_id, strikes, claims FROM sessions
         WHERE session_id = %(session_id)s AND unsettled > 0
-          AND (lease_until IS NULL OR lease_until <= perdure_now())
+          AND (lease_until IS NULL OR lease_until <= perdure_now()
+               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
         FOR NO KEY UPDATE SKIP LOCKED
     ), claimed AS (
         UPDATE sessions AS s
@@ -105,10 +111,11 @@ CLAIM = Statement(
             lease_owner = %(owner)s,
             lease_until = perdure_now() + make_interval(secs => %(lease_s)s),
             strikes = s.strikes + 1,
+            claims = s.claims + 1,
             wakes = 0,
             state = CASE WHEN s.state IN ('initializing', 'active') THEN 'thinking' ELSE s.state END
         FROM candidate
-        WHERE s.session_id = candidate.session_id AND candidate.strikes < %(isolate_from)s
+        WHERE s.session_id = candidate.session_id AND candidate.claims < %(isolate_from)s
         RETURNING s.session_id, s.token, s.strikes, s.spent_s, s.message_count
     ), begun AS (
         UPDATE turns AS t
@@ -123,8 +130,8 @@ CLAIM = Statement(
           AND t.settled_at IS NULL
         RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at
     )
-    SELECT candidate.strikes AS strikes_before, claimed.token, claimed.strikes, claimed.spent_s, begun.*,
-           (SELECT count(*) FROM candidate) AS candidates
+    SELECT candidate.strikes AS strikes_before, candidate.claims AS claims_before,
+           claimed.token, claimed.strikes, claimed.spent_s, begun.*
     FROM candidate LEFT JOIN claimed USING (session_id) LEFT JOIN begun ON true
     """,
 )
@@ -133,7 +140,9 @@ CLAIM = Statement(
 CLAIMABLE = Statement(
     "turns.claimable",
     """
-    SELECT unsettled > 0 AND (lease_until IS NULL OR lease_until <= perdure_now()) AS claimable
+    SELECT unsettled > 0
+           AND (lease_until IS NULL OR lease_until <= perdure_now()
+                OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2)) AS claimable
     FROM sessions WHERE session_id = %(session_id)s
     """,
     writes=False,
@@ -145,7 +154,7 @@ BEGIN_NEXT = Statement(
     "turns.begin_next",
     """
     WITH fenced AS (
-        UPDATE sessions SET state = 'thinking', strikes = greatest(strikes, 1),
+        UPDATE sessions SET state = 'thinking', strikes = greatest(strikes, 1), claims = greatest(claims, 1),
                lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
         WHERE session_id = %(session_id)s AND token = %(token)s
         RETURNING token, strikes, spent_s, message_count
@@ -322,6 +331,7 @@ SETTLE = Statement(
             unsettled = unsettled - 1,
             state = 'active',
             strikes = 0,
+            claims = 0,
             spent_s = 0,
             last_activity_at = perdure_now(),
             lease_until = CASE WHEN %(keep)s AND unsettled > 1
@@ -366,19 +376,34 @@ PARK = Statement(
         UPDATE sessions
         SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = NULL,
             strikes = CASE WHEN %(forgiven)s THEN greatest(strikes - 1, 0) ELSE strikes END,
+            claims = CASE WHEN %(forgiven)s THEN greatest(claims - 1, 0) ELSE claims END,
             state = 'active'
         WHERE session_id = %(session_id)s AND token = %(token)s
         RETURNING session_id
     )
-    UPDATE turns AS t SET status = 'parked' FROM fenced WHERE t.turn_id = %(turn_id)s
+    UPDATE turns AS t SET status = 'parked' FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
     RETURNING t.turn_id
+    """,
+)
+
+# A process that must leave now gives back whatever it holds.
+RELEASE_ALL = Statement(
+    "turns.release_all",
+    """
+    UPDATE sessions AS s
+    SET lease_until = NULL, lease_owner = NULL, woken_at = NULL,
+        strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0)
+    FROM unnest(%(session_ids)s::uuid[], %(tokens)s::bigint[]) AS mine (session_id, token)
+    WHERE s.session_id = mine.session_id AND s.token = mine.token
+    RETURNING s.session_id
     """,
 )
 
 RELEASE = Statement(
     "turns.release",
     """
-    UPDATE sessions SET lease_until = NULL, lease_owner = NULL, woken_at = NULL, strikes = greatest(strikes - 1, 0),
+    UPDATE sessions SET lease_until = NULL, lease_owner = NULL, woken_at = NULL,
+           strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
            state = CASE WHEN state = 'thinking' THEN 'active' ELSE state END
     WHERE session_id = %(session_id)s AND token = %(token)s
     RETURNING unsettled
@@ -423,7 +448,7 @@ CANCEL = Statement(
 SEIZE = Statement(
     "turns.seize",
     """
-    UPDATE sessions SET token = token + 1, lease_owner = NULL, lease_until = NULL, strikes = 0
+    UPDATE sessions SET token = token + 1, lease_owner = NULL, lease_until = NULL, strikes = 0, claims = 0
     WHERE session_id = %(session_id)s
     RETURNING token, message_count
     """,
@@ -462,8 +487,9 @@ WAKE_DUE = Statement(
         SELECT s.session_id, max(t.priority) AS priority, min(t.accepted_at) AS oldest
         FROM turns AS t JOIN sessions AS s USING (session_id)
         WHERE t.settled_at IS NULL
-          AND (s.lease_until IS NULL OR s.lease_until <= perdure_now())
-          AND (s.woken_at IS NULL OR s.woken_at < s.lease_until
+          AND (s.lease_until IS NULL OR s.lease_until <= perdure_now()
+               OR s.lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
+          AND (s.woken_at IS NULL OR s.woken_at > perdure_now() OR s.woken_at < s.lease_until
                OR s.woken_at <= perdure_now() - make_interval(secs => %(backoff_s)s * 2 ^ least(s.wakes, 6)))
         GROUP BY s.session_id
         ORDER BY priority DESC, s.wakes, oldest
@@ -480,12 +506,18 @@ WAKE_DUE = Statement(
     """,
 )
 
-# The broker would not take these wake-ups: they are due again next round.
+# These wake-ups came to nothing (the broker would not take them, or a worker had no room for
+# what must run alone): they are due again next round, without backing off.
 UNWAKE = Statement(
     "sweep.unwake",
     """
-    UPDATE sessions SET woken_at = NULL, wakes = greatest(wakes - 1, 0)
-    WHERE session_id = ANY (%(session_ids)s::uuid[]) AND woken_at IS NOT NULL
+    WITH unlocked AS (
+        SELECT session_id FROM sessions
+        WHERE session_id = ANY (%(session_ids)s::uuid[]) AND woken_at IS NOT NULL
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
+    UPDATE sessions AS s SET woken_at = NULL, wakes = greatest(wakes - 1, 0)
+    FROM unlocked WHERE s.session_id = unlocked.session_id
     """,
 )
 

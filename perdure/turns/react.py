@@ -71,7 +71,9 @@ class Turn:
                 return ending
             try:
                 reply = self._step()
-            except (CallAborted, Interrupted):
+            except (CallAborted, Interrupted) as error:
+                if not self._hold.stopping.is_set():
+                    return Failed(_broken_off(error))
                 continue  # the hold says why, at the head of the loop
             except Unavailable:
                 raise
@@ -104,6 +106,8 @@ class Turn:
         reply = said(self.ref.turn_id, self._query())
         if not reply.tool_calls:
             return reply
+        if self._hold.draining:
+            raise Interrupted  # the process leaves: its successor asks again, and has the time to run the tools
         self._ask(reply)
         return None
 
@@ -166,3 +170,10 @@ class Turn:
         self.transcript.committed(entries, rows[0].base)
         if rows[0].cancel_requested_at is not None:
             self._hold.cancel(self.ref.turn_id)
+
+
+def _broken_off(error: Exception) -> PerdureError:
+    """A model said that its call was ended, and nobody had ended it."""
+    broken = ProviderError("The model broke off.")
+    broken.__cause__ = error
+    return broken

@@ -93,7 +93,7 @@ class Runner:
     def _claim(self, session_id: UUID, *, alone: bool) -> Claimed | NotNeeded | NeedsIsolation:
         found = claim(self._runtime.database, session_id, self._owner, self._limits, alone=alone)
         for _ in range(_LOCKED_TRIES):
-            if not isinstance(found, NotNeeded) or not is_claimable(self._runtime.database, session_id):
+            if not isinstance(found, NotNeeded) or not is_claimable(self._runtime.database, session_id, self._limits):
                 break
             time.sleep(_LOCKED_PAUSE_S)  # somebody held the row for the length of a commit
             found = claim(self._runtime.database, session_id, self._owner, self._limits, alone=alone)
@@ -139,7 +139,7 @@ class Runner:
                 else:
                     ending = turn.run()
             if isinstance(ending, Parked):
-                return self._park(hold, ref, turn, forgiven=True)
+                return self._park(hold, ref, turn.spent_s if turn else claimed.spent_s, forgiven=True)
             return self._settle(hold, ref, transcript, ending)
         except Unavailable as error:
             log.warning("turn %s: %s", ref.turn_id, error.message)
@@ -148,7 +148,7 @@ class Runner:
             raise
         except Exception:
             log.exception("turn %s met an error; it will be tried again", ref.turn_id)
-            return self._park(hold, ref, turn, forgiven=False)
+            return self._park(hold, ref, turn.spent_s if turn else claimed.spent_s, forgiven=False)
 
     def _settle(self, hold: Hold, ref: TurnRef, transcript: Transcript, ending: Ending) -> Settled:
         asking = transcript.asking()
@@ -174,14 +174,14 @@ class Runner:
             self._runtime.wake.delivery(settled.delivery_id)
         return settled
 
-    def _park(self, hold: Hold, ref: TurnRef, turn: Turn | None, *, forgiven: bool) -> Parked:
+    def _park(self, hold: Hold, ref: TurnRef, spent_s: float, *, forgiven: bool) -> Parked:
         rows = self._runtime.database.run(
             queries.PARK,
             {
                 "session_id": hold.session_id,
                 "token": hold.token,
                 "turn_id": ref.turn_id,
-                "spent_s": turn.spent_s if turn else 0.0,
+                "spent_s": spent_s,
                 "forgiven": forgiven,
             },
         )
@@ -204,7 +204,7 @@ class Runner:
         """
         since = self._runtime.clock.monotonic()
         if losses:
-            pause_s = min(_FIRST_PAUSE_S * 2.0**losses, _LONGEST_PAUSE_REFUSED_S)
+            pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(losses, 10), _LONGEST_PAUSE_REFUSED_S)
             hold.step_within(pause_s)
             time.sleep(pause_s)
         found = self._find_again(hold)

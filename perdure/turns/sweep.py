@@ -39,7 +39,9 @@ def sweep(runtime: Runtime) -> Swept | None:
     limits = runtime.settings.turn
     if not runtime.database.run(queries.TAKE_SWEEP, {"name": "turns", "every_s": limits.sweep_s}):
         return None
-    rows = runtime.database.run(queries.WAKE_DUE, {"most": MOST_A_ROUND, "backoff_s": limits.sweep_s})
+    rows = runtime.database.run(
+        queries.WAKE_DUE, {"most": MOST_A_ROUND, "backoff_s": limits.sweep_s, "lease_s": limits.lease_s}
+    )
     refused = _refused(runtime, [(row.session_id, row.priority) for row in rows])
     if refused:
         runtime.database.run(queries.UNWAKE, {"session_ids": refused})
@@ -49,6 +51,11 @@ def sweep(runtime: Runtime) -> Swept | None:
     if rows or deliveries:
         log.info("swept: woke %d sessions and %d deliveries, %d refused", swept.sessions, sent, swept.refused)
     return swept
+
+
+def put_off(runtime: Runtime, session_id: UUID) -> None:
+    """A wake-up came to a worker that has no room now: it is due again next round."""
+    runtime.database.run(queries.UNWAKE, {"session_ids": [session_id]})
 
 
 def _refused(runtime: Runtime, due: list[tuple[UUID, int]]) -> list[UUID]:

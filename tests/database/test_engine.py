@@ -121,7 +121,7 @@ def test_a_transaction_killed_in_the_middle_is_unavailable(database: Database, o
 def test_every_wait_has_a_bound(database: Database) -> None:
     """A paused client frees its locks within a third of the lease; nobody waits for a lock for ever."""
     assert database.run(SETTING, {"name": "idle_in_transaction_session_timeout"})[0].value == "10s"
-    assert database.run(SETTING, {"name": "lock_timeout"})[0].value == "5s"
+    assert database.run(SETTING, {"name": "lock_timeout"})[0].value == "2s"
     assert database.run(SETTING, {"name": "application_name"})[0].value == "perdure"
 
 

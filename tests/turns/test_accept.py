@@ -7,9 +7,11 @@ from uuid import uuid4
 
 import pytest
 
+from perdure.agents import Agent, Agents
 from perdure.errors import Conflict, InvalidRequest, NotFound, PerdureError, TooLarge, Unavailable
 from perdure.settings import Scope
 from perdure.turns.inbox import Accepted
+from tests.turns.scripted import says
 from tests.turns.stage import KILL_THE_OTHERS, Stage, side_by_side
 
 
@@ -211,3 +213,13 @@ def test_a_commit_in_doubt_is_looked_up_and_not_repeated(stage: Stage, moment: s
     assert died == [moment]
     assert not second.duplicate, "this very call had accepted it"
     assert (second.session_id, second.seq) == (opened.session_id, 2)
+
+
+def test_a_session_whose_agent_is_gone_goes_on_with_the_default_one(stage: Stage) -> None:
+    """The operator renamed the agents: conversations that began before are answered all the same."""
+    stage.script(says("one"))
+    stage.ask("hello")
+    stage.agents = Agents([Agent("successor", "You go on.")])
+    stage.script(says("two"))
+    turn = stage.ask("and now?")
+    assert (turn["status"], turn["reply"]["text"]) == ("done", "two")

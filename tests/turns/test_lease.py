@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from threading import Thread
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -11,12 +14,13 @@ from perdure.database.engine import Database, Statement, as_json
 from perdure.errors import Unavailable
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Role
 from perdure.turns import queries
-from perdure.turns.lease import ISOLATE_FROM_STRIKE, Claimed, Hold, LeaseLost, NeedsIsolation, NotNeeded, claim
+from perdure.turns.lease import ISOLATE_FROM_CLAIM, Claimed, Hold, LeaseLost, NeedsIsolation, NotNeeded, claim
 from perdure.turns.react import Turn
 from perdure.turns.runner import Ran, Runner
 from perdure.turns.settlement import Cancelled, Tenure, settle
+from perdure.turns.sweep import Swept, sweep
 from perdure.turns.transcript import Entry, Transcript
-from tests.turns.scripted import says
+from tests.turns.scripted import calls, says
 from tests.turns.stage import Crash, Stage, side_by_side
 
 
@@ -197,13 +201,13 @@ def test_a_claim_beside_a_settle_releases_what_it_cannot_run(stage: Stage) -> No
 def test_from_the_third_claim_without_progress_a_turn_runs_alone(stage: Stage) -> None:
     """A turn that keeps killing its process must not take the turns beside it along."""
     session_id = stage.send().session_id
-    for _ in range(ISOLATE_FROM_STRIKE):
+    for _ in range(ISOLATE_FROM_CLAIM):
         stage.script(Crash("dead"))
         with pytest.raises(Crash):
             stage.run(session_id)
         stage.move(31)
-    assert stage.run(session_id) == NeedsIsolation(ISOLATE_FROM_STRIKE)
-    assert stage.session(session_id).token == ISOLATE_FROM_STRIKE, "refusing is no claim"
+    assert stage.run(session_id) == NeedsIsolation(ISOLATE_FROM_CLAIM)
+    assert stage.session(session_id).token == ISOLATE_FROM_CLAIM, "refusing is no claim"
     stage.script(says("alone at last"))
     assert stage.run(session_id, alone=True) == Ran(1)
     assert stage.lines(session_id)[-1] == ("assistant", "alone at last")
@@ -296,3 +300,53 @@ def test_order_is_kept_whoever_runs(stage: Stage) -> None:
     side_by_side(*[lambda: stage.run(session_id)] * 3)
     stage.run(session_id)
     assert [content for role, content in stage.lines(session_id) if role == "user"] == [str(n) for n in range(12)]
+
+
+def test_a_turn_that_gets_a_step_done_each_time_runs_alone_too(stage: Stage) -> None:
+    """A tool that kills its process commits a step in each attempt, and takes its neighbours along all the same."""
+    sent = stage.send("poison")
+    for _ in range(ISOLATE_FROM_CLAIM):
+        stage.script(calls(("deadly", {})))
+        with stage.crashing("after", "turns.step"):
+            stage.run(sent.session_id)
+        stage.move(31)
+    assert stage.run(sent.session_id) == NeedsIsolation(ISOLATE_FROM_CLAIM)
+
+
+def test_a_lease_given_by_a_clock_that_was_ahead_is_none(stage: Stage) -> None:
+    """The server's clock was wrong for a while and is set back: nobody waits until it catches up."""
+    sent = stage.send()
+    stage.sql(
+        "UPDATE sessions SET lease_until = perdure_now() + interval '1 day', "
+        "woken_at = perdure_now() + interval '1 day' WHERE session_id = %(id)s RETURNING 1",
+        id=sent.session_id,
+    )
+    assert sweep(stage.runtime) == Swept(sessions=1)
+    stage.script(says("here"))
+    assert stage.run(sent.session_id) == Ran(1)
+
+
+def test_whatever_waits_for_locks_does_not_delay_the_keeper(stage: Stage) -> None:
+    """One locked row must not cost a process the leases of its other turns."""
+    locked = stage.send(user_id="locked").session_id
+    running = stage.send(user_id="running")
+    _, hold = stage.claimed(running.session_id)
+    with stage.database.transaction("test.lock") as transaction:
+        transaction.run(Statement("test.lock", LOCK_ROW), {"session_id": locked})
+        senders = [Thread(target=_ignoring_unavailable, args=(stage, "locked"), daemon=True) for _ in range(40)]
+        for sender in senders:
+            sender.start()
+        parameters = {"session_ids": [hold.session_id], "tokens": [hold.token], "lease_s": 30}
+        began = monotonic()
+        assert stage.database.run(queries.RENEW, parameters, urgent=True)
+        assert monotonic() - began < 1
+    for sender in senders:
+        sender.join()
+
+
+LOCK_ROW = "SELECT 1 FROM sessions WHERE session_id = %(session_id)s FOR UPDATE"
+
+
+def _ignoring_unavailable(stage: Stage, user_id: str) -> None:
+    with suppress(Unavailable):
+        stage.send(user_id=user_id)

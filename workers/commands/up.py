@@ -22,6 +22,7 @@ from rich.console import Console
 
 from perdure.settings import Settings
 from workers import logs, supervisor
+from workers.assembly import check
 from workers.commands.listening import require_free
 from workers.commands.processes import Host, Port
 from workers.embedded import Running, postgres, redis
@@ -47,6 +48,7 @@ def up(
 
     settings = Settings.load()
     settings.require_keys_for(host)
+    check(settings)
     logs.configure()
     require_free(host, port, "--port")
     if not no_flower:

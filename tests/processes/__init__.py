@@ -1,0 +1,1 @@
+"""Crashes: real worker processes, real servers, real signals."""

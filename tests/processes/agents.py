@@ -1,0 +1,81 @@
+"""What the workers of these tests are given as PERDURE_AGENTS: tools of every class, and faults.
+
+Importing it hooks the scene of the test into the process: each commit boundary is noted there
+and meets the armed fault. Two waits of the outbox that no setting reaches are cut short.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from unittest import mock
+
+from perdure import Agent, tool
+from perdure.database.engine import Database
+from perdure.tools.registry import DidNotHappen, Happened, ProbeOutcome, ToolContext
+from perdure.turns import outbox
+from tests.processes.scene import SCENE, Effect, Scene, done
+
+ATTEMPT_S = 1.5
+RETRY_S = 0.5
+
+_scene = Scene(Path(os.environ[SCENE]))
+
+
+def _notify(_database: Database, moment: str, name: str) -> None:
+    _scene.pass_by(moment, name)
+
+
+mock.patch.object(Database, "_notify", _notify).start()
+mock.patch.object(outbox, "ATTEMPT_S", ATTEMPT_S).start()
+mock.patch.object(outbox, "FIRST_RETRY_S", RETRY_S).start()
+
+
+def _act(name: str, note: str, context: ToolContext) -> str:
+    _scene.pass_by("within", f"{name}.entered")
+    _scene.act(Effect(name, str(context.effect_id), note, os.getpid()))
+    _scene.pass_by("within", f"{name}.acted")
+    return done(name, note)
+
+
+@tool(effect="pure")
+def pure(note: str, context: ToolContext) -> str:
+    """May be repeated freely."""
+    return _act("pure", note, context)
+
+
+@tool(effect="idempotent")
+def idempotent(note: str, context: ToolContext) -> str:
+    """May be repeated with the same effect id."""
+    return _act("idempotent", note, context)
+
+
+@tool(effect="unsafe")
+def unsafe(note: str, context: ToolContext) -> str:
+    """Must not be repeated."""
+    return _act("unsafe", note, context)
+
+
+def _ask_the_world(context: ToolContext) -> ProbeOutcome:
+    for effect in _scene.effects():
+        if effect.effect_id == str(context.effect_id):
+            return Happened(done(effect.tool, effect.note))
+    return DidNotHappen()
+
+
+@tool(effect="unsafe", probe=_ask_the_world)
+def probed(note: str, context: ToolContext) -> str:
+    """Must not be repeated, but the world can be asked whether it happened."""
+    return _act("probed", note, context)
+
+
+@tool(effect="pure")
+def deadly(note: str, context: ToolContext) -> str:
+    """Kills the process that it runs in, each time."""
+    _act("deadly", note, context)
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "unreachable"
+
+
+tester = Agent("tester", "You are under test.", tools=[pure, idempotent, unsafe, probed, deadly])

@@ -1,0 +1,216 @@
+"""Every place at which a turn's worker can be killed, and what then becomes of the turn.
+
+A turn is followed from `turns.submit` to its delivery. `places` enumerates where its process can
+die; a test compares that with what an undisturbed turn really passes, so that a boundary added
+to the engine cannot be forgotten here. `Lane.run` plays one case: arm, submit, die, be
+resubmitted where the sender had no answer, accept a second message meanwhile, settle, deliver.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.result import AsyncResult
+
+from tests.processes.installation import Installation
+from tests.processes.mind import PLANS, Gate, Mind
+from tests.processes.nodes import RedisContainer
+from tests.processes.receiver import Delivery, Receiver
+from tests.processes.scene import Effect, Fired, Place, wait_until
+
+ALONE = ("pure", "idempotent", "unsafe", "probed")
+SIDE_BY_SIDE = "all"
+KINDS = (*ALONE, SIDE_BY_SIDE)
+
+_TO_CLAIM = ("turns.enqueue", "turns.accept", "turns.claim")
+_FROM_SETTLE = ("turns.settle", "deliveries.take", "deliveries.delivered")
+REPEATABLE = ("turns.claim", "deliveries.take")
+"""Hints may come twice; of these commits only the first one of a turn does anything."""
+
+BESIDE = ("turns.renew", "sweep.take", "sweep.wake_due")
+"""Commits that a worker makes beside its turns, when their time has come."""
+
+MODEL_CALLS = 2
+
+
+def commits(kind: str) -> list[str]:
+    """The commits of one undisturbed turn, in order."""
+    tools = PLANS[kind]
+    finished = ["turns.finish_effect"] * len(tools) if len(tools) > 1 else []
+    return [*_TO_CLAIM, "turns.step", *finished, "turns.step", *_FROM_SETTLE]
+
+
+def passed(kind: str) -> list[tuple[str, str]]:
+    """Each passing of a place in one undisturbed turn, sorted."""
+    boundaries = [(moment, name) for name in commits(kind) for moment in ("before", "after")]
+    points = [("within", f"{tool}.{point}") for tool in PLANS[kind] for point in ("entered", "acted")]
+    return sorted(boundaries + points)
+
+
+def places(kind: str) -> list[Place]:
+    """Where a turn's process can be killed: each passing, and each model call while it is under way."""
+    if kind == KINDS[0]:
+        return [*_ways(kind), *(Place(moment, name) for name in BESIDE for moment in ("before", "after"))]
+    return _ways(kind)
+
+
+def _ways(kind: str) -> list[Place]:
+    ways = [Place(*each, nth=passed(kind)[:number].count(each) + 1) for number, each in enumerate(passed(kind))]
+    return [*ways, *(Place("within", "model", nth) for nth in range(1, MODEL_CALLS + 1))]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One turn of a kind, killed at a place."""
+
+    kind: str
+    place: Place
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.place}"
+
+
+CASES = [Case(kind, place) for kind in KINDS for place in places(kind)]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a case."""
+
+    text: str
+    second_text: str
+    first: dict[str, Any]
+    second: dict[str, Any]
+    messages: list[Any]
+    effects: list[Effect]
+    statuses: dict[str, str]
+    """Of the effect rows, by tool."""
+    deliveries: list[Delivery]
+
+
+class Lane:
+    """An installation with two workers, on which cases are played one after another."""
+
+    def __init__(self, database_url: str, directory: Path) -> None:
+        with ExitStack() as stack:
+            self.mind = Mind()
+            stack.enter_context(self.mind.server)
+            stack.callback(self.mind.close)
+            self.receiver = Receiver()
+            stack.callback(self.receiver.close)
+            redis = RedisContainer("redis", directory / "redis")
+            stack.callback(redis.teardown)
+            self.installation = Installation(database_url, redis, self.mind, directory)
+            stack.callback(self.installation.close)
+            self._app = Celery("a sender", broker=redis.url, backend=redis.url)
+            stack.callback(self._app.close)
+            for _ in range(2):
+                self.installation.worker()
+            self._stack = stack.pop_all()
+
+    def close(self) -> None:
+        """End it all."""
+        self._stack.close()
+
+    def undisturbed(self, kind: str) -> list[tuple[str, str]]:
+        """What a turn that nobody disturbs passes, sorted; hints that came twice count once."""
+        scene = self.installation.scene
+        for worker in self.installation.workers:
+            worker.container.ready()
+        since = len(scene.notes())
+        text = f"{kind}: undisturbed"
+        turn_id = self._submit(text, text)["turn_id"]
+        self.installation.settled(turn_id)
+        self._delivered(turn_id, since)
+        seen: list[tuple[str, str]] = []
+        for note in scene.notes(since):
+            place = (note.moment, note.name)
+            if note.name not in BESIDE and not (note.name in REPEATABLE and place in seen):
+                seen.append(place)
+        return sorted(seen)
+
+    def run(self, case: Case) -> Outcome:
+        """Play one case."""
+        text, second_text = f"{case.kind}: {case.place}", f"afterwards: {case}"
+        since = len(self.installation.scene.notes())
+        with self._killing(case, text) as struck:
+            result = self._send(text, str(case))
+            struck()
+            accepted = result.result if result.ready() else self._submit(text, str(case))
+            second = self.installation.accept(second_text, user=str(case), message_id=f"2-{case}")
+        first_turn, second_turn = self.installation.settled(accepted["turn_id"], second.turn_id)
+        self._delivered(accepted["turn_id"], since)
+        return Outcome(
+            text,
+            second_text,
+            first_turn,
+            second_turn,
+            self.installation.transcript(second.session_id),
+            self.installation.scene.effects(text),
+            self._effect_statuses(accepted["turn_id"]),
+            self.receiver.of(accepted["turn_id"]),
+        )
+
+    @contextmanager
+    def _killing(self, case: Case, text: str) -> Iterator[Callable[[], Fired]]:
+        """Prepare the kill; what is yielded waits for it and says when it struck whom."""
+        scene = self.installation.scene
+        if case.place.name == "model":
+            asked = self.mind.gate(text, case.place.nth)
+            yield lambda: self._kill_in_model_call(asked, text)
+            asked.opened.set()
+            return
+        scene.arm(case.place)
+        gate = (
+            self.mind.gate(text) if case.place.name == "turns.renew" else None
+        )  # a call that takes a heartbeat's time
+        yield lambda: self._buried(wait_until(scene.fired, f"the fault at {case.place} fires"))
+        if gate is not None:
+            gate.opened.set()
+
+    def _kill_in_model_call(self, gate: Gate, text: str) -> Fired:
+        gate.wait()
+        rows = self.installation.query(
+            "SELECT session_id FROM turns JOIN inbox USING (turn_id) WHERE text = %(text)s", text=text
+        )
+        struck = Fired(time.monotonic(), self.installation.lease_owner(rows[0].session_id))
+        os.kill(struck.pid, signal.SIGKILL)
+        return self._buried(struck)
+
+    def _buried(self, struck: Fired) -> Fired:
+        """Wait until the worker is dead, and start it again."""
+        worker = next(each for each in self.installation.workers if each.pid == struck.pid)
+        worker.container.wait()
+        worker.container.start()
+        return struck
+
+    def _send(self, text: str, task_id: str) -> AsyncResult:
+        message = {"user_id": task_id, "text": text, "reply_to": {"url": self.receiver.url}}
+        return self._app.send_task("turns.submit", kwargs=message, queue="ingress", task_id=task_id)
+
+    def _submit(self, text: str, task_id: str) -> dict[str, Any]:
+        """Send a message and wait for its acceptance, as a sender does who had no answer."""
+        accepted: dict[str, Any] = self._send(text, task_id).get(timeout=20)
+        return accepted
+
+    def _delivered(self, turn_id: str, since: int) -> None:
+        """Wait until the reply is delivered, and whoever delivered it has passed that commit's last boundary."""
+
+        def done() -> bool:
+            rows = self.installation.query("SELECT status FROM deliveries WHERE turn_id = %(id)s", id=turn_id)
+            passed_by = {(note.moment, note.name) for note in self.installation.scene.notes(since)}
+            return [row.status for row in rows] == ["delivered"] and ("after", "deliveries.delivered") in passed_by
+
+        wait_until(done, f"the reply of turn {turn_id} is delivered")
+
+    def _effect_statuses(self, turn_id: str) -> dict[str, str]:
+        rows = self.installation.query("SELECT tool, status FROM tool_effects WHERE turn_id = %(id)s", id=turn_id)
+        return {row.tool: row.status for row in rows}

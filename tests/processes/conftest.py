@@ -1,0 +1,143 @@
+"""pytest-celery's fixtures over embedded servers and worker processes.
+
+`celery_setup` and the clusters are pytest-celery's own names; here the broker and the backend
+are one embedded Redis of the test's own, and a worker is a process (see `nodes`). A test says
+how many workers it wants with `@pytest.mark.parametrize("worker_count", [1])`. Whatever a
+failing test's workers wrote is shown with it, and none of them outlives the session.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+from pytest_celery import CeleryBackendCluster, CeleryBrokerCluster, CeleryTestSetup, CeleryWorkerCluster
+from sqlalchemy.engine import URL
+
+from tests.processes import nodes
+from tests.processes.installation import Installation
+from tests.processes.mind import Mind
+from tests.processes.nodes import RedisBackend, RedisBroker, RedisContainer, Setup
+from tests.processes.receiver import Receiver
+
+_LOG_TAIL = 12_000
+_numbers = itertools.count(1)
+_installations = pytest.StashKey[list[Installation]]()
+
+
+@contextmanager
+def fresh_database(template: URL) -> Iterator[str]:
+    """A copy of the template, for longer than one test; its URL."""
+    name = f"processes_{next(_numbers)}"
+    _administer(template, f"CREATE DATABASE {name} TEMPLATE {template.database} STRATEGY wal_log")
+    yield template.set(database=name).render_as_string(hide_password=False)
+    _administer(template, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """No process that these tests started lives on when they are over."""
+    yield
+    assert nodes.left_over() == []
+
+
+@pytest.fixture
+def mind() -> Iterator[Mind]:
+    """The model's server."""
+    made = Mind()
+    with made.server:
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """A service that gets replies by HTTP."""
+    made = Receiver()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[RedisContainer]:
+    """The Redis of this test."""
+    container = RedisContainer("redis", tmp_path / "redis")
+    yield container
+    container.teardown()
+
+
+@pytest.fixture
+def installation(
+    request: pytest.FixtureRequest, database_url: str, redis_server: RedisContainer, mind: Mind, tmp_path: Path
+) -> Iterator[Installation]:
+    """A perdure without workers as yet."""
+    made = Installation(database_url, redis_server, mind, tmp_path)
+    request.node.stash.setdefault(_installations, []).append(made)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def worker_count() -> int:
+    """How many workers a test begins with."""
+    return 2
+
+
+@pytest.fixture
+def celery_broker_cluster(redis_server: RedisContainer) -> Iterator[CeleryBrokerCluster]:
+    """The broker: this test's Redis."""
+    cluster = CeleryBrokerCluster(RedisBroker(redis_server))
+    yield cluster
+    cluster.teardown()
+
+
+@pytest.fixture
+def celery_backend_cluster(redis_server: RedisContainer) -> Iterator[CeleryBackendCluster]:
+    """The result backend: the same Redis."""
+    cluster = CeleryBackendCluster(RedisBackend(redis_server))
+    yield cluster
+    cluster.teardown()
+
+
+@pytest.fixture
+def celery_worker_cluster(
+    installation: Installation, worker_count: int, celery_broker_cluster: CeleryBrokerCluster
+) -> Iterator[CeleryWorkerCluster]:
+    """Worker processes that take work."""
+    cluster = CeleryWorkerCluster(*[installation.worker() for _ in range(worker_count)])
+    assert cluster.ready()
+    yield cluster
+    cluster.teardown()
+
+
+@pytest.fixture
+def celery_setup_cls() -> type[CeleryTestSetup]:
+    """The setup whose application is closed with the test."""
+    return Setup
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """Show what the workers wrote beside a failure."""
+    report = yield
+    if report.failed:
+        for installation in item.stash.get(_installations, []):
+            for worker in installation.workers:
+                report.sections.append((f"log of {worker.name()}", worker.logs()[-_LOG_TAIL:]))
+    return report
+
+
+def _administer(url: URL, statement: str) -> None:
+    dsn = url.set(drivername="postgresql", database="postgres").render_as_string(hide_password=False)
+    connection = psycopg2.connect(dsn)
+    try:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+    finally:
+        connection.close()

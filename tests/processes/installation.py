@@ -1,0 +1,194 @@
+"""One perdure under test: its database, its Redis, its model, and the accepting side in this process.
+
+Times are short, so that recovery takes seconds. What a test reads of an outcome, it reads
+through the engine's own reading side; what must hold whatever happened is `check`.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from perdure.agents import Agent, Agents
+from perdure.clock import SystemClock
+from perdure.database.engine import Database
+from perdure.models.chat_wire import request_body
+from perdure.models.protocol import Message, Model, ModelRequest, Role, ToolCall
+from perdure.runtime import Runtime
+from perdure.settings import Settings, TurnSettings
+from perdure.turns.inbox import Accepted, accept
+from perdure.turns.incoming import Incoming
+from perdure.turns.reading import SettlementWatch, read_turn
+from tests.models.openai_server import validate_transcript
+from tests.processes.mind import Mind
+from tests.processes.nodes import RedisContainer, Worker, WorkerContainer
+from tests.processes.scene import SCENE, Scene
+from workers.assembly import Addresses
+from workers.wake import CeleryWaker
+
+ROOT = Path(__file__).resolve().parents[2]
+
+LEASE_S, HEARTBEAT_S, SWEEP_S, TOOL_TIMEOUT_S = 1.5, 0.5, 0.3, 0.7
+DRAIN_S = 1.0
+SECRET = "the secret of these tests"
+
+RECOVERY_S = LEASE_S + SWEEP_S + 3
+"""Seconds within which another worker goes on with what a killed one left."""
+
+_SETTINGS = {
+    "PERDURE_TURN__LEASE_S": str(LEASE_S),
+    "PERDURE_TURN__HEARTBEAT_S": str(HEARTBEAT_S),
+    "PERDURE_TURN__SWEEP_S": str(SWEEP_S),
+    "PERDURE_TURN__TOOL_TIMEOUT_S": str(TOOL_TIMEOUT_S),
+    "PERDURE_SHUTDOWN__DRAIN_S": str(DRAIN_S),
+    "PERDURE_SHUTDOWN__HARD_EXIT_S": "10",
+    "PERDURE_AGENTS": "tests.processes.agents",
+    "PERDURE_MODEL": "openai:test",
+    "PERDURE_SECRET_KEY": SECRET,
+    "PERDURE_REPLY_TASKS": "replies.*",
+    "OPENAI_API_KEY": "none",
+}
+
+
+class Installation:
+    """What the workers of one test work on, and whoever writes to them."""
+
+    def __init__(self, database_url: str, redis: RedisContainer, mind: Mind, directory: Path) -> None:
+        self.redis = redis
+        self.mind = mind
+        self.directory = directory
+        self.scene = Scene(directory)
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "OPENAI_"))},
+            **_SETTINGS,
+            "PYTHONPATH": str(ROOT),
+            "PERDURE_DATABASE_URL": database_url,
+            "PERDURE_REDIS_URL": redis.url,
+            "PERDURE_DATA_DIR": str(directory / "data"),
+            "OPENAI_BASE_URL": mind.server.base_url,
+            SCENE: str(directory),
+        }
+        settings = _settings(self.environment)
+        self.database = Database(database_url, lease_s=LEASE_S)
+        self._waker = CeleryWaker(settings, Addresses(database_url, redis.url, redis.url))
+        agents = Agents([Agent("tester", "Runs in the workers only.")])
+        self.runtime = Runtime(settings, SystemClock(), self.database, agents, _no_model, self._waker)
+        self.watch = SettlementWatch(self.database)
+        self.workers: list[Worker] = []
+
+    def worker(self, *options: str, **environment: str) -> Worker:
+        """Start another worker, with more options or environment."""
+        name = f"worker-{len(self.workers) + 1}"
+        container = WorkerContainer(name, {**self.environment, **environment}, self.directory, options)
+        self.workers.append(Worker(container, app=None))
+        container.start()
+        return self.workers[-1]
+
+    def accept(self, text: str, user: str = "ana", **more: Any) -> Accepted:
+        """Accept a message, as a gateway does."""
+        return accept(self.runtime, Incoming(user_id=user, text=text, **more))
+
+    def settled(self, *turn_ids: UUID | str, within_s: float = 30.0) -> list[dict[str, Any]]:
+        """Wait until the turns are settled; their bodies."""
+        ids = [UUID(str(turn_id)) for turn_id in turn_ids]
+        waiting = [self.watch.settled(turn_id) for turn_id in ids]
+        _, missing = concurrent.futures.wait(waiting, within_s)
+        if missing:
+            for future in missing:
+                future.cancel()
+            states = Counter(read_turn(self.database, turn_id)["status"] for turn_id in ids)
+            raise AssertionError(f"{len(missing)} of {len(ids)} turns are not settled within {within_s:g} s: {states}")
+        return [read_turn(self.database, turn_id) for turn_id in ids]
+
+    def query(self, sql: str, **parameters: Any) -> Sequence[Any]:
+        """Rows of a statement of the test's own."""
+        with self.database.engine.connect() as connection:
+            return connection.exec_driver_sql(sql, parameters).fetchall()
+
+    def transcript(self, session_id: UUID | str) -> list[Any]:
+        """The rows of a session's transcript, in order."""
+        return list(self.query("SELECT * FROM messages WHERE session_id = %(id)s ORDER BY seq", id=session_id))
+
+    def lease_owner(self, session_id: UUID) -> int:
+        """The process that holds the session."""
+        rows = self.query("SELECT lease_owner FROM sessions WHERE session_id = %(id)s", id=session_id)
+        return int(rows[0].lease_owner.split()[0].rpartition(":")[2])
+
+    def snapshot(self) -> dict[str, list[Any]]:
+        """All that the tables hold, but the sweeper's own bookkeeping and results that came late."""
+        return {
+            "sessions": self._rows("sessions", "woken_at", "wakes"),
+            "turns": self._rows("turns"),
+            "inbox": self._rows("inbox"),
+            "messages": self._rows("messages"),
+            "tool_effects": self._rows("tool_effects", "result", "finished_at"),
+            "deliveries": self._rows("deliveries"),
+        }
+
+    def check(self) -> None:
+        """What holds once all is settled, whatever happened: each message once, each answered once, in order."""
+        for row in self.query("SELECT session_id, unsettled, turn_count, message_count FROM sessions"):
+            messages = self.transcript(row.session_id)
+            assert row.unsettled == 0
+            assert [message.seq for message in messages] == list(range(1, row.message_count + 1))
+            assert not (problems := validate_transcript(_wire(messages))), problems
+            self._check_turns(row.session_id, messages)
+
+    def _check_turns(self, session_id: UUID, messages: Iterable[Any]) -> None:
+        inbox = self.query(
+            "SELECT i.turn_id, i.text, t.seq, t.status FROM inbox AS i JOIN turns AS t USING (turn_id) "
+            "WHERE t.session_id = %(id)s ORDER BY t.seq, i.position",
+            id=session_id,
+        )
+        begun = [row for row in inbox if row.status != "cancelled"]
+        shown = [message for message in messages if message.turn_id in {row.turn_id for row in begun}]
+        asked = [(message.turn_id, message.content) for message in shown if message.role == "user"]
+        assert asked == [(row.turn_id, row.text) for row in begun], "each message once, in the order accepted"
+        replies = Counter(
+            message.turn_id for message in shown if message.role == "assistant" and not message.tool_calls
+        )
+        assert replies == dict.fromkeys((row.turn_id for row in begun), 1), "each answered once"
+        order = [message.turn_id for message in shown]
+        assert order == sorted(order, key=[row.turn_id for row in begun].index), "turns do not interleave"
+
+    def close(self) -> None:
+        """End the workers and everything that this side holds open."""
+        for worker in self.workers:
+            worker.teardown()
+        self.watch.close()
+        self._waker.close()
+        self.database.close()
+
+    def _rows(self, table: str, *but: str) -> list[Any]:
+        columns = self.query(
+            "SELECT column_name FROM information_schema.columns WHERE table_name = %(table)s", table=table
+        )
+        kept = ", ".join(sorted(row.column_name for row in columns if row.column_name not in but))
+        return sorted(map(str, self.query(f"SELECT {kept} FROM {table}")))  # noqa: S608 (names of this file's own)
+
+
+def _settings(environment: dict[str, str]) -> Settings:
+    """The settings that the workers read from `environment`, as far as accepting needs them."""
+    return Settings(
+        _env_file=None,
+        reply_tasks=(environment["PERDURE_REPLY_TASKS"],),
+        turn=TurnSettings(lease_s=LEASE_S, heartbeat_s=HEARTBEAT_S, sweep_s=SWEEP_S, tool_timeout_s=TOOL_TIMEOUT_S),
+    )
+
+
+def _no_model(name: str) -> Model:
+    raise AssertionError(f"the accepting side asked for the model {name}")
+
+
+def _wire(rows: Iterable[Any]) -> Any:
+    """The transcript as the next call would send it."""
+    messages = [
+        Message(Role(row.role), row.content, tuple(ToolCall(**call) for call in row.tool_calls or ()), row.tool_call_id)
+        for row in rows
+    ]
+    return request_body("test", ModelRequest(tuple(messages)))["messages"]

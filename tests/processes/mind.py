@@ -1,0 +1,112 @@
+"""The model of these tests: the real SDK speaks to it, and it knows no state but the transcript.
+
+A message `pure: 3` has it call the tool `pure` with the whole text as its note, `all: 3` three
+tools side by side; anything else is answered at once. Since the answer follows from the
+transcript alone, a call that is repeated after a crash is answered alike. A gate holds the
+answers to one text back, so that a test can act while a worker is inside the call.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from typing import Any
+
+from tests.models.openai_server import Answer, Call, OpenAIServer, Step, Wire
+
+SIDE_BY_SIDE = ("pure", "idempotent", "unsafe")
+PLANS = {name: (name,) for name in ("pure", "idempotent", "unsafe", "probed", "deadly")} | {"all": SIDE_BY_SIDE}
+
+_LONGEST_S = 60.0
+
+
+class Gate:
+    """Holds back the `nth` call about one text. `asked` is set when it has come."""
+
+    def __init__(self, nth: int) -> None:
+        self.nth = nth
+        self.asked = threading.Event()
+        self.opened = threading.Event()
+
+    def wait(self) -> None:
+        """Return when a worker is inside the call."""
+        if not self.asked.wait(_LONGEST_S):
+            raise AssertionError("the model was not asked")
+
+
+class Mind:
+    """A model's server. `latency_s` is how long it thinks about each answer."""
+
+    def __init__(self) -> None:
+        self.latency_s = 0.0
+        self.server = _Server(self)
+        self._gates: dict[str, Gate] = {}
+        self._asked: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def gate(self, text: str, nth: int = 1) -> Gate:
+        """Hold back the `nth` call whose newest message of the user is `text`."""
+        made = self._gates[text] = Gate(nth)
+        return made
+
+    def close(self) -> None:
+        """Open every gate and stop."""
+        for gate in self._gates.values():
+            gate.opened.set()
+        self.server.stop()
+
+    def answer(self, body: Wire) -> Step:
+        """What it says to a prompt."""
+        return _answer(body["messages"], _newest(body), self.latency_s)
+
+    def pass_gate(self, body: Wire) -> None:
+        """Return when the answer may be given."""
+        text = _newest(body)
+        with self._lock:
+            self._asked[text] += 1
+            gate = self._gates.get(text)
+            held = gate is not None and gate.nth == self._asked[text]
+        if gate is not None and held:
+            gate.asked.set()
+            gate.opened.wait(_LONGEST_S)
+
+
+class _Server(OpenAIServer):
+    def __init__(self, mind: Mind) -> None:
+        super().__init__(player=mind.answer)
+        self._mind = mind
+
+    def take(self, body: dict[str, Any], headers: dict[str, str]) -> Step:
+        """Wait at the gate before the server's lock is taken: other calls must pass."""
+        self._mind.pass_gate(body)
+        return super().take(body, headers)
+
+
+def answer_to(text: str, *results: str) -> str:
+    """The reply to `text`, given the tools' results."""
+    return f"answer to {text!r}: {' and '.join(results)}"
+
+
+def _newest(body: Wire) -> str:
+    return next(str(each["content"]) for each in reversed(body["messages"]) if each["role"] == "user")
+
+
+def _answer(messages: list[dict[str, Any]], text: str, latency_s: float) -> Answer:
+    if messages[-1]["role"] == "tool":
+        return Answer(answer_to(text, *_results(messages)), piece=64, latency_s=latency_s)
+    tools = PLANS.get(text.partition(":")[0], ())
+    if not tools:
+        return Answer(answer_to(text), piece=64, latency_s=latency_s)
+    arguments = json.dumps({"note": text})
+    calls = [Call(name, arguments, f"call_{number}") for number, name in enumerate(tools)]
+    return Answer(calls=calls, piece=64, latency_s=latency_s)
+
+
+def _results(messages: list[dict[str, Any]]) -> list[str]:
+    results: list[str] = []
+    for message in reversed(messages):
+        if message["role"] != "tool":
+            break
+        results.insert(0, message["content"])
+    return results

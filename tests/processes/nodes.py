@@ -1,0 +1,311 @@
+"""pytest-celery's nodes without Docker: its containers are processes here.
+
+A worker is `celery -A workers worker` in a process of its own, in its own session and process
+group. It is forked from a server process that has imported the libraries (the standard library's
+`forkserver`), so that a test may kill dozens without paying seconds of imports for each.
+A Redis is the embedded one, in a directory of its own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal as signals
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import psutil
+from pytest_celery import CeleryTestBackend, CeleryTestBroker, CeleryTestSetup, CeleryTestWorker
+from redis import Redis
+
+from perdure.database.migrate import migrate
+from tests.processes.scene import wait_until
+from workers.embedded import launch, postgres, redis
+from workers.embedded.lifecycle import Running
+
+_PRELOADED = [
+    "celery.apps.worker",
+    "celery.backends.redis",
+    "celery.bin.celery",
+    "celery.concurrency.thread",
+    "kombu.transport.redis",
+    "perdure.models.openai",
+    "tasks.deliveries",
+    "tasks.turns",
+    "workers.lifecycle",
+]
+_QUIET = ["--without-gossip", "--without-mingle"]
+
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(_PRELOADED)
+
+groups: set[int] = set()
+"""Process groups of all workers ever started here; each must be empty in the end."""
+
+
+def left_over() -> list[psutil.Process]:
+    """Processes of a group that was started here and that still live."""
+    return [process for process in psutil.process_iter() if _group(process.pid) in groups and not _is_zombie(process)]
+
+
+class ProcessContainer:
+    """The part of a pytest-docker-tools container that pytest-celery's nodes use, over processes."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.id = name
+
+    @property
+    def pid(self) -> int:
+        """The main process."""
+        raise NotImplementedError
+
+    @property
+    def status(self) -> str:
+        """`running` or `exited`."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Start it (again)."""
+        raise NotImplementedError
+
+    def wait(self, timeout_s: float = 20.0) -> int | None:
+        """Wait for the main process to end; its exit status where that is known."""
+        raise NotImplementedError
+
+    def kill(self, signal: str | int = "SIGKILL") -> None:
+        """Send a signal to the main process; wait for its end if that is what the signal brings."""
+        number = signals.Signals[signal] if isinstance(signal, str) else signals.Signals(signal)
+        os.kill(self.pid, number)
+        if number in (signals.SIGKILL, signals.SIGTERM):
+            self.wait()
+
+    def restart(self, timeout: float = 20.0) -> None:
+        """Start it again, ending it first if it runs."""
+        if self.status == "running":
+            self.kill("SIGKILL")
+        self.start()
+
+    def reload(self) -> None:
+        """Nothing is cached."""
+
+
+class WorkerContainer(ProcessContainer):
+    """One worker process."""
+
+    def __init__(self, name: str, environment: Mapping[str, str], directory: Path, options: Sequence[str] = ()) -> None:
+        super().__init__(name)
+        self._environment = dict(environment)
+        self._log = directory / f"{name}.log"
+        self._argv = ["celery", "-A", "workers", "worker", "-l", "info", "-n", f"{name}@%h", *_QUIET, *options]
+        self._process: BaseProcess | None = None
+        self._log_start = 0
+
+    @property
+    def pid(self) -> int:
+        """The worker's process, and its group."""
+        if self._process is None or self._process.pid is None:
+            raise RuntimeError(f"{self.name} was never started")
+        return self._process.pid
+
+    @property
+    def status(self) -> str:
+        """`running` or `exited`."""
+        return "running" if self._process is not None and self._process.is_alive() else "exited"
+
+    def start(self) -> None:
+        """Start the worker; it may take a second until it takes work."""
+        self._log_start = self._log.stat().st_size if self._log.exists() else 0
+        self._process = _forks.Process(target=_work, args=(self._argv, self._environment, str(self._log)), daemon=True)
+        self._process.start()
+        groups.add(self.pid)
+
+    def wait(self, timeout_s: float = 20.0) -> int | None:
+        """Wait for its end; its exit status, negative for a signal."""
+        if self._process is None:
+            return None
+        self._process.join(timeout_s)
+        if self._process.exitcode is None:
+            raise AssertionError(f"{self.name} did not end within {timeout_s:g} s")
+        return self._process.exitcode
+
+    def logs(self) -> str:
+        """What it has written, over all its lives."""
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def ready(self) -> bool:
+        """Wait until it takes work; fails when it does not."""
+        wait_until(lambda: " ready." in self.logs()[self._log_start :], f"{self.name} is ready")
+        return True
+
+    def teardown(self) -> None:
+        """End it and everything that it started."""
+        if self._process is None:
+            return
+        self._process.kill()  # it may not lead its group yet
+        self.wait()
+        _end_group(self.pid)
+        self._process.close()
+        self._process = None
+
+
+class RedisContainer(ProcessContainer):
+    """The embedded Redis in a directory of its own."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        super().__init__(name)
+        self._directory = directory
+        self._runs: list[Running] = []
+        self.start()
+
+    @property
+    def url(self) -> str:
+        """In kombu's spelling."""
+        return self._runs[-1].url
+
+    @property
+    def celeryconfig(self) -> dict[str, str]:
+        """For pytest-celery; there is no network between that an address could differ on."""
+        return {"url": self.url, "host_url": self.url}
+
+    @property
+    def pid(self) -> int:
+        """The server's process."""
+        return self._runs[-1].pid
+
+    @property
+    def status(self) -> str:
+        """`running` or `exited`."""
+        return "running" if psutil.pid_exists(self.pid) and not _is_zombie(psutil.Process(self.pid)) else "exited"
+
+    def start(self) -> None:
+        """Start it on what its append-only file holds."""
+        self._runs.append(redis.start(self._directory))
+
+    def wait(self, timeout_s: float = 20.0) -> int | None:
+        """Wait for its end."""
+        wait_until(lambda: self.status == "exited", f"{self.name} ends", timeout_s)
+        return None
+
+    def flush(self) -> None:
+        """Forget everything."""
+        client = Redis.from_url(redis.client_url(self.url), socket_timeout=10)
+        client.flushall()
+        client.close()
+
+    def logs(self) -> str:
+        """What it has written."""
+        return (self._directory / "server.log").read_text(errors="replace")
+
+    def ready(self) -> bool:
+        """It answers when `start` has returned."""
+        return True
+
+    def teardown(self) -> None:
+        """Stop it."""
+        if self.status == "running":
+            os.kill(self.pid, signals.SIGCONT)
+        while self._runs:
+            self._runs.pop().stop()
+
+
+class PostgresServer:
+    """A PostgreSQL in a directory of its own, with the tables, that may be restarted."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._runs: list[Running] = [postgres.start(directory)]
+        migrate(self.url)
+
+    @property
+    def url(self) -> str:
+        """For SQLAlchemy."""
+        return self._runs[-1].url
+
+    def restart(self, number: signals.Signals) -> None:
+        """End the server by a signal, and start it on what it had committed."""
+        os.kill(self._runs[-1].pid, number)
+        wait_until(lambda: postgres.find(self._directory) is None, "PostgreSQL is away")
+        self._runs.append(postgres.start(self._directory))
+
+    def stop(self) -> None:
+        """Stop it for good."""
+        while self._runs:
+            self._runs.pop().stop()
+
+
+class RedisBroker(CeleryTestBroker):  # type: ignore[misc]
+    """Redis as the broker."""
+
+    def teardown(self) -> None:
+        """The backend, which is the same server, stops it."""
+
+
+class RedisBackend(CeleryTestBackend):  # type: ignore[misc]
+    """The same Redis as the result backend."""
+
+
+class Worker(CeleryTestWorker):  # type: ignore[misc]
+    """A worker node; its container says more than pytest-celery's."""
+
+    container: WorkerContainer
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self.container.pid
+
+
+class Setup(CeleryTestSetup):  # type: ignore[misc]
+    """The setup whose application knows the broker's and the backend's URL, and nothing else."""
+
+    def teardown(self) -> None:
+        """Close the application's connections."""
+        self.app.close()
+
+
+def _work(argv: list[str], environment: dict[str, str], log: str) -> None:
+    """Become the worker: what `celery -A workers worker` does, from here on."""
+    os.setsid()
+    if sys.platform == "linux":
+        launch._die_with(os.getppid())  # a test run that is killed leaves no worker behind
+    with open(log, "ab") as output:  # noqa: PTH123 (its descriptor is wanted)
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = argv
+    from celery.__main__ import main  # noqa: PLC0415 (in the worker's process, not in the test's)
+
+    main()
+
+
+def _end_group(group: int) -> None:
+    try:
+        os.killpg(group, signals.SIGKILL)
+    except ProcessLookupError:
+        return
+    wait_until(lambda: not [each for each in psutil.pids() if _group(each) == group and _lives(each)], f"{group} ends")
+
+
+def _group(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return not _is_zombie(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True

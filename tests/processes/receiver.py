@@ -1,0 +1,77 @@
+"""A service that gets replies by HTTP, on a free port of loopback."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One POST as it came."""
+
+    raw: bytes
+    signature: str
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON in it."""
+        body: dict[str, Any] = json.loads(self.raw)
+        return body
+
+
+class Receiver:
+    """Answers 204, or what `statuses` says for the next ones, and keeps what came."""
+
+    def __init__(self) -> None:
+        self.statuses: deque[int] = deque()
+        self._came: list[Delivery] = []
+        self._server = _Server(self)
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), name="receiver", daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        """For `reply_to`."""
+        return f"http://127.0.0.1:{self._server.server_port}/replies"
+
+    def of(self, turn_id: str) -> list[Delivery]:
+        """What came about one turn."""
+        return [each for each in list(self._came) if each.body["turn_id"] == turn_id]
+
+    def take(self, delivery: Delivery) -> int:
+        """Keep a delivery; the status to answer."""
+        self._came.append(delivery)
+        return self.statuses.popleft() if self.statuses else 204
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, owner: Receiver) -> None:
+        self.owner = owner
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: workers that die in the middle are part of the tests."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+
+    def do_POST(self) -> None:
+        raw = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(self.server.owner.take(Delivery(raw, self.headers["X-Perdure-Signature"])))
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the parent's name)
+        """Say nothing on stderr."""

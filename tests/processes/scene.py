@@ -1,0 +1,177 @@
+"""What a test and its workers share: faults at exact places, and a journal that outlives a crash.
+
+A place is a commit boundary of the engine (`Database.observe`: before the commit is sent, after
+it is known) or a point within a tool. The test arms a fault at a place's n-th passing; whichever
+process comes to it then, sends itself the signal: once, for the fault is taken by renaming a
+file. Notes and effects are whole lines appended to files, so that a SIGKILL loses none that a
+process has written, and no engine's transaction has a part in them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+SCENE = "PERDURE_TEST_SCENE"
+"""The environment variable that names the scene's directory to a worker."""
+
+_LOOK_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The `nth` time that a process passes `name`: `before` its commit, `after` it, or `within` a tool."""
+
+    moment: str
+    name: str
+    nth: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.moment}-{self.name}-{self.nth}"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A process passed a place. `at` is the machine's monotonic clock, alike in all processes."""
+
+    at: float
+    pid: int
+    moment: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """A tool did what it does, in the world outside of the engine."""
+
+    tool: str
+    effect_id: str
+    note: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """A fault struck process `pid`."""
+
+    at: float
+    pid: int
+
+
+class Scene:
+    """A directory with the armed fault, the journal of places and the effects."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._armed = directory / "armed"
+        self._fired = directory / "fired"
+        self._journal = directory / "journal"
+        self._effects = directory / "effects"
+        self._lock = threading.Lock()
+        self._passed: Counter[str] = Counter()
+
+    # --- the test's side -----------------------------------------------------------------
+
+    def arm(self, place: Place, number: signal.Signals = signal.SIGKILL) -> None:
+        """Have the next process that passes `place` so often send itself `number`."""
+        self._fired.unlink(missing_ok=True)
+        fault = {**asdict(place), "signal": int(number), "id": time.monotonic_ns()}
+        _write(self._armed, fault)
+
+    def disarm(self) -> None:
+        """Forget a fault that has not fired."""
+        self._armed.unlink(missing_ok=True)
+
+    def fired(self) -> Fired | None:
+        """Whom the armed fault struck, if it has."""
+        try:
+            return Fired(**json.loads(self._fired.read_text()))
+        except FileNotFoundError:
+            return None
+
+    def notes(self, since: int = 0) -> list[Note]:
+        """The journal from line `since` on."""
+        return [_note(line) for line in _lines(self._journal)[since:]]
+
+    def effects(self, note: str | None = None) -> list[Effect]:
+        """What the tools did (for `note`), in order."""
+        effects = [Effect(**json.loads(line)) for line in _lines(self._effects)]
+        return [effect for effect in effects if note is None or effect.note == note]
+
+    # --- a worker's side -----------------------------------------------------------------
+
+    def act(self, effect: Effect) -> None:
+        """Do what the tool does."""
+        _append(self._effects, json.dumps(asdict(effect)))
+
+    def pass_by(self, moment: str, name: str) -> None:
+        """Note the place; meet the fault that is armed here, if one is."""
+        _append(self._journal, f"{time.monotonic()} {os.getpid()} {moment} {name}")
+        try:
+            fault = json.loads(self._armed.read_text())
+        except FileNotFoundError:
+            return
+        if (fault["moment"], fault["name"]) == (moment, name) and self._count(fault) == fault["nth"]:
+            self._fire(fault)
+
+    def _count(self, fault: dict[str, Any]) -> int:
+        with self._lock:
+            self._passed[fault["id"]] += 1
+            return self._passed[fault["id"]]
+
+    def _fire(self, fault: dict[str, Any]) -> None:
+        try:
+            self._armed.rename(self._armed.with_suffix(".taken"))
+        except FileNotFoundError:
+            return  # another process took it
+        _write(self._fired, asdict(Fired(time.monotonic(), os.getpid())))
+        # To this very thread: a stop of the process at large may reach it a commit too late.
+        signal.pthread_kill(threading.get_ident(), fault["signal"])
+
+
+def done(tool: str, note: str) -> str:
+    """What a tool answers when it has done what it does."""
+    return f"{tool} did {note!r}"
+
+
+def wait_until(condition: Callable[[], T | None], what: str, within_s: float = 20.0) -> T:
+    """The first true value of `condition`; the test fails if there is none `within_s` seconds."""
+    deadline = time.monotonic() + within_s
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {within_s:g} s")
+        time.sleep(_LOOK_S)
+    return value
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    whole = path.with_suffix(f".{os.getpid()}")
+    whole.write_text(json.dumps(value))
+    whole.rename(path)
+
+
+def _append(path: Path, line: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, f"{line}\n".encode())
+    finally:
+        os.close(descriptor)
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def _note(line: str) -> Note:
+    at, pid, moment, name = line.split()
+    return Note(float(at), int(pid), moment, name)

@@ -1,0 +1,133 @@
+"""kill -9 of the worker at every commit boundary of a turn, one after another.
+
+The cases are enumerated, not sampled. They take seconds of waiting each (for leases to run
+out), so they are played side by side on a few installations before the first test looks at its
+own; each installation plays one case at a time.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+from sqlalchemy.engine import URL
+
+from perdure.models.protocol import Role
+from perdure.turns.effects import UNKNOWN_OUTCOME
+from tests.processes.boundaries import CASES, KINDS, Case, Lane, Outcome, passed
+from tests.processes.conftest import fresh_database
+from tests.processes.mind import PLANS, answer_to
+from tests.processes.scene import done
+
+LANES = 4
+
+pytestmark = pytest.mark.timeout(300)  # the first test waits until all cases have been played
+
+
+@pytest.fixture(scope="module")
+def lanes(template: URL, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Lane]]:
+    """Installations to play on."""
+    with ExitStack() as stack:
+        made = []
+        for number in range(LANES):
+            directory = tmp_path_factory.mktemp(f"lane{number}")
+            made.append(Lane(stack.enter_context(fresh_database(template)), directory))
+            stack.callback(made[-1].close)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def undisturbed(lanes: list[Lane]) -> dict[str, list[tuple[str, str]]]:
+    """What a turn of each kind passes when nobody kills anything."""
+    return {kind: lanes[0].undisturbed(kind) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def played(
+    request: pytest.FixtureRequest, lanes: list[Lane], undisturbed: object
+) -> Iterator[dict[Case, Future[Outcome]]]:
+    """The cases that this run of pytest asks for, played."""
+    free: queue.SimpleQueue[Lane] = queue.SimpleQueue()
+    for lane in lanes:
+        free.put(lane)
+
+    def play(case: Case) -> Outcome:
+        lane = free.get()
+        try:
+            return lane.run(case)
+        finally:
+            free.put(lane)
+
+    parameters = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    wanted = [each["case"] for each in parameters if isinstance(each.get("case"), Case)]
+    players = ThreadPoolExecutor(LANES)
+    yield {case: players.submit(play, case) for case in wanted}
+    players.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_enumeration_is_complete(undisturbed: dict[str, list[tuple[str, str]]], kind: str) -> None:
+    """A commit that is added to a turn must be added to the kills."""
+    assert undisturbed[kind] == passed(kind)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_killed_there_a_message_is_answered_once(played: dict[Case, Future[Outcome]], case: Case) -> None:
+    """Wherever a process dies, the transcript reads as if it had not, and effects are as their tools declare."""
+    outcome = played[case].result()
+    tools = PLANS[case.kind]
+    _check_effects(case, outcome)
+    assert [turn["status"] for turn in (outcome.first, outcome.second)] == ["done", "done"]
+    assert [turn["seq"] for turn in (outcome.first, outcome.second)] == [1, 2]
+    asked, replied = outcome.messages[:2], outcome.messages[2 + len(tools) :]
+    results = [row.content for row in outcome.messages[2 : 2 + len(tools)]]
+    assert [(row.role, row.content) for row in asked] == [(Role.USER, outcome.text), (Role.ASSISTANT, "")]
+    assert [call["name"] for call in asked[1].tool_calls] == list(tools)
+    assert [(row.role, row.content) for row in replied] == [
+        (Role.ASSISTANT, answer_to(outcome.text, *results)),
+        (Role.USER, outcome.second_text),
+        (Role.ASSISTANT, answer_to(outcome.second_text)),
+    ]
+    assert outcome.first["reply"]["text"] == replied[0].content
+    assert {each.body["delivery_id"] for each in outcome.deliveries} == {outcome.deliveries[0].body["delivery_id"]}
+
+
+def _check_effects(case: Case, outcome: Outcome) -> None:
+    for position, tool in enumerate(PLANS[case.kind]):
+        ids = [effect.effect_id for effect in outcome.effects if effect.tool == tool]
+        told = outcome.messages[2 + position].content
+        known = told == done(tool, outcome.text)
+        assert len(set(ids)) <= 1, "a repeated call keeps its id"
+        match tool:
+            case "pure" | "idempotent":
+                assert known
+                assert ids
+            case "probed":
+                assert known
+                assert len(ids) == 1
+            case "unsafe":
+                assert len(ids) <= 1
+                assert known or told == UNKNOWN_OUTCOME
+                assert not known or ids
+                assert known == (outcome.statuses[tool] == "done")
+                assert case.kind != tool or known is not _in_doubt(case)
+            case _:
+                pytest.fail(f"nothing is said of {tool}")
+
+
+def _in_doubt(case: Case) -> bool:
+    """Whether a single call's process died between the commit of its intent and that of its result."""
+    place = (case.place.moment, case.place.name, case.place.nth)
+    within = case.place.moment == "within" and case.place.name != "model"
+    return within or place in {("after", "turns.step", 1), ("before", "turns.step", 2)}
+
+
+@pytest.mark.parametrize("lane", range(LANES))
+def test_all_sessions_hold_what_must_hold(lanes: list[Lane], played: dict[Case, Future[Outcome]], lane: int) -> None:
+    """Each case looked at its own session; none may have touched another."""
+    for future in played.values():
+        future.exception()
+    lanes[lane].installation.check()

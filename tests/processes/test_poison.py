@@ -1,0 +1,49 @@
+"""A turn that kills its process each time, beside turns that do not."""
+
+from __future__ import annotations
+
+import pytest
+from pytest_celery import CeleryTestSetup
+
+from tests.processes.installation import Installation
+
+BYSTANDERS = 10
+MAX_ATTEMPTS = 5
+SHARED_ATTEMPTS = 2
+"""Attempts in the worker itself; from the third on a turn that makes no progress runs alone."""
+
+
+@pytest.mark.parametrize("worker_count", [1])
+def test_a_turn_that_kills_its_process_is_given_up_and_its_neighbours_are_not(
+    celery_setup: CeleryTestSetup, installation: Installation, worker_count: int
+) -> None:
+    """One user's poison must not use up the attempts of ten others that ran beside it."""
+    (worker,) = installation.workers
+    lives = [worker.pid]
+    # In a model call when the neighbour kills the process, twice; then left to finish.
+    gates = [installation.mind.gate(f"hello {number}", nth=1) for number in range(BYSTANDERS)]
+    bystanders = [installation.accept(f"hello {number}", user=f"bystander {number}") for number in range(BYSTANDERS)]
+    for gate in gates:
+        gate.wait()
+    poison = installation.accept("deadly: dose", user="poisoner")
+
+    for _ in range(SHARED_ATTEMPTS):
+        worker.container.wait()
+        worker.container.start()
+        lives.append(worker.pid)
+    for gate in gates:
+        gate.opened.set()
+    given_up, *others = installation.settled(poison.turn_id, *(each.turn_id for each in bystanders), within_s=60)
+
+    assert [turn["status"] for turn in others] == ["done"] * BYSTANDERS
+    assert given_up["status"] == "failed"
+    assert given_up["error"]["code"] == "BUDGET_EXHAUSTED"
+    assert str(MAX_ATTEMPTS) in given_up["reply"]["text"]
+    assert worker.container.status == "running"
+    assert worker.pid == lives[-1], "no further life was lost"
+    killers = [effect.pid for effect in installation.scene.effects("deadly: dose")]
+    shared = [pid for pid in killers if pid in lives]
+    assert len(shared) == SHARED_ATTEMPTS
+    assert len(killers) > len(shared), "it was tried alone as well"
+    assert len(set(killers)) == len(killers), "and never twice in a process"
+    installation.check()

@@ -1,0 +1,178 @@
+"""How soon another worker goes on, and what a worker that was merely stopped may still do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+from pytest_celery import CeleryTestSetup
+
+from tests.processes.installation import LEASE_S, RECOVERY_S, Installation
+from tests.processes.mind import answer_to
+from tests.processes.nodes import Worker
+from tests.processes.scene import Place, done, wait_until
+
+PAST_LEASE_S = LEASE_S * 2
+
+
+def test_another_worker_goes_on_within_lease_and_sweep(
+    celery_setup: CeleryTestSetup, installation: Installation
+) -> None:
+    """A killed worker may cost its turns the lease, a round of the sweeper, and three seconds, not more."""
+    for _ in range(4):
+        text = f"pure: {time.monotonic_ns()}"
+        gate = installation.mind.gate(text, nth=2)
+        accepted = installation.accept(text)
+        gate.wait()
+        owner = installation.lease_owner(accepted.session_id)
+        victim = next(each for each in installation.workers if each.pid == owner)
+        killed_at = time.monotonic()
+        victim.kill()
+        gate.opened.set()
+        installation.settled(accepted.turn_id)
+        settled_at = min(
+            note.at for note in installation.scene.notes() if note.at > killed_at and note.name == "turns.settle"
+        )
+        assert settled_at - killed_at < RECOVERY_S
+        victim.container.start()
+        victim.container.ready()
+    installation.check()
+
+
+@pytest.fixture
+def stopped(celery_setup: CeleryTestSetup, installation: Installation) -> Iterator[Stopped]:
+    """Workers, of which the test stops one."""
+    made = Stopped(installation)
+    yield made
+    made.go_on()
+
+
+class Stopped:
+    """One worker is stopped at a place, past its lease, while the others must go on; then it continues."""
+
+    def __init__(self, installation: Installation) -> None:
+        self._installation = installation
+        self.worker: Worker | None = None
+
+    def found(self, pid: int) -> None:
+        """`pid` has stopped."""
+        self.worker = next(each for each in self._installation.workers if each.pid == pid)
+
+    def at(self, place: Place) -> None:
+        """Wait until a worker has stopped there."""
+        self.found(wait_until(self._installation.scene.fired, f"a worker stops at {place}").pid)
+
+    def go_on(self) -> None:
+        """Continue it."""
+        if self.worker is not None:
+            os.kill(self.worker.pid, signal.SIGCONT)
+
+    def writes_nothing_and_lives(self) -> None:
+        """Continue it: no table changes, and then it takes new turns, alone."""
+        installation, worker = self._installation, self.worker
+        assert worker is not None
+        before = installation.snapshot()
+        marks = len(installation.scene.notes())
+        self.go_on()
+        wait_until(
+            lambda: [note for note in installation.scene.notes(marks) if note.pid == worker.pid], "it breathes again"
+        )
+        # A whole heartbeat and a sweep of it have passed when it has noted so many sweeps.
+        wait_until(lambda: self._sweeps(marks) >= 4, "it has had its chance to write")
+        assert installation.snapshot() == before
+        for other in installation.workers:
+            if other is not worker:
+                other.kill()
+        later = installation.accept("still there?", user="somebody new")
+        (turn,) = installation.settled(later.turn_id)
+        assert turn["status"] == "done"
+        installation.check()
+
+    def _sweeps(self, marks: int) -> int:
+        assert self.worker is not None
+        pid = self.worker.pid
+        notes = self._installation.scene.notes(marks)
+        return sum(1 for note in notes if note.pid == pid and (note.moment, note.name) == ("after", "sweep.take"))
+
+
+def test_a_worker_stopped_in_a_model_call(stopped: Stopped, installation: Installation) -> None:
+    """Its answer comes too late: another worker has asked again, and the late one must not be written."""
+    gate = installation.mind.gate("hello")
+    accepted = installation.accept("hello")
+    gate.wait()
+    pid = installation.lease_owner(accepted.session_id)
+    os.kill(pid, signal.SIGSTOP)
+    stopped.found(pid)
+    _goes_on_elsewhere(installation, "hello", str(accepted.turn_id))
+    gate.opened.set()
+    stopped.writes_nothing_and_lives()
+
+
+@pytest.mark.parametrize("point", ["entered", "acted"])
+@pytest.mark.parametrize("tool", ["pure", "unsafe", "probed"])
+def test_a_worker_stopped_in_a_tool(stopped: Stopped, installation: Installation, tool: str, point: str) -> None:
+    """Its result comes too late: what is said of the call has been decided without it."""
+    place = Place("within", f"{tool}.{point}")
+    installation.scene.arm(place, signal.SIGSTOP)
+    accepted = installation.accept(f"{tool}: stop")
+    stopped.at(place)
+    installation.settled(accepted.turn_id, within_s=RECOVERY_S)
+    stopped.writes_nothing_and_lives()
+
+
+@pytest.mark.parametrize("place", [Place("before", "turns.step", 2), Place("before", "turns.settle")], ids=str)
+def test_a_worker_stopped_before_its_commit(stopped: Stopped, installation: Installation, place: Place) -> None:
+    """The commit that it then sends bears a token of the past."""
+    installation.scene.arm(place, signal.SIGSTOP)
+    accepted = installation.accept("pure: stop")
+    stopped.at(place)
+    _goes_on_elsewhere(installation, "pure: stop", str(accepted.turn_id), done("pure", "pure: stop"))
+    stopped.writes_nothing_and_lives()
+
+
+def test_a_worker_stopped_between_update_and_commit(
+    stopped: Stopped, celery_setup: CeleryTestSetup, installation: Installation
+) -> None:
+    """Its locks must not outlive its silence, nor the half of its work that it had done."""
+    gate = installation.mind.gate("first")
+    first = installation.accept("first")
+    gate.wait()
+    place = Place("before", "turns.accept")
+    installation.scene.arm(place, signal.SIGSTOP)
+    message = {"user_id": "ana", "text": "second", "on_busy": "interrupt"}
+    result = celery_setup.app.send_task("turns.submit", kwargs=message, queue="ingress", task_id="second")
+    stopped.at(place)
+    gate.opened.set()
+
+    (turn,) = installation.settled(first.turn_id, within_s=RECOVERY_S)
+    assert turn["status"] == "done", "the interruption was never committed"
+    assert not installation.query("SELECT 1 FROM inbox WHERE text = 'second'")
+
+    stopped.go_on()
+    accepted = result.get(timeout=20)
+    assert accepted["duplicate"] is False, "it looked again, and accepted the message then"
+    (second,) = installation.settled(accepted["turn_id"])
+    assert second["status"] == "done"
+    installation.check()
+
+
+@pytest.mark.parametrize("name", ["sweep.take", "sweep.wake_due"])
+def test_a_worker_stopped_while_sweeping(stopped: Stopped, installation: Installation, name: str) -> None:
+    """Whoever has the round holds no lock: the next round is somebody else's."""
+    place = Place("after" if name == "sweep.take" else "before", name)
+    installation.scene.arm(place, signal.SIGSTOP)
+    stopped.at(place)
+    installation.redis.flush()
+    accepted = installation.accept("pure: swept")
+    installation.redis.flush()
+    installation.settled(accepted.turn_id, within_s=RECOVERY_S)
+    stopped.writes_nothing_and_lives()
+
+
+def _goes_on_elsewhere(installation: Installation, text: str, turn_id: str, *results: str) -> None:
+    (turn,) = installation.settled(turn_id, within_s=RECOVERY_S)
+    assert turn["status"] == "done"
+    assert turn["reply"] == {"text": answer_to(text, *results), "format": "text"}

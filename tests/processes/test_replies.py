@@ -1,0 +1,74 @@
+"""Replies that travel: to a URL, signed and repeated until taken, and to a task by name."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import threading
+from typing import Any
+
+from celery import Celery
+from kombu import Consumer, Queue
+from pytest_celery import CeleryTestSetup
+
+from tests.processes.installation import SECRET, Installation
+from tests.processes.mind import answer_to
+from tests.processes.receiver import Delivery, Receiver
+from tests.processes.scene import wait_until
+
+QUEUE = "another service"
+
+
+def test_a_url_is_posted_to_until_it_takes_the_reply(
+    celery_setup: CeleryTestSetup, installation: Installation, receiver: Receiver
+) -> None:
+    """A receiver that fails for a moment gets the reply again, and can tell by its id that it is the same."""
+    receiver.statuses.append(500)
+    accepted = installation.accept("hello", reply_to={"url": receiver.url})
+
+    def both() -> list[Delivery] | None:
+        came = receiver.of(str(accepted.turn_id))
+        return came if len(came) == 2 else None
+
+    first, second = wait_until(both, "the reply comes twice")
+
+    assert second.raw == first.raw
+    assert second.signature == "sha256=" + hmac.new(SECRET.encode(), second.raw, hashlib.sha256).hexdigest()
+    (turn,) = installation.settled(accepted.turn_id)
+    body = dict(second.body)
+    delivery_id = body.pop("delivery_id")
+    assert body == turn
+    assert body["reply"]["text"] == answer_to("hello")
+
+    def recorded() -> Any:
+        return installation.query("SELECT delivery_id, attempts FROM deliveries WHERE status = 'delivered'")
+
+    ((recorded_id, attempts),) = wait_until(recorded, "the delivery is marked")
+    assert (str(recorded_id), attempts) == (delivery_id, 2)
+
+
+def test_a_task_is_sent_the_reply(celery_setup: CeleryTestSetup, installation: Installation) -> None:
+    """A service that speaks Celery gets the turn as keyword arguments of its own task."""
+    came: list[dict[str, Any]] = []
+    app: Celery = celery_setup.app
+    arrived = threading.Event()
+
+    def take(body: Any, message: Any) -> None:
+        came.append({"task": message.headers["task"], "kwargs": json.loads(message.body)[1]})
+        message.ack()
+        arrived.set()
+
+    accepted = installation.accept("hello", reply_to={"task": "replies.take", "queue": QUEUE})
+    with (
+        app.connection_for_read() as connection,
+        Consumer(connection, [Queue(QUEUE)], on_message=None, callbacks=[take]),
+    ):
+        while not arrived.is_set():
+            connection.drain_events(timeout=20)
+
+    (turn,) = installation.settled(accepted.turn_id)
+    (reply,) = came
+    delivery_id = reply["kwargs"].pop("delivery_id")
+    assert reply == {"task": "replies.take", "kwargs": turn}
+    assert str(installation.query("SELECT delivery_id FROM deliveries")[0].delivery_id) == delivery_id

@@ -1,0 +1,94 @@
+"""`turns.submit` from a program that knows the broker's URL and the task's name, and nothing else."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from celery.exceptions import TimeoutError as ResultTimeout
+from pytest_celery import CeleryTestSetup
+
+from tests.processes.installation import Installation
+from tests.processes.mind import answer_to
+from tests.processes.scene import Place, wait_until
+
+MESSAGES = 20
+
+
+def test_the_result_says_that_the_message_is_accepted(
+    celery_setup: CeleryTestSetup, installation: Installation
+) -> None:
+    """Other services are told which turn their message became, and can read its reply by that id."""
+    result = celery_setup.app.send_task("turns.submit", kwargs={"user_id": "ana", "text": "hello"}, queue="ingress")
+    accepted = result.get(timeout=20)
+    assert set(accepted) == {"turn_id", "session_id", "duplicate"}
+    assert accepted["duplicate"] is False
+    (turn,) = installation.settled(accepted["turn_id"])
+    assert turn["reply"]["text"] == answer_to("hello")
+
+
+def test_a_task_sent_twice_is_one_turn(celery_setup: CeleryTestSetup, installation: Installation) -> None:
+    """Brokers and senders repeat messages; the task's id tells a repetition."""
+    message = {"user_id": "ana", "text": "hello"}
+    first, again = (
+        celery_setup.app.send_task("turns.submit", kwargs=message, queue="ingress", task_id="the same")
+        for _ in range(2)
+    )
+    accepted = [result.get(timeout=20) for result in (first, again)]
+    installation.settled(accepted[0]["turn_id"])
+    assert accepted[0]["turn_id"] == accepted[1]["turn_id"]
+    assert len(installation.query("SELECT 1 FROM turns")) == 1
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"args": ["ana", "hello"]}, "INVALID_REQUEST"),
+    ({"kwargs": {"text": "hello"}}, "INVALID_REQUEST"),
+    ({"kwargs": {"user_id": "ana"}}, "INVALID_REQUEST"),
+    ({"kwargs": {"user_id": "ana", "text": ""}}, "INVALID_REQUEST"),
+    ({"kwargs": {"user_id": "ana", "text": 5}}, "INVALID_REQUEST"),
+    ({"kwargs": {"user_id": "ana", "text": "hi", "nonsense": 1}}, "INVALID_REQUEST"),
+    ({"kwargs": {"user_id": "ana", "text": "hi", "agent": "nobody"}}, "INVALID_REQUEST"),
+    ({"kwargs": {"user_id": "ana", "text": "x" * 10_001}}, "TOO_LARGE"),
+    ({"kwargs": {"user_id": "ana", "text": "hi", "reply_to": {"task": "os.system"}}}, "INVALID_REQUEST"),
+]
+
+
+def test_wrong_arguments_fail_with_a_code_and_a_sentence(
+    celery_setup: CeleryTestSetup, installation: Installation
+) -> None:
+    """A sender in another team must learn what is wrong with its message, and nothing of our insides."""
+    for given, code in WRONG:
+        result = celery_setup.app.send_task("turns.submit", queue="ingress", **given)
+        error = str(result.get(timeout=20, propagate=False))
+        assert result.state == "FAILURE", given
+        assert f"{code}: " in error
+        assert error.rstrip("')").endswith(".")
+        assert not result.traceback
+    assert len(installation.query("SELECT 1 FROM inbox")) == 0
+
+
+def test_workers_killed_amid_submissions_lose_none_that_is_sent_again(
+    celery_setup: CeleryTestSetup, installation: Installation
+) -> None:
+    """A sender without an answer sends again, under the same id, and is answered exactly once."""
+    texts = {f"task-{number}": f"message {number}" for number in range(MESSAGES)}
+    installation.scene.arm(Place("before", "turns.accept", nth=3), signal.SIGKILL)
+
+    def send(task_id: str) -> object:
+        message = {"user_id": task_id, "text": texts[task_id]}
+        return celery_setup.app.send_task("turns.submit", kwargs=message, queue="ingress", task_id=task_id)
+
+    waiting = {task_id: send(task_id) for task_id in texts}
+    wait_until(installation.scene.fired, "a worker dies in the middle")
+    accepted = {}
+    while waiting:
+        for task_id, result in list(waiting.items()):
+            try:
+                accepted[task_id] = result.get(timeout=1)  # type: ignore[attr-defined]
+                del waiting[task_id]
+            except ResultTimeout:
+                waiting[task_id] = send(task_id)
+    turns = installation.settled(*(each["turn_id"] for each in accepted.values()))
+    assert [turn["reply"]["text"] for turn in turns] == [answer_to(texts[task_id]) for task_id in accepted]
+    assert len(installation.query("SELECT 1 FROM turns")) == MESSAGES
+    installation.check()

@@ -1,0 +1,42 @@
+"""Hundreds of turns that wait on a slow model, in one process."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+from pytest_celery import CeleryTestSetup, CeleryWorkerCluster
+
+from tests.processes.installation import Installation
+from tests.processes.scene import wait_until
+
+TURNS = 300
+MIB = 2**20
+BESIDE = 60
+"""Threads of a worker besides those that wait: Celery's, the keeper's, the sweeper's, a few of the SDK's."""
+
+
+@pytest.fixture
+def celery_worker_cluster(installation: Installation) -> CeleryWorkerCluster:
+    """One worker with room for all of them."""
+    cluster = CeleryWorkerCluster(installation.worker("--concurrency", str(TURNS)))
+    assert cluster.ready()
+    return cluster
+
+
+def test_hundreds_of_turns_wait_at_once(celery_setup: CeleryTestSetup, installation: Installation) -> None:
+    """A turn mostly waits; waiting must cost next to nothing."""
+    (worker,) = installation.workers
+    process = psutil.Process(worker.pid)
+    before = process.memory_info().rss
+    gates = [installation.mind.gate(f"hello {number}") for number in range(TURNS)]
+    accepted = [installation.accept(f"hello {number}", user=f"user {number}") for number in range(TURNS)]
+    wait_until(lambda: all(gate.asked.is_set() for gate in gates), "all wait for the model", within_s=60)
+    threads, grown = process.num_threads(), process.memory_info().rss - before
+    for gate in gates:
+        gate.opened.set()
+    turns = installation.settled(*(each.turn_id for each in accepted), within_s=60)
+
+    assert {turn["status"] for turn in turns} == {"done"}
+    assert threads < TURNS + BESIDE
+    assert grown < TURNS * MIB
+    installation.check()
