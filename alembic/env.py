@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from alembic import context
 from sqlalchemy import create_engine, text
 
-from alembic import context
 from perdure.database.tables import metadata
 
 _LOCK_TIMEOUT = "5s"

@@ -61,10 +61,10 @@ class CountingDatabase(Database):
         self.committed.clear()
         self.driven = 0
 
-    def run(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
+    def run(self, statement: Statement, parameters: Mapping[str, Any], *, urgent: bool = False) -> Sequence[Row[Any]]:
         """Count it and run it."""
         self.sent[statement.name] += 1
-        return super().run(statement, parameters)
+        return super().run(statement, parameters, urgent=urgent)
 
     def _observe(self, moment: Moment, name: str) -> None:
         self.committed[name] += moment == "after"

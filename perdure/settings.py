@@ -8,8 +8,10 @@ and what is accepted.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
+from collections.abc import Iterable
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -20,12 +22,16 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import SettingsError as Unparsable
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from perdure.errors import SettingsError
 
+log = logging.getLogger(__name__)
+
 _PREFIX = "PERDURE_"
+_BROKERS = ("redis", "rediss", "redis+socket", "amqp", "amqps", "pyamqp")
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -49,7 +55,7 @@ class OnBusy(StrEnum):
 
 
 class _Group(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)  # `load` tells of what is unknown
 
 
 class SessionSettings(_Group):
@@ -158,27 +164,40 @@ class Settings(BaseSettings):
         except ArgumentError:
             name = ""
         if name not in {"postgresql", "postgresql+psycopg2"}:
-            raise ValueError("accepted: a SQLAlchemy URL that begins with postgresql:// or postgresql+psycopg2://")
+            raise ValueError("it must be a SQLAlchemy URL that begins with postgresql:// or postgresql+psycopg2://")
         return value
 
     @field_validator("redis_url")
     @classmethod
     def _redis(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and not value.get_secret_value().startswith(("redis://", "rediss://", "redis+socket://")):
-            raise ValueError("accepted: a URL that begins with redis://, rediss:// or redis+socket://")
+            raise ValueError("it must be a URL that begins with redis://, rediss:// or redis+socket://")
+        return value
+
+    @field_validator("broker_url")
+    @classmethod
+    def _broker(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and value.get_secret_value().partition("://")[0] not in _BROKERS:
+            raise ValueError(f"it must be a URL that begins with one of {', '.join(f'{each}://' for each in _BROKERS)}")
         return value
 
     @classmethod
     def load(cls, **overrides: Any) -> Settings:
-        """Read the environment and `.env`.
+        """Read the environment and `.env`. A name that is no setting is warned of: it may be misspelt.
 
         Raises:
             SettingsError: a value is wrong; the message names variable, value and what is accepted.
         """
+        for name in _unknown(os.environ):
+            log.warning("%s is no setting of this release of perdure, and is ignored", name)
         try:
             return cls(**overrides)
         except ValidationError as error:
             raise SettingsError("\n".join(_sentence(item) for item in error.errors())) from None
+        except Unparsable:  # a group, which pydantic-settings takes for JSON
+            raise SettingsError(
+                "\n".join(_is_group(name) for name in _groups() if _PREFIX + name in os.environ)
+            ) from None
 
     def signing_key(self) -> bytes:
         """The key that signs callbacks: `PERDURE_SECRET_KEY`, or one made once under the data dir."""
@@ -217,6 +236,29 @@ def _sentence(item: ErrorDetails) -> str:
     message = item["msg"].removeprefix("Value error, ")
     if message.startswith(_PREFIX):
         return message
+    if item["type"] in {"model_type", "model_attributes_type"}:
+        return _is_group(location)
     secret = any(word in location for word in ("KEY", "URL"))
-    shown = "(not shown)" if secret else repr(item["input"])
-    return f"{_PREFIX}{location} is {shown}: {message[:1].lower()}{message[1:]}"
+    said = "(its value is not shown) cannot be used" if secret else f"is {item['input']!r}"
+    return f"{_PREFIX}{location} {said}: {message[:1].lower()}{message[1:]}"
+
+
+def _unknown(names: Iterable[str]) -> list[str]:
+    """The names that look like settings and are none."""
+    known = {_PREFIX + name.upper() for name in Settings.model_fields}
+    known |= {variable for group in _groups() for variable in _of_group(group)}
+    return sorted(name for name in names if name.upper().startswith(_PREFIX) and name.upper() not in known)
+
+
+def _groups() -> list[str]:
+    return [name.upper() for name, field in Settings.model_fields.items() if isinstance(field.default, _Group)]
+
+
+def _of_group(group: str) -> list[str]:
+    """The variables of a group."""
+    settings = type(Settings.model_fields[group.lower()].default).model_fields
+    return [f"{_PREFIX}{group.upper()}__{name.upper()}" for name in settings]
+
+
+def _is_group(group: str) -> str:
+    return f"{_PREFIX}{group} is a group: set {', '.join(_of_group(group))}"

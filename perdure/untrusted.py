@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic_core import ErrorDetails, PydanticSerializationError, to_jsonable_python
 
 MAX_DEPTH = 64
 """Levels of nesting that arguments may have; far below what the interpreter's stack bears."""
@@ -90,6 +90,27 @@ def first_line(text: str, limit: int = 500) -> str:
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
+def what_is_wrong(item: ErrorDetails) -> str:
+    """What pydantic found wrong with a value, for people who do not read Python."""
+    kind, limits = item["type"], item.get("ctx", {})
+    if kind in {"string_too_short", "too_short"} and limits.get("min_length") == 1:
+        return "is empty"
+    if kind in {"string_too_long", "too_long"}:
+        return f"is longer than {limits['max_length']} characters"
+    message = item["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    return _PLAIN.get(kind, message)
+
+
+_PLAIN = {
+    "missing": "is missing",
+    "extra_forbidden": "is not known",
+    "string_type": "must be a string",
+    "uuid_parsing": "must be a UUID",
+    "uuid_type": "must be a UUID",
+    "dict_type": "must be a JSON object",
+    "model_type": "must be a JSON object",
+    "model_attributes_type": "must be a JSON object",
+}
 _TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
 _JSON_NAMES: dict[type, str] = {
     list: "an array",
@@ -139,7 +160,9 @@ def _check(value: Any) -> None:
             return
         for each in level:
             if isinstance(each, str) and _UNSTORABLE.search(each):
-                raise ValueError("a string holds NUL or half of a surrogate pair, which is not text")
+                raise ValueError(
+                    "a string contains NUL or a character that is no valid Unicode (half of a surrogate pair)"
+                )
         level = [child for each in level for child in _children(each)]
     raise ValueError(_TOO_DEEP)
 

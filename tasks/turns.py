@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, assert_never
 from uuid import UUID
 
@@ -14,6 +15,8 @@ from perdure.turns.lease import NeedsIsolation, NotNeeded
 from perdure.turns.runner import Ran
 from perdure.turns.sweep import put_off
 from tasks.task import PerdureTask
+
+log = logging.getLogger(__name__)
 
 
 @shared_task(
@@ -45,7 +48,8 @@ def run(self: PerdureTask, session_id: str) -> None:
     match outcome:
         case Ran() | NotNeeded():
             return
-        case NeedsIsolation():
+        case NeedsIsolation(claims):
+            log.warning("session %s: its turn was claimed %d times already, and must run alone", session_id, claims)
             if not self.process.isolate(UUID(session_id)):
                 put_off(self.process.runtime, UUID(session_id))
         case _:

@@ -21,7 +21,7 @@ from pydantic import (
 
 from perdure.errors import InvalidRequest
 from perdure.settings import OnBusy
-from perdure.untrusted import first_line, load_object
+from perdure.untrusted import first_line, load_object, what_is_wrong
 
 DEFAULT_PRIORITY = 5
 MAX_METADATA_CHARS = 16_384
@@ -52,19 +52,28 @@ class ReplyTo(BaseModel):
     def _one_or_the_other(self) -> ReplyTo:
         if (self.url is None) == (self.task is None):
             raise ValueError("give either url or task")
-        if self.url is not None and not _is_web_address(self.url):
-            raise ValueError("url must begin with http:// or https:// and name a host")
+        if self.url is not None:
+            _check_web_address(self.url)
         if self.url is not None and self.queue is not None:
             raise ValueError("queue goes with task only")
         return self
 
 
-def _is_web_address(url: str) -> bool:
+def _check_web_address(url: str) -> None:
     try:
         parts = urlsplit(url)
-        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no port, a host that is no host
-        return False
+        named = parts.scheme in {"http", "https"} and bool(parts.hostname)
+    except ValueError:  # a host that is no host
+        named = False
+    if not named:
+        raise ValueError("url must begin with http:// or https:// and name a host")
+    try:
+        reachable = parts.port != 0
+    except ValueError:  # neither a number nor in its range
+        reachable = False
+    if not reachable:
+        port = parts.netloc.rpartition(":")[2]
+        raise ValueError(f"url names the port {port}; a port is a number from 1 to 65535")
 
 
 class Incoming(BaseModel):
@@ -121,4 +130,4 @@ def parse_incoming(given: Any, *, channel: Literal["http", "celery"] = "http") -
 
 def _sentence(item: Any) -> str:
     where = first_line(".".join(str(part) for part in item["loc"]), 200)
-    return f"{where}: {item['msg'].removeprefix('Value error, ')}."
+    return f"{where}: {what_is_wrong(item)}."

@@ -472,7 +472,8 @@ TAKE_SWEEP = Statement(
     INSERT INTO sweeps AS s (name, due_at)
     VALUES (%(name)s, perdure_now() + make_interval(secs => %(every_s)s))
     ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at
-    WHERE s.due_at <= perdure_now() OR s.due_at > excluded.due_at  -- the server's clock was ahead for a while
+    WHERE s.due_at <= perdure_now()
+          OR s.due_at > excluded.due_at + interval '1 second'  -- the server's clock was ahead for a while
     RETURNING s.name
     """,
 )

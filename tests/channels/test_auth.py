@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,8 +16,14 @@ from starlette.testclient import TestClient
 from perdure.channels.http.app import create_app
 from perdure.errors import SettingsError
 from perdure.runtime import Runtime
-from perdure.settings import Settings, fingerprint
+from perdure.settings import Settings
 from tests.channels.conftest import BASE_URL
+
+
+def fingerprint(key: str) -> str:
+    """A key as `sha256:HEX` means it."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
 
 SERVICE, HASHED, FILED, ADMIN = "service-key", "hashed-key", "filed-key", "admin-key"
 PATH = "/v1/sessions?user_id=ann"

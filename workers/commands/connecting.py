@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from uuid import UUID
 
 from perdure.database.engine import Database
-from perdure.errors import NotFound, Unavailable
+from perdure.errors import Unavailable
 from perdure.runtime import Runtime
 from perdure.settings import Settings
 from workers import logs
 from workers.assembly import addresses, assemble, database_address
+from workers.commands.failing import WRONG_USAGE, Failure
 from workers.wake import CeleryWaker
 
 log = logging.getLogger(__name__)
@@ -70,12 +71,14 @@ def parse_id(text: str, thing: str) -> UUID:
     """The id that a person typed.
 
     Raises:
-        NotFound: it is none.
+        Failure: it is none.
     """
     try:
         return UUID(text)
     except ValueError:
-        raise NotFound(f"{text!r} is no id of a {thing}.") from None
+        raise Failure(
+            f"{text!r} is no id of a {thing}: an id is a UUID, as `perdure send` prints it.", WRONG_USAGE
+        ) from None
 
 
 def _waker(settings: Settings) -> CeleryWaker | _NobodyToWake:

@@ -13,7 +13,7 @@ from typing import NoReturn
 from psycopg2 import errors as postgresql
 from sqlalchemy.exc import ProgrammingError
 
-from perdure.errors import PerdureError, SettingsError, Unavailable
+from perdure.errors import InvalidRequest, PerdureError, SettingsError, Unavailable
 from workers.embedded import EmbeddedServerError
 
 FAILED = 1
@@ -48,7 +48,7 @@ def explained() -> Iterator[None]:
     except Unavailable as error:
         _leave(error.message if "perdure up" in error.message else f"{error.message} {_WAY_OUT}", UNAVAILABLE)
     except PerdureError as error:
-        _leave(error.message, FAILED)
+        _leave(error.message, WRONG_USAGE if isinstance(error, InvalidRequest) else FAILED)
     except ProgrammingError as error:
         if not isinstance(error.orig, _NOT_MIGRATED):
             raise

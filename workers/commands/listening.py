@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 
-from workers.commands.failing import Failure
+from workers.commands.failing import WRONG_USAGE, Failure
 
 _BACKLOG = 2048
 
@@ -19,11 +20,10 @@ def bind(host: str, port: int, option: str) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+    except (socket.gaierror, UnicodeError):
+        raise Failure(f"Cannot listen on {host!r}: it is no address, and no name of one.", WRONG_USAGE) from None
     except OSError as error:
-        raise Failure(
-            f"Cannot listen on {host} port {port}: {_reason(error)}. "
-            f"Something else may run there, another `perdure up` perhaps; choose another port with {option}."
-        ) from None
+        raise Failure(f"Cannot listen on {host} port {port}: {_reason(error)}. {_advice(error, option)}") from None
 
 
 def require_free(host: str, port: int, option: str) -> None:
@@ -33,6 +33,12 @@ def require_free(host: str, port: int, option: str) -> None:
         Failure: as `bind`.
     """
     bind(host, port, option).close()
+
+
+def _advice(error: OSError, option: str) -> str:
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "This machine has no such address."
+    return f"Something else may run there, another `perdure up` perhaps; choose another port with {option}."
 
 
 def _reason(error: OSError) -> str:

@@ -104,7 +104,7 @@ def _celery(*argv: str) -> None:
     Settings.load()
     from workers.celery import app  # noqa: PLC0415 (importing it looks for the servers)
 
-    raise typer.Exit(app.start(list(argv)) or 0)
+    raise typer.Exit(app.start(["--quiet", *argv]) or 0)
 
 
 def _is_loopback(host: str) -> bool:

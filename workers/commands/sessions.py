@@ -37,8 +37,8 @@ def show(
     session_id: Annotated[str, typer.Argument(metavar="ID", help="The session's id.")], *, as_json: AsJson = False
 ) -> None:
     """Show a session and its transcript."""
+    wanted = connecting.parse_id(session_id, "session")
     with connecting.database() as database:
-        wanted = connecting.parse_id(session_id, "session")
         session = read_session(database, wanted)
         messages = read_messages(database, wanted)
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from concurrent.futures import wait as wait_for
 from typing import Annotated, Any
@@ -18,6 +19,13 @@ from workers.commands.display import AsJson, write_json, write_text
 from workers.commands.failing import FAILED, WRONG_USAGE, Failure
 from workers.commands.prompt import Prompt
 
+
+def _finite(seconds: float | None) -> float | None:
+    if seconds is not None and not math.isfinite(seconds):
+        raise typer.BadParameter(f"{seconds} is no number of seconds.")
+    return seconds
+
+
 User = Annotated[str, typer.Option(help="Who speaks.")]
 
 
@@ -28,7 +36,10 @@ def send(
     channel: Annotated[str, typer.Option(help="The channel that it comes from.")] = CHANNEL,
     message_id: Annotated[str | None, typer.Option(help="The same id again is the same message.")] = None,
     session: Annotated[str | None, typer.Option(help="The session's id; default the user's own.")] = None,
-    wait: Annotated[float | None, typer.Option(min=0, help="Seconds to wait for the reply, which is printed.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Who is spoken to; default the session's own.")] = None,
+    wait: Annotated[
+        float | None, typer.Option(min=0, callback=_finite, help="Seconds to wait for the reply, which is printed.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Send a message.
@@ -36,8 +47,12 @@ def send(
     Prints the ids of the turn and the session, or with --wait the reply. Status 1 if the turn
     failed or is not settled when the time is up.
     """
-    given = {"user_id": user, "text": _text(text), "channel": channel}
-    optional = {"message_id": message_id, "session_id": session}
+    words = _text(text)
+    if not words.strip():
+        raise Failure("There is nothing to send: TEXT is empty.", WRONG_USAGE)
+    given = {"user_id": user, "text": words, "channel": channel}
+    session_id = None if session is None else str(connecting.parse_id(session, "session"))
+    optional = {"message_id": message_id, "session_id": session_id, "agent": agent}
     incoming = parse_incoming({**given, **{name: value for name, value in optional.items() if value is not None}})
     with connecting.runtime() as runtime:
         accepted = accept(runtime, incoming)
@@ -67,7 +82,7 @@ def _text(given: str | None) -> str:
     try:
         return sys.stdin.buffer.read().decode().removesuffix("\n")
     except UnicodeDecodeError as error:
-        raise Failure(f"What came from stdin is not valid UTF-8 (at byte {error.start}).") from None
+        raise Failure(f"What came from stdin is not valid UTF-8 (at byte {error.start}).", WRONG_USAGE) from None
 
 
 def _settled(runtime: Runtime, accepted: Accepted, seconds: float) -> dict[str, Any]:

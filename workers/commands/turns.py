@@ -20,8 +20,9 @@ TurnId = Annotated[str, typer.Argument(metavar="ID", help="The turn's id, as `pe
 @commands.command()
 def show(turn_id: TurnId, *, as_json: AsJson = False) -> None:
     """Show a turn."""
+    wanted = connecting.parse_id(turn_id, "turn")
     with connecting.database() as database:
-        turn = read_turn(database, connecting.parse_id(turn_id, "turn"))
+        turn = read_turn(database, wanted)
     if as_json:
         write_json(turn)
         return
@@ -37,8 +38,8 @@ def show(turn_id: TurnId, *, as_json: AsJson = False) -> None:
 @commands.command()
 def cancel(turn_id: TurnId) -> None:
     """Cancel a turn: at once if it has not begun, else at its next safe point."""
+    wanted = connecting.parse_id(turn_id, "turn")
     with connecting.runtime() as runtime:
-        wanted = connecting.parse_id(turn_id, "turn")
         cancel_turn(runtime, wanted)
         status = read_turn(runtime.database, wanted)["status"]
     sys.stderr.write(f"Asked for. The turn is {status}.\n")

@@ -8,6 +8,8 @@ nothing new is taken in first, then the workers drain, then the servers stop.
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -161,18 +163,29 @@ def _welcome(data_dir: Path, host: str, port: int, flower_port: int | None) -> N
     ]
     if flower_port is not None:
         lines.append(f"  Flower    http://{_LOOPBACK}:{flower_port}")
+    program = typed()
     lines += [
         "",
         "Try, in another terminal:",
         "",
-        '  perdure send "what is 12*7+5?" --wait 20',
-        "  perdure chat",
+        f'  {program} send "what is 12*7+5?" --wait 20',
+        f"  {program} chat",
         f'  curl http://{shown}:{port}/v1/messages -d \'{{"user_id": "local", "text": "what time is it?"}}\'',
         "",
     ]
     console = Console(highlight=False, soft_wrap=True)
     for line in lines:
         console.print(line, markup=line.startswith("[bold]"))
+
+
+def typed() -> str:
+    """What a person types to run this program: its name where a shell finds it, else the way to it from here."""
+    program = Path(sys.executable).parent / "perdure"
+    found = shutil.which("perdure")
+    if not program.exists() or (found is not None and Path(found).absolute() == program):
+        return "perdure"
+    here = Path.cwd()
+    return shlex.quote(str(program.relative_to(here) if program.is_relative_to(here) else program))
 
 
 def _say(sentence: str) -> None:

@@ -15,7 +15,8 @@ crash, a reboot or a process id that was given to someone else leaves no state t
 and no process is signalled before its command line has proven it to be that server.
 
 `lifecycle` holds start, find and stop for both; `postgres` and `redis` what is particular to
-each; `account`, `sockets` and `launch` what root, long paths and lost parents ask for.
+each; `account`, `programs`, `sockets` and `launch` what root, closed directories, long paths and
+lost parents ask for.
 """
 
 from workers.embedded.errors import EmbeddedServerError

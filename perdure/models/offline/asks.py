@@ -37,6 +37,14 @@ _TIME = re.compile(
     r"|\bwhat('s| is) today'?s date\b|\btell me the (time|date)\b|몇 ?시|며칠|오늘 날짜",
     re.IGNORECASE,
 )
+_SAYING = r"(?:ask|asked|say|said|tell|told|write|wrote)"
+_THING = r"(?:question|message|line|sentence|thing)"
+_WHICH_OF_MINE = re.compile(
+    rf"\bI (?:just )?{_SAYING}(?: you| to you)? (?:the )?(?P<after>first|last)\b"
+    rf"|\bmy (?:very )?(?P<mine>first|last|previous) {_THING}\b"
+    rf"|\b(?P<before>first|last) {_THING} (?:that )?I {_SAYING}\b",
+    re.IGNORECASE,
+)
 _ZONE = re.compile(r"\b[A-Z][A-Za-z_]+/[A-Za-z_/+-]+")
 _PLACE = re.compile(r"\bin ([A-Z]\w+(?: [A-Z]\w+)*)")
 
@@ -89,6 +97,15 @@ def asks_for_summary(text: str) -> bool:
 def asks_something(text: str) -> bool:
     """Whether `text` is a question, with or without its mark."""
     return is_question(text) or bool(_ASKS_BY_WORD.search(text.strip()))
+
+
+def line_of_mine(text: str) -> int | None:
+    """The index of the user's earlier line that `text` asks for: 0 for the first, -1 for the last, else None."""
+    found = _WHICH_OF_MINE.search(text)
+    if found is None:
+        return None
+    which = found["after"] or found["mine"] or found["before"]
+    return 0 if which.lower() == "first" else -1
 
 
 def time_zone(text: str) -> str | None:

@@ -144,6 +144,9 @@ def _summary(messages: Sequence[Message]) -> str:
 
 def _quotation(question: str, earlier: Sequence[Message]) -> str | None:
     """The earlier line that the question is most likely about, quoted; None if none has a word in common."""
+    if (which := asks.line_of_mine(question)) is not None:
+        own = [message.content for message in earlier if message.role is Role.USER]
+        return f"You said earlier: “{_cut(own[which])}”" if own else None
     lines = list(_lines(earlier))
     if not terms(question):
         said = [line for role, line in lines if role is Role.USER]

@@ -1,0 +1,74 @@
+"""Settings: what is wrong stops the start, and the message is enough to put it right."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from perdure.errors import SettingsError
+from perdure.settings import Settings
+
+WRONG = [
+    ("PERDURE_DATABASE_URL", "mysql://somewhere/db", "postgresql://"),
+    ("PERDURE_DATABASE_URL", "postgresql+asyncpg://somewhere/db", "postgresql+psycopg2://"),
+    ("PERDURE_REDIS_URL", "http://somewhere", "redis://"),
+    ("PERDURE_BROKER_URL", "foo", "amqp://"),
+    ("PERDURE_BROKER_URL", "sqs://", "amqp://"),
+    ("PERDURE_TIMEZONE", "Mars/Olympus", "IANA"),
+    ("PERDURE_MODEL_TIMEOUT_S", "0", "greater than 0"),
+    ("PERDURE_MODEL_TIMEOUT_S", "nan", "finite"),
+    ("PERDURE_MODEL_TIMEOUT_S", "inf", "finite"),
+    ("PERDURE_TURN__MAX_STEPS", "many", "integer"),
+    ("PERDURE_TURN__MAX_ATTEMPTS", "0", "greater than or equal to 1"),
+    ("PERDURE_TURN__ON_BUSY", "shrug", "'enqueue', 'reject', 'interrupt' or 'merge'"),
+    ("PERDURE_TURN__HEARTBEAT_S", "29", "PERDURE_TURN__LEASE_S"),
+    ("PERDURE_TURN", "5", "PERDURE_TURN__MAX_STEPS"),
+    ("PERDURE_TURN", "long", "PERDURE_TURN__MAX_STEPS"),
+    ("PERDURE_SESSION__SCOPE", "planet", "'user' or 'channel'"),
+    ("PERDURE_GUARD__MAX_CHARS", "-1", "greater than or equal to 1"),
+    ("PERDURE_SHUTDOWN__HARD_EXIT_S", "1", "PERDURE_SHUTDOWN__DRAIN_S"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "accepted"), WRONG, ids=[f"{name}={value}" for name, value, _ in WRONG])
+def test_a_wrong_value_is_named_with_what_is_accepted(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, accepted: str
+) -> None:
+    """An operator reads one line and knows which variable to change, and to what."""
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError) as caught:
+        Settings.load(_env_file=None)
+    assert name in str(caught.value)
+    assert accepted in str(caught.value)
+    assert "Settings" not in str(caught.value), "whoever operates this sees variables, not classes"
+
+
+def test_a_url_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may hold a password, and the message goes to a log."""
+    monkeypatch.setenv("PERDURE_DATABASE_URL", "mysql://someone:secret@somewhere/db")
+    with pytest.raises(SettingsError) as caught:
+        Settings.load(_env_file=None)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_name_that_is_no_setting_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A misspelt variable does nothing; somebody must learn of that. Those of later releases stop no program."""
+    monkeypatch.setenv("PERDURE_TURN__MAXSTEPS", "3")
+    monkeypatch.setenv("PERDURE_BREAKER__ENABLED", "true")
+    with caplog.at_level(logging.WARNING):
+        assert Settings.load(_env_file=None).turn.max_steps == 15
+    told = {record.getMessage().split()[0] for record in caplog.records}
+    assert told >= {"PERDURE_BREAKER__ENABLED", "PERDURE_TURN__MAXSTEPS"}
+
+
+def test_the_signing_key_is_made_once(tmp_path: Path) -> None:
+    """Gateway and workers sign alike; nobody else may read the key."""
+    settings = Settings(_env_file=None, data_dir=tmp_path)
+    key = settings.signing_key()
+    assert len(key) == 64
+    assert Settings(_env_file=None, data_dir=tmp_path).signing_key() == key
+    assert ((tmp_path / "secret.key").stat().st_mode & 0o777) == 0o600
