@@ -25,7 +25,7 @@ up: .venv/embedded.installed ## run everything on this machine: servers, gateway
 	@$(BIN)/perdure up $(ARGS)
 
 test: .venv/test.installed ## the whole test suite, on throw-away servers of its own
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
 
 check: .venv/dev.installed lint types imports dead-code test ## what continuous integration checks
 
