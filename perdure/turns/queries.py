@@ -3,6 +3,9 @@
 Each write is one statement and so one commit. What a runner writes hangs on the row that
 its CTE `fenced` returns: no row when the fencing token has moved on, and then nothing at
 all is written. Locks are always taken session first, then turn.
+
+Over 500 lines on purpose: what may be done to a turn's rows, and in which order, is read in one
+place.
 """
 
 from __future__ import annotations
