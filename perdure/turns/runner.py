@@ -15,6 +15,7 @@ from perdure.errors import BudgetExhausted, PerdureError, SettingsError, Unavail
 from perdure.runtime import Runtime
 from perdure.turns import queries
 from perdure.turns.effects import recorded
+from perdure.turns.incoming import DEFAULT_PRIORITY
 from perdure.turns.lease import (
     Claimed,
     Hold,
@@ -38,7 +39,6 @@ _LOCKED_PAUSE_S = 0.02
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 3.0
 _LONGEST_PAUSE_REFUSED_S = 30.0
-_DEFAULT_PRIORITY = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +188,13 @@ class Runner:
         if not rows:
             raise LeaseLost
         if forgiven:
-            self._runtime.wake.session(hold.session_id, _DEFAULT_PRIORITY)
+            self._runtime.wake.session(hold.session_id, DEFAULT_PRIORITY)
         return Parked()
 
     def _release(self, hold: Hold) -> None:
         rows = self._runtime.database.run(queries.RELEASE, {"session_id": hold.session_id, "token": hold.token})
         if rows and rows[0].unsettled > 0:
-            self._runtime.wake.session(hold.session_id, _DEFAULT_PRIORITY)
+            self._runtime.wake.session(hold.session_id, DEFAULT_PRIORITY)
 
     def _look_again(self, hold: Hold, lost: _LostSight, losses: int) -> Claimed:
         """Where the session stands now: at once the first time, then less and less often.
