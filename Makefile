@@ -9,6 +9,7 @@ PYTHON ?= $(shell for each in python3 python3.12 python3.13 python3.14 python3.1
 BIN := .venv/bin
 SOURCES := perdure workers tasks schedules alembic benchmarks tests
 ARGS ?=
+TEST_PROCESSES ?= 6
 PYTEST_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -25,7 +26,7 @@ up: .venv/embedded.installed ## run everything on this machine: servers, gateway
 	@$(BIN)/perdure up $(ARGS)
 
 test: .venv/test.installed ## the whole test suite, on throw-away servers of its own
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 check: .venv/dev.installed lint types imports dead-code test ## what continuous integration checks
 
