@@ -129,6 +129,7 @@ class Settings(BaseSettings):
     model: str = "offline"
     model_timeout_s: Seconds = 120
     agents: str = "perdure.builtin"
+    snapshots: str = "postgres"
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
     admin_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
     secret_key: SecretStr | None = None

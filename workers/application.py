@@ -12,7 +12,6 @@ from typing import Any
 from celery import Celery
 from kombu import Exchange, Queue
 
-import schedules
 from perdure.settings import Settings
 from workers.assembly import Addresses
 
@@ -44,7 +43,6 @@ def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -
     wait_s = _PUBLISH_WAIT_S if publisher else _WORKER_WAIT_S
     app.conf.update(
         timezone=settings.timezone,
-        beat_schedule=schedules.entries(),
         enable_utc=True,
         task_serializer="json",
         result_serializer="json",

@@ -26,7 +26,7 @@ from sqlalchemy import (
     Uuid,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSON, JSONB
 
 metadata = MetaData(
     naming_convention={
@@ -220,6 +220,21 @@ deliveries = Table(
     comment="The outbox: replies owed to whoever asked for them.",
 )
 
+snapshots = Table(
+    "snapshots",
+    metadata,
+    Column("session_id", Uuid, ForeignKey("sessions.session_id"), nullable=False),
+    Column("set_aside", Boolean, nullable=False, comment="could not be used; kept for the operator, read by none"),
+    Column("variables", JSON, nullable=False, comment="as text, not jsonb: read back exactly as they were set"),
+    Column("events", JSON, nullable=False, comment="[{source, type, payload}]"),
+    Column("tick", BigInteger, nullable=False, comment="the session's when this was last changed"),
+    Column("token", BigInteger, nullable=False, comment="the fencing token it was written under"),
+    Column("saved_at", _timestamp, nullable=False),
+    PrimaryKeyConstraint("session_id", "set_aside"),
+    comment="Working variables and pending events, changed along with a step.",
+    postgresql_with={"fillfactor": "70"},
+)
+
 schedule_slots = Table(
     "schedule_slots",
     metadata,
@@ -227,8 +242,26 @@ schedule_slots = Table(
     Column("slot", _timestamp, nullable=False),
     Column("taken_at", _timestamp, nullable=False),
     Column("done_at", _timestamp),
+    Column("attempts", Integer, nullable=False, server_default="1"),
+    Column("retry_at", _timestamp, comment="not taken again before"),
+    Column("error", Text, comment="why the last attempt failed"),
     PrimaryKeyConstraint("entry", "slot"),
     comment="Beat's slots: taken by the task that does the work, done when it is done.",
+)
+
+schedule_entries = Table(
+    "schedule_entries",
+    metadata,
+    Column("entry", Text, primary_key=True),
+    Column("since", _timestamp, nullable=False, comment="first seen; no slot before this is caught up"),
+    Column("token", BigInteger, nullable=False, server_default="0", comment="grows with each slot taken"),
+    Column("lease_until", _timestamp, comment="a slot is being worked on; NULL when none is"),
+    Column("woken_at", _timestamp),
+    Column(
+        "wakes", Integer, nullable=False, server_default="0", comment="firings by the sweeper since a slot was taken"
+    ),
+    comment="The schedule's entries, each with the lease on the slot in work.",
+    postgresql_with={"fillfactor": "70"},
 )
 
 sweeps = Table(

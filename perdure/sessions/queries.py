@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perdure.database.engine import Statement
+from perdure.sessions.states import Trigger, sql
 
 # Opens the live session of a scope. A session opened by somebody else meanwhile is as good:
 # then nothing is inserted.
@@ -59,6 +60,116 @@ MESSAGES = Statement(
     FROM messages
     WHERE session_id = %(session_id)s AND seq > %(after)s
     ORDER BY seq LIMIT %(limit)s
+    """,
+    writes=False,
+)
+
+# --- ending ------------------------------------------------------------------------------
+
+# Asks for the end: no message is routed here any more. Returns nothing if that was asked before.
+REQUEST_END = Statement(
+    "sessions.request_end",
+    """
+    UPDATE sessions
+    SET end_requested_at = perdure_now(), end_reason = %(reason)s, routable = false
+    WHERE session_id = %(session_id)s AND end_requested_at IS NULL
+    RETURNING unsettled
+    """,
+)
+
+EXPIRE_IDLE = Statement(
+    "sessions.expire_idle",
+    """
+    WITH idle AS (
+        SELECT session_id FROM sessions
+        WHERE routable AND unsettled = 0
+          AND last_activity_at <= perdure_now() - make_interval(secs => %(idle_s)s)
+        ORDER BY last_activity_at
+        LIMIT %(most)s
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
+    UPDATE sessions AS s
+    SET end_requested_at = perdure_now(), end_reason = 'idle', routable = false
+    FROM idle WHERE s.session_id = idle.session_id
+    RETURNING s.session_id
+    """,
+)
+
+# Takes the lease of a session that is to end and has nothing left to run.
+CLAIM_ENDING = Statement(
+    "sessions.claim_ending",
+    f"""
+    WITH candidate AS (
+        SELECT session_id FROM sessions
+        WHERE session_id = %(session_id)s AND end_requested_at IS NOT NULL AND ended_at IS NULL AND unsettled = 0
+          AND (lease_until IS NULL OR lease_until <= perdure_now())
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
+    UPDATE sessions AS s
+    SET token = s.token + 1, lease_owner = 'ending', end_attempts = s.end_attempts + 1, wakes = 0,
+        lease_until = perdure_now() + make_interval(secs => %(lease_s)s),
+        state = {sql(Trigger.END_DUE, column="s.state")}
+    FROM candidate WHERE s.session_id = candidate.session_id
+    RETURNING s.token, s.state, s.end_attempts
+    """,
+)
+
+RELEASE_ENDING = Statement(
+    "sessions.release_ending",
+    """
+    UPDATE sessions SET lease_until = NULL, lease_owner = NULL, woken_at = perdure_now()
+    WHERE session_id = %(session_id)s AND token = %(token)s
+    """,
+)
+
+SAVE_SUMMARY = Statement(
+    "sessions.save_summary",
+    f"""
+    UPDATE sessions
+    SET summary = %(summary)s, key_topics = %(key_topics)s::text[], summary_extractive = %(extractive)s,
+        state = {sql(Trigger.SUMMARY_SAVED)}
+    WHERE session_id = %(session_id)s AND token = %(token)s
+    RETURNING session_id
+    """,
+)
+
+FINISH_ENDING = Statement(
+    "sessions.finish_ending",
+    f"""
+    UPDATE sessions
+    SET ended_at = perdure_now(), lease_until = NULL, lease_owner = NULL, woken_at = NULL,
+        state = {sql(Trigger.CLEANED_UP)}
+    WHERE session_id = %(session_id)s AND token = %(token)s
+    RETURNING session_id
+    """,
+)
+
+# Ending was asked for and nobody is at it: at once after a lost lease, else backing off.
+ENDINGS_DUE = Statement(
+    "sessions.endings_due",
+    """
+    WITH due AS (
+        SELECT session_id FROM sessions
+        WHERE end_requested_at IS NOT NULL AND ended_at IS NULL AND unsettled = 0
+          AND (lease_until IS NULL OR lease_until <= perdure_now())
+          AND (woken_at IS NULL OR woken_at < end_requested_at OR woken_at < lease_until
+               OR woken_at <= perdure_now() - make_interval(secs => %(backoff_s)s * 2 ^ least(wakes, 6)))
+        ORDER BY end_requested_at
+        LIMIT %(most)s
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
+    UPDATE sessions AS s SET woken_at = perdure_now(), wakes = s.wakes + 1
+    FROM due WHERE s.session_id = due.session_id
+    RETURNING s.session_id
+    """,
+)
+
+NEWEST_MESSAGES = Statement(
+    "sessions.newest_messages",
+    """
+    SELECT seq, role, content FROM messages
+    WHERE session_id = %(session_id)s
+    ORDER BY seq DESC LIMIT %(most)s
     """,
     writes=False,
 )

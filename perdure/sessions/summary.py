@@ -1,0 +1,92 @@
+"""What is kept of a session in a few sentences: its summary and its key topics.
+
+Written by the summary model. Where that fails for good, the summary is extractive (the
+conversation's own lines) and says so, and nothing waits for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perdure.clock import Clock
+from perdure.errors import PerdureError
+from perdure.models.protocol import Message, Model, ModelCall, ModelRequest, Role
+from perdure.untrusted import cut, load_object, storable
+
+log = logging.getLogger(__name__)
+
+MAX_SUMMARY_CHARS = 4_000
+MAX_TOPICS = 8
+
+PROMPT = """Summarise the conversation below for whoever talks to this user next: what they asked, what was
+answered or decided, and what is still open. A few sentences, in the conversation's own language.
+Answer with a JSON object: {"summary": "...", "key_topics": ["...", "..."]}"""
+
+_WORD = re.compile(r"\w{4,}")
+_EXTRACT_LINES = 6
+_EXTRACT_CHARS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """`extractive` says that no model wrote it."""
+
+    text: str
+    key_topics: tuple[str, ...]
+    extractive: bool
+
+
+def summarise(model: Model, clock: Clock, timeout_s: float, conversation: Sequence[Message]) -> Summary:
+    """Have `model` summarise; what it says is taken as it is where it is not the JSON asked for.
+
+    Raises:
+        PerdureError: the model failed.
+    """
+    lines = "\n".join(f"{message.role}: {message.content}" for message in conversation if message.content)
+    request = ModelRequest((Message(Role.SYSTEM, PROMPT), Message(Role.USER, lines)))
+    reply = model.respond(request, ModelCall(clock, timeout_s)).content.strip()
+    try:
+        given = load_object(_without_fence(reply))
+    except ValueError:
+        given = {"summary": reply}
+    text = given.get("summary")
+    if not isinstance(text, str) or not text.strip():
+        raise PerdureError("The model's summary was empty.")
+    return Summary(_bounded(text), _topics(given.get("key_topics"), conversation), extractive=False)
+
+
+def extract(conversation: Sequence[Message]) -> Summary:
+    """The first and the last things that were said, marked as no model's work."""
+    said = [message.content for message in conversation if message.role in {Role.USER, Role.ASSISTANT}]
+    lines = [cut(" ".join(line.split()), _EXTRACT_CHARS) for line in said if line.strip()]
+    chosen = lines if len(lines) <= _EXTRACT_LINES else [*lines[:2], "...", *lines[2 - _EXTRACT_LINES :]]
+    text = "Extract, no summary could be made: " + " / ".join(chosen)
+    return Summary(_bounded(text), _topics(None, conversation), extractive=True)
+
+
+def _topics(given: object, conversation: Sequence[Message]) -> tuple[str, ...]:
+    """The topics that the model named, or the words that the user used most."""
+    if isinstance(given, list):
+        named = [storable(topic.strip())[:80] for topic in given if isinstance(topic, str) and topic.strip()]
+        if named:
+            return tuple(dict.fromkeys(named))[:MAX_TOPICS]
+    words = Counter(
+        word.lower()
+        for message in conversation
+        if message.role is Role.USER
+        for word in _WORD.findall(message.content)
+    )
+    return tuple(word for word, _ in words.most_common(MAX_TOPICS))
+
+
+def _without_fence(text: str) -> str:
+    found = re.fullmatch(r"```(?:json)?\s*(.*?)\s*```", text, re.DOTALL)
+    return found[1] if found else text
+
+
+def _bounded(text: str) -> str:
+    return cut(storable(text.strip()), MAX_SUMMARY_CHARS)
