@@ -40,6 +40,10 @@ class SilentWaker:
         """Nothing is published."""
         return True
 
+    def ending(self, _session_id: UUID) -> bool:
+        """Nothing is published."""
+        return True
+
     def delivery(self, _delivery_id: UUID) -> bool:
         """Nothing is published."""
         return True

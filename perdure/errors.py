@@ -161,3 +161,16 @@ class SettingsError(Exception):
 
     Stands outside the tree: it stops a program at its start and reaches no user.
     """
+
+
+class IllegalTransition(Exception):
+    """A session is in a state out of which what happened does not lead: a mistake in this program.
+
+    Stands outside the tree: nothing was written, and the log must say where. `state` is the
+    one before; `trigger` says what happened, and between which states it leads.
+    """
+
+    def __init__(self, state: str, trigger: str) -> None:
+        super().__init__(f"The session is {state}, and there leads no way out of it by: {trigger}.")
+        self.state = state
+        self.trigger = trigger

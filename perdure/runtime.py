@@ -33,6 +33,10 @@ class Waker(Protocol):
         """Somebody should send this delivery."""
         ...
 
+    def ending(self, session_id: UUID) -> bool:
+        """Somebody should end this session: that was asked for, and it has nothing left to run."""
+        ...
+
 
 @dataclass(frozen=True)
 class Runtime:

@@ -59,9 +59,10 @@ class _Group(BaseModel):
 
 
 class SessionSettings(_Group):
-    """`PERDURE_SESSION__*`."""
+    """`PERDURE_SESSION__*`: what one conversation spans, and when it is over by itself."""
 
     scope: Scope = Scope.USER
+    idle_timeout_s: Seconds = 1_800
 
 
 class TurnSettings(_Group):
@@ -127,6 +128,7 @@ class Settings(BaseSettings):
     data_dir: Path = Path(".perdure")
     timezone: str = "UTC"
     model: str = "offline"
+    summary_model: str | None = None
     model_timeout_s: Seconds = 120
     agents: str = "perdure.builtin"
     snapshots: str = "postgres"

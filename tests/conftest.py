@@ -43,6 +43,7 @@ class RecordingWaker:
     def __init__(self) -> None:
         self.sessions: list[UUID] = []
         self.deliveries: list[UUID] = []
+        self.endings: list[UUID] = []
         self.away = False
 
     def session(self, session_id: UUID, priority: int) -> bool:
@@ -55,6 +56,12 @@ class RecordingWaker:
         """Remember the delivery."""
         if not self.away:
             self.deliveries.append(delivery_id)
+        return not self.away
+
+    def ending(self, session_id: UUID) -> bool:
+        """Remember the session."""
+        if not self.away:
+            self.endings.append(session_id)
         return not self.away
 
 

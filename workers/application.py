@@ -17,12 +17,13 @@ from workers.assembly import Addresses
 
 QUEUES = ("ingress", "turns", "deliveries", "sessions", "memory", "maintenance")
 
-INCLUDED = ("tasks.turns", "tasks.deliveries", "workers.control")
+INCLUDED = ("tasks.turns", "tasks.deliveries", "tasks.sessions", "workers.control")
 
 ROUTES = {
     "turns.submit": {"queue": "ingress"},
     "turns.*": {"queue": "turns"},
     "deliveries.*": {"queue": "deliveries"},
+    "sessions.*": {"queue": "sessions"},
 }
 
 CONCURRENCY = 100
@@ -72,6 +73,13 @@ def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -
         redis_backend_health_check_interval=int(_WORKER_WAIT_S),
     )
     return app
+
+
+def registered() -> frozenset[str]:
+    """The names of the tasks that workers run."""
+    app = Celery("perdure", include=INCLUDED, set_as_current=False)
+    app.loader.import_default_modules()
+    return frozenset(app.tasks)
 
 
 def transport_options(broker_url: str, wait_s: float) -> dict[str, Any]:

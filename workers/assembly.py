@@ -85,11 +85,12 @@ def assemble(settings: Settings, database_url: str, wake: Waker) -> Runtime:
     """The parts of one process.
 
     Raises:
-        SettingsError: `PERDURE_AGENTS` or `PERDURE_MODEL` names what cannot be had.
+        SettingsError: `PERDURE_AGENTS`, `PERDURE_MODEL` or `PERDURE_SUMMARY_MODEL` names what cannot be had.
     """
     clock = SystemClock()
     models = Models(settings, clock)
-    models.get()  # a model that cannot be set up stops the start, not the first turn
+    for name in {settings.model, settings.summary_model or settings.model}:
+        models.get(name)  # a model that cannot be set up stops the start, not the first turn
     return Runtime(
         settings=settings,
         clock=clock,

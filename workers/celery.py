@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from perdure.settings import Settings
-from workers import control as _control  # noqa: F401 (`celery inspect` knows a command once it is imported)
 from schedules.beat import give_to_beat
+from workers import control as _control  # noqa: F401 (`celery inspect` knows a command once it is imported)
 from workers.application import make_app
 from workers.assembly import addresses
 from workers.lifecycle import follow

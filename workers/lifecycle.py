@@ -15,19 +15,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery import Celery
 from celery.signals import setup_logging, worker_init, worker_process_init, worker_shutdown, worker_shutting_down
 
+import schedules
 from perdure.channels.callback import UrlCarrier
 from perdure.errors import SettingsError, Unavailable
 from perdure.settings import Settings, ShutdownSettings
+from perdure.slots.sweep import sweep_slots
 from perdure.turns.outbox import Carrier
 from perdure.turns.runner import Runner
 from perdure.turns.sweep import sweep
 from tasks.deliveries import TaskCarrier
 from tasks.process import Process
+from tasks.scheduled import fire
 from workers import logs
 from workers.alone import Isolation
 from workers.assembly import Addresses, assemble
@@ -41,7 +45,8 @@ _CLOSE_S = 5.0
 class Lifecycle:
     """The parts of one worker process, made when first needed and closed when it ends."""
 
-    def __init__(self, settings: Settings, where: Addresses) -> None:
+    def __init__(self, app: Celery, settings: Settings, where: Addresses) -> None:
+        self._app = app
         self._settings = settings
         self._where = where
         self._lock = threading.Lock()
@@ -89,16 +94,23 @@ class Lifecycle:
         runner = Runner(runtime, owner=f"{socket.gethostname()}:{os.getpid()}")
         runner.start()
         carriers: dict[str, Carrier] = {"url": UrlCarrier(self._settings.signing_key()), "task": TaskCarrier(waker)}
-        return Process(runtime, runner, carriers, self._isolation.run)
+        found = schedules.entries(self._app.tasks, self._settings)
+        return Process(runtime, runner, carriers, self._isolation.run, found)
 
     def _sweep(self, process: Process) -> None:
         while not self._leaving.wait(process.runtime.settings.turn.sweep_s):
             try:
                 sweep(process.runtime)
+                self._sweep_slots(process)
             except Unavailable as error:
                 log.warning("could not sweep: %s", error.message)
             except Exception:
                 log.exception("the sweeper met an error and goes on")
+
+    def _sweep_slots(self, process: Process) -> None:
+        runtime = process.runtime
+        if self._waker is not None:
+            sweep_slots(runtime.database, runtime.settings.turn, process.entries.values(), partial(fire, self._waker))
 
     def _drain(self, process: Process, budget: ShutdownSettings) -> None:
         self._leaving.wait()
@@ -122,7 +134,7 @@ class Lifecycle:
 
 def follow(app: Celery, settings: Settings, where: Addresses) -> Lifecycle:
     """Tie the process's parts to the application's worker."""
-    lifecycle = Lifecycle(settings, where)
+    lifecycle = Lifecycle(app, settings, where)
     app.perdure = lifecycle
 
     def begin(sender: Any = None, **_: Any) -> None:

@@ -48,6 +48,10 @@ class CeleryWaker:
         """Publish `deliveries.send`."""
         return self.publish("deliveries.send", {"delivery_id": str(delivery_id)}, queue="deliveries")
 
+    def ending(self, session_id: UUID) -> bool:
+        """Publish `sessions.end`."""
+        return self.publish("sessions.end", {"session_id": str(session_id)}, queue="sessions")
+
     def publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
         """Send one task message within about a second; whether the broker took it."""
         with self._lock:

@@ -22,17 +22,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
+import psycopg2
 import psycopg2.extras
 from sqlalchemy import Connection, Row, create_engine
 from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from perdure.errors import Unavailable
+from perdure.errors import IllegalTransition, Unavailable
 
 psycopg2.extras.register_uuid()
 
 _PARAMETER = re.compile(r"%\((\w+)\)s")
+
+_ILLEGAL_TRANSITION = "PD001"
+"""The error code of the function `perdure_illegal_transition`."""
 
 _CONNECT_TIMEOUT_S = 5
 _LOCK_TIMEOUT_S = 2
@@ -126,6 +130,7 @@ class Database:
 
         Raises:
             Unavailable: the database cannot be reached; a write may or may not have happened.
+            IllegalTransition: a session's state does not allow it; nothing was written.
         """
         if statement.writes:
             self._notify("before", statement.name)
@@ -213,4 +218,7 @@ def _mapped_errors() -> Iterator[None]:
     except DBAPIError as error:
         if error.connection_invalidated:
             raise Unavailable("The database cannot be reached; please try again.") from error
+        if isinstance(error.orig, psycopg2.Error) and error.orig.pgcode == _ILLEGAL_TRANSITION:
+            said = error.orig.diag
+            raise IllegalTransition(said.message_primary or "", said.message_detail or "") from error
         raise

@@ -106,10 +106,20 @@ sessions = Table(
     Column("spent_s", Double, nullable=False, server_default="0", comment="seconds under lease in the present turn"),
     Column("woken_at", _timestamp),
     Column("wakes", Integer, nullable=False, server_default="0", comment="the sweeper's wake-ups since the last claim"),
+    Column("end_requested_at", _timestamp),
+    Column("end_reason", Text),
+    Column("end_attempts", Integer, nullable=False, server_default="0", comment="claims in order to end it"),
+    Column("summary_extractive", Boolean, comment="no model wrote the summary"),
+    Column("previous_session_id", Uuid, ForeignKey("sessions.session_id"), comment="the one before it in its scope"),
     _one_of("state", SESSION_STATES),
     CheckConstraint("unsettled >= 0", name="unsettled"),
     Index("sessions_live_key", "user_id", "scope", unique=True, postgresql_where=text("routable")),
     Index("sessions_user_id_idx", "user_id", "created_at"),
+    Index(
+        "sessions_ending_idx",
+        "end_requested_at",
+        postgresql_where=text("end_requested_at IS NOT NULL AND ended_at IS NULL"),
+    ),
     postgresql_with={"fillfactor": "70"},
 )
 

@@ -12,18 +12,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from perdure.clock import Clock
-from perdure.database.engine import Database
-from perdure.errors import Conflict, NotFound, PerdureError, Unavailable
-from perdure.models.protocol import Message, Model, Role
+from perdure.database.engine import Database, Executor
+from perdure.errors import Conflict, NotFound, PerdureError
+from perdure.models.protocol import CallAborted, Message, Model, ModelCall, Role
 from perdure.sessions import queries
+from perdure.sessions.states import State
 from perdure.sessions.summary import Summary, extract, summarise
 
 log = logging.getLogger(__name__)
+
+IDLE = "idle"
+"""The reason for an end that nobody asked for."""
 
 MAX_ATTEMPTS = 3
 """Attempts at a summary by the model; then it is extractive."""
@@ -31,7 +36,7 @@ MAX_ATTEMPTS = 3
 MAX_MESSAGES = 400
 """Messages, the newest, that a summary is made of."""
 
-_MARGIN_S = 15.0
+_OWNER = "ending"
 _MOST_A_ROUND = 500
 
 
@@ -42,7 +47,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """The model could not summarise; it is tried again."""
+    """There is no summary yet; it is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +58,32 @@ class NotDue:
 Outcome = Ended | Postponed | NotDue
 
 
+class Hold(Protocol):
+    """What ending a session knows of its lease, which somebody else keeps."""
+
+    def step_within(self, seconds: float) -> None:
+        """The step that begins now ends within `seconds`; later, its lease is not renewed."""
+        ...
+
+    def calling(self, call: ModelCall) -> AbstractContextManager[None]:
+        """Have `call` ended when its time is up or the process shuts down."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ender:
-    """What ending a session takes. `clean` removes what is kept of it outside PostgreSQL."""
+    """What ending a session takes.
+
+    `holding` keeps the lease that was taken under a token; `clean` removes what is kept of a
+    session outside PostgreSQL, and may be called again after a crash.
+    """
 
     database: Database
     clock: Clock
     model: Model
     timeout_s: float
+    lease_s: float
+    holding: Callable[[UUID, int], AbstractContextManager[Hold]]
     clean: Callable[[UUID], None]
 
     def end(self, session_id: UUID) -> Outcome:
@@ -69,16 +92,25 @@ class Ender:
         Raises:
             Unavailable: the database or what is to be cleaned cannot be reached; it goes on later.
         """
-        rows = self.database.run(
-            queries.CLAIM_ENDING, {"session_id": session_id, "lease_s": self.timeout_s + _MARGIN_S}
-        )
+        asked = {"session_id": session_id, "owner": _OWNER, "lease_s": self.lease_s}
+        rows = self.database.run(queries.CLAIM_ENDING, asked)
         if not rows:
             return NotDue()
-        tenure = {"session_id": session_id, "token": rows[0].token}
-        if rows[0].state == "summarizing":
-            summary = self._summary(session_id, attempt=rows[0].end_attempts)
+        with self.holding(session_id, rows[0].token) as hold:
+            return self._end(
+                rows[0].state, rows[0].end_attempts, {"session_id": session_id, "token": rows[0].token}, hold
+            )
+
+    def _end(self, state: str, attempt: int, tenure: dict[str, Any], hold: Hold) -> Outcome:
+        session_id: UUID = tenure["session_id"]
+        if state == State.SUMMARIZING:
+            try:
+                summary = self._summary(session_id, attempt, hold)
+            except CallAborted:
+                self.database.run(queries.RELEASE_ENDING, {**tenure, "forgiven": True})
+                return Postponed()
             if summary is None:
-                self.database.run(queries.RELEASE_ENDING, tenure)
+                self.database.run(queries.RELEASE_ENDING, {**tenure, "forgiven": False})
                 return Postponed()
             saved = {"summary": summary.text, "key_topics": list(summary.key_topics), "extractive": summary.extractive}
             if not self.database.run(queries.SAVE_SUMMARY, {**tenure, **saved}):
@@ -86,49 +118,72 @@ class Ender:
         self.clean(session_id)
         return Ended() if self.database.run(queries.FINISH_ENDING, tenure) else NotDue()
 
-    def _summary(self, session_id: UUID, attempt: int) -> Summary | None:
+    def _summary(self, session_id: UUID, attempt: int, hold: Hold) -> Summary | None:
+        """The summary; None if the model failed and is to be asked again.
+
+        Raises:
+            CallAborted: the process shuts down.
+        """
         conversation = read_conversation(self.database, session_id, MAX_MESSAGES)
         if not conversation:
             return Summary("", (), extractive=True)
-        if attempt > MAX_ATTEMPTS:
+        if attempt > MAX_ATTEMPTS:  # the last one ended with its process
             return extract(conversation)
+        call = ModelCall(self.clock, self.timeout_s)
+        hold.step_within(self.timeout_s)
         try:
-            return summarise(self.model, self.clock, self.timeout_s, conversation)
-        except Unavailable:
+            with hold.calling(call):
+                return summarise(self.model, call, conversation)
+        except CallAborted:
             raise
         except PerdureError as error:
             log.warning("session %s could not be summarised (attempt %d): %s", session_id, attempt, error.message)
             return extract(conversation) if attempt == MAX_ATTEMPTS else None
 
 
-def request_end(database: Database, session_id: UUID, reason: str) -> bool:
+def request_end(executor: Executor, session_id: UUID, reason: str) -> bool:
     """Ask for a session to end; whether it can begin to now (else its turns are run first).
+
+    Asking again while it has not ended changes nothing: the first reason stays.
 
     Raises:
         NotFound: there is no such session.
-        Conflict: it has ended, or is ending.
+        Conflict: it has ended.
     """
-    rows = database.run(queries.REQUEST_END, {"session_id": session_id, "reason": reason})
+    rows = executor.run(queries.REQUEST_END, {"session_id": session_id, "reason": reason})
     if rows:
         return bool(rows[0].unsettled == 0)
-    if not database.run(queries.READ, {"session_id": session_id}):
+    if not executor.run(queries.READ, {"session_id": session_id}):
         raise NotFound("There is no such session.")
     raise Conflict("That session has ended already.")
 
 
+def leave(executor: Executor, session_id: UUID, channel: str, idle_s: float) -> bool:
+    """Ask for a session to end that its user leaves, unless another channel was used within `idle_s` seconds.
+
+    Returns whether it was asked; what is asked already stays so.
+    """
+    parameters = {"session_id": session_id, "channel": channel, "idle_s": idle_s, "reason": f"left {channel}"}
+    return bool(executor.run(queries.LEAVE, parameters))
+
+
 def expire_idle(database: Database, idle_s: float) -> list[UUID]:
     """Ask for the sessions to end in which nothing happened for `idle_s` seconds; returns them."""
-    rows = database.run(queries.EXPIRE_IDLE, {"idle_s": idle_s, "most": _MOST_A_ROUND})
-    return [row.session_id for row in rows]
+    found: list[UUID] = []
+    while True:
+        rows = database.run(queries.EXPIRE_IDLE, {"idle_s": idle_s, "most": _MOST_A_ROUND, "reason": IDLE})
+        found += [row.session_id for row in rows]
+        if len(rows) < _MOST_A_ROUND:
+            return found
 
 
 def endings_due(database: Database, most: int, backoff_s: float) -> list[UUID]:
-    """Sessions that should be ending and that nobody is at work on."""
+    """Sessions that should be ending and that nobody is at work on; at most `most`."""
     rows = database.run(queries.ENDINGS_DUE, {"most": most, "backoff_s": backoff_s})
     return [row.session_id for row in rows]
 
 
-def read_conversation(database: Database, session_id: UUID, most: int) -> list[Message]:
+def read_conversation(executor: Executor, session_id: UUID, most: int) -> list[Message]:
     """The newest `most` messages of a session, oldest first."""
-    rows: Any = database.run(queries.NEWEST_MESSAGES, {"session_id": session_id, "most": most})
+    rows: Any = executor.run(queries.NEWEST_MESSAGES, {"session_id": session_id, "most": most})
     return [Message(Role(row.role), row.content) for row in reversed(rows)]

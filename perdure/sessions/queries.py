@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from perdure.database.engine import Statement
-from perdure.sessions.states import Trigger, sql
+from perdure.sessions.states import State, Trigger, sql
 
-# Opens the live session of a scope. A session opened by somebody else meanwhile is as good:
-# then nothing is inserted.
+# Opens the live session of a scope, behind the last one that was there. A session opened by
+# somebody else meanwhile is as good: then nothing is inserted.
 OPEN = Statement(
     "sessions.open",
-    """
+    f"""
     WITH known AS (
         INSERT INTO users (user_id, created_at) VALUES (%(user_id)s, perdure_now())
         ON CONFLICT DO NOTHING
     )
-    INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, channels)
-    VALUES (%(session_id)s, %(user_id)s, %(scope)s, true, %(agent)s, 'initializing', perdure_now(), perdure_now(),
-            ARRAY[%(channel)s])
+    INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, channels,
+                          previous_session_id)
+    VALUES (%(session_id)s, %(user_id)s, %(scope)s, true, %(agent)s, '{State.INITIALIZING}', perdure_now(),
+            perdure_now(), ARRAY[%(channel)s],
+            (SELECT session_id FROM sessions
+             WHERE user_id = %(user_id)s AND scope = %(scope)s AND end_requested_at IS NOT NULL
+             ORDER BY created_at DESC LIMIT 1))
     ON CONFLICT (user_id, scope) WHERE routable DO NOTHING
     """,
 )
@@ -25,13 +29,26 @@ OPEN = Statement(
 LOCK_TARGET = Statement(
     "sessions.lock_target",
     """
-    SELECT session_id, state, unsettled
+    SELECT session_id, unsettled, end_requested_at IS NOT NULL AS over,
+           routable AND unsettled = 0
+             AND last_activity_at <= perdure_now() - make_interval(secs => %(idle_s)s) AS idle
     FROM sessions
     WHERE user_id = %(user_id)s
       AND CASE WHEN %(session_id)s::uuid IS NULL THEN scope = %(scope)s AND routable
                ELSE session_id = %(session_id)s::uuid END
     FOR NO KEY UPDATE
     """,
+)
+
+# The session that a message without a session_id would go to.
+LIVE = Statement(
+    "sessions.live",
+    """
+    SELECT session_id, message_count FROM sessions
+    WHERE user_id = %(user_id)s AND scope = %(scope)s AND routable
+      AND (unsettled > 0 OR last_activity_at > perdure_now() - make_interval(secs => %(idle_s)s))
+    """,
+    writes=False,
 )
 
 _SESSION = """
@@ -66,17 +83,34 @@ MESSAGES = Statement(
 
 # --- ending ------------------------------------------------------------------------------
 
-# Asks for the end: no message is routed here any more. Returns nothing if that was asked before.
+# Asks for the end: no message is routed here any more. The first who asks says why.
 REQUEST_END = Statement(
     "sessions.request_end",
     """
     UPDATE sessions
-    SET end_requested_at = perdure_now(), end_reason = %(reason)s, routable = false
-    WHERE session_id = %(session_id)s AND end_requested_at IS NULL
+    SET end_requested_at = coalesce(end_requested_at, perdure_now()), end_reason = coalesce(end_reason, %(reason)s),
+        routable = false
+    WHERE session_id = %(session_id)s AND ended_at IS NULL
     RETURNING unsettled
     """,
 )
 
+# The same when somebody leaves a channel, unless another one was used a while ago.
+LEAVE = Statement(
+    "sessions.leave",
+    """
+    UPDATE sessions AS s
+    SET end_requested_at = perdure_now(), end_reason = %(reason)s, routable = false
+    WHERE s.session_id = %(session_id)s AND s.end_requested_at IS NULL
+      AND NOT EXISTS (
+            SELECT FROM turns AS t
+            WHERE t.session_id = s.session_id AND t.channel <> %(channel)s
+              AND greatest(t.accepted_at, t.settled_at) > perdure_now() - make_interval(secs => %(idle_s)s))
+    RETURNING s.unsettled
+    """,
+)
+
+# Sessions that nobody has used. Reads the live ones only, which are few: whatever is found here is one no more.
 EXPIRE_IDLE = Statement(
     "sessions.expire_idle",
     """
@@ -84,12 +118,11 @@ EXPIRE_IDLE = Statement(
         SELECT session_id FROM sessions
         WHERE routable AND unsettled = 0
           AND last_activity_at <= perdure_now() - make_interval(secs => %(idle_s)s)
-        ORDER BY last_activity_at
         LIMIT %(most)s
         FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE sessions AS s
-    SET end_requested_at = perdure_now(), end_reason = 'idle', routable = false
+    SET end_requested_at = perdure_now(), end_reason = %(reason)s, routable = false
     FROM idle WHERE s.session_id = idle.session_id
     RETURNING s.session_id
     """,
@@ -106,7 +139,8 @@ CLAIM_ENDING = Statement(
         FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE sessions AS s
-    SET token = s.token + 1, lease_owner = 'ending', end_attempts = s.end_attempts + 1, wakes = 0,
+    SET token = s.token + 1, lease_owner = %(owner)s, end_attempts = s.end_attempts + 1,
+        wakes = s.end_attempts,
         lease_until = perdure_now() + make_interval(secs => %(lease_s)s),
         state = {sql(Trigger.END_DUE, column="s.state")}
     FROM candidate WHERE s.session_id = candidate.session_id
@@ -114,10 +148,14 @@ CLAIM_ENDING = Statement(
     """,
 )
 
+# Gives it back as it is, to be tried again after a while; a `forgiven` attempt was none, and that is at once.
 RELEASE_ENDING = Statement(
     "sessions.release_ending",
     """
-    UPDATE sessions SET lease_until = NULL, lease_owner = NULL, woken_at = perdure_now()
+    UPDATE sessions
+    SET lease_until = NULL, lease_owner = NULL,
+        end_attempts = end_attempts - CASE WHEN %(forgiven)s THEN 1 ELSE 0 END,
+        woken_at = CASE WHEN NOT %(forgiven)s THEN perdure_now() END
     WHERE session_id = %(session_id)s AND token = %(token)s
     """,
 )

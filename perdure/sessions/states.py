@@ -1,7 +1,7 @@
 """The states of a session, and the one table of what leads from which to which.
 
 The table is ADR-021's, with the transitions that parking, cancelling, approvals and crashes
-need. Every statement that changes a state takes the new one from `sql(trigger)`, which
+need; `drawing.py` draws it. Every statement that changes a state takes the new one from `sql(trigger)`, which
 reads the state before under the row's lock and refuses what the table does not hold. So no
 other state is ever observable, whoever writes.
 """
@@ -44,7 +44,6 @@ _TURN_STATES = (State.THINKING, State.TOOL_EXECUTING, State.WAITING_APPROVAL)
 
 TRANSITIONS: dict[tuple[State, Trigger], State] = {
     (State.INITIALIZING, Trigger.SESSION_CREATED): State.ACTIVE,
-    (State.ACTIVE, Trigger.SESSION_CREATED): State.ACTIVE,
     (State.ACTIVE, Trigger.TURN_CLAIMED): State.THINKING,
     # A turn whose runner died is taken over where it stood.
     (State.THINKING, Trigger.TURN_CLAIMED): State.THINKING,
@@ -66,46 +65,13 @@ TRANSITIONS: dict[tuple[State, Trigger], State] = {
     (State.ENDING, Trigger.CLEANED_UP): State.ENDED,
 }
 
-LIVE = frozenset({State.INITIALIZING, State.ACTIVE, *_TURN_STATES})
-"""The states in which a session takes messages."""
 
+def sql(trigger: Trigger, column: str = "state") -> str:
+    """The SQL expression for the state that `trigger` leads to from the one in `column`.
 
-class IllegalTransition(Exception):
-    """A trigger met a state that it does not lead out of."""
-
-    def __init__(self, before: State, trigger: Trigger) -> None:
-        leads = ", ".join(f"{state} → {after}" for (state, each), after in TRANSITIONS.items() if each is trigger)
-        super().__init__(f"the session is {before}, from where {trigger!r} leads nowhere; it leads {leads}")
-        self.before = before
-        self.trigger = trigger
-
-
-def after(before: State, trigger: Trigger) -> State:
-    """The state that `trigger` leads to.
-
-    Raises:
-        IllegalTransition: it leads nowhere from `before`.
+    PostgreSQL raises what the table refuses (`IllegalTransition`), and writes nothing.
     """
-    found = TRANSITIONS.get((before, trigger))
-    if found is None:
-        raise IllegalTransition(before, trigger)
-    return found
-
-
-def sql(*triggers: Trigger, column: str = "state") -> str:
-    """The SQL expression for the state after `triggers`, one after another, in `column`.
-
-    PostgreSQL raises what the table refuses, naming the state and the trigger.
-    """
-    cases = []
-    for state in State:
-        reached = state
-        for trigger in triggers:
-            step = TRANSITIONS.get((reached, trigger))
-            if step is None:
-                break
-            reached = step
-        else:
-            cases.append(f"WHEN '{state}' THEN '{reached}'")
-    refused = f"perdure_illegal_transition({column}, '{', '.join(triggers)}')"
-    return f"CASE {column} {' '.join(cases)} ELSE {refused} END"
+    ways = [(before, after) for (before, each), after in TRANSITIONS.items() if each is trigger]
+    cases = " ".join(f"WHEN '{before}' THEN '{after}'" for before, after in ways)
+    leads = ", ".join(f"{before} to {after}" for before, after in ways)
+    return f"CASE {column} {cases} ELSE perdure_illegal_transition({column}, '{trigger} ({leads})') END"

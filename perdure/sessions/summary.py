@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perdure.clock import Clock
 from perdure.errors import PerdureError
 from perdure.models.protocol import Message, Model, ModelCall, ModelRequest, Role
 from perdure.untrusted import cut, load_object, storable
@@ -40,7 +39,7 @@ class Summary:
     extractive: bool
 
 
-def summarise(model: Model, clock: Clock, timeout_s: float, conversation: Sequence[Message]) -> Summary:
+def summarise(model: Model, call: ModelCall, conversation: Sequence[Message]) -> Summary:
     """Have `model` summarise; what it says is taken as it is where it is not the JSON asked for.
 
     Raises:
@@ -48,7 +47,7 @@ def summarise(model: Model, clock: Clock, timeout_s: float, conversation: Sequen
     """
     lines = "\n".join(f"{message.role}: {message.content}" for message in conversation if message.content)
     request = ModelRequest((Message(Role.SYSTEM, PROMPT), Message(Role.USER, lines)))
-    reply = model.respond(request, ModelCall(clock, timeout_s)).content.strip()
+    reply = model.respond(request, call).content.strip()
     try:
         given = load_object(_without_fence(reply))
     except ValueError:
@@ -75,10 +74,7 @@ def _topics(given: object, conversation: Sequence[Message]) -> tuple[str, ...]:
         if named:
             return tuple(dict.fromkeys(named))[:MAX_TOPICS]
     words = Counter(
-        word.lower()
-        for message in conversation
-        if message.role is Role.USER
-        for word in _WORD.findall(message.content)
+        word.lower() for message in conversation if message.role is Role.USER for word in _WORD.findall(message.content)
     )
     return tuple(word for word, _ in words.most_common(MAX_TOPICS))
 

@@ -29,5 +29,7 @@ def cancel(runtime: Runtime, turn_id: UUID) -> None:
     row = rows[0]
     if row.delivery_id is not None:
         runtime.wake.delivery(row.delivery_id)
+    if row.may_end:
+        runtime.wake.ending(row.session_id)
     if row.status != "cancelled":
         runtime.wake.session(row.session_id, row.priority)

@@ -2,14 +2,14 @@
 
 Idempotent by `(user_id, channel, message_id)`. The common case, a message that joins a
 session that exists, is one statement and one commit. Whatever needs a decision first (a new
-session, a repeated message, a busy session that is not to queue) takes the session's row
+session, an idle one, a repeated message, a busy session that is not to queue) takes the session's row
 lock and a transaction. Only then is a worker woken; that hint may be lost.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 from uuid import UUID
@@ -22,6 +22,7 @@ from perdure.errors import Conflict, InvalidRequest, NotFound, TooLarge, Unavail
 from perdure.ids import new_id
 from perdure.runtime import Runtime
 from perdure.sessions import queries as sessions
+from perdure.sessions.ending import IDLE
 from perdure.settings import OnBusy, Scope
 from perdure.turns import queries
 from perdure.turns.effects import recorded
@@ -34,7 +35,6 @@ log = logging.getLogger(__name__)
 
 _TRIES = 3
 _CHANGED = "The session changed while the message was being accepted; please send it again."
-_LIVE = frozenset({"initializing", "active", "thinking", "tool_executing", "waiting_approval"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ class _Commit:
     accepted: Accepted
     wake: bool
     deliveries: tuple[UUID, ...] = ()
+    ending: UUID | None = None
 
 
 def accept(runtime: Runtime, message: Incoming) -> Accepted:
@@ -73,6 +74,8 @@ def accept(runtime: Runtime, message: Incoming) -> Accepted:
         runtime.wake.delivery(delivery_id)
     if commit.wake:
         runtime.wake.session(commit.accepted.session_id, message.priority)
+    if commit.ending is not None:
+        runtime.wake.ending(commit.ending)
     return commit.accepted
 
 
@@ -98,6 +101,7 @@ def _parameters(runtime: Runtime, message: Incoming) -> dict[str, Any]:
         "text": message.text,
         "session_id": message.session_id,
         "scope": message.channel if runtime.settings.session.scope is Scope.CHANNEL else "",
+        "idle_s": runtime.settings.session.idle_timeout_s,
         "agent": message.agent,
         "agents": [agent.name for agent in runtime.agents],
         "default_agent": runtime.agents.default.name,
@@ -140,7 +144,10 @@ def _accept_under_lock(runtime: Runtime, message: Incoming, parameters: dict[str
         # before it, the same message or the session's first one may be on its way beside this.
         targets = transaction.run(sessions.LOCK_TARGET, parameters)
         earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
-        if not targets and not earlier:
+        ending = targets[0].session_id if targets and targets[0].idle and message.session_id is None else None
+        if ending is not None and not earlier:
+            transaction.run(sessions.REQUEST_END, {"session_id": ending, "reason": IDLE})
+        if (ending is not None or not targets) and not earlier:
             _open(runtime, transaction, message, parameters)
             targets = transaction.run(sessions.LOCK_TARGET, parameters)
             earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
@@ -148,11 +155,11 @@ def _accept_under_lock(runtime: Runtime, message: Incoming, parameters: dict[str
             return _again(earlier[0], parameters)
         if not targets:
             raise Unavailable(_CHANGED)
-        if targets[0].state not in _LIVE:
+        if targets[0].over:
             raise Conflict("That session has ended. Send the message without session_id to begin the next one.")
         if targets[0].unsettled:
             return _into_busy(runtime, transaction, targets[0].session_id, parameters)
-        return _queued(transaction, parameters)
+        return replace(_queued(transaction, parameters), ending=ending)
 
 
 def _again(row: Row[Any], parameters: dict[str, Any]) -> _Commit:

@@ -40,6 +40,15 @@ _NO_LIMIT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
+class Before:
+    """What came before a turn: the channel of the turn before, the session before and its summary, if any."""
+
+    channel: str | None = None
+    session_id: UUID | None = None
+    summary: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TurnRef:
     """The turn that a claim began or took over."""
 
@@ -50,6 +59,7 @@ class TurnRef:
     channel: str
     first_seq: int
     cancel_requested_at: datetime | None
+    before: Before = Before()
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,4 +372,13 @@ def is_claimable(database: Database, session_id: UUID, limits: TurnSettings) -> 
 def _turn(row: Row[Any]) -> TurnRef | None:
     if row.turn_id is None:
         return None
-    return TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, row.cancel_requested_at)
+    return TurnRef(
+        turn_id=row.turn_id,
+        seq=row.seq,
+        user_id=row.user_id,
+        agent=row.agent,
+        channel=row.channel,
+        first_seq=row.first_seq,
+        cancel_requested_at=row.cancel_requested_at,
+        before=Before(row.previous_channel, row.previous_session_id, row.previous_summary),
+    )

@@ -11,19 +11,22 @@ place.
 from __future__ import annotations
 
 from perdure.database.engine import Statement
+from perdure.sessions.states import State, Trigger, sql
 
 # --- accept ------------------------------------------------------------------------------
 
 # The whole of accepting into a session that exists. A session whose agent this installation no
-# longer has goes on with the default one. Returns no row where more must be known
-# first: there is no such session, it is busy and the message would not queue, or the message
-# was accepted before.
+# longer has goes on with the default one. Returns no row where more must be known first: there
+# is no such session, it is over or nobody has used it for long, it is busy and the message would
+# not queue, or the message was accepted before.
 ENQUEUE = Statement(
     "turns.enqueue",
-    """
+    f"""
     WITH target AS (
         UPDATE sessions AS s
-        SET last_turn_seq = s.last_turn_seq + 1,
+        SET state = CASE s.state WHEN '{State.INITIALIZING}' THEN {sql(Trigger.SESSION_CREATED, column="s.state")}
+                                 ELSE s.state END,
+            last_turn_seq = s.last_turn_seq + 1,
             unsettled = s.unsettled + 1,
             last_activity_at = perdure_now(),
             woken_at = perdure_now(),
@@ -32,8 +35,11 @@ ENQUEUE = Statement(
                 %(session_id)s::uuid,
                 (SELECT session_id FROM sessions WHERE user_id = %(user_id)s AND scope = %(scope)s AND routable))
           AND s.user_id = %(user_id)s
-          AND s.state NOT IN ('summarizing', 'ending', 'ended')
-          AND (s.routable OR %(session_id)s::uuid IS NOT NULL)
+          AND s.end_requested_at IS NULL
+          AND (%(session_id)s::uuid IS NOT NULL
+               OR s.routable
+                  AND (s.unsettled > 0
+                       OR s.last_activity_at > perdure_now() - make_interval(secs => %(idle_s)s)))
           AND (%(on_busy)s = 'enqueue' OR s.unsettled = 0)
           AND NOT EXISTS (
                 SELECT FROM inbox
@@ -95,13 +101,23 @@ MERGE = Statement(
 
 # --- claim -------------------------------------------------------------------------------
 
+# What the model is told of what came before a turn: the channel of the turn before it, be it the
+# last one of the session before; and that session, with its summary once there is one.
+_BEFORE = """
+           {held}.previous_session_id, previous.summary AS previous_summary,
+           coalesce(
+               (SELECT channel FROM turns WHERE session_id = %(session_id)s AND seq = begun.seq - 1),
+               (SELECT channel FROM turns WHERE session_id = {held}.previous_session_id ORDER BY seq DESC LIMIT 1)
+           ) AS previous_channel
+""".strip()
+
 # Takes the lease and begins (or takes over) the session's oldest unsettled turn. Skips a
 # row that somebody has locked. A lease that lies too far ahead was given while the server's
 # clock was wrong, and is none. From `isolate_from` claims of one turn on, only a process of the
 # turn's own may claim it.
 CLAIM = Statement(
     "turns.claim",
-    """
+    f"""
     WITH candidate AS (
         SELECT session_id, strikes, claims FROM sessions
         WHERE session_id = %(session_id)s AND unsettled > 0
@@ -116,10 +132,10 @@ CLAIM = Statement(
             strikes = s.strikes + 1,
             claims = s.claims + 1,
             wakes = 0,
-            state = CASE WHEN s.state IN ('initializing', 'active') THEN 'thinking' ELSE s.state END
+            state = {sql(Trigger.TURN_CLAIMED, column="s.state")}
         FROM candidate
         WHERE s.session_id = candidate.session_id AND candidate.claims < %(isolate_from)s
-        RETURNING s.session_id, s.token, s.strikes, s.spent_s, s.message_count
+        RETURNING s.session_id, s.token, s.strikes, s.spent_s, s.message_count, s.previous_session_id
     ), begun AS (
         UPDATE turns AS t
         SET status = 'running',
@@ -134,8 +150,10 @@ CLAIM = Statement(
         RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at
     )
     SELECT candidate.strikes AS strikes_before, candidate.claims AS claims_before,
-           claimed.token, claimed.strikes, claimed.spent_s, begun.*
+           claimed.token, claimed.strikes, claimed.spent_s, begun.*,
+           {_BEFORE.format(held="claimed")}
     FROM candidate LEFT JOIN claimed USING (session_id) LEFT JOIN begun ON true
+         LEFT JOIN sessions AS previous ON previous.session_id = claimed.previous_session_id
     """,
 )
 
@@ -155,12 +173,13 @@ CLAIMABLE = Statement(
 # one after its runner lost sight of what was committed.
 BEGIN_NEXT = Statement(
     "turns.begin_next",
-    """
+    f"""
     WITH fenced AS (
-        UPDATE sessions SET state = 'thinking', strikes = greatest(strikes, 1), claims = greatest(claims, 1),
+        UPDATE sessions SET state = {sql(Trigger.TURN_CLAIMED)}, strikes = greatest(strikes, 1),
+               claims = greatest(claims, 1),
                lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
         WHERE session_id = %(session_id)s AND token = %(token)s
-        RETURNING token, strikes, spent_s, message_count
+        RETURNING token, strikes, spent_s, message_count, previous_session_id
     ), begun AS (
         UPDATE turns AS t
         SET status = 'running',
@@ -174,7 +193,10 @@ BEGIN_NEXT = Statement(
           AND t.settled_at IS NULL
         RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at
     )
-    SELECT fenced.token, fenced.strikes, fenced.spent_s, begun.* FROM fenced LEFT JOIN begun ON true
+    SELECT fenced.token, fenced.strikes, fenced.spent_s, begun.*,
+           {_BEFORE.format(held="fenced")}
+    FROM fenced LEFT JOIN begun ON true
+         LEFT JOIN sessions AS previous ON previous.session_id = fenced.previous_session_id
     """,
 )
 
@@ -239,12 +261,12 @@ WATCH = Statement(
 # once has used it up, though its intent was committed under the same claim.
 STEP = Statement(
     "turns.step",
-    """
+    f"""
     WITH fenced AS (
         UPDATE sessions
         SET message_count = message_count + %(added)s,
             tick = tick + 1,
-            state = %(state)s,
+            state = CASE WHEN %(asks)s THEN {sql(Trigger.TOOL_REQUESTED)} ELSE {sql(Trigger.TOOL_RESULT)} END,
             strikes = 1,
             spent_s = %(spent_s)s,
             lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
@@ -325,14 +347,15 @@ EFFECTS_OF_STEP = Statement(
 # read from the locked row, so a turn accepted at this moment is not missed.
 SETTLE = Statement(
     "turns.settle",
-    """
+    f"""
     WITH fenced AS (
         UPDATE sessions
         SET message_count = message_count + %(added)s,
             tick = tick + 1,
             turn_count = turn_count + 1,
             unsettled = unsettled - 1,
-            state = 'active',
+            state = CASE WHEN %(status)s::text = 'done' THEN {sql(Trigger.RESPONSE_COMPLETE)}
+                         ELSE {sql(Trigger.TURN_STOPPED)} END,
             strikes = 0,
             claims = 0,
             spent_s = 0,
@@ -341,7 +364,7 @@ SETTLE = Statement(
                                THEN perdure_now() + make_interval(secs => %(lease_s)s) END,
             lease_owner = CASE WHEN %(keep)s AND unsettled > 1 THEN lease_owner END
         WHERE session_id = %(session_id)s AND token = %(token)s
-        RETURNING session_id, message_count - %(added)s AS base, unsettled
+        RETURNING session_id, message_count - %(added)s AS base, unsettled, end_requested_at
     ), said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
                               token_count, model, usage, created_at)
@@ -367,20 +390,22 @@ SETTLE = Statement(
         FROM settled WHERE reply_to IS NOT NULL
         RETURNING delivery_id
     )
-    SELECT fenced.unsettled, (SELECT delivery_id FROM owed) AS delivery_id FROM fenced
+    SELECT fenced.unsettled, fenced.unsettled = 0 AND fenced.end_requested_at IS NOT NULL AS may_end,
+           (SELECT delivery_id FROM owed) AS delivery_id
+    FROM fenced
     """,
 )
 
 # Gives a session back in the middle of a turn; what it had is a place to go on from.
 PARK = Statement(
     "turns.park",
-    """
+    f"""
     WITH fenced AS (
         UPDATE sessions
         SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = NULL,
             strikes = CASE WHEN %(forgiven)s THEN greatest(strikes - 1, 0) ELSE strikes END,
             claims = CASE WHEN %(forgiven)s THEN greatest(claims - 1, 0) ELSE claims END,
-            state = 'active'
+            state = {sql(Trigger.TURN_STOPPED)}
         WHERE session_id = %(session_id)s AND token = %(token)s
         RETURNING session_id
     )
@@ -404,12 +429,12 @@ RELEASE_ALL = Statement(
 
 RELEASE = Statement(
     "turns.release",
-    """
+    f"""
     UPDATE sessions SET lease_until = NULL, lease_owner = NULL, woken_at = NULL,
            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
-           state = CASE WHEN state = 'thinking' THEN 'active' ELSE state END
+           state = {sql(Trigger.TURN_STOPPED)}
     WHERE session_id = %(session_id)s AND token = %(token)s
-    RETURNING unsettled
+    RETURNING unsettled, unsettled = 0 AND end_requested_at IS NOT NULL AS may_end
     """,
 )
 
@@ -437,13 +462,16 @@ CANCEL = Statement(
         UPDATE sessions AS s
         SET unsettled = s.unsettled - 1, turn_count = s.turn_count + 1
         FROM asked WHERE s.session_id = asked.session_id AND asked.status = 'cancelled'
+        RETURNING s.unsettled = 0 AND s.end_requested_at IS NOT NULL AS may_end
     ), owed AS (
         INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
         SELECT %(delivery_id)s::uuid, turn_id, reply_to, 'pending', perdure_now(), perdure_now()
         FROM asked WHERE status = 'cancelled' AND reply_to IS NOT NULL
         RETURNING delivery_id
     )
-    SELECT asked.session_id, asked.status, asked.priority, (SELECT delivery_id FROM owed) AS delivery_id FROM asked
+    SELECT asked.session_id, asked.status, asked.priority, (SELECT delivery_id FROM owed) AS delivery_id,
+           coalesce((SELECT may_end FROM released), false) AS may_end
+    FROM asked
     """,
 )
 
@@ -475,8 +503,8 @@ TAKE_SWEEP = Statement(
     INSERT INTO sweeps AS s (name, due_at)
     VALUES (%(name)s, perdure_now() + make_interval(secs => %(every_s)s))
     ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at
-    WHERE s.due_at <= perdure_now()
-          OR s.due_at > excluded.due_at + interval '1 second'  -- the server's clock was ahead for a while
+    -- Or the server's clock was ahead for a while; by less, two rounds only began in another order than they ran.
+    WHERE s.due_at <= perdure_now() OR s.due_at > excluded.due_at + interval '1 second'
     RETURNING s.name
     """,
 )

@@ -22,6 +22,7 @@ from perdure.errors import (
 from perdure.models.protocol import CallAborted, Model, ModelCall, ModelReply, ModelRequest
 from perdure.runtime import Runtime
 from perdure.turns import queries
+from perdure.turns.briefing import brief
 from perdure.turns.effects import Interrupted, Ledger, Planned, Result, plan
 from perdure.turns.lease import Hold, LeaseLost, TurnRef
 from perdure.turns.settlement import Cancelled, Ending, Failed, Replied
@@ -44,7 +45,7 @@ class Turn:
         self._began = runtime.clock.monotonic() - spent_s
         self._agent: Agent = runtime.agents.get(ref.agent)
         self._model: Model = runtime.models(self._agent.model or runtime.settings.model)
-        self._system = f"{self._agent.instructions}\n\nThe user is writing on the channel {ref.channel!r}."
+        self._briefing: str | None = None
         self._tools = tuple(tool.schema() for tool in self._agent.tool_list)
         self._ledger = Ledger(runtime, hold, ref, self._agent)
         self._max_steps = self._agent.max_steps or runtime.settings.turn.max_steps
@@ -114,7 +115,9 @@ class Turn:
     def _query(self) -> ModelReply:
         limit_s = min(self._runtime.settings.model_timeout_s, max(self._timeout_s - self.spent_s, 0.001))
         call = ModelCall(self._runtime.clock, limit_s)
-        request = ModelRequest(self.transcript.prompt(self._system), self._tools)
+        if self._briefing is None:
+            self._briefing = brief(self._runtime.database, self._agent, self.ref)
+        request = ModelRequest(self.transcript.prompt(self._briefing), self._tools)
         self._hold.step_within(limit_s)
         with self._hold.calling(call):
             try:
@@ -128,7 +131,7 @@ class Turn:
     def _ask(self, asking: Entry) -> None:
         planned = plan(self._agent, asking.tool_calls, self._runtime)
         intents = [each.intent() for each in planned if each.refusal is None]
-        self._commit([*self.transcript.uncommitted, asking], "tool_executing", intents=intents)
+        self._commit([*self.transcript.uncommitted, asking], asks=True, intents=intents)
         self._planned = planned
 
     def _answer(self, asking: Entry) -> None:
@@ -138,12 +141,13 @@ class Turn:
             result_of(self.ref.turn_id, call, result.text)
             for call, result in zip(asking.tool_calls, results, strict=True)
         ]
-        self._commit(entries, "thinking", results=results)
+        self._commit(entries, asks=False, results=results)
 
     def _commit(
         self,
         entries: list[Entry],
-        state: str,
+        *,
+        asks: bool,
         intents: list[dict[str, object]] | None = None,
         results: list[Result] | None = None,
     ) -> None:
@@ -156,7 +160,7 @@ class Turn:
                 "lease_s": self._runtime.settings.turn.lease_s,
                 "turn_id": self.ref.turn_id,
                 "channel": self.ref.channel,
-                "state": state,
+                "asks": asks,
                 "spent_s": self.spent_s,
                 "added": len(entries),
                 "messages": as_json([entry.record(position) for position, entry in enumerate(entries, start=1)]),

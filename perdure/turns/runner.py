@@ -172,6 +172,8 @@ class Runner:
                 log.info("turn %s is done", ref.turn_id)
         if settled.delivery_id is not None:
             self._runtime.wake.delivery(settled.delivery_id)
+        if settled.may_end:
+            self._runtime.wake.ending(hold.session_id)
         return settled
 
     def _park(self, hold: Hold, ref: TurnRef, spent_s: float, *, forgiven: bool) -> Parked:
@@ -195,6 +197,8 @@ class Runner:
         rows = self._runtime.database.run(queries.RELEASE, {"session_id": hold.session_id, "token": hold.token})
         if rows and rows[0].unsettled > 0:
             self._runtime.wake.session(hold.session_id, DEFAULT_PRIORITY)
+        if rows and rows[0].may_end:
+            self._runtime.wake.ending(hold.session_id)
 
     def _look_again(self, hold: Hold, lost: _LostSight, losses: int) -> Claimed:
         """Where the session stands now: at once the first time, then less and less often.

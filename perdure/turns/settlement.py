@@ -50,9 +50,13 @@ Ending = Replied | Failed | Cancelled
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What the commit left: turns that still wait in the session, and the delivery that is owed."""
+    """What the commit left: turns that still wait in the session, and the delivery that is owed.
+
+    `may_end` says that the session was asked to end and that this was its last turn.
+    """
 
     unsettled: int
+    may_end: bool
     delivery_id: UUID | None
 
 
@@ -112,7 +116,7 @@ def settle(
     )
     if not rows:
         raise LeaseLost
-    return Settled(rows[0].unsettled, rows[0].delivery_id)
+    return Settled(rows[0].unsettled, rows[0].may_end, rows[0].delivery_id)
 
 
 def closings(turn_id: UUID, asking: Entry | None, texts: Sequence[str]) -> list[Entry]:

@@ -13,6 +13,7 @@ from itertools import takewhile
 from uuid import UUID
 
 from perdure.runtime import Runtime
+from perdure.sessions.ending import endings_due
 from perdure.turns import outbox, queries
 
 log = logging.getLogger(__name__)
@@ -23,10 +24,11 @@ MOST_A_ROUND = 200
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a round issued: wake-ups for sessions and for deliveries, and those the broker refused."""
+    """What a round issued: wake-ups for sessions, deliveries and endings, and those the broker refused."""
 
     sessions: int = 0
     deliveries: int = 0
+    endings: int = 0
     refused: int = 0
 
 
@@ -43,13 +45,18 @@ def sweep(runtime: Runtime) -> Swept | None:
         queries.WAKE_DUE, {"most": MOST_A_ROUND, "backoff_s": limits.sweep_s, "lease_s": limits.lease_s}
     )
     refused = _refused(runtime, [(row.session_id, row.priority) for row in rows])
-    if refused:
-        runtime.database.run(queries.UNWAKE, {"session_ids": refused})
     deliveries = outbox.due(runtime.database, MOST_A_ROUND)
     sent = 0 if refused else sum(1 for _ in takewhile(runtime.wake.delivery, deliveries))
-    swept = Swept(len(rows) - len(refused), sent, len(refused))
-    if rows or deliveries:
-        log.info("swept: woke %d sessions and %d deliveries, %d refused", swept.sessions, sent, swept.refused)
+    endings = endings_due(runtime.database, MOST_A_ROUND, limits.sweep_s)
+    begun = 0 if refused else sum(1 for _ in takewhile(runtime.wake.ending, endings))
+    swept = Swept(len(rows) - len(refused), sent, begun, len(refused) + len(endings) - begun)
+    if refused or endings[begun:]:
+        runtime.database.run(queries.UNWAKE, {"session_ids": [*refused, *endings[begun:]]})
+    if rows or deliveries or endings:
+        log.info(
+            "swept: woke %d sessions, %d deliveries and %d endings, %d refused",
+            swept.sessions, sent, begun, swept.refused,
+        )  # fmt: skip
     return swept
 
 

@@ -90,7 +90,7 @@ def test_a_stale_holder_writes_nothing(stage: Stage) -> None:
     turn = Turn(stage.runtime, hold, stale.turn, transcript, 0)
     before = _state(stage)
     with pytest.raises(LeaseLost):
-        turn._commit([*transcript.uncommitted, Entry(stale.turn.turn_id, Role.ASSISTANT, "x")], "thinking")
+        turn._commit([*transcript.uncommitted, Entry(stale.turn.turn_id, Role.ASSISTANT, "x")], asks=False)
     with pytest.raises(LeaseLost):
         settle(
             stage.database, stage.clock, Tenure(stale.session_id, stale.token, 30),
@@ -116,7 +116,7 @@ def test_a_stale_settle_takes_its_messages_and_results_with_it(stage: Stage) -> 
         queries.STEP,
         {
             "session_id": stale.session_id, "token": stale.token, "lease_s": 30, "turn_id": stale.turn.turn_id,
-            "channel": "http", "state": "thinking", "spent_s": 1.0, "added": 1,
+            "channel": "http", "asks": False, "spent_s": 1.0, "added": 1,
             "messages": as_json([Entry(stale.turn.turn_id, Role.ASSISTANT, "x").record(1)]),
             "intents": as_json([{
                 "effect_id": stale.turn.turn_id, "position": 0, "tool": "t", "arguments": "{}", "effect": "pure",

@@ -24,7 +24,8 @@ _FILL = f"""
     INSERT INTO users SELECT 'user ' || n, now() FROM generate_series(0, {OTHERS}) AS n;
     INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, channels,
                           last_turn_seq, message_count, turn_count, unsettled, token)
-    SELECT ('00000000-0000-7000-8000-' || lpad(n::text, 12, '0'))::uuid, 'user ' || n, '', true, 'assistant', 'active',
+    SELECT ('00000000-0000-7000-8000-' || lpad(n::text, 12, '0'))::uuid, 'user ' || n, '', true, 'assistant',
+           CASE WHEN n = 0 THEN 'thinking' ELSE 'active' END,
            now(), now(), ARRAY['http'], 2, 4, 2, (n %% 300 = 0)::int, 1
     FROM generate_series(0, {OTHERS}) AS n;
     INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, status, first_seq, accepted_at,
@@ -112,14 +113,14 @@ def _parameters(stage: Stage) -> dict[str, Any]:
         "agent": None, "on_busy": "enqueue", "priority": 5, "reply_to": None, "metadata": None,
         "owner": "me", "lease_s": 30, "isolate_from": 100, "agents": ["a"], "default_agent": "a",
         "token": 1, "turn_id": turn.turn_id, "turn_seq": 2000,
-        "first_seq": turn.first_seq, "window": 20, "state": "thinking", "spent_s": 1.0, "added": 1,
+        "first_seq": turn.first_seq, "window": 20, "asks": False, "spent_s": 1.0, "added": 1,
         "messages": as_json([{"position": 1, "role": "assistant", "content": "x", "token_count": 1}]),
         "intents": "[]", "results": as_json([{"effect_id": str(effect.effect_id), "status": "done"}]), "keep": True,
         "status": "done", "steps": 1, "usage": "{}", "error_code": None, "error_message": None, "replied": True,
         "delivery_id": delivery.delivery_id, "forgiven": True, "message": "cancelled", "effect_id": effect.effect_id,
         "timeout_s": 30.0, "result": "x", "message_seq": 2, "session_ids": [LONG], "tokens": [1],
         "turn_ids": [turn.turn_id], "most": 200, "backoff_s": 5.0, "attempt_s": 60, "error": "x", "retry_s": 5.0,
-        "name": "turns", "every_s": 5.0,
+        "name": "turns", "every_s": 5.0, "idle_s": 1_800.0,
     }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
     up.py          everything on this machine, with its servers
     processes.py   migrate, gateway, worker, beat, flower: one process each
     talking.py     send, chat; prompt.py is the terminal's side of chat
-    sessions.py, turns.py    what is kept
+    sessions.py, turns.py, schedules.py    what is kept
 
     connecting.py  what a command needs of the system
     listening.py   an address to listen on; serving.py, the gateway's web server
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import typer
 
-from workers.commands import processes, sessions, talking, turns, up
+from workers.commands import processes, schedules, sessions, talking, turns, up
 from workers.commands.failing import explained
 
 app = typer.Typer(
@@ -41,6 +41,7 @@ app.command()(talking.chat)
 app.command()(talking.send)
 app.add_typer(sessions.commands, name="sessions")
 app.add_typer(turns.commands, name="turns")
+app.add_typer(schedules.commands, name="schedules")
 
 
 def main() -> None:

@@ -28,6 +28,9 @@ class _NobodyToWake:
     def delivery(self, delivery_id: UUID) -> bool:  # noqa: ARG002 (the port's signature)
         return False
 
+    def ending(self, session_id: UUID) -> bool:  # noqa: ARG002 (the port's signature)
+        return False
+
     def close(self) -> None:
         """Nothing is open."""
 

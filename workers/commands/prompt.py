@@ -20,7 +20,8 @@ from perdure.runtime import Runtime
 from workers.commands.display import printable, write_text
 
 _HELP = """/session  the id of this conversation    /cancel  cancel the last message
-/exit     leave (/quit and Ctrl-D too)   Ctrl-C   cancel what is being answered, twice: leave"""
+/end      begin another conversation     Ctrl-C   cancel what is being answered, twice: leave
+/exit     leave (/quit and Ctrl-D too)"""
 _LEAVING = frozenset({"/exit", "/quit"})
 _LONGEST_CALL = 200
 
@@ -46,10 +47,18 @@ class Prompt:
             while True:
                 self._turn(self._line())
         except _Left:
-            if self._at_terminal:
-                self._note("\nThis conversation goes on when you come back.")
+            self._leave()
         finally:
             self._conversation.close()
+
+    def _leave(self) -> None:
+        try:
+            ends = self._conversation.leave()
+        except PerdureError as error:
+            self._note(f"{error.message} ({error.code}) The conversation ends by itself after a while.")
+            return
+        if self._at_terminal and self._conversation.session_id is not None:
+            self._note("\nIt is remembered." if ends else "\nThis conversation goes on when you come back.")
 
     def _greet(self) -> None:
         earlier = self._conversation.resume()
@@ -102,6 +111,8 @@ class Prompt:
             self._note(str(self._conversation.session_id or "There is none yet."))
         elif line == "/cancel":
             self._note("Asked for." if self._conversation.cancel() else "Nothing was said yet.")
+        elif line == "/end":
+            self._note("This conversation is over." if self._conversation.end() else "There is none yet.")
         elif line == "/help":
             self._note(_HELP)
         else:

@@ -7,7 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from perdure.sessions.ending import request_end
 from perdure.sessions.reading import list_sessions, read_messages, read_session
+from perdure.turns.incoming import parse_reason
 from workers.commands import connecting
 from workers.commands.display import AsJson, write_fields, write_json, write_table
 
@@ -47,6 +49,18 @@ def show(
     write_fields({name: value for name, value in session.items() if value not in (None, [])})
     sys.stdout.write("\n")
     write_table(("seq", "role", "content"), [_line(message) for message in messages])
+
+
+@commands.command()
+def end(
+    session_id: Annotated[str, typer.Argument(metavar="ID", help="The session's id.")],
+    reason: Annotated[str, typer.Option(help="Why; it is kept.")] = "asked for on the command line",
+) -> None:
+    """Ask for a session to end: its turns are run first, later messages begin the next one."""
+    wanted = connecting.parse_id(session_id, "session")
+    with connecting.runtime() as runtime:
+        if request_end(runtime.database, wanted, parse_reason(reason)):
+            runtime.wake.ending(wanted)
 
 
 def _line(message: dict[str, Any]) -> tuple[int, str, str]:

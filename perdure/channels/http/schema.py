@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.json_schema import models_json_schema
 
 from perdure.channels.http import problems
-from perdure.turns.incoming import Incoming
+from perdure.turns.incoming import MAX_REASON_CHARS, Incoming
 
 Status = Literal["accepted", "running", "waiting_approval", "parked", "done", "failed", "cancelled"]
 
@@ -154,6 +154,7 @@ ACCEPTED: Responses = {
 TURN = _answers(Turn)
 CANCELLING = _answers(Turn, 202, "Asked for; the turn as it is now.")
 SESSION = _answers(Session)
+ENDING = _answers(Session, 202, "Asked for; the session as it is now.")
 SESSIONS = _answers(list[Session])
 MESSAGES = _answers(list[Message])
 HEALTH = _answers(Health)
@@ -162,6 +163,21 @@ INCOMING = {
     "requestBody": {
         "required": True,
         "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Incoming"}}},
+    }
+}
+
+REASON = {
+    "requestBody": {
+        "required": False,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {"reason": {"type": "string", "maxLength": MAX_REASON_CHARS}},
+                    "additionalProperties": False,
+                }
+            }
+        },
     }
 }
 
