@@ -57,8 +57,16 @@ class Prompt:
         except PerdureError as error:
             self._note(f"{error.message} ({error.code}) The conversation ends by itself after a while.")
             return
-        if self._at_terminal and self._conversation.session_id is not None:
-            self._note("\nIt is remembered." if ends else "\nThis conversation goes on when you come back.")
+        except KeyboardInterrupt:
+            return
+        if not self._at_terminal:
+            return
+        if ends:
+            self._note("\nThis conversation is over, and remembered when you come back.")
+        elif self._conversation.session_id is not None:
+            self._note("\nThis conversation goes on when you come back.")
+        else:
+            self._note("\nUntil you come back.")
 
     def _greet(self) -> None:
         earlier = self._conversation.resume()
