@@ -28,7 +28,8 @@ up: .venv/embedded.installed ## run everything on this machine: servers, gateway
 test: .venv/test.installed ## the whole test suite, on throw-away servers of its own
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
-check: .venv/dev.installed lint types imports dead-code test ## what continuous integration checks
+check: PYTEST_ARGS += -m "not chaos"
+check: .venv/dev.installed lint types imports dead-code test ## what continuous integration checks, the long tests too
 
 lint: .venv/dev.installed ## ruff: rules, docstrings, format
 	$(BIN)/ruff check $(SOURCES)

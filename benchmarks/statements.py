@@ -24,6 +24,7 @@ from perdure.clock import SystemClock
 from perdure.database.engine import Database, Moment, Statement
 from perdure.runtime import Runtime
 from perdure.settings import Settings
+from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.turns.inbox import accept
 from perdure.turns.incoming import Incoming
 from perdure.turns.runner import Ran, Runner
@@ -89,6 +90,7 @@ class Bench:
             agents=Agents([assistant]),
             models=lambda _name: InProcessModel(),
             wake=SilentWaker(),
+            snapshots=PostgresSnapshots(self.database),
         )
         self._runner = Runner(self._runtime, "benchmark")
 

@@ -136,10 +136,14 @@ class ProviderError(PerdureError):
 
 
 class Unavailable(PerdureError):
-    """A service that this needs (PostgreSQL, the broker) cannot be reached."""
+    """A service that this needs (PostgreSQL, the broker) cannot be reached, or takes nothing in just now."""
 
     code = "UNAVAILABLE"
     http_status = 503
+
+    def __init__(self, message: str, *, retry_after_s: float = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class BudgetExhausted(PerdureError):

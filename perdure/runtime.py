@@ -14,8 +14,10 @@ from uuid import UUID
 from perdure.agents import Agents
 from perdure.clock import Clock
 from perdure.database.engine import Database
+from perdure.memory.volatile import Volatile
 from perdure.models.protocol import Model
 from perdure.settings import Settings
+from perdure.snapshots.store import SnapshotStore
 
 
 class Waker(Protocol):
@@ -40,7 +42,12 @@ class Waker(Protocol):
 
 @dataclass(frozen=True)
 class Runtime:
-    """The parts of one process. `models` finds a model by its name in `PERDURE_MODEL`'s form."""
+    """The parts of one process. `models` finds a model by its name in `PERDURE_MODEL`'s form.
+
+    `snapshots` is where `PERDURE_SNAPSHOTS` says that sessions are saved before they answer.
+
+    `volatile` is the memory in Redis, None in a process that neither runs turns nor ends sessions.
+    """
 
     settings: Settings
     clock: Clock
@@ -48,3 +55,5 @@ class Runtime:
     agents: Agents
     models: Callable[[str], Model]
     wake: Waker
+    snapshots: SnapshotStore
+    volatile: Volatile | None = None

@@ -93,10 +93,18 @@ class GuardSettings(_Group):
     max_chars: Count = 10_000
 
 
+class MemorySettings(_Group):
+    """`PERDURE_MEMORY__*`: how much is remembered, and for how long."""
+
+    working_turns: Count = 20
+    working_ttl_s: Seconds = 3_600
+
+
 class ShutdownSettings(_Group):
-    """`PERDURE_SHUTDOWN__*`: the budgets of a worker's warm shutdown."""
+    """`PERDURE_SHUTDOWN__*`: the budgets of a graceful shutdown, and of a drain of the fleet."""
 
     drain_s: Seconds = 15
+    flush_s: Seconds = 10
     hard_exit_s: Seconds = 30
 
     @model_validator(mode="after")
@@ -139,6 +147,7 @@ class Settings(BaseSettings):
     session: SessionSettings = SessionSettings()
     turn: TurnSettings = TurnSettings()
     guard: GuardSettings = GuardSettings()
+    memory: MemorySettings = MemorySettings()
     shutdown: ShutdownSettings = ShutdownSettings()
 
     @field_validator("api_keys", "admin_keys", "reply_tasks", mode="before")

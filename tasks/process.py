@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -12,13 +13,21 @@ from perdure.turns.outbox import Carrier
 from perdure.turns.runner import Runner
 from tasks.metrics import TaskMetrics
 
+Flusher = Callable[[UUID, int], int]
+"""Writes down what is kept of a session outside of PostgreSQL only, if the token is current; how much that was."""
+
+ENDINGS = 20
+"""Sessions that one process ends at once. A summary model that hangs must leave threads for turns."""
+
 
 @dataclass(frozen=True)
 class Process:
     """One worker process: its runtime, its runner, its ways to receivers.
 
     `isolate` runs a session's turn in a process of its own, and returns when that has ended;
-    False if there was no room for it. `entries` are the schedule's, by name.
+    False if there was no room for it. `entries` are the schedule's, by name. `flushers` are
+    called on the way out, for each session that was worked on here. `endings` has room for so many
+    sessions to end at once.
     """
 
     runtime: Runtime
@@ -26,4 +35,6 @@ class Process:
     carriers: Mapping[str, Carrier]
     isolate: Callable[[UUID], bool]
     entries: Mapping[str, Entry] = field(default_factory=dict)
+    flushers: Sequence[Flusher] = ()
+    endings: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(ENDINGS))
     metrics: TaskMetrics = field(default_factory=TaskMetrics)

@@ -27,6 +27,7 @@ from perdure.database.migrate import migrate
 from perdure.models.resolve import Models
 from perdure.runtime import Runtime
 from perdure.settings import Settings
+from perdure.snapshots.postgres import PostgresSnapshots
 from workers.embedded.redis import client_url
 from workers.embedded.throwaway import Servers, servers
 
@@ -151,7 +152,7 @@ def runtime(
     settings: Settings, clock: MovedClock, database: Database, agents: Agents, waker: RecordingWaker
 ) -> Runtime:
     """The parts of one process, with the offline model unless a test's agent says otherwise."""
-    return Runtime(settings, clock, database, agents, Models(settings, clock).get, waker)
+    return Runtime(settings, clock, database, agents, Models(settings, clock).get, waker, PostgresSnapshots(database))
 
 
 def _administer(url: URL, statement: str) -> None:

@@ -68,6 +68,18 @@ class CeleryWaker:
             return False
         return True
 
+    def ask(self, question: str, within_s: float) -> dict[str, Any]:
+        """What the workers answer to an inspection within so many seconds, by their names; none if it fails."""
+        began = time.monotonic()
+        answers: dict[str, Any] = {}
+        try:
+            for answer in self._app.control.broadcast(question, reply=True, timeout=within_s) or ():
+                answers |= answer
+        except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
+            log.warning("the workers cannot be asked (%s)", error)
+            time.sleep(max(within_s - (time.monotonic() - began), 0))
+        return answers
+
     def reachable(self) -> bool:
         """Whether the broker answers now."""
         try:

@@ -49,11 +49,17 @@ class Conversation:
         self._session_id: UUID | None = None
         self._turn_id: UUID | None = None
         self._seen = 0
+        self._listening = False
 
     @property
     def session_id(self) -> UUID | None:
         """The session that the last message went to."""
         return self._session_id
+
+    @property
+    def waited_for(self) -> UUID | None:
+        """The turn of the last message, while its answer has not been heard to its end."""
+        return self._turn_id if self._listening else None
 
     def resume(self) -> int:
         """Go on where this user stopped; return how many messages that conversation has.
@@ -83,6 +89,7 @@ class Conversation:
         if accepted.session_id != self._session_id:
             self._session_id, self._seen = accepted.session_id, 0
         self._turn_id = accepted.turn_id
+        self._listening = True
 
     def listen(self, on_message: Callable[[Message], None]) -> dict[str, Any]:
         """Give each message of the answer to `on_message` as it is committed; return the settled turn."""
@@ -97,6 +104,7 @@ class Conversation:
         finally:
             settled.cancel()
         turn: dict[str, Any] = self._insist(lambda: read_turn(self._runtime.database, turn_id))
+        self._listening = False
         return turn
 
     def cancel(self) -> bool:

@@ -111,14 +111,28 @@ sessions = Table(
     Column("end_attempts", Integer, nullable=False, server_default="0", comment="claims in order to end it"),
     Column("summary_extractive", Boolean, comment="no model wrote the summary"),
     Column("previous_session_id", Uuid, ForeignKey("sessions.session_id"), comment="the one before it in its scope"),
+    Column("forked_from", Uuid, comment="the session that it was copied from"),
+    Column(
+        "variables_tick",
+        BigInteger,
+        comment="the tick that last changed the working variables; NULL: there are none",
+    ),
+    Column("saved_token", BigInteger, comment="of the snapshot that counts in a store elsewhere"),
+    Column("saved_tick", BigInteger, comment="of that snapshot"),
     _one_of("state", SESSION_STATES),
     CheckConstraint("unsettled >= 0", name="unsettled"),
     Index("sessions_live_key", "user_id", "scope", unique=True, postgresql_where=text("routable")),
     Index("sessions_user_id_idx", "user_id", "created_at"),
+    Index("sessions_open_idx", "session_id", postgresql_where=text("end_requested_at IS NULL")),
     Index(
         "sessions_ending_idx",
         "end_requested_at",
         postgresql_where=text("end_requested_at IS NOT NULL AND ended_at IS NULL"),
+    ),
+    Index(
+        "sessions_previous_session_id_idx",
+        "previous_session_id",
+        postgresql_where=text("previous_session_id IS NOT NULL"),
     ),
     postgresql_with={"fillfactor": "70"},
 )
@@ -147,6 +161,9 @@ turns = Table(
     Column("accepted_at", _timestamp, nullable=False),
     Column("started_at", _timestamp),
     Column("settled_at", _timestamp),
+    Column("settled_tick", BigInteger, comment="the session's when it was settled"),
+    Column("held", JSON, comment="how it ends, once the session's snapshot is saved"),
+    Column("held_error", Text, comment="why it is not saved yet"),
     _one_of("status", TURN_STATUSES),
     CheckConstraint(
         "(settled_at IS NULL) = (status IN ('accepted', 'running', 'waiting_approval', 'parked'))", name="settled"
@@ -207,6 +224,7 @@ tool_effects = Table(
     Column("intended_at", _timestamp, nullable=False),
     Column("decide_at", _timestamp, nullable=False, comment="in doubt no earlier than this: intent + timeout"),
     Column("finished_at", _timestamp),
+    Column("variables", JSON, comment="[[number, name, value]], changes that wait for the step; no value: removed"),
     _one_of("effect", ("pure", "idempotent", "unsafe")),
     _one_of("status", EFFECT_STATUSES),
     UniqueConstraint("turn_id", "message_seq", "position"),
@@ -237,12 +255,11 @@ snapshots = Table(
     Column("set_aside", Boolean, nullable=False, comment="could not be used; kept for the operator, read by none"),
     Column("variables", JSON, nullable=False, comment="as text, not jsonb: read back exactly as they were set"),
     Column("events", JSON, nullable=False, comment="[{source, type, payload}]"),
-    Column("tick", BigInteger, nullable=False, comment="the session's when this was last changed"),
+    Column("tick", BigInteger, nullable=False, comment="the session's that they are since"),
     Column("token", BigInteger, nullable=False, comment="the fencing token it was written under"),
     Column("saved_at", _timestamp, nullable=False),
-    PrimaryKeyConstraint("session_id", "set_aside"),
-    comment="Working variables and pending events, changed along with a step.",
-    postgresql_with={"fillfactor": "70"},
+    PrimaryKeyConstraint("session_id", "set_aside", "tick"),
+    comment="Working variables and pending events: a row with each step that changed them.",
 )
 
 schedule_slots = Table(
@@ -280,4 +297,12 @@ sweeps = Table(
     Column("name", Text, primary_key=True),
     Column("due_at", _timestamp, nullable=False),
     comment="Whose turn it is to sweep: one compare-and-set on a row.",
+)
+
+intake = Table(
+    "intake",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("closed_at", _timestamp, comment="since when the fleet takes nothing in; NULL while it does"),
+    comment="Whether the fleet takes in work: one row, which a drain closes.",
 )

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from perdure.clock import Clock
 from perdure.database.engine import Database, Executor
-from perdure.errors import Conflict, NotFound, PerdureError
+from perdure.errors import Conflict, NotFound, PerdureError, Unavailable
 from perdure.models.protocol import CallAborted, Message, Model, ModelCall, Role
 from perdure.sessions import queries
 from perdure.sessions.states import State
@@ -47,7 +47,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """There is no summary yet; it is tried again."""
+    """There is no summary yet, or what is to be cleaned cannot be reached; it is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class Hold(Protocol):
 class Ender:
     """What ending a session takes.
 
-    `holding` keeps the lease that was taken under a token; `clean` removes what is kept of a
-    session outside PostgreSQL, and may be called again after a crash.
+    `holding` keeps the lease that was taken under a token; `clean`, given the session and that
+    token, removes what is kept of it outside PostgreSQL, and may be called again after a crash.
     """
 
     database: Database
@@ -84,13 +84,13 @@ class Ender:
     timeout_s: float
     lease_s: float
     holding: Callable[[UUID, int], AbstractContextManager[Hold]]
-    clean: Callable[[UUID], None]
+    clean: Callable[[UUID, int], None]
 
     def end(self, session_id: UUID) -> Outcome:
         """Take the session to its end, from wherever it stands.
 
         Raises:
-            Unavailable: the database or what is to be cleaned cannot be reached; it goes on later.
+            Unavailable: the database cannot be reached; it goes on later.
         """
         asked = {"session_id": session_id, "owner": _OWNER, "lease_s": self.lease_s}
         rows = self.database.run(queries.CLAIM_ENDING, asked)
@@ -115,8 +115,19 @@ class Ender:
             saved = {"summary": summary.text, "key_topics": list(summary.key_topics), "extractive": summary.extractive}
             if not self.database.run(queries.SAVE_SUMMARY, {**tenure, **saved}):
                 return NotDue()
-        self.clean(session_id)
+        if not self._cleaned(tenure):
+            self.database.run(queries.RELEASE_ENDING, {**tenure, "forgiven": False})
+            return Postponed()
         return Ended() if self.database.run(queries.FINISH_ENDING, tenure) else NotDue()
+
+    def _cleaned(self, tenure: dict[str, Any]) -> bool:
+        """Whether all that is kept outside PostgreSQL is gone. A session never ends with something left."""
+        try:
+            self.clean(tenure["session_id"], tenure["token"])
+        except Unavailable as error:
+            log.warning("session %s cannot end yet: %s", tenure["session_id"], error.message)
+            return False
+        return True
 
     def _summary(self, session_id: UUID, attempt: int, hold: Hold) -> Summary | None:
         """The summary; None if the model failed and is to be asked again.
@@ -177,9 +188,9 @@ def expire_idle(database: Database, idle_s: float) -> list[UUID]:
             return found
 
 
-def endings_due(database: Database, most: int, backoff_s: float) -> list[UUID]:
+def endings_due(database: Database, most: int, backoff_s: float, lease_s: float) -> list[UUID]:
     """Sessions that should be ending and that nobody is at work on; at most `most`."""
-    rows = database.run(queries.ENDINGS_DUE, {"most": most, "backoff_s": backoff_s})
+    rows = database.run(queries.ENDINGS_DUE, {"most": most, "backoff_s": backoff_s, "lease_s": lease_s})
     return [row.session_id for row in rows]
 
 

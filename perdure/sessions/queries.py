@@ -5,8 +5,9 @@ from __future__ import annotations
 from perdure.database.engine import Statement
 from perdure.sessions.states import State, Trigger, sql
 
-# Opens the live session of a scope, behind the last one that was there. A session opened by
-# somebody else meanwhile is as good: then nothing is inserted.
+# Opens the live session of a scope, behind the last one that was there: the newest that none
+# follows yet, so that a clock set back makes no gap. A session opened by somebody else meanwhile
+# is as good: then nothing is inserted.
 OPEN = Statement(
     "sessions.open",
     f"""
@@ -18,9 +19,11 @@ OPEN = Statement(
                           previous_session_id)
     VALUES (%(session_id)s, %(user_id)s, %(scope)s, true, %(agent)s, '{State.INITIALIZING}', perdure_now(),
             perdure_now(), ARRAY[%(channel)s],
-            (SELECT session_id FROM sessions
-             WHERE user_id = %(user_id)s AND scope = %(scope)s AND end_requested_at IS NOT NULL
-             ORDER BY created_at DESC LIMIT 1))
+            (SELECT s.session_id FROM sessions AS s
+             WHERE s.user_id = %(user_id)s AND s.scope = %(scope)s AND s.end_requested_at IS NOT NULL
+               AND s.forked_from IS NULL
+               AND NOT EXISTS (SELECT FROM sessions AS n WHERE n.previous_session_id = s.session_id)
+             ORDER BY s.created_at DESC LIMIT 1))
     ON CONFLICT (user_id, scope) WHERE routable DO NOTHING
     """,
 )
@@ -95,7 +98,7 @@ REQUEST_END = Statement(
     """,
 )
 
-# The same when somebody leaves a channel, unless another one was used a while ago.
+# The same when somebody leaves a channel, unless another one was used a while ago or still owes an answer.
 LEAVE = Statement(
     "sessions.leave",
     """
@@ -105,18 +108,19 @@ LEAVE = Statement(
       AND NOT EXISTS (
             SELECT FROM turns AS t
             WHERE t.session_id = s.session_id AND t.channel <> %(channel)s
-              AND greatest(t.accepted_at, t.settled_at) > perdure_now() - make_interval(secs => %(idle_s)s))
+              AND (t.settled_at IS NULL OR t.settled_at > perdure_now() - make_interval(secs => %(idle_s)s)))
     RETURNING s.unsettled
     """,
 )
 
-# Sessions that nobody has used. Reads the live ones only, which are few: whatever is found here is one no more.
+# Sessions that nobody has used, forks as well. Reads the live ones only, which are few: whatever is found here is
+# one no more.
 EXPIRE_IDLE = Statement(
     "sessions.expire_idle",
     """
     WITH idle AS (
         SELECT session_id FROM sessions
-        WHERE routable AND unsettled = 0
+        WHERE end_requested_at IS NULL AND unsettled = 0
           AND last_activity_at <= perdure_now() - make_interval(secs => %(idle_s)s)
         LIMIT %(most)s
         FOR NO KEY UPDATE SKIP LOCKED
@@ -128,14 +132,16 @@ EXPIRE_IDLE = Statement(
     """,
 )
 
-# Takes the lease of a session that is to end and has nothing left to run.
+# Takes the lease of a session that is to end and has nothing left to run. A lease that lies too
+# far ahead was given while the server's clock was wrong, and is none.
 CLAIM_ENDING = Statement(
     "sessions.claim_ending",
     f"""
     WITH candidate AS (
         SELECT session_id FROM sessions
         WHERE session_id = %(session_id)s AND end_requested_at IS NOT NULL AND ended_at IS NULL AND unsettled = 0
-          AND (lease_until IS NULL OR lease_until <= perdure_now())
+          AND (lease_until IS NULL OR lease_until <= perdure_now()
+               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
         FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE sessions AS s
@@ -189,8 +195,9 @@ ENDINGS_DUE = Statement(
     WITH due AS (
         SELECT session_id FROM sessions
         WHERE end_requested_at IS NOT NULL AND ended_at IS NULL AND unsettled = 0
-          AND (lease_until IS NULL OR lease_until <= perdure_now())
-          AND (woken_at IS NULL OR woken_at < end_requested_at OR woken_at < lease_until
+          AND (lease_until IS NULL OR lease_until <= perdure_now()
+               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
+          AND (woken_at IS NULL OR woken_at > perdure_now() OR woken_at < end_requested_at OR woken_at < lease_until
                OR woken_at <= perdure_now() - make_interval(secs => %(backoff_s)s * 2 ^ least(wakes, 6)))
         ORDER BY end_requested_at
         LIMIT %(most)s
@@ -210,4 +217,75 @@ NEWEST_MESSAGES = Statement(
     ORDER BY seq DESC LIMIT %(most)s
     """,
     writes=False,
+)
+
+# --- forking -----------------------------------------------------------------------------
+
+# The turns to copy, in order: those that had begun and were settled at the tick. They follow each
+# other without a gap, since a session's turns run one after another; one that was cancelled
+# before it began has said nothing. No tick was noted by releases that knew no forks: those turns
+# count as settled from the beginning.
+PLAN_FORK = Statement(
+    "sessions.plan_fork",
+    """
+    SELECT s.tick,
+           (SELECT min(coalesce(settled_tick, 0)) FROM turns
+            WHERE session_id = s.session_id AND first_seq IS NOT NULL AND settled_at IS NOT NULL) AS first_tick,
+           ARRAY(SELECT turn_id FROM turns
+                 WHERE session_id = s.session_id AND first_seq IS NOT NULL
+                   AND settled_at IS NOT NULL AND coalesce(settled_tick, 0) <= coalesce(%(tick)s::bigint, s.tick)
+                 ORDER BY seq) AS turn_ids
+    FROM sessions AS s WHERE s.session_id = %(session_id)s
+    """,
+    writes=False,
+)
+
+# The whole of a fork: the session, its turns under new ids, their messages, the variables. Turns
+# keep their ticks, so that a fork can be forked where its source could.
+FORK = Statement(
+    "sessions.fork",
+    f"""
+    WITH copied AS (
+        SELECT t.*, new.turn_id AS new_turn_id, new.position
+        FROM unnest(%(turn_ids)s::uuid[], %(new_turn_ids)s::uuid[])
+                 WITH ORDINALITY AS new (old_turn_id, turn_id, position)
+        JOIN turns AS t ON t.turn_id = new.old_turn_id
+    ), said AS (
+        INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
+                              token_count, model, fallback, usage, created_at)
+        SELECT %(fork_id)s::uuid, m.seq, copied.new_turn_id, m.role, m.content, m.tool_calls, m.tool_call_id,
+               m.message_id, m.channel, m.token_count, m.model, m.fallback, m.usage, m.created_at
+        FROM messages AS m JOIN copied USING (turn_id)
+        WHERE m.session_id = %(session_id)s
+        RETURNING seq
+    ), done AS (
+        INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, metadata, status, attempts,
+                           steps, first_seq, reply_seq, error_code, error_message, usage, cancel_requested_at,
+                           accepted_at, started_at, settled_at, settled_tick)
+        SELECT new_turn_id, %(fork_id)s::uuid, position, user_id, agent, channel, priority, metadata, status, attempts,
+               steps, first_seq, reply_seq, error_code, error_message, usage, cancel_requested_at,
+               accepted_at, started_at, settled_at, settled_tick
+        FROM copied
+        RETURNING coalesce(settled_tick, 0) AS settled_tick
+    ), kept AS (
+        INSERT INTO snapshots (session_id, set_aside, variables, events, tick, token, saved_at)
+        SELECT %(fork_id)s::uuid, false, variables, '[]', tick, 0, saved_at
+        FROM snapshots
+        WHERE session_id = %(session_id)s AND NOT set_aside AND tick <= (SELECT max(settled_tick) FROM done)
+    )
+    INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, channels,
+                          turn_count, message_count, last_turn_seq, tick, variables_tick, previous_session_id,
+                          forked_from)
+    SELECT %(fork_id)s::uuid, s.user_id, s.scope, false, s.agent,
+           {sql(Trigger.SESSION_CREATED, column=f"'{State.INITIALIZING}'")}, perdure_now(), perdure_now(),
+           ARRAY(SELECT channel FROM copied GROUP BY channel ORDER BY min(position)),
+           (SELECT count(*) FROM done), (SELECT count(*) FROM said), (SELECT count(*) FROM done),
+           (SELECT max(settled_tick) FROM done),
+           (SELECT CASE WHEN NOT set_aside THEN tick END FROM snapshots
+            WHERE session_id = s.session_id AND tick <= (SELECT max(settled_tick) FROM done)
+            ORDER BY tick DESC, set_aside LIMIT 1),
+           s.previous_session_id, s.session_id
+    FROM sessions AS s WHERE s.session_id = %(session_id)s
+    RETURNING session_id
+    """,
 )

@@ -6,7 +6,6 @@ conversation's own lines) and says so, and nothing waits for ever.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -16,16 +15,19 @@ from perdure.errors import PerdureError
 from perdure.models.protocol import Message, Model, ModelCall, ModelRequest, Role
 from perdure.untrusted import cut, load_object, storable
 
-log = logging.getLogger(__name__)
-
 MAX_SUMMARY_CHARS = 4_000
 MAX_TOPICS = 8
+
+MAX_PROMPT_CHARS = 120_000
+"""Of a longer conversation the model is shown the newest messages that fit into so many characters."""
 
 PROMPT = """Summarise the conversation below for whoever talks to this user next: what they asked, what was
 answered or decided, and what is still open. A few sentences, in the conversation's own language.
 Answer with a JSON object: {"summary": "...", "key_topics": ["...", "..."]}"""
 
 _WORD = re.compile(r"\w{4,}")
+_FENCE = "```"
+_MESSAGE_CHARS = 4_000
 _EXTRACT_LINES = 6
 _EXTRACT_CHARS = 300
 
@@ -45,8 +47,7 @@ def summarise(model: Model, call: ModelCall, conversation: Sequence[Message]) ->
     Raises:
         PerdureError: the model failed.
     """
-    lines = "\n".join(f"{message.role}: {message.content}" for message in conversation if message.content)
-    request = ModelRequest((Message(Role.SYSTEM, PROMPT), Message(Role.USER, lines)))
+    request = ModelRequest((Message(Role.SYSTEM, PROMPT), Message(Role.USER, _shown(conversation))))
     reply = model.respond(request, call).content.strip()
     try:
         given = load_object(_without_fence(reply))
@@ -67,6 +68,19 @@ def extract(conversation: Sequence[Message]) -> Summary:
     return Summary(_bounded(text), _topics(None, conversation), extractive=True)
 
 
+def _shown(conversation: Sequence[Message]) -> str:
+    lines: list[str] = []
+    room = MAX_PROMPT_CHARS
+    for message in reversed(conversation):
+        line = f"{message.role}: {cut(message.content, _MESSAGE_CHARS)}"
+        room -= len(line)
+        if room < 0:
+            break
+        if message.content:
+            lines.append(line)
+    return "\n".join(reversed(lines))
+
+
 def _topics(given: object, conversation: Sequence[Message]) -> tuple[str, ...]:
     """The topics that the model named, or the words that the user used most."""
     if isinstance(given, list):
@@ -80,8 +94,10 @@ def _topics(given: object, conversation: Sequence[Message]) -> tuple[str, ...]:
 
 
 def _without_fence(text: str) -> str:
-    found = re.fullmatch(r"```(?:json)?\s*(.*?)\s*```", text, re.DOTALL)
-    return found[1] if found else text
+    # No pattern: one that tries every end of a run of blanks takes hours over a reply of megabytes.
+    if len(text) < 2 * len(_FENCE) or not (text.startswith(_FENCE) and text.endswith(_FENCE)):
+        return text
+    return text.removeprefix(_FENCE).removesuffix(_FENCE).removeprefix("json").strip()
 
 
 def _bounded(text: str) -> str:

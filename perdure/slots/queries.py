@@ -122,14 +122,14 @@ FAIL = Statement(
 # --- sweep -------------------------------------------------------------------------------
 
 # Whoever moves the row ahead sweeps this round. A due time further ahead than a round was set
-# before the clock went back.
+# before the clock went back; by less than a second, two rounds only began in another order than they ran.
 TAKE_ROUND = Statement(
     "slots.take_round",
     """
     INSERT INTO sweeps AS s (name, due_at)
     VALUES ('schedules', perdure_now() + make_interval(secs => %(every_s)s))
     ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at
-    WHERE s.due_at <= perdure_now() OR s.due_at > excluded.due_at
+    WHERE s.due_at <= perdure_now() OR s.due_at > excluded.due_at + interval '1 second'
     RETURNING s.name
     """,
 )

@@ -3,7 +3,8 @@
 Only what is nowhere else is stored: the working variables and the pending events. The history
 is the transcript's last turns, tick and status are the session's row, put together when a
 snapshot is asked for. The engine has no need of `save`: it adds `queries.WITH_STEP` to the
-statement that commits a step, so that the snapshot is of that step by construction.
+statement that commits a step, so that the snapshot is of that step by construction. It does so
+whatever store is set, for what is lost elsewhere is built again from here.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class PostgresSnapshots:
         """The session's snapshot, or None; see `SnapshotStore.load`."""
         while rows := self._run(queries.LOAD, session_id=agent_id):
             try:
-                return _stored(agent_id, rows[0])
+                return put_together(agent_id, rows[0])
             except InvalidRequest as error:
                 self._move(agent_id, error.message, _still(rows[0]))
         return None
@@ -96,7 +97,7 @@ class PostgresSnapshots:
             if not (kept and wanted(kept[0])):
                 return
             transaction.run(queries.FORGET_SET_ASIDE, parameters)
-            transaction.run(queries.SET_ASIDE, parameters)
+            transaction.run(queries.SET_ASIDE, {**parameters, "tick": kept[0].tick})
         report_set_aside(self.name, session_id, "its row with set_aside", reason)
 
     def _run(self, statement: Any, **parameters: Any) -> Any:
@@ -121,8 +122,8 @@ def _still(damaged: Row[Any]) -> Callable[[Row[Any]], bool]:
     return lambda kept: (kept.variables, kept.events) == (damaged.variables, damaged.events)
 
 
-def _stored(session_id: UUID, row: Row[Any]) -> Stored:
-    """The snapshot that `row` and the session make.
+def put_together(session_id: UUID, row: Row[Any]) -> Stored:
+    """The snapshot that `row`, as `queries.LOAD` and `queries.PRESENT` return it, stands for.
 
     Raises:
         InvalidRequest: what was kept is damaged.

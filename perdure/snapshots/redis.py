@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import UUID
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from perdure.errors import InvalidRequest
+from perdure.redis import connect, way_out, where
 from perdure.snapshots.codec import dump
 from perdure.snapshots.snapshot import AgentSnapshot
 from perdure.snapshots.store import (
@@ -31,7 +29,7 @@ from perdure.snapshots.store import (
 )
 from perdure.untrusted import first_line
 
-_TIMEOUT_S = 1.0
+_WAY_OUT = "See to that server, or set PERDURE_SNAPSHOTS to another store."
 
 # A field as a number, exactly where `_stored` reads one as well.
 _NUMBER = """
@@ -90,14 +88,8 @@ class RedisSnapshots:
     """The snapshots in the Redis at `url`, in kombu's spelling or redis-py's."""
 
     def __init__(self, url: str) -> None:
-        self.name = f"redis ({_where(url)})"
-        self._client = redis.Redis.from_url(
-            _as_redis_py_spells(url),
-            socket_timeout=_TIMEOUT_S,
-            socket_connect_timeout=_TIMEOUT_S,
-            # Once more, at once: after a restart of Redis every pooled connection is a dead one.
-            retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
-        )
+        self.name = f"redis ({where(url)})"
+        self._client = connect(url)
         self._save = self._client.register_script(_SAVE)
         self._set_damaged_aside = self._client.register_script(_SET_DAMAGED_ASIDE)
         self._set_aside = self._client.register_script(_SET_ASIDE)
@@ -158,7 +150,7 @@ class RedisSnapshots:
         try:
             yield
         except redis.RedisError as error:
-            raise SnapshotUnavailable(self.name, first_line(str(error)), _way_out(error)) from error
+            raise SnapshotUnavailable(self.name, first_line(str(error)), way_out(error, _WAY_OUT)) from error
 
 
 def _stored(fields: _Fields, agent_id: UUID) -> Stored:
@@ -172,28 +164,3 @@ def _keys(agent_id: UUID) -> tuple[str, str]:
     """The snapshot's key, and that of what is set aside; the braces keep both on one node of a cluster."""
     key = f"perdure:snapshot:{{{agent_id}}}"
     return key, f"{key}:set-aside"
-
-
-def _as_redis_py_spells(url: str) -> str:
-    scheme = "redis+socket://"
-    return f"unix://{url.removeprefix(scheme)}".replace("virtual_host=", "db=") if url.startswith(scheme) else url
-
-
-def _where(url: str) -> str:
-    """The server as a message may name it: no user, no password."""
-    parts = urlsplit(url)
-    return parts.netloc.rpartition("@")[2] or parts.path
-
-
-def _way_out(error: redis.RedisError) -> str:
-    match error:
-        case redis.OutOfMemoryError():
-            return "Raise Redis's maxmemory, or make room in it."
-        case redis.ReadOnlyError():
-            return "PERDURE_REDIS_URL must name the primary server, not a replica."
-        case redis.AuthenticationError() | redis.exceptions.NoPermissionError():
-            return "PERDURE_REDIS_URL must carry a user and password that may write."
-        case redis.ResponseError():
-            return "See to that server, or set PERDURE_SNAPSHOTS to another store."
-        case _:
-            return "Start it, or set PERDURE_REDIS_URL to one that runs."

@@ -15,7 +15,7 @@ import re
 import threading
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, overload
 from uuid import UUID
@@ -29,6 +29,7 @@ from perdure import untrusted
 from perdure.errors import SettingsError, ToolError
 from perdure.models.protocol import ToolSchema
 from perdure.tools.docstring import describe
+from perdure.tools.variables import WorkingVariables
 
 MAX_RESULT_CHARS = 32_000
 """Characters of a result that reach the transcript, unless the tool says otherwise."""
@@ -51,7 +52,8 @@ class ToolContext:
     """On whose behalf a tool runs. A parameter annotated with this class receives it.
 
     `effect_id` is the idempotency key: the same for every attempt at the same call.
-    `cancelled` is set when the turn no longer wants the result.
+    `cancelled` is set when the turn no longer wants the result. `working_variables` are kept from
+    one call to the next, until the session ends.
     """
 
     user_id: str
@@ -60,6 +62,7 @@ class ToolContext:
     effect_id: UUID
     channel: str
     cancelled: threading.Event
+    working_variables: WorkingVariables = field(default_factory=WorkingVariables, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

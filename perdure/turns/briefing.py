@@ -6,6 +6,8 @@ being written. Both are quoted, as what was said and not as what to do.
 
 from __future__ import annotations
 
+import re
+
 from perdure.agents import Agent
 from perdure.database.engine import Executor
 from perdure.sessions.ending import read_conversation
@@ -16,6 +18,7 @@ MAX_MESSAGES = 20
 """Messages of the session before, the newest, that stand in for its summary."""
 
 _MAX_CHARS = 500
+_MARK = re.compile(r"<(/?previous_conversation)", re.IGNORECASE)
 
 
 def brief(executor: Executor, agent: Agent, turn: TurnRef) -> str:
@@ -42,4 +45,5 @@ def _earlier(executor: Executor, before: Before) -> str:
 
 
 def _quoted(title: str, text: str) -> str:
+    text = _MARK.sub(r"[\1", text)  # what was said must not end its own quotation
     return f"{title}:\n<previous_conversation>\n{text}\n</previous_conversation>" if text else ""

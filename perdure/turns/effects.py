@@ -12,15 +12,15 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, assert_never
+from typing import Any, assert_never, cast
 from uuid import UUID
 
 from sqlalchemy import Row
 
 from perdure.agents import Agent
-from perdure.database.engine import Executor
+from perdure.database.engine import Executor, as_json
 from perdure.errors import PerdureError, ToolError
 from perdure.ids import new_id
 from perdure.models.protocol import ToolCall
@@ -35,6 +35,7 @@ from perdure.tools.registry import (
     ToolContext,
     Unknown,
 )
+from perdure.tools.variables import Change, VariableSet, WorkingVariables
 from perdure.turns import queries
 from perdure.turns.lease import Hold, LeaseLost, TurnRef
 from perdure.turns.transcript import Entry
@@ -122,9 +123,17 @@ def _planned(agent: Agent, position: int, call: ToolCall, runtime: Runtime) -> P
 class _Run:
     """A function under way in a thread of its own, which nobody need wait for."""
 
-    def __init__(self, planned: Planned, work: Callable[[], Any], until: float, done: queue.SimpleQueue[_Run]) -> None:
+    def __init__(
+        self,
+        planned: Planned,
+        work: Callable[[], Any],
+        until: float,
+        variables: WorkingVariables,
+        done: queue.SimpleQueue[_Run],
+    ) -> None:
         self.planned = planned
         self.until = until
+        self.variables = variables
         self.outcome: Any = None
         self._work = work
         self._done = done
@@ -151,11 +160,14 @@ class _Run:
 class Ledger:
     """The tool calls of one message, for the turn that runs under `hold`."""
 
-    def __init__(self, runtime: Runtime, hold: Hold, turn: TurnRef, agent: Agent) -> None:
+    def __init__(
+        self, runtime: Runtime, hold: Hold, turn: TurnRef, agent: Agent, variables: VariableSet | None = None
+    ) -> None:
         self._runtime = runtime
         self._hold = hold
         self._turn = turn
         self._agent = agent
+        self._variables = variables or VariableSet()
 
     def perform(self, planned: Sequence[Planned]) -> list[Result]:
         """Run calls whose intents are committed; results in the order asked.
@@ -179,6 +191,7 @@ class Ledger:
         if wait_s > 0:
             self._wait(wait_s)
             rows = _rows(self._runtime.database, self._turn.turn_id, asking)
+        self._variables.replay(_changes(rows))
         results: list[Result] = []
         again: list[Planned] = []
         for fresh in plan(self._agent, asking.tool_calls, self._runtime):
@@ -231,10 +244,11 @@ class Ledger:
         probe, context = tool.probe, self._context(planned)
         self._hold.step_within(planned.timeout_s)
         done: queue.SimpleQueue[_Run] = queue.SimpleQueue()
-        run = _Run(planned, lambda: probe(context), self._now() + planned.timeout_s, done)
+        run = _Run(planned, lambda: probe(context), self._now() + planned.timeout_s, context.working_variables, done)
         try:
             done.get(timeout=planned.timeout_s)
         except queue.Empty:
+            run.variables.revoke()
             log.warning("the probe of tool %s did not answer in %g s", tool.name, planned.timeout_s)
             return Unknown()
         outcome = run.outcome
@@ -285,7 +299,7 @@ class Ledger:
 
         def note(status: str, text: str) -> None:
             if record or self._now() >= until:
-                self._finish(planned, status, text)
+                self._finish(planned, status, text, context.working_variables.changes())
 
         def work() -> str:
             try:
@@ -296,7 +310,7 @@ class Ledger:
             note("done", text)
             return text
 
-        return _Run(planned, work, until, done)
+        return _Run(planned, work, until, context.working_variables, done)
 
     def _start_again(self, planned: Planned, done: queue.SimpleQueue[_Run], *, record: bool) -> _Run:
         self._extend(planned)
@@ -309,6 +323,7 @@ class Ledger:
         if tool is None:
             raise ValueError(f"the call of {planned.call.name} was refused: it cannot time out")
         log.warning("tool %s ran for more than %g s", tool.name, planned.timeout_s)
+        run.variables.revoke()
         decided = self._decide(planned, tool.effect)
         if decided is None and tool.effect is Effect.UNSAFE and run.alive:
             # The probe looked before the effect, which this very thread may still bring about.
@@ -335,10 +350,16 @@ class Ledger:
             raise LeaseLost
         self._hold.renewed(asked_at)
 
-    def _finish(self, planned: Planned, status: str, text: str) -> None:
+    def _finish(self, planned: Planned, status: str, text: str, changes: list[Change]) -> None:
         try:
             self._runtime.database.run(
-                queries.FINISH_EFFECT, {"effect_id": planned.effect_id, "status": status, "result": storable(text)}
+                queries.FINISH_EFFECT,
+                {
+                    "effect_id": planned.effect_id,
+                    "status": status,
+                    "result": storable(text),
+                    "variables": as_json(changes) if changes else None,
+                },
             )
         except PerdureError as error:
             # The result is still handed to the turn, which commits it with the step.
@@ -357,21 +378,30 @@ class Ledger:
             effect_id=planned.effect_id,
             channel=self._turn.channel,
             cancelled=self._hold.unwanted,
+            working_variables=WorkingVariables(self._variables),
         )
 
     def _now(self) -> float:
         return self._runtime.clock.monotonic()
 
 
-def recorded(executor: Executor, turn_id: UUID, asking: Entry) -> list[Result]:
-    """The results of a message's calls, as far as their rows have one; the others are unknown."""
+def recorded(executor: Executor, turn_id: UUID, asking: Entry) -> tuple[list[Result], list[Change]]:
+    """The results of a message's calls, as far as their rows have one (the others are unknown).
+
+    And what those calls changed of the working variables, which no step has committed yet.
+    """
     rows = _rows(executor, turn_id, asking)
-    return [_as_recorded(position, rows.get(position)) for position in range(len(asking.tool_calls))]
+    results = [_as_recorded(position, rows.get(position)) for position in range(len(asking.tool_calls))]
+    return results, _changes(rows)
 
 
 def _rows(executor: Executor, turn_id: UUID, asking: Entry) -> dict[int, Row[Any]]:
     rows = executor.run(queries.EFFECTS_OF_STEP, {"turn_id": turn_id, "message_seq": asking.seq})
     return {row.position: row for row in rows}
+
+
+def _changes(rows: Mapping[int, Row[Any]]) -> list[Change]:
+    return [cast("Change", tuple(change)) for row in rows.values() for change in row.variables or ()]
 
 
 def _ran(run: _Run) -> Result:

@@ -25,10 +25,9 @@ from perdure.sessions import queries as sessions
 from perdure.sessions.ending import IDLE
 from perdure.settings import OnBusy, Scope
 from perdure.turns import queries
-from perdure.turns.effects import recorded
 from perdure.turns.incoming import Incoming
 from perdure.turns.lease import TurnRef
-from perdure.turns.settlement import CANCELLED, Cancelled, Tenure, closings, settle
+from perdure.turns.settlement import CANCELLED, Cancelled, Tenure, conclude, settle
 from perdure.turns.transcript import Transcript
 
 log = logging.getLogger(__name__)
@@ -222,15 +221,5 @@ def _interrupt(runtime: Runtime, transaction: Transaction, session_id: UUID) -> 
 def _settle_begun(runtime: Runtime, transaction: Transaction, tenure: Tenure, row: Row[Any]) -> UUID | None:
     turn = TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
     transcript = Transcript.load(transaction, tenure.session_id, turn, window=1)
-    asking = transcript.asking()
-    texts = [result.text for result in recorded(transaction, turn.turn_id, asking)] if asking else []
-    settled = settle(
-        transaction,
-        runtime.clock,
-        tenure,
-        turn=turn,
-        transcript=transcript,
-        ending=Cancelled(),
-        closing=closings(turn.turn_id, asking, texts),
-    )
-    return settled.delivery_id
+    verdict = conclude(transaction, tenure.session_id, turn, transcript, Cancelled())
+    return settle(transaction, runtime.clock, tenure, turn=turn, verdict=verdict).delivery_id

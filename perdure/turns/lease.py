@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from perdure.database.engine import Database
 from perdure.errors import Unavailable
 from perdure.models.protocol import ModelCall
 from perdure.settings import TurnSettings
+from perdure.snapshots.store import Version
 from perdure.turns import queries
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ GRACE_S = 5.0
 
 _WATCH_S = 1.0
 _NO_LIMIT = 2**31 - 1
+_MOST_TOUCHED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,23 @@ class TurnRef:
     first_seq: int
     cancel_requested_at: datetime | None
     before: Before = Before()
+    held: str | None = None
+    """How it ends, as JSON, once the session's snapshot is saved; None while it has not come to that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a session keeps between its turns: its tick, its working variables, which snapshot of it counts.
+
+    `variables` is JSON: those of `variables_tick`, which is None if there are none. It is None as well where
+    the claim could not see them yet. `wakes` is how often the session was woken in vain before.
+    """
+
+    tick: int = 0
+    variables_tick: int | None = None
+    variables: str | None = None
+    saved: Version | None = None
+    wakes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +91,7 @@ class Claimed:
     strikes: int
     spent_s: float
     turn: TurnRef | None
+    kept: Kept = Kept()
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +232,8 @@ class Keeper:
         self._closed = threading.Event()
         self._renewed_at = clock.monotonic()
         self._thread = threading.Thread(target=self._run, name="perdure-keeper", daemon=True)
-        self._idle = threading.Condition(self._lock)
         self._draining = False
+        self._touched: OrderedDict[UUID, int] = OrderedDict()
 
     def start(self) -> None:
         """Begin to keep."""
@@ -231,6 +252,7 @@ class Keeper:
         with self._lock:
             older = self._holds.get(claim.session_id)
             self._holds[claim.session_id] = hold
+            self._touch(claim)
             draining = self._draining
         if older is not None:  # this process lost the session and has claimed it again
             older.lose()
@@ -242,27 +264,40 @@ class Keeper:
             with self._lock:
                 if self._holds.get(claim.session_id) is hold:
                     del self._holds[claim.session_id]
-                if not self._holds:
-                    self._idle.notify_all()
 
     @property
     def running(self) -> int:
-        """How many turns this process runs."""
+        """How many sessions this process holds: to run their turns, or to end them."""
         return len(self._holds)
 
-    def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until no turn runs here; whether that came about in time."""
+    @property
+    def turns(self) -> int:
+        """How many turns this process runs."""
         with self._lock:
-            return self._idle.wait_for(lambda: not self._holds, timeout_s)
+            return sum(1 for hold in self._holds.values() if hold.turn_id is not None)
 
-    def release_all(self) -> int:
-        """Give back every lease, for a process that must leave in mid-turn; how many there were."""
+    def touched(self) -> list[tuple[UUID, int]]:
+        """The sessions that this process held, the latest first, each with its last token here; bounded."""
+        with self._lock:
+            return [*reversed(self._touched.items())]
+
+    def release_all(self) -> list[UUID]:
+        """Give back every lease, for a process that must leave in mid-turn; the sessions."""
         with self._lock:
             holds = list(self._holds.values())
         for hold in holds:
             hold.lose()
         held = {"session_ids": [hold.session_id for hold in holds], "tokens": [hold.token for hold in holds]}
-        return len(self._database.run(queries.RELEASE_ALL, held, urgent=True)) if holds else 0
+        rows = self._database.run(queries.RELEASE_ALL, held, urgent=True) if holds else ()
+        return [row.session_id for row in rows]
+
+    def park(self) -> int:
+        """Have the turns that run now given up at their next safe point, and no ending of a session; how many."""
+        with self._lock:
+            holds = [hold for hold in self._holds.values() if hold.turn_id is not None]
+        for hold in holds:
+            hold.drain()
+        return len(holds)
 
     def drain(self) -> None:
         """Have every turn given up at its next safe point, those that begin from now on as well."""
@@ -284,6 +319,12 @@ class Keeper:
         if self._clock.monotonic() - self._renewed_at >= self._limits.heartbeat_s - _WATCH_S / 2:
             self._renew([hold for hold in holds if hold.within_step()])
         self._watch([hold for hold in holds if hold.turn_id is not None])
+
+    def _touch(self, claim: Claimed) -> None:
+        self._touched[claim.session_id] = claim.token
+        self._touched.move_to_end(claim.session_id)
+        if len(self._touched) > _MOST_TOUCHED:
+            self._touched.popitem(last=False)
 
     def _run(self) -> None:
         pause = min(_WATCH_S, self._limits.heartbeat_s / 2)
@@ -347,7 +388,7 @@ def claim(database: Database, session_id: UUID, owner: str, limits: TurnSettings
     row = rows[0]
     if row.token is None:
         return NeedsIsolation(row.claims_before)
-    return Claimed(session_id, row.token, row.strikes, row.spent_s, _turn(row))
+    return Claimed(session_id, row.token, row.strikes, row.spent_s, _turn(row), _kept(row))
 
 
 def begin_next(database: Database, session_id: UUID, token: int, limits: TurnSettings) -> Claimed:
@@ -360,7 +401,7 @@ def begin_next(database: Database, session_id: UUID, token: int, limits: TurnSet
     if not rows:
         raise LeaseLost
     row = rows[0]
-    return Claimed(session_id, token, row.strikes, row.spent_s, _turn(row))
+    return Claimed(session_id, token, row.strikes, row.spent_s, _turn(row), _kept(row))
 
 
 def is_claimable(database: Database, session_id: UUID, limits: TurnSettings) -> bool:
@@ -381,4 +422,10 @@ def _turn(row: Row[Any]) -> TurnRef | None:
         first_seq=row.first_seq,
         cancel_requested_at=row.cancel_requested_at,
         before=Before(row.previous_channel, row.previous_session_id, row.previous_summary),
+        held=row.held,
     )
+
+
+def _kept(row: Row[Any]) -> Kept:
+    saved = None if row.saved_token is None else Version(row.saved_token, row.saved_tick)
+    return Kept(row.tick, row.variables_tick, row.variables, saved, row.wakes_before)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from perdure.database.engine import Statement
 from perdure.sessions.states import State, Trigger, sql
+from perdure.snapshots.queries import NEXT_VARIABLES_TICK, PRESENT_VARIABLES, WITH_STEP
+from perdure.turns.intake import CLOSED
 
 # --- accept ------------------------------------------------------------------------------
 
@@ -102,27 +104,31 @@ MERGE = Statement(
 # --- claim -------------------------------------------------------------------------------
 
 # What the model is told of what came before a turn: the channel of the turn before it, be it the
-# last one of the session before; and that session, with its summary once there is one.
-_BEFORE = """
-           {held}.previous_session_id, previous.summary AS previous_summary,
+# last one of the session before; and that session, with its summary once there is one. And what
+# the session keeps between its turns.
+_BEFORE = f"""
+           {{held}}.previous_session_id, previous.summary AS previous_summary,
            coalesce(
                (SELECT channel FROM turns WHERE session_id = %(session_id)s AND seq = begun.seq - 1),
-               (SELECT channel FROM turns WHERE session_id = {held}.previous_session_id ORDER BY seq DESC LIMIT 1)
-           ) AS previous_channel
+               (SELECT channel FROM turns WHERE session_id = {{held}}.previous_session_id ORDER BY seq DESC LIMIT 1)
+           ) AS previous_channel,
+           {{held}}.tick, {{held}}.saved_token, {{held}}.saved_tick, {{held}}.variables_tick,
+           {PRESENT_VARIABLES} AS variables
 """.strip()
 
 # Takes the lease and begins (or takes over) the session's oldest unsettled turn. Skips a
 # row that somebody has locked. A lease that lies too far ahead was given while the server's
 # clock was wrong, and is none. From `isolate_from` claims of one turn on, only a process of the
-# turn's own may claim it.
+# turn's own may claim it. While the fleet's intake is closed, nobody may.
 CLAIM = Statement(
     "turns.claim",
     f"""
     WITH candidate AS (
-        SELECT session_id, strikes, claims FROM sessions
+        SELECT session_id, strikes, claims, wakes FROM sessions
         WHERE session_id = %(session_id)s AND unsettled > 0
           AND (lease_until IS NULL OR lease_until <= perdure_now()
                OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
+          AND NOT {CLOSED}
         FOR NO KEY UPDATE SKIP LOCKED
     ), claimed AS (
         UPDATE sessions AS s
@@ -135,11 +141,12 @@ CLAIM = Statement(
             state = {sql(Trigger.TURN_CLAIMED, column="s.state")}
         FROM candidate
         WHERE s.session_id = candidate.session_id AND candidate.claims < %(isolate_from)s
-        RETURNING s.session_id, s.token, s.strikes, s.spent_s, s.message_count, s.previous_session_id
+        RETURNING s.session_id, s.token, s.strikes, s.spent_s, s.message_count, s.previous_session_id, s.tick,
+                  s.saved_token, s.saved_tick, s.variables_tick
     ), begun AS (
         UPDATE turns AS t
         SET status = 'running',
-            attempts = t.attempts + 1,
+            attempts = t.attempts + (t.held IS NULL)::int,
             started_at = coalesce(t.started_at, perdure_now()),
             first_seq = coalesce(t.first_seq, claimed.message_count + 1)
         FROM claimed
@@ -147,9 +154,10 @@ CLAIM = Statement(
                 SELECT turn_id FROM turns
                 WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
           AND t.settled_at IS NULL
-        RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at
+        RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
+                  t.held::text AS held
     )
-    SELECT candidate.strikes AS strikes_before, candidate.claims AS claims_before,
+    SELECT candidate.strikes AS strikes_before, candidate.claims AS claims_before, candidate.wakes AS wakes_before,
            claimed.token, claimed.strikes, claimed.spent_s, begun.*,
            {_BEFORE.format(held="claimed")}
     FROM candidate LEFT JOIN claimed USING (session_id) LEFT JOIN begun ON true
@@ -160,8 +168,8 @@ CLAIM = Statement(
 # Whether a claim that came back empty-handed met a lock for a moment, or had nothing to do.
 CLAIMABLE = Statement(
     "turns.claimable",
-    """
-    SELECT unsettled > 0
+    f"""
+    SELECT unsettled > 0 AND NOT {CLOSED}
            AND (lease_until IS NULL OR lease_until <= perdure_now()
                 OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2)) AS claimable
     FROM sessions WHERE session_id = %(session_id)s
@@ -175,15 +183,16 @@ BEGIN_NEXT = Statement(
     "turns.begin_next",
     f"""
     WITH fenced AS (
-        UPDATE sessions SET state = {sql(Trigger.TURN_CLAIMED)}, strikes = greatest(strikes, 1),
-               claims = greatest(claims, 1),
+        UPDATE sessions SET state = CASE WHEN unsettled > 0 THEN {sql(Trigger.TURN_CLAIMED)} ELSE state END,
+               strikes = greatest(strikes, 1), claims = greatest(claims, 1),
                lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
         WHERE session_id = %(session_id)s AND token = %(token)s
-        RETURNING token, strikes, spent_s, message_count, previous_session_id
+        RETURNING session_id, token, strikes, spent_s, message_count, previous_session_id, tick,
+                  saved_token, saved_tick, variables_tick
     ), begun AS (
         UPDATE turns AS t
         SET status = 'running',
-            attempts = t.attempts + (t.status <> 'running')::int,
+            attempts = t.attempts + (t.status <> 'running' AND t.held IS NULL)::int,
             started_at = coalesce(t.started_at, perdure_now()),
             first_seq = coalesce(t.first_seq, fenced.message_count + 1)
         FROM fenced
@@ -191,9 +200,10 @@ BEGIN_NEXT = Statement(
                 SELECT turn_id FROM turns
                 WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
           AND t.settled_at IS NULL
-        RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at
+        RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
+                  t.held::text AS held
     )
-    SELECT fenced.token, fenced.strikes, fenced.spent_s, begun.*,
+    SELECT fenced.token, fenced.strikes, fenced.spent_s, 0 AS wakes_before, begun.*,
            {_BEFORE.format(held="fenced")}
     FROM fenced LEFT JOIN begun ON true
          LEFT JOIN sessions AS previous ON previous.session_id = fenced.previous_session_id
@@ -256,7 +266,8 @@ WATCH = Statement(
 
 # --- step --------------------------------------------------------------------------------
 
-# One step: messages join the transcript, tool calls get their intent or their result. The claim
+# One step: messages join the transcript, tool calls get their intent or their result, working
+# variables that changed are kept. The claim
 # that goes on from here is the first attempt at what follows: a tool that kills its process at
 # once has used it up, though its intent was committed under the same claim.
 STEP = Statement(
@@ -269,9 +280,10 @@ STEP = Statement(
             state = CASE WHEN %(asks)s THEN {sql(Trigger.TOOL_REQUESTED)} ELSE {sql(Trigger.TOOL_RESULT)} END,
             strikes = 1,
             spent_s = %(spent_s)s,
+            variables_tick = {NEXT_VARIABLES_TICK},
             lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
         WHERE session_id = %(session_id)s AND token = %(token)s
-        RETURNING session_id, message_count - %(added)s AS base
+        RETURNING session_id, token, tick, message_count - %(added)s AS base
     ), said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
                               token_count, model, usage, created_at)
@@ -290,11 +302,11 @@ STEP = Statement(
             effect_id uuid, position int, tool text, arguments text, effect text, timeout_s double precision)
     ), finished AS (
         UPDATE tool_effects AS t
-        SET status = r.status, result = r.result,
+        SET status = r.status, result = r.result, variables = NULL,
             finished_at = CASE WHEN r.status <> 'unknown' THEN perdure_now() END
         FROM fenced, jsonb_to_recordset(%(results)s::jsonb) AS r (effect_id uuid, status text, result text)
         WHERE t.effect_id = r.effect_id AND t.turn_id = %(turn_id)s
-    )
+    ), {WITH_STEP.strip()}
     SELECT fenced.base, (SELECT cancel_requested_at FROM turns WHERE turn_id = %(turn_id)s) AS cancel_requested_at
     FROM fenced
     """,
@@ -307,7 +319,7 @@ FINISH_EFFECT = Statement(
     """
     UPDATE tool_effects
     SET status = CASE WHEN status = 'intended' THEN %(status)s ELSE status END,
-        result = %(result)s, finished_at = perdure_now()
+        result = %(result)s, variables = %(variables)s::json, finished_at = perdure_now()
     WHERE effect_id = %(effect_id)s AND finished_at IS NULL
     """,
 )
@@ -321,18 +333,20 @@ EXTEND_EFFECT = Statement(
         WHERE session_id = %(session_id)s AND token = %(token)s
         RETURNING session_id
     )
-    UPDATE tool_effects SET decide_at = perdure_now() + make_interval(secs => %(timeout_s)s)
+    UPDATE tool_effects
+    SET intended_at = perdure_now(), decide_at = perdure_now() + make_interval(secs => %(timeout_s)s)
     FROM fenced
     WHERE effect_id = %(effect_id)s
     RETURNING effect_id
     """,
 )
 
+# None is undecided for longer than its time, however far the clock was set back since.
 EFFECTS_OF_STEP = Statement(
     "turns.effects_of_step",
     """
-    SELECT effect_id, position, effect, status, result,
-           extract(epoch FROM decide_at - perdure_now())::float AS undecided_s
+    SELECT effect_id, position, effect, status, result, variables,
+           extract(epoch FROM least(decide_at - perdure_now(), decide_at - intended_at))::float AS undecided_s
     FROM tool_effects
     WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s
     ORDER BY position
@@ -344,7 +358,8 @@ EFFECTS_OF_STEP = Statement(
 
 # Ends a turn: last messages, outcome, what is owed to its receiver; and either releases the
 # session or, where more turns wait and the runner goes on, keeps its lease. `unsettled` is
-# read from the locked row, so a turn accepted at this moment is not missed.
+# read from the locked row, so a turn accepted at this moment is not missed. `saved` says that a
+# snapshot of the tick that this makes is in its store.
 SETTLE = Statement(
     "turns.settle",
     f"""
@@ -359,12 +374,15 @@ SETTLE = Statement(
             strikes = 0,
             claims = 0,
             spent_s = 0,
+            variables_tick = {NEXT_VARIABLES_TICK},
+            saved_token = CASE WHEN %(saved)s THEN token ELSE saved_token END,
+            saved_tick = CASE WHEN %(saved)s THEN tick + 1 ELSE saved_tick END,
             last_activity_at = perdure_now(),
             lease_until = CASE WHEN %(keep)s AND unsettled > 1
                                THEN perdure_now() + make_interval(secs => %(lease_s)s) END,
             lease_owner = CASE WHEN %(keep)s AND unsettled > 1 THEN lease_owner END
         WHERE session_id = %(session_id)s AND token = %(token)s
-        RETURNING session_id, message_count - %(added)s AS base, unsettled, end_requested_at
+        RETURNING session_id, token, tick, message_count - %(added)s AS base, unsettled, end_requested_at
     ), said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
                               token_count, model, usage, created_at)
@@ -377,6 +395,7 @@ SETTLE = Statement(
     ), settled AS (
         UPDATE turns AS t
         SET status = %(status)s, steps = %(steps)s, usage = %(usage)s::jsonb, settled_at = perdure_now(),
+            settled_tick = fenced.tick, held = NULL, held_error = NULL,
             error_code = %(error_code)s, error_message = %(error_message)s,
             reply_seq = CASE WHEN %(replied)s THEN fenced.base + %(added)s END
         FROM fenced WHERE t.turn_id = %(turn_id)s
@@ -384,7 +403,7 @@ SETTLE = Statement(
     ), doubtful AS (
         UPDATE tool_effects AS e SET status = 'unknown'
         FROM fenced WHERE e.turn_id = %(turn_id)s AND e.status = 'intended'
-    ), owed AS (
+    ), {WITH_STEP.strip()}, owed AS (
         INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
         SELECT %(delivery_id)s::uuid, turn_id, reply_to, 'pending', perdure_now(), perdure_now()
         FROM settled WHERE reply_to IS NOT NULL
@@ -393,6 +412,55 @@ SETTLE = Statement(
     SELECT fenced.unsettled, fenced.unsettled = 0 AND fenced.end_requested_at IS NOT NULL AS may_end,
            (SELECT delivery_id FROM owed) AS delivery_id
     FROM fenced
+    """,
+)
+
+# Commits how a turn ends, and shows nobody: the snapshot is saved first, and SETTLE comes then.
+# Returns the messages that wait behind it, the pending events of that snapshot.
+HOLD = Statement(
+    "turns.hold",
+    """
+    WITH fenced AS (
+        UPDATE sessions SET strikes = 1, lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
+        WHERE session_id = %(session_id)s AND token = %(token)s
+        RETURNING tick
+    ), held AS (
+        UPDATE turns SET held = coalesce(held, %(held)s::json) FROM fenced WHERE turn_id = %(turn_id)s
+    )
+    SELECT fenced.tick, i.channel, i.message_id, i.text
+    FROM fenced LEFT JOIN (
+        SELECT i.channel, i.message_id, i.text, t.seq, i.position
+        FROM turns AS t JOIN inbox AS i USING (turn_id)
+        WHERE t.session_id = %(session_id)s AND t.settled_at IS NULL AND t.turn_id <> %(turn_id)s
+        ORDER BY t.seq, i.position LIMIT %(most)s
+    ) AS i ON true
+    ORDER BY i.seq, i.position
+    """,
+)
+
+# Whether a session is still held under a token.
+OWNED = Statement(
+    "turns.owned",
+    "SELECT token FROM sessions WHERE session_id = %(session_id)s AND token = %(token)s",
+    writes=False,
+)
+
+# The store would not take the snapshot: the session is given back, for the sweeper to wake again,
+# later than the last time (see WAKE_DUE).
+PUT_OFF = Statement(
+    "turns.put_off",
+    f"""
+    WITH fenced AS (
+        UPDATE sessions
+        SET lease_until = NULL, lease_owner = NULL, woken_at = perdure_now(), wakes = %(wakes)s,
+            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
+            state = {sql(Trigger.TURN_STOPPED)}
+        WHERE session_id = %(session_id)s AND token = %(token)s
+        RETURNING session_id
+    )
+    UPDATE turns AS t SET status = 'parked', held_error = %(error)s
+    FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
+    RETURNING t.turn_id
     """,
 )
 
@@ -440,12 +508,13 @@ RELEASE = Statement(
 
 # --- cancel ------------------------------------------------------------------------------
 
-# A turn that has not begun is settled here and now; one that has is asked to stop.
+# A turn that has not begun is settled here and now; one that has is asked to stop. What is left
+# without a turn is active again, whatever a runner was about to do when it died.
 CANCEL = Statement(
     "turns.cancel",
-    """
+    f"""
     WITH locked AS (
-        SELECT s.session_id FROM sessions AS s
+        SELECT s.session_id, s.tick FROM sessions AS s
         WHERE s.session_id = (SELECT session_id FROM turns WHERE turn_id = %(turn_id)s)
         FOR NO KEY UPDATE
     ), asked AS (
@@ -453,6 +522,7 @@ CANCEL = Statement(
         SET cancel_requested_at = coalesce(t.cancel_requested_at, perdure_now()),
             status = CASE WHEN t.status = 'accepted' THEN 'cancelled' ELSE t.status END,
             settled_at = CASE WHEN t.status = 'accepted' THEN perdure_now() END,
+            settled_tick = CASE WHEN t.status = 'accepted' THEN locked.tick END,
             error_code = CASE WHEN t.status = 'accepted' THEN 'TURN_CANCELLED' END,
             error_message = CASE WHEN t.status = 'accepted' THEN %(message)s END
         FROM locked
@@ -460,7 +530,8 @@ CANCEL = Statement(
         RETURNING t.turn_id, t.session_id, t.status, t.reply_to, t.priority
     ), released AS (
         UPDATE sessions AS s
-        SET unsettled = s.unsettled - 1, turn_count = s.turn_count + 1
+        SET unsettled = s.unsettled - 1, turn_count = s.turn_count + 1, last_activity_at = perdure_now(),
+            state = CASE s.unsettled WHEN 1 THEN {sql(Trigger.TURN_STOPPED, column="s.state")} ELSE s.state END
         FROM asked WHERE s.session_id = asked.session_id AND asked.status = 'cancelled'
         RETURNING s.unsettled = 0 AND s.end_requested_at IS NOT NULL AS may_end
     ), owed AS (
@@ -608,6 +679,15 @@ _TURN = """
 """
 
 READ = Statement("turns.read", _TURN + " WHERE t.turn_id = %(turn_id)s", writes=False)
+
+HELD_TURNS = Statement(
+    "turns.held_turns",
+    """
+    SELECT turn_id, held_error FROM turns
+    WHERE session_id = %(session_id)s AND settled_at IS NULL AND held_error IS NOT NULL
+    """,
+    writes=False,
+)
 
 SETTLED_AMONG = Statement(
     "turns.settled_among",

@@ -21,6 +21,7 @@ from perdure.errors import (
 )
 from perdure.models.protocol import CallAborted, Model, ModelCall, ModelReply, ModelRequest
 from perdure.runtime import Runtime
+from perdure.tools.variables import VariableSet
 from perdure.turns import queries
 from perdure.turns.briefing import brief
 from perdure.turns.effects import Interrupted, Ledger, Planned, Result, plan
@@ -37,7 +38,16 @@ class Parked:
 class Turn:
     """One turn under one lease, from wherever its transcript stands to its ending."""
 
-    def __init__(self, runtime: Runtime, hold: Hold, ref: TurnRef, transcript: Transcript, spent_s: float) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        hold: Hold,
+        ref: TurnRef,
+        transcript: Transcript,
+        spent_s: float,
+        *,
+        variables: VariableSet | None = None,
+    ) -> None:
         self.ref = ref
         self.transcript = transcript
         self._runtime = runtime
@@ -47,7 +57,8 @@ class Turn:
         self._model: Model = runtime.models(self._agent.model or runtime.settings.model)
         self._briefing: str | None = None
         self._tools = tuple(tool.schema() for tool in self._agent.tool_list)
-        self._ledger = Ledger(runtime, hold, ref, self._agent)
+        self._variables = variables or VariableSet()
+        self._ledger = Ledger(runtime, hold, ref, self._agent, self._variables)
         self._max_steps = self._agent.max_steps or runtime.settings.turn.max_steps
         self._timeout_s = self._agent.timeout_s or runtime.settings.turn.timeout_s
         self._planned: list[Planned] | None = None
@@ -152,6 +163,7 @@ class Turn:
         results: list[Result] | None = None,
     ) -> None:
         asked_at = self._runtime.clock.monotonic()
+        variables = self._variables.changed()
         rows = self._runtime.database.run(
             queries.STEP,
             {
@@ -166,12 +178,14 @@ class Turn:
                 "messages": as_json([entry.record(position) for position, entry in enumerate(entries, start=1)]),
                 "intents": as_json(intents or []),
                 "results": as_json([result.record() for result in results or [] if result.effect_id]),
+                "variables": None if variables is None else as_json(variables),
             },
         )
         if not rows:
             raise LeaseLost
         self._hold.renewed(asked_at)
         self.transcript.committed(entries, rows[0].base)
+        self._variables.committed(variables)
         if rows[0].cancel_requested_at is not None:
             self._hold.cancel(self.ref.turn_id)
 

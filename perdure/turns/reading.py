@@ -37,6 +37,12 @@ def read_turn(executor: Executor, turn_id: UUID) -> dict[str, Any]:
     return _body(rows[0])
 
 
+def held_turns(executor: Executor, session_id: UUID) -> list[dict[str, str]]:
+    """The turns that are not answered because the session cannot be saved, each with the reason, for an operator."""
+    rows = executor.run(queries.HELD_TURNS, {"session_id": session_id})
+    return [{"turn_id": str(row.turn_id), "error": row.held_error} for row in rows]
+
+
 def _body(row: Row[Any]) -> dict[str, Any]:
     return {
         "turn_id": str(row.turn_id),

@@ -32,8 +32,8 @@ class Swept:
     refused: int = 0
 
 
-def sweep(runtime: Runtime) -> Swept | None:
-    """One round; None if it is somebody else's.
+def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
+    """One round; None if it is somebody else's. Without `turns` none is woken: the fleet takes nothing in.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -41,13 +41,14 @@ def sweep(runtime: Runtime) -> Swept | None:
     limits = runtime.settings.turn
     if not runtime.database.run(queries.TAKE_SWEEP, {"name": "turns", "every_s": limits.sweep_s}):
         return None
+    most = MOST_A_ROUND if turns else 0
     rows = runtime.database.run(
-        queries.WAKE_DUE, {"most": MOST_A_ROUND, "backoff_s": limits.sweep_s, "lease_s": limits.lease_s}
+        queries.WAKE_DUE, {"most": most, "backoff_s": limits.sweep_s, "lease_s": limits.lease_s}
     )
     refused = _refused(runtime, [(row.session_id, row.priority) for row in rows])
     deliveries = outbox.due(runtime.database, MOST_A_ROUND)
     sent = 0 if refused else sum(1 for _ in takewhile(runtime.wake.delivery, deliveries))
-    endings = endings_due(runtime.database, MOST_A_ROUND, limits.sweep_s)
+    endings = endings_due(runtime.database, MOST_A_ROUND, limits.sweep_s, limits.lease_s)
     begun = 0 if refused else sum(1 for _ in takewhile(runtime.wake.ending, endings))
     swept = Swept(len(rows) - len(refused), sent, begun, len(refused) + len(endings) - begun)
     if refused or endings[begun:]:

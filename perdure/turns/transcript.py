@@ -97,6 +97,10 @@ class Transcript:
         """What the sender wrote, until the turn's first commit takes it in."""
         return [entry for entry in self._entries if entry.seq is None]
 
+    def committed_messages(self) -> tuple[Message, ...]:
+        """The messages of the last turns, as far as they are committed."""
+        return tuple(entry.message() for entry in self._entries if entry.seq is not None)
+
     @property
     def present(self) -> list[Entry]:
         """The entries of the present turn."""

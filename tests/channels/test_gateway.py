@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -159,11 +161,11 @@ def test_a_hundred_may_wait_at_once_and_others_are_still_served(client: TestClie
 
 
 def test_a_gateway_that_stops_answers_whoever_waits(client: TestClient, say: Say) -> None:
-    """A shutdown does not wait for turns."""
+    """With the present status, from then on: a shutdown does not wait for turns that nobody waited for before it."""
     accepted = say()
     app: Any = client.app
     assert client.portal is not None
-    client.portal.call(app.state.gateway.stop)
+    client.portal.call(app.state.gateway.leave, asyncio.Event())
 
     assert client.get(f"/v1/turns/{accepted['turn_id']}?wait=60").json()["status"] == "accepted"
 
@@ -241,7 +243,7 @@ def test_it_is_not_ready_before_the_migration(runtime: Runtime, database_url: st
 def test_it_is_not_ready_without_a_database(runtime: Runtime) -> None:
     """A port where nobody listens."""
     nowhere = Database(make_url("postgresql+psycopg2://x@127.0.0.1:1/x"))
-    changed = Runtime(runtime.settings, runtime.clock, nowhere, runtime.agents, runtime.models, runtime.wake)
+    changed = replace(runtime, database=nowhere)
     with TestClient(create_app(changed, lambda: True), base_url=BASE_URL) as client:
         ready = client.get("/readyz")
         message = client.post("/v1/messages", json={"user_id": "ann", "text": "hello"})

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -170,3 +172,29 @@ def test_the_clock_of_the_database_can_be_moved(empty: URL, engine: Engine) -> N
         assert connection.scalar(text("SELECT perdure_now() = now()"))
         connection.execute(text("SELECT set_config('perdure.clock_offset', '90.5', false)"))
         assert connection.scalar(text("SELECT extract(epoch FROM perdure_now() - now())::float")) == 90.5
+
+
+def test_a_large_table_is_indexed_beside_its_writers(empty: URL, engine: Engine) -> None:
+    """What finds endings is built while sessions are written, and again where building it was broken off."""
+    migrate(empty, "0003")
+    reader = engine.connect()
+    reader.execution_options(isolation_level="REPEATABLE READ").execute(text("SELECT count(*) FROM users"))
+    with ThreadPoolExecutor(1) as pool, engine.connect().execution_options(isolation_level="AUTOCOMMIT") as writer:
+        migrating = pool.submit(migrate, empty, "0004")
+        waiting = text(
+            "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'virtualxid'"
+        )
+        deadline = time.monotonic() + 30
+        while writer.execute(waiting).first() is None:
+            assert time.monotonic() < deadline, "the index waits for whoever reads"
+        writer.execute(text("SET lock_timeout = '1s'"))
+        writer.execute(text("INSERT INTO users (user_id, created_at) VALUES ('ana', now())"))
+        writer.execute(text("UPDATE sessions SET tick = tick + 1"))
+        writer.execute(text("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'virtualxid'"))
+        with pytest.raises(Unavailable):
+            migrating.result(30)
+        reader.close()
+        broken = text("SELECT indexrelid::regclass::text FROM pg_index WHERE NOT indisvalid")
+        assert writer.execute(broken).scalars().all() == ["sessions_ending_idx"]
+        migrate(empty, "0004")
+        assert writer.execute(broken).scalars().all() == []

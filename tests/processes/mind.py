@@ -16,7 +16,9 @@ from typing import Any
 from tests.models.openai_server import Answer, Call, OpenAIServer, Step, Wire
 
 SIDE_BY_SIDE = ("pure", "idempotent", "unsafe")
-PLANS = {name: (name,) for name in ("pure", "idempotent", "unsafe", "probed", "deadly")} | {"all": SIDE_BY_SIDE}
+PLANS = {name: (name,) for name in ("pure", "idempotent", "unsafe", "probed", "deadly", "stuck")} | {
+    "all": SIDE_BY_SIDE
+}
 
 _LONGEST_S = 60.0
 

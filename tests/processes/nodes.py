@@ -75,6 +75,10 @@ class ProcessContainer:
         """Wait for the main process to end; its exit status where that is known."""
         raise NotImplementedError
 
+    def signal(self, number: signals.Signals) -> None:
+        """Send a signal to the main process, and do not wait for what it brings."""
+        os.kill(self.pid, number)
+
     def kill(self, signal: str | int = "SIGKILL") -> None:
         """Send a signal to the main process; wait for its end if that is what the signal brings."""
         number = signals.Signals[signal] if isinstance(signal, str) else signals.Signals(signal)

@@ -59,7 +59,7 @@ def make_app(
     for name in names:
         add(name)
     found = give_to_beat(app, runtime.settings, runtime.clock)
-    process = Process(runtime, Runner(runtime, "tests"), {}, lambda _: None, found)
+    process = Process(runtime, Runner(runtime, "tests"), {}, lambda _: True, found)
     app.perdure = lambda: process
     return app
 

@@ -23,7 +23,6 @@ from perdure.slots.reading import Standing, read_schedules
 from perdure.turns.runner import Runner
 from tasks.process import Process
 from tasks.scheduled import HEADER, ScheduledTask, fire
-from tasks.task import Refused
 
 PATIENCE_S = 30
 ENTRY = Entry("hourly", Each(60), "tests.work", "maintenance", {"dry_run": False})
@@ -54,8 +53,8 @@ def work() -> Work:
 @pytest.fixture
 def app(runtime: Runtime, clock: MovedClock, work: Work, redis_url: str) -> Celery:
     """An application with that task, on the suite's Redis; the entry's first slot is due."""
-    made = Celery("tests", broker=redis_url, set_as_current=False)
-    made.conf.update(task_ignore_result=True, worker_hijack_root_logger=False, task_default_queue="maintenance")
+    made = Celery("tests", broker=redis_url, backend="cache+memory://", set_as_current=False)
+    made.conf.update(worker_hijack_root_logger=False, task_default_queue="maintenance")
 
     def body(_: ScheduledTask, **arguments: Any) -> str:
         return work(arguments)
@@ -63,7 +62,7 @@ def app(runtime: Runtime, clock: MovedClock, work: Work, redis_url: str) -> Cele
     made.task(body, name="tests.work", bind=True, base=ScheduledTask, shared=False)
     register(runtime.database, [ENTRY], 30)
     clock.advance(timedelta(hours=1))
-    process = Process(runtime, Runner(runtime, "tests"), {}, lambda _: None, {ENTRY.name: ENTRY})
+    process = Process(runtime, Runner(runtime, "tests"), {}, lambda _: True, {ENTRY.name: ENTRY})
     made.perdure = lambda: process
     return made
 
@@ -134,9 +133,11 @@ def test_a_failure_fails_the_task_and_frees_the_slot(app: Celery, runtime: Runti
     """Its code and sentence reach the caller as any task's do, and the ledger has the reason."""
     work.error = ProviderError("the provider refused")
 
-    with pytest.raises(Refused, match="PROVIDER_ERROR: the provider refused"):
-        _call(app)
+    app.tasks["tests.work"].apply(headers={HEADER: ENTRY.name}, task_id="the firing")
 
+    told = app.AsyncResult("the firing")
+    assert (told.state, str(told.result)) == ("FAILURE", "PROVIDER_ERROR: the provider refused")
+    assert not told.traceback
     standing = _standing(runtime)
     assert (standing.error, standing.running, standing.last_done_slot) == (
         "ProviderError: the provider refused",

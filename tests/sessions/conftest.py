@@ -33,8 +33,16 @@ def keeper(stage: Stage) -> Keeper:
 @pytest.fixture
 def end(stage: Stage, keeper: Keeper, cleaned: list[UUID]) -> End:
     """Ends sessions as a worker does, with the stage's model."""
+    return ender(stage, keeper, cleaned.append).end
+
+
+def ender(stage: Stage, keeper: Keeper, clean: Callable[[UUID], object]) -> Ender:
+    """Ends sessions as a worker does that keeps its leases with `keeper`."""
 
     def holding(session_id: UUID, token: int) -> AbstractContextManager[Hold]:
         return keeper.holding(Claimed(session_id, token, 0, 0.0, None))
 
-    return Ender(stage.database, stage.clock, stage.model, 5, 30, holding, cleaned.append).end
+    def cleaned_up(session_id: UUID, _: int) -> None:
+        clean(session_id)
+
+    return Ender(stage.database, stage.clock, stage.model, 5, 30, holding, cleaned_up)

@@ -6,20 +6,32 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from perdure.clock import MovedClock
+from perdure.database.engine import Moment
 from perdure.errors import Conflict, NotFound, ProviderError
 from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest, Role
-from perdure.sessions.ending import MAX_ATTEMPTS, Ended, NotDue, Postponed, endings_due, expire_idle, request_end
-from perdure.sessions.summary import extract
+from perdure.sessions.ending import (
+    MAX_ATTEMPTS,
+    Ended,
+    NotDue,
+    Outcome,
+    Postponed,
+    endings_due,
+    expire_idle,
+    request_end,
+)
+from perdure.sessions.summary import MAX_PROMPT_CHARS, extract, summarise
 from perdure.turns.cancelling import cancel
 from perdure.turns.lease import Keeper
 from perdure.turns.runner import Ran
 from perdure.turns.sweep import sweep
 from tests.sessions.conftest import End
-from tests.turns.scripted import says
-from tests.turns.stage import Stage, side_by_side
+from tests.turns.scripted import Scripted, says
+from tests.turns.stage import Crash, Stage, side_by_side
 
 IDLE_S = 1_800.0
 LEASE_S = 31.0
+DAY_S = 86_400.0
 SUMMARY = says('```json\n{"summary": "They greeted.", "key_topics": ["greeting", "weather"]}\n```')
 
 
@@ -161,9 +173,9 @@ def test_a_model_that_is_down_leaves_an_extract(stage: Stage, end: End) -> None:
     stage.script(*[ProviderError("it is down")] * MAX_ATTEMPTS)
     for _ in range(MAX_ATTEMPTS - 1):
         assert end(session_id) == Postponed()
-        assert endings_due(stage.database, 10, 5) == []
+        assert endings_due(stage.database, 10, 5, 30) == []
         stage.move(60)
-        assert endings_due(stage.database, 10, 5) == [session_id]
+        assert endings_due(stage.database, 10, 5, 30) == [session_id]
     assert end(session_id) == Ended()
     row = stage.session(session_id)
     assert (row.state, row.summary_extractive) == ("ended", True)
@@ -197,7 +209,127 @@ def test_a_worker_that_shuts_down_hands_the_ending_on(stage: Stage, keeper: Keep
     assert end(session_id) == Postponed()
     row = stage.session(session_id)
     assert (row.state, row.end_attempts, row.lease_until) == ("summarizing", 0, None)
-    assert endings_due(stage.database, 10, 5) == [session_id]
+    assert endings_due(stage.database, 10, 5, 30) == [session_id]
+
+
+@pytest.mark.parametrize("state", ["summarizing", "ending"])
+def test_what_a_clock_that_was_a_day_ahead_left_is_gone_on_from(stage: Stage, end: End, state: str) -> None:
+    """A lease and a wake-up that lie in tomorrow keep nobody away today."""
+    session_id = _over(stage)
+    stage.move(DAY_S)
+    stage.script(SUMMARY)
+    with stage.crashing("before", {"summarizing": "sessions.save_summary", "ending": "sessions.finish_ending"}[state]):
+        end(session_id)
+    assert stage.session(session_id).state == state
+    stage.move(1 - DAY_S)
+    assert endings_due(stage.database, 10, 5, 30) == [session_id]
+    stage.script(SUMMARY)
+    assert end(session_id) == Ended()
+    assert stage.session(session_id).summary == "They greeted."
+
+
+@pytest.mark.parametrize("days", [1, -1])
+def test_a_clock_that_jumps_while_a_session_ends_makes_no_second_summary(stage: Stage, end: End, days: int) -> None:
+    """Ahead, the lease seems to have run out, and another worker may take over; one of them writes."""
+    session_id = _over(stage)
+    outcomes: list[Outcome] = []
+
+    def jumping(request: ModelRequest, call: ModelCall) -> ModelReply:
+        stage.move(days * DAY_S)
+        stage.script(SUMMARY)
+        outcomes.append(end(session_id))
+        return SUMMARY
+
+    stage.script(jumping)
+    outcomes.append(end(session_id))
+    assert sorted(map(str, outcomes)) == sorted(map(str, [Ended(), NotDue()]))
+    assert stage.session(session_id).summary == "They greeted."
+
+
+def test_a_turn_that_was_cancelled_under_its_runner_keeps_no_session_from_ending(stage: Stage, end: End) -> None:
+    """The runner went on to the next turn, found it cancelled, and died before it gave the session back."""
+    first, second = stage.send("one"), stage.send("two")
+    request_end(stage.database, first.session_id, "enough")
+
+    def happen(moment: Moment, name: str) -> None:
+        if (moment, name) == ("after", "turns.settle"):
+            cancel(stage.runtime, second.turn_id)
+        if (moment, name) == ("before", "turns.release"):
+            raise Crash
+
+    with stage.hooked(happen), pytest.raises(Crash):
+        stage.run(first.session_id)
+    row = stage.session(first.session_id)
+    assert (row.state, row.unsettled) == ("active", 0)
+    stage.move(LEASE_S)
+    assert endings_due(stage.database, 10, 5, 30) == [first.session_id]
+    stage.script(SUMMARY)
+    assert end(first.session_id) == Ended()
+
+
+@pytest.mark.parametrize(
+    ("reply", "summary"),
+    [
+        ("I would rather not.", "I would rather not."),
+        ("[1, 2]", "[1, 2]"),
+        ('{"summary": "Fine.", "key_topics": "none"}', "Fine."),
+        ('{"summary": "Fine.", "key_topics": [1, null, "", "  "]}', "Fine."),
+        ('```json\n{"summary": "Fine."}\n```', "Fine."),
+        ("Well ```\x00", "Well ```\N{REPLACEMENT CHARACTER}"),
+    ],
+)
+def test_nonsense_of_the_model_is_kept_as_it_can_be(stage: Stage, end: End, reply: str, summary: str) -> None:
+    """What it says is better than nothing; the topics are then the user's own words."""
+    session_id = _over(stage)
+    stage.script(says(reply))
+    assert end(session_id) == Ended()
+    row = stage.session(session_id)
+    assert (row.summary, row.key_topics, row.summary_extractive) == (summary, ["hello", "there"], False)
+
+
+@pytest.mark.parametrize("reply", ["", "``````", '{"summary": 5}', '{"summary": " "}', "{}"])
+def test_a_model_that_says_nothing_has_failed(stage: Stage, end: End, reply: str) -> None:
+    """An empty summary would make the next conversation begin from nothing."""
+    session_id = _over(stage)
+    stage.script(says(reply))
+    assert end(session_id) == Postponed()
+
+
+MEGABYTES = 10_000_000
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "x" * MEGABYTES,
+        "```" + " " * MEGABYTES,
+        "```json" + "\n" * MEGABYTES + "x```",
+        '{"summary": "' + "x" * MEGABYTES + '"}',
+        '{"summary": "x", "key_topics": ["' + "y" * MEGABYTES + '"]}',
+        "[" * MEGABYTES,
+    ],
+    ids=["words", "an open fence", "a fence", "a summary", "a topic", "brackets"],
+)
+@pytest.mark.timeout(60)
+def test_ten_megabytes_are_no_burden(stage: Stage, end: End, reply: str) -> None:
+    """They are cut in a moment, and neither the row nor the next prompt is as long."""
+    session_id = _over(stage)
+    stage.script(says(reply))
+    assert end(session_id) == Ended()
+    row = stage.session(session_id)
+    assert 0 < len(row.summary) <= 4_000
+    assert all(len(topic) <= 80 for topic in row.key_topics)
+
+
+def test_a_long_conversation_is_shown_as_far_as_a_model_reads() -> None:
+    """The newest messages, each to a bound: a prompt that is refused as too long would be refused each time."""
+    model = Scripted(says('{"summary": "Long."}'))
+    said = [Message(Role.USER, f"{number} " + "x" * 9_000) for number in range(400)]
+    summarise(model, ModelCall(MovedClock(), 5), said)
+    shown = model.requests[0].messages[-1].content
+    assert len(shown) <= MAX_PROMPT_CHARS
+    assert "user: 399 x" in shown
+    assert "user: 0 x" not in shown
 
 
 def test_a_session_without_a_word_ends_without_the_model(stage: Stage, end: End) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -10,15 +13,25 @@ from uuid import UUID, uuid4
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.testclient import TestClient
 
+from perdure import tool
+from perdure.channels.http.app import create_app
 from perdure.database.engine import Database, Statement, as_json
 from perdure.database.tables import SESSION_STATES
 from perdure.errors import IllegalTransition
+from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.sessions import queries as sessions
 from perdure.sessions.drawing import draw
+from perdure.sessions.ending import Ended, request_end
 from perdure.sessions.states import TRANSITIONS, State, Trigger, sql
 from perdure.turns import queries as turns
+from perdure.turns.lease import Keeper
+from tests.sessions.conftest import ender
+from tests.turns.scripted import calls, says
 from tests.turns.stage import Stage
+from workers.commands import connecting
+from workers.commands.sessions import show
 
 BY_TRIGGER = {
     trigger: Statement(
@@ -116,6 +129,45 @@ def test_a_turn_settles_only_where_the_table_lets_it(stage: Stage, status: str, 
             assert stage.turn(turn_id)["status"] == "running"
 
 
+def test_a_state_is_visible_while_it_lasts(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keeper: Keeper
+) -> None:
+    """Over HTTP and on the command line: that the agent thinks, uses a tool, sums up, and cleans up."""
+    monkeypatch.setattr(connecting, "database", lambda: nullcontext(stage.database))
+    session_id = UUID(int=0)
+    seen: list[tuple[str, str]] = []
+
+    def look(*_: object) -> None:
+        show(str(session_id), as_json=True)
+        on_the_command_line = json.loads(capsys.readouterr().out)["state"]
+        seen.append((client.get(f"/v1/sessions/{session_id}").json()["state"], on_the_command_line))
+
+    def looking(reply: ModelReply) -> Callable[[ModelRequest, ModelCall], ModelReply]:
+        def respond(_: ModelRequest, __: ModelCall) -> ModelReply:
+            look()
+            return reply
+
+        return respond
+
+    @tool(effect="pure")
+    def peep() -> str:
+        """Look."""
+        look()
+        return "seen"
+
+    stage.equip(peep)
+    stage.script(looking(calls(("peep", {}))), looking(says("done")), looking(says("They looked.")))
+    with TestClient(create_app(stage.runtime, lambda: True), base_url="http://127.0.0.1:8080") as client:
+        session_id = stage.send().session_id
+        look()
+        stage.run(session_id)
+        request_end(stage.database, session_id, "enough")
+        assert ender(stage, keeper, look).end(session_id) == Ended()
+        look()
+    states = ["active", "thinking", "tool_executing", "thinking", "summarizing", "ending", "ended"]
+    assert seen == [(state, state) for state in states]
+
+
 def test_no_statement_sets_a_state_by_itself() -> None:
     """Every assignment of a state is made from the table: a new statement cannot forget it."""
     found = [each for module in (turns, sessions) for each in vars(module).values() if isinstance(each, Statement)]
@@ -137,7 +189,7 @@ def _held(stage: Stage, **given: Any) -> tuple[UUID, UUID, dict[str, Any]]:
         "session_id": sent.session_id, "token": claimed.token, "turn_id": sent.turn_id, "lease_s": 30.0,
         "spent_s": 1.0, "forgiven": True, "summary": "", "key_topics": [], "extractive": True, "channel": "http",
         "steps": 1, "usage": as_json({}), "error_code": None, "error_message": None, "replied": False,
-        "delivery_id": sent.turn_id,
+        "delivery_id": sent.turn_id, "variables": None, "saved": False,
     }  # fmt: skip
     return sent.session_id, sent.turn_id, parameters
 

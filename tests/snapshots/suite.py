@@ -117,9 +117,9 @@ class SnapshotSuite:
     @pytest.mark.parametrize(
         ("variables", "reason"),
         [
-            ({"a": "half \ud800"}, "not text"),
-            ({"a": ["\x00"]}, "not text"),
-            ({"\x00": 1}, "not text"),
+            ({"a": "half \ud800"}, "NUL or a character"),
+            ({"a": ["\x00"]}, "NUL or a character"),
+            ({"\x00": 1}, "NUL or a character"),
             ({"a": float("nan")}, "(?i)nan|range"),
             ({"a": object()}, "not JSON serializable"),
         ],

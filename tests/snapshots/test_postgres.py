@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -12,19 +13,21 @@ from sqlalchemy.engine import make_url
 
 from perdure.database.engine import Database, Statement, as_json
 from perdure.errors import NotFound
+from perdure.settings import Settings
 from perdure.snapshots import queries
-from perdure.snapshots.codec import checked_events, checked_variables
+from perdure.snapshots.codec import checked_variables
+from perdure.snapshots.forgetting import forget
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.snapshots.snapshot import HISTORY_TURNS, Event, Status
 from perdure.snapshots.store import SnapshotStore, SnapshotUnavailable, StaleSnapshot, Stored, Version
-from tests.snapshots.worlds import PostgresWorld, snapshot_of
+from tests.snapshots.worlds import MemorySnapshots, PostgresWorld, snapshot_of
 
 # A step as the engine's are: fenced by the token, then what it writes.
 STEP = Statement(
     "tests.step",
     f"""
     WITH fenced AS (
-        UPDATE sessions SET tick = tick + 1, state = 'thinking'
+        UPDATE sessions SET tick = tick + 1, state = 'thinking', variables_tick = {queries.NEXT_VARIABLES_TICK}
         WHERE session_id = %(session_id)s AND token = %(token)s
         RETURNING session_id, token, tick
     ), {queries.WITH_STEP}
@@ -47,35 +50,30 @@ def store(database: Database) -> SnapshotStore:
     return PostgresSnapshots(database)
 
 
-def step(database: Database, session_id: UUID, token: int, variables: Any = None, events: Any = None) -> bool:
-    """One step that changes the variables, the events, both or neither; whether it was committed."""
-    parameters = {
-        "session_id": session_id,
-        "token": token,
-        "variables": as_json(checked_variables(variables)) if variables is not None else None,
-        "events": as_json(checked_events(events)) if events is not None else None,
-    }
-    return bool(database.run(STEP, parameters))
+def step(database: Database, session_id: UUID, token: int, variables: Any = None) -> bool:
+    """One step, which changes the variables if they are given; whether it was committed."""
+    text = as_json(checked_variables(variables)) if variables is not None else None
+    return bool(database.run(STEP, {"session_id": session_id, "token": token, "variables": text}))
 
 
 def rows(database: Database, session_id: UUID) -> list[Any]:
     """The stored rows of a session, with what identifies their physical version."""
     with database.engine.connect() as connection:
         found = connection.execute(
-            text("SELECT variables::text, tick, xmin::text FROM snapshots WHERE session_id = :s"), {"s": session_id}
+            text("SELECT variables::text, tick, xmin::text FROM snapshots WHERE session_id = :s ORDER BY tick"),
+            {"s": session_id},
         )
         return [tuple(row) for row in found]
 
 
 def test_variables_are_committed_with_their_step(database: Database, store: SnapshotStore, session_id: UUID) -> None:
     """The snapshot is of the committed step by construction: its tick and status are the session's."""
-    assert step(database, session_id, 0, {"a": 1}, [Event("mcp", "task", 1)])
+    assert step(database, session_id, 0, {"a": 1})
     loaded = store.load(session_id)
     assert loaded is not None
     assert loaded.version == Version(0, 1)
     assert loaded.snapshot.status is Status.THINKING
     assert loaded.snapshot.memory.working_variables == {"a": 1}
-    assert loaded.snapshot.event_queue_backup == (Event("mcp", "task", 1),)
 
 
 def test_a_step_that_changes_no_variables_writes_no_row(
@@ -95,15 +93,47 @@ def test_a_step_that_changes_no_variables_writes_no_row(
     assert loaded.snapshot.memory.working_variables == {"a": 1}
 
 
-def test_variables_and_events_change_apart(database: Database, store: SnapshotStore, session_id: UUID) -> None:
-    """Setting the one leaves the other as it was."""
-    step(database, session_id, 0, {"a": 1})
-    step(database, session_id, 0, None, [Event("mcp", "task", 1)])
+def test_a_step_leaves_pending_events_as_they_are(database: Database, store: SnapshotStore, session_id: UUID) -> None:
+    """They came with a snapshot that was saved, and are none of the step's."""
+    store.save(replace(snapshot_of(session_id, 0), event_queue_backup=(Event("mcp", "task", 1),)), 0)
     step(database, session_id, 0, {"a": 2})
     loaded = store.load(session_id)
     assert loaded is not None
     assert loaded.snapshot.memory.working_variables == {"a": 2}
     assert loaded.snapshot.event_queue_backup == (Event("mcp", "task", 1),)
+
+
+def test_the_variables_of_each_tick_stay(database: Database, session_id: UUID) -> None:
+    """A fork begins with the variables as they were; a step that changes none adds no row to look through."""
+    for number in range(3):
+        step(database, session_id, 0, {"a": number})
+        step(database, session_id, 0)
+    assert [(row[0], row[1]) for row in rows(database, session_id)] == [('{"a":0}', 1), ('{"a":1}', 3), ('{"a":2}', 5)]
+
+
+def test_a_save_under_a_newer_token_takes_the_place_of_later_ticks(
+    database: Database, store: SnapshotStore, session_id: UUID
+) -> None:
+    """What a runner that lost the session kept at a later tick is no past of what is saved now."""
+    step(database, session_id, 0, {"a": 1})
+    store.save(snapshot_of(session_id, 7, {"stale": True}), 0)
+    store.save(snapshot_of(session_id, 2, {"a": 2}), 1)
+    assert [(row[0], row[1]) for row in rows(database, session_id)] == [('{"a":1}', 1), ('{"a":2}', 2)]
+
+
+def test_what_is_kept_of_every_session_is_forgotten_whatever_the_store(
+    database: Database, store: SnapshotStore, session_id: UUID
+) -> None:
+    """An ended session leaves neither its variables nor their past."""
+    elsewhere = MemorySnapshots(f"acme://{session_id}", Settings(_env_file=None))
+    step(database, session_id, 0, {"a": 1})
+    step(database, session_id, 0, {"a": 2})
+    elsewhere.save(snapshot_of(session_id), 1)
+    forget(database, elsewhere, session_id)
+    forget(database, elsewhere, session_id)
+    assert rows(database, session_id) == []
+    assert store.load(session_id) is None
+    assert elsewhere.load(session_id) is None
 
 
 def test_a_stale_runners_step_writes_no_variables(database: Database, store: SnapshotStore, session_id: UUID) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import event
 
-from perdure import tool
+from perdure import ToolContext, tool
 from perdure.database.engine import Database
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Stage
@@ -54,6 +54,29 @@ def test_a_turn_of_two_model_calls_and_a_tool(stage: Stage) -> None:
         stage.run(sent.session_id)
     assert commits == ["turns.enqueue", "turns.claim", "turns.step", "turns.step", "turns.settle"]
     assert len(statements) == 6, statements
+    assert stage.sql("SELECT count(*) FROM snapshots")[0][0] == 0
+
+
+def test_working_variables_cost_a_row_where_they_change_and_no_statement(stage: Stage) -> None:
+    """They are read with the claim and written with the step."""
+
+    @tool(effect="pure")
+    def count(context: ToolContext, *, further: bool) -> int:
+        """Count."""
+        with context.working_variables as variables:
+            if further:
+                variables["n"] = variables.get("n", 0) + 1
+            return int(variables["n"])
+
+    stage.equip(count)
+    for further in (True, False, True):
+        stage.script(calls(("count", {"further": further})), says("counted"))
+        with _counted(stage.database) as (statements, commits):
+            sent = stage.send()
+            stage.run(sent.session_id)
+    assert commits == ["turns.enqueue", "turns.claim", "turns.step", "turns.step", "turns.settle"]
+    assert len(statements) == 6, statements
+    assert stage.sql("SELECT count(*) FROM snapshots")[0][0] == 2
 
 
 def test_several_tools_side_by_side_cost_a_commit_each(stage: Stage) -> None:

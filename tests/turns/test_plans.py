@@ -49,6 +49,9 @@ _FILL = f"""
     FROM turns AS t, generate_series(0, CASE WHEN t.session_id = %(long)s THEN 3 ELSE 1 END) AS n
     WHERE t.settled_at IS NOT NULL;
     INSERT INTO inbox SELECT user_id, 'http', turn_id::text, turn_id, 1, 'hello', now() FROM turns;
+    INSERT INTO snapshots (session_id, set_aside, variables, events, tick, token, saved_at)
+    SELECT session_id, false, '{{}}', '[]', seq, 1, now() FROM turns;
+    UPDATE sessions SET variables_tick = last_turn_seq, tick = last_turn_seq;
     INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status, intended_at,
                               decide_at)
     SELECT gen_random_uuid(), turn_id, 2, 0, 't', '{{}}', 'pure', 'done', now(), now() FROM turns;
@@ -120,6 +123,7 @@ def _parameters(stage: Stage) -> dict[str, Any]:
         "delivery_id": delivery.delivery_id, "forgiven": True, "message": "cancelled", "effect_id": effect.effect_id,
         "timeout_s": 30.0, "result": "x", "message_seq": 2, "session_ids": [LONG], "tokens": [1],
         "turn_ids": [turn.turn_id], "most": 200, "backoff_s": 5.0, "attempt_s": 60, "error": "x", "retry_s": 5.0,
+        "variables": '{"a": 1}', "saved": True, "held": "{}", "wakes": 1,
         "name": "turns", "every_s": 5.0, "idle_s": 1_800.0,
     }  # fmt: skip
 
@@ -127,12 +131,13 @@ def _parameters(stage: Stage) -> dict[str, Any]:
 HOT = [
     queries.ENQUEUE, queries.FIND_ACCEPTED, queries.MERGE, queries.CLAIM, queries.CLAIMABLE, queries.BEGIN_NEXT,
     queries.HISTORY, queries.RENEW, queries.WATCH, queries.STEP, queries.FINISH_EFFECT, queries.EXTEND_EFFECT,
-    queries.EFFECTS_OF_STEP, queries.SETTLE, queries.PARK, queries.RELEASE, queries.CANCEL, queries.UNSETTLED,
+    queries.EFFECTS_OF_STEP, queries.SETTLE, queries.HOLD, queries.OWNED, queries.PUT_OFF, queries.PARK,
+    queries.RELEASE, queries.CANCEL, queries.UNSETTLED,
     queries.WAKE_DUE, queries.UNWAKE, queries.TAKE_DELIVERY, queries.DELIVERED, queries.POSTPONE_DELIVERY,
     queries.DELIVERIES_DUE, queries.READ, queries.SETTLED_AMONG,
 ]  # fmt: skip
 
-SMALL = {"sweeps"}
+SMALL = {"sweeps", "intake"}
 """Tables of a few rows, which are read whole."""
 
 MOST_ROWS = 25

@@ -2,8 +2,9 @@
 
     up.py          everything on this machine, with its servers
     processes.py   migrate, gateway, worker, beat, flower: one process each
+    drain.py       the whole fleet takes nothing in, and lets go of what it has
     talking.py     send, chat; prompt.py is the terminal's side of chat
-    sessions.py, turns.py, schedules.py    what is kept
+    sessions.py, snapshots.py, turns.py, schedules.py    what is kept
 
     connecting.py  what a command needs of the system
     listening.py   an address to listen on; serving.py, the gateway's web server
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import typer
 
-from workers.commands import processes, schedules, sessions, talking, turns, up
+from workers.commands import drain, processes, schedules, sessions, talking, turns, up
 from workers.commands.failing import explained
 
 app = typer.Typer(
@@ -37,6 +38,7 @@ app.command()(processes.gateway)
 app.command()(processes.worker)
 app.command()(processes.beat)
 app.command()(processes.flower)
+app.command()(drain.drain)
 app.command()(talking.chat)
 app.command()(talking.send)
 app.add_typer(sessions.commands, name="sessions")

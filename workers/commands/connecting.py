@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from uuid import UUID
 
 from perdure.database.engine import Database
@@ -67,6 +69,24 @@ def runtime() -> Iterator[Runtime]:
         yield made
     finally:
         made.database.close()
+        waker.close()
+
+
+@contextmanager
+def control() -> Iterator[Callable[[str, float], dict[str, Any]]]:
+    """A way to ask all workers something, waiting for so many seconds: their answers by their names, none if away."""
+    settings = Settings.load()
+    waker = _waker(settings)
+
+    def ask(question: str, within_s: float) -> dict[str, Any]:
+        if isinstance(waker, CeleryWaker):
+            return waker.ask(question, within_s)
+        time.sleep(within_s)
+        return {}
+
+    try:
+        yield ask
+    finally:
         waker.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,7 +16,7 @@ from perdure.runtime import Runtime
 
 
 def create_app(runtime: Runtime, broker_reachable: Callable[[], bool]) -> FastAPI:
-    """The application over `runtime`. Its `state.gateway` is told to `stop` when the server shuts down.
+    """The application over `runtime`. Its `state.gateway` is told to `leave` when the server shuts down.
 
     Args:
         runtime: The parts of this process; whoever made them closes them.
@@ -28,7 +29,10 @@ def create_app(runtime: Runtime, broker_reachable: Callable[[], bool]) -> FastAP
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        following = asyncio.ensure_future(gateway.follow_intake())
         yield
+        following.cancel()
+        await asyncio.wait([following])
         gateway.close()
 
     app = FastAPI(

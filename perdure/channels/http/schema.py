@@ -93,6 +93,12 @@ class Session(_Answer):
     key_topics: list[str]
 
 
+class Forked(_Answer):
+    """The session that a fork made."""
+
+    session_id: UUID
+
+
 class Call(_Answer):
     """A tool call that the model asked for; `arguments` is text where the model gave no object."""
 
@@ -155,6 +161,7 @@ TURN = _answers(Turn)
 CANCELLING = _answers(Turn, 202, "Asked for; the turn as it is now.")
 SESSION = _answers(Session)
 ENDING = _answers(Session, 202, "Asked for; the session as it is now.")
+FORKED = _answers(Forked, 201, "Made; messages with its `session_id` reach it.")
 SESSIONS = _answers(list[Session])
 MESSAGES = _answers(list[Message])
 HEALTH = _answers(Health)
@@ -166,20 +173,15 @@ INCOMING = {
     }
 }
 
-REASON = {
-    "requestBody": {
-        "required": False,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "properties": {"reason": {"type": "string", "maxLength": MAX_REASON_CHARS}},
-                    "additionalProperties": False,
-                }
-            }
-        },
-    }
-}
+
+def _optional_body(name: str, described: dict[str, Any]) -> dict[str, Any]:
+    """A request body that may be left out, as may its one member."""
+    shape = {"type": "object", "properties": {name: described}, "additionalProperties": False}
+    return {"requestBody": {"required": False, "content": {"application/json": {"schema": shape}}}}
+
+
+REASON = _optional_body("reason", {"type": "string", "maxLength": MAX_REASON_CHARS})
+TICK = _optional_body("tick", {"type": "integer", "minimum": 0, "description": "Default: the session's own."})
 
 
 def describe(app: FastAPI) -> dict[str, Any]:

@@ -12,10 +12,12 @@ from fastapi import APIRouter, Request, Response
 from perdure.channels.http import requests
 from perdure.channels.http.auth import Caller
 from perdure.channels.http.gateway import TheCaller, TheGateway
-from perdure.channels.http.schema import ENDING, MESSAGES, REASON, SESSION, SESSIONS
+from perdure.channels.http.schema import ENDING, FORKED, MESSAGES, REASON, SESSION, SESSIONS, TICK
 from perdure.errors import Forbidden, InvalidRequest
 from perdure.runtime import Runtime
 from perdure.sessions.ending import request_end
+from perdure.sessions.forking import fork as fork_session
+from perdure.sessions.forking import parse_tick
 from perdure.sessions.reading import list_sessions, read_messages, read_session
 from perdure.turns.incoming import parse_reason
 from perdure.untrusted import first_line
@@ -54,6 +56,14 @@ async def end(session_id: str, request: Request, gateway: TheGateway, _caller: T
     return await gateway.answer(lambda: _end(gateway.runtime, wanted, body), HTTPStatus.ACCEPTED)
 
 
+@router.post("/{session_id}/fork", status_code=HTTPStatus.CREATED, responses=FORKED, openapi_extra=TICK)
+async def fork(session_id: str, request: Request, gateway: TheGateway, _caller: TheCaller) -> Response:
+    """Copy a session through its last settled turn at or before a tick, into one that only its id reaches."""
+    wanted = requests.parse_id(session_id, "session")
+    body = await requests.read_body(request)
+    return await gateway.answer(lambda: _fork(gateway.runtime, wanted, body), HTTPStatus.CREATED)
+
+
 @router.get("/{session_id}/messages", responses=MESSAGES)
 async def messages(
     session_id: str,
@@ -68,11 +78,25 @@ async def messages(
 
 
 def _end(runtime: Runtime, session_id: UUID, body: bytes) -> dict[str, Any]:
-    given = requests.parse_object(body) if body.strip() else {}
-    unknown = ", ".join(sorted(given.keys() - {"reason"}))
-    if unknown:
-        raise InvalidRequest(f"The body has members that are not known: {first_line(unknown, 200)}.")
-    reason = given.get("reason")
+    reason = _optional(body, "reason")
     if request_end(runtime.database, session_id, _ASKED if reason is None else parse_reason(reason)):
         runtime.wake.ending(session_id)
     return read_session(runtime.database, session_id)
+
+
+def _fork(runtime: Runtime, session_id: UUID, body: bytes) -> dict[str, str]:
+    tick = parse_tick(_optional(body, "tick"))
+    return {"session_id": str(fork_session(runtime.database, runtime.clock, session_id, tick))}
+
+
+def _optional(body: bytes, member: str) -> object:
+    """The one member that `body` may have, None if it has none.
+
+    Raises:
+        InvalidRequest: it has others, or is no JSON object.
+    """
+    given = requests.parse_object(body) if body.strip() else {}
+    unknown = ", ".join(sorted(given.keys() - {member}))
+    if unknown:
+        raise InvalidRequest(f"The body has members that are not known: {first_line(unknown, 200)}.")
+    return given.get(member)

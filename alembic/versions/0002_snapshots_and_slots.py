@@ -1,21 +1,46 @@
-"""The slot ledger: since when an entry exists, the lease on its slot in work, failed attempts.
+"""Snapshots: what an agent keeps between its steps and the transcript does not; and the ledger of schedules.
 
-Revision: 0003, after 0002.
+The ledger: since when an entry exists, the lease on its slot in work, failed attempts.
+
+Revision: 0002, after 0001.
 """
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
+from sqlalchemy.dialects import postgresql
 
-revision = "0003"
-down_revision = "0002"
+revision = "0002"
+down_revision = "0001"
 branch_labels = None
 depends_on = None
 
 
 def upgrade() -> None:
     """Go up."""
+    op.create_table(
+        "snapshots",
+        sa.Column("session_id", sa.Uuid(), nullable=False),
+        sa.Column(
+            "set_aside", sa.Boolean(), nullable=False, comment="could not be used; kept for the operator, read by none"
+        ),
+        sa.Column(
+            "variables",
+            postgresql.JSON(astext_type=sa.Text()),
+            nullable=False,
+            comment="as text, not jsonb: read back exactly as they were set",
+        ),
+        sa.Column(
+            "events", postgresql.JSON(astext_type=sa.Text()), nullable=False, comment="[{source, type, payload}]"
+        ),
+        sa.Column("tick", sa.BigInteger(), nullable=False, comment="the session's that they are since"),
+        sa.Column("token", sa.BigInteger(), nullable=False, comment="the fencing token it was written under"),
+        sa.Column("saved_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(["session_id"], ["sessions.session_id"], name=op.f("snapshots_session_id_fkey")),
+        sa.PrimaryKeyConstraint("session_id", "set_aside", "tick", name=op.f("snapshots_pkey")),
+        comment="Working variables and pending events: a row with each step that changed them.",
+    )
     op.create_table(
         "schedule_entries",
         sa.Column("entry", sa.Text(), nullable=False),
@@ -58,3 +83,4 @@ def downgrade() -> None:
     op.drop_column("schedule_slots", "retry_at")
     op.drop_column("schedule_slots", "attempts")
     op.drop_table("schedule_entries")
+    op.drop_table("snapshots")

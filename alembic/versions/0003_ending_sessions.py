@@ -3,7 +3,7 @@
 `perdure_illegal_transition()` is what a change of state runs into that the table of states
 does not hold; its error code is read where errors of the driver are mapped.
 
-Revision: 0004, after 0003.
+Revision: 0003, after 0002.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0004"
-down_revision = "0003"
+revision = "0003"
+down_revision = "0002"
 branch_labels = None
 depends_on = None
-
-_ENDING = "end_requested_at IS NOT NULL AND ended_at IS NULL"
 
 
 def upgrade() -> None:
@@ -43,16 +41,10 @@ def upgrade() -> None:
         "sessions",
         sa.Column("previous_session_id", sa.Uuid(), nullable=True, comment="the one before it in its scope"),
     )
-    op.create_foreign_key(
-        op.f("sessions_previous_session_id_fkey"), "sessions", "sessions", ["previous_session_id"], ["session_id"]
-    )
-    op.create_index("sessions_ending_idx", "sessions", ["end_requested_at"], postgresql_where=sa.text(_ENDING))
 
 
 def downgrade() -> None:
     """Go down."""
-    op.drop_index("sessions_ending_idx", table_name="sessions")
-    op.drop_constraint(op.f("sessions_previous_session_id_fkey"), "sessions", type_="foreignkey")
     op.drop_column("sessions", "previous_session_id")
     op.drop_column("sessions", "summary_extractive")
     op.drop_column("sessions", "end_attempts")
