@@ -45,6 +45,7 @@ class Shutdown:
     def __init__(self, budget: ShutdownSettings, isolation: Isolation, taking: Taking) -> None:
         self.asked = False
         self.begun = threading.Event()
+        self._hard = False
         self._budget = budget
         self._isolation = isolation
         self._taking = taking
@@ -77,6 +78,7 @@ class Shutdown:
 
     def finish(self, process: Process) -> None:
         """The pool has ended: flush."""
+        self._stay_behind()
         log.info("shutdown, 2 of 4: drained (%.3f s)", self._passed_s())
         began = time.monotonic()
         flushed = flush(process.runner.keeper.touched(), process.flushers, self._budget.flush_s)
@@ -88,6 +90,7 @@ class Shutdown:
 
     def ended(self) -> None:
         """All is closed."""
+        self._stay_behind()
         log.info("shutdown, 4 of 4: closed, %.3f s after it began", self._passed_s())
         self._events.put(_Event.ENDED)
 
@@ -104,7 +107,13 @@ class Shutdown:
     def _limits(self) -> tuple[float, float]:
         return self._budget.drain_s, self._budget.hard_exit_s
 
+    def _stay_behind(self) -> None:
+        """Past the hard limit the status is 1, even if giving the leases back has set free what held the process up."""
+        if self._hard:
+            threading.Event().wait()
+
     def _leave_hard(self, process: Process) -> None:
+        self._hard = True
         log.error("shutdown: %d sessions are still held: leaves the hard way", process.runner.keeper.running)
         giving = threading.Thread(target=_give_back, args=(process,), name="perdure-give-back", daemon=True)
         giving.start()

@@ -75,7 +75,7 @@ FLUSH = Statement(
 ENDING = Statement(
     "memory.ending",
     """
-    SELECT user_id, nullif(scope, '') AS channel, end_requested_at
+    SELECT user_id, nullif(scope, '') AS channel, end_requested_at, forked_from IS NOT NULL AS is_fork
     FROM sessions
     WHERE session_id = %(session_id)s AND token = %(token)s AND ended_at IS NULL AND end_requested_at IS NOT NULL
     """,

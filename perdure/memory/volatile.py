@@ -75,7 +75,8 @@ class Volatile:
         rows = database.run(queries.ENDING, {"session_id": session_id, "token": token})
         if not rows:
             return False
-        self.stream.trim_session(rows[0].user_id, rows[0].channel, rows[0].end_requested_at)
+        if not rows[0].is_fork:  # the stream is that of the conversation which it was copied from
+            self.stream.trim_session(rows[0].user_id, rows[0].channel, rows[0].end_requested_at)
         self.working.forget(session_id)
         return True
 

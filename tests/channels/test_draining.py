@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -61,7 +61,7 @@ class Asking:
 
 
 @pytest.fixture
-def leave(client: TestClient) -> Iterator[Callable[[], tuple[Future[Any], Callable[[], None]]]]:
+def leave(client: TestClient) -> Callable[[], tuple[Future[Any], Callable[[], None]]]:
     """Tells the gateway to leave, as a signal does; its end, and a way to hasten it."""
     hastened = asyncio.Event()
     app: Any = client.app
@@ -73,7 +73,7 @@ def leave(client: TestClient) -> Iterator[Callable[[], tuple[Future[Any], Callab
         _until(lambda: client.get("/readyz").status_code == 503, "the gateway goes on")
         return left, lambda: portal.call(hastened.set)
 
-    yield told
+    return told
 
 
 def test_a_gateway_that_leaves_refuses_and_lets_a_running_answer_finish(

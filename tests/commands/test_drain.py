@@ -47,11 +47,14 @@ def test_a_drained_fleet_is_quiet_until_it_is_resumed(perdure: Perdure, working:
     assert working.poll() is None
 
 
-def test_a_drain_without_workers_says_what_waits(perdure: Perdure) -> None:
-    """Nobody runs anything: that is quiet; endings have nobody to do them."""
-    perdure("send", "hello")
+def test_a_drain_that_is_not_over_in_time_says_so(perdure: Perdure) -> None:
+    """The status tells a script, which must not go on; the intake stays closed."""
+    drained = perdure("drain", "--within", "0", "--json")
 
-    drained = perdure("drain", "--json")
-    assert (drained.returncode, _report(drained)["turns_waiting"]) == (0, 1)
-    assert perdure("drain", "--end-sessions", "--within", "1").returncode == 1
+    assert (drained.returncode, _report(drained)["quiet"]) == (1, False)
+    assert "The intake stays closed" in drained.stderr
+
+
+def test_opening_and_ending_at_once_makes_no_sense(perdure: Perdure) -> None:
+    """Wrong usage, and nothing is changed."""
     assert perdure("drain", "--resume", "--end-sessions").returncode == 2

@@ -121,19 +121,15 @@ def test_ctrl_c_twice_leaves(terminal: Terminal) -> None:
     assert terminal.process.wait(timeout=_PATIENCE_S) == 0
 
 
-def test_a_chat_that_is_told_to_end_says_how_to_go_on(environment: Environment, tmp_path: Path) -> None:
-    """SIGTERM is not the person leaving: what was sent is accepted, and the conversation stays."""
-    terminal = Terminal(environment, tmp_path)
-    try:
-        terminal.see("Ctrl-D leaves")
-        terminal.type("hello\r")
-        terminal.see("thinking")
-        terminal.process.send_signal(signal.SIGTERM)
-        assert "Your message is accepted" in terminal.see("goes on with `perdure chat`")
-        assert terminal.process.wait(timeout=_PATIENCE_S) == 0
-    finally:
-        terminal.process.kill()
-        terminal.process.wait()
-    database = Database(environment["PERDURE_DATABASE_URL"])
-    assert [session["state"] for session in list_sessions(database, "local", 10)] == ["active"]
-    database.close()
+def test_a_chat_that_is_told_to_end_says_how_to_go_on(terminal: Terminal, database: Database) -> None:
+    """SIGTERM is not the person leaving: what was sent is accepted, and the conversation stays open."""
+    terminal.see("> ")
+    terminal.type("hello\n")
+    terminal.see("thinking")
+    terminal.process.send_signal(signal.SIGTERM)
+
+    assert "message is accepted" in terminal.see("goes on with")
+    assert terminal.process.wait(timeout=_PATIENCE_S) == 0
+    with database.engine.connect() as connection:
+        rows = connection.exec_driver_sql("SELECT end_requested_at, unsettled FROM sessions").all()
+    assert [tuple(row) for row in rows] == [(None, 1)]

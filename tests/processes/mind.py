@@ -16,9 +16,8 @@ from typing import Any
 from tests.models.openai_server import Answer, Call, OpenAIServer, Step, Wire
 
 SIDE_BY_SIDE = ("pure", "idempotent", "unsafe")
-PLANS = {name: (name,) for name in ("pure", "idempotent", "unsafe", "probed", "deadly", "stuck")} | {
-    "all": SIDE_BY_SIDE
-}
+ALONE = ("pure", "idempotent", "unsafe", "probed", "deadly", "stuck")
+PLANS = {name: (name,) for name in ALONE} | {"all": SIDE_BY_SIDE}
 
 _LONGEST_S = 60.0
 

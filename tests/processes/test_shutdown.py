@@ -13,6 +13,7 @@ import pytest
 import redis as redis_py
 from pytest_celery import CeleryTestSetup
 
+from perdure.turns.inbox import Accepted
 from perdure.turns.lease import ISOLATE_FROM_CLAIM
 from tests.processes.installation import DRAIN_S, Installation
 from tests.processes.mind import answer_to
@@ -170,12 +171,12 @@ def test_a_rolling_restart_loses_and_delays_nothing(installation: Installation) 
     workers = [installation.worker() for _ in range(3)]
     for worker in workers:
         worker.container.ready()
-    accepted = []
+    accepted: list[Accepted] = []
 
     def load(messages: int) -> None:
-        accepted.extend(
-            installation.accept(f"hello {len(accepted)}", user=f"user {len(accepted)}") for _ in range(messages)
-        )
+        for _ in range(messages):
+            number = len(accepted)
+            accepted.append(installation.accept(f"hello {number}", user=f"user {number}"))
 
     for worker in workers:
         load(20)

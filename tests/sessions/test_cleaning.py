@@ -14,6 +14,7 @@ from sqlalchemy import Row
 from perdure.memory.stream import Happening, Kind
 from perdure.memory.volatile import Volatile
 from perdure.sessions.ending import Ended, NotDue, Outcome, Postponed, endings_due, request_end
+from perdure.sessions.forking import fork
 from perdure.snapshots.file import FileSnapshots
 from perdure.snapshots.store import SnapshotStore
 from perdure.turns.runner import Runner
@@ -96,6 +97,16 @@ def test_what_belongs_to_others_stays(scene: Scene, remembered: Remembered) -> N
     assert scene.end() == Ended()
     assert scene.keys == ["perdure:stream:ana", "perdure:stream:ben", f"perdure:working:{next_one}"]
     assert len(scene.volatile.stream.recent("ana", 10)) == 1
+
+
+def test_a_fork_that_ends_leaves_its_users_stream_alone(scene: Scene) -> None:
+    """What was seen belongs to the conversation that channels reach, and goes with that one."""
+    forked = fork(scene.stage.database, scene.stage.clock, scene.over)
+    request_end(scene.stage.database, forked, "enough")
+    assert isinstance(replace(scene, over=forked).end(), Ended)
+    assert "perdure:stream:ana" in scene.keys
+    assert isinstance(scene.end(), Ended)
+    assert scene.keys == []
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
