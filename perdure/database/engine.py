@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
+import psycopg2
 import psycopg2.extras
 from sqlalchemy import Connection, Row, create_engine
 from sqlalchemy.engine import URL, Engine, make_url
@@ -214,3 +215,6 @@ def _mapped_errors() -> Iterator[None]:
         if error.connection_invalidated:
             raise Unavailable("The database cannot be reached; please try again.") from error
         raise
+    except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
+        # Beginning a transaction on a connection that has died: SQLAlchemy lets the driver's own error through.
+        raise Unavailable("The database cannot be reached; please try again.") from error
