@@ -185,26 +185,30 @@ class _Child:
         # Before it is reaped: until then its number, the group's too, belongs to nobody else.
         os.killpg(self._popen.pid, signal.SIGKILL)
         self._popen.wait()
-        self._read()
+        while self._read():
+            pass
         self._close()
         self.ended.set()
 
-    def _read(self) -> None:
-        """Print the lines that are there now."""
-        while True:
-            try:
-                chunk = os.read(self._pipe.fileno(), _LONGEST_LINE_BYTES)
-            except BlockingIOError:
-                return
-            if not chunk:
-                self._loop.remove_reader(self._pipe.fileno())
-                return
-            *lines, self._unfinished = (self._unfinished + chunk).split(b"\n")
-            if len(self._unfinished) > _LONGEST_LINE_BYTES:
-                lines.append(self._unfinished)
-                self._unfinished = b""
-            for line in lines:
-                self._print(line)
+    def _read(self) -> bool:
+        """Print some of the lines that are there now; whether there may be more.
+
+        Not all of them at once: a process that writes without end would keep everybody else waiting, Ctrl-C too.
+        """
+        try:
+            chunk = os.read(self._pipe.fileno(), _LONGEST_LINE_BYTES)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            self._loop.remove_reader(self._pipe.fileno())
+            return False
+        *lines, self._unfinished = (self._unfinished + chunk).split(b"\n")
+        if len(self._unfinished) > _LONGEST_LINE_BYTES:
+            lines.append(self._unfinished)
+            self._unfinished = b""
+        for line in lines:
+            self._print(line)
+        return True
 
     def _close(self) -> None:
         self._loop.remove_reader(self._pipe.fileno())

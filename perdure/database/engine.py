@@ -222,3 +222,6 @@ def _mapped_errors() -> Iterator[None]:
             said = error.orig.diag
             raise IllegalTransition(said.message_primary or "", said.message_detail or "") from error
         raise
+    except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
+        # Beginning a transaction on a connection that has died: SQLAlchemy lets the driver's own error through.
+        raise Unavailable("The database cannot be reached; please try again.") from error

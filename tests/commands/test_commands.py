@@ -50,7 +50,7 @@ def test_a_message_goes_through_the_queue_and_comes_back(perdure: Perdure, datab
 
 def test_sending_without_waiting_prints_the_ids(perdure: Perdure, database: Database) -> None:
     """A script reads them; nobody has to be there to answer."""
-    plain = perdure("send", "hello", "--message-id", "m1")
+    plain = perdure("send", "hello", "--message-id", "m1", whole=True)
     again = perdure("send", "hello", "--message-id", "m1", "--json")
     other = perdure("send", "something else", "--message-id", "m1")
 
@@ -174,7 +174,7 @@ def test_what_cannot_be_done_is_a_sentence_and_a_status(perdure: Perdure, enviro
 def test_without_servers_it_says_how_to_start_them(perdure: Perdure, nowhere: Environment) -> None:
     """What everybody meets who forgets `make up`."""
     for arguments in (("send", "hi"), ("worker",), ("gateway",)):
-        ended = perdure(*arguments, env=nowhere)
+        ended = perdure(*arguments, env=nowhere, whole=arguments == ("worker",))
         assert ended.returncode == 3, arguments
         assert "perdure up" in ended.stderr
 

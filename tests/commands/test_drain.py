@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ def _report(finished: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return report
 
 
-def test_a_drained_fleet_is_quiet_until_it_is_resumed(perdure: Perdure, working: subprocess.Popen[bytes]) -> None:
+def test_a_drained_fleet_is_quiet_until_it_is_resumed(perdure: Perdure, working: BaseProcess) -> None:
     """What is accepted meanwhile waits, and is answered afterwards; sessions with turns to run cannot end before."""
     assert perdure("send", "what is 12*7+5?", "--wait", "30").returncode == 0
 
@@ -44,7 +45,7 @@ def test_a_drained_fleet_is_quiet_until_it_is_resumed(perdure: Perdure, working:
     resumed = perdure("drain", "--resume", "--json")
     assert _report(resumed) == {"intake": "open", "turns_waiting": 1}
     assert "42" in perdure(*said, "--wait", "30").stdout
-    assert working.poll() is None
+    assert working.is_alive()
 
 
 def test_a_drain_that_is_not_over_in_time_says_so(perdure: Perdure) -> None:

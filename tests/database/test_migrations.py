@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -15,29 +14,20 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, text
-from sqlalchemy.engine import URL, Engine, make_url
+from sqlalchemy.engine import URL, Engine
 
 from perdure.database.engine import Database
 from perdure.database.migrate import config, is_current, migrate
 from perdure.database.tables import metadata
 from perdure.errors import Unavailable
-from workers.embedded.throwaway import Servers
-
-_numbers = itertools.count(1)
+from tests.databases import Databases
 
 
 @pytest.fixture
-def empty(embedded: Servers) -> Iterator[URL]:
+def empty(databases: Databases) -> Iterator[URL]:
     """A database with nothing in it."""
-    server = make_url(embedded.postgres.url).set(database="postgres")
-    name = f"migrated_{next(_numbers)}"
-    administrator = create_engine(server, isolation_level="AUTOCOMMIT")
-    with administrator.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
-    yield server.set(database=name)
-    with administrator.connect() as connection:
-        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
-    administrator.dispose()
+    with databases.empty() as url:
+        yield url
 
 
 @pytest.fixture
@@ -102,7 +92,7 @@ def test_models_and_migrations_agree(empty: URL, engine: Engine) -> None:
         assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
 
 
-def test_what_autogeneration_does_not_compare_agrees_too(empty: URL, engine: Engine, embedded: Servers) -> None:
+def test_what_autogeneration_does_not_compare_agrees_too(empty: URL, engine: Engine) -> None:
     """Check constraints, partial indexes and storage options: the tables made from the models have the same."""
     migrate(empty)
     migrated = [row for row in _catalogue(engine) if row[0] != "function"]

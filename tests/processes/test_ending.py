@@ -12,11 +12,10 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy.engine import URL
 
 from perdure.sessions.ending import request_end
+from tests.databases import Databases
 from tests.processes.boundaries import BESIDE, Lane
-from tests.processes.conftest import fresh_database
 from tests.processes.installation import Installation
 from tests.processes.mind import Gate, answer_to
 from tests.processes.nodes import Worker
@@ -92,10 +91,10 @@ class Fleet:
 
 
 @pytest.fixture(scope="module")
-def fleet(template: URL, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def fleet(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """The workers that these tests kill."""
-    with fresh_database(template) as database_url:
-        lane = Lane(database_url, tmp_path_factory.mktemp("ending"))
+    with databases.one() as url:
+        lane = Lane(url.render_as_string(hide_password=False), tmp_path_factory.mktemp("ending"))
         try:
             yield Fleet(lane)
         finally:

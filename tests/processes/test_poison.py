@@ -13,6 +13,7 @@ SHARED_ATTEMPTS = 2
 """Attempts in the worker itself; from the third on a turn that makes no progress runs alone."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("worker_count", [1])
 def test_a_turn_that_kills_its_process_is_given_up_and_its_neighbours_are_not(
     celery_setup: CeleryTestSetup, installation: Installation, worker_count: int

@@ -226,7 +226,6 @@ def test_what_one_of_several_calls_brought_is_not_done_again(stage: Stage, given
     stopped.start()
     assert blocked.wait(PATIENCE_S)
     until(lambda: stage.sql("SELECT 1 FROM tool_effects WHERE status = 'done'"), "the first result")
-    stage.move(DECIDED_S - 1)
     # The first runner goes on waiting, as a paused process does; another one takes over.
     stage.sql("UPDATE tool_effects SET decide_at = perdure_now() WHERE status = 'intended'")
     stage.sql("UPDATE sessions SET lease_until = perdure_now()")
