@@ -89,13 +89,14 @@ def test_a_snapshot_goes_out_to_a_file_and_comes_back(
     perdure: Perdure, database: Database, talked: str, tmp_path: Path
 ) -> None:
     """What an operator changed in it is what the session goes on with; `show` says so."""
-    file = tmp_path / "snapshot.json"
+    file = tmp_path / "kept" / "snapshot.json"
+    file.parent.mkdir()
     file.write_text("what was there")
     assert perdure("sessions", "snapshot", "export", talked, str(file)).returncode == 0
     document = json.loads(file.read_text())
     assert json.loads(perdure("sessions", "snapshot", "export", talked).stdout) == document
     assert (document["agent_id"], document["tick_index"], document["memory"]["working_variables"]) == (talked, 2, {})
-    assert [*tmp_path.iterdir()] == [file]
+    assert [*file.parent.iterdir()] == [file]
 
     document["memory"]["working_variables"] = {"name": "Ana"}
     file.write_text(json.dumps(document))
@@ -127,8 +128,10 @@ def test_a_bad_snapshot_is_refused_and_nothing_is_changed(perdure: Perdure, data
 
 def test_an_export_that_cannot_be_written_leaves_nothing_behind(perdure: Perdure, talked: str, tmp_path: Path) -> None:
     """A directory instead of a file; a session that is not there."""
-    refused = perdure("sessions", "snapshot", "export", talked, str(tmp_path))
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    refused = perdure("sessions", "snapshot", "export", talked, str(kept))
     assert (refused.returncode, "cannot be written" in refused.stderr) == (1, True)
-    unknown = perdure("sessions", "snapshot", "export", str(uuid4()), str(tmp_path / "x.json"))
+    unknown = perdure("sessions", "snapshot", "export", str(uuid4()), str(kept / "x.json"))
     assert (unknown.returncode, "no such session" in unknown.stderr) == (1, True)
-    assert [*tmp_path.iterdir()] == []
+    assert [*kept.iterdir()] == []
