@@ -34,11 +34,11 @@ MOST_AT_ONCE = 4
 
 
 class Isolation:
-    """Starts such processes, at most `MOST_AT_ONCE` at a time."""
+    """Starts such processes, at most `MOST_AT_ONCE` at a time, and one for a session."""
 
     def __init__(self) -> None:
-        self._room = threading.BoundedSemaphore(MOST_AT_ONCE)
         self._lock = threading.Lock()
+        self._sessions: set[UUID] = set()
         self._children: set[subprocess.Popen[bytes]] = set()
         self._leaving = False
 
@@ -48,16 +48,22 @@ class Isolation:
         return len(self._children)
 
     def run(self, session_id: UUID) -> bool:
-        """Run a session's turns in a process of their own and wait for its end; False if there is no room."""
-        if not self._room.acquire(blocking=False):
-            log.info("session %s waits for a process of its own", session_id)
-            return False
+        """Run a session's turns in a process of their own and wait for its end; False if it must wait for one.
+
+        While its process starts, the session looks idle and is issued again: a second one would take others' room.
+        """
+        with self._lock:
+            if session_id in self._sessions or len(self._sessions) == MOST_AT_ONCE:
+                log.info("session %s waits for a process of its own", session_id)
+                return False
+            self._sessions.add(session_id)
         try:
             log.warning("session %s has cost processes their lives: it runs alone now", session_id)
             status = self._watched([sys.executable, "-m", "workers.alone", str(session_id)])
             log.info("the process of session %s ended with status %s", session_id, status)
         finally:
-            self._room.release()
+            with self._lock:
+                self._sessions.remove(session_id)
         return True
 
     def park(self) -> int:

@@ -17,8 +17,8 @@ from perdure.database.engine import Database
 from perdure.sessions.reading import list_sessions
 from tests.commands.conftest import Environment, Perdure
 
-_PATIENCE_S = 30.0
-_PRESSES = 30
+_PATIENCE_S = 60.0
+_PRESSES = 4
 
 
 class Terminal:
@@ -68,9 +68,12 @@ class Terminal:
     def interrupt_until(self, text: str) -> None:
         """Press Ctrl-C until `text` is shown, as a person does.
 
-        Python's line editing loses a signal that arrives just before it begins to wait for keys.
+        Python's line editing loses a signal that arrives just before it begins to wait for keys: it has begun
+        when it shows one, or has at any rate the next time.
         """
         for _ in range(_PRESSES):
+            self.type("x")
+            self.see("x")
             self.interrupt()
             with contextlib.suppress(TimeoutError):
                 self.see(text, _PATIENCE_S / _PRESSES)

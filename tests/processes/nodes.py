@@ -166,7 +166,7 @@ class RedisContainer(ProcessContainer):
     @property
     def status(self) -> str:
         """`running` or `exited`."""
-        return "running" if psutil.pid_exists(self.pid) and not _is_zombie(psutil.Process(self.pid)) else "exited"
+        return "running" if _lives(self.pid) else "exited"
 
     def start(self) -> None:
         """Start it on what its append-only file holds."""

@@ -16,7 +16,8 @@ from tests.processes.scene import wait_until
 MESSAGES = 200
 SESSIONS = 40
 SENDERS = 8
-ANSWERS_WITHIN_S = 2.0
+ANSWERS_WITHIN_S = 6.0
+"""Several times what one wait for the broker may take, for a machine that is busy."""
 TIMED_OUT = 5
 
 
