@@ -119,8 +119,9 @@ def times_every(hours: int) -> tuple[time, ...]:
 def instant(local: datetime, zone: ZoneInfo) -> datetime:
     """The instant in UTC at which the zone's clocks show `local` (naive), to the second.
 
-    The first of two; where none does, the first instant after the gap.
+    The first of two, whatever its `fold` says; where none does, the first instant after the gap.
     """
+    local = local.replace(fold=0)
     found = local.replace(tzinfo=zone).astimezone(UTC)
     if _local(found, zone) == local:
         return found

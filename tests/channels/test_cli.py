@@ -145,6 +145,7 @@ def test_ending_it_begins_another(conversation: Conversation, worker: Any, waker
     conversation.say("hello")
     first = conversation.session_id
     worker()
+    conversation.listen(lambda _: None)
     assert conversation.end()
     assert waker.endings == [first]
     conversation.say("something else")

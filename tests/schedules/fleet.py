@@ -56,6 +56,9 @@ def make_app(
 
         app.task(body, name=name, bind=True, base=ScheduledTask, shared=False)
 
+    app.finalize()  # with the real tasks, if another test of this process has imported them
+    for name in TASKS:
+        app.tasks.pop(name, None)
     for name in names:
         add(name)
     found = give_to_beat(app, runtime.settings, runtime.clock)

@@ -49,7 +49,7 @@ def nothing_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     ("zone", "begin", "sundays"),
     [
         # Clocks go forward at two on 28 March: that Sunday's slot is the first instant after the gap.
-        (BERLIN, datetime(2027, 2, 24, 9, tzinfo=UTC), {time(2): 9, time(3): 1}),
+        pytest.param(BERLIN, datetime(2027, 2, 24, 9, tzinfo=UTC), {time(2): 9, time(3): 1}, marks=pytest.mark.long),
         # Clocks go back at two on 7 November, to one: two o'clock comes once.
         (NEW_YORK, datetime(2027, 11, 1, 15, tzinfo=UTC), {time(2): 2}),
     ],
@@ -58,7 +58,7 @@ def nothing_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_weeks_of_two_beats(
     clock: MovedClock, runtime_in: Any, zone: str, begin: datetime, sundays: dict[time, int]
 ) -> None:
-    """Ten of them: Redis is flushed before every third run, a third of all messages twice, beats die and forget."""
+    """Redis is flushed before every third run, a third of all messages come twice, beats die and forget."""
     duration = weeks(sum(sundays.values()))
     move_to(clock, begin)
     fleet = Fleet(runtime_in(zone), clock, IN_A_YEAR, beats=2, seed=7)
