@@ -100,6 +100,28 @@ class MemorySettings(_Group):
     working_ttl_s: Seconds = 3_600
 
 
+class BreakerSettings(_Group):
+    """`PERDURE_BREAKER__*`: when calls to what keeps failing are refused, and when it is tried again."""
+
+    enabled: bool = True
+    failure_threshold: Count = 5
+    cooldown_s: Seconds = 60
+    half_open_max_probes: Count = 1
+
+
+class RetrySettings(_Group):
+    """`PERDURE_RETRY__*`: how often a call is tried, and how long to wait before each further try.
+
+    The wait grows from `base_s` by `multiplier` up to `cap_s`, more or less by the fraction `jitter`.
+    """
+
+    max_attempts: Count = 3
+    base_s: Seconds = 0.2
+    multiplier: Annotated[float, Field(ge=1, le=100)] = 2
+    cap_s: Seconds = 10
+    jitter: Annotated[float, Field(ge=0, le=1)] = 0.25
+
+
 class ShutdownSettings(_Group):
     """`PERDURE_SHUTDOWN__*`: the budgets of a graceful shutdown, and of a drain of the fleet."""
 
@@ -136,7 +158,9 @@ class Settings(BaseSettings):
     data_dir: Path = Path(".perdure")
     timezone: str = "UTC"
     model: str = "offline"
+    fallback_models: Annotated[tuple[str, ...], NoDecode] = ()
     summary_model: str | None = None
+    embedder: str = "hash:384"
     model_timeout_s: Seconds = 120
     agents: str = "perdure.builtin"
     snapshots: str = "postgres"
@@ -148,9 +172,11 @@ class Settings(BaseSettings):
     turn: TurnSettings = TurnSettings()
     guard: GuardSettings = GuardSettings()
     memory: MemorySettings = MemorySettings()
+    breaker: BreakerSettings = BreakerSettings()
+    retry: RetrySettings = RetrySettings()
     shutdown: ShutdownSettings = ShutdownSettings()
 
-    @field_validator("api_keys", "admin_keys", "reply_tasks", mode="before")
+    @field_validator("api_keys", "admin_keys", "fallback_models", "reply_tasks", mode="before")
     @classmethod
     def _split_at_commas(cls, value: Any) -> Any:
         if isinstance(value, str):
