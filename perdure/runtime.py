@@ -16,6 +16,7 @@ from perdure.clock import Clock
 from perdure.database.engine import Database
 from perdure.memory.volatile import Volatile
 from perdure.models.protocol import Model
+from perdure.resilience.registry import Breakers
 from perdure.settings import Settings
 from perdure.snapshots.store import SnapshotStore
 
@@ -46,6 +47,8 @@ class Runtime:
 
     `snapshots` is where `PERDURE_SNAPSHOTS` says that sessions are saved before they answer.
 
+    `breakers` are the fleet's, for those who look at them; models have theirs already.
+
     `volatile` is the memory in Redis, None in a process that neither runs turns nor ends sessions.
     """
 
@@ -57,3 +60,4 @@ class Runtime:
     wake: Waker
     snapshots: SnapshotStore
     volatile: Volatile | None = None
+    breakers: Breakers | None = None

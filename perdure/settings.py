@@ -54,6 +54,13 @@ class OnBusy(StrEnum):
     MERGE = "merge"
 
 
+class OnUnavailable(StrEnum):
+    """What becomes of a turn when neither its model nor a fallback answers."""
+
+    FAIL = "fail"
+    PARK = "park"
+
+
 class _Group(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)  # `load` tells of what is unknown
 
@@ -76,6 +83,7 @@ class TurnSettings(_Group):
     heartbeat_s: Seconds = 10
     sweep_s: Seconds = 5
     on_busy: OnBusy = OnBusy.ENQUEUE
+    on_unavailable: OnUnavailable = OnUnavailable.FAIL
 
     @model_validator(mode="after")
     def _renewed_before_it_expires(self) -> Self:
@@ -87,9 +95,17 @@ class TurnSettings(_Group):
         return self
 
 
-class GuardSettings(_Group):
-    """`PERDURE_GUARD__*`: what is refused before it is accepted."""
+class ApprovalSettings(_Group):
+    """`PERDURE_APPROVAL__*`: calls that wait for a person."""
 
+    expires_s: Seconds = 3_600
+
+
+class GuardSettings(_Group):
+    """`PERDURE_GUARD__*`: what is refused before it is accepted. A rate of 0 is none."""
+
+    per_minute: Annotated[int, Field(ge=0)] = 0
+    per_hour: Annotated[int, Field(ge=0)] = 0
     max_chars: Count = 10_000
 
 
@@ -170,6 +186,7 @@ class Settings(BaseSettings):
     reply_tasks: Annotated[tuple[str, ...], NoDecode] = ()
     session: SessionSettings = SessionSettings()
     turn: TurnSettings = TurnSettings()
+    approval: ApprovalSettings = ApprovalSettings()
     guard: GuardSettings = GuardSettings()
     memory: MemorySettings = MemorySettings()
     breaker: BreakerSettings = BreakerSettings()

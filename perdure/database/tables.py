@@ -51,7 +51,7 @@ SESSION_STATES = (
     "ended",
 )
 TURN_STATUSES = ("accepted", "running", "waiting_approval", "parked", "done", "failed", "cancelled")
-EFFECT_STATUSES = ("intended", "done", "failed", "unknown")
+EFFECT_STATUSES = ("asked", "approved", "intended", "done", "failed", "unknown", "denied")
 DELIVERY_STATUSES = ("pending", "delivered", "failed")
 
 
@@ -106,6 +106,7 @@ sessions = Table(
     Column("spent_s", Double, nullable=False, server_default="0", comment="seconds under lease in the present turn"),
     Column("woken_at", _timestamp),
     Column("wakes", Integer, nullable=False, server_default="0", comment="the sweeper's wake-ups since the last claim"),
+    Column("not_before", _timestamp, comment="its turn waits until then, for a person or a model; NULL: for nobody"),
     Column("end_requested_at", _timestamp),
     Column("end_reason", Text),
     Column("end_attempts", Integer, nullable=False, server_default="0", comment="claims in order to end it"),
@@ -184,6 +185,7 @@ inbox = Table(
     Column("text", Text, nullable=False),
     Column("accepted_at", _timestamp, nullable=False),
     PrimaryKeyConstraint("user_id", "channel", "message_id"),
+    Index("inbox_user_id_idx", "user_id", "accepted_at"),
     comment="Every message accepted, once; it enters the transcript with its turn's first commit.",
 )
 

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from perdure.runtime import Runtime
 from perdure.sessions.ending import endings_due
-from perdure.turns import outbox, queries
+from perdure.turns import outbox, parking, queries
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,13 @@ def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
         return None
     most = MOST_A_ROUND if turns else 0
     rows = runtime.database.run(
-        queries.WAKE_DUE, {"most": most, "backoff_s": limits.sweep_s, "lease_s": limits.lease_s}
+        queries.WAKE_DUE,
+        {
+            "most": most,
+            "most_parked": parking.MOST_A_ROUND,
+            "backoff_s": limits.sweep_s,
+            "lease_s": limits.lease_s,
+        },
     )
     refused = _refused(runtime, [(row.session_id, row.priority) for row in rows])
     deliveries = outbox.due(runtime.database, MOST_A_ROUND)

@@ -8,7 +8,7 @@ without a result. So resuming after a crash needs no state but the rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -40,6 +40,7 @@ class Entry:
     tool_call_id: str | None = None
     message_id: str | None = None
     model: str | None = None
+    fallback: bool | None = None
     usage: Usage | None = None
     created_at: datetime | None = None
     seq: int | None = None
@@ -65,6 +66,7 @@ class Entry:
             "message_id": self.message_id,
             "token_count": self.token_count,
             "model": self.model,
+            "fallback": self.fallback,
             "usage": usage_record(self.usage) if self.usage else None,
             "created_at": self.created_at.isoformat() if self.created_at else None,
         }
@@ -116,6 +118,11 @@ class Transcript:
         """Tokens of the present turn, over all its steps."""
         return sum((entry.usage for entry in self.present if entry.usage), Usage())
 
+    @property
+    def call_ids(self) -> frozenset[str]:
+        """The ids of the present turn's calls. An approval names one, and must not mean a later one."""
+        return frozenset(call.id for entry in self.present for call in entry.tool_calls)
+
     def asking(self) -> Entry | None:
         """The message whose tool calls wait for their results, if one does."""
         last = self._entries[-1] if self._entries else None
@@ -138,14 +145,15 @@ class Transcript:
         return (Message(Role.SYSTEM, system), *(entry.message() for entry in kept))
 
 
-def said(turn_id: UUID, reply: ModelReply) -> Entry:
-    """A model's reply as an entry, made storable; its call ids made distinct."""
+def said(turn_id: UUID, reply: ModelReply, taken: Collection[str] = ()) -> Entry:
+    """A model's reply as an entry, made storable; its call ids made distinct, also from those that are `taken`."""
     return Entry(
         turn_id,
         Role.ASSISTANT,
         storable(reply.content),
-        tool_calls=_distinct(reply.tool_calls),
+        tool_calls=_distinct(reply.tool_calls, taken),
         model=storable(reply.model),
+        fallback=reply.fallback or None,
         usage=reply.usage,
     )
 
@@ -164,9 +172,9 @@ def _call_record(call: ToolCall) -> dict[str, str]:
     return {"id": call.id, "name": call.name, "arguments": call.arguments}
 
 
-def _distinct(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
+def _distinct(calls: Sequence[ToolCall], taken: Collection[str]) -> tuple[ToolCall, ...]:
     """The calls with ids that are there, storable, and each its own."""
-    seen: set[str] = set()
+    seen = set(taken)
     distinct = []
     for number, call in enumerate(calls, start=1):
         wanted = storable(call.id) or f"call_{number}"

@@ -5,6 +5,7 @@
     drain.py       the whole fleet takes nothing in, and lets go of what it has
     talking.py     send, chat; prompt.py is the terminal's side of chat
     sessions.py, snapshots.py, turns.py, schedules.py    what is kept
+    breakers.py    what is not called for a while
 
     connecting.py  what a command needs of the system
     listening.py   an address to listen on; serving.py, the gateway's web server
@@ -21,7 +22,7 @@ from pathlib import Path
 
 import typer
 
-from workers.commands import drain, processes, schedules, sessions, talking, turns, up
+from workers.commands import breakers, drain, processes, schedules, sessions, talking, turns, up
 from workers.commands.failing import explained
 
 app = typer.Typer(
@@ -44,6 +45,7 @@ app.command()(talking.send)
 app.add_typer(sessions.commands, name="sessions")
 app.add_typer(turns.commands, name="turns")
 app.add_typer(schedules.commands, name="schedules")
+app.add_typer(breakers.commands, name="breakers")
 
 
 def main() -> None:

@@ -69,6 +69,8 @@ def runtime() -> Iterator[Runtime]:
         yield made
     finally:
         made.database.close()
+        if made.breakers is not None:
+            made.breakers.close()
         waker.close()
 
 

@@ -44,6 +44,8 @@ def gateway(host: Host = "127.0.0.1", port: Port = 8080) -> None:
         serve(create_app(runtime, waker.reachable), bind(host, port, "--port"))
     finally:
         waker.close()
+        if runtime.breakers is not None:
+            runtime.breakers.close()
         runtime.database.close()
 
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.json_schema import models_json_schema
 
 from perdure.channels.http import problems
+from perdure.turns.approvals import Decision
 from perdure.turns.incoming import MAX_REASON_CHARS, Incoming
 
 Status = Literal["accepted", "running", "waiting_approval", "parked", "done", "failed", "cancelled"]
@@ -123,6 +124,23 @@ class Message(_Answer):
     created_at: datetime
 
 
+class Breaker(_Answer):
+    """A circuit breaker of the fleet. Moments are in milliseconds since 1970."""
+
+    name: str
+    state: Literal["closed", "open", "half_open"]
+    failure_count: int
+    success_count: int
+    last_failure_time: int | None
+    opened_at: int | None
+
+
+class BreakerList(_Answer):
+    """The breakers that were asked in the last week."""
+
+    breakers: list[Breaker]
+
+
 class Health(_Answer):
     """That the gateway lives, or that it can work."""
 
@@ -159,6 +177,9 @@ ACCEPTED: Responses = {
 }
 TURN = _answers(Turn)
 CANCELLING = _answers(Turn, 202, "Asked for; the turn as it is now.")
+DECIDING = _answers(Turn, 202, "Decided; the turn as it is now.")
+BREAKERS = _answers(BreakerList)
+BREAKER = _answers(Breaker, 200, "It is closed.")
 SESSION = _answers(Session)
 ENDING = _answers(Session, 202, "Asked for; the session as it is now.")
 FORKED = _answers(Forked, 201, "Made; messages with its `session_id` reach it.")
@@ -166,12 +187,15 @@ SESSIONS = _answers(list[Session])
 MESSAGES = _answers(list[Message])
 HEALTH = _answers(Health)
 
-INCOMING = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Incoming"}}},
-    }
-}
+
+def _body(name: str) -> dict[str, Any]:
+    """A request body that is required, by the name of its schema."""
+    schema = {"$ref": f"#/components/schemas/{name}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+INCOMING = _body("Incoming")
+DECISION = _body("Decision")
 
 
 def _optional_body(name: str, described: dict[str, Any]) -> dict[str, Any]:
@@ -189,7 +213,8 @@ def describe(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         _, named = models_json_schema(
-            [(Incoming, "validation"), (Problem, "serialization")], ref_template="#/components/schemas/{model}"
+            [(Incoming, "validation"), (Decision, "validation"), (Problem, "serialization")],
+            ref_template="#/components/schemas/{model}",
         )
         components = made.setdefault("components", {})
         components.setdefault("schemas", {}).update(named["$defs"])
