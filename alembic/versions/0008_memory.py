@@ -22,7 +22,8 @@ depends_on = None
 
 _TIMESTAMP = sa.DateTime(timezone=True)
 
-# Both are cut short by what PostgreSQL lets a text search vector hold.
+# A text of any length is said in one commit: its first 20,000 characters are searched by their words, and
+# a run without spaces comes in pieces, for taking characters out of a long one is quadratic.
 _FUNCTIONS = (
     """
     CREATE FUNCTION perdure_owner(user_id text) RETURNS text LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS
@@ -34,7 +35,7 @@ _FUNCTIONS = (
     CREATE FUNCTION perdure_words(said text) RETURNS tsvector LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS
     $$
     DECLARE
-        plain text := left(said, 50000);
+        plain text := left(said, 20000);
         unspaced text[];
     BEGIN
         IF octet_length(plain) = length(plain) THEN
@@ -43,12 +44,13 @@ _FUNCTIONS = (
         plain := lower(normalize(regexp_replace(normalize(plain, NFKD), '[\u0300-\u036f]', '', 'g'), NFKC));
         unspaced := ARRAY(
             SELECT DISTINCT substr(stem, at, 2)
-            FROM regexp_matches(plain, '[\uac00-\ud7a3]+|[\u3040-\u30ff\u3400-\u9fff]+', 'g') AS found (run),
+            FROM regexp_matches(plain, '[\uac00-\ud7a3]{1,32}|[\u3040-\u30ff\u3400-\u9fff]{1,32}', 'g') AS found (run),
                  regexp_replace(run[1], '(?<=[\uac00-\ud7a3])(입니다|습니다|합니다|이에요|에서는|에게서|으로는|했어요|했습니다|했어|'
                      '하는|에서|에게|한테|으로|까지|부터|처럼|보다|예요|이야|아요|어요|해요|은|는|이|가|을|를|에|의|로|와|과|도|만|'
                      '야|요)$', '') AS stem,
-                 generate_series(1, greatest(length(stem) - 1, 1)) AS at);
-        plain := regexp_replace(plain, '[\uac00-\ud7a3\u3040-\u30ff\u3400-\u9fff\u2010-\u206f\u3000-\u303f]+', ' ', 'g');
+                 generate_series(1, greatest(length(stem) - 1, 1)) AS at
+            WHERE stem !~ '^[은는이가을를에의로와과도만]$');
+        plain := regexp_replace(plain, '[\uac00-\ud7a3\u3040-\u30ff\u3400-\u9fff\u2000-\u206f\u3000-\u303f]+', ' ', 'g');
         RETURN strip(to_tsvector('pg_catalog.english', plain)) || array_to_tsvector(unspaced);
     END
     $$
@@ -208,12 +210,12 @@ def _create_memories() -> None:
         sa.Column(
             "words",
             postgresql.TSVECTOR(),
-            sa.Computed(
-                "perdure_words(content) || array_to_tsvector(ARRAY[perdure_owner(user_id)])", persisted=True
-            ),
+            sa.Computed("perdure_words(content) || array_to_tsvector(ARRAY[perdure_owner(user_id)])", persisted=True),
             nullable=False,
         ),
-        sa.CheckConstraint("kind IN ('fact', 'preference', 'insight', 'conversation')", name=op.f("memories_kind_check")),
+        sa.CheckConstraint(
+            "kind IN ('fact', 'preference', 'insight', 'conversation')", name=op.f("memories_kind_check")
+        ),
         sa.CheckConstraint("origin IN ('consolidation', 'tool')", name=op.f("memories_origin_check")),
         sa.CheckConstraint("importance >= 0 AND importance <= 1", name=op.f("memories_importance_check")),
         sa.ForeignKeyConstraint(["user_id"], ["users.user_id"], name=op.f("memories_user_id_fkey")),
