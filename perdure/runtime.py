@@ -40,6 +40,10 @@ class Waker(Protocol):
         """Somebody should end this session: that was asked for, and it has nothing left to run."""
         ...
 
+    def consolidation(self, session_id: UUID | None) -> bool:
+        """Somebody should draw memories from this session, which has ended; None: from all that wait for it."""
+        ...
+
 
 @dataclass(frozen=True)
 class Runtime:

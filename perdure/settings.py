@@ -116,6 +116,22 @@ class MemorySettings(_Group):
     working_ttl_s: Seconds = 3_600
 
 
+class ConsolidationSettings(_Group):
+    """`PERDURE_CONSOLIDATION__*`: when and how what was said in sessions becomes memories.
+
+    A session of fewer than `min_turns` turns is passed over. Memories whose vectors are closer than
+    `similarity` are taken for one, whose importance grows by `importance_boost`, unless they contradict
+    each other. What fails in `max_runs` runs is given up.
+    """
+
+    interval_hours: Annotated[int, Field(ge=1, le=24)] = 6
+    batch_size: Annotated[int, Field(ge=1, le=10_000)] = 50
+    min_turns: Annotated[int, Field(ge=0)] = 5
+    similarity: Annotated[float, Field(gt=0, lt=1)] = 0.92
+    importance_boost: Annotated[float, Field(ge=0, le=1)] = 0.1
+    max_runs: Count = 5
+
+
 class BreakerSettings(_Group):
     """`PERDURE_BREAKER__*`: when calls to what keeps failing are refused, and when it is tried again."""
 
@@ -189,6 +205,7 @@ class Settings(BaseSettings):
     approval: ApprovalSettings = ApprovalSettings()
     guard: GuardSettings = GuardSettings()
     memory: MemorySettings = MemorySettings()
+    consolidation: ConsolidationSettings = ConsolidationSettings()
     breaker: BreakerSettings = BreakerSettings()
     retry: RetrySettings = RetrySettings()
     shutdown: ShutdownSettings = ShutdownSettings()

@@ -33,6 +33,9 @@ class _NobodyToWake:
     def ending(self, session_id: UUID) -> bool:  # noqa: ARG002 (the port's signature)
         return False
 
+    def consolidation(self, session_id: UUID | None) -> bool:  # noqa: ARG002 (the port's signature)
+        return False
+
     def close(self) -> None:
         """Nothing is open."""
 
