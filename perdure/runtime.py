@@ -7,7 +7,7 @@ wake-ups travel (`Waker`); everything else follows from the settings.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
 
@@ -15,6 +15,8 @@ from perdure.agents import Agents
 from perdure.clock import Clock
 from perdure.database.engine import Database
 from perdure.memory.volatile import Volatile
+from perdure.models.embedders.hashing import HashEmbedder
+from perdure.models.embedders.protocol import Embedder
 from perdure.models.protocol import Model
 from perdure.resilience.registry import Breakers
 from perdure.settings import Settings
@@ -54,6 +56,8 @@ class Runtime:
     `breakers` are the fleet's, for those who look at them; models have theirs already.
 
     `volatile` is the memory in Redis, None in a process that neither runs turns nor ends sessions.
+
+    `embedder` makes the vectors that memory is searched by; the built-in one unless another is given.
     """
 
     settings: Settings
@@ -64,4 +68,5 @@ class Runtime:
     wake: Waker
     snapshots: SnapshotStore
     volatile: Volatile | None = None
+    embedder: Embedder = field(default_factory=lambda: HashEmbedder(384))
     breakers: Breakers | None = None

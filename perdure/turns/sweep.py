@@ -16,6 +16,7 @@ from perdure.memory import consolidation
 from perdure.runtime import Runtime
 from perdure.sessions.ending import endings_due
 from perdure.turns import outbox, parking, queries
+from perdure.turns.erasing import finish_due
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
     sent = 0 if refused else sum(1 for _ in takewhile(runtime.wake.delivery, deliveries))
     endings = endings_due(runtime.database, MOST_A_ROUND, limits.sweep_s, limits.lease_s)
     begun = 0 if refused else sum(1 for _ in takewhile(runtime.wake.ending, endings))
+    finish_due(runtime)
     drawn = 0 if refused or endings[begun:] else _consolidations(runtime)
     swept = Swept(len(rows) - len(refused), sent, begun, len(refused) + len(endings) - begun, drawn)
     if refused or endings[begun:]:
