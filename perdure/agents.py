@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perdure.errors import InvalidRequest, SettingsError
+from perdure.settings import OnUnavailable
 from perdure.tools.registry import Tool, tool
 
 
@@ -28,7 +29,8 @@ class Agent:
     """Who answers: instructions, tools, and limits where they differ from the settings.
 
     `model` is a name as in `PERDURE_MODEL`; unset means that setting. A plain function
-    among `tools` becomes a tool of class `unsafe`.
+    among `tools` becomes a tool of class `unsafe`. `on_unavailable`, `fail` or `park`, says what becomes
+    of a turn for which no model answers.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Agent:
     model: str | None = None
     max_steps: int | None = None
     timeout_s: float | None = None
+    on_unavailable: OnUnavailable | str | None = None
     _by_name: dict[str, Tool] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -44,6 +47,9 @@ class Agent:
         by_name = {each.name: each for each in made}
         if len(by_name) != len(made):
             raise SettingsError(f"agent {self.name!r} has two tools of one name: {sorted(each.name for each in made)}")
+        if self.on_unavailable is not None and self.on_unavailable not in [*OnUnavailable]:
+            accepted = ", ".join(OnUnavailable)
+            raise SettingsError(f"agent {self.name!r} has on_unavailable={self.on_unavailable!r}; accepted: {accepted}")
         object.__setattr__(self, "tools", tuple(made))
         object.__setattr__(self, "_by_name", by_name)
 

@@ -43,6 +43,7 @@ def end(self: PerdureTask, session_id: str, reason: str | None = None) -> None:
     match outcome:
         case Ended():
             log.info("session %s has ended", wanted)
+            self.process.runtime.wake.consolidation(wanted)
         case Postponed() | NotDue():
             return
         case _:
@@ -67,7 +68,7 @@ def ender(process: Process) -> Ender:
         database=runtime.database,
         clock=runtime.clock,
         model=runtime.models(settings.summary_model or settings.model),
-        timeout_s=settings.model_timeout_s,
+        timeout_s=settings.turn.timeout_s,
         lease_s=settings.turn.lease_s,
         holding=lambda session_id, token: process.runner.keeper.holding(Claimed(session_id, token, 0, 0.0, None)),
         clean=partial(_clean, runtime),

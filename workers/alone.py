@@ -110,6 +110,8 @@ def main(session_id: UUID) -> None:
     waker.close()
     if runtime.volatile is not None:
         runtime.volatile.close()
+    if runtime.breakers is not None:
+        runtime.breakers.close()
     runtime.database.close()
 
 

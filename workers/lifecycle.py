@@ -93,6 +93,8 @@ class Lifecycle:
         if process.runtime.volatile is not None:
             process.runtime.volatile.close()
         process.runtime.snapshots.close()
+        if process.runtime.breakers is not None:
+            process.runtime.breakers.close()
         process.runtime.database.close()
         self._shutdown.ended()
 

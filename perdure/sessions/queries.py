@@ -86,13 +86,22 @@ MESSAGES = Statement(
 
 # --- ending ------------------------------------------------------------------------------
 
+# A turn that waits for a person waits no more: what is undecided is denied by the end that was asked for,
+# and the turn goes on from there.
+_NOBODY_DECIDES = f"""
+        state = CASE state WHEN '{State.WAITING_APPROVAL}' THEN {sql(Trigger.APPROVAL_DECIDED)} ELSE state END,
+        not_before = CASE state WHEN '{State.WAITING_APPROVAL}' THEN NULL ELSE not_before END,
+        woken_at = CASE state WHEN '{State.WAITING_APPROVAL}' THEN NULL ELSE woken_at END
+""".strip()
+
 # Asks for the end: no message is routed here any more. The first who asks says why.
 REQUEST_END = Statement(
     "sessions.request_end",
-    """
+    f"""
     UPDATE sessions
     SET end_requested_at = coalesce(end_requested_at, perdure_now()), end_reason = coalesce(end_reason, %(reason)s),
-        routable = false
+        routable = false,
+        {_NOBODY_DECIDES}
     WHERE session_id = %(session_id)s AND ended_at IS NULL
     RETURNING unsettled
     """,
@@ -101,9 +110,10 @@ REQUEST_END = Statement(
 # The same when somebody leaves a channel, unless another one was used a while ago or still owes an answer.
 LEAVE = Statement(
     "sessions.leave",
-    """
+    f"""
     UPDATE sessions AS s
-    SET end_requested_at = perdure_now(), end_reason = %(reason)s, routable = false
+    SET end_requested_at = perdure_now(), end_reason = %(reason)s, routable = false,
+        {_NOBODY_DECIDES}
     WHERE s.session_id = %(session_id)s AND s.end_requested_at IS NULL
       AND NOT EXISTS (
             SELECT FROM turns AS t

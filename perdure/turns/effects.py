@@ -4,7 +4,8 @@ Keeps the law that a tool's effect is recorded around it. The intents are commit
 message that asks; here the calls run side by side, each in a thread of its own, and what a
 crash, a lost lease or a timeout left in doubt is decided by what the tool declares: pure and
 idempotent calls run again (with the same effect id), unsafe ones never: their probe settles
-it, or the model is told that the outcome is unknown.
+it, or the model is told that the outcome is unknown. Calls that wait for a person have not begun
+and are in no doubt (`approvals`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, assert_never, cast
 from uuid import UUID
 
@@ -36,8 +37,9 @@ from perdure.tools.registry import (
     Unknown,
 )
 from perdure.tools.variables import Change, VariableSet, WorkingVariables
-from perdure.turns import queries
+from perdure.turns import approvals, queries
 from perdure.turns.lease import Hold, LeaseLost, TurnRef
+from perdure.turns.recalling import own_memory
 from perdure.turns.transcript import Entry
 from perdure.untrusted import cut, storable
 
@@ -64,10 +66,18 @@ class Planned:
     tool: Tool | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
     timeout_s: float = 0
+    needs_approval: bool = False
     refusal: str | None = None
 
     def intent(self) -> dict[str, Any]:
         """The row that is committed before the call begins."""
+        return self._row("intended", self.timeout_s)
+
+    def request(self, expires_s: float) -> dict[str, Any]:
+        """The row of a call that waits until it, or another one of its reply, is decided."""
+        return self._row("asked" if self.needs_approval else "approved", expires_s)
+
+    def _row(self, status: str, within_s: float) -> dict[str, Any]:
         if self.tool is None:
             raise ValueError(f"the call of {self.call.name} was refused: it has no intent")
         return {
@@ -76,13 +86,14 @@ class Planned:
             "tool": self.tool.name,
             "arguments": self.call.arguments,
             "effect": self.tool.effect,
-            "timeout_s": self.timeout_s,
+            "status": status,
+            "timeout_s": within_s,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one call: `done`, `failed` or `unknown`. The text is for the model."""
+    """What became of one call: `done`, `failed`, `denied` or `unknown`. The text is for the model."""
 
     position: int
     status: str
@@ -117,7 +128,7 @@ def _planned(agent: Agent, position: int, call: ToolCall, runtime: Runtime) -> P
     except ToolError as error:
         return Planned(position, call, effect_id, refusal=error.message)
     timeout_s = tool.timeout_s or runtime.settings.turn.tool_timeout_s
-    return Planned(position, call, effect_id, tool, arguments, timeout_s)
+    return Planned(position, call, effect_id, tool, arguments, timeout_s, tool.needs_approval(arguments))
 
 
 class _Run:
@@ -180,13 +191,44 @@ class Ledger:
         return _in_order(refused + self._run(runnable))
 
     def resume(self, asking: Entry) -> list[Result]:
-        """Find the results of calls that another runner began; results in the order asked.
+        """Find the results of calls that another runner began, or begin those that waited; in the order asked.
 
         Raises:
             LeaseLost: the session is somebody else's now.
             Interrupted: the turn is to stop while a call cannot be decided yet.
+            Undecided: a person is to decide about calls first.
         """
         rows = _rows(self._runtime.database, self._turn.turn_id, asking)
+        if any(row.status in approvals.UNBEGUN for row in rows.values()):
+            results, again = self._begun(asking, rows)
+        else:
+            results, again = self._taken_over(asking, rows)
+        return _in_order(_noting_changes(asking, rows, results + self._run(again)))
+
+    def _begun(self, asking: Entry, rows: Mapping[int, Row[Any]]) -> tuple[list[Result], list[Planned]]:
+        """What is settled of calls that waited for a person, and those that are begun by this."""
+        planned = plan(self._agent, _decided(asking, rows), self._runtime)
+        calls = [
+            replace(each, effect_id=rows[each.position].effect_id) if each.position in rows else each
+            for each in planned
+        ]
+        runnable = [(each.effect_id, each.timeout_s) for each in calls if each.refusal is None]
+        limits = self._runtime.settings.turn
+        approvals.begin(
+            self._runtime.database,
+            self._hold,
+            turn_id=self._turn.turn_id,
+            message_seq=asking.seq or 0,
+            calls=runnable,
+            lease_s=limits.lease_s,
+        )
+        begun = _rows(self._runtime.database, self._turn.turn_id, asking)
+        again = [each for each in calls if each.refusal is None and begun[each.position].status == "intended"]
+        running = {each.position for each in again}
+        return [_settled(each, begun.get(each.position)) for each in calls if each.position not in running], again
+
+    def _taken_over(self, asking: Entry, rows: dict[int, Row[Any]]) -> tuple[list[Result], list[Planned]]:
+        """What is settled of calls that another runner began, and those that run again."""
         wait_s = max((row.undecided_s for row in rows.values() if row.status == "intended"), default=0.0)
         if wait_s > 0:
             self._wait(wait_s)
@@ -194,7 +236,7 @@ class Ledger:
         self._variables.replay(_changes(rows))
         results: list[Result] = []
         again: list[Planned] = []
-        for fresh in plan(self._agent, asking.tool_calls, self._runtime):
+        for fresh in plan(self._agent, _decided(asking, rows), self._runtime):
             found = self._known_or_again(fresh, rows.get(fresh.position))
             if isinstance(found, Result):
                 results.append(found)
@@ -202,7 +244,7 @@ class Ledger:
                 again.append(found)
         for each in again:
             self._extend(each)
-        return _in_order(results + self._run(again))
+        return results, again
 
     def _known_or_again(self, fresh: Planned, row: Row[Any] | None) -> Result | Planned:
         if fresh.refusal is not None and row is None:
@@ -379,6 +421,7 @@ class Ledger:
             channel=self._turn.channel,
             cancelled=self._hold.unwanted,
             working_variables=WorkingVariables(self._variables),
+            memory=own_memory(self._runtime, self._hold.session_id, self._turn, planned.effect_id),
         )
 
     def _now(self) -> float:
@@ -392,7 +435,7 @@ def recorded(executor: Executor, turn_id: UUID, asking: Entry) -> tuple[list[Res
     """
     rows = _rows(executor, turn_id, asking)
     results = [_as_recorded(position, rows.get(position)) for position in range(len(asking.tool_calls))]
-    return results, _changes(rows)
+    return _noting_changes(asking, rows, results), _changes(rows)
 
 
 def _rows(executor: Executor, turn_id: UUID, asking: Entry) -> dict[int, Row[Any]]:
@@ -402,6 +445,34 @@ def _rows(executor: Executor, turn_id: UUID, asking: Entry) -> dict[int, Row[Any
 
 def _changes(rows: Mapping[int, Row[Any]]) -> list[Change]:
     return [cast("Change", tuple(change)) for row in rows.values() for change in row.variables or ()]
+
+
+def _decided(asking: Entry, rows: Mapping[int, Row[Any]]) -> list[ToolCall]:
+    """The calls with the arguments that are run: a person may have changed the model's own."""
+    return [
+        replace(call, arguments=rows[position].arguments) if position in rows else call
+        for position, call in enumerate(asking.tool_calls)
+    ]
+
+
+def _noting_changes(asking: Entry, rows: Mapping[int, Row[Any]], results: Iterable[Result]) -> list[Result]:
+    """The results; where a person changed the arguments, the model is told with which it was run."""
+    noted = []
+    for result in results:
+        row = rows.get(result.position)
+        if row is not None and row.arguments != asking.tool_calls[result.position].arguments:
+            text = f"A person changed the arguments of this call to {row.arguments}\n{result.text}"
+            noted.append(replace(result, text=text))
+        else:
+            noted.append(result)
+    return noted
+
+
+def _settled(planned: Planned, row: Row[Any] | None) -> Result:
+    """The result of a call that is not begun: denied, or refused before or after it was decided."""
+    if row is not None and row.status == "denied":
+        return _as_recorded(planned.position, row)
+    return replace(_refused(planned), effect_id=None if row is None else row.effect_id)
 
 
 def _ran(run: _Run) -> Result:
@@ -423,6 +494,10 @@ def _as_recorded(position: int, row: Row[Any] | None) -> Result:
             return Result(position, "done", row.result or "", row.effect_id)
         case "failed":
             return Result(position, "failed", f"Error: {row.result or 'it failed.'}", row.effect_id)
+        case "denied":
+            return Result(position, "denied", row.result or approvals.DENIED, row.effect_id)
+        case "asked" | "approved":
+            return Result(position, "failed", "Error: this call was not run.", row.effect_id)
         case _:
             return Result(position, "unknown", UNKNOWN_OUTCOME, row.effect_id)
 

@@ -25,10 +25,9 @@ from perdure.sessions import queries as sessions
 from perdure.sessions.ending import IDLE
 from perdure.settings import OnBusy, Scope
 from perdure.turns import queries
+from perdure.turns.cancelling import settle_begun
 from perdure.turns.incoming import Incoming
-from perdure.turns.lease import TurnRef
-from perdure.turns.settlement import CANCELLED, Cancelled, Tenure, conclude, settle
-from perdure.turns.transcript import Transcript
+from perdure.turns.settlement import CANCELLED, Tenure
 
 log = logging.getLogger(__name__)
 
@@ -212,14 +211,7 @@ def _interrupt(runtime: Runtime, transaction: Transaction, session_id: UUID) -> 
             parameters = {"turn_id": row.turn_id, "message": CANCELLED, "delivery_id": new_id(runtime.clock)}
             delivery_id = transaction.run(queries.CANCEL, parameters)[0].delivery_id
         else:
-            delivery_id = _settle_begun(runtime, transaction, tenure, row)
+            delivery_id = settle_begun(runtime, transaction, tenure, row).delivery_id
         if delivery_id is not None:
             deliveries.append(delivery_id)
     return tuple(deliveries)
-
-
-def _settle_begun(runtime: Runtime, transaction: Transaction, tenure: Tenure, row: Row[Any]) -> UUID | None:
-    turn = TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
-    transcript = Transcript.load(transaction, tenure.session_id, turn, window=1)
-    verdict = conclude(transaction, tenure.session_id, turn, transcript, Cancelled())
-    return settle(transaction, runtime.clock, tenure, turn=turn, verdict=verdict).delivery_id

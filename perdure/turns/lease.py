@@ -65,6 +65,7 @@ class TurnRef:
     before: Before = Before()
     held: str | None = None
     """How it ends, as JSON, once the session's snapshot is saved; None while it has not come to that."""
+    started_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +204,11 @@ class Hold:
         _end(call)
 
     def expire_overdue(self) -> None:
-        """Hang up on the model call if its deadline has passed."""
+        """Hang up on the model call, or on the part of it that is under way, if its deadline has passed."""
         with self._lock:
             call = self._call
-        if call is not None and self._clock.monotonic() >= call.deadline:
-            call.expire()
+        if call is not None:
+            call.expire_overdue()
 
     def _stop(self) -> ModelCall | None:
         self.stopping.set()
@@ -423,6 +424,7 @@ def _turn(row: Row[Any]) -> TurnRef | None:
         cancel_requested_at=row.cancel_requested_at,
         before=Before(row.previous_channel, row.previous_session_id, row.previous_summary),
         held=row.held,
+        started_at=row.started_at,
     )
 
 

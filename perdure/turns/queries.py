@@ -103,6 +103,12 @@ MERGE = Statement(
 
 # --- claim -------------------------------------------------------------------------------
 
+# A session whose turn waits for a person or for a model is nobody's before its time, whoever wakes
+# it. A moment that lies ahead of the last wake-up was given while the server's clock was wrong, and is none.
+_IN_TIME = """
+          (not_before IS NULL OR not_before <= perdure_now() OR woken_at > perdure_now() + interval '1 second')
+""".strip()
+
 # What the model is told of what came before a turn: the channel of the turn before it, be it the
 # last one of the session before; and that session, with its summary once there is one. And what
 # the session keeps between its turns.
@@ -124,10 +130,11 @@ CLAIM = Statement(
     "turns.claim",
     f"""
     WITH candidate AS (
-        SELECT session_id, strikes, claims, wakes FROM sessions
+        SELECT session_id, strikes, claims, wakes, not_before FROM sessions
         WHERE session_id = %(session_id)s AND unsettled > 0
           AND (lease_until IS NULL OR lease_until <= perdure_now()
                OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
+          AND {_IN_TIME}
           AND NOT {CLOSED}
         FOR NO KEY UPDATE SKIP LOCKED
     ), claimed AS (
@@ -138,15 +145,16 @@ CLAIM = Statement(
             strikes = s.strikes + 1,
             claims = s.claims + 1,
             wakes = 0,
+            not_before = NULL,
             state = {sql(Trigger.TURN_CLAIMED, column="s.state")}
         FROM candidate
         WHERE s.session_id = candidate.session_id AND candidate.claims < %(isolate_from)s
         RETURNING s.session_id, s.token, s.strikes, s.spent_s, s.message_count, s.previous_session_id, s.tick,
-                  s.saved_token, s.saved_tick, s.variables_tick
+                  s.saved_token, s.saved_tick, s.variables_tick, candidate.not_before IS NOT NULL AS waited
     ), begun AS (
         UPDATE turns AS t
         SET status = 'running',
-            attempts = t.attempts + (t.held IS NULL)::int,
+            attempts = t.attempts + (t.held IS NULL AND t.status <> 'waiting_approval' AND NOT claimed.waited)::int,
             started_at = coalesce(t.started_at, perdure_now()),
             first_seq = coalesce(t.first_seq, claimed.message_count + 1)
         FROM claimed
@@ -155,7 +163,7 @@ CLAIM = Statement(
                 WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
           AND t.settled_at IS NULL
         RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
-                  t.held::text AS held
+                  t.started_at, t.held::text AS held
     )
     SELECT candidate.strikes AS strikes_before, candidate.claims AS claims_before, candidate.wakes AS wakes_before,
            claimed.token, claimed.strikes, claimed.spent_s, begun.*,
@@ -169,7 +177,7 @@ CLAIM = Statement(
 CLAIMABLE = Statement(
     "turns.claimable",
     f"""
-    SELECT unsettled > 0 AND NOT {CLOSED}
+    SELECT unsettled > 0 AND NOT {CLOSED} AND {_IN_TIME}
            AND (lease_until IS NULL OR lease_until <= perdure_now()
                 OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2)) AS claimable
     FROM sessions WHERE session_id = %(session_id)s
@@ -184,7 +192,7 @@ BEGIN_NEXT = Statement(
     f"""
     WITH fenced AS (
         UPDATE sessions SET state = CASE WHEN unsettled > 0 THEN {sql(Trigger.TURN_CLAIMED)} ELSE state END,
-               strikes = greatest(strikes, 1), claims = greatest(claims, 1),
+               strikes = greatest(strikes, 1), claims = greatest(claims, 1), not_before = NULL,
                lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
         WHERE session_id = %(session_id)s AND token = %(token)s
         RETURNING session_id, token, strikes, spent_s, message_count, previous_session_id, tick,
@@ -192,7 +200,7 @@ BEGIN_NEXT = Statement(
     ), begun AS (
         UPDATE turns AS t
         SET status = 'running',
-            attempts = t.attempts + (t.status <> 'running' AND t.held IS NULL)::int,
+            attempts = t.attempts + (t.status NOT IN ('running', 'waiting_approval') AND t.held IS NULL)::int,
             started_at = coalesce(t.started_at, perdure_now()),
             first_seq = coalesce(t.first_seq, fenced.message_count + 1)
         FROM fenced
@@ -201,7 +209,7 @@ BEGIN_NEXT = Statement(
                 WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
           AND t.settled_at IS NULL
         RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
-                  t.held::text AS held
+                  t.started_at, t.held::text AS held
     )
     SELECT fenced.token, fenced.strikes, fenced.spent_s, 0 AS wakes_before, begun.*,
            {_BEFORE.format(held="fenced")}
@@ -286,20 +294,21 @@ STEP = Statement(
         RETURNING session_id, token, tick, message_count - %(added)s AS base
     ), said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
-                              token_count, model, usage, created_at)
+                              token_count, model, fallback, usage, created_at)
         SELECT fenced.session_id, fenced.base + m.position, %(turn_id)s::uuid, m.role, m.content, m.tool_calls,
-               m.tool_call_id, m.message_id, %(channel)s, m.token_count, m.model, m.usage,
+               m.tool_call_id, m.message_id, %(channel)s, m.token_count, m.model, m.fallback, m.usage,
                coalesce(m.created_at, perdure_now())
         FROM fenced, jsonb_to_recordset(%(messages)s::jsonb) AS m (
             position int, role text, content text, tool_calls jsonb, tool_call_id text, message_id text,
-            token_count int, model text, usage jsonb, created_at timestamptz)
+            token_count int, model text, fallback boolean, usage jsonb, created_at timestamptz)
     ), intended AS (
         INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status,
                                   intended_at, decide_at)
         SELECT e.effect_id, %(turn_id)s::uuid, fenced.base + %(added)s, e.position, e.tool, e.arguments, e.effect,
-               'intended', perdure_now(), perdure_now() + make_interval(secs => e.timeout_s)
+               e.status, perdure_now(), perdure_now() + make_interval(secs => e.timeout_s)
         FROM fenced, jsonb_to_recordset(%(intents)s::jsonb) AS e (
-            effect_id uuid, position int, tool text, arguments text, effect text, timeout_s double precision)
+            effect_id uuid, position int, tool text, arguments text, effect text, status text,
+            timeout_s double precision)
     ), finished AS (
         UPDATE tool_effects AS t
         SET status = r.status, result = r.result, variables = NULL,
@@ -345,7 +354,7 @@ EXTEND_EFFECT = Statement(
 EFFECTS_OF_STEP = Statement(
     "turns.effects_of_step",
     """
-    SELECT effect_id, position, effect, status, result, variables,
+    SELECT effect_id, position, arguments, effect, status, result, variables,
            extract(epoch FROM least(decide_at - perdure_now(), decide_at - intended_at))::float AS undecided_s
     FROM tool_effects
     WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s
@@ -385,13 +394,13 @@ SETTLE = Statement(
         RETURNING session_id, token, tick, message_count - %(added)s AS base, unsettled, end_requested_at
     ), said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
-                              token_count, model, usage, created_at)
+                              token_count, model, fallback, usage, created_at)
         SELECT fenced.session_id, fenced.base + m.position, %(turn_id)s::uuid, m.role, m.content, m.tool_calls,
-               m.tool_call_id, m.message_id, %(channel)s, m.token_count, m.model, m.usage,
+               m.tool_call_id, m.message_id, %(channel)s, m.token_count, m.model, m.fallback, m.usage,
                coalesce(m.created_at, perdure_now())
         FROM fenced, jsonb_to_recordset(%(messages)s::jsonb) AS m (
             position int, role text, content text, tool_calls jsonb, tool_call_id text, message_id text,
-            token_count int, model text, usage jsonb, created_at timestamptz)
+            token_count int, model text, fallback boolean, usage jsonb, created_at timestamptz)
     ), settled AS (
         UPDATE turns AS t
         SET status = %(status)s, steps = %(steps)s, usage = %(usage)s::jsonb, settled_at = perdure_now(),
@@ -401,8 +410,9 @@ SETTLE = Statement(
         FROM fenced WHERE t.turn_id = %(turn_id)s
         RETURNING t.turn_id, t.reply_to
     ), doubtful AS (
-        UPDATE tool_effects AS e SET status = 'unknown'
-        FROM fenced WHERE e.turn_id = %(turn_id)s AND e.status = 'intended'
+        UPDATE tool_effects AS e
+        SET status = CASE e.status WHEN 'intended' THEN 'unknown' WHEN 'asked' THEN 'denied' ELSE 'failed' END
+        FROM fenced WHERE e.turn_id = %(turn_id)s AND e.status IN ('intended', 'asked', 'approved')
     ), {WITH_STEP.strip()}, owed AS (
         INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
         SELECT %(delivery_id)s::uuid, turn_id, reply_to, 'pending', perdure_now(), perdure_now()
@@ -482,6 +492,46 @@ PARK = Statement(
     """,
 )
 
+PARK_FOR = Statement(
+    "turns.park_for",
+    f"""
+    WITH fenced AS (
+        UPDATE sessions
+        SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = perdure_now(), wakes = 0,
+            not_before = perdure_now() + make_interval(secs => %(wait_s)s),
+            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
+            state = {sql(Trigger.TURN_STOPPED)}
+        WHERE session_id = %(session_id)s AND token = %(token)s
+        RETURNING session_id
+    )
+    UPDATE turns AS t SET status = 'parked' FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
+    RETURNING t.turn_id, t.cancel_requested_at
+    """,
+)
+
+# A cancellation that came while the turn was on its way here: somebody is to settle it.
+BRING_BACK = Statement(
+    "turns.bring_back",
+    """
+    UPDATE sessions SET not_before = NULL, woken_at = NULL
+    WHERE session_id = %(session_id)s AND token = %(token)s
+    """,
+)
+
+RECALL = Statement(
+    "turns.recall",
+    """
+    WITH parked AS (
+        SELECT s.session_id FROM turns AS t JOIN sessions AS s USING (session_id)
+        WHERE t.settled_at IS NULL AND t.status = 'parked' AND s.not_before > perdure_now()
+        FOR NO KEY UPDATE OF s SKIP LOCKED
+    )
+    UPDATE sessions AS s SET not_before = perdure_now(), woken_at = NULL
+    FROM parked WHERE s.session_id = parked.session_id
+    RETURNING s.session_id
+    """,
+)
+
 # A process that must leave now gives back whatever it holds.
 RELEASE_ALL = Statement(
     "turns.release_all",
@@ -506,10 +556,124 @@ RELEASE = Statement(
     """,
 )
 
+# --- approve -----------------------------------------------------------------------------
+
+LOCK_HELD = Statement(
+    "turns.lock_held",
+    "SELECT token FROM sessions WHERE session_id = %(session_id)s AND token = %(token)s FOR NO KEY UPDATE",
+)
+
+# Gives the session back until the calls are decided, or expire. Nobody's attempt, and no claim. Not where an end or
+# a cancellation was asked for meanwhile.
+WAIT_APPROVAL = Statement(
+    "turns.wait_approval",
+    f"""
+    WITH fenced AS (
+        UPDATE sessions
+        SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = perdure_now(), wakes = 0,
+            not_before = (SELECT min(decide_at) FROM tool_effects
+                          WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s AND status = 'asked'),
+            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
+            state = CASE state WHEN '{State.WAITING_APPROVAL}' THEN state ELSE {sql(Trigger.APPROVAL_NEEDED)} END
+        WHERE session_id = %(session_id)s AND token = %(token)s AND end_requested_at IS NULL
+          AND NOT EXISTS (SELECT FROM turns WHERE turn_id = %(turn_id)s AND cancel_requested_at IS NOT NULL)
+        RETURNING session_id
+    )
+    UPDATE turns AS t SET status = 'waiting_approval' FROM fenced WHERE t.turn_id = %(turn_id)s
+    RETURNING t.turn_id
+    """,
+)
+
+IS_CANCELLED = Statement(
+    "turns.is_cancelled",
+    "SELECT turn_id FROM turns WHERE turn_id = %(turn_id)s AND cancel_requested_at IS NOT NULL",
+    writes=False,
+)
+
+_UNDECIDED = """
+    (end_requested_at IS NULL AND EXISTS (
+        SELECT FROM tool_effects
+        WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s AND status = 'asked'
+          AND decide_at > perdure_now()))
+""".strip()
+
+# Begins what is approved, unless something is still to be decided. What can be decided no more is denied.
+BEGIN_APPROVED = Statement(
+    "turns.begin_approved",
+    f"""
+    WITH fenced AS (
+        UPDATE sessions
+        SET lease_until = perdure_now() + make_interval(secs => %(lease_s)s),
+            state = CASE WHEN state = '{State.THINKING}' THEN {sql(Trigger.TOOL_REQUESTED)}
+                         WHEN state = '{State.WAITING_APPROVAL}' AND NOT {_UNDECIDED}
+                         THEN {sql(Trigger.APPROVAL_DECIDED)}
+                         ELSE state END
+        WHERE session_id = %(session_id)s AND token = %(token)s
+        RETURNING end_requested_at, {_UNDECIDED} AS undecided
+    ), denied AS (
+        UPDATE tool_effects AS e
+        SET status = 'denied', finished_at = perdure_now(),
+            result = CASE WHEN fenced.end_requested_at IS NULL THEN %(expired)s ELSE %(ended)s END
+        FROM fenced
+        WHERE NOT fenced.undecided
+          AND e.turn_id = %(turn_id)s AND e.message_seq = %(message_seq)s AND e.status = 'asked'
+    ), begun AS (
+        UPDATE tool_effects AS e
+        SET status = 'intended', intended_at = perdure_now(),
+            decide_at = perdure_now() + make_interval(secs => c.timeout_s)
+        FROM fenced, jsonb_to_recordset(%(calls)s::jsonb) AS c (effect_id uuid, timeout_s double precision)
+        WHERE NOT fenced.undecided AND e.effect_id = c.effect_id AND e.status = 'approved'
+    )
+    SELECT undecided FROM fenced
+    """,
+)
+
+LOCK_OF_TURN = Statement(
+    "turns.lock_of_turn",
+    """
+    SELECT s.session_id, s.end_requested_at IS NOT NULL AS ending FROM sessions AS s
+    WHERE s.session_id = (SELECT session_id FROM turns WHERE turn_id = %(turn_id)s)
+    FOR NO KEY UPDATE
+    """,
+)
+
+# Ids of calls are distinct within a turn; where a release before this one made them, the newest is meant.
+FIND_CALL = Statement(
+    "turns.find_call",
+    """
+    SELECT e.effect_id, e.tool, e.status, e.decide_at <= perdure_now() AS expired,
+           t.agent, t.priority, t.status = 'waiting_approval' AS waits
+    FROM turns AS t
+    JOIN tool_effects AS e ON e.turn_id = t.turn_id
+    JOIN messages AS m ON m.session_id = t.session_id AND m.seq = e.message_seq
+    WHERE t.turn_id = %(turn_id)s AND m.tool_calls -> e.position ->> 'id' = %(call_id)s
+    ORDER BY e.message_seq DESC LIMIT 1
+    """,
+    writes=False,
+)
+
+# A decision; where it was the last one, the session is anybody's. Returns a row then.
+DECIDE = Statement(
+    "turns.decide",
+    f"""
+    WITH decided AS (
+        UPDATE tool_effects
+        SET status = %(status)s, result = %(result)s, arguments = coalesce(%(arguments)s, arguments)
+        WHERE effect_id = %(effect_id)s
+    )
+    UPDATE sessions SET not_before = NULL, woken_at = NULL, state = {sql(Trigger.APPROVAL_DECIDED)}
+    WHERE session_id = %(session_id)s
+      AND NOT EXISTS (SELECT FROM tool_effects
+                      WHERE turn_id = %(turn_id)s AND status = 'asked' AND effect_id <> %(effect_id)s)
+    RETURNING session_id
+    """,
+)
+
 # --- cancel ------------------------------------------------------------------------------
 
-# A turn that has not begun is settled here and now; one that has is asked to stop. What is left
-# without a turn is active again, whatever a runner was about to do when it died.
+# A turn that has not begun is settled here and now; one that has is asked to stop, and waits for
+# nothing any more. What is left without a turn is active again, whatever a runner was about to do
+# when it died.
 CANCEL = Statement(
     "turns.cancel",
     f"""
@@ -527,17 +691,20 @@ CANCEL = Statement(
             error_message = CASE WHEN t.status = 'accepted' THEN %(message)s END
         FROM locked
         WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
-        RETURNING t.turn_id, t.session_id, t.status, t.reply_to, t.priority
+        RETURNING t.turn_id, t.session_id, t.status, t.status = 'cancelled' AS settled, t.reply_to, t.priority
     ), released AS (
         UPDATE sessions AS s
-        SET unsettled = s.unsettled - 1, turn_count = s.turn_count + 1, last_activity_at = perdure_now(),
-            state = CASE s.unsettled WHEN 1 THEN {sql(Trigger.TURN_STOPPED, column="s.state")} ELSE s.state END
-        FROM asked WHERE s.session_id = asked.session_id AND asked.status = 'cancelled'
-        RETURNING s.unsettled = 0 AND s.end_requested_at IS NOT NULL AS may_end
+        SET unsettled = s.unsettled - asked.settled::int, turn_count = s.turn_count + asked.settled::int,
+            last_activity_at = CASE WHEN asked.settled THEN perdure_now() ELSE s.last_activity_at END,
+            not_before = CASE WHEN asked.settled THEN s.not_before END,
+            state = CASE WHEN asked.settled AND s.unsettled = 1
+                         THEN {sql(Trigger.TURN_STOPPED, column="s.state")} ELSE s.state END
+        FROM asked WHERE s.session_id = asked.session_id AND (asked.settled OR s.not_before IS NOT NULL)
+        RETURNING asked.settled AND s.unsettled = 0 AND s.end_requested_at IS NOT NULL AS may_end
     ), owed AS (
         INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
         SELECT %(delivery_id)s::uuid, turn_id, reply_to, 'pending', perdure_now(), perdure_now()
-        FROM asked WHERE status = 'cancelled' AND reply_to IS NOT NULL
+        FROM asked WHERE settled AND reply_to IS NOT NULL
         RETURNING delivery_id
     )
     SELECT asked.session_id, asked.status, asked.priority, (SELECT delivery_id FROM owed) AS delivery_id,
@@ -550,9 +717,20 @@ CANCEL = Statement(
 SEIZE = Statement(
     "turns.seize",
     """
-    UPDATE sessions SET token = token + 1, lease_owner = NULL, lease_until = NULL, strikes = 0, claims = 0
+    UPDATE sessions
+    SET token = token + 1, lease_owner = NULL, lease_until = NULL, strikes = 0, claims = 0, not_before = NULL
     WHERE session_id = %(session_id)s
     RETURNING token, message_count
+    """,
+)
+
+# The same where nobody runs it: its turn waits.
+SEIZE_WAITING = Statement(
+    "turns.seize_waiting",
+    """
+    UPDATE sessions SET token = token + 1, strikes = 0, claims = 0, not_before = NULL
+    WHERE session_id = %(session_id)s AND lease_until IS NULL
+    RETURNING token
     """,
 )
 
@@ -583,19 +761,28 @@ TAKE_SWEEP = Statement(
 # Sessions with unsettled turns that nobody holds: at once where the lease ran out since the
 # last wake-up, else backing off, so that a long backlog makes no storm. Of equal priority
 # those woken less often come first: none is woken twice while another waits for its first.
+# Of turns parked for want of a model a few come back at a time, the oldest first: a model that has just
+# recovered is not to be overrun.
 WAKE_DUE = Statement(
     "sweep.wake_due",
-    """
-    WITH due AS (
-        SELECT s.session_id, max(t.priority) AS priority, min(t.accepted_at) AS oldest
+    f"""
+    WITH waiting AS (
+        SELECT s.session_id, s.wakes, max(t.priority) AS priority, min(t.accepted_at) AS oldest,
+               s.not_before IS NOT NULL AND bool_or(t.status = 'parked') AS paced
         FROM turns AS t JOIN sessions AS s USING (session_id)
         WHERE t.settled_at IS NULL
+          AND {_IN_TIME}
           AND (s.lease_until IS NULL OR s.lease_until <= perdure_now()
                OR s.lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
           AND (s.woken_at IS NULL OR s.woken_at > perdure_now() OR s.woken_at < s.lease_until
                OR s.woken_at <= perdure_now() - make_interval(secs => %(backoff_s)s * 2 ^ least(s.wakes, 6)))
         GROUP BY s.session_id
-        ORDER BY priority DESC, s.wakes, oldest
+    ), due AS (
+        SELECT session_id, priority FROM (
+            SELECT *, row_number() OVER (PARTITION BY paced ORDER BY priority DESC, wakes, oldest) AS place
+            FROM waiting) AS placed
+        WHERE NOT paced OR place <= %(most_parked)s
+        ORDER BY priority DESC, wakes, oldest
         LIMIT %(most)s
     ), locked AS (
         SELECT s.session_id, due.priority FROM sessions AS s JOIN due USING (session_id)
@@ -674,6 +861,14 @@ _TURN = """
                 WHERE m.session_id = t.session_id AND m.seq >= t.first_seq AND m.role = 'assistant')
                 ELSE t.steps END AS steps,
            r.content AS reply, t.error_code, t.error_message, t.usage, t.channel, t.agent,
+           CASE WHEN t.status = 'waiting_approval' THEN (
+                SELECT jsonb_agg(jsonb_build_object('call_id', m.tool_calls -> e.position ->> 'id', 'tool', e.tool,
+                                                    'arguments', e.arguments, 'expires_at', e.decide_at)
+                                 ORDER BY e.position)
+                FROM tool_effects AS e JOIN messages AS m ON m.session_id = t.session_id AND m.seq = e.message_seq
+                WHERE e.turn_id = t.turn_id AND e.status = 'asked' AND e.decide_at > perdure_now()
+                  AND (SELECT end_requested_at IS NULL FROM sessions WHERE session_id = t.session_id))
+                END AS pending_approvals,
            t.accepted_at, t.started_at, t.settled_at
     FROM turns AS t LEFT JOIN messages AS r ON r.session_id = t.session_id AND r.seq = t.reply_seq
 """

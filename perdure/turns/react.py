@@ -21,9 +21,11 @@ from perdure.errors import (
 )
 from perdure.models.protocol import CallAborted, Model, ModelCall, ModelReply, ModelRequest
 from perdure.runtime import Runtime
+from perdure.settings import OnUnavailable
 from perdure.tools.variables import VariableSet
-from perdure.turns import queries
-from perdure.turns.briefing import brief
+from perdure.turns import approvals, parking, queries
+from perdure.turns.approvals import Undecided
+from perdure.turns.briefing import brief, offered
 from perdure.turns.effects import Interrupted, Ledger, Planned, Result, plan
 from perdure.turns.lease import Hold, LeaseLost, TurnRef
 from perdure.turns.settlement import Cancelled, Ending, Failed, Replied
@@ -33,6 +35,26 @@ from perdure.turns.transcript import Entry, Transcript, result_of, said
 @dataclass(frozen=True, slots=True)
 class Parked:
     """The worker shuts down: another one goes on from what is committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A person is to decide about calls. The session is given back already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delayed:
+    """No model answers, and the turn would rather wait: it goes on after `wait_s` seconds.
+
+    `spent_s` is its time under lease without the call that failed.
+    """
+
+    error: PerdureError
+    wait_s: float
+    spent_s: float
+
+
+Stop = Parked | Waiting | Delayed
 
 
 class Turn:
@@ -56,12 +78,13 @@ class Turn:
         self._agent: Agent = runtime.agents.get(ref.agent)
         self._model: Model = runtime.models(self._agent.model or runtime.settings.model)
         self._briefing: str | None = None
-        self._tools = tuple(tool.schema() for tool in self._agent.tool_list)
+        self._tools = offered(self._agent, runtime.settings.memory.budget_tools)
         self._variables = variables or VariableSet()
         self._ledger = Ledger(runtime, hold, ref, self._agent, self._variables)
         self._max_steps = self._agent.max_steps or runtime.settings.turn.max_steps
         self._timeout_s = self._agent.timeout_s or runtime.settings.turn.timeout_s
         self._planned: list[Planned] | None = None
+        self._before_call_s = spent_s
         if ref.cancel_requested_at is not None:
             hold.cancel(ref.turn_id)
 
@@ -70,7 +93,7 @@ class Turn:
         """Seconds under lease, over all the runners that the turn has had."""
         return self._runtime.clock.monotonic() - self._began
 
-    def run(self) -> Ending | Parked:
+    def run(self) -> Ending | Stop:
         """Step until the turn ends.
 
         Raises:
@@ -81,18 +104,44 @@ class Turn:
             ending = self._over()
             if ending is not None:
                 return ending
-            try:
-                reply = self._step()
-            except (CallAborted, Interrupted) as error:
-                if not self._hold.stopping.is_set():
-                    return Failed(_broken_off(error))
-                continue  # the hold says why, at the head of the loop
-            except Unavailable:
-                raise
-            except PerdureError as error:
-                return Failed(error)
-            if reply is not None:
-                return Replied(reply)
+            left = self._step_or_stop()
+            if left is not None:
+                return left
+
+    def _step_or_stop(self) -> Ending | Stop | None:
+        """One step, and what it comes to, if the turn does not go on to the next one."""
+        try:
+            reply = self._step()
+        except Undecided:
+            return self._wait()
+        except (CallAborted, Interrupted) as error:
+            # Else the hold says why, at the head of the loop.
+            return None if self._hold.stopping.is_set() else Failed(_broken_off(error))
+        except Unavailable:
+            raise
+        except PerdureError as error:
+            return self._delayed(error) or Failed(error)
+        return None if reply is None else Replied(reply)
+
+    def _wait(self) -> Waiting | None:
+        """Give the session back until its calls are decided, unless nothing waits any more."""
+        asking = self.transcript.asking()
+        if asking is None or asking.seq is None:
+            raise LookupError("no call is open")
+        waits = approvals.wait(self._runtime.database, self._hold, self.ref.turn_id, asking.seq, self.spent_s)
+        if waits is approvals.Waits.CANCELLED:
+            self._hold.cancel(self.ref.turn_id)
+        return Waiting() if waits is approvals.Waits.YES else None
+
+    def _delayed(self, error: PerdureError) -> Delayed | None:
+        """Whether the turn waits until a model may answer. One whose own time is over does not."""
+        settings = self._runtime.settings
+        if (self._agent.on_unavailable or settings.turn.on_unavailable) != OnUnavailable.PARK:
+            return None
+        wait_s = parking.pause_s(error, settings.breaker.cooldown_s)
+        if wait_s is None or self.spent_s >= self._timeout_s or not parking.may_wait(self.ref, self._runtime.clock):
+            return None
+        return Delayed(error, wait_s, self._before_call_s)
 
     def _over(self) -> Ending | Parked | None:
         if self._hold.lost:
@@ -115,7 +164,7 @@ class Turn:
         if asking is not None:
             self._answer(asking)
             return None
-        reply = said(self.ref.turn_id, self._query())
+        reply = said(self.ref.turn_id, self._query(), self.transcript.call_ids)
         if not reply.tool_calls:
             return reply
         if self._hold.draining:
@@ -124,11 +173,14 @@ class Turn:
         return None
 
     def _query(self) -> ModelReply:
-        limit_s = min(self._runtime.settings.model_timeout_s, max(self._timeout_s - self.spent_s, 0.001))
-        call = ModelCall(self._runtime.clock, limit_s)
         if self._briefing is None:
-            self._briefing = brief(self._runtime.database, self._agent, self.ref)
-        request = ModelRequest(self.transcript.prompt(self._briefing), self._tools)
+            self._briefing = brief(self._runtime, self._hold, self._agent, self.ref, self.transcript)
+        self._before_call_s = self.spent_s
+        # For the model and its fallbacks together; each has its own limit besides.
+        limit_s = max(self._timeout_s - self._before_call_s, 0.001)
+        call = ModelCall(self._runtime.clock, limit_s)
+        prompt = self.transcript.prompt(self._briefing, self._runtime.settings.memory.budget_working)
+        request = ModelRequest(prompt, self._tools)
         self._hold.step_within(limit_s)
         with self._hold.calling(call):
             try:
@@ -141,9 +193,12 @@ class Turn:
 
     def _ask(self, asking: Entry) -> None:
         planned = plan(self._agent, asking.tool_calls, self._runtime)
-        intents = [each.intent() for each in planned if each.refusal is None]
+        runnable = [each for each in planned if each.refusal is None]
+        waits = any(each.needs_approval for each in runnable)
+        expires_s = self._runtime.settings.approval.expires_s
+        intents = [each.request(expires_s) if waits else each.intent() for each in runnable]
         self._commit([*self.transcript.uncommitted, asking], asks=True, intents=intents)
-        self._planned = planned
+        self._planned = None if waits else planned
 
     def _answer(self, asking: Entry) -> None:
         planned, self._planned = self._planned, None

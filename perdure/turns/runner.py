@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, replace
+from typing import assert_never
 from uuid import UUID
 
 from perdure.errors import BudgetExhausted, PerdureError, SettingsError, Unavailable
 from perdure.runtime import Runtime
 from perdure.snapshots.snapshot import Memory
 from perdure.tools.variables import VariableSet
-from perdure.turns import queries
+from perdure.turns import parking, queries
 from perdure.turns.incoming import DEFAULT_PRIORITY
 from perdure.turns.lease import (
     Claimed,
@@ -29,7 +30,7 @@ from perdure.turns.lease import (
     claim,
     is_claimable,
 )
-from perdure.turns.react import Parked, Turn
+from perdure.turns.react import Delayed, Parked, Stop, Turn, Waiting
 from perdure.turns.remembering import remember
 from perdure.turns.saving import NotSaved, hydrate, is_elsewhere, kept_variables, save
 from perdure.turns.settlement import Ending, Failed, Settled, Tenure, Verdict, conclude, settle
@@ -150,8 +151,8 @@ class Runner:
         else:
             variables = hydrate(self._runtime, claimed, hold)
             ending = self._ending(claimed, ref, hold, transcript, variables)
-            if isinstance(ending, Parked):
-                return self._park(hold, ref, began, forgiven=True)
+            if isinstance(ending, Stop):
+                return self._stop(hold, ref, began, ending)
             _report(ref, ending)
             verdict = conclude(self._runtime.database, hold.session_id, ref, transcript, ending)
         memory = Memory(transcript.committed_messages(), variables.kept())
@@ -162,7 +163,7 @@ class Runner:
 
     def _ending(
         self, claimed: Claimed, ref: TurnRef, hold: Hold, transcript: Transcript, variables: VariableSet
-    ) -> Ending | Parked:
+    ) -> Ending | Stop:
         if claimed.strikes > self._limits.max_attempts and ref.cancel_requested_at is None:
             return Failed(_given_up(self._limits.max_attempts))
         try:
@@ -195,6 +196,22 @@ class Runner:
         if settled.may_end:
             self._runtime.wake.ending(hold.session_id)
         return settled
+
+    def _stop(self, hold: Hold, ref: TurnRef, began: float, stop: Stop) -> Parked:
+        """Leave a turn where it is, for whoever goes on with it."""
+        match stop:
+            case Parked():
+                return self._park(hold, ref, began, forgiven=True)
+            case Waiting():
+                log.info("turn %s waits for a person to decide about its calls", ref.turn_id)
+                return Parked()
+            case Delayed(error, wait_s, spent_s):
+                log.warning("turn %s waits %g s for a model: %s: %s", ref.turn_id, wait_s, error.code, error.message)
+                if parking.park(self._runtime.database, hold, ref, wait_s=wait_s, spent_s=spent_s):
+                    self._runtime.wake.session(hold.session_id, DEFAULT_PRIORITY)
+                return Parked()
+            case _:
+                assert_never(stop)
 
     def _put_off(self, claimed: Claimed, ref: TurnRef, hold: Hold, reason: str) -> Parked:
         """Give the session back with its turn held; the sweeper wakes it later and later."""

@@ -78,10 +78,10 @@ class _Server(OpenAIServer):
         super().__init__(player=mind.answer)
         self._mind = mind
 
-    def take(self, body: dict[str, Any], headers: dict[str, str]) -> Step:
+    def take(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> Step:
         """Wait at the gate before the server's lock is taken: other calls must pass."""
         self._mind.pass_gate(body)
-        return super().take(body, headers)
+        return super().take(path, body, headers)
 
 
 def answer_to(text: str, *results: str) -> str:

@@ -61,7 +61,7 @@ def _headers(error: PerdureError) -> dict[str, str]:
     match error:
         case Unauthorized():
             return {"WWW-Authenticate": 'Bearer realm="perdure"'}
-        case Unavailable(retry_after_s=seconds):
+        case Unavailable(retry_after_s=float() | int() as seconds):
             return {"Retry-After": str(math.ceil(seconds))}
         case RateLimited(retry_after_s=float() | int() as seconds):
             return {"Retry-After": str(math.ceil(seconds))}
