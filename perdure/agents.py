@@ -21,7 +21,10 @@ from typing import Any
 
 from perdure.errors import InvalidRequest, SettingsError
 from perdure.settings import OnUnavailable
+from perdure.tools.mcp.connections import Connections
+from perdure.tools.mcp.server import McpServer
 from perdure.tools.registry import Tool, tool
+from perdure.tools.sources import Toolset
 
 
 @dataclass(frozen=True)
@@ -29,21 +32,29 @@ class Agent:
     """Who answers: instructions, tools, and limits where they differ from the settings.
 
     `model` is a name as in `PERDURE_MODEL`; unset means that setting. A plain function
-    among `tools` becomes a tool of class `unsafe`. `on_unavailable`, `fail` or `park`, says what becomes
-    of a turn for which no model answers.
+    among `tools` becomes a tool of class `unsafe`; an `McpServer` among them stands for all
+    the tools that the server has, and is found in `servers` afterwards. `on_unavailable`, `fail`
+    or `park`, says what becomes of a turn for which no model answers.
     """
 
     name: str
     instructions: str
-    tools: Sequence[Tool | Callable[..., Any]] = ()
+    tools: Sequence[Tool | McpServer | Callable[..., Any]] = ()
     model: str | None = None
     max_steps: int | None = None
     timeout_s: float | None = None
     on_unavailable: OnUnavailable | str | None = None
+    servers: tuple[McpServer, ...] = field(init=False, hash=False)
     _by_name: dict[str, Tool] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        made = [given if isinstance(given, Tool) else tool()(given) for given in self.tools]
+        servers = tuple(given for given in self.tools if isinstance(given, McpServer))
+        if len({server.name for server in servers}) != len(servers):
+            raise SettingsError(
+                f"agent {self.name!r} has two MCP servers of one name: {[each.name for each in servers]}"
+            )
+        own = [given for given in self.tools if not isinstance(given, McpServer)]
+        made = [given if isinstance(given, Tool) else tool()(given) for given in own]
         by_name = {each.name: each for each in made}
         if len(by_name) != len(made):
             raise SettingsError(f"agent {self.name!r} has two tools of one name: {sorted(each.name for each in made)}")
@@ -51,6 +62,7 @@ class Agent:
             accepted = ", ".join(OnUnavailable)
             raise SettingsError(f"agent {self.name!r} has on_unavailable={self.on_unavailable!r}; accepted: {accepted}")
         object.__setattr__(self, "tools", tuple(made))
+        object.__setattr__(self, "servers", servers)
         object.__setattr__(self, "_by_name", by_name)
 
     def find_tool(self, name: str) -> Tool | None:
@@ -61,6 +73,13 @@ class Agent:
     def tool_list(self) -> tuple[Tool, ...]:
         """The agent's tools, in the order given."""
         return tuple(self._by_name.values())
+
+    def toolset(self, connections: Connections) -> Toolset:
+        """All that the agent may call at this moment, its servers' tools as far as they are known.
+
+        The first look at a server waits until it is connected, for its `connect_timeout_s` at most.
+        """
+        return Toolset([*self.tool_list, *connections.tools(self.servers)])
 
 
 class Agents:

@@ -5,6 +5,7 @@
     ├── DeadlineExceeded             TIMEOUT               504
     ├── ContextTooLong               CONTEXT_TOO_LONG      400
     ├── ToolError                    TOOL_ERROR            500
+    │   └── OutcomeUnknown           TOOL_ERROR            500
     ├── GuardRejected                GUARD_REJECTED        403
     ├── InvalidRequest               INVALID_REQUEST       400
     ├── Unauthorized                 UNAUTHORIZED          401
@@ -85,6 +86,10 @@ class ToolError(PerdureError):
 
     code = "TOOL_ERROR"
     http_status = 500
+
+
+class OutcomeUnknown(ToolError):
+    """A tool was broken off after it had begun: it may have taken effect, and may not."""
 
 
 class GuardRejected(PerdureError):

@@ -62,6 +62,13 @@ class OnUnavailable(StrEnum):
     PARK = "park"
 
 
+def _split(value: Any) -> Any:
+    """The parts of a comma-separated list; anything else as it is."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
 class _Group(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)  # `load` tells of what is unknown
 
@@ -171,6 +178,20 @@ class RetrySettings(_Group):
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.25
 
 
+class McpSettings(_Group):
+    """`PERDURE_MCP__*`: what MCP servers may do on this machine.
+
+    `commands` are the executables that may be started as servers, each as a declaration spells it.
+    """
+
+    commands: Annotated[tuple[str, ...], NoDecode] = ()
+
+    @field_validator("commands", mode="before")
+    @classmethod
+    def _split_at_commas(cls, value: Any) -> Any:
+        return _split(value)
+
+
 class ShutdownSettings(_Group):
     """`PERDURE_SHUTDOWN__*`: the budgets of a graceful shutdown, and of a drain of the fleet."""
 
@@ -225,14 +246,13 @@ class Settings(BaseSettings):
     consolidation: ConsolidationSettings = ConsolidationSettings()
     breaker: BreakerSettings = BreakerSettings()
     retry: RetrySettings = RetrySettings()
+    mcp: McpSettings = McpSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
 
     @field_validator("api_keys", "admin_keys", "fallback_models", "reply_tasks", mode="before")
     @classmethod
     def _split_at_commas(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return tuple(part.strip() for part in value.split(",") if part.strip())
-        return value
+        return _split(value)
 
     @field_validator("timezone")
     @classmethod
