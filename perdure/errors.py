@@ -5,6 +5,7 @@
     ├── DeadlineExceeded             TIMEOUT               504
     ├── ContextTooLong               CONTEXT_TOO_LONG      400
     ├── ToolError                    TOOL_ERROR            500
+    │   └── OutcomeUnknown           TOOL_ERROR            500
     ├── GuardRejected                GUARD_REJECTED        403
     ├── InvalidRequest               INVALID_REQUEST       400
     ├── Unauthorized                 UNAUTHORIZED          401
@@ -31,6 +32,7 @@ them; nothing above that edge knows them.
 
 from __future__ import annotations
 
+from copy import copy
 from datetime import datetime
 from typing import ClassVar
 
@@ -85,6 +87,10 @@ class ToolError(PerdureError):
 
     code = "TOOL_ERROR"
     http_status = 500
+
+
+class OutcomeUnknown(ToolError):
+    """A tool was broken off after it had begun: it may have taken effect, and may not."""
 
 
 class GuardRejected(PerdureError):
@@ -214,6 +220,14 @@ class Abandoned(PerdureError):
     """Whoever made a call has given it up. Nobody is at fault: it is no failure of what was called."""
 
     transient = False
+
+
+def reworded(error: PerdureError, message: str) -> PerdureError:
+    """The same error, saying `message` to whoever asked."""
+    other = copy(error)
+    other.message = message
+    other.__cause__ = error
+    return other
 
 
 class SettingsError(Exception):

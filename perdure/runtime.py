@@ -7,7 +7,7 @@ wake-ups travel (`Waker`); everything else follows from the settings.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
 
@@ -19,6 +19,7 @@ from perdure.models.protocol import Model
 from perdure.resilience.registry import Breakers
 from perdure.settings import Settings
 from perdure.snapshots.store import SnapshotStore
+from perdure.tools.leaks import Leaks
 
 
 class Waker(Protocol):
@@ -47,6 +48,8 @@ class Runtime:
 
     `snapshots` is where `PERDURE_SNAPSHOTS` says that sessions are saved before they answer.
 
+    `leaks` counts the threads of tools that ran past their time.
+
     `breakers` are the fleet's, for those who look at them; models have theirs already.
 
     `volatile` is the memory in Redis, None in a process that neither runs turns nor ends sessions.
@@ -61,3 +64,4 @@ class Runtime:
     snapshots: SnapshotStore
     volatile: Volatile | None = None
     breakers: Breakers | None = None
+    leaks: Leaks = field(default_factory=Leaks)

@@ -289,7 +289,10 @@ class _Asked:
         if not places:
             return ()
         return self._run(
-            queries.AROUND, session_ids=[each[0] for each in places], seqs=[each[1] for each in places], reach=_SEQ_REACH
+            queries.AROUND,
+            session_ids=[each[0] for each in places],
+            seqs=[each[1] for each in places],
+            reach=_SEQ_REACH,
         )
 
     def _told(self, best: Sequence[_Place], scores: Mapping[_Place, float]) -> list[Recalled]:
