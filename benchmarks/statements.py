@@ -49,6 +49,10 @@ class SilentWaker:
         """Nothing is published."""
         return True
 
+    def consolidation(self, _session_id: UUID | None) -> bool:
+        """Nothing is published."""
+        return True
+
 
 class CountingDatabase(Database):
     """A database that counts what it is asked to run, by name, and all that reaches the driver."""

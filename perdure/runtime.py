@@ -15,6 +15,8 @@ from perdure.agents import Agents
 from perdure.clock import Clock
 from perdure.database.engine import Database
 from perdure.memory.volatile import Volatile
+from perdure.models.embedders.hashing import HashEmbedder
+from perdure.models.embedders.protocol import Embedder
 from perdure.models.protocol import Model
 from perdure.resilience.registry import Breakers
 from perdure.settings import Settings
@@ -41,6 +43,10 @@ class Waker(Protocol):
         """Somebody should end this session: that was asked for, and it has nothing left to run."""
         ...
 
+    def consolidation(self, session_id: UUID | None) -> bool:
+        """Somebody should draw memories from this session, which has ended; None: from all that wait for it."""
+        ...
+
 
 @dataclass(frozen=True)
 class Runtime:
@@ -53,6 +59,8 @@ class Runtime:
     `breakers` are the fleet's, for those who look at them; models have theirs already.
 
     `volatile` is the memory in Redis, None in a process that neither runs turns nor ends sessions.
+
+    `embedder` makes the vectors that memory is searched by; the built-in one unless another is given.
     """
 
     settings: Settings
@@ -63,5 +71,6 @@ class Runtime:
     wake: Waker
     snapshots: SnapshotStore
     volatile: Volatile | None = None
+    embedder: Embedder = field(default_factory=lambda: HashEmbedder(384))
     breakers: Breakers | None = None
     leaks: Leaks = field(default_factory=Leaks)

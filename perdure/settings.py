@@ -36,6 +36,7 @@ _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Weight = Annotated[float, Field(ge=0, le=100)]
 
 
 class Scope(StrEnum):
@@ -114,6 +115,38 @@ class MemorySettings(_Group):
 
     working_turns: Count = 20
     working_ttl_s: Seconds = 3_600
+    archive_sessions: Annotated[int, Field(ge=0, le=1_000)] = 10
+    budget_system: Count = 8_000
+    budget_working: Count = 40_000
+    budget_stream: Annotated[int, Field(ge=0)] = 2_000
+    budget_semantic: Annotated[int, Field(ge=0)] = 12_000
+    budget_concepts: Annotated[int, Field(ge=0)] = 4_000
+    budget_archive: Annotated[int, Field(ge=0)] = 4_000
+    budget_meta: Annotated[int, Field(ge=0)] = 2_000
+    budget_tools: Annotated[int, Field(ge=0)] = 4_000
+    recall_timeout_s: Seconds = 2
+    recall_text: Weight = 1
+    recall_vector: Weight = 0.6
+    recall_neighbours: Weight = 0.4
+    recall_time: Weight = 0.5
+    exact_rows: Count = 5_000
+    index_rows: Count = 10_000
+
+
+class ConsolidationSettings(_Group):
+    """`PERDURE_CONSOLIDATION__*`: when and how what was said in sessions becomes memories.
+
+    A session of fewer than `min_turns` turns is passed over. Memories whose vectors are closer than
+    `similarity` are taken for one, whose importance grows by `importance_boost`, unless they contradict
+    each other. What fails in `max_runs` runs is given up.
+    """
+
+    interval_hours: Annotated[int, Field(ge=1, le=24)] = 6
+    batch_size: Annotated[int, Field(ge=1, le=10_000)] = 50
+    min_turns: Annotated[int, Field(ge=0)] = 5
+    similarity: Annotated[float, Field(gt=0, lt=1)] = 0.92
+    importance_boost: Annotated[float, Field(ge=0, le=1)] = 0.1
+    max_runs: Count = 5
 
 
 class BreakerSettings(_Group):
@@ -189,6 +222,7 @@ class Settings(BaseSettings):
     approval: ApprovalSettings = ApprovalSettings()
     guard: GuardSettings = GuardSettings()
     memory: MemorySettings = MemorySettings()
+    consolidation: ConsolidationSettings = ConsolidationSettings()
     breaker: BreakerSettings = BreakerSettings()
     retry: RetrySettings = RetrySettings()
     shutdown: ShutdownSettings = ShutdownSettings()

@@ -17,17 +17,15 @@ from perdure.slots.entry import Entry
 _SUNDAY = 6
 _HOUR_S = 3_600
 
-INTERVAL_HOURS = 6
-"""Hours between consolidations, and between what else is done to memories."""
-
 
 def entries(tasks: Container[str], settings: Settings) -> dict[str, Entry]:
     """The entries whose task is among `tasks`, by name."""
     zone = ZoneInfo(settings.timezone)
-    every_interval = At(zone, times_every(INTERVAL_HOURS))
+    hours = settings.consolidation.interval_hours
+    every_interval = At(zone, times_every(hours))
     listed = (
         Entry("expire_idle", Each(minutes=1), "sessions.expire_idle", "sessions", within_s=600),
-        Entry("consolidate", every_interval, "memory.consolidate", "memory", within_s=INTERVAL_HOURS * _HOUR_S),
+        Entry("consolidate", every_interval, "memory.consolidate", "memory", within_s=hours * _HOUR_S),
         Entry("decay", every_interval, "memory.decay", "memory"),
         Entry("refresh_hot", every_interval, "memory.refresh_hot", "memory"),
         Entry("prune", At(zone, (time(2),), _SUNDAY), "casebank.prune", "maintenance", {"dry_run": False}, 6 * _HOUR_S),

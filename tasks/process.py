@@ -19,6 +19,9 @@ Flusher = Callable[[UUID, int], int]
 ENDINGS = 20
 """Sessions that one process ends at once. A summary model that hangs must leave threads for turns."""
 
+CONSOLIDATIONS = 8
+"""Sessions that one process draws memories from at once, beside a batch: for the same reason."""
+
 
 @dataclass(frozen=True)
 class Process:
@@ -26,8 +29,8 @@ class Process:
 
     `isolate` runs a session's turn in a process of its own, and returns when that has ended;
     False if there was no room for it. `entries` are the schedule's, by name. `flushers` are
-    called on the way out, for each session that was worked on here. `endings` has room for so many
-    sessions to end at once.
+    called on the way out, for each session that was worked on here. `endings` and `consolidations` have
+    room for so many sessions at once.
     """
 
     runtime: Runtime
@@ -37,4 +40,5 @@ class Process:
     entries: Mapping[str, Entry] = field(default_factory=dict)
     flushers: Sequence[Flusher] = ()
     endings: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(ENDINGS))
+    consolidations: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(CONSOLIDATIONS))
     metrics: TaskMetrics = field(default_factory=TaskMetrics)

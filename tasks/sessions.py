@@ -43,6 +43,7 @@ def end(self: PerdureTask, session_id: str, reason: str | None = None) -> None:
     match outcome:
         case Ended():
             log.info("session %s has ended", wanted)
+            self.process.runtime.wake.consolidation(wanted)
         case Postponed() | NotDue():
             return
         case _:

@@ -45,6 +45,7 @@ class RecordingWaker:
         self.sessions: list[UUID] = []
         self.deliveries: list[UUID] = []
         self.endings: list[UUID] = []
+        self.consolidations: list[UUID | None] = []
         self.away = False
 
     def session(self, session_id: UUID, priority: int) -> bool:
@@ -63,6 +64,12 @@ class RecordingWaker:
         """Remember the session."""
         if not self.away:
             self.endings.append(session_id)
+        return not self.away
+
+    def consolidation(self, session_id: UUID | None) -> bool:
+        """Remember the session."""
+        if not self.away:
+            self.consolidations.append(session_id)
         return not self.away
 
 

@@ -17,13 +17,14 @@ from workers.assembly import Addresses
 
 QUEUES = ("ingress", "turns", "deliveries", "sessions", "memory", "maintenance")
 
-INCLUDED = ("tasks.turns", "tasks.deliveries", "tasks.sessions", "workers.control")
+INCLUDED = ("tasks.turns", "tasks.deliveries", "tasks.sessions", "tasks.memory", "workers.control")
 
 ROUTES = {
     "turns.submit": {"queue": "ingress"},
     "turns.*": {"queue": "turns"},
     "deliveries.*": {"queue": "deliveries"},
     "sessions.*": {"queue": "sessions"},
+    "memory.*": {"queue": "memory"},
 }
 
 CONCURRENCY = 100

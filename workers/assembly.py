@@ -15,6 +15,7 @@ from perdure.clock import SystemClock
 from perdure.database.engine import Database
 from perdure.errors import Unavailable
 from perdure.memory.volatile import Volatile
+from perdure.models.embedders.resolve import resolve as resolve_embedder
 from perdure.models.resolve import Models
 from perdure.resilience.registry import Breakers
 from perdure.runtime import Runtime, Waker
@@ -94,8 +95,8 @@ def assemble(settings: Settings, database_url: str, wake: Waker, redis_url: str 
     """The parts of one process; with `redis_url`, of one that runs turns and ends sessions.
 
     Raises:
-        SettingsError: `PERDURE_AGENTS`, `PERDURE_MODEL`, `PERDURE_SUMMARY_MODEL` or `PERDURE_SNAPSHOTS` names
-            what cannot be had.
+        SettingsError: `PERDURE_AGENTS`, `PERDURE_MODEL`, `PERDURE_SUMMARY_MODEL`, `PERDURE_EMBEDDER` or
+            `PERDURE_SNAPSHOTS` names what cannot be had.
     """
     clock = SystemClock()
     database = Database(database_url, lease_s=settings.turn.lease_s)
@@ -112,6 +113,7 @@ def assemble(settings: Settings, database_url: str, wake: Waker, redis_url: str 
         wake=wake,
         snapshots=resolve(settings.snapshots, settings, database, redis_url or _redis_of_snapshots(settings)),
         volatile=Volatile.at(redis_url, settings.memory, clock) if redis_url else None,
+        embedder=resolve_embedder(settings.embedder, settings, clock),
         breakers=breakers,
     )
 

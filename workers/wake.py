@@ -52,6 +52,12 @@ class CeleryWaker:
         """Publish `sessions.end`."""
         return self.publish("sessions.end", {"session_id": str(session_id)}, queue="sessions")
 
+    def consolidation(self, session_id: UUID | None) -> bool:
+        """Publish `memory.consolidate_session`, or `memory.consolidate`."""
+        if session_id is None:
+            return self.publish("memory.consolidate", {}, queue="memory")
+        return self.publish("memory.consolidate_session", {"session_id": str(session_id)}, queue="memory")
+
     def publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
         """Send one task message within about a second; whether the broker took it."""
         with self._lock:

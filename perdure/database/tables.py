@@ -7,14 +7,18 @@ page (`fillfactor`) and no index on what changes, so that PostgreSQL updates the
 
 from __future__ import annotations
 
+from pgvector.sqlalchemy import VECTOR
 from sqlalchemy import (
     BigInteger,
     Boolean,
     CheckConstraint,
     Column,
+    Computed,
     DateTime,
     Double,
     ForeignKey,
+    ForeignKeyConstraint,
+    Identity,
     Index,
     Integer,
     MetaData,
@@ -26,7 +30,7 @@ from sqlalchemy import (
     Uuid,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSON, JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSON, JSONB, TSVECTOR
 
 metadata = MetaData(
     naming_convention={
@@ -53,6 +57,7 @@ SESSION_STATES = (
 TURN_STATUSES = ("accepted", "running", "waiting_approval", "parked", "done", "failed", "cancelled")
 EFFECT_STATUSES = ("asked", "approved", "intended", "done", "failed", "unknown", "denied")
 DELIVERY_STATUSES = ("pending", "delivered", "failed")
+MEMORY_KINDS = ("fact", "preference", "insight", "conversation")
 
 
 def _one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
@@ -120,6 +125,12 @@ sessions = Table(
     ),
     Column("saved_token", BigInteger, comment="of the snapshot that counts in a store elsewhere"),
     Column("saved_tick", BigInteger, comment="of that snapshot"),
+    Column("imported_as", Text, comment="its name in the file that it was imported from"),
+    Column("consolidated_at", _timestamp, comment="when its memories were drawn from it"),
+    Column("consolidation_attempts", Integer, nullable=False, server_default="0", comment="runs that failed"),
+    Column("consolidation_due_at", _timestamp, comment="not tried again before"),
+    Column("consolidation_error", Text, comment="why the last run failed"),
+    Column("consolidation", JSONB, comment="what came of it: {skipped} or {stored, duplicates_merged, superseded}"),
     _one_of("state", SESSION_STATES),
     CheckConstraint("unsettled >= 0", name="unsettled"),
     Index("sessions_live_key", "user_id", "scope", unique=True, postgresql_where=text("routable")),
@@ -134,6 +145,18 @@ sessions = Table(
         "sessions_previous_session_id_idx",
         "previous_session_id",
         postgresql_where=text("previous_session_id IS NOT NULL"),
+    ),
+    Index(
+        "sessions_unconsolidated_idx",
+        "ended_at",
+        postgresql_where=text("ended_at IS NOT NULL AND consolidated_at IS NULL"),
+    ),
+    Index(
+        "sessions_imported_as_key",
+        "user_id",
+        "imported_as",
+        unique=True,
+        postgresql_where=text("imported_as IS NOT NULL"),
     ),
     postgresql_with={"fillfactor": "70"},
 )
@@ -206,6 +229,7 @@ messages = Table(
     Column("fallback", Boolean),
     Column("usage", JSONB, comment="{input_tokens, output_tokens} of the call that said it"),
     Column("created_at", _timestamp, nullable=False),
+    Column("author", Text, comment="who spoke, where it is told"),
     PrimaryKeyConstraint("session_id", "seq"),
     _one_of("role", ("user", "assistant", "tool")),
     comment="The transcript. Appended, never rewritten.",
@@ -307,4 +331,211 @@ intake = Table(
     Column("name", Text, primary_key=True),
     Column("closed_at", _timestamp, comment="since when the fleet takes nothing in; NULL while it does"),
     comment="Whether the fleet takes in work: one row, which a drain closes.",
+)
+
+erasures = Table(
+    "erasures",
+    metadata,
+    Column("erasure_id", Uuid, primary_key=True),
+    Column("user_id", Text, nullable=False, comment="whose Redis keys are seen to once more"),
+    Column("session_ids", ARRAY(Uuid), nullable=False, comment="and of which sessions"),
+    Column("erased_at", _timestamp, nullable=False),
+    Column("due_at", _timestamp, nullable=False, comment="when whoever was paused has lost its lease"),
+    comment="Users who were erased less than a lease ago; the row goes with the last trace.",
+)
+
+# --- memory ------------------------------------------------------------------------------
+
+message_words = Table(
+    "message_words",
+    metadata,
+    Column("session_id", Uuid, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("user_id", Text, nullable=False),
+    Column("occurred_at", _timestamp, nullable=False),
+    Column("words", TSVECTOR, nullable=False),
+    PrimaryKeyConstraint("session_id", "seq"),
+    Index("message_words_user_id_idx", "user_id", "occurred_at"),
+    Index("message_words_words_idx", "words", postgresql_using="gin"),
+    comment="What was said, as it is searched: written by a trigger on messages, in the same commit.",
+)
+
+embedders = Table(
+    "embedders",
+    metadata,
+    Column("embedder_id", SmallInteger, Identity(always=True), primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("dimensions", SmallInteger, nullable=False),
+    Column("created_at", _timestamp, nullable=False),
+    Column("indexed_at", _timestamp, comment="its vectors are searched by an index since then"),
+    Column("walked_at", _timestamp, comment="when all that is older had been looked at"),
+    Column("walked_kind", Text, comment="how far the present look has come"),
+    Column("walked_id", Uuid),
+    Column("walked_seq", BigInteger),
+    UniqueConstraint("name", "dimensions", name="embedders_name_dimensions_key"),
+    comment="Who made vectors here. Those of different ones are never compared.",
+)
+
+message_vectors = Table(
+    "message_vectors",
+    metadata,
+    Column("session_id", Uuid, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("embedder_id", SmallInteger, ForeignKey("embedders.embedder_id"), nullable=False),
+    Column("user_id", Text, nullable=False),
+    Column("vector", VECTOR, comment="of length 1; NULL: the embedder refuses the text"),
+    ForeignKeyConstraint(
+        ["session_id", "seq"],
+        ["message_words.session_id", "message_words.seq"],
+        name="message_vectors_session_id_seq_fkey",
+        ondelete="CASCADE",
+    ),
+    PrimaryKeyConstraint("session_id", "seq", "embedder_id"),
+    Index("message_vectors_user_id_idx", "user_id", "embedder_id"),
+    comment="Vectors of what was said, beside each other where there was more than one embedder.",
+)
+
+unembedded = Table(
+    "unembedded",
+    metadata,
+    Column("kind", Text, nullable=False),
+    Column("id", Uuid, nullable=False, comment="the message's session, or the memory"),
+    Column("seq", BigInteger, nullable=False, comment="of the message; 0 for a memory"),
+    Column("user_id", Text, nullable=False, index=True),
+    Column("due_at", _timestamp, nullable=False, index=True, comment="moved ahead by whoever takes it"),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    _one_of("kind", ("message", "memory")),
+    PrimaryKeyConstraint("kind", "id", "seq"),
+    comment="What still has to get its vector.",
+)
+
+memories = Table(
+    "memories",
+    metadata,
+    Column("memory_id", Uuid, primary_key=True),
+    Column("user_id", Text, ForeignKey("users.user_id"), nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("content", Text, nullable=False),
+    Column("importance", Double, nullable=False, comment="what decay is computed from; reinforced"),
+    Column("value", Double, nullable=False, comment="what decay left of it, as of decayed_at"),
+    Column("decayed_at", _timestamp),
+    Column("access_count", Integer, nullable=False, server_default="0"),
+    Column("last_accessed_at", _timestamp),
+    Column("channels", ARRAY(Text), nullable=False),
+    Column("origin", Text, nullable=False, comment="who wrote it"),
+    Column("session_id", Uuid, comment="the session that it was first drawn from"),
+    Column("created_at", _timestamp, nullable=False),
+    Column("valid_from", _timestamp, nullable=False, comment="when it was said"),
+    Column("valid_to", _timestamp, comment="when what contradicts it was said"),
+    Column("superseded_by", Uuid, ForeignKey("memories.memory_id", ondelete="SET NULL")),
+    Column("archived_at", _timestamp),
+    Column(
+        "words",
+        TSVECTOR,
+        Computed("perdure_words(content) || array_to_tsvector(ARRAY[perdure_owner(user_id)])", persisted=True),
+        nullable=False,
+    ),
+    _one_of("kind", MEMORY_KINDS),
+    _one_of("origin", ("consolidation", "tool")),
+    CheckConstraint("importance >= 0 AND importance <= 1", name="importance"),
+    Index("memories_user_id_idx", "user_id", "valid_from"),
+    Index("memories_words_idx", "words", postgresql_using="gin"),
+    Index("memories_superseded_by_idx", "superseded_by", postgresql_where=text("superseded_by IS NOT NULL")),
+    comment="Layer 3: what is known of a user. Superseded ones stay, as history.",
+    postgresql_with={"fillfactor": "80"},
+)
+
+memory_vectors = Table(
+    "memory_vectors",
+    metadata,
+    Column("memory_id", Uuid, ForeignKey("memories.memory_id", ondelete="CASCADE"), nullable=False),
+    Column("embedder_id", SmallInteger, ForeignKey("embedders.embedder_id"), nullable=False),
+    Column("user_id", Text, nullable=False),
+    Column("vector", VECTOR, comment="of length 1; NULL: the embedder refuses the text"),
+    PrimaryKeyConstraint("memory_id", "embedder_id"),
+    Index("memory_vectors_user_id_idx", "user_id", "embedder_id"),
+    comment="Vectors of memories, beside each other where there was more than one embedder.",
+)
+
+memory_sources = Table(
+    "memory_sources",
+    metadata,
+    Column("memory_id", Uuid, ForeignKey("memories.memory_id", ondelete="CASCADE"), nullable=False),
+    Column("session_id", Uuid, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    ForeignKeyConstraint(
+        ["session_id", "seq"],
+        ["messages.session_id", "messages.seq"],
+        name="memory_sources_session_id_seq_fkey",
+        ondelete="CASCADE",
+    ),
+    PrimaryKeyConstraint("memory_id", "session_id", "seq"),
+    Index("memory_sources_session_id_seq_idx", "session_id", "seq"),
+    comment="The messages that a memory came from.",
+)
+
+entities = Table(
+    "entities",
+    metadata,
+    Column("entity_id", Uuid, primary_key=True),
+    Column("user_id", Text, ForeignKey("users.user_id"), nullable=False),
+    Column("name", Text, nullable=False, comment="as it was first written"),
+    Column("key", Text, nullable=False, comment="the name, so that its spellings are one"),
+    Column("kind", Text, comment="person, place, thing ... as it was extracted"),
+    Column("created_at", _timestamp, nullable=False),
+    UniqueConstraint("user_id", "key", name="entities_user_id_key_key"),
+    comment="Layer 4: whom and what a user's memories are about.",
+)
+
+entity_mentions = Table(
+    "entity_mentions",
+    metadata,
+    Column("entity_id", Uuid, ForeignKey("entities.entity_id", ondelete="CASCADE"), nullable=False),
+    Column("memory_id", Uuid, ForeignKey("memories.memory_id", ondelete="CASCADE"), nullable=False, index=True),
+    PrimaryKeyConstraint("entity_id", "memory_id"),
+    comment="Which memories an entity is in.",
+)
+
+relations = Table(
+    "relations",
+    metadata,
+    Column("source_id", Uuid, ForeignKey("entities.entity_id", ondelete="CASCADE"), nullable=False),
+    Column("predicate", Text, nullable=False),
+    Column("target_id", Uuid, ForeignKey("entities.entity_id", ondelete="CASCADE"), nullable=False, index=True),
+    Column(
+        "memory_id",
+        Uuid,
+        ForeignKey("memories.memory_id", ondelete="CASCADE"),
+        nullable=False,
+        index=True,
+        comment="the memory that says so",
+    ),
+    Column("user_id", Text, nullable=False, index=True),
+    Column("created_at", _timestamp, nullable=False),
+    PrimaryKeyConstraint("source_id", "predicate", "target_id", "memory_id"),
+    comment="How entities stand to each other, once for each memory that says so.",
+)
+
+memory_accesses = Table(
+    "memory_accesses",
+    metadata,
+    Column("memory_id", Uuid, ForeignKey("memories.memory_id", ondelete="CASCADE"), nullable=False),
+    Column("accessed_at", _timestamp, nullable=False, index=True),
+    Column("access_id", Uuid, nullable=False, comment="of one recall"),
+    Column("user_id", Text, nullable=False),
+    PrimaryKeyConstraint("memory_id", "accessed_at", "access_id"),
+    Index("memory_accesses_user_id_idx", "user_id", "accessed_at"),
+    comment="Layer 5: which memories were recalled when, for some days.",
+)
+
+hot_memories = Table(
+    "hot_memories",
+    metadata,
+    Column("user_id", Text, nullable=False),
+    Column("rank", Integer, nullable=False),
+    Column("memory_id", Uuid, ForeignKey("memories.memory_id", ondelete="CASCADE"), nullable=False, unique=True),
+    Column("score", Double, nullable=False),
+    Column("refreshed_at", _timestamp, nullable=False),
+    PrimaryKeyConstraint("user_id", "rank"),
+    comment="Layer 5: the memories that a user's conversations come back to.",
 )

@@ -58,6 +58,7 @@ class Line(_Record):
     message_id: str | None = None
     token_count: _Whole
     model: str | None = None
+    fallback: bool | None = None
     usage: Spent | None = None
     created_at: datetime | None = None
 

@@ -29,6 +29,7 @@ from pydantic_core import ErrorDetails
 
 from perdure import untrusted
 from perdure.errors import OutcomeUnknown, SettingsError, ToolError
+from perdure.memory.own import OwnMemory
 from perdure.models.protocol import ToolSchema
 from perdure.tools.docstring import describe
 from perdure.tools.variables import WorkingVariables
@@ -57,7 +58,8 @@ class ToolContext:
 
     `effect_id` is the idempotency key: the same for every attempt at the same call.
     `cancelled` is set when the turn no longer wants the result. `working_variables` are kept from
-    one call to the next, until the session ends.
+    one call to the next, until the session ends. `memory` is that of the user, for good; None in a
+    process that has none.
     """
 
     user_id: str
@@ -67,6 +69,7 @@ class ToolContext:
     channel: str
     cancelled: threading.Event
     working_variables: WorkingVariables = field(default_factory=WorkingVariables, compare=False)
+    memory: OwnMemory | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

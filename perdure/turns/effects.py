@@ -40,6 +40,7 @@ from perdure.tools.registry import (
 from perdure.tools.variables import Change, VariableSet, WorkingVariables
 from perdure.turns import approvals, queries
 from perdure.turns.lease import Hold, LeaseLost, TurnRef
+from perdure.turns.recalling import own_memory
 from perdure.turns.transcript import Entry
 from perdure.untrusted import cut, storable
 
@@ -468,6 +469,7 @@ class Ledger:
             channel=self._turn.channel,
             cancelled=self._hold.unwanted,
             working_variables=WorkingVariables(self._variables),
+            memory=own_memory(self._runtime, self._hold.session_id, self._turn, planned.effect_id),
         )
 
     def _now(self) -> float:

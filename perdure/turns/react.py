@@ -27,7 +27,7 @@ from perdure.settings import OnUnavailable
 from perdure.tools.variables import VariableSet
 from perdure.turns import approvals, parking, queries
 from perdure.turns.approvals import Undecided
-from perdure.turns.briefing import brief
+from perdure.turns.briefing import brief, offered
 from perdure.turns.effects import Interrupted, Ledger, Planned, Result, plan
 from perdure.turns.lease import Hold, LeaseLost, TurnRef
 from perdure.turns.settlement import Cancelled, Ending, Failed, Replied
@@ -80,7 +80,7 @@ class Turn:
         self._agent: Agent = runtime.agents.get(ref.agent)
         self._model: Model = runtime.models(self._agent.model or runtime.settings.model)
         self._briefing: str | None = None
-        self._tools = tuple(tool.schema() for tool in self._agent.tool_list)
+        self._tools = offered(self._agent, runtime.settings.memory.budget_tools)
         self._variables = variables or VariableSet()
         self._ledger = Ledger(runtime, hold, ref, self._agent, self._variables)
         self._max_steps = self._agent.max_steps or runtime.settings.turn.max_steps
@@ -211,13 +211,14 @@ class Turn:
         return None
 
     def _query(self) -> ModelReply:
+        if self._briefing is None:
+            self._briefing = brief(self._runtime, self._hold, self._agent, self.ref, self.transcript)
         self._before_call_s = self.spent_s
         # For the model and its fallbacks together; each has its own limit besides.
         limit_s = max(self._timeout_s - self._before_call_s, 0.001)
         call = ModelCall(self._runtime.clock, limit_s)
-        if self._briefing is None:
-            self._briefing = brief(self._runtime.database, self._agent, self.ref)
-        request = ModelRequest(self.transcript.prompt(self._briefing), self._tools)
+        prompt = self.transcript.prompt(self._briefing, self._runtime.settings.memory.budget_working)
+        request = ModelRequest(prompt, self._tools)
         self._hold.step_within(limit_s)
         with self._hold.calling(call):
             try:

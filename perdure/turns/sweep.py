@@ -12,24 +12,30 @@ from dataclasses import dataclass
 from itertools import takewhile
 from uuid import UUID
 
+from perdure.memory import consolidation
 from perdure.runtime import Runtime
 from perdure.sessions.ending import endings_due
 from perdure.turns import outbox, parking, queries
+from perdure.turns.erasing import finish_due
 
 log = logging.getLogger(__name__)
 
 MOST_A_ROUND = 200
 """Wake-ups that one round issues at the most."""
 
+MOST_CONSOLIDATIONS = 50
+"""The same for what waits to become memories: it is in no hurry."""
+
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a round issued: wake-ups for sessions, deliveries and endings, and those the broker refused."""
+    """What a round issued: wake-ups for sessions, deliveries, endings, consolidations, and those the broker refused."""
 
     sessions: int = 0
     deliveries: int = 0
     endings: int = 0
     refused: int = 0
+    consolidations: int = 0
 
 
 def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
@@ -56,7 +62,9 @@ def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
     sent = 0 if refused else sum(1 for _ in takewhile(runtime.wake.delivery, deliveries))
     endings = endings_due(runtime.database, MOST_A_ROUND, limits.sweep_s, limits.lease_s)
     begun = 0 if refused else sum(1 for _ in takewhile(runtime.wake.ending, endings))
-    swept = Swept(len(rows) - len(refused), sent, begun, len(refused) + len(endings) - begun)
+    finish_due(runtime)
+    drawn = 0 if refused or endings[begun:] else _consolidations(runtime)
+    swept = Swept(len(rows) - len(refused), sent, begun, len(refused) + len(endings) - begun, drawn)
     if refused or endings[begun:]:
         runtime.database.run(queries.UNWAKE, {"session_ids": [*refused, *endings[begun:]]})
     if rows or deliveries or endings:
@@ -65,6 +73,18 @@ def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
             swept.sessions, sent, begun, swept.refused,
         )  # fmt: skip
     return swept
+
+
+def _consolidations(runtime: Runtime) -> int:
+    """Wake for the sessions that have ended a while ago and still wait to be consolidated; how many were taken."""
+    database, lease_s = runtime.database, runtime.settings.turn.lease_s
+    found = consolidation.consolidations_forgotten(
+        database, runtime.settings.consolidation, MOST_CONSOLIDATIONS, lease_s, lease_s
+    )
+    taken = sum(1 for _ in takewhile(runtime.wake.consolidation, found))
+    if found[taken:]:
+        consolidation.put_off(database, found[taken:])
+    return taken
 
 
 def put_off(runtime: Runtime, session_id: UUID) -> None:

@@ -17,6 +17,7 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from perdure.database.engine import Executor
+from perdure.memory.context import latest
 from perdure.models.protocol import Message, ModelReply, Role, ToolCall, Usage
 from perdure.turns import queries
 from perdure.turns.lease import TurnRef
@@ -24,9 +25,6 @@ from perdure.untrusted import storable
 
 WINDOW_TURNS = 20
 """Turns of history that a prompt begins with, before it is cut to the budget."""
-
-WORKING_BUDGET_TOKENS = 40_000
-"""Estimated tokens of conversation in a prompt; the newest turn is never cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +107,11 @@ class Transcript:
         return [entry for entry in self._entries if entry.turn_id == self.turn_id]
 
     @property
+    def asked(self) -> str:
+        """What the user says in the present turn."""
+        return "\n".join(entry.content for entry in self.present if entry.role is Role.USER)
+
+    @property
     def steps(self) -> int:
         """Model replies in the present turn."""
         return sum(entry.role is Role.ASSISTANT for entry in self.present)
@@ -133,16 +136,20 @@ class Transcript:
         self._entries = [entry for entry in self._entries if entry.seq is not None]
         self._entries += [replace(entry, seq=base + number) for number, entry in enumerate(appended, start=1)]
 
-    def prompt(self, system: str) -> tuple[Message, ...]:
-        """The messages for a model: whole turns from the newest back, as far as the budget goes."""
-        kept: list[Entry] = []
-        spent = 0
-        for turn in reversed(_by_turn(self._entries)):
-            spent += sum(entry.token_count for entry in turn)
-            if kept and spent > WORKING_BUDGET_TOKENS:
-                break
-            kept[:0] = turn
-        return (Message(Role.SYSTEM, system), *(entry.message() for entry in kept))
+    def prompt(self, system: str, budget: int) -> tuple[Message, ...]:
+        """The messages for a model: whole turns from the newest back, as far as `budget` tokens go.
+
+        The newest turn is never cut, whatever it takes.
+        """
+        return (Message(Role.SYSTEM, system), *(entry.message() for entry in self._within(budget)))
+
+    def first_seen(self, budget: int) -> int:
+        """The number of the first message in such a prompt; 0 if none of them is committed yet."""
+        return next((entry.seq for entry in self._within(budget) if entry.seq is not None), 0)
+
+    def _within(self, budget: int) -> list[Entry]:
+        kept = latest(_by_turn(self._entries), lambda turn: sum(entry.token_count for entry in turn), budget)
+        return [entry for turn in kept for entry in turn]
 
 
 def said(turn_id: UUID, reply: ModelReply, taken: Collection[str] = ()) -> Entry:

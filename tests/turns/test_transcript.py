@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from perdure.models.chat_wire import request_body
 from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, Usage
 from perdure.turns.settlement import closings
-from perdure.turns.transcript import WORKING_BUDGET_TOKENS, Entry, Transcript, result_of, said
+from perdure.turns.transcript import Entry, Transcript, result_of, said
 from perdure.untrusted import storable
 from tests.models.openai_server import validate_transcript
+
+WORKING_BUDGET_TOKENS = 40_000
 
 texts = st.one_of(
     st.text(max_size=40),
@@ -74,7 +76,9 @@ def _numbered(made: Sequence[Sequence[Entry]]) -> list[list[Entry]]:
 
 
 def _prompt(made: Sequence[Sequence[Entry]]) -> tuple[Message, ...]:
-    return Transcript(made[-1][0].turn_id, [entry for turn in made for entry in turn]).prompt("You help.")
+    return Transcript(made[-1][0].turn_id, [entry for turn in made for entry in turn]).prompt(
+        "You help.", WORKING_BUDGET_TOKENS
+    )
 
 
 @given(transcripts())

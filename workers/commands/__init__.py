@@ -4,12 +4,13 @@
     processes.py   migrate, gateway, worker, beat, flower: one process each
     drain.py       the whole fleet takes nothing in, and lets go of what it has
     talking.py     send, chat; prompt.py is the terminal's side of chat
-    sessions.py, snapshots.py, turns.py, schedules.py    what is kept
+    sessions.py, snapshots.py, turns.py, schedules.py, messages.py, memory.py    what is kept
     breakers.py    what is not called for a while
 
     connecting.py  what a command needs of the system
     listening.py   an address to listen on; serving.py, the gateway's web server
     display.py     tables, JSON, text that is safe on a terminal
+    files.py       files, whole or not at all
     failing.py     errors as a sentence and an exit status
 
 Commands start in about a second, so what takes long to import is imported by those that need it.
@@ -22,7 +23,7 @@ from pathlib import Path
 
 import typer
 
-from workers.commands import breakers, drain, processes, schedules, sessions, talking, turns, up
+from workers.commands import breakers, drain, memory, messages, processes, schedules, sessions, talking, turns, up
 from workers.commands.failing import explained
 
 app = typer.Typer(
@@ -44,6 +45,8 @@ app.command()(talking.chat)
 app.command()(talking.send)
 app.add_typer(sessions.commands, name="sessions")
 app.add_typer(turns.commands, name="turns")
+app.add_typer(messages.commands, name="messages")
+app.add_typer(memory.commands, name="memory")
 app.add_typer(schedules.commands, name="schedules")
 app.add_typer(breakers.commands, name="breakers")
 

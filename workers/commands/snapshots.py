@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +13,7 @@ from perdure.snapshots import exchange
 from perdure.snapshots.codec import dump, parse
 from workers.commands import connecting
 from workers.commands.failing import Failure
+from workers.commands.files import write_whole
 
 commands = typer.Typer(help="What an agent is in the middle of, as a file.", no_args_is_help=True)
 
@@ -35,7 +34,7 @@ def export(
     if file == _STDIO:
         sys.stdout.write(text)
     else:
-        _write(file, text)
+        write_whole(file, text)
 
 
 @commands.command("import")
@@ -67,24 +66,3 @@ def _read(file: Path) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"The snapshot cannot be read: it is not UTF-8 at byte {error.start}.") from error
-
-
-def _write(file: Path, text: str) -> None:
-    """Write beside it, then put it in its place: whoever reads `file` finds all of it, or what was there."""
-    file = file.resolve()
-    try:
-        if file.exists() and not file.is_file():  # a pipe or a device is written to, not replaced
-            file.write_text(text, encoding="utf-8")
-            return
-        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as beside:
-                beside.write(text)
-                beside.flush()
-                os.fsync(beside.fileno())
-            Path(name).replace(file)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise Failure(f"{file} cannot be written: {error.strerror}.") from error

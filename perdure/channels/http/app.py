@@ -9,7 +9,7 @@ from functools import partial
 
 from fastapi import APIRouter, FastAPI
 
-from perdure.channels.http import breakers, health, messages, problems, schema, sessions, turns
+from perdure.channels.http import breakers, health, memory, messages, problems, schema, sessions, turns, users
 from perdure.channels.http.auth import Keys
 from perdure.channels.http.gateway import Gateway
 from perdure.runtime import Runtime
@@ -48,7 +48,7 @@ def create_app(runtime: Runtime, broker_reachable: Callable[[], bool]) -> FastAP
     problems.install(app)
     app.include_router(health.router)
     v1 = APIRouter(prefix="/v1")
-    for router in (messages.router, turns.router, sessions.router, breakers.router):
+    for router in (messages.router, turns.router, sessions.router, memory.router, users.router, breakers.router):
         v1.include_router(router)
     app.include_router(v1)
     app.openapi = partial(schema.describe, app)  # type: ignore[method-assign]

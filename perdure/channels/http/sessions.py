@@ -13,14 +13,13 @@ from perdure.channels.http import requests
 from perdure.channels.http.auth import Caller
 from perdure.channels.http.gateway import TheCaller, TheGateway
 from perdure.channels.http.schema import ENDING, FORKED, MESSAGES, REASON, SESSION, SESSIONS, TICK
-from perdure.errors import Forbidden, InvalidRequest
+from perdure.errors import Forbidden
 from perdure.runtime import Runtime
 from perdure.sessions.ending import request_end
 from perdure.sessions.forking import fork as fork_session
 from perdure.sessions.forking import parse_tick
 from perdure.sessions.reading import list_sessions, read_messages, read_session
 from perdure.turns.incoming import parse_reason
-from perdure.untrusted import first_line
 
 router = APIRouter(prefix="/sessions", tags=["sessions"])
 
@@ -78,25 +77,12 @@ async def messages(
 
 
 def _end(runtime: Runtime, session_id: UUID, body: bytes) -> dict[str, Any]:
-    reason = _optional(body, "reason")
+    reason = requests.optional_member(body, "reason")
     if request_end(runtime.database, session_id, _ASKED if reason is None else parse_reason(reason)):
         runtime.wake.ending(session_id)
     return read_session(runtime.database, session_id)
 
 
 def _fork(runtime: Runtime, session_id: UUID, body: bytes) -> dict[str, str]:
-    tick = parse_tick(_optional(body, "tick"))
+    tick = parse_tick(requests.optional_member(body, "tick"))
     return {"session_id": str(fork_session(runtime.database, runtime.clock, session_id, tick))}
-
-
-def _optional(body: bytes, member: str) -> object:
-    """The one member that `body` may have, None if it has none.
-
-    Raises:
-        InvalidRequest: it has others, or is no JSON object.
-    """
-    given = requests.parse_object(body) if body.strip() else {}
-    unknown = ", ".join(sorted(given.keys() - {member}))
-    if unknown:
-        raise InvalidRequest(f"The body has members that are not known: {first_line(unknown, 200)}.")
-    return given.get(member)
