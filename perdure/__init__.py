@@ -5,6 +5,7 @@ What the author of an agent needs stands here; see `perdure.agents` and `perdure
 
 from perdure.agents import Agent
 from perdure.errors import ToolError
+from perdure.hooks import required
 from perdure.tools.registry import DidNotHappen, Effect, Happened, ToolContext, Unknown, tool
 
-__all__ = ["Agent", "DidNotHappen", "Effect", "Happened", "ToolContext", "ToolError", "Unknown", "tool"]
+__all__ = ["Agent", "DidNotHappen", "Effect", "Happened", "ToolContext", "ToolError", "Unknown", "required", "tool"]
