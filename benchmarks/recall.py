@@ -21,7 +21,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -81,12 +81,11 @@ def main() -> int:
         database = Database(running.postgres.url)
         for lines in conversations:
             _import(database, clock, embedder, lines)
-        database.close()
-        database = Database(running.postgres.url)
+        recall = Recall(database, embedder, settings.memory, clock)
         asked = [
             each
             for sample, lines in zip(samples, conversations, strict=True)
-            for each in _ask(database, embedder, settings, sample, lines, max(given.k))
+            for each in _ask(recall, sample, lines, max(given.k))
         ]
         database.close()
     section = _section(asked, given.k, given.file.name, embedder.name, sum(map(len, conversations)))
@@ -148,17 +147,10 @@ def _import(database: Database, clock: MovedClock, embedder: Embedder, lines: Se
     assert filled.error is None, filled.error
 
 
-def _ask(
-    database: Database,
-    embedder: Embedder,
-    settings: Settings,
-    sample: Mapping[str, Any],
-    lines: Sequence[Mapping[str, Any]],
-    k: int,
-) -> Iterator[Asked]:
+def _ask(recall: Recall, sample: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], k: int) -> Iterator[Asked]:
     clock = MovedClock()
     clock.advance(max(datetime.fromisoformat(line["occurred_at"]) for line in lines) - clock.now())
-    recall = Recall(database, embedder, settings.memory, clock)
+    recall = replace(recall, clock=clock)
     there = {line["message_id"] for line in lines}
     for question in sample["qa"]:
         evidence = frozenset(_IDS.findall(" ".join(question.get("evidence") or ()))) & there

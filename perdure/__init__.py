@@ -5,6 +5,7 @@ What the author of an agent needs stands here; see `perdure.agents` and `perdure
 
 from perdure.agents import Agent
 from perdure.errors import OutcomeUnknown, ToolError
+from perdure.hooks import required
 from perdure.tools.mcp.server import McpServer
 from perdure.tools.registry import DidNotHappen, Effect, Happened, ToolContext, Unknown, tool
 
@@ -18,5 +19,6 @@ __all__ = [
     "ToolContext",
     "ToolError",
     "Unknown",
+    "required",
     "tool",
 ]

@@ -15,16 +15,37 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from perdure.errors import InvalidRequest, SettingsError
+from perdure.hooks import CallOver, CallSeen, Hooks, TurnOver, TurnSeen
 from perdure.settings import OnUnavailable
 from perdure.tools.mcp.connections import Connections
 from perdure.tools.mcp.server import McpServer
 from perdure.tools.registry import Tool, tool
 from perdure.tools.sources import Toolset
+
+
+class ErrorMessages(Protocol):
+    """How an agent tells its users of a failure."""
+
+    def find(self, code: str, language: str | None) -> str | None:
+        """The sentence for an error's code, in the `language` of the message's metadata; None: perdure's own."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sentences:
+    """Error messages by their codes; `by_language` has others for some languages. See `ErrorMessages`."""
+
+    by_code: Mapping[str, str]
+    by_language: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def find(self, code: str, language: str | None) -> str | None:
+        """The sentence for an error's code."""
+        return self.by_language.get(language or "", {}).get(code) or self.by_code.get(code)
 
 
 @dataclass(frozen=True)
@@ -34,7 +55,8 @@ class Agent:
     `model` is a name as in `PERDURE_MODEL`; unset means that setting. A plain function
     among `tools` becomes a tool of class `unsafe`; an `McpServer` among them stands for all
     the tools that the server has, and is found in `servers` afterwards. `on_unavailable`, `fail`
-    or `park`, says what becomes of a turn for which no model answers.
+    or `park`, says what becomes of a turn for which no model answers; `error_messages` how a
+    failure is told. The hooks are described in `perdure.hooks`.
     """
 
     name: str
@@ -44,6 +66,11 @@ class Agent:
     max_steps: int | None = None
     timeout_s: float | None = None
     on_unavailable: OnUnavailable | str | None = None
+    error_messages: ErrorMessages | None = None
+    before_turn: Hooks[TurnSeen] = ()
+    after_turn: Hooks[TurnOver] = ()
+    before_tool: Hooks[CallSeen] = ()
+    after_tool: Hooks[CallOver] = ()
     servers: tuple[McpServer, ...] = field(init=False, hash=False)
     _by_name: dict[str, Tool] = field(init=False, repr=False, compare=False)
 

@@ -17,7 +17,11 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from hashlib import blake2b
+
+_REMEMBERED = 20_000
+"""Words whose forms are remembered: most texts are made of the same ones."""
 
 
 class Kind(StrEnum):
@@ -38,7 +42,8 @@ class Difference:
     right: str
 
     def __str__(self) -> str:
-        return f"they differ in a {self.kind} ({self.left or 'none'} / {self.right or 'none'})"
+        article = "an" if self.kind is Kind.OPPOSITE else "a"
+        return f"they differ in {article} {self.kind} ({self.left or 'none'} / {self.right or 'none'})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +74,9 @@ def between(left: Reading, right: Reading) -> Difference | None:
         return Difference(Kind.NUMBER, _only(left.numbers, right.numbers), _only(right.numbers, left.numbers))
     if left.negations != right.negations:
         return Difference(Kind.NEGATION, *(("negated" if each.negations else "") for each in (left, right)))
-    ours, theirs = left.names - right.words, right.names - left.words
+    ours, theirs = _missing(left.names, right.words), _missing(right.names, left.words)
     if ours or theirs:
-        return Difference(Kind.NAME, ", ".join(sorted(ours)), ", ".join(sorted(theirs)))
+        return Difference(Kind.NAME, ", ".join(ours), ", ".join(theirs))
     return _opposed(left, right)
 
 
@@ -87,9 +92,9 @@ def read(text: str) -> Reading:
             poles.setdefault(found[0], set()).add(found[1])
     return Reading(
         numbers=tuple(sorted(_numbers(plain))),
-        negations=sum(map(_negates, tokens)),
+        negations=sum(_negates(token.text) for token in tokens),
         words=words,
-        names=frozenset(name for token in tokens for name in _name(token)) | placed,
+        names=placed | {name for token in tokens for name in _name(token)},
         poles=tuple(sorted((group, frozenset(sides)) for group, sides in poles.items())),
     )
 
@@ -100,6 +105,10 @@ class _Token:
 
     text: str
     initial: bool
+
+
+def _listed(words: str) -> list[str]:
+    return words.split()
 
 
 _PLAIN = str.maketrans({"’": "'", "‘": "'", "ʼ": "'"})  # noqa: RUF001 (these are what is looked for)
@@ -126,8 +135,10 @@ _SCALES = {"천": 10**3, "만": 10**4, "백만": 10**6, "천만": 10**7, "억": 
 _ENGLISH_NUMBERS = {
     word: number
     for number, word in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-        "seventeen eighteen nineteen twenty".split()
+        _listed(
+            "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+            "seventeen eighteen nineteen twenty"
+        )
     )
     if word != "one"  # as a rule a pronoun: "this one"
 } | {"thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90}
@@ -172,27 +183,48 @@ def _only(ours: tuple[str, ...], theirs: tuple[str, ...]) -> str:
 # --- negation ----------------------------------------------------------------------------
 
 _ENGLISH_NOT = frozenset(
-    "not no never none nobody nothing nowhere neither nor without cannot unable refuse refuses refused".split()
-) | frozenset("cant dont doesnt didnt wont isnt arent wasnt werent couldnt shouldnt wouldnt hasnt havent".split())
+    _listed("not no never none nobody nothing nowhere neither nor without cannot unable refuse refuses refused")
+) | frozenset(_listed("cant dont doesnt didnt wont isnt arent wasnt werent couldnt shouldnt wouldnt hasnt havent"))
 _KOREAN_NOT_ALONE = frozenset({"안", "못", "아니", "아니요", "말고"})
 _KOREAN_NOT = re.compile(
-    r"지(?:도|는|를)?(?:않|못|마|말|아니)|^(?:않|못하|못해|못했|없|아니|아닌|아닙|아녜)|(?<=[\uac00-\ud7a3])(?:않|없|아니|아닌|아닙)"
-    r"|불가|금지"
+    r"지(?:도|는|를)?(?:않|못|마|말|아니)|^(?:않|못하|못해|못했|없|아니|아닌|아닙|아녜)"
+    r"|(?<=[\uac00-\ud7a3])(?:않|없|아니|아닌|아닙)|불가|금지"
 )
 
 
-def _negates(token: _Token) -> bool:
-    word = token.text.lower()
+@lru_cache(_REMEMBERED)
+def _negates(text: str) -> bool:
+    word = text.lower()
     if _HANGUL.search(word):
         return word in _KOREAN_NOT_ALONE or _KOREAN_NOT.search(word) is not None
     return word in _ENGLISH_NOT or word.endswith("n't")
+
+
+# --- stems -------------------------------------------------------------------------------
+
+_ENDINGS = ("ing", "ed", "es", "s", "d", "e")
+_SHORTEST_STEM = 3
+
+
+def _bare(word: str) -> str:
+    """An English word without case and possessive."""
+    return word.casefold().removesuffix("'s")
+
+
+@lru_cache(_REMEMBERED)
+def _stem(word: str) -> str:
+    """An English word without its commonest endings: crude, and the same on both sides."""
+    for ending in _ENDINGS:
+        if word.endswith(ending) and len(word) - len(ending) >= _SHORTEST_STEM:
+            return word[: -len(ending)]
+    return word
 
 
 # --- names -------------------------------------------------------------------------------
 
 # Words that sentences begin with, and that are therefore no names there.
 _OPENERS = frozenset(
-    """
+    _listed("""
     a about after all also an and any are as ask at be because before both but by can change check cancel connect
     could create delete did do does each either every explain find first for from get give had has have he help
     her here his how i if in install is it its let lets list make may maybe me might most my need new now of on
@@ -201,29 +233,58 @@ _OPENERS = frozenset(
     users was we were what whats when where which while who whom whose why will with would yes you your add allow
     always configure deploy describe disable enable increase decrease fix hello hey hi likes like lives loves
     wants works enjoys hates dislikes owns plays studies speaks uses thanks thank ok okay only just last next
-    """.split()
+    """)
 )
+_OPENING_STEMS = frozenset(map(_stem, _OPENERS))
 _NEVER_NAMES = frozenset({"i", "i'm", "i'd", "i've", "i'll", "ok"})
 _TITLES = ("씨", "님")
-_KOREAN_TOPIC = re.compile(r"^([\uac00-\ud7a3]{2,4}?)(?:은|는|이|가|께서|에게|한테)$")
+_SHORTEST_TITLED = 2
+_KOREAN_TOPIC = re.compile(r"^([\uac00-\ud7a3]{1,2}[^하되있없않같지르])(?:은|는|이|가|께서|에게|한테)$")
 _KOREAN_NO_NAMES = frozenset(
-    """
-    저 나 너 우리 저희 그 그녀 그들 당신 이것 그것 저것 여기 거기 저기 누구 무엇 뭐 어디 언제 사용자 고객 회원 관리자 사람
+    _listed("""
+    저 나 너 우리 저희 그 그녀 그들 당신 이것 그것 저것
+    여기 거기 저기 누구 무엇 뭐 어디 언제 사용자 고객 회원 관리자 사람
     하 되 있 없 않 같 어떻게 이거 그거 오늘 내일 어제 지금 방법 문제 경우
-    """.split()
+    """)
 )
 _KOREAN_PLACES = tuple(
-    """
-    서울 부산 대구 인천 광주 대전 울산 세종 경기 강원 충북 충남 전북 전남 경북 경남 제주 수원 성남 고양 용인 창원 청주 전주
-    천안 포항 춘천 강릉 여수 한국 미국 일본 중국 영국 독일 프랑스 이탈리아 스페인 러시아 캐나다 호주 인도 베트남 태국 대만
+    _listed("""
+    서울 부산 대구 인천 광주 대전 울산 세종 경기 강원 충북 충남
+    전북 전남 경북 경남 제주 수원 성남 고양 용인 창원 청주 전주
+    천안 포항 춘천 강릉 여수 한국 미국 일본 중국 영국
+    독일 프랑스 이탈리아 스페인 러시아 캐나다 호주 인도 베트남 태국 대만
     도쿄 오사카 베이징 상하이 뉴욕 런던 파리 베를린
-    """.split()
+    """)
 )
+
+
+def _name(token: _Token) -> Iterator[str]:
+    """The name that this word is, if it looks like one, in the form in which `words` has it."""
+    text = token.text
+    if _HANGUL.search(text):
+        yield from _korean_name(text)
+        return
+    word = _bare(text)
+    if not text[0].isalpha() or word in _NEVER_NAMES or _negates(text):
+        return
+    shouted = len(text) > 1 and text[1:] != text[1:].lower()
+    if shouted or (text[0].isupper() and not (token.initial and _opens(word)) and word not in _ENGLISH_NUMBERS):
+        yield word
+
+
+def _opens(word: str) -> bool:
+    return word in _OPENERS or _stem(word) in _OPENING_STEMS
+
+
+def _missing(names: frozenset[str], words: frozenset[str]) -> list[str]:
+    """The names that are not among the words, however these are inflected."""
+    return sorted(name for name in names if name not in words and _stem(name) not in words)
 
 
 # What stands in these places is what a sentence says of somebody, whether or not it is written as a name is.
 _PLACES = re.compile(
     r"\b(?:(?:called|named|name is|name's|from)"
+    r"|(?:move|moves|moved|moving) to"
     r"|(?:live|lives|lived|living|born|based|work|works|worked|working|study|studies) (?:at|for|in))"
     r" (?P<english>[^\W\d_]+)"
     r"|이름은 (?P<called>[\uac00-\ud7a3]{1,6}?)(?:예요|이에요|입니다|이야|야|이다|다|라고)"
@@ -235,24 +296,11 @@ _NOT_PLACED = _OPENERS | frozenset({"home", "here", "there", "different", "anoth
 
 
 def _placed(text: str) -> Iterator[str]:
+    """What stands where names stand, in the form in which `words` has it."""
     for found in _PLACES.finditer(text):
-        word = next(each for each in found.groups() if each is not None)
-        if _bare(word) not in _NOT_PLACED:
-            yield _bare(word)
-
-
-def _name(token: _Token) -> Iterator[str]:
-    """The name that this word is, if it looks like one, in the form in which `words` has it."""
-    text = token.text
-    if _HANGUL.search(text):
-        yield from _korean_name(text)
-        return
-    word = _bare(text)
-    if not text[0].isalpha() or word in _NEVER_NAMES or _negates(token):
-        return
-    shouted = len(text) > 1 and text[1:] != text[1:].lower()
-    if shouted or (text[0].isupper() and not (token.initial and word in _OPENERS) and word not in _ENGLISH_NUMBERS):
-        yield word
+        word = _bare(next(each for each in found.groups() if each is not None))
+        if word not in _NOT_PLACED:
+            yield word
 
 
 def _korean_name(text: str) -> Iterator[str]:
@@ -261,8 +309,9 @@ def _korean_name(text: str) -> Iterator[str]:
         if text.startswith(place):
             yield place
             return
-    if len(text) > 2 and text.endswith(_TITLES):
-        yield text[:-1]
+    bare = _PARTICLES.sub("", text)
+    if len(bare) > _SHORTEST_TITLED and bare.endswith(_TITLES):
+        yield bare[:-1]
     elif (found := _KOREAN_TOPIC.match(text)) is not None and found[1] not in _KOREAN_NO_NAMES:
         yield found[1]
 
@@ -272,53 +321,40 @@ def _korean_name(text: str) -> Iterator[str]:
 _PARTICLES = re.compile(
     r"(?:에서는|에서|으로는|으로|에게|한테|께서|부터|까지|처럼|보다|이랑|하고|은|는|이|가|을|를|의|에|로|와|과|도|만|랑)$"
 )
-_ENDINGS = ("ing", "ed", "es", "s", "d", "e")
-_SHORTEST_STEM = 3
 _EXCLUSIVE = """
     enable / disable | enabled / disabled | on / off | left / right | up / down | start / stop | begin / end
     open / close | lock / unlock | allow / forbid deny block | accept / reject refuse | like love enjoy / dislike hate
     before / after | increase raise / decrease lower reduce | install / uninstall | upload / download | buy / sell
-    login / logout | import / export | push / pull | encrypt / decrypt | connect / disconnect | subscribe / unsubscribe
-    add / remove delete | show / hide | always / never | hot / cold | true / false | success / failure
+    login / logout | import / export | push / pull
+    encrypt / decrypt | connect / disconnect | subscribe / unsubscribe
+    add / remove delete | show / hide | always / never | hot / cold | true / false | success succeed / failure fail
     first / last | minimum min / maximum max | morning / evening | male / female | married / single divorced
     more / less fewer | above / below | inside / outside | public / private | valid / invalid | possible / impossible
     monday / tuesday / wednesday / thursday / friday / saturday / sunday | north / south / east / west
     january / february / march / april / june / july / august / september / october / november / december
     red / blue / green / yellow / black / white | tea / coffee | cat / dog
     long / short | big large / small little | early / late | fast / slow | rich / poor | young / old
-    켜 켠 켤 / 끄 끈 끌 꺼 | 시작 / 종료 중지 중단 | 열 / 닫 | 허용 / 차단 거부 | 활성화 / 비활성화 | 증가 / 감소 | 늘 / 줄
-    좋아 / 싫어 | 왼쪽 / 오른쪽 | 이전 / 이후 | 오전 / 오후 | 로그인 / 로그아웃 | 추가 / 삭제 제거 | 성공 / 실패 | 남자 / 여자
-    구매 / 판매 | 가입 / 탈퇴 | 입금 / 출금 | 최대 / 최소 | 위 / 아래 | 북쪽 / 남쪽 / 동쪽 / 서쪽 | 결혼 / 이혼 | 연결 / 해제
+    켜 켠 켤 / 끄 끈 끌 꺼 | 시작 / 종료 중지 중단 | 열 / 닫
+    허용 / 차단 거부 | 활성화 / 비활성화 | 증가 / 감소 | 늘 / 줄
+    좋아 / 싫어 | 왼쪽 / 오른쪽 | 이전 / 이후 | 오전 / 오후
+    로그인 / 로그아웃 | 추가 / 삭제 제거 | 성공 / 실패 | 남자 / 여자
+    구매 / 판매 | 가입 / 탈퇴 | 입금 / 출금 | 최대 / 최소
+    위 / 아래 | 북쪽 / 남쪽 / 동쪽 / 서쪽 | 결혼 / 이혼 | 연결 / 해제
     설치 / 제거 | 공개 / 비공개 | 가능 / 불가능 | 아침 / 저녁 | 커피 / 녹차 홍차 | 고양이 / 강아지
     긴 길어 길고 길게 / 짧 | 큰 / 작은 작아 작고 | 빠르 빠른 빨라 / 느리 느린 느려
     월요일 / 화요일 / 수요일 / 목요일 / 금요일 / 토요일 / 일요일
 """
 
 
-def _bare(word: str) -> str:
-    """An English word without case and possessive."""
-    return word.casefold().removesuffix("'s")
-
-
-def _stem(word: str) -> str:
-    """An English word without its commonest endings: crude, and the same on both sides."""
-    for ending in _ENDINGS:
-        if word.endswith(ending) and len(word) - len(ending) >= _SHORTEST_STEM:
-            return word[: -len(ending)]
-    return word
-
-
-def _stems(text: str) -> Iterator[str]:
+@lru_cache(_REMEMBERED)
+def _stems(text: str) -> tuple[str, ...]:
     """The forms under which a word may be found in the other text."""
     word = _bare(text)
-    yield word
     if not _HANGUL.search(word):
-        yield _stem(word)
-        return
-    yield _PARTICLES.sub("", word) or word
-    yield from (place for place in _KOREAN_PLACES if word.startswith(place))
-    if word.endswith(_TITLES):
-        yield word[:-1]
+        return word, _stem(word)
+    bare = _PARTICLES.sub("", word) or word
+    places = (place for place in _KOREAN_PLACES if word.startswith(place))
+    return word, bare, *places, *([bare[:-1]] if bare.endswith(_TITLES) else [])
 
 
 def _groups() -> Iterator[list[list[str]]]:
@@ -333,14 +369,16 @@ for _number, _group in enumerate(_groups()):
         for _member in _members:
             _POLES.setdefault(_member if _HANGUL.search(_member) else _stem(_member), (_number, _side))
 _LONGEST_KOREAN_POLE = 4
+_LONGEST_SHORT_VERB = 3
 
 
+@lru_cache(_REMEMBERED)
 def _pole(word: str) -> tuple[int, int] | None:
     """The group of words that exclude each other in which this one stands, and its side."""
     if not _HANGUL.search(word):
         return _POLES.get(_stem(word))
     for length in range(min(len(word), _LONGEST_KOREAN_POLE), 0, -1):  # verbs are inflected at their end
-        if (found := _POLES.get(word[:length])) is not None and (length > 1 or len(word) <= 3):
+        if (found := _POLES.get(word[:length])) is not None and (length > 1 or len(word) <= _LONGEST_SHORT_VERB):
             return found
     return None
 
@@ -356,4 +394,9 @@ def _opposed(left: Reading, right: Reading) -> Difference | None:
 
 
 def _told(reading: Reading, group: int) -> str:
-    return ", ".join(sorted(word for word in reading.words if (found := _pole(word)) and found[0] == group))
+    return max((word for word in reading.words if (found := _pole(word)) and found[0] == group), key=_showing)
+
+
+def _showing(word: str) -> tuple[int, str]:
+    """A word before its stem."""
+    return len(word), word

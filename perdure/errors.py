@@ -32,6 +32,7 @@ them; nothing above that edge knows them.
 
 from __future__ import annotations
 
+from copy import copy
 from datetime import datetime
 from typing import ClassVar
 
@@ -219,6 +220,14 @@ class Abandoned(PerdureError):
     """Whoever made a call has given it up. Nobody is at fault: it is no failure of what was called."""
 
     transient = False
+
+
+def reworded(error: PerdureError, message: str) -> PerdureError:
+    """The same error, saying `message` to whoever asked."""
+    other = copy(error)
+    other.message = message
+    other.__cause__ = error
+    return other
 
 
 class SettingsError(Exception):

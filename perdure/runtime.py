@@ -21,6 +21,7 @@ from perdure.models.protocol import Model
 from perdure.resilience.registry import Breakers
 from perdure.settings import Settings
 from perdure.snapshots.store import SnapshotStore
+from perdure.tools.leaks import Leaks
 
 
 class Waker(Protocol):
@@ -53,6 +54,8 @@ class Runtime:
 
     `snapshots` is where `PERDURE_SNAPSHOTS` says that sessions are saved before they answer.
 
+    `leaks` counts the threads of tools that ran past their time.
+
     `breakers` are the fleet's, for those who look at them; models have theirs already.
 
     `volatile` is the memory in Redis, None in a process that neither runs turns nor ends sessions.
@@ -70,3 +73,4 @@ class Runtime:
     volatile: Volatile | None = None
     embedder: Embedder = field(default_factory=lambda: HashEmbedder(384))
     breakers: Breakers | None = None
+    leaks: Leaks = field(default_factory=Leaks)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -101,6 +102,7 @@ class Lifecycle:
     def _assemble(self) -> Process:
         waker = self._waker = CeleryWaker(self._settings, self._where)
         runtime = assemble(self._settings, self._where.database_url, waker, self._where.redis_url)
+        runtime.leaks.on_too_many = _leave_for_leaks
         runner = Runner(runtime, owner=f"{socket.gethostname()}:{os.getpid()}")
         runner.start()
         carriers: dict[str, Carrier] = {"url": UrlCarrier(self._settings.signing_key()), "task": TaskCarrier(waker)}
@@ -152,6 +154,12 @@ def _start_or_exit(lifecycle: Lifecycle) -> None:
     except Unavailable as error:
         sys.stderr.write(f"perdure: {error.message}\n")
         raise SystemExit(3) from None
+
+
+def _leave_for_leaks() -> None:
+    """Tools that hang have taken too many threads: shut down as for any SIGTERM; a supervisor starts another worker."""
+    log.error("too many tools run past their time and cannot be ended: this worker drains and leaves")
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _thread(name: str, work: Callable[[], None]) -> None:

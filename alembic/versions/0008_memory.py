@@ -45,12 +45,14 @@ _FUNCTIONS = (
         unspaced := ARRAY(
             SELECT DISTINCT substr(stem, at, 2)
             FROM regexp_matches(plain, '[\uac00-\ud7a3]{1,32}|[\u3040-\u30ff\u3400-\u9fff]{1,32}', 'g') AS found (run),
-                 regexp_replace(run[1], '(?<=[\uac00-\ud7a3])(입니다|습니다|합니다|이에요|에서는|에게서|으로는|했어요|했습니다|했어|'
-                     '하는|에서|에게|한테|으로|까지|부터|처럼|보다|예요|이야|아요|어요|해요|은|는|이|가|을|를|에|의|로|와|과|도|만|'
-                     '야|요)$', '') AS stem,
+                 regexp_replace(run[1], '(?<=[\uac00-\ud7a3])('
+                     '입니다|습니다|합니다|이에요|에서는|에게서|으로는|했어요|했습니다|했어|하는|에서|에게|한테|으로|'
+                     '까지|부터|처럼|보다|예요|이야|아요|어요|해요|은|는|이|가|을|를|에|의|로|와|과|도|만|야|요)$',
+                     '') AS stem,
                  generate_series(1, greatest(length(stem) - 1, 1)) AS at
             WHERE stem !~ '^[은는이가을를에의로와과도만]$');
-        plain := regexp_replace(plain, '[\uac00-\ud7a3\u3040-\u30ff\u3400-\u9fff\u2000-\u206f\u3000-\u303f]+', ' ', 'g');
+        plain := regexp_replace(
+            plain, '[\uac00-\ud7a3\u3040-\u30ff\u3400-\u9fff\u2000-\u206f\u3000-\u303f]+', ' ', 'g');
         RETURN strip(to_tsvector('pg_catalog.english', plain)) || array_to_tsvector(unspaced);
     END
     $$
@@ -100,14 +102,6 @@ def _add_columns() -> None:
     for column in (
         sa.Column("imported_as", sa.Text(), nullable=True, comment="its name in the file that it was imported from"),
         sa.Column("consolidated_at", _TIMESTAMP, nullable=True, comment="when its memories were drawn from it"),
-        sa.Column(
-            "consolidation_token",
-            sa.BigInteger(),
-            server_default="0",
-            nullable=False,
-            comment="fencing token; grows with each claim in order to consolidate it",
-        ),
-        sa.Column("consolidation_until", _TIMESTAMP, nullable=True, comment="the lease of that claim"),
         sa.Column(
             "consolidation_attempts", sa.Integer(), server_default="0", nullable=False, comment="runs that failed"
         ),
@@ -375,8 +369,6 @@ def downgrade() -> None:
     for column in (
         "imported_as",
         "consolidated_at",
-        "consolidation_token",
-        "consolidation_until",
         "consolidation_attempts",
         "consolidation_due_at",
         "consolidation_error",

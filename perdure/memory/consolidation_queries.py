@@ -261,17 +261,19 @@ DECAY = Statement(
     "decay.decay",
     """
     WITH page AS (
-        SELECT m.memory_id, m.importance, m.value, m.created_at, m.last_accessed_at,
-               extract(epoch FROM perdure_now() - m.created_at)::double precision / 3600 AS hours,
-               %(base_rate)s::double precision * k.rate
-                 / (1 + 0.2::double precision * cardinality(m.channels))
-                 / (1 + 0.3::double precision * ln(1 + m.access_count::double precision))
+        SELECT memory_id, kind, importance, value, created_at, last_accessed_at, cardinality(channels) AS channels,
+               access_count, extract(epoch FROM perdure_now() - created_at)::double precision / 3600 AS hours
+        FROM memories
+        WHERE archived_at IS NULL AND memory_id > %(after)s
+        ORDER BY memory_id LIMIT %(most)s
+    ), rated AS (
+        SELECT page.*, %(base_rate)s::double precision * k.rate
+                 / (1 + 0.2::double precision * channels)
+                 / (1 + 0.3::double precision * ln(1 + access_count::double precision))
                  * (1 - least(1, 0.1::double precision * (SELECT count(*) FROM relations AS r
-                                                          WHERE r.memory_id = m.memory_id))) AS rate
-        FROM memories AS m
+                                                          WHERE r.memory_id = page.memory_id))) AS rate
+        FROM page
         JOIN unnest(%(kinds)s::text[], %(rates)s::double precision[]) AS k (kind, rate) USING (kind)
-        WHERE m.archived_at IS NULL AND (%(after)s::uuid IS NULL OR m.memory_id > %(after)s::uuid)
-        ORDER BY m.memory_id LIMIT %(most)s
     ), reckoned AS (
         SELECT memory_id, value,
                greatest(importance * exp(greatest(-rate * greatest(hours, 0), -700)),
@@ -279,7 +281,7 @@ DECAY = Statement(
                created_at < perdure_now() - make_interval(days => %(archive_after_days)s)
                  AND coalesce(last_accessed_at, created_at)
                      < perdure_now() - make_interval(days => %(archive_after_days)s) AS forgotten
-        FROM page
+        FROM rated
     ), written AS (
         UPDATE memories AS m
         SET value = r.now_worth, decayed_at = perdure_now(),

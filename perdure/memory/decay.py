@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from uuid import UUID
 
 from perdure.database.engine import Database
 from perdure.memory import consolidation_queries as queries
@@ -75,7 +76,7 @@ def decay(database: Database, progress: Callable[[int], None] = lambda _: None) 
         "archive_after_days": ARCHIVE_AFTER_DAYS,
         "most": _A_BATCH,
     }
-    done, after = Decayed(), None
+    done, after = Decayed(), UUID(int=0)
     while True:
         row = database.run(queries.DECAY, {**parameters, "after": after})[0]
         done = Decayed(done.looked_at + row.looked_at, done.changed + row.changed, done.archived + row.archived)

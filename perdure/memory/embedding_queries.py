@@ -45,7 +45,7 @@ TAKE = Statement(
         RETURNING u.kind, u.id, u.seq, u.attempts
     )
     {_TEXTS}
-    """,
+    """,  # noqa: S608 (constants)
 )
 
 # What sessions still lack, whoever has taken it: to embed a text twice does no harm.
@@ -58,7 +58,7 @@ LACKING = Statement(
         ORDER BY kind, id, seq LIMIT %(most)s
     )
     {_TEXTS}
-    """,
+    """,  # noqa: S608 (constants)
     writes=False,
 )
 

@@ -112,9 +112,9 @@ def import_messages(database: Database, clock: Clock, agent: str, lines: Iterabl
             line = _parsed(number, text, result)
             if line is not None:
                 grouped.setdefault((line.user_id, line.session), []).append((number, line))
-        for (user_id, name), said in grouped.items():
+        for said in grouped.values():
             with database.transaction("exchange.import") as transaction:
-                _import_session(transaction, clock, agent, user_id, name, said, result)
+                _import_session(transaction, clock, agent, said, result)
         yield result
 
 
@@ -163,14 +163,10 @@ def _parsed(number: int, text: str, result: Imported) -> Line | None:
 
 
 def _import_session(
-    transaction: Transaction,
-    clock: Clock,
-    agent: str,
-    user_id: str,
-    name: str,
-    said: Sequence[tuple[int, Line]],
-    result: Imported,
+    transaction: Transaction, clock: Clock, agent: str, said: Sequence[tuple[int, Line]], result: Imported
 ) -> None:
+    """Add what is new of lines of one session."""
+    user_id, name = said[0][1].user_id, said[0][1].session
     times = [line.occurred_at for _, line in said]
     session = {"user_id": user_id, "name": name, "own_id": _as_id(name)}
     span = {"first_at": min(times), "last_at": max(times)}

@@ -42,10 +42,12 @@ MAX_QUERY_CHARS = 2_000
 
 MAX_K = 100
 
-_CANDIDATES = 60
+CANDIDATES = 60
+"""Of each kind that are looked at: by words, and by vectors."""
+
 _WITHIN = 20
 _MOST_TERMS = 32
-_MOST_ROWS = 1_500
+_MOST_ROWS = 1_000
 _REACH = 2
 _SEQ_REACH = 6
 _BEFORE = 0.9
@@ -138,17 +140,24 @@ class Recall:
         if not 1 <= k <= MAX_K:
             raise InvalidRequest(f"k must be from 1 to {MAX_K}.")
         wanted = frozenset(layers)
-        text = _bounded(storable(query))
-        if not text.strip() or not wanted:
+        if not query.strip() or not wanted:
             return []
-        when = spans(text, self.clock.now(), ZoneInfo(self.timezone))
-        asked = _Asked(self, storable(user_id), text, when, self._vector(text, call), seen)
+        asked = self._asked(user_id, query, seen, call)
         found = asked.messages(k) if Layer.EPISODIC in wanted else []
         found += asked.memories(k) if Layer.SEMANTIC in wanted else []
         found.sort(key=lambda each: (-each.score, each.layer.value, str(each.id)))
         if record:
             self._record(user_id, found[:k])
         return found[:k]
+
+    def nearest_memories(self, user_id: str, query: str) -> Sequence[Any]:
+        """The memories that vectors alone find, `(memory_id, similarity)`, nearest first: for who measures them."""
+        return self._asked(user_id, query, None, None).near(queries.MEMORIES_NEAR)
+
+    def _asked(self, user_id: str, query: str, seen: Seen | None, call: ModelCall | None) -> _Asked:
+        text = _bounded(storable(query))
+        when = spans(text, self.clock.now(), ZoneInfo(self.timezone))
+        return _Asked(self, storable(user_id), text, when, self._vector(text, call), seen)
 
     def _vector(self, text: str, call: ModelCall | None) -> _Vector | None:
         if self.embedder is None:
@@ -202,7 +211,7 @@ class _Asked:
         """The `k` best messages."""
         weights = self.recall.settings
         by_words = _normalised(self._by_words(queries.MESSAGES_BY_WORDS), _place)
-        near = [_place(row) for row in self._near(queries.MESSAGES_NEAR)]
+        near = [_place(row) for row in self.near(queries.MESSAGES_NEAR)]
         within = [_place(row) for row in self._within(queries.MESSAGES_WITHIN)]
         around = self._around(_best_first(by_words, near, within))
         similar = _stretched({_place(row): row.similarity for row in around})
@@ -223,7 +232,7 @@ class _Asked:
         """The `k` best memories."""
         weights = self.recall.settings
         by_words = _normalised(self._by_words(queries.MEMORIES_BY_WORDS), lambda row: row.memory_id)
-        ids = {*by_words, *(row.memory_id for row in self._near(queries.MEMORIES_NEAR))}
+        ids = {*by_words, *(row.memory_id for row in self.near(queries.MEMORIES_NEAR))}
         ids |= {row.memory_id for row in self._within(queries.MEMORIES_WITHIN)}
         if not ids:
             return []
@@ -262,7 +271,7 @@ class _Asked:
                 "embedder_id": None if self.vector is None else self.vector.embedder_id,
                 "seen_session": None if seen is None else seen.session_id,
                 "seen_from": None if seen is None else seen.from_seq,
-                "most": _CANDIDATES,
+                "most": CANDIDATES,
                 **given,
             },
         )
@@ -270,7 +279,8 @@ class _Asked:
     def _by_words(self, statement: Statement) -> Sequence[Any]:
         return self._run(statement, most_terms=_MOST_TERMS, most_rows=_MOST_ROWS)
 
-    def _near(self, exact: Statement) -> Sequence[Any]:
+    def near(self, exact: Statement) -> Sequence[Any]:
+        """What vectors find: `exact` says which layer, and how where the user's rows are few."""
         if self.vector is None:
             return ()
         messages = exact is queries.MESSAGES_NEAR
@@ -279,7 +289,7 @@ class _Asked:
             return self._run(exact)
         by_index = queries.messages_near_by_index if messages else queries.memories_near_by_index
         found = self._run(by_index(self.vector.embedder_id, self.vector.dimensions))
-        return found if len(found) == _CANDIDATES else self._run(exact)
+        return found if len(found) == CANDIDATES else self._run(exact)
 
     def _within(self, statement: Statement) -> Iterable[Any]:
         for span in self.when:
@@ -289,7 +299,10 @@ class _Asked:
         if not places:
             return ()
         return self._run(
-            queries.AROUND, session_ids=[each[0] for each in places], seqs=[each[1] for each in places], reach=_SEQ_REACH
+            queries.AROUND,
+            session_ids=[each[0] for each in places],
+            seqs=[each[1] for each in places],
+            reach=_SEQ_REACH,
         )
 
     def _told(self, best: Sequence[_Place], scores: Mapping[_Place, float]) -> list[Recalled]:

@@ -11,24 +11,25 @@ from perdure.database.engine import Statement
 # Inverse document frequencies of the user's own rows, and BM25's length normalisation (Robertson
 # and Zaragoza, 2009) with k1 = 1.2, b = 0.5 and every term counted once. Rows are looked up by the
 # rarest terms, as far as these are in no more than `most_rows`; what is found is scored by all. A term is
-# quoted as a text search query wants it by way of a vector of it.
+# quoted as a text search query wants it by way of a vector of it. `user_id || ''`: the words hold the owner,
+# and to look up all of a user's rows besides gains nothing.
 _BY_WORDS = """
-    WITH asked AS (
+    WITH asked AS MATERIALIZED (
         SELECT term FROM unnest(tsvector_to_array(perdure_words(%(query)s))) AS term
         ORDER BY length(term) DESC, term LIMIT %(most_terms)s
-    ), owner AS (
+    ), owner AS MATERIALIZED (
         SELECT array_to_tsvector(ARRAY[perdure_owner(%(user_id)s)])::text AS quoted
-    ), counted AS (
+    ), counted AS MATERIALIZED (
         SELECT array_to_tsvector(ARRAY[term])::text AS quoted,
                (SELECT count(*) FROM (
                     SELECT FROM {table} AS w
                     WHERE w.words @@ (owner.quoted || ' & ' || array_to_tsvector(ARRAY[term])::text)::tsquery
                     LIMIT %(most_rows)s) AS found) AS rows
         FROM asked, owner
-    ), own AS (
+    ), own AS MATERIALIZED (
         SELECT count(*) AS rows
-        FROM (SELECT FROM {table} AS w WHERE w.user_id = %(user_id)s LIMIT %(most_rows)s * 4) AS mine
-    ), weighed AS (
+        FROM (SELECT FROM {table} AS w WHERE w.user_id = %(user_id)s LIMIT %(most_rows)s) AS mine
+    ), weighed AS MATERIALIZED (
         SELECT quoted, quoted::tsquery AS query,
                ln(1 + (greatest(own.rows - counted.rows, 0) + 0.5) / (counted.rows + 0.5))::double precision AS idf,
                sum(counted.rows) OVER (ORDER BY counted.rows, quoted) AS up_to,
@@ -41,7 +42,7 @@ _BY_WORDS = """
     ), found AS (
         SELECT w.*, length(w.words) AS words_in_it, avg(length(w.words)) OVER ()::double precision AS words_in_any
         FROM (SELECT * FROM {table} AS w
-              WHERE w.words @@ (SELECT query FROM wanted) AND w.user_id = %(user_id)s
+              WHERE w.words @@ (SELECT query FROM wanted) AND w.user_id || '' = %(user_id)s
               LIMIT %(most_rows)s) AS w
         WHERE {condition}
     )
@@ -108,20 +109,24 @@ MESSAGES_NEAR = Statement(
     writes=False,
 )
 
+# Nearest first, and of these the first that are not archived: the others are not looked up.
 MEMORIES_NEAR = Statement(
     "recall.memories_near",
-    f"""
-    SELECT w.memory_id, 1 - (v.vector <=> %(vector)s::vector) AS similarity
-    FROM memory_vectors AS v JOIN memories AS w USING (memory_id)
-    WHERE v.user_id = %(user_id)s AND v.embedder_id = %(embedder_id)s AND v.vector IS NOT NULL AND {_KEPT}
-    ORDER BY similarity DESC, w.memory_id LIMIT %(most)s
-    """,  # noqa: S608 (constants)
+    """
+    SELECT near.memory_id, near.similarity
+    FROM (SELECT v.memory_id, 1 - (v.vector <=> %(vector)s::vector) AS similarity
+          FROM memory_vectors AS v
+          WHERE v.user_id = %(user_id)s AND v.embedder_id = %(embedder_id)s AND v.vector IS NOT NULL
+          ORDER BY similarity DESC, v.memory_id OFFSET 0) AS near
+    WHERE (SELECT w.archived_at IS NULL FROM memories AS w WHERE w.memory_id = near.memory_id)
+    LIMIT %(most)s
+    """,
     writes=False,
 )
 
 # By the index: it gives rows of anybody in order, nearest first, until enough are the user's (the
-# connection has `hnsw.iterative_scan` on). `user_id || ''` is not to be found by an index on users: a plan
-# that is made once for all users would look up and sort all of a user's rows, however many. The
+# connection has `hnsw.iterative_scan` on). `user_id || ''` again keeps off the index on users: a plan that
+# is made once for all users would look up and sort all of a user's rows, however many. The
 # index holds half precision; what it finds is ordered again by the vectors themselves.
 _NEAR_BY_INDEX = """
     WITH near AS MATERIALIZED (
@@ -245,7 +250,7 @@ ACCESSED = Statement(
         SELECT memory_id FROM memories
         WHERE memory_id = ANY (%(memory_ids)s::uuid[]) AND user_id = %(user_id)s
         ORDER BY memory_id FOR NO KEY UPDATE
-    ), counted AS (
+    ), counted AS MATERIALIZED (
         UPDATE memories AS m SET access_count = access_count + 1, last_accessed_at = perdure_now()
         FROM read WHERE m.memory_id = read.memory_id
     )

@@ -28,7 +28,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ErrorDetails
 
 from perdure import untrusted
-from perdure.errors import SettingsError, ToolError
+from perdure.errors import OutcomeUnknown, SettingsError, ToolError
 from perdure.memory.own import OwnMemory
 from perdure.models.protocol import ToolSchema
 from perdure.tools.docstring import describe
@@ -155,10 +155,13 @@ class Tool:
 
         Raises:
             ToolError: it failed, or its result has no JSON form; the message is for the model.
+            OutcomeUnknown: it says that nobody knows whether it took effect.
         """
         injected = {self._context_parameter: context} if self._context_parameter else {}
         try:
             result = self.function(**arguments, **injected)
+        except OutcomeUnknown as error:
+            raise OutcomeUnknown(untrusted.cut(untrusted.storable(error.message), self.max_result_chars)) from error
         except ToolError as error:
             raise ToolError(untrusted.cut(untrusted.storable(error.message), self.max_result_chars)) from error
         # SystemExit too: a tool that wraps a command line's main() must not end the worker's thread.

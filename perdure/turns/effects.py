@@ -22,7 +22,8 @@ from sqlalchemy import Row
 
 from perdure.agents import Agent
 from perdure.database.engine import Executor, as_json
-from perdure.errors import PerdureError, ToolError
+from perdure.errors import OutcomeUnknown, PerdureError, ToolError
+from perdure.hooks import CallOver, CallSeen, call_hooks
 from perdure.ids import new_id
 from perdure.models.protocol import ToolCall
 from perdure.runtime import Runtime
@@ -148,13 +149,13 @@ class _Run:
         self.outcome: Any = None
         self._work = work
         self._done = done
-        self._thread = threading.Thread(target=self._go, name=f"perdure-tool-{planned.call.name[:40]}", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._go, name=f"perdure-tool-{planned.call.name[:40]}", daemon=True)
+        self.thread.start()
 
     @property
     def alive(self) -> bool:
         """Whether the function is still running."""
-        return self._thread.is_alive()
+        return self.thread.is_alive()
 
     def _go(self) -> None:
         try:
@@ -291,6 +292,7 @@ class Ledger:
             done.get(timeout=planned.timeout_s)
         except queue.Empty:
             run.variables.revoke()
+            self._runtime.leaks.add(run.thread)
             log.warning("the probe of tool %s did not answer in %g s", tool.name, planned.timeout_s)
             return Unknown()
         outcome = run.outcome
@@ -308,7 +310,12 @@ class Ledger:
             if finished is not None:
                 # What has come in counts before any time that is up by now.
                 if waiting.pop(finished.planned.position, None) is not None:
-                    results.append(_ran(finished))
+                    again = self._came_back(finished, results, again=finished.planned.position not in repeated)
+                    if again:
+                        repeated.add(finished.planned.position)
+                        waiting[finished.planned.position] = self._start_again(
+                            finished.planned, done, record=len(calls) > 1
+                        )
                 continue
             for run in [run for run in waiting.values() if self._now() >= run.until]:
                 position = run.planned.position
@@ -320,6 +327,21 @@ class Ledger:
                     del waiting[position]
                     results.append(decided)
         return results
+
+    def _came_back(self, run: _Run, results: list[Result], *, again: bool) -> bool:
+        """Note the result of a call that has ended; True if it broke off and is to be run `again` instead."""
+        planned = run.planned
+        if not isinstance(run.outcome, OutcomeUnknown) or planned.tool is None:
+            results.append(_ran(run))
+            return False
+        decided = self._decide(planned, planned.tool.effect)
+        if decided is None and again:
+            return True
+        found = decided or Result(planned.position, "unknown", UNKNOWN_OUTCOME, planned.effect_id)
+        if found.status == "unknown":
+            found = replace(found, text=f"{run.outcome.message}\n{found.text}")
+        results.append(found)
+        return False
 
     def _next(self, done: queue.SimpleQueue[_Run], waiting: Any) -> _Run | None:
         left = min(run.until for run in waiting) - self._now()
@@ -345,7 +367,9 @@ class Ledger:
 
         def work() -> str:
             try:
-                text = tool.call(planned.arguments, context)
+                text = self._call(tool, planned, context)
+            except OutcomeUnknown:
+                raise  # nothing is known to be recorded
             except ToolError as error:
                 note("failed", error.message)
                 raise
@@ -353,6 +377,29 @@ class Ledger:
             return text
 
         return _Run(planned, work, until, context.working_variables, done)
+
+    def _call(self, tool: Tool, planned: Planned, context: ToolContext) -> str:
+        """What the tool returns, with the agent's hooks around it.
+
+        Raises:
+            ToolError: it failed, or a required hook refuses the call, or its result.
+        """
+        turn = self._turn
+        seen = CallSeen(
+            turn.user_id, self._hold.session_id, turn.turn_id, planned.effect_id, tool.name, planned.arguments
+        )
+        self._hooked(lambda: call_hooks(self._agent.before_tool, seen))
+        text = tool.call(planned.arguments, context)
+        self._hooked(lambda: call_hooks(self._agent.after_tool, CallOver(seen, text)))
+        return text
+
+    def _hooked(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except ToolError:
+            raise
+        except PerdureError as error:
+            raise ToolError(storable(error.message)) from error
 
     def _start_again(self, planned: Planned, done: queue.SimpleQueue[_Run], *, record: bool) -> _Run:
         self._extend(planned)
@@ -366,6 +413,7 @@ class Ledger:
             raise ValueError(f"the call of {planned.call.name} was refused: it cannot time out")
         log.warning("tool %s ran for more than %g s", tool.name, planned.timeout_s)
         run.variables.revoke()
+        self._runtime.leaks.add(run.thread)
         decided = self._decide(planned, tool.effect)
         if decided is None and tool.effect is Effect.UNSAFE and run.alive:
             # The probe looked before the effect, which this very thread may still bring about.

@@ -3,7 +3,8 @@
 Idempotent by `(user_id, channel, message_id)`. The common case, a message that joins a
 session that exists, is one statement and one commit. Whatever needs a decision first (a new
 session, an idle one, a repeated message, a busy session that is not to queue) takes the session's row
-lock and a transaction. Only then is a worker woken; that hint may be lost.
+lock and a transaction. So does every message where a rate is set (`guarding`). Only then is a worker
+woken; that hint may be lost.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from perdure.runtime import Runtime
 from perdure.sessions import queries as sessions
 from perdure.sessions.ending import IDLE
 from perdure.settings import OnBusy, Scope
-from perdure.turns import queries
+from perdure.turns import guarding, queries
 from perdure.turns.cancelling import settle_begun
 from perdure.turns.incoming import Incoming
 from perdure.turns.settlement import CANCELLED, Tenure
@@ -63,6 +64,7 @@ def accept(runtime: Runtime, message: Incoming) -> Accepted:
         InvalidRequest, TooLarge: the message itself is refused.
         NotFound: `session_id` is no session of this user.
         Conflict: the id was used for another text; the session is busy or over.
+        RateLimited: this user has sent as many messages as are accepted in a while.
         Unavailable: the database cannot be reached. Sending the same `message_id` again is safe.
     """
     _check(runtime, message)
@@ -114,7 +116,8 @@ def _parameters(runtime: Runtime, message: Incoming) -> dict[str, Any]:
 def _retried(runtime: Runtime, message: Incoming, parameters: dict[str, Any]) -> _Commit:
     for tries_left in reversed(range(_TRIES)):
         try:
-            return _enqueue(runtime.database, parameters) or _accept_under_lock(runtime, message, parameters)
+            at_once = None if guarding.is_on(runtime.settings.guard) else _enqueue(runtime.database, parameters)
+            return at_once or _accept_under_lock(runtime, message, parameters)
         except IntegrityError:
             if not tries_left:
                 raise
@@ -138,6 +141,7 @@ def _enqueue(executor: Executor, parameters: dict[str, Any]) -> _Commit | None:
 
 def _accept_under_lock(runtime: Runtime, message: Incoming, parameters: dict[str, Any]) -> _Commit:
     with runtime.database.transaction("turns.accept") as transaction:
+        guarding.queue_up(transaction, runtime.settings.guard, message.user_id)
         # What is true of the message and of the session is asked under the session's lock only:
         # before it, the same message or the session's first one may be on its way beside this.
         targets = transaction.run(sessions.LOCK_TARGET, parameters)
@@ -151,6 +155,7 @@ def _accept_under_lock(runtime: Runtime, message: Incoming, parameters: dict[str
             earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
         if earlier:
             return _again(earlier[0], parameters)
+        guarding.check(transaction, runtime.settings.guard, message.user_id)
         if not targets:
             raise Unavailable(_CHANGED)
         if targets[0].over:

@@ -66,6 +66,8 @@ class TurnRef:
     held: str | None = None
     """How it ends, as JSON, once the session's snapshot is saved; None while it has not come to that."""
     started_at: datetime | None = None
+    language: str | None = None
+    """As the message's metadata name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,6 +427,7 @@ def _turn(row: Row[Any]) -> TurnRef | None:
         before=Before(row.previous_channel, row.previous_session_id, row.previous_summary),
         held=row.held,
         started_at=row.started_at,
+        language=row.language,
     )
 
 

@@ -101,6 +101,31 @@ MERGE = Statement(
     """,
 )
 
+# Whoever comes next with a message of this user waits until the transaction is over.
+QUEUE_UP = Statement(
+    "turns.queue_up",
+    "SELECT pg_advisory_xact_lock(hashtextextended('perdure rate of ' || %(user_id)s::text, 0)) IS NULL AS free",
+)
+
+# For how many seconds still as many messages as a rate allows lie within its time: then the oldest of
+# those leaves it. One that was accepted while the clock was ahead is not counted; by less, a transaction only began
+# later and was first.
+FULL_FOR = Statement(
+    "turns.full_for",
+    """
+    SELECT max(extract(epoch FROM oldest.accepted_at - perdure_now()) + rate.within_s)::float AS full_s
+    FROM (VALUES (%(minute_s)s::int, %(per_minute)s::int),
+                 (%(hour_s)s::int, %(per_hour)s::int)) AS rate (within_s, most),
+         LATERAL (SELECT accepted_at FROM inbox
+                  WHERE user_id = %(user_id)s
+                    AND accepted_at BETWEEN perdure_now() - make_interval(secs => rate.within_s)
+                                        AND perdure_now() + interval '10 seconds'
+                  ORDER BY accepted_at DESC OFFSET greatest(rate.most - 1, 0) LIMIT 1) AS oldest
+    WHERE rate.most > 0
+    """,
+    writes=False,
+)
+
 # --- claim -------------------------------------------------------------------------------
 
 # A session whose turn waits for a person or for a model is nobody's before its time, whoever wakes
@@ -163,7 +188,7 @@ CLAIM = Statement(
                 WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
           AND t.settled_at IS NULL
         RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
-                  t.started_at, t.held::text AS held
+                  t.started_at, t.metadata ->> 'language' AS language, t.held::text AS held
     )
     SELECT candidate.strikes AS strikes_before, candidate.claims AS claims_before, candidate.wakes AS wakes_before,
            claimed.token, claimed.strikes, claimed.spent_s, begun.*,
@@ -209,7 +234,7 @@ BEGIN_NEXT = Statement(
                 WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
           AND t.settled_at IS NULL
         RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
-                  t.started_at, t.held::text AS held
+                  t.started_at, t.metadata ->> 'language' AS language, t.held::text AS held
     )
     SELECT fenced.token, fenced.strikes, fenced.spent_s, 0 AS wakes_before, begun.*,
            {_BEFORE.format(held="fenced")}
@@ -623,6 +648,7 @@ BEGIN_APPROVED = Statement(
             decide_at = perdure_now() + make_interval(secs => c.timeout_s)
         FROM fenced, jsonb_to_recordset(%(calls)s::jsonb) AS c (effect_id uuid, timeout_s double precision)
         WHERE NOT fenced.undecided AND e.effect_id = c.effect_id AND e.status = 'approved'
+          AND e.turn_id = %(turn_id)s AND e.message_seq = %(message_seq)s
     )
     SELECT undecided FROM fenced
     """,

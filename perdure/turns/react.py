@@ -8,6 +8,7 @@ is held while a model or a tool is at work.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
 
 from perdure.agents import Agent
 from perdure.database.engine import as_json
@@ -19,7 +20,8 @@ from perdure.errors import (
     ProviderError,
     Unavailable,
 )
-from perdure.models.protocol import CallAborted, Model, ModelCall, ModelReply, ModelRequest
+from perdure.hooks import TurnOver, TurnSeen, call_hooks
+from perdure.models.protocol import CallAborted, Model, ModelCall, ModelReply, ModelRequest, Role
 from perdure.runtime import Runtime
 from perdure.settings import OnUnavailable
 from perdure.tools.variables import VariableSet
@@ -100,6 +102,10 @@ class Turn:
             LeaseLost: the session is somebody else's now.
             Unavailable: the database cannot be reached; what is committed must be read again.
         """
+        left = self._refused() or self._loop()
+        return left if isinstance(left, Stop) else self._let_go(left)
+
+    def _loop(self) -> Ending | Stop:
         while True:
             ending = self._over()
             if ending is not None:
@@ -107,6 +113,38 @@ class Turn:
             left = self._step_or_stop()
             if left is not None:
                 return left
+
+    def _refused(self) -> Failed | None:
+        """Whether a required hook keeps the turn from beginning."""
+        if self.transcript.steps or self._hold.stopping.is_set():
+            return None
+        try:
+            call_hooks(self._agent.before_turn, self._seen())
+        except PerdureError as error:
+            return Failed(error)
+        return None
+
+    def _let_go(self, ending: Ending) -> Ending:
+        """How the turn ends, once its hooks have seen it: a required one may take the reply back."""
+        match ending:
+            case Replied(reply):
+                over = TurnOver(self._seen(), "done", reply.content)
+            case Failed(error):
+                over = TurnOver(self._seen(), "failed", error.message)
+            case Cancelled():
+                over = TurnOver(self._seen(), "cancelled", None)
+            case _:
+                assert_never(ending)
+        try:
+            call_hooks(self._agent.after_turn, over)
+        except PerdureError as error:
+            return Failed(error) if isinstance(ending, Replied) else ending
+        return ending
+
+    def _seen(self) -> TurnSeen:
+        ref = self.ref
+        text = "\n".join(entry.content for entry in self.transcript.present if entry.role is Role.USER)
+        return TurnSeen(ref.user_id, self._hold.session_id, ref.turn_id, ref.agent, ref.channel, text)
 
     def _step_or_stop(self) -> Ending | Stop | None:
         """One step, and what it comes to, if the turn does not go on to the next one."""

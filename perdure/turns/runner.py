@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 from uuid import UUID
 
-from perdure.errors import BudgetExhausted, PerdureError, SettingsError, Unavailable
+from perdure.errors import BudgetExhausted, PerdureError, SettingsError, Unavailable, reworded
 from perdure.runtime import Runtime
 from perdure.snapshots.snapshot import Memory
 from perdure.tools.variables import VariableSet
@@ -154,6 +154,7 @@ class Runner:
             if isinstance(ending, Stop):
                 return self._stop(hold, ref, began, ending)
             _report(ref, ending)
+            ending = self._worded(ref, ending)
             verdict = conclude(self._runtime.database, hold.session_id, ref, transcript, ending)
         memory = Memory(transcript.committed_messages(), variables.kept())
         ended = self._end(claimed, ref, hold, verdict, memory)
@@ -172,6 +173,18 @@ class Runner:
             log.exception("turn %s cannot begin", ref.turn_id)
             return Failed(error if isinstance(error, PerdureError) else _misconfigured())
         return turn.run()
+
+    def _worded(self, ref: TurnRef, ending: Ending) -> Ending:
+        """A failure in the agent's own words, where it has some."""
+        agent = next((each for each in self._runtime.agents if each.name == ref.agent), None)
+        if not isinstance(ending, Failed) or agent is None or agent.error_messages is None:
+            return ending
+        try:
+            sentence = agent.error_messages.find(ending.error.code, ref.language)
+        except Exception:
+            log.exception("agent %s has no words for %s", agent.name, ending.error.code)
+            return ending
+        return Failed(reworded(ending.error, sentence)) if sentence else ending
 
     def _end(self, claimed: Claimed, ref: TurnRef, hold: Hold, verdict: Verdict, memory: Memory) -> Settled | Parked:
         """Settle a turn, once its snapshot is saved where it must be. `memory` is as of the last commit."""

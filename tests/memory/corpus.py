@@ -38,9 +38,7 @@ def told(
     return imported(database, clock, lines, embedder)
 
 
-def imported(
-    database: Database, clock: MovedClock, lines: Iterable[str], embedder: Embedder | None = None
-) -> Imported:
+def imported(database: Database, clock: MovedClock, lines: Iterable[str], embedder: Embedder | None = None) -> Imported:
     """Import lines; with `embedder`, vectors and all."""
     result = Imported()
     for result in import_messages(database, clock, "assistant", lines):  # noqa: B007 (the last one counts)

@@ -44,11 +44,13 @@ CONTRADICTIONS = (
     ("name", "저는 삼성에서 일해요.", "저는 네이버에서 일해요."),
     ("name", "my cat is called misty", "my cat is called oscar"),
     ("name", "i live in lyon", "i live in marseille"),
+    ("name", "I moved to berlin", "I moved to munich"),
     # an opposite
     ("opposite", "I like spicy food.", "I hate spicy food."),
     ("opposite", "I prefer to work in the morning.", "I prefer to work in the evening."),
     ("opposite", "I prefer tea.", "I prefer coffee."),
     ("opposite", "I am married.", "I am divorced."),
+    ("opposite", "The project failed.", "The project succeeded."),
     ("opposite", "My weekly call is on Monday.", "My weekly call is on Thursday."),
     ("opposite", "My window seat is on the left.", "My window seat is on the right."),
     ("opposite", "I love long answers.", "I love short answers."),

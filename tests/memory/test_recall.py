@@ -22,7 +22,7 @@ from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Vector
 from perdure.models.protocol import ModelCall
 from perdure.settings import MemorySettings
-from tests.memory.corpus import BEGIN, line, told, imported
+from tests.memory.corpus import BEGIN, imported, line, told
 
 _EMBEDDER = HashEmbedder(128)
 

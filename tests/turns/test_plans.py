@@ -123,7 +123,9 @@ def _parameters(stage: Stage) -> dict[str, Any]:
         "delivery_id": delivery.delivery_id, "forgiven": True, "message": "cancelled", "effect_id": effect.effect_id,
         "timeout_s": 30.0, "result": "x", "message_seq": 2, "session_ids": [LONG], "tokens": [1],
         "turn_ids": [turn.turn_id], "most": 200, "most_parked": 10, "wait_s": 60.0, "calls": "[]",
-        "expired": "x", "ended": "x", "call_id": "call_0", "arguments": None, "backoff_s": 5.0, "attempt_s": 60, "error": "x", "retry_s": 5.0,
+        "expired": "x", "ended": "x", "call_id": "call_0", "arguments": None,
+        "minute_s": 60, "per_minute": 2, "hour_s": 3600, "per_hour": 5,
+        "backoff_s": 5.0, "attempt_s": 60, "error": "x", "retry_s": 5.0,
         "variables": '{"a": 1}', "saved": True, "held": "{}", "wakes": 1,
         "name": "turns", "every_s": 5.0, "idle_s": 1_800.0,
     }  # fmt: skip
@@ -134,8 +136,8 @@ HOT = [
     queries.HISTORY, queries.RENEW, queries.WATCH, queries.STEP, queries.FINISH_EFFECT, queries.EXTEND_EFFECT,
     queries.EFFECTS_OF_STEP, queries.SETTLE, queries.HOLD, queries.OWNED, queries.PUT_OFF, queries.PARK,
     queries.RELEASE, queries.CANCEL, queries.UNSETTLED, queries.PARK_FOR, queries.BRING_BACK, queries.RECALL,
-    queries.LOCK_HELD, queries.WAIT_APPROVAL, queries.IS_CANCELLED, queries.BEGIN_APPROVED, queries.LOCK_OF_TURN,
-    queries.FIND_CALL, queries.SEIZE_WAITING,
+    queries.LOCK_HELD, queries.IS_CANCELLED, queries.BEGIN_APPROVED, queries.LOCK_OF_TURN,
+    queries.FIND_CALL, queries.SEIZE_WAITING, queries.FULL_FOR,
     queries.WAKE_DUE, queries.UNWAKE, queries.TAKE_DELIVERY, queries.DELIVERED, queries.POSTPONE_DELIVERY,
     queries.DELIVERIES_DUE, queries.READ, queries.SETTLED_AMONG,
 ]  # fmt: skip
@@ -144,8 +146,11 @@ SMALL = {"sweeps", "intake"}
 """Tables of a few rows, which are read whole."""
 
 MOST_ROWS = 25
-MORE_ROWS = {"turns.history": 20 * 4 + 60, "turns.recall": 200, "sweep.wake_due": 200, "deliveries.due": 450}
-"""What is bounded by the window, by the backlog, and by the limit of a round."""
+MORE_ROWS = {
+    "turns.history": 20 * 4 + 60, "turns.recall": 200, "sweep.wake_due": 200, "deliveries.due": 450,
+    "turns.full_for": 4_000,
+}  # fmt: skip
+"""What is bounded by the window, by the backlog, by the limit of a round, and by what a rate let in (here: all)."""
 
 
 def test_each_statement_of_a_turn_goes_by_index_and_reads_few_rows(large: Stage) -> None:
