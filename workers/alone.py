@@ -99,7 +99,7 @@ def main(session_id: UUID) -> None:
     configure()
     where = addresses(settings)
     waker = CeleryWaker(settings, where)
-    runtime = assemble(settings, where.database_url, waker, where.redis_url)
+    runtime = assemble(settings, where.database_url, waker, where.redis_url, turns=True)
     runner = Runner(runtime, owner=f"{socket.gethostname()}:{os.getpid()} alone")
     runner.start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the worker too, which has the say
@@ -107,6 +107,8 @@ def main(session_id: UUID) -> None:
     log.info("%s", runner.run(session_id, alone=True))
     flush(runner.keeper.touched(), flushers(runtime), settings.shutdown.flush_s)
     runner.close()
+    if runtime.connections is not None:
+        runtime.connections.close()
     waker.close()
     if runtime.volatile is not None:
         runtime.volatile.close()

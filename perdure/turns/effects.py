@@ -33,10 +33,10 @@ from perdure.tools.registry import (
     Effect,
     Happened,
     ProbeOutcome,
-    Tool,
     ToolContext,
     Unknown,
 )
+from perdure.tools.sources import RunnableTool, Toolset
 from perdure.tools.variables import Change, VariableSet, WorkingVariables
 from perdure.turns import approvals, queries
 from perdure.turns.lease import Hold, LeaseLost, TurnRef
@@ -64,7 +64,7 @@ class Planned:
     position: int
     call: ToolCall
     effect_id: UUID
-    tool: Tool | None = None
+    tool: RunnableTool | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
     timeout_s: float = 0
     needs_approval: bool = False
@@ -110,16 +110,26 @@ class Interrupted(Exception):
     """A wait ended because the turn is to stop; the hold says why."""
 
 
-def plan(agent: Agent, calls: Sequence[ToolCall], runtime: Runtime) -> list[Planned]:
-    """Match a reply's calls with the agent's tools and check their arguments."""
-    return [_planned(agent, position, call, runtime) for position, call in enumerate(calls)]
+def equip(runtime: Runtime, hold: Hold, agent: Agent) -> Toolset:
+    """What the agent may call in the step that begins; waits for servers that are being connected for the first time.
+
+    They are connected side by side, so the slowest one bounds the wait.
+    """
+    if agent.servers:
+        hold.step_within(max(server.connect_timeout_s for server in agent.servers))
+    return agent.toolset(runtime.connections)
 
 
-def _planned(agent: Agent, position: int, call: ToolCall, runtime: Runtime) -> Planned:
+def plan(tools: Toolset, calls: Sequence[ToolCall], runtime: Runtime) -> list[Planned]:
+    """Match a reply's calls with the tools and check their arguments."""
+    return [_planned(tools, position, call, runtime) for position, call in enumerate(calls)]
+
+
+def _planned(tools: Toolset, position: int, call: ToolCall, runtime: Runtime) -> Planned:
     effect_id = new_id(runtime.clock)
-    tool = agent.find_tool(call.name)
+    tool = tools.find(call.name)
     if tool is None:
-        known = ", ".join(each.name for each in agent.tool_list) or "none"
+        known = ", ".join(tools.names) or "none"
         return Planned(position, call, effect_id, refusal=f"There is no tool {call.name!r}. Available: {known}.")
     if position >= MAX_CALLS:
         refusal = f"Not run: at most {MAX_CALLS} calls are run for one reply. Ask again for fewer at once."
@@ -208,7 +218,7 @@ class Ledger:
 
     def _begun(self, asking: Entry, rows: Mapping[int, Row[Any]]) -> tuple[list[Result], list[Planned]]:
         """What is settled of calls that waited for a person, and those that are begun by this."""
-        planned = plan(self._agent, _decided(asking, rows), self._runtime)
+        planned = plan(self._tools(), _decided(asking, rows), self._runtime)
         calls = [
             replace(each, effect_id=rows[each.position].effect_id) if each.position in rows else each
             for each in planned
@@ -237,7 +247,7 @@ class Ledger:
         self._variables.replay(_changes(rows))
         results: list[Result] = []
         again: list[Planned] = []
-        for fresh in plan(self._agent, _decided(asking, rows), self._runtime):
+        for fresh in plan(self._tools(), _decided(asking, rows), self._runtime):
             found = self._known_or_again(fresh, rows.get(fresh.position))
             if isinstance(found, Result):
                 results.append(found)
@@ -378,7 +388,7 @@ class Ledger:
 
         return _Run(planned, work, until, context.working_variables, done)
 
-    def _call(self, tool: Tool, planned: Planned, context: ToolContext) -> str:
+    def _call(self, tool: RunnableTool, planned: Planned, context: ToolContext) -> str:
         """What the tool returns, with the agent's hooks around it.
 
         Raises:
@@ -471,6 +481,9 @@ class Ledger:
             working_variables=WorkingVariables(self._variables),
             memory=own_memory(self._runtime, self._hold.session_id, self._turn, planned.effect_id),
         )
+
+    def _tools(self) -> Toolset:
+        return equip(self._runtime, self._hold, self._agent)
 
     def _now(self) -> float:
         return self._runtime.clock.monotonic()
