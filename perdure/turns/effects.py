@@ -57,9 +57,16 @@ UNKNOWN_OUTCOME = (
 )
 
 
+TRIED_BEFORE = "An earlier attempt at this call was interrupted and may have taken effect."
+"""Beside the failure of a repeated call: without it the model would ask again, under another effect id."""
+
+
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One call of a reply: either ready to run, or refused with a reason for the model."""
+    """One call of a reply: either ready to run, or refused with a reason for the model.
+
+    `repeated`: it has begun before, and nobody knows what came of that.
+    """
 
     position: int
     call: ToolCall
@@ -69,6 +76,7 @@ class Planned:
     timeout_s: float = 0
     needs_approval: bool = False
     refusal: str | None = None
+    repeated: bool = False
 
     def intent(self) -> dict[str, Any]:
         """The row that is committed before the call begins."""
@@ -264,7 +272,7 @@ class Ledger:
             return _as_recorded(fresh.position, row)
         if fresh.tool is None:
             return Result(fresh.position, "unknown", UNKNOWN_OUTCOME, row.effect_id)
-        same = Planned(fresh.position, fresh.call, row.effect_id, fresh.tool, fresh.arguments, fresh.timeout_s)
+        same = replace(fresh, effect_id=row.effect_id, needs_approval=False, repeated=True)
         return self._decide(same, Effect(row.effect)) or same
 
     def _decide(self, planned: Planned, effect: Effect) -> Result | None:
@@ -413,7 +421,7 @@ class Ledger:
 
     def _start_again(self, planned: Planned, done: queue.SimpleQueue[_Run], *, record: bool) -> _Run:
         self._extend(planned)
-        return self._start(planned, done, record=record)
+        return self._start(replace(planned, repeated=True), done, record=record)
 
     def _timed_out(self, run: _Run, *, again: bool) -> Result | None:
         """What is said of a call whose time is up, or None if it may run `again`."""
@@ -539,7 +547,10 @@ def _settled(planned: Planned, row: Row[Any] | None) -> Result:
 def _ran(run: _Run) -> Result:
     planned = run.planned
     if isinstance(run.outcome, PerdureError):
-        return Result(planned.position, "failed", f"Error: {run.outcome.message}", planned.effect_id)
+        text = f"Error: {run.outcome.message}"
+        if planned.repeated and planned.tool is not None and planned.tool.effect is Effect.IDEMPOTENT:
+            text = f"{text}\n{TRIED_BEFORE}"
+        return Result(planned.position, "failed", text, planned.effect_id)
     return Result(planned.position, "done", str(run.outcome), planned.effect_id)
 
 
