@@ -142,6 +142,7 @@ def test_what_was_committed_with_a_step_stands_when_the_turn_fails(stage: Stage)
 
 def test_a_stale_runner_changes_nothing(stage: Stage) -> None:
     """Its step is fenced, and the variables with it."""
+    stage.set(tool_timeout_s=600)  # the call's time is not up when the lease's is
     sent = stage.send()
 
     @tool(effect="pure")
