@@ -3,6 +3,8 @@
 Rows that every step of a turn touches (`sessions`, `turns`) are narrow, have room on their
 page (`fillfactor`) and no index on what changes, so that PostgreSQL updates them in place
 (HOT). Everything else is appended: a message is written once and never again.
+
+Over 500 lines on purpose: the schema is read as a whole, and Alembic compares it as one.
 """
 
 from __future__ import annotations

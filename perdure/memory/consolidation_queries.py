@@ -135,22 +135,6 @@ LOCK_USER = Statement(
     "consolidation.lock_user", "SELECT user_id FROM users WHERE user_id = %(user_id)s FOR NO KEY UPDATE"
 )
 
-EMBEDDER = Statement(
-    "consolidation.embedder",
-    """
-    WITH made AS (
-        INSERT INTO embedders (name, dimensions, created_at)
-        SELECT %(name)s, %(dimensions)s, perdure_now()
-        WHERE NOT EXISTS (SELECT FROM embedders WHERE name = %(name)s AND dimensions = %(dimensions)s)
-        ON CONFLICT DO NOTHING
-        RETURNING embedder_id
-    )
-    SELECT embedder_id FROM made
-    UNION ALL
-    SELECT embedder_id FROM embedders WHERE name = %(name)s AND dimensions = %(dimensions)s
-    """,
-)
-
 # The user's memories that are nearer than the threshold and hold, or held when this was said: those that held then
 # first, the nearest first among them, each with when it was said last. Exact, over their own rows. One without a vector
 # of this embedder yet is found if it is the same to the letter.

@@ -22,6 +22,7 @@ from perdure.database.engine import Database, Executor, as_json
 from perdure.ids import new_id
 from perdure.memory import consolidation_queries as queries
 from perdure.memory.candidates import Candidate, alike
+from perdure.memory.embedding import as_parameter, register
 from perdure.models.embedders.protocol import Vector
 from perdure.settings import ConsolidationSettings
 
@@ -69,7 +70,7 @@ class Merger:
 
     def add(self, found: Found) -> Merged:
         """Reinforce, supersede or store."""
-        vector = _as_text(found.vector)
+        vector = as_parameter(found.vector)
         asked: dict[str, Any] = {
             "user_id": self.user_id,
             "embedder_id": self.embedder_id,
@@ -174,7 +175,7 @@ def merge(
     Raises:
         Unavailable: the database cannot be reached; the commit may or may not have happened.
     """
-    embedder_id = _embedder_id(database, embedder, len(found[0].vector)) if found else 0
+    embedder_id = register(database, embedder, len(found[0].vector)).embedder_id if found else 0
     with database.transaction("consolidation.merge") as transaction:
         transaction.run(queries.BE_PATIENT, {"timeout": _PATIENCE})
         if not transaction.run(queries.CHECK_TOKEN, tenure) or not transaction.run(
@@ -194,14 +195,3 @@ def entity_key(name: str) -> str:
 
 def _kind_of(name: str) -> str | None:
     return _USER if entity_key(name) == _USER else None
-
-
-def _embedder_id(database: Database, name: str, dimensions: int) -> int:
-    rows = database.run(queries.EMBEDDER, {"name": name, "dimensions": dimensions})
-    while not rows:  # somebody else added it in the same moment
-        rows = database.run(queries.EMBEDDER, {"name": name, "dimensions": dimensions})
-    return int(rows[0].embedder_id)
-
-
-def _as_text(vector: Vector) -> str:
-    return "[" + ",".join(f"{value:.9g}" for value in vector) + "]"

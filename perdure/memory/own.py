@@ -18,7 +18,7 @@ from perdure.database.engine import Database, Executor
 from perdure.errors import InvalidRequest, PerdureError
 from perdure.memory import consolidation_queries, own_queries
 from perdure.memory.candidates import Kind
-from perdure.memory.embedding import as_parameter
+from perdure.memory.embedding import as_parameter, register
 from perdure.memory.recall import Recall, Recalled
 from perdure.models.embedders.protocol import Embedder, Vector
 from perdure.models.protocol import ModelCall
@@ -141,8 +141,6 @@ def forget(database: Database, user_id: str, memory_id: UUID) -> bool:
 
 def _similar(executor: Executor, embedder: str, asked: dict[str, Any], vector: Vector) -> Sequence[Any]:
     """The user's memories that hold and are nearer than the threshold, the nearest first."""
-    embedders = executor.run(consolidation_queries.EMBEDDER, {"name": embedder, "dimensions": len(vector)})
-    if not embedders:  # it is being made known at this moment: it has made nothing yet
-        return ()
-    by = {"embedder_id": embedders[0].embedder_id, "vector": as_parameter(vector), "most": _MOST_SIMILAR}
+    known = register(executor, embedder, len(vector))
+    by = {"embedder_id": known.embedder_id, "vector": as_parameter(vector), "most": _MOST_SIMILAR}
     return executor.run(consolidation_queries.SIMILAR, {**asked, **by})

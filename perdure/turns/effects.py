@@ -6,6 +6,8 @@ crash, a lost lease or a timeout left in doubt is decided by what the tool decla
 idempotent calls run again (with the same effect id), unsafe ones never: their probe settles
 it, or the model is told that the outcome is unknown. Calls that wait for a person have not begun
 and are in no doubt (`approvals`).
+
+Over 500 lines on purpose: who may run a call again, and when, is decided in one place.
 """
 
 from __future__ import annotations
