@@ -1,0 +1,373 @@
+"""Whether two texts that are close all the same say different things.
+
+A cosine cannot tell a contradiction from a paraphrase: "not" is a small word, and 30 is as
+near to 90 as a number can be. This looks at what decides the sense instead: numbers,
+negations, names, and words that exclude each other. It reads English and Korean, by rules
+and short lists, and errs on one side only: a text that it takes for different is kept, so a
+mistake costs a merge and never a fact.
+
+Two thirds of it is a function of one text alone (`Reading.essence`): whoever compares many
+texts compares these first, as plain numbers.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import blake2b
+
+
+class Kind(StrEnum):
+    """What two texts differ in."""
+
+    NUMBER = "number"
+    NEGATION = "negation"
+    NAME = "name"
+    OPPOSITE = "opposite"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What one text has and the other has not. Either side may be empty."""
+
+    kind: Kind
+    left: str
+    right: str
+
+    def __str__(self) -> str:
+        article = "an" if self.kind is Kind.OPPOSITE else "a"
+        return f"they differ in {article} {self.kind} ({self.left or 'none'} / {self.right or 'none'})"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What decides the sense of one text. `poles` are its words that exclude others, by their group."""
+
+    numbers: tuple[str, ...]
+    negations: int
+    words: frozenset[str]
+    names: frozenset[str]
+    poles: tuple[tuple[int, frozenset[int]], ...]
+
+    @property
+    def essence(self) -> int:
+        """A 63-bit number, equal for texts of equal numbers and negations, the same on every machine."""
+        told = "\x1f".join([str(self.negations), *self.numbers])
+        return int.from_bytes(blake2b(told.encode("utf-8", "replace"), digest_size=8).digest()) >> 1
+
+
+def difference(left: str, right: str) -> Difference | None:
+    """What the two texts differ in, the gravest first; None where nothing speaks against one sense."""
+    return between(read(left), read(right))
+
+
+def between(left: Reading, right: Reading) -> Difference | None:
+    """The same for texts that were read before. Swapping the two swaps the sides and nothing else."""
+    if left.numbers != right.numbers:
+        return Difference(Kind.NUMBER, _only(left.numbers, right.numbers), _only(right.numbers, left.numbers))
+    if left.negations != right.negations:
+        return Difference(Kind.NEGATION, *(("negated" if each.negations else "") for each in (left, right)))
+    ours, theirs = _missing(left.names, right.words), _missing(right.names, left.words)
+    if ours or theirs:
+        return Difference(Kind.NAME, ", ".join(ours), ", ".join(theirs))
+    return _opposed(left, right)
+
+
+def read(text: str) -> Reading:
+    """Read one text, in time and space linear in its length."""
+    plain = unicodedata.normalize("NFKC", text).translate(_PLAIN)
+    tokens = list(_tokens(plain))
+    words = frozenset(stem for token in tokens for stem in _stems(token.text))
+    poles: dict[int, set[int]] = {}
+    for word in words:
+        if (found := _pole(word)) is not None:
+            poles.setdefault(found[0], set()).add(found[1])
+    return Reading(
+        numbers=tuple(sorted(_numbers(plain))),
+        negations=sum(map(_negates, tokens)),
+        words=words,
+        names=frozenset(name for token in tokens for name in _name(token)),
+        poles=tuple(sorted((group, frozenset(sides)) for group, sides in poles.items())),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    """A word as it stands; `initial` where a sentence begins with it."""
+
+    text: str
+    initial: bool
+
+
+def _listed(words: str) -> list[str]:
+    return words.split()
+
+
+_PLAIN = str.maketrans({"’": "'", "‘": "'", "ʼ": "'"})  # noqa: RUF001 (these are what is looked for)
+_WORD = re.compile(r"[^\W_]+(?:['&][^\W_]+)*")
+_SENTENCE_ENDS = re.compile(r"[.!?。:;\n\"“(]\s*$")
+_HANGUL = re.compile(r"[\uac00-\ud7a3]")
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    end = 0
+    for found in _WORD.finditer(text):
+        between_them = text[end : found.start()]
+        yield _Token(found[0], initial=end == 0 or _SENTENCE_ENDS.search(between_them) is not None)
+        end = found.end()
+
+
+# --- numbers -----------------------------------------------------------------------------
+
+_DIGITS = re.compile(r"\d+(?:[.,:/-]\d+)*")
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_DECIMAL = re.compile(r"\d+(?:\.\d+)?")
+_SCALED = re.compile(r"(\d[\d,]*(?:\.\d+)?)\s?(천만|백만|천|만|억|조)")
+_SCALES = {"천": 10**3, "만": 10**4, "백만": 10**6, "천만": 10**7, "억": 10**8, "조": 10**12}
+_ENGLISH_NUMBERS = {
+    word: number
+    for number, word in enumerate(
+        _listed(
+            "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+            "seventeen eighteen nineteen twenty"
+        )
+    )
+    if word != "one"  # as a rule a pronoun: "this one"
+} | {"thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90}
+_ENGLISH_NUMBER = re.compile(rf"\b({'|'.join(_ENGLISH_NUMBERS)})\b", re.IGNORECASE)
+_KOREAN_NUMBERS = {
+    "한": 1, "두": 2, "세": 3, "네": 4, "다섯": 5, "여섯": 6, "일곱": 7, "여덟": 8, "아홉": 9, "열": 10,
+}  # fmt: skip
+_KOREAN_NUMBER = re.compile(
+    rf"(?<![\uac00-\ud7a3])({'|'.join(_KOREAN_NUMBERS)})\s?"
+    r"(?:개|번|명|시간|시|달|살|주|배|가지|마리|장|잔|병|권|대|분)(?![\uac00-\ud7a3]{3})"
+)
+
+
+def _numbers(text: str) -> Iterator[str]:
+    """Each number in one spelling: 1,000 and 천(1천) are 1000, "two" is 2; dates and versions as they stand."""
+    for found in _SCALED.finditer(text):
+        yield _spelt(float(found[1].replace(",", "")) * _SCALES[found[2]])
+    text = _SCALED.sub(" ", text)
+    for found in _DIGITS.finditer(text):
+        if _THOUSANDS.fullmatch(found[0]):
+            yield _spelt(float(found[0].replace(",", "")))
+        elif _DECIMAL.fullmatch(found[0]):
+            yield _spelt(float(found[0]))
+        else:
+            yield found[0]
+    for found in _ENGLISH_NUMBER.finditer(text):
+        yield str(_ENGLISH_NUMBERS[found[1].lower()])
+    for found in _KOREAN_NUMBER.finditer(text):
+        yield str(_KOREAN_NUMBERS[found[1]])
+
+
+def _spelt(number: float) -> str:
+    return f"{number:.12g}"
+
+
+def _only(ours: tuple[str, ...], theirs: tuple[str, ...]) -> str:
+    """What stands on this side alone; where the same stand more often, all of them."""
+    alone = [number for number in ours if number not in theirs]
+    return ", ".join(alone or ours)
+
+
+# --- negation ----------------------------------------------------------------------------
+
+_ENGLISH_NOT = frozenset(
+    _listed("not no never none nobody nothing nowhere neither nor without cannot unable refuse refuses refused")
+) | frozenset(_listed("cant dont doesnt didnt wont isnt arent wasnt werent couldnt shouldnt wouldnt hasnt havent"))
+_KOREAN_NOT_ALONE = frozenset({"안", "못", "아니", "아니요", "말고"})
+_KOREAN_NOT = re.compile(
+    r"지(?:도|는|를)?(?:않|못|마|말|아니)|^(?:않|못하|못해|못했|없|아니|아닌|아닙|아녜)"
+    r"|(?<=[\uac00-\ud7a3])(?:않|없|아니|아닌|아닙)|불가|금지"
+)
+
+
+def _negates(token: _Token) -> bool:
+    word = token.text.lower()
+    if _HANGUL.search(word):
+        return word in _KOREAN_NOT_ALONE or _KOREAN_NOT.search(word) is not None
+    return word in _ENGLISH_NOT or word.endswith("n't")
+
+
+# --- stems -------------------------------------------------------------------------------
+
+_ENDINGS = ("ing", "ed", "es", "s", "d", "e")
+_SHORTEST_STEM = 3
+
+
+def _bare(word: str) -> str:
+    """An English word without case and possessive."""
+    return word.casefold().removesuffix("'s")
+
+
+def _stem(word: str) -> str:
+    """An English word without its commonest endings: crude, and the same on both sides."""
+    for ending in _ENDINGS:
+        if word.endswith(ending) and len(word) - len(ending) >= _SHORTEST_STEM:
+            return word[: -len(ending)]
+    return word
+
+
+# --- names -------------------------------------------------------------------------------
+
+# Words that sentences begin with, and that are therefore no names there.
+_OPENERS = frozenset(
+    _listed("""
+    a about after all also an and any are as ask at be because before both but by can change check cancel connect
+    could create delete did do does each either every explain find first for from get give had has have he help
+    her here his how i if in install is it its let lets list make may maybe me might most my need new now of on
+    one open or our please prefers put remove reset run say says set she should show since so some start stop
+    tell than that the their them then there these they this those to try turn two under until update us use user
+    users was we were what whats when where which while who whom whose why will with would yes you your add allow
+    always configure deploy describe disable enable increase decrease fix hello hey hi likes like lives loves
+    wants works enjoys hates dislikes owns plays studies speaks uses thanks thank ok okay only just last next
+    """)
+)
+_OPENING_STEMS = frozenset(map(_stem, _OPENERS))
+_NEVER_NAMES = frozenset({"i", "i'm", "i'd", "i've", "i'll", "ok"})
+_TITLES = ("씨", "님")
+_SHORTEST_TITLED = 2
+_KOREAN_TOPIC = re.compile(r"^([\uac00-\ud7a3]{1,2}[^하되있없않같지르])(?:은|는|이|가|께서|에게|한테)$")
+_KOREAN_NO_NAMES = frozenset(
+    _listed("""
+    저 나 너 우리 저희 그 그녀 그들 당신 이것 그것 저것
+    여기 거기 저기 누구 무엇 뭐 어디 언제 사용자 고객 회원 관리자 사람
+    하 되 있 없 않 같 어떻게 이거 그거 오늘 내일 어제 지금 방법 문제 경우
+    """)
+)
+_KOREAN_PLACES = tuple(
+    _listed("""
+    서울 부산 대구 인천 광주 대전 울산 세종 경기 강원 충북 충남
+    전북 전남 경북 경남 제주 수원 성남 고양 용인 창원 청주 전주
+    천안 포항 춘천 강릉 여수 한국 미국 일본 중국 영국
+    독일 프랑스 이탈리아 스페인 러시아 캐나다 호주 인도 베트남 태국 대만
+    도쿄 오사카 베이징 상하이 뉴욕 런던 파리 베를린
+    """)
+)
+
+
+def _name(token: _Token) -> Iterator[str]:
+    """The name that this word is, if it looks like one, in the form in which `words` has it."""
+    text = token.text
+    if _HANGUL.search(text):
+        yield from _korean_name(text)
+        return
+    word = _bare(text)
+    if not text[0].isalpha() or word in _NEVER_NAMES or _negates(token):
+        return
+    shouted = len(text) > 1 and text[1:] != text[1:].lower()
+    if shouted or (text[0].isupper() and not (token.initial and _opens(word)) and word not in _ENGLISH_NUMBERS):
+        yield word
+
+
+def _opens(word: str) -> bool:
+    return word in _OPENERS or _stem(word) in _OPENING_STEMS
+
+
+def _missing(names: frozenset[str], words: frozenset[str]) -> list[str]:
+    """The names that are not among the words, however these are inflected."""
+    return sorted(name for name in names if name not in words and _stem(name) not in words)
+
+
+def _korean_name(text: str) -> Iterator[str]:
+    """A place, somebody addressed by a title, or what a sentence of a few words is about."""
+    for place in _KOREAN_PLACES:
+        if text.startswith(place):
+            yield place
+            return
+    bare = _PARTICLES.sub("", text)
+    if len(bare) > _SHORTEST_TITLED and bare.endswith(_TITLES):
+        yield bare[:-1]
+    elif (found := _KOREAN_TOPIC.match(text)) is not None and found[1] not in _KOREAN_NO_NAMES:
+        yield found[1]
+
+
+# --- words, and those that exclude each other -----------------------------------------------
+
+_PARTICLES = re.compile(
+    r"(?:에서는|에서|으로는|으로|에게|한테|께서|부터|까지|처럼|보다|이랑|하고|은|는|이|가|을|를|의|에|로|와|과|도|만|랑)$"
+)
+_EXCLUSIVE = """
+    enable / disable | enabled / disabled | on / off | left / right | up / down | start / stop | begin / end
+    open / close | lock / unlock | allow / forbid deny block | accept / reject refuse | like love enjoy / dislike hate
+    before / after | increase raise / decrease lower reduce | install / uninstall | upload / download | buy / sell
+    login / logout | import / export | push / pull
+    encrypt / decrypt | connect / disconnect | subscribe / unsubscribe
+    add / remove delete | show / hide | always / never | hot / cold | true / false | success / failure
+    first / last | minimum min / maximum max | morning / evening | male / female | married / single divorced
+    more / less fewer | above / below | inside / outside | public / private | valid / invalid | possible / impossible
+    monday / tuesday / wednesday / thursday / friday / saturday / sunday | north / south / east / west
+    january / february / march / april / june / july / august / september / october / november / december
+    red / blue / green / yellow / black / white | tea / coffee | cat / dog
+    켜 켠 켤 / 끄 끈 끌 꺼 | 시작 / 종료 중지 중단 | 열 / 닫
+    허용 / 차단 거부 | 활성화 / 비활성화 | 증가 / 감소 | 늘 / 줄
+    좋아 / 싫어 | 왼쪽 / 오른쪽 | 이전 / 이후 | 오전 / 오후
+    로그인 / 로그아웃 | 추가 / 삭제 제거 | 성공 / 실패 | 남자 / 여자
+    구매 / 판매 | 가입 / 탈퇴 | 입금 / 출금 | 최대 / 최소
+    위 / 아래 | 북쪽 / 남쪽 / 동쪽 / 서쪽 | 결혼 / 이혼 | 연결 / 해제
+    설치 / 제거 | 공개 / 비공개 | 가능 / 불가능 | 아침 / 저녁 | 커피 / 녹차 홍차 | 고양이 / 강아지
+    월요일 / 화요일 / 수요일 / 목요일 / 금요일 / 토요일 / 일요일
+"""
+
+
+def _stems(text: str) -> Iterator[str]:
+    """The forms under which a word may be found in the other text."""
+    word = _bare(text)
+    yield word
+    if not _HANGUL.search(word):
+        yield _stem(word)
+        return
+    bare = _PARTICLES.sub("", word) or word
+    yield bare
+    yield from (place for place in _KOREAN_PLACES if word.startswith(place))
+    if bare.endswith(_TITLES):
+        yield bare[:-1]
+
+
+def _groups() -> Iterator[list[list[str]]]:
+    for line in _EXCLUSIVE.strip().splitlines():
+        for group in line.split("|"):
+            yield [side.split() for side in group.split("/")]
+
+
+_POLES: dict[str, tuple[int, int]] = {}
+for _number, _group in enumerate(_groups()):
+    for _side, _members in enumerate(_group):
+        for _member in _members:
+            _POLES.setdefault(_member if _HANGUL.search(_member) else _stem(_member), (_number, _side))
+_LONGEST_KOREAN_POLE = 4
+_LONGEST_SHORT_VERB = 3
+
+
+def _pole(word: str) -> tuple[int, int] | None:
+    """The group of words that exclude each other in which this one stands, and its side."""
+    if not _HANGUL.search(word):
+        return _POLES.get(_stem(word))
+    for length in range(min(len(word), _LONGEST_KOREAN_POLE), 0, -1):  # verbs are inflected at their end
+        if (found := _POLES.get(word[:length])) is not None and (length > 1 or len(word) <= _LONGEST_SHORT_VERB):
+            return found
+    return None
+
+
+def _opposed(left: Reading, right: Reading) -> Difference | None:
+    """A group from which both take words, and not the same ones."""
+    theirs = dict(right.poles)
+    for group, ours in left.poles:
+        other = theirs.get(group)
+        if other is not None and ours != other:
+            return Difference(Kind.OPPOSITE, _told(left, group), _told(right, group))
+    return None
+
+
+def _told(reading: Reading, group: int) -> str:
+    return max((word for word in reading.words if (found := _pole(word)) and found[0] == group), key=_showing)
+
+
+def _showing(word: str) -> tuple[int, str]:
+    """A word before its stem."""
+    return len(word), word
