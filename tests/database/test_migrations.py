@@ -107,6 +107,7 @@ def test_what_autogeneration_does_not_compare_agrees_too(empty: URL, engine: Eng
     with engine.begin() as connection:
         connection.execute(text("DROP SCHEMA public CASCADE"))
         connection.execute(text("CREATE SCHEMA public"))
+        connection.execute(text("CREATE EXTENSION vector"))  # went with the schema
         metadata.create_all(connection)
     assert [row for row in _catalogue(engine) if row[0] != "function"] == migrated
 
