@@ -17,7 +17,11 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from hashlib import blake2b
+
+_REMEMBERED = 20_000
+"""Words whose forms are remembered: most texts are made of the same ones."""
 
 
 class Kind(StrEnum):
@@ -87,7 +91,7 @@ def read(text: str) -> Reading:
             poles.setdefault(found[0], set()).add(found[1])
     return Reading(
         numbers=tuple(sorted(_numbers(plain))),
-        negations=sum(map(_negates, tokens)),
+        negations=sum(_negates(token.text) for token in tokens),
         words=words,
         names=frozenset(name for token in tokens for name in _name(token)),
         poles=tuple(sorted((group, frozenset(sides)) for group, sides in poles.items())),
@@ -187,8 +191,9 @@ _KOREAN_NOT = re.compile(
 )
 
 
-def _negates(token: _Token) -> bool:
-    word = token.text.lower()
+@lru_cache(_REMEMBERED)
+def _negates(text: str) -> bool:
+    word = text.lower()
     if _HANGUL.search(word):
         return word in _KOREAN_NOT_ALONE or _KOREAN_NOT.search(word) is not None
     return word in _ENGLISH_NOT or word.endswith("n't")
@@ -205,6 +210,7 @@ def _bare(word: str) -> str:
     return word.casefold().removesuffix("'s")
 
 
+@lru_cache(_REMEMBERED)
 def _stem(word: str) -> str:
     """An English word without its commonest endings: crude, and the same on both sides."""
     for ending in _ENDINGS:
@@ -258,7 +264,7 @@ def _name(token: _Token) -> Iterator[str]:
         yield from _korean_name(text)
         return
     word = _bare(text)
-    if not text[0].isalpha() or word in _NEVER_NAMES or _negates(token):
+    if not text[0].isalpha() or word in _NEVER_NAMES or _negates(text):
         return
     shouted = len(text) > 1 and text[1:] != text[1:].lower()
     if shouted or (text[0].isupper() and not (token.initial and _opens(word)) and word not in _ENGLISH_NUMBERS):
@@ -315,18 +321,15 @@ _EXCLUSIVE = """
 """
 
 
-def _stems(text: str) -> Iterator[str]:
+@lru_cache(_REMEMBERED)
+def _stems(text: str) -> tuple[str, ...]:
     """The forms under which a word may be found in the other text."""
     word = _bare(text)
-    yield word
     if not _HANGUL.search(word):
-        yield _stem(word)
-        return
+        return word, _stem(word)
     bare = _PARTICLES.sub("", word) or word
-    yield bare
-    yield from (place for place in _KOREAN_PLACES if word.startswith(place))
-    if bare.endswith(_TITLES):
-        yield bare[:-1]
+    places = (place for place in _KOREAN_PLACES if word.startswith(place))
+    return word, bare, *places, *([bare[:-1]] if bare.endswith(_TITLES) else [])
 
 
 def _groups() -> Iterator[list[list[str]]]:
@@ -344,6 +347,7 @@ _LONGEST_KOREAN_POLE = 4
 _LONGEST_SHORT_VERB = 3
 
 
+@lru_cache(_REMEMBERED)
 def _pole(word: str) -> tuple[int, int] | None:
     """The group of words that exclude each other in which this one stands, and its side."""
     if not _HANGUL.search(word):

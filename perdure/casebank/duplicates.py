@@ -48,6 +48,7 @@ _PRODUCT_ERROR = 1e-9
 """The same for the product of two unit vectors in float64."""
 
 _READINGS = 20_000
+_UNREAD = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,6 @@ class _Ordered:
         self._directions = _directions(vectors)
         self.vectors = files.enter_context(Rows(vectors.width))
         self.sketches = files.enter_context(Rows(_sketch_width(vectors.width)))
-        self.essences = np.empty(len(roster), dtype=np.int64)
         for start in range(0, len(roster), _VERIFIED):
             self._copy(vectors, start)
             step(0, len(roster))
@@ -141,8 +141,6 @@ class _Ordered:
         block = vectors.take(numbers)
         self.vectors.append(block)
         self.sketches.append(_sketched(_unit(block), self._directions))
-        for at in range(start, start + len(numbers)):
-            self.essences[at] = self.reading(at).essence
 
 
 class _Keepers:
@@ -178,6 +176,7 @@ class _Search:
         self._absorbed: list[Pair] = []
         self._spared: dict[int, tuple[Pair, Verdict]] = {}
         self._reading = lru_cache(_READINGS)(ordered.reading)
+        self._essences = np.full(len(ordered), _UNREAD, dtype=np.int64)
 
     def run(self) -> Found:
         """All of it."""
@@ -205,8 +204,9 @@ class _Search:
         units = self._cases.units(batch)
         near = units @ units.T > self._threshold - _PRODUCT_ERROR
         for at in range(1, len(batch)):
-            earlier = near[:at, at] & self._left[batch[:at]]
-            self._decide(batch[:at][earlier], int(batch[at]))
+            earlier = batch[:at][near[:at, at] & self._left[batch[:at]]]
+            if earlier.size:
+                self._decide(earlier, int(batch[at]))
         return batch[self._left[batch]]
 
     def _against(self, keepers: _Keepers, start: int, stop: int) -> None:
@@ -215,8 +215,7 @@ class _Search:
         if not left.any():
             return
         products = keepers.sketches @ self._cases.sketches.block(start, stop).T
-        possible = (products > self._threshold - _SKETCH_ERROR) & left
-        columns = np.flatnonzero(possible.any(axis=0))
+        columns = np.flatnonzero((products.max(axis=0) > self._threshold - _SKETCH_ERROR) & left)
         for at in range(0, len(columns), _VERIFIED):
             some = columns[at : at + _VERIFIED]
             near = keepers.units @ self._cases.units(some + start).T > self._threshold - _PRODUCT_ERROR
@@ -225,12 +224,18 @@ class _Search:
 
     def _decide(self, keepers: NDArray[np.intp], loser: int) -> None:
         """Let the first of the keepers that may absorb the loser do so."""
-        alike = self._cases.essences[keepers] == self._cases.essences[loser]
+        alike = self._essence(keepers) == self._essence(np.array([loser]))
         for keeper, same in zip(keepers.tolist(), alike.tolist(), strict=True):
             if self._limits.duplicate_guard and not same and loser in self._spared:
                 continue  # refused for its numbers or negations, as one before was
             if self._absorbs(keeper, loser):
                 return
+
+    def _essence(self, positions: NDArray[np.intp]) -> NDArray[np.int64]:
+        """The essences of these cases' questions, each read when it is first asked for."""
+        for position in positions[self._essences[positions] == _UNREAD].tolist():
+            self._essences[position] = self._reading(position).essence
+        return self._essences[positions]
 
     def _absorbs(self, keeper: int, loser: int) -> bool:
         """Whether the loser's fate is decided by this keeper: absorbed, or left because it is protected."""

@@ -119,8 +119,8 @@ def _notify(bank: Bank, held: Held) -> Held:
 
 def _apply(bank: Bank, held: Held) -> Held:
     """Carry out what is left of the plan."""
-    plan = runs.read_run(bank.database, held.run_id)["plan"]
-    apply(bank.database, held, bank.limits, _total(plan), _pace(bank).rest)
+    total = runs.count_planned(bank.database, held.run_id)
+    apply(bank.database, held, bank.limits, total, _pace(bank).rest)
     return runs.enter(bank.database, held, Phase.REPORTING)
 
 

@@ -427,9 +427,7 @@ EXPIRE = Statement(
 
 COUNTS = Statement(
     "casebank.counts",
-    """
-    SELECT action, outcome, count(*) AS items FROM case_run_items WHERE run_id = %(run_id)s::uuid GROUP BY 1, 2
-    """,
+    "SELECT action, count(*) AS items FROM case_run_items WHERE run_id = %(run_id)s::uuid GROUP BY action",
     writes=False,
 )
 

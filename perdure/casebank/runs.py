@@ -203,6 +203,12 @@ def result(executor: Executor, run_id: UUID) -> dict[str, Any]:
     return {**told, "dry_run": False, "run_id": str(run_id), "phase": run["phase"]}
 
 
+def count_planned(executor: Executor, run_id: UUID) -> int:
+    """How many cases the plan takes away."""
+    rows = executor.run(queries.COUNTS, {"run_id": run_id})
+    return sum(row.items for row in rows if row.action != Action.SPARE)
+
+
 def read_report(
     executor: Executor, run_id: UUID, *, action: str | None = None, after: int = -1, most: int = 100
 ) -> list[dict[str, Any]]:

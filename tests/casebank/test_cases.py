@@ -70,7 +70,7 @@ def test_the_bounds_themselves_are_accepted(database: Database, clock: MovedCloc
 
 def test_a_case_is_learnt_once(database: Database, clock: MovedClock) -> None:
     """Praise that comes twice stores one case; it is searched once it has a vector."""
-    known = {"turn_id": UUID(int=1), "user_id": "ana", "query": "how?", "response_text": "so"}
+    known: dict[str, Any] = {"turn_id": UUID(int=1), "user_id": "ana", "query": "how?", "response_text": "so"}
     case_id = cases.learn(database, clock, **known)
     assert case_id is not None
     assert cases.learn(database, clock, **known) is None

@@ -149,7 +149,7 @@ def test_0_95_is_no_duplicate_and_the_next_number_is() -> None:
     """@REQ:CONSOLIDATION-001.2: 380 / (20 * 20) is 0.95 exactly."""
     keeper, at = [20.0, 0, 0, 0, 0], [19.0, 6, 1, 1, 1]
     over = [float(np.nextafter(np.float32(19), np.float32(20))), 6, 1, 1, 1]
-    assert cosine(np.float32(keeper), np.float32(at)) == 0.95
+    assert cosine(np.asarray(keeper, dtype=np.float32), np.asarray(at, dtype=np.float32)) == 0.95
     cases = [candidate(facts("k", usage=2), keeper), candidate(facts("a"), at)]
     assert planned(cases) == []
     cases[1] = candidate(facts("a"), over)

@@ -391,7 +391,7 @@ def test_the_administrator_is_told_before_and_after(filled: Database, clock: Mov
 
 def test_without_the_notice_nothing_is_removed(filled: Database, clock: MovedClock) -> None:
     """@REQ:CONSOLIDATION-001.1: the run says so, and the next one tries again."""
-    post, pauses = Post(), []
+    post, pauses = Post(), list[float]()
     post.away = True
     parts = bank(filled, clock, post, notify_url=URL)
     told = prune.run(prune.Bank(parts.database, parts.clock, parts.limits, post, pauses.append))
