@@ -1,7 +1,7 @@
 # Two commands are enough: `make up` runs perdure, `make test` tests it. `make help` lists the rest.
 #
 #   make up ARGS="--port 9000"             options of `perdure up`
-#   make test PYTEST_ARGS="-k lease -x"    options of pytest
+#   make test PYTEST_ARGS="-k lease -x"    options of pytest; TEST_PROCESSES=1, one test at a time
 #   make test PYTHON=python3.12            another interpreter for .venv
 
 PYTHON ?= $(shell for each in python3 python3.12 python3.13 python3.14 python3.11; do \
@@ -9,8 +9,12 @@ PYTHON ?= $(shell for each in python3 python3.12 python3.13 python3.14 python3.1
 BIN := .venv/bin
 SOURCES := perdure workers tasks schedules alembic benchmarks tests
 ARGS ?=
-TEST_PROCESSES ?= 6
+# Two for each core, for tests mostly wait for processes; more than eight cost more than they bring.
+TEST_PROCESSES ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores * 2 : 8)))
 PYTEST_ARGS ?=
+# Bytecode is kept whatever the environment says: else each test process compiles everything again.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) \
+	--dist loadfile --no-loadscope-reorder
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -25,10 +29,11 @@ help: ## this list
 up: .venv/embedded.installed ## run everything on this machine: servers, gateway, workers, beat, Flower
 	@$(BIN)/perdure up $(ARGS)
 
-test: .venv/test.installed ## the whole test suite, on throw-away servers of its own
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+test: .venv/test.installed ## the tests, on throw-away servers of their own; the longest are left to `make check`
+	$(PYTEST) -m "not chaos and not long" $(PYTEST_ARGS)
 
-check: .venv/dev.installed lint types imports dead-code test ## what continuous integration checks
+check: .venv/dev.installed lint types imports dead-code ## what continuous integration checks: all of these, and every test
+	$(PYTEST) $(PYTEST_ARGS)
 
 lint: .venv/dev.installed ## ruff: rules, docstrings, format
 	$(BIN)/ruff check $(SOURCES)

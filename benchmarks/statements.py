@@ -24,6 +24,7 @@ from perdure.clock import SystemClock
 from perdure.database.engine import Database, Moment, Statement
 from perdure.runtime import Runtime
 from perdure.settings import Settings
+from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.turns.inbox import accept
 from perdure.turns.incoming import Incoming
 from perdure.turns.runner import Ran, Runner
@@ -40,7 +41,15 @@ class SilentWaker:
         """Nothing is published."""
         return True
 
+    def ending(self, _session_id: UUID) -> bool:
+        """Nothing is published."""
+        return True
+
     def delivery(self, _delivery_id: UUID) -> bool:
+        """Nothing is published."""
+        return True
+
+    def consolidation(self, _session_id: UUID | None) -> bool:
         """Nothing is published."""
         return True
 
@@ -85,6 +94,7 @@ class Bench:
             agents=Agents([assistant]),
             models=lambda _name: InProcessModel(),
             wake=SilentWaker(),
+            snapshots=PostgresSnapshots(self.database),
         )
         self._runner = Runner(self._runtime, "benchmark")
 

@@ -15,12 +15,37 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from perdure.errors import InvalidRequest, SettingsError
+from perdure.hooks import CallOver, CallSeen, Hooks, TurnOver, TurnSeen
+from perdure.settings import OnUnavailable
+from perdure.tools.mcp.connections import Connections
+from perdure.tools.mcp.server import McpServer
 from perdure.tools.registry import Tool, tool
+from perdure.tools.sources import Toolset
+
+
+class ErrorMessages(Protocol):
+    """How an agent tells its users of a failure."""
+
+    def find(self, code: str, language: str | None) -> str | None:
+        """The sentence for an error's code, in the `language` of the message's metadata; None: perdure's own."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sentences:
+    """Error messages by their codes; `by_language` has others for some languages. See `ErrorMessages`."""
+
+    by_code: Mapping[str, str]
+    by_language: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def find(self, code: str, language: str | None) -> str | None:
+        """The sentence for an error's code."""
+        return self.by_language.get(language or "", {}).get(code) or self.by_code.get(code)
 
 
 @dataclass(frozen=True)
@@ -28,23 +53,43 @@ class Agent:
     """Who answers: instructions, tools, and limits where they differ from the settings.
 
     `model` is a name as in `PERDURE_MODEL`; unset means that setting. A plain function
-    among `tools` becomes a tool of class `unsafe`.
+    among `tools` becomes a tool of class `unsafe`; an `McpServer` among them stands for all
+    the tools that the server has, and is found in `servers` afterwards. `on_unavailable`, `fail`
+    or `park`, says what becomes of a turn for which no model answers; `error_messages` how a
+    failure is told. The hooks are described in `perdure.hooks`.
     """
 
     name: str
     instructions: str
-    tools: Sequence[Tool | Callable[..., Any]] = ()
+    tools: Sequence[Tool | McpServer | Callable[..., Any]] = ()
     model: str | None = None
     max_steps: int | None = None
     timeout_s: float | None = None
+    on_unavailable: OnUnavailable | str | None = None
+    error_messages: ErrorMessages | None = None
+    before_turn: Hooks[TurnSeen] = ()
+    after_turn: Hooks[TurnOver] = ()
+    before_tool: Hooks[CallSeen] = ()
+    after_tool: Hooks[CallOver] = ()
+    servers: tuple[McpServer, ...] = field(init=False, hash=False)
     _by_name: dict[str, Tool] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        made = [given if isinstance(given, Tool) else tool()(given) for given in self.tools]
+        servers = tuple(given for given in self.tools if isinstance(given, McpServer))
+        if len({server.name for server in servers}) != len(servers):
+            raise SettingsError(
+                f"agent {self.name!r} has two MCP servers of one name: {[each.name for each in servers]}"
+            )
+        own = [given for given in self.tools if not isinstance(given, McpServer)]
+        made = [given if isinstance(given, Tool) else tool()(given) for given in own]
         by_name = {each.name: each for each in made}
         if len(by_name) != len(made):
             raise SettingsError(f"agent {self.name!r} has two tools of one name: {sorted(each.name for each in made)}")
+        if self.on_unavailable is not None and self.on_unavailable not in [*OnUnavailable]:
+            accepted = ", ".join(OnUnavailable)
+            raise SettingsError(f"agent {self.name!r} has on_unavailable={self.on_unavailable!r}; accepted: {accepted}")
         object.__setattr__(self, "tools", tuple(made))
+        object.__setattr__(self, "servers", servers)
         object.__setattr__(self, "_by_name", by_name)
 
     def find_tool(self, name: str) -> Tool | None:
@@ -55,6 +100,13 @@ class Agent:
     def tool_list(self) -> tuple[Tool, ...]:
         """The agent's tools, in the order given."""
         return tuple(self._by_name.values())
+
+    def toolset(self, connections: Connections) -> Toolset:
+        """All that the agent may call at this moment, its servers' tools as far as they are known.
+
+        The first look at a server waits until it is connected, for its `connect_timeout_s` at most.
+        """
+        return Toolset([*self.tool_list, *connections.tools(self.servers)])
 
 
 class Agents:

@@ -84,7 +84,8 @@ def read(text: str) -> Reading:
     """Read one text, in time and space linear in its length."""
     plain = unicodedata.normalize("NFKC", text).translate(_PLAIN)
     tokens = list(_tokens(plain))
-    words = frozenset(stem for token in tokens for stem in _stems(token.text))
+    placed = frozenset(_placed(plain))
+    words = placed | {stem for token in tokens for stem in _stems(token.text)}
     poles: dict[int, set[int]] = {}
     for word in words:
         if (found := _pole(word)) is not None:
@@ -93,7 +94,7 @@ def read(text: str) -> Reading:
         numbers=tuple(sorted(_numbers(plain))),
         negations=sum(_negates(token.text) for token in tokens),
         words=words,
-        names=frozenset(name for token in tokens for name in _name(token)),
+        names=placed | {name for token in tokens for name in _name(token)},
         poles=tuple(sorted((group, frozenset(sides)) for group, sides in poles.items())),
     )
 
@@ -280,6 +281,28 @@ def _missing(names: frozenset[str], words: frozenset[str]) -> list[str]:
     return sorted(name for name in names if name not in words and _stem(name) not in words)
 
 
+# What stands in these places is what a sentence says of somebody, whether or not it is written as a name is.
+_PLACES = re.compile(
+    r"\b(?:(?:called|named|name is|name's|from)"
+    r"|(?:move|moves|moved|moving) to"
+    r"|(?:live|lives|lived|living|born|based|work|works|worked|working|study|studies) (?:at|for|in))"
+    r" (?P<english>[^\W\d_]+)"
+    r"|이름은 (?P<called>[\uac00-\ud7a3]{1,6}?)(?:예요|이에요|입니다|이야|야|이다|다|라고)"
+    r"|(?P<where>[\uac00-\ud7a3]{2,8}?)(?:에서|에) (?:살|일|근무|다니|다녀|태어)"
+    r"|(?P<titled>[\uac00-\ud7a3]{2,4}) (?:씨|님)",
+    re.IGNORECASE,
+)
+_NOT_PLACED = _OPENERS | frozenset({"home", "here", "there", "different", "another", "several", "many", "same"})
+
+
+def _placed(text: str) -> Iterator[str]:
+    """What stands where names stand, in the form in which `words` has it."""
+    for found in _PLACES.finditer(text):
+        word = _bare(next(each for each in found.groups() if each is not None))
+        if word not in _NOT_PLACED:
+            yield word
+
+
 def _korean_name(text: str) -> Iterator[str]:
     """A place, somebody addressed by a title, or what a sentence of a few words is about."""
     for place in _KOREAN_PLACES:
@@ -304,12 +327,13 @@ _EXCLUSIVE = """
     before / after | increase raise / decrease lower reduce | install / uninstall | upload / download | buy / sell
     login / logout | import / export | push / pull
     encrypt / decrypt | connect / disconnect | subscribe / unsubscribe
-    add / remove delete | show / hide | always / never | hot / cold | true / false | success / failure
+    add / remove delete | show / hide | always / never | hot / cold | true / false | success succeed / failure fail
     first / last | minimum min / maximum max | morning / evening | male / female | married / single divorced
     more / less fewer | above / below | inside / outside | public / private | valid / invalid | possible / impossible
     monday / tuesday / wednesday / thursday / friday / saturday / sunday | north / south / east / west
     january / february / march / april / june / july / august / september / october / november / december
     red / blue / green / yellow / black / white | tea / coffee | cat / dog
+    long / short | big large / small little | early / late | fast / slow | rich / poor | young / old
     켜 켠 켤 / 끄 끈 끌 꺼 | 시작 / 종료 중지 중단 | 열 / 닫
     허용 / 차단 거부 | 활성화 / 비활성화 | 증가 / 감소 | 늘 / 줄
     좋아 / 싫어 | 왼쪽 / 오른쪽 | 이전 / 이후 | 오전 / 오후
@@ -317,6 +341,7 @@ _EXCLUSIVE = """
     구매 / 판매 | 가입 / 탈퇴 | 입금 / 출금 | 최대 / 최소
     위 / 아래 | 북쪽 / 남쪽 / 동쪽 / 서쪽 | 결혼 / 이혼 | 연결 / 해제
     설치 / 제거 | 공개 / 비공개 | 가능 / 불가능 | 아침 / 저녁 | 커피 / 녹차 홍차 | 고양이 / 강아지
+    긴 길어 길고 길게 / 짧 | 큰 / 작은 작아 작고 | 빠르 빠른 빨라 / 느리 느린 느려
     월요일 / 화요일 / 수요일 / 목요일 / 금요일 / 토요일 / 일요일
 """
 

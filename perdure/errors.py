@@ -5,6 +5,7 @@
     ├── DeadlineExceeded             TIMEOUT               504
     ├── ContextTooLong               CONTEXT_TOO_LONG      400
     ├── ToolError                    TOOL_ERROR            500
+    │   └── OutcomeUnknown           TOOL_ERROR            500
     ├── GuardRejected                GUARD_REJECTED        403
     ├── InvalidRequest               INVALID_REQUEST       400
     ├── Unauthorized                 UNAUTHORIZED          401
@@ -14,26 +15,39 @@
     ├── TooLarge                     TOO_LARGE             413
     ├── InvalidResponse              INVALID_RESPONSE      502
     ├── ProviderError                PROVIDER_ERROR        502
+    ├── CircuitBreakerOpen           CIRCUIT_BREAKER_OPEN  503
     ├── Unavailable                  UNAVAILABLE           503
     ├── BudgetExhausted              BUDGET_EXHAUSTED      500
-    └── TurnCancelled                TURN_CANCELLED        409
+    ├── TurnCancelled                TURN_CANCELLED        409
+    └── Abandoned                    (reaches nobody: whoever made the call has given it up)
 
 An error's `message` is a sentence for the person who asked: no stack trace, no query, no
 secret. What an operator needs besides goes to the log with the exception itself. Foreign
 errors (a driver's, a provider's SDK's) are mapped to this tree once, at the edge that met
 them; nothing above that edge knows them.
+
+`transient` says whether the same call may succeed if it is simply made again, and
+`retry_after_s` after how long whoever was called asks for that; see `perdure.resilience.failures`.
 """
 
 from __future__ import annotations
 
+from copy import copy
+from datetime import datetime
 from typing import ClassVar
 
 
 class PerdureError(Exception):
-    """Any failure that has a code. `message` may be shown to whoever asked."""
+    """Any failure that has a code. `message` may be shown to whoever asked.
+
+    `transient` is None where this error alone does not tell, and its cause may. `retry_after_s`
+    is in seconds from when the error was made, None if nothing was said.
+    """
 
     code: ClassVar[str] = "UNKNOWN"
     http_status: ClassVar[int] = 500
+    transient: bool | None = None
+    retry_after_s: float | None = None
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -45,6 +59,7 @@ class RateLimited(PerdureError):
 
     code = "RATE_LIMITED"
     http_status = 429
+    transient = True
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -56,6 +71,7 @@ class DeadlineExceeded(PerdureError):
 
     code = "TIMEOUT"
     http_status = 504
+    transient = True
 
 
 class ContextTooLong(PerdureError):
@@ -63,6 +79,7 @@ class ContextTooLong(PerdureError):
 
     code = "CONTEXT_TOO_LONG"
     http_status = 400
+    transient = False
 
 
 class ToolError(PerdureError):
@@ -72,11 +89,16 @@ class ToolError(PerdureError):
     http_status = 500
 
 
+class OutcomeUnknown(ToolError):
+    """A tool was broken off after it had begun: it may have taken effect, and may not."""
+
+
 class GuardRejected(PerdureError):
     """A guard refused the input."""
 
     code = "GUARD_REJECTED"
     http_status = 403
+    transient = False
 
 
 class InvalidRequest(PerdureError):
@@ -84,6 +106,7 @@ class InvalidRequest(PerdureError):
 
     code = "INVALID_REQUEST"
     http_status = 400
+    transient = False
 
 
 class Unauthorized(PerdureError):
@@ -91,6 +114,7 @@ class Unauthorized(PerdureError):
 
     code = "UNAUTHORIZED"
     http_status = 401
+    transient = False
 
 
 class Forbidden(PerdureError):
@@ -98,6 +122,7 @@ class Forbidden(PerdureError):
 
     code = "FORBIDDEN"
     http_status = 403
+    transient = False
 
 
 class NotFound(PerdureError):
@@ -105,6 +130,7 @@ class NotFound(PerdureError):
 
     code = "NOT_FOUND"
     http_status = 404
+    transient = False
 
 
 class Conflict(PerdureError):
@@ -112,6 +138,7 @@ class Conflict(PerdureError):
 
     code = "CONFLICT"
     http_status = 409
+    transient = False
 
 
 class TooLarge(PerdureError):
@@ -119,6 +146,7 @@ class TooLarge(PerdureError):
 
     code = "TOO_LARGE"
     http_status = 413
+    transient = False
 
 
 class InvalidResponse(PerdureError):
@@ -126,20 +154,50 @@ class InvalidResponse(PerdureError):
 
     code = "INVALID_RESPONSE"
     http_status = 502
+    transient = True
 
 
 class ProviderError(PerdureError):
-    """A provider failed, refused, or could not be reached."""
+    """A provider failed, refused, or could not be reached: `transient` says which, if that is known."""
 
     code = "PROVIDER_ERROR"
     http_status = 502
 
+    def __init__(self, message: str, *, transient: bool | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.transient = transient
+        self.retry_after_s = retry_after_s
+
+
+class CircuitBreakerOpen(PerdureError):
+    """A breaker lets no call through before `until`, `retry_after_s` seconds from now, if that is known."""
+
+    code = "CIRCUIT_BREAKER_OPEN"
+    http_status = 503
+    transient = False
+
+    def __init__(
+        self,
+        message: str = "Service temporarily unavailable due to repeated failures. Please try again later.",
+        *,
+        until: datetime | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.until = until
+        self.retry_after_s = retry_after_s
+
 
 class Unavailable(PerdureError):
-    """A service that this needs (PostgreSQL, the broker) cannot be reached."""
+    """A service that this needs (PostgreSQL, the broker) cannot be reached, or takes nothing in just now."""
 
     code = "UNAVAILABLE"
     http_status = 503
+    transient = True
+
+    def __init__(self, message: str, *, retry_after_s: float = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class BudgetExhausted(PerdureError):
@@ -147,6 +205,7 @@ class BudgetExhausted(PerdureError):
 
     code = "BUDGET_EXHAUSTED"
     http_status = 500
+    transient = False
 
 
 class TurnCancelled(PerdureError):
@@ -154,6 +213,21 @@ class TurnCancelled(PerdureError):
 
     code = "TURN_CANCELLED"
     http_status = 409
+    transient = False
+
+
+class Abandoned(PerdureError):
+    """Whoever made a call has given it up. Nobody is at fault: it is no failure of what was called."""
+
+    transient = False
+
+
+def reworded(error: PerdureError, message: str) -> PerdureError:
+    """The same error, saying `message` to whoever asked."""
+    other = copy(error)
+    other.message = message
+    other.__cause__ = error
+    return other
 
 
 class SettingsError(Exception):
@@ -161,3 +235,16 @@ class SettingsError(Exception):
 
     Stands outside the tree: it stops a program at its start and reaches no user.
     """
+
+
+class IllegalTransition(Exception):
+    """A session is in a state out of which what happened does not lead: a mistake in this program.
+
+    Stands outside the tree: nothing was written, and the log must say where. `state` is the
+    one before; `trigger` says what happened, and between which states it leads.
+    """
+
+    def __init__(self, state: str, trigger: str) -> None:
+        super().__init__(f"The session is {state}, and there leads no way out of it by: {trigger}.")
+        self.state = state
+        self.trigger = trigger

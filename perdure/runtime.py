@@ -7,15 +7,21 @@ wake-ups travel (`Waker`); everything else follows from the settings.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
 
 from perdure.agents import Agents
 from perdure.clock import Clock
 from perdure.database.engine import Database
+from perdure.memory.volatile import Volatile
+from perdure.models.embedders.hashing import HashEmbedder
+from perdure.models.embedders.protocol import Embedder
 from perdure.models.protocol import Model
+from perdure.resilience.registry import Breakers
 from perdure.settings import Settings
+from perdure.snapshots.store import SnapshotStore
+from perdure.tools.leaks import Leaks
 
 
 class Waker(Protocol):
@@ -33,10 +39,29 @@ class Waker(Protocol):
         """Somebody should send this delivery."""
         ...
 
+    def ending(self, session_id: UUID) -> bool:
+        """Somebody should end this session: that was asked for, and it has nothing left to run."""
+        ...
+
+    def consolidation(self, session_id: UUID | None) -> bool:
+        """Somebody should draw memories from this session, which has ended; None: from all that wait for it."""
+        ...
+
 
 @dataclass(frozen=True)
 class Runtime:
-    """The parts of one process. `models` finds a model by its name in `PERDURE_MODEL`'s form."""
+    """The parts of one process. `models` finds a model by its name in `PERDURE_MODEL`'s form.
+
+    `snapshots` is where `PERDURE_SNAPSHOTS` says that sessions are saved before they answer.
+
+    `leaks` counts the threads of tools that ran past their time.
+
+    `breakers` are the fleet's, for those who look at them; models have theirs already.
+
+    `volatile` is the memory in Redis, None in a process that neither runs turns nor ends sessions.
+
+    `embedder` makes the vectors that memory is searched by; the built-in one unless another is given.
+    """
 
     settings: Settings
     clock: Clock
@@ -44,3 +69,8 @@ class Runtime:
     agents: Agents
     models: Callable[[str], Model]
     wake: Waker
+    snapshots: SnapshotStore
+    volatile: Volatile | None = None
+    embedder: Embedder = field(default_factory=lambda: HashEmbedder(384))
+    breakers: Breakers | None = None
+    leaks: Leaks = field(default_factory=Leaks)

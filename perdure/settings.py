@@ -36,6 +36,7 @@ _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Weight = Annotated[float, Field(ge=0, le=100)]
 
 
 class Scope(StrEnum):
@@ -61,14 +62,29 @@ class PruneApproval(StrEnum):
     MANUAL = "manual"
 
 
+class OnUnavailable(StrEnum):
+    """What becomes of a turn when neither its model nor a fallback answers."""
+
+    FAIL = "fail"
+    PARK = "park"
+
+
+def _split(value: Any) -> Any:
+    """The parts of a comma-separated list; anything else as it is."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
 class _Group(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)  # `load` tells of what is unknown
 
 
 class SessionSettings(_Group):
-    """`PERDURE_SESSION__*`."""
+    """`PERDURE_SESSION__*`: what one conversation spans, and when it is over by itself."""
 
     scope: Scope = Scope.USER
+    idle_timeout_s: Seconds = 1_800
 
 
 class TurnSettings(_Group):
@@ -82,6 +98,7 @@ class TurnSettings(_Group):
     heartbeat_s: Seconds = 10
     sweep_s: Seconds = 5
     on_busy: OnBusy = OnBusy.ENQUEUE
+    on_unavailable: OnUnavailable = OnUnavailable.FAIL
 
     @model_validator(mode="after")
     def _renewed_before_it_expires(self) -> Self:
@@ -93,16 +110,100 @@ class TurnSettings(_Group):
         return self
 
 
-class GuardSettings(_Group):
-    """`PERDURE_GUARD__*`: what is refused before it is accepted."""
+class ApprovalSettings(_Group):
+    """`PERDURE_APPROVAL__*`: calls that wait for a person."""
 
+    expires_s: Seconds = 3_600
+
+
+class GuardSettings(_Group):
+    """`PERDURE_GUARD__*`: what is refused before it is accepted. A rate of 0 is none."""
+
+    per_minute: Annotated[int, Field(ge=0)] = 0
+    per_hour: Annotated[int, Field(ge=0)] = 0
     max_chars: Count = 10_000
 
 
+class MemorySettings(_Group):
+    """`PERDURE_MEMORY__*`: how much is remembered, and for how long."""
+
+    working_turns: Count = 20
+    working_ttl_s: Seconds = 3_600
+    archive_sessions: Annotated[int, Field(ge=0, le=1_000)] = 10
+    budget_system: Count = 8_000
+    budget_working: Count = 40_000
+    budget_stream: Annotated[int, Field(ge=0)] = 2_000
+    budget_semantic: Annotated[int, Field(ge=0)] = 12_000
+    budget_concepts: Annotated[int, Field(ge=0)] = 4_000
+    budget_archive: Annotated[int, Field(ge=0)] = 4_000
+    budget_meta: Annotated[int, Field(ge=0)] = 2_000
+    budget_tools: Annotated[int, Field(ge=0)] = 4_000
+    recall_timeout_s: Seconds = 2
+    recall_text: Weight = 1
+    recall_vector: Weight = 0.6
+    recall_neighbours: Weight = 0.4
+    recall_time: Weight = 0.5
+    exact_rows: Count = 5_000
+    index_rows: Count = 10_000
+
+
+class ConsolidationSettings(_Group):
+    """`PERDURE_CONSOLIDATION__*`: when and how what was said in sessions becomes memories.
+
+    A session of fewer than `min_turns` turns is passed over. Memories whose vectors are closer than
+    `similarity` are taken for one, whose importance grows by `importance_boost`, unless they contradict
+    each other. What fails in `max_runs` runs is given up.
+    """
+
+    interval_hours: Annotated[int, Field(ge=1, le=24)] = 6
+    batch_size: Annotated[int, Field(ge=1, le=10_000)] = 50
+    min_turns: Annotated[int, Field(ge=0)] = 5
+    similarity: Annotated[float, Field(gt=0, lt=1)] = 0.92
+    importance_boost: Annotated[float, Field(ge=0, le=1)] = 0.1
+    max_runs: Count = 5
+
+
+class BreakerSettings(_Group):
+    """`PERDURE_BREAKER__*`: when calls to what keeps failing are refused, and when it is tried again."""
+
+    enabled: bool = True
+    failure_threshold: Count = 5
+    cooldown_s: Seconds = 60
+    half_open_max_probes: Count = 1
+
+
+class RetrySettings(_Group):
+    """`PERDURE_RETRY__*`: how often a call is tried, and how long to wait before each further try.
+
+    The wait grows from `base_s` by `multiplier` up to `cap_s`, more or less by the fraction `jitter`.
+    """
+
+    max_attempts: Count = 3
+    base_s: Seconds = 0.2
+    multiplier: Annotated[float, Field(ge=1, le=100)] = 2
+    cap_s: Seconds = 10
+    jitter: Annotated[float, Field(ge=0, le=1)] = 0.25
+
+
+class McpSettings(_Group):
+    """`PERDURE_MCP__*`: what MCP servers may do on this machine.
+
+    `commands` are the executables that may be started as servers, each as a declaration spells it.
+    """
+
+    commands: Annotated[tuple[str, ...], NoDecode] = ()
+
+    @field_validator("commands", mode="before")
+    @classmethod
+    def _split_at_commas(cls, value: Any) -> Any:
+        return _split(value)
+
+
 class ShutdownSettings(_Group):
-    """`PERDURE_SHUTDOWN__*`: the budgets of a worker's warm shutdown."""
+    """`PERDURE_SHUTDOWN__*`: the budgets of a graceful shutdown, and of a drain of the fleet."""
 
     drain_s: Seconds = 15
+    flush_s: Seconds = 10
     hard_exit_s: Seconds = 30
 
     @model_validator(mode="after")
@@ -169,24 +270,32 @@ class Settings(BaseSettings):
     data_dir: Path = Path(".perdure")
     timezone: str = "UTC"
     model: str = "offline"
+    fallback_models: Annotated[tuple[str, ...], NoDecode] = ()
+    summary_model: str | None = None
+    embedder: str = "hash:384"
     model_timeout_s: Seconds = 120
     agents: str = "perdure.builtin"
+    snapshots: str = "postgres"
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
     admin_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
     secret_key: SecretStr | None = None
     reply_tasks: Annotated[tuple[str, ...], NoDecode] = ()
     session: SessionSettings = SessionSettings()
     turn: TurnSettings = TurnSettings()
+    approval: ApprovalSettings = ApprovalSettings()
     guard: GuardSettings = GuardSettings()
+    memory: MemorySettings = MemorySettings()
+    consolidation: ConsolidationSettings = ConsolidationSettings()
+    breaker: BreakerSettings = BreakerSettings()
+    retry: RetrySettings = RetrySettings()
+    mcp: McpSettings = McpSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     casebank: CasebankSettings = CasebankSettings()
 
-    @field_validator("api_keys", "admin_keys", "reply_tasks", mode="before")
+    @field_validator("api_keys", "admin_keys", "fallback_models", "reply_tasks", mode="before")
     @classmethod
     def _split_at_commas(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return tuple(part.strip() for part in value.split(",") if part.strip())
-        return value
+        return _split(value)
 
     @field_validator("timezone")
     @classmethod

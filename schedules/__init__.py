@@ -1,14 +1,35 @@
-"""What beat fires, and when: the entries, in the zone of `PERDURE_TIMEZONE`.
+"""What runs when: the entries as data, in the zone of `PERDURE_TIMEZONE`, and beat's view of them.
 
-An entry belongs here with the task that does its work. The turn itself needs none: what must
-happen for a message to be answered is swept for by every worker, and waits for no beat.
+An entry is in force where a task of its name is registered. The turn itself needs none: what
+must happen for a message to be answered is swept for by every worker, and waits for no beat.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Container
+from datetime import time
+from zoneinfo import ZoneInfo
+
+from perdure.settings import Settings
+from perdure.slots.cadence import At, Each, times_every
+from perdure.slots.entry import Entry
+
+_SUNDAY = 6
+_HOUR_S = 3_600
 
 
-def entries() -> dict[str, dict[str, Any]]:
-    """Celery's `beat_schedule`."""
-    return {}
+def entries(tasks: Container[str], settings: Settings) -> dict[str, Entry]:
+    """The entries whose task is among `tasks`, by name."""
+    zone = ZoneInfo(settings.timezone)
+    hours = settings.consolidation.interval_hours
+    every_interval = At(zone, times_every(hours))
+    listed = (
+        Entry("expire_idle", Each(minutes=1), "sessions.expire_idle", "sessions", within_s=600),
+        Entry("consolidate", every_interval, "memory.consolidate", "memory", within_s=hours * _HOUR_S),
+        Entry("decay", every_interval, "memory.decay", "memory"),
+        Entry("refresh_hot", every_interval, "memory.refresh_hot", "memory"),
+        Entry("prune", At(zone, (time(2),), _SUNDAY), "casebank.prune", "maintenance", {"dry_run": False}, 6 * _HOUR_S),
+        Entry("reflect", At(zone, (time(3, 30),)), "casebank.reflect", "maintenance"),
+        Entry("retain", At(zone, (time(4, 30),)), "maintenance.retain", "maintenance"),
+    )
+    return {entry.name: entry for entry in listed if entry.task in tasks}

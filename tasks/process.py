@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
 from perdure.runtime import Runtime
+from perdure.slots.entry import Entry
 from perdure.turns.outbox import Carrier
 from perdure.turns.runner import Runner
 from tasks.metrics import TaskMetrics
+
+Flusher = Callable[[UUID, int], int]
+"""Writes down what is kept of a session outside of PostgreSQL only, if the token is current; how much that was."""
+
+ENDINGS = 20
+"""Sessions that one process ends at once. A summary model that hangs must leave threads for turns."""
+
+CONSOLIDATIONS = 8
+"""Sessions that one process draws memories from at once, beside a batch: for the same reason."""
 
 
 @dataclass(frozen=True)
@@ -17,11 +28,17 @@ class Process:
     """One worker process: its runtime, its runner, its ways to receivers.
 
     `isolate` runs a session's turn in a process of its own, and returns when that has ended;
-    False if there was no room for it.
+    False if there was no room for it. `entries` are the schedule's, by name. `flushers` are
+    called on the way out, for each session that was worked on here. `endings` and `consolidations` have
+    room for so many sessions at once.
     """
 
     runtime: Runtime
     runner: Runner
     carriers: Mapping[str, Carrier]
     isolate: Callable[[UUID], bool]
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    flushers: Sequence[Flusher] = ()
+    endings: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(ENDINGS))
+    consolidations: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(CONSOLIDATIONS))
     metrics: TaskMetrics = field(default_factory=TaskMetrics)

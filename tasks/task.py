@@ -50,7 +50,7 @@ class PerdureTask(Task):  # type: ignore[misc]
         token = current_task.set(f"{self.name}[{self.request.id}]")
         began, failed = clock.monotonic(), True
         try:
-            result = super().__call__(*args, **kwargs)
+            result = self.perform(*args, **kwargs)
             failed = False
         except Unavailable as error:
             raise self._later(error) from error
@@ -77,6 +77,10 @@ class PerdureTask(Task):  # type: ignore[misc]
         self.send_event("task-failed", exception=repr(refused), traceback="")
         ignored: Exception = Ignore()
         return ignored
+
+    def perform(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the task's function. A kind of task that does something around that overrides this."""
+        return super().__call__(*args, **kwargs)
 
     def _later(self, error: Unavailable) -> Exception:
         if self.hint:

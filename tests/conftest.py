@@ -1,14 +1,17 @@
 """What every test may ask for: its own database, a Redis, a clock to move, a runtime.
 
-One PostgreSQL and one Redis run for the whole suite. The tables are migrated once into a
-template; a test's database is a copy of it, gone afterwards. Each test process (pytest-xdist)
-has servers of its own.
+One PostgreSQL runs for the whole suite, whose test processes (pytest-xdist) share it: whichever
+comes first starts it and migrates the template that all databases are copies of, and the last to
+leave stops it. A Redis is cheap, and each test process has its own.
 """
 
 from __future__ import annotations
 
-import itertools
+import shutil
+import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -16,25 +19,53 @@ import hypothesis
 import psycopg2
 import pytest
 import redis as redis_py
-from sqlalchemy import create_engine, event, text
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy import event
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DisconnectionError
 
 from perdure.agents import Agents
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
-from perdure.database.migrate import migrate
 from perdure.models.resolve import Models
 from perdure.runtime import Runtime
 from perdure.settings import Settings
-from workers.embedded.redis import client_url
-from workers.embedded.throwaway import Servers, servers
+from perdure.snapshots.postgres import PostgresSnapshots
+from tests.databases import Databases
+from workers.embedded import postgres, redis
 
-_numbers = itertools.count(1)
+_FIRST = ("processes", "commands", "embedded")
+
+_shared = pytest.StashKey[Path]()
 
 # A loaded machine is no failure: what an example may take is bounded by the test's own timeout.
-hypothesis.settings.register_profile("perdure", deadline=None)
-hypothesis.settings.load_profile("perdure")
+hypothesis.settings.register_profile("perdure", deadline=None, max_examples=150)
+hypothesis.settings.register_profile("brief", deadline=None, max_examples=25)
+
+# A shell script's background jobs ignore Ctrl-C, and so would every process that a test starts and presses it for.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have a directory for what the test processes share; `make test` has fewer examples than `make check`."""
+    given = getattr(config, "workerinput", {}).get("shared")
+    config.stash[_shared] = Path(given or tempfile.mkdtemp(prefix="perdure-"))
+    hypothesis.settings.load_profile("brief" if "not long" in config.option.markexpr else "perdure")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a test process what is shared."""
+    node.workerinput["shared"] = str(node.config.stash[_shared])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Whoever made the directory removes it; stops first what a killed test process could not."""
+    if hasattr(config, "workerinput"):
+        return
+    left = config.stash[_shared] / "postgres"
+    if postgres.find(left) is not None:
+        postgres.start(left).stop()
+    shutil.rmtree(config.stash[_shared])
 
 
 class RecordingWaker:
@@ -43,6 +74,8 @@ class RecordingWaker:
     def __init__(self) -> None:
         self.sessions: list[UUID] = []
         self.deliveries: list[UUID] = []
+        self.endings: list[UUID] = []
+        self.consolidations: list[UUID | None] = []
         self.away = False
 
     def session(self, session_id: UUID, priority: int) -> bool:
@@ -57,39 +90,55 @@ class RecordingWaker:
             self.deliveries.append(delivery_id)
         return not self.away
 
+    def ending(self, session_id: UUID) -> bool:
+        """Remember the session."""
+        if not self.away:
+            self.endings.append(session_id)
+        return not self.away
+
+    def consolidation(self, session_id: UUID | None) -> bool:
+        """Remember the session."""
+        if not self.away:
+            self.consolidations.append(session_id)
+        return not self.away
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What starts processes and waits for them comes first: at the end, the others would have nothing left to do."""
+    items.sort(key=lambda item: _FIRST.index(folder) if (folder := item.path.parent.name) in _FIRST else len(_FIRST))
+
 
 @pytest.fixture(scope="session")
-def embedded() -> Iterator[Servers]:
-    """The suite's servers."""
-    with servers() as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
-def template(embedded: Servers) -> URL:
-    """A database that has the tables, and that nobody is connected to."""
-    url = make_url(embedded.postgres.url)
-    _administer(url, "CREATE DATABASE template_perdure")
-    migrate(url.set(database="template_perdure"))
-    return url.set(database="template_perdure")
+def databases(pytestconfig: pytest.Config) -> Iterator[Databases]:
+    """Databases on the suite's PostgreSQL."""
+    with postgres.start(pytestconfig.stash[_shared] / "postgres") as server:
+        made = Databases(make_url(server.url))
+        made.make_template()
+        yield made
+        made.close()
 
 
 @pytest.fixture
-def database_url(template: URL) -> Iterator[str]:
-    """A fresh database with the tables and nothing in them."""
-    name = f"test_{next(_numbers)}"
-    _administer(template, f"CREATE DATABASE {name} TEMPLATE template_perdure STRATEGY wal_log")
-    yield template.set(database=name).render_as_string(hide_password=False)
-    _administer(template, f"DROP DATABASE {name} WITH (FORCE)")
+def database_url(databases: Databases) -> Iterator[str]:
+    """A database with the tables and nothing in them."""
+    with databases.one() as url:
+        yield url.render_as_string(hide_password=False)
+
+
+@pytest.fixture(scope="session")
+def embedded_redis() -> Iterator[str]:
+    """The URL of this test process's Redis."""
+    with tempfile.TemporaryDirectory(prefix="perdure-") as directory, redis.start(Path(directory)) as server:
+        yield server.url
 
 
 @pytest.fixture
-def redis_url(embedded: Servers) -> str:
-    """The suite's Redis, emptied, in kombu's spelling."""
-    client = redis_py.Redis.from_url(client_url(embedded.redis.url))
+def redis_url(embedded_redis: str) -> str:
+    """A Redis with nothing in it, in kombu's spelling."""
+    client = redis_py.Redis.from_url(redis.client_url(embedded_redis))
     client.flushall()
     client.close()
-    return embedded.redis.url
+    return embedded_redis
 
 
 @pytest.fixture
@@ -144,11 +193,4 @@ def runtime(
     settings: Settings, clock: MovedClock, database: Database, agents: Agents, waker: RecordingWaker
 ) -> Runtime:
     """The parts of one process, with the offline model unless a test's agent says otherwise."""
-    return Runtime(settings, clock, database, agents, Models(settings, clock).get, waker)
-
-
-def _administer(url: URL, statement: str) -> None:
-    engine = create_engine(url.set(database="postgres"), isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(text(statement))
-    engine.dispose()
+    return Runtime(settings, clock, database, agents, Models(settings, clock).get, waker, PostgresSnapshots(database))

@@ -28,6 +28,9 @@ WRONG = [
     ("PERDURE_TURN", "long", "PERDURE_TURN__MAX_STEPS"),
     ("PERDURE_SESSION__SCOPE", "planet", "'user' or 'channel'"),
     ("PERDURE_GUARD__MAX_CHARS", "-1", "greater than or equal to 1"),
+    ("PERDURE_BREAKER__HALF_OPEN_MAX_PROBES", "0", "greater than or equal to 1"),
+    ("PERDURE_RETRY__JITTER", "1.5", "less than or equal to 1"),
+    ("PERDURE_RETRY__MULTIPLIER", "0.5", "greater than or equal to 1"),
     ("PERDURE_SHUTDOWN__HARD_EXIT_S", "1", "PERDURE_SHUTDOWN__DRAIN_S"),
 ]
 
@@ -58,11 +61,11 @@ def test_a_name_that_is_no_setting_is_told_of(
 ) -> None:
     """A misspelt variable does nothing; somebody must learn of that. Those of later releases stop no program."""
     monkeypatch.setenv("PERDURE_TURN__MAXSTEPS", "3")
-    monkeypatch.setenv("PERDURE_BREAKER__ENABLED", "true")
+    monkeypatch.setenv("PERDURE_CASEBANK__OF_LATER", "auto")
     with caplog.at_level(logging.WARNING):
         assert Settings.load(_env_file=None).turn.max_steps == 15
     told = {record.getMessage().split()[0] for record in caplog.records}
-    assert told >= {"PERDURE_BREAKER__ENABLED", "PERDURE_TURN__MAXSTEPS"}
+    assert told >= {"PERDURE_CASEBANK__OF_LATER", "PERDURE_TURN__MAXSTEPS"}
 
 
 def test_the_signing_key_is_made_once(tmp_path: Path) -> None:

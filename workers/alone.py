@@ -15,13 +15,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from uuid import UUID
 
+from perdure.errors import Unavailable
 from perdure.settings import Settings
 from perdure.turns.runner import Runner
 from workers.assembly import addresses, assemble
 from workers.embedded import launch
+from workers.flushing import flush, flushers
 from workers.logs import configure
 from workers.wake import CeleryWaker
 
@@ -31,33 +34,50 @@ MOST_AT_ONCE = 4
 
 
 class Isolation:
-    """Starts such processes, at most `MOST_AT_ONCE` at a time."""
+    """Starts such processes, at most `MOST_AT_ONCE` at a time, and one for a session."""
 
     def __init__(self) -> None:
-        self._room = threading.BoundedSemaphore(MOST_AT_ONCE)
         self._lock = threading.Lock()
+        self._sessions: set[UUID] = set()
         self._children: set[subprocess.Popen[bytes]] = set()
         self._leaving = False
 
+    @property
+    def running(self) -> int:
+        """How many such processes run."""
+        return len(self._children)
+
     def run(self, session_id: UUID) -> bool:
-        """Run a session's turns in a process of their own and wait for its end; False if there is no room."""
-        if not self._room.acquire(blocking=False):
-            log.info("session %s waits for a process of its own", session_id)
-            return False
+        """Run a session's turns in a process of their own and wait for its end; False if it must wait for one.
+
+        While its process starts, the session looks idle and is issued again: a second one would take others' room.
+        """
+        with self._lock:
+            if session_id in self._sessions or len(self._sessions) == MOST_AT_ONCE:
+                log.info("session %s waits for a process of its own", session_id)
+                return False
+            self._sessions.add(session_id)
         try:
             log.warning("session %s has cost processes their lives: it runs alone now", session_id)
             status = self._watched([sys.executable, "-m", "workers.alone", str(session_id)])
             log.info("the process of session %s ended with status %s", session_id, status)
         finally:
-            self._room.release()
+            with self._lock:
+                self._sessions.remove(session_id)
         return True
 
-    def leave(self) -> None:
-        """The worker shuts down: have the turns parked that run in such processes, and start no more."""
+    def park(self) -> int:
+        """Have the turns parked that run in such processes; how many. Asked again, they give back and leave."""
         with self._lock:
-            self._leaving = True
             for child in self._children:
                 child.terminate()
+            return len(self._children)
+
+    def leave(self) -> None:
+        """The worker shuts down: park them, and start no more."""
+        with self._lock:
+            self._leaving = True
+        self.park()
 
     def _watched(self, argv: list[str]) -> int | None:
         """Run a process until it ends or `leave` ends it; its status, None if it was too late to start it."""
@@ -79,21 +99,40 @@ def main(session_id: UUID) -> None:
     configure()
     where = addresses(settings)
     waker = CeleryWaker(settings, where)
-    runtime = assemble(settings, where.database_url, waker)
+    runtime = assemble(settings, where.database_url, waker, where.redis_url)
     runner = Runner(runtime, owner=f"{socket.gethostname()}:{os.getpid()} alone")
     runner.start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the worker too, which has the say
     signal.signal(signal.SIGTERM, _leave(runner))
     log.info("%s", runner.run(session_id, alone=True))
+    flush(runner.keeper.touched(), flushers(runtime), settings.shutdown.flush_s)
     runner.close()
     waker.close()
+    if runtime.volatile is not None:
+        runtime.volatile.close()
+    if runtime.breakers is not None:
+        runtime.breakers.close()
     runtime.database.close()
 
 
 def _leave(runner: Runner) -> Callable[[int, FrameType | None], None]:
+    """The first time it drains; the second time, or when its parent has gone meanwhile, it leaves the hard way."""
+    ways = iter((runner.keeper.drain, partial(_leave_now, runner)))
+
     def handle(_signal: int, _frame: FrameType | None) -> None:
-        threading.Thread(target=runner.keeper.drain, name="perdure-drain", daemon=True).start()
+        way = next(ways, None)
+        if way is not None:
+            threading.Thread(target=way, name="perdure-drain", daemon=True).start()
 
     return handle
+
+
+def _leave_now(runner: Runner) -> None:
+    try:
+        runner.keeper.release_all()
+    except Unavailable as error:
+        log.warning("the lease was not given back, and runs out: %s", error.message)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -12,18 +12,19 @@ from typing import Any
 from celery import Celery
 from kombu import Exchange, Queue
 
-import schedules
 from perdure.settings import Settings
 from workers.assembly import Addresses
 
 QUEUES = ("ingress", "turns", "deliveries", "sessions", "memory", "maintenance")
 
-INCLUDED = ("tasks.turns", "tasks.deliveries", "workers.control")
+INCLUDED = ("tasks.turns", "tasks.deliveries", "tasks.sessions", "tasks.memory", "workers.control")
 
 ROUTES = {
     "turns.submit": {"queue": "ingress"},
     "turns.*": {"queue": "turns"},
     "deliveries.*": {"queue": "deliveries"},
+    "sessions.*": {"queue": "sessions"},
+    "memory.*": {"queue": "memory"},
 }
 
 CONCURRENCY = 100
@@ -44,7 +45,6 @@ def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -
     wait_s = _PUBLISH_WAIT_S if publisher else _WORKER_WAIT_S
     app.conf.update(
         timezone=settings.timezone,
-        beat_schedule=schedules.entries(),
         enable_utc=True,
         task_serializer="json",
         result_serializer="json",
@@ -74,6 +74,13 @@ def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -
         redis_backend_health_check_interval=int(_WORKER_WAIT_S),
     )
     return app
+
+
+def registered() -> frozenset[str]:
+    """The names of the tasks that workers run."""
+    app = Celery("perdure", include=INCLUDED, set_as_current=False)
+    app.loader.import_default_modules()
+    return frozenset(app.tasks)
 
 
 def transport_options(broker_url: str, wait_s: float) -> dict[str, Any]:

@@ -8,15 +8,24 @@ made here and handed on; nothing is made at import.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from perdure.agents import Agents
 from perdure.clock import SystemClock
 from perdure.database.engine import Database
 from perdure.errors import Unavailable
+from perdure.memory.volatile import Volatile
+from perdure.models.embedders.resolve import resolve as resolve_embedder
 from perdure.models.resolve import Models
+from perdure.resilience.registry import Breakers
 from perdure.runtime import Runtime, Waker
 from perdure.settings import Settings
+from perdure.snapshots.resolve import resolve
+from perdure.turns.parking import recall
 from workers.embedded import postgres, redis
+
+_NO_REDIS = "redis://127.0.0.1:0"
+"""Stands in where none runs: whoever needs it is told so then."""
 
 _START_IT = "Start it with `perdure up`, or set {variable} to a server of your own."
 
@@ -75,26 +84,48 @@ def check(settings: Settings) -> None:
     """Find out now what would stop every process at its start.
 
     Raises:
-        SettingsError: `PERDURE_AGENTS` or `PERDURE_MODEL` names what cannot be had.
+        SettingsError: `PERDURE_AGENTS`, `PERDURE_MODEL` or `PERDURE_SNAPSHOTS` names what cannot be had.
     """
     Agents.from_module(settings.agents)
     Models(settings, SystemClock()).get()
+    resolve(settings.snapshots, settings, Database("postgresql://"), _NO_REDIS).close()
 
 
-def assemble(settings: Settings, database_url: str, wake: Waker) -> Runtime:
-    """The parts of one process.
+def assemble(settings: Settings, database_url: str, wake: Waker, redis_url: str | None = None) -> Runtime:
+    """The parts of one process; with `redis_url`, of one that runs turns and ends sessions.
 
     Raises:
-        SettingsError: `PERDURE_AGENTS` or `PERDURE_MODEL` names what cannot be had.
+        SettingsError: `PERDURE_AGENTS`, `PERDURE_MODEL`, `PERDURE_SUMMARY_MODEL`, `PERDURE_EMBEDDER` or
+            `PERDURE_SNAPSHOTS` names what cannot be had.
     """
     clock = SystemClock()
-    models = Models(settings, clock)
-    models.get()  # a model that cannot be set up stops the start, not the first turn
+    database = Database(database_url, lease_s=settings.turn.lease_s)
+    breakers = Breakers(settings.breaker, clock, redis_url or _redis_if_found(settings), partial(recall, database))
+    models = Models(settings, clock, breakers)
+    for name in {settings.model, settings.summary_model or settings.model}:
+        models.get(name)  # a model that cannot be set up stops the start, not the first turn
     return Runtime(
         settings=settings,
         clock=clock,
-        database=Database(database_url, lease_s=settings.turn.lease_s),
+        database=database,
         agents=Agents.from_module(settings.agents),
         models=models.get,
         wake=wake,
+        snapshots=resolve(settings.snapshots, settings, database, redis_url or _redis_of_snapshots(settings)),
+        volatile=Volatile.at(redis_url, settings.memory, clock) if redis_url else None,
+        embedder=resolve_embedder(settings.embedder, settings, clock),
+        breakers=breakers,
     )
+
+
+def _redis_of_snapshots(settings: Settings) -> str:
+    """Where Redis is, for a process that knows no address of it; only one of the stores asks."""
+    return (_redis_if_found(settings) if settings.snapshots == "redis" else None) or _NO_REDIS
+
+
+def _redis_if_found(settings: Settings) -> str | None:
+    """Where Redis is, None if none runs."""
+    try:
+        return redis_address(settings)
+    except Unavailable:
+        return None

@@ -1,56 +1,61 @@
-"""A worker process from its first signal to its last: assembled, swept for, drained.
+"""A worker process from its first signal to its last: assembled, swept for, seen out.
 
 Celery's signals call in here. `worker_shutting_down` fires inside the signal handler, where
-no I/O may be done, so it only sets an event; the thread that waits for it drains: running
-turns go on for their budget, then whoever waits for a model is parked for another worker,
-and a tool is awaited until the hard exit.
+no I/O may be done, so it only leaves word for the thread that sees the process out (`shutdown`).
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery import Celery
 from celery.signals import setup_logging, worker_init, worker_process_init, worker_shutdown, worker_shutting_down
 
+import schedules
 from perdure.channels.callback import UrlCarrier
 from perdure.errors import SettingsError, Unavailable
-from perdure.settings import Settings, ShutdownSettings
+from perdure.settings import Settings
+from perdure.slots.sweep import sweep_slots
 from perdure.turns.outbox import Carrier
 from perdure.turns.runner import Runner
 from perdure.turns.sweep import sweep
 from tasks.deliveries import TaskCarrier
 from tasks.process import Process
-from workers import logs
+from tasks.scheduled import fire
+from workers import logs, taking
 from workers.alone import Isolation
 from workers.assembly import Addresses, assemble
+from workers.flushing import flushers
+from workers.shutdown import Shutdown
+from workers.standby import Standby
 from workers.wake import CeleryWaker
 
 log = logging.getLogger(__name__)
-
-_CLOSE_S = 5.0
 
 
 class Lifecycle:
     """The parts of one worker process, made when first needed and closed when it ends."""
 
-    def __init__(self, settings: Settings, where: Addresses) -> None:
+    def __init__(self, app: Celery, settings: Settings, where: Addresses) -> None:
+        self.taking = taking.Taking()
+        self.standby: Standby | None = None
+        self._app = app
         self._settings = settings
         self._where = where
         self._lock = threading.Lock()
         self._process: Process | None = None
         self._waker: CeleryWaker | None = None
         self._isolation = Isolation()
+        self._shutdown = Shutdown(settings.shutdown, self._isolation, self.taking)
         self._pid = 0
-        self._leaving = threading.Event()
-        self._closed = threading.Event()
 
     def __call__(self) -> Process:
         """The process's parts. A forked child makes its own."""
@@ -63,71 +68,71 @@ class Lifecycle:
     def start(self) -> None:
         """Assemble now, and begin to sweep and to wait for the end."""
         process = self()
-        _thread("perdure-sweeper", lambda: self._sweep(process))
-        _thread("perdure-drain", lambda: self._drain(process, self._settings.shutdown))
+        standby = self.standby = Standby(process, self._settings, self._isolation, self.taking)
+        _thread("perdure-sweeper", lambda: self._sweep(process, standby))
+        _thread("perdure-drain", lambda: self._shutdown.watch(process))
 
     def leave(self) -> None:
-        """A warm shutdown has begun. Safe in a signal handler."""
-        self._leaving.set()
+        """A shutdown begins, or is to be hastened. Safe in a signal handler."""
+        self._shutdown.ask()
+
+    def stop_taking(self) -> None:
+        """The worker stops; if no signal told it to, a shutdown begins all the same."""
+        if not self._shutdown.asked:
+            self._shutdown.ask()
 
     def close(self) -> None:
-        """The pool has ended: give everything back."""
-        self._closed.set()
+        """The pool has ended: flush, and give everything back."""
         with self._lock:
             process, self._process = self._process, None
         if process is None:
             return
+        self._shutdown.finish(process)
         process.runner.close()
         if self._waker is not None:
             self._waker.close()
+        if process.runtime.volatile is not None:
+            process.runtime.volatile.close()
+        process.runtime.snapshots.close()
+        if process.runtime.breakers is not None:
+            process.runtime.breakers.close()
         process.runtime.database.close()
-        log.info("closed")
+        self._shutdown.ended()
 
     def _assemble(self) -> Process:
         waker = self._waker = CeleryWaker(self._settings, self._where)
-        runtime = assemble(self._settings, self._where.database_url, waker)
+        runtime = assemble(self._settings, self._where.database_url, waker, self._where.redis_url)
+        runtime.leaks.on_too_many = _leave_for_leaks
         runner = Runner(runtime, owner=f"{socket.gethostname()}:{os.getpid()}")
         runner.start()
         carriers: dict[str, Carrier] = {"url": UrlCarrier(self._settings.signing_key()), "task": TaskCarrier(waker)}
-        return Process(runtime, runner, carriers, self._isolation.run)
+        found = schedules.entries(self._app.tasks, self._settings)
+        return Process(runtime, runner, carriers, self._isolation.run, found, flushers(runtime))
 
-    def _sweep(self, process: Process) -> None:
-        while not self._leaving.wait(process.runtime.settings.turn.sweep_s):
+    def _sweep(self, process: Process, standby: Standby) -> None:
+        while not self._shutdown.begun.wait(standby.pause_s):
             try:
-                sweep(process.runtime)
+                sweep(process.runtime, turns=standby.look())
+                self._sweep_slots(process)
             except Unavailable as error:
                 log.warning("could not sweep: %s", error.message)
             except Exception:
                 log.exception("the sweeper met an error and goes on")
 
-    def _drain(self, process: Process, budget: ShutdownSettings) -> None:
-        self._leaving.wait()
-        hard_exit_at = time.monotonic() + budget.hard_exit_s
-        keeper = process.runner.keeper
-        log.info("draining %d turns for at most %g s", keeper.running, budget.drain_s)
-        if not keeper.wait_idle(budget.drain_s):
-            log.info("parking %d turns", keeper.running)
-        keeper.drain()
-        self._isolation.leave()
-        if self._closed.wait(hard_exit_at - time.monotonic()):
-            return
-        log.error("%d turns did not end in time: leaving the hard way", keeper.running)
-        try:
-            keeper.release_all()
-        except Unavailable as error:
-            log.warning("their leases were not given back, and run out: %s", error.message)
-        logging.shutdown()
-        os._exit(1)
+    def _sweep_slots(self, process: Process) -> None:
+        runtime = process.runtime
+        if self._waker is not None:
+            sweep_slots(runtime.database, runtime.settings.turn, process.entries.values(), partial(fire, self._waker))
 
 
 def follow(app: Celery, settings: Settings, where: Addresses) -> Lifecycle:
     """Tie the process's parts to the application's worker."""
-    lifecycle = Lifecycle(settings, where)
+    lifecycle = Lifecycle(app, settings, where)
     app.perdure = lifecycle
+    app.steps["worker"].add(taking.Step)
 
     def begin(sender: Any = None, **_: Any) -> None:
-        # A prefork parent only supervises; its children assemble themselves.
-        if sender is None or "prefork" not in getattr(sender.pool_cls, "__module__", ""):
+        if sender is None or not taking.is_supervisor(sender):  # its children assemble themselves
             _start_or_exit(lifecycle)
 
     setup_logging.connect(lambda **_: logs.configure(), weak=False)
@@ -149,6 +154,12 @@ def _start_or_exit(lifecycle: Lifecycle) -> None:
     except Unavailable as error:
         sys.stderr.write(f"perdure: {error.message}\n")
         raise SystemExit(3) from None
+
+
+def _leave_for_leaks() -> None:
+    """Tools that hang have taken too many threads: shut down as for any SIGTERM; a supervisor starts another worker."""
+    log.error("too many tools run past their time and cannot be ended: this worker drains and leaves")
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _thread(name: str, work: Callable[[], None]) -> None:

@@ -2,6 +2,7 @@
 
 Each process runs in a session of its own, so that a Ctrl-C in the terminal reaches only the
 supervisor, which stops its processes in their order: SIGTERM, a time to drain, SIGKILL. A
+second Ctrl-C hastens them all by a signal of their own; a third one kills what is left. A
 process that dies is started again after a delay that doubles. None outlives a supervisor
 that is killed: each is given a death signal (see `embedded.launch`), which fires when the
 *thread* that started it ends, so `run` belongs in the main thread.
@@ -85,7 +86,7 @@ def run(
     clock: Clock | None = None,
     output: TextIO | None = None,
 ) -> int:
-    """Keep `processes` running until SIGINT, SIGTERM or SIGHUP; a second signal kills what is left at once.
+    """Keep `processes` running until SIGINT, SIGTERM or SIGHUP; a second signal hastens, a third one kills.
 
     Args:
         processes: What to run. They are started in the order given.
@@ -167,6 +168,11 @@ class _Child:
         if not self.ended.is_set():
             self._popen.terminate()
 
+    def hasten(self) -> None:
+        """Ask it again. By another signal: two of a kind may be delivered as one."""
+        if not self.ended.is_set():
+            self._popen.send_signal(signal.SIGINT)
+
     def kill(self) -> None:
         """End it and everything that it started in its session's group."""
         if not self.ended.is_set():
@@ -179,26 +185,30 @@ class _Child:
         # Before it is reaped: until then its number, the group's too, belongs to nobody else.
         os.killpg(self._popen.pid, signal.SIGKILL)
         self._popen.wait()
-        self._read()
+        while self._read():
+            pass
         self._close()
         self.ended.set()
 
-    def _read(self) -> None:
-        """Print the lines that are there now."""
-        while True:
-            try:
-                chunk = os.read(self._pipe.fileno(), _LONGEST_LINE_BYTES)
-            except BlockingIOError:
-                return
-            if not chunk:
-                self._loop.remove_reader(self._pipe.fileno())
-                return
-            *lines, self._unfinished = (self._unfinished + chunk).split(b"\n")
-            if len(self._unfinished) > _LONGEST_LINE_BYTES:
-                lines.append(self._unfinished)
-                self._unfinished = b""
-            for line in lines:
-                self._print(line)
+    def _read(self) -> bool:
+        """Print some of the lines that are there now; whether there may be more.
+
+        Not all of them at once: a process that writes without end would keep everybody else waiting, Ctrl-C too.
+        """
+        try:
+            chunk = os.read(self._pipe.fileno(), _LONGEST_LINE_BYTES)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            self._loop.remove_reader(self._pipe.fileno())
+            return False
+        *lines, self._unfinished = (self._unfinished + chunk).split(b"\n")
+        if len(self._unfinished) > _LONGEST_LINE_BYTES:
+            lines.append(self._unfinished)
+            self._unfinished = b""
+        for line in lines:
+            self._print(line)
+        return True
 
     def _close(self) -> None:
         self._loop.remove_reader(self._pipe.fileno())
@@ -227,6 +237,7 @@ class _Supervisor:
         self._not_ready = {process.name for process in processes}
         self._stopping = asyncio.Event()
         self._hastened = asyncio.Event()
+        self._given_up = asyncio.Event()
         self._killed = False
         self._printer = _Printer([process.name for process in processes], output, self._stopping.set)
 
@@ -292,7 +303,11 @@ class _Supervisor:
         if child is None or child.ended.is_set():
             return
         child.terminate()
+        deadline = self._clock.monotonic() + process.stop_within_s
         await _within(process.stop_within_s, child.ended, self._hastened)
+        if self._hastened.is_set():
+            child.hasten()
+            await _within(max(deadline - self._clock.monotonic(), 0), child.ended, self._given_up)
         if not child.ended.is_set():
             self._killed = True
             self._printer.line(process.name, "killed: it did not end in time")
@@ -300,7 +315,8 @@ class _Supervisor:
         await child.ended.wait()
 
     def _asked_to_stop(self) -> None:
-        (self._hastened if self._stopping.is_set() else self._stopping).set()
+        asked = (self._stopping, self._hastened, self._given_up)
+        next((event for event in asked if not event.is_set()), self._given_up).set()
 
     def _some_child_ended(self) -> None:
         for child in self._children.values():

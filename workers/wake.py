@@ -48,6 +48,16 @@ class CeleryWaker:
         """Publish `deliveries.send`."""
         return self.publish("deliveries.send", {"delivery_id": str(delivery_id)}, queue="deliveries")
 
+    def ending(self, session_id: UUID) -> bool:
+        """Publish `sessions.end`."""
+        return self.publish("sessions.end", {"session_id": str(session_id)}, queue="sessions")
+
+    def consolidation(self, session_id: UUID | None) -> bool:
+        """Publish `memory.consolidate_session`, or `memory.consolidate`."""
+        if session_id is None:
+            return self.publish("memory.consolidate", {}, queue="memory")
+        return self.publish("memory.consolidate_session", {"session_id": str(session_id)}, queue="memory")
+
     def publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
         """Send one task message within about a second; whether the broker took it."""
         with self._lock:
@@ -63,6 +73,18 @@ class CeleryWaker:
             log.warning("the broker did not take %s (%s); the sweeper will issue it again", task, error)
             return False
         return True
+
+    def ask(self, question: str, within_s: float) -> dict[str, Any]:
+        """What the workers answer to an inspection within so many seconds, by their names; none if it fails."""
+        began = time.monotonic()
+        answers: dict[str, Any] = {}
+        try:
+            for answer in self._app.control.broadcast(question, reply=True, timeout=within_s) or ():
+                answers |= answer
+        except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
+            log.warning("the workers cannot be asked (%s)", error)
+            time.sleep(max(within_s - (time.monotonic() - began), 0))
+        return answers
 
     def reachable(self) -> bool:
         """Whether the broker answers now."""

@@ -176,11 +176,6 @@ def give_vector(executor: Executor, case_id: str, query: str, vector: Sequence[f
     return bool(executor.run(queries.GIVE_VECTOR, parameters))
 
 
-def erase_user(executor: Executor, user_id: str) -> int:
-    """Erase the cases that were learnt from a user's words, wherever they are; how many there were."""
-    return int(executor.run(queries.ERASE_USER, {"user_id": user_id})[0].cases)
-
-
 def shown(row: Row[Any]) -> dict[str, Any]:
     """A case as the outside sees it."""
     return {

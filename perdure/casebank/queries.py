@@ -586,15 +586,3 @@ RESTORE = Statement(
     RETURNING c.case_id
     """,
 )
-
-# --- erase -------------------------------------------------------------------------------
-
-# What was learnt from a user's words goes whole: executions, archive and history follow by cascade.
-ERASE_USER = Statement(
-    "casebank.erase_user",
-    """
-    WITH erased AS (DELETE FROM cases WHERE user_id = %(user_id)s RETURNING case_id),
-    planned AS (DELETE FROM case_run_items AS i USING erased WHERE i.case_id = erased.case_id)
-    SELECT count(*) AS cases FROM erased
-    """,
-)

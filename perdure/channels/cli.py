@@ -14,7 +14,8 @@ from uuid import UUID
 from perdure.errors import Unavailable
 from perdure.ids import new_id
 from perdure.runtime import Runtime
-from perdure.sessions.reading import list_sessions, read_messages
+from perdure.sessions.ending import leave, request_end
+from perdure.sessions.reading import find_live, read_messages
 from perdure.settings import Scope
 from perdure.turns.cancelling import cancel
 from perdure.turns.inbox import Accepted, accept
@@ -23,7 +24,6 @@ from perdure.turns.reading import SettlementWatch, read_turn
 
 CHANNEL = "cli"
 
-_OVER = frozenset({"summarizing", "ending", "ended"})
 _LOOK_S = 0.25
 _AGAIN_S = 1.0
 
@@ -49,11 +49,17 @@ class Conversation:
         self._session_id: UUID | None = None
         self._turn_id: UUID | None = None
         self._seen = 0
+        self._listening = False
 
     @property
     def session_id(self) -> UUID | None:
         """The session that the last message went to."""
         return self._session_id
+
+    @property
+    def waited_for(self) -> UUID | None:
+        """The turn of the last message, while its answer has not been heard to its end."""
+        return self._turn_id if self._listening else None
 
     def resume(self) -> int:
         """Go on where this user stopped; return how many messages that conversation has.
@@ -61,13 +67,13 @@ class Conversation:
         Raises:
             Unavailable: the database cannot be reached.
         """
-        any_channel = self._runtime.settings.session.scope is Scope.USER
-        for session in list_sessions(self._runtime.database, self._user_id):
-            if session["state"] not in _OVER and (any_channel or session["channels"] == [CHANNEL]):
-                self._session_id = UUID(session["session_id"])
-                self._seen = session["message_count"]
-                return self._seen
-        return 0
+        session = self._runtime.settings.session
+        scope = CHANNEL if session.scope is Scope.CHANNEL else ""
+        found = find_live(self._runtime.database, self._user_id, scope, session.idle_timeout_s)
+        if found is None:
+            return 0
+        self._session_id, self._seen = found
+        return self._seen
 
     def say(self, text: str) -> None:
         """Have `text` accepted, trying again for as long as the database is away.
@@ -83,6 +89,7 @@ class Conversation:
         if accepted.session_id != self._session_id:
             self._session_id, self._seen = accepted.session_id, 0
         self._turn_id = accepted.turn_id
+        self._listening = True
 
     def listen(self, on_message: Callable[[Message], None]) -> dict[str, Any]:
         """Give each message of the answer to `on_message` as it is committed; return the settled turn."""
@@ -97,6 +104,7 @@ class Conversation:
         finally:
             settled.cancel()
         turn: dict[str, Any] = self._insist(lambda: read_turn(self._runtime.database, turn_id))
+        self._listening = False
         return turn
 
     def cancel(self) -> bool:
@@ -109,6 +117,34 @@ class Conversation:
             return False
         cancel(self._runtime, self._turn_id)
         return True
+
+    def end(self) -> bool:
+        """Ask for the conversation to end; whether there was one.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+            Conflict: it has ended already.
+        """
+        session_id, self._session_id, self._turn_id = self._session_id, None, None
+        if session_id is None:
+            return False
+        if request_end(self._runtime.database, session_id, f"ended on {CHANNEL}"):
+            self._runtime.wake.ending(session_id)
+        return True
+
+    def leave(self) -> bool:
+        """The person goes: the conversation ends, unless it goes on on another channel. Whether it ends.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+        """
+        if self._session_id is None:
+            return False
+        idle_s = self._runtime.settings.session.idle_timeout_s
+        ends = leave(self._runtime.database, self._session_id, CHANNEL, idle_s)
+        if ends:
+            self._runtime.wake.ending(self._session_id)
+        return ends
 
     def close(self) -> None:
         """Stop waiting."""

@@ -22,23 +22,31 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
+import psycopg2
 import psycopg2.extras
 from sqlalchemy import Connection, Row, create_engine
 from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from perdure.errors import Unavailable
+from perdure.errors import IllegalTransition, Unavailable
 
 psycopg2.extras.register_uuid()
 
 _PARAMETER = re.compile(r"%\((\w+)\)s")
+
+_ILLEGAL_TRANSITION = "PD001"
+"""The error code of the function `perdure_illegal_transition`."""
 
 _CONNECT_TIMEOUT_S = 5
 _LOCK_TIMEOUT_S = 2
 _POOL_SIZE = 32
 _POOL_WAIT_S = 30
 _SET_ASIDE = 2
+_SEARCH_WIDTH = 200
+"""Of pgvector's index: 0.99 of the nearest ten are found in 1.4 ms among 100,000 vectors. A search that
+is narrowed to one user goes on (iteratively) until it has found enough of theirs."""
+
 _BUSY = "The database is busy; please try again."
 
 
@@ -126,6 +134,7 @@ class Database:
 
         Raises:
             Unavailable: the database cannot be reached; a write may or may not have happened.
+            IllegalTransition: a session's state does not allow it; nothing was written.
         """
         if statement.writes:
             self._notify("before", statement.name)
@@ -190,6 +199,7 @@ def _connect_arguments(url: URL, lease_s: float) -> dict[str, Any]:
     idle_ms = int(min(lease_s / 3, 10) * 1000)
     given = url.query.get("options", "")
     own = f"-c idle_in_transaction_session_timeout={idle_ms} -c lock_timeout={_LOCK_TIMEOUT_S * 1000}"
+    own += f" -c hnsw.iterative_scan=relaxed_order -c hnsw.ef_search={_SEARCH_WIDTH}"
     return {
         "options": f"{own} {given if isinstance(given, str) else ' '.join(given)}".strip(),
         "application_name": "perdure",
@@ -213,4 +223,10 @@ def _mapped_errors() -> Iterator[None]:
     except DBAPIError as error:
         if error.connection_invalidated:
             raise Unavailable("The database cannot be reached; please try again.") from error
+        if isinstance(error.orig, psycopg2.Error) and error.orig.pgcode == _ILLEGAL_TRANSITION:
+            said = error.orig.diag
+            raise IllegalTransition(said.message_primary or "", said.message_detail or "") from error
         raise
+    except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
+        # Beginning a transaction on a connection that has died: SQLAlchemy lets the driver's own error through.
+        raise Unavailable("The database cannot be reached; please try again.") from error

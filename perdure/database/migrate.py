@@ -6,6 +6,7 @@ The migrations stand in `alembic/` beside the sources, and inside the package
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine, text
+from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import OperationalError
 
@@ -22,6 +23,8 @@ from perdure.errors import Unavailable
 
 _ONE_AT_A_TIME = 0x7065726475726500
 """Key of the advisory lock under which a database is migrated."""
+
+_LOOK_S = 0.1
 
 
 def config(database_url: str | URL) -> Config:
@@ -43,8 +46,7 @@ def migrate(database_url: str | URL, revision: str = "head") -> None:
     engine = create_engine(with_driver(database_url))
     try:
         with engine.connect() as connection:
-            connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _ONE_AT_A_TIME})
-            connection.commit()
+            _wait_for_turn(connection)
             _require_vector(connection)
             made = config(database_url)
             made.attributes["connection"] = connection
@@ -70,6 +72,15 @@ def is_current(database: Database) -> bool:
     except OperationalError as error:
         raise Unavailable("The database cannot be reached; please try again.") from error
     return found == ScriptDirectory.from_config(config(database.url)).get_current_head()
+
+
+def _wait_for_turn(connection: Connection) -> None:
+    # Asked for again and again: a statement that waited for the lock would itself be waited for
+    # by an index that the lock's holder builds concurrently.
+    while not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": _ONE_AT_A_TIME}):
+        connection.commit()
+        time.sleep(_LOOK_S)
+    connection.commit()
 
 
 def _require_vector(connection: Any) -> None:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from pgvector.sqlalchemy import Vector
+from pgvector.sqlalchemy import VECTOR
 from sqlalchemy import (
     BigInteger,
     Boolean,
     CheckConstraint,
     Column,
+    Computed,
     DateTime,
     Double,
     ForeignKey,
+    ForeignKeyConstraint,
     Identity,
     Index,
     Integer,
@@ -30,7 +32,7 @@ from sqlalchemy import (
     Uuid,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSON, JSONB, TSVECTOR
 
 metadata = MetaData(
     naming_convention={
@@ -55,8 +57,9 @@ SESSION_STATES = (
     "ended",
 )
 TURN_STATUSES = ("accepted", "running", "waiting_approval", "parked", "done", "failed", "cancelled")
-EFFECT_STATUSES = ("intended", "done", "failed", "unknown")
+EFFECT_STATUSES = ("asked", "approved", "intended", "done", "failed", "unknown", "denied")
 DELIVERY_STATUSES = ("pending", "delivered", "failed")
+MEMORY_KINDS = ("fact", "preference", "insight", "conversation")
 CASE_STATUSES = ("active", "archived")
 CASE_EVENTS = ("added", "archived", "absorbed", "restored")
 RUN_PHASES = (
@@ -123,10 +126,53 @@ sessions = Table(
     Column("spent_s", Double, nullable=False, server_default="0", comment="seconds under lease in the present turn"),
     Column("woken_at", _timestamp),
     Column("wakes", Integer, nullable=False, server_default="0", comment="the sweeper's wake-ups since the last claim"),
+    Column("not_before", _timestamp, comment="its turn waits until then, for a person or a model; NULL: for nobody"),
+    Column("end_requested_at", _timestamp),
+    Column("end_reason", Text),
+    Column("end_attempts", Integer, nullable=False, server_default="0", comment="claims in order to end it"),
+    Column("summary_extractive", Boolean, comment="no model wrote the summary"),
+    Column("previous_session_id", Uuid, ForeignKey("sessions.session_id"), comment="the one before it in its scope"),
+    Column("forked_from", Uuid, comment="the session that it was copied from"),
+    Column(
+        "variables_tick",
+        BigInteger,
+        comment="the tick that last changed the working variables; NULL: there are none",
+    ),
+    Column("saved_token", BigInteger, comment="of the snapshot that counts in a store elsewhere"),
+    Column("saved_tick", BigInteger, comment="of that snapshot"),
+    Column("imported_as", Text, comment="its name in the file that it was imported from"),
+    Column("consolidated_at", _timestamp, comment="when its memories were drawn from it"),
+    Column("consolidation_attempts", Integer, nullable=False, server_default="0", comment="runs that failed"),
+    Column("consolidation_due_at", _timestamp, comment="not tried again before"),
+    Column("consolidation_error", Text, comment="why the last run failed"),
+    Column("consolidation", JSONB, comment="what came of it: {skipped} or {stored, duplicates_merged, superseded}"),
     _one_of("state", SESSION_STATES),
     CheckConstraint("unsettled >= 0", name="unsettled"),
     Index("sessions_live_key", "user_id", "scope", unique=True, postgresql_where=text("routable")),
     Index("sessions_user_id_idx", "user_id", "created_at"),
+    Index("sessions_open_idx", "session_id", postgresql_where=text("end_requested_at IS NULL")),
+    Index(
+        "sessions_ending_idx",
+        "end_requested_at",
+        postgresql_where=text("end_requested_at IS NOT NULL AND ended_at IS NULL"),
+    ),
+    Index(
+        "sessions_previous_session_id_idx",
+        "previous_session_id",
+        postgresql_where=text("previous_session_id IS NOT NULL"),
+    ),
+    Index(
+        "sessions_unconsolidated_idx",
+        "ended_at",
+        postgresql_where=text("ended_at IS NOT NULL AND consolidated_at IS NULL"),
+    ),
+    Index(
+        "sessions_imported_as_key",
+        "user_id",
+        "imported_as",
+        unique=True,
+        postgresql_where=text("imported_as IS NOT NULL"),
+    ),
     postgresql_with={"fillfactor": "70"},
 )
 
@@ -154,6 +200,9 @@ turns = Table(
     Column("accepted_at", _timestamp, nullable=False),
     Column("started_at", _timestamp),
     Column("settled_at", _timestamp),
+    Column("settled_tick", BigInteger, comment="the session's when it was settled"),
+    Column("held", JSON, comment="how it ends, once the session's snapshot is saved"),
+    Column("held_error", Text, comment="why it is not saved yet"),
     _one_of("status", TURN_STATUSES),
     CheckConstraint(
         "(settled_at IS NULL) = (status IN ('accepted', 'running', 'waiting_approval', 'parked'))", name="settled"
@@ -174,6 +223,7 @@ inbox = Table(
     Column("text", Text, nullable=False),
     Column("accepted_at", _timestamp, nullable=False),
     PrimaryKeyConstraint("user_id", "channel", "message_id"),
+    Index("inbox_user_id_idx", "user_id", "accepted_at"),
     comment="Every message accepted, once; it enters the transcript with its turn's first commit.",
 )
 
@@ -194,6 +244,7 @@ messages = Table(
     Column("fallback", Boolean),
     Column("usage", JSONB, comment="{input_tokens, output_tokens} of the call that said it"),
     Column("created_at", _timestamp, nullable=False),
+    Column("author", Text, comment="who spoke, where it is told"),
     PrimaryKeyConstraint("session_id", "seq"),
     _one_of("role", ("user", "assistant", "tool")),
     comment="The transcript. Appended, never rewritten.",
@@ -214,6 +265,7 @@ tool_effects = Table(
     Column("intended_at", _timestamp, nullable=False),
     Column("decide_at", _timestamp, nullable=False, comment="in doubt no earlier than this: intent + timeout"),
     Column("finished_at", _timestamp),
+    Column("variables", JSON, comment="[[number, name, value]], changes that wait for the step; no value: removed"),
     _one_of("effect", ("pure", "idempotent", "unsafe")),
     _one_of("status", EFFECT_STATUSES),
     UniqueConstraint("turn_id", "message_seq", "position"),
@@ -237,6 +289,20 @@ deliveries = Table(
     comment="The outbox: replies owed to whoever asked for them.",
 )
 
+snapshots = Table(
+    "snapshots",
+    metadata,
+    Column("session_id", Uuid, ForeignKey("sessions.session_id"), nullable=False),
+    Column("set_aside", Boolean, nullable=False, comment="could not be used; kept for the operator, read by none"),
+    Column("variables", JSON, nullable=False, comment="as text, not jsonb: read back exactly as they were set"),
+    Column("events", JSON, nullable=False, comment="[{source, type, payload}]"),
+    Column("tick", BigInteger, nullable=False, comment="the session's that they are since"),
+    Column("token", BigInteger, nullable=False, comment="the fencing token it was written under"),
+    Column("saved_at", _timestamp, nullable=False),
+    PrimaryKeyConstraint("session_id", "set_aside", "tick"),
+    comment="Working variables and pending events: a row with each step that changed them.",
+)
+
 schedule_slots = Table(
     "schedule_slots",
     metadata,
@@ -244,8 +310,26 @@ schedule_slots = Table(
     Column("slot", _timestamp, nullable=False),
     Column("taken_at", _timestamp, nullable=False),
     Column("done_at", _timestamp),
+    Column("attempts", Integer, nullable=False, server_default="1"),
+    Column("retry_at", _timestamp, comment="not taken again before"),
+    Column("error", Text, comment="why the last attempt failed"),
     PrimaryKeyConstraint("entry", "slot"),
     comment="Beat's slots: taken by the task that does the work, done when it is done.",
+)
+
+schedule_entries = Table(
+    "schedule_entries",
+    metadata,
+    Column("entry", Text, primary_key=True),
+    Column("since", _timestamp, nullable=False, comment="first seen; no slot before this is caught up"),
+    Column("token", BigInteger, nullable=False, server_default="0", comment="grows with each slot taken"),
+    Column("lease_until", _timestamp, comment="a slot is being worked on; NULL when none is"),
+    Column("woken_at", _timestamp),
+    Column(
+        "wakes", Integer, nullable=False, server_default="0", comment="firings by the sweeper since a slot was taken"
+    ),
+    comment="The schedule's entries, each with the lease on the slot in work.",
+    postgresql_with={"fillfactor": "70"},
 )
 
 sweeps = Table(
@@ -256,6 +340,223 @@ sweeps = Table(
     comment="Whose turn it is to sweep: one compare-and-set on a row.",
 )
 
+intake = Table(
+    "intake",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("closed_at", _timestamp, comment="since when the fleet takes nothing in; NULL while it does"),
+    comment="Whether the fleet takes in work: one row, which a drain closes.",
+)
+
+erasures = Table(
+    "erasures",
+    metadata,
+    Column("erasure_id", Uuid, primary_key=True),
+    Column("user_id", Text, nullable=False, comment="whose Redis keys are seen to once more"),
+    Column("session_ids", ARRAY(Uuid), nullable=False, comment="and of which sessions"),
+    Column("erased_at", _timestamp, nullable=False),
+    Column("due_at", _timestamp, nullable=False, comment="when whoever was paused has lost its lease"),
+    comment="Users who were erased less than a lease ago; the row goes with the last trace.",
+)
+
+# --- memory ------------------------------------------------------------------------------
+
+message_words = Table(
+    "message_words",
+    metadata,
+    Column("session_id", Uuid, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("user_id", Text, nullable=False),
+    Column("occurred_at", _timestamp, nullable=False),
+    Column("words", TSVECTOR, nullable=False),
+    PrimaryKeyConstraint("session_id", "seq"),
+    Index("message_words_user_id_idx", "user_id", "occurred_at"),
+    Index("message_words_words_idx", "words", postgresql_using="gin"),
+    comment="What was said, as it is searched: written by a trigger on messages, in the same commit.",
+)
+
+embedders = Table(
+    "embedders",
+    metadata,
+    Column("embedder_id", SmallInteger, Identity(always=True), primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("dimensions", SmallInteger, nullable=False),
+    Column("created_at", _timestamp, nullable=False),
+    Column("indexed_at", _timestamp, comment="its vectors are searched by an index since then"),
+    Column("walked_at", _timestamp, comment="when all that is older had been looked at"),
+    Column("walked_kind", Text, comment="how far the present look has come"),
+    Column("walked_id", Uuid),
+    Column("walked_seq", BigInteger),
+    UniqueConstraint("name", "dimensions", name="embedders_name_dimensions_key"),
+    comment="Who made vectors here. Those of different ones are never compared.",
+)
+
+message_vectors = Table(
+    "message_vectors",
+    metadata,
+    Column("session_id", Uuid, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("embedder_id", SmallInteger, ForeignKey("embedders.embedder_id"), nullable=False),
+    Column("user_id", Text, nullable=False),
+    Column("vector", VECTOR, comment="of length 1; NULL: the embedder refuses the text"),
+    ForeignKeyConstraint(
+        ["session_id", "seq"],
+        ["message_words.session_id", "message_words.seq"],
+        name="message_vectors_session_id_seq_fkey",
+        ondelete="CASCADE",
+    ),
+    PrimaryKeyConstraint("session_id", "seq", "embedder_id"),
+    Index("message_vectors_user_id_idx", "user_id", "embedder_id"),
+    comment="Vectors of what was said, beside each other where there was more than one embedder.",
+)
+
+unembedded = Table(
+    "unembedded",
+    metadata,
+    Column("kind", Text, nullable=False),
+    Column("id", Uuid, nullable=False, comment="the message's session, or the memory"),
+    Column("seq", BigInteger, nullable=False, comment="of the message; 0 for a memory"),
+    Column("user_id", Text, nullable=False, index=True),
+    Column("due_at", _timestamp, nullable=False, index=True, comment="moved ahead by whoever takes it"),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    _one_of("kind", ("message", "memory")),
+    PrimaryKeyConstraint("kind", "id", "seq"),
+    comment="What still has to get its vector.",
+)
+
+memories = Table(
+    "memories",
+    metadata,
+    Column("memory_id", Uuid, primary_key=True),
+    Column("user_id", Text, ForeignKey("users.user_id"), nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("content", Text, nullable=False),
+    Column("importance", Double, nullable=False, comment="what decay is computed from; reinforced"),
+    Column("value", Double, nullable=False, comment="what decay left of it, as of decayed_at"),
+    Column("decayed_at", _timestamp),
+    Column("access_count", Integer, nullable=False, server_default="0"),
+    Column("last_accessed_at", _timestamp),
+    Column("channels", ARRAY(Text), nullable=False),
+    Column("origin", Text, nullable=False, comment="who wrote it"),
+    Column("session_id", Uuid, comment="the session that it was first drawn from"),
+    Column("created_at", _timestamp, nullable=False),
+    Column("valid_from", _timestamp, nullable=False, comment="when it was said"),
+    Column("valid_to", _timestamp, comment="when what contradicts it was said"),
+    Column("superseded_by", Uuid, ForeignKey("memories.memory_id", ondelete="SET NULL")),
+    Column("archived_at", _timestamp),
+    Column(
+        "words",
+        TSVECTOR,
+        Computed("perdure_words(content) || array_to_tsvector(ARRAY[perdure_owner(user_id)])", persisted=True),
+        nullable=False,
+    ),
+    _one_of("kind", MEMORY_KINDS),
+    _one_of("origin", ("consolidation", "tool")),
+    CheckConstraint("importance >= 0 AND importance <= 1", name="importance"),
+    Index("memories_user_id_idx", "user_id", "valid_from"),
+    Index("memories_words_idx", "words", postgresql_using="gin"),
+    Index("memories_superseded_by_idx", "superseded_by", postgresql_where=text("superseded_by IS NOT NULL")),
+    comment="Layer 3: what is known of a user. Superseded ones stay, as history.",
+    postgresql_with={"fillfactor": "80"},
+)
+
+memory_vectors = Table(
+    "memory_vectors",
+    metadata,
+    Column("memory_id", Uuid, ForeignKey("memories.memory_id", ondelete="CASCADE"), nullable=False),
+    Column("embedder_id", SmallInteger, ForeignKey("embedders.embedder_id"), nullable=False),
+    Column("user_id", Text, nullable=False),
+    Column("vector", VECTOR, comment="of length 1; NULL: the embedder refuses the text"),
+    PrimaryKeyConstraint("memory_id", "embedder_id"),
+    Index("memory_vectors_user_id_idx", "user_id", "embedder_id"),
+    comment="Vectors of memories, beside each other where there was more than one embedder.",
+)
+
+memory_sources = Table(
+    "memory_sources",
+    metadata,
+    Column("memory_id", Uuid, ForeignKey("memories.memory_id", ondelete="CASCADE"), nullable=False),
+    Column("session_id", Uuid, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    ForeignKeyConstraint(
+        ["session_id", "seq"],
+        ["messages.session_id", "messages.seq"],
+        name="memory_sources_session_id_seq_fkey",
+        ondelete="CASCADE",
+    ),
+    PrimaryKeyConstraint("memory_id", "session_id", "seq"),
+    Index("memory_sources_session_id_seq_idx", "session_id", "seq"),
+    comment="The messages that a memory came from.",
+)
+
+entities = Table(
+    "entities",
+    metadata,
+    Column("entity_id", Uuid, primary_key=True),
+    Column("user_id", Text, ForeignKey("users.user_id"), nullable=False),
+    Column("name", Text, nullable=False, comment="as it was first written"),
+    Column("key", Text, nullable=False, comment="the name, so that its spellings are one"),
+    Column("kind", Text, comment="person, place, thing ... as it was extracted"),
+    Column("created_at", _timestamp, nullable=False),
+    UniqueConstraint("user_id", "key", name="entities_user_id_key_key"),
+    comment="Layer 4: whom and what a user's memories are about.",
+)
+
+entity_mentions = Table(
+    "entity_mentions",
+    metadata,
+    Column("entity_id", Uuid, ForeignKey("entities.entity_id", ondelete="CASCADE"), nullable=False),
+    Column("memory_id", Uuid, ForeignKey("memories.memory_id", ondelete="CASCADE"), nullable=False, index=True),
+    PrimaryKeyConstraint("entity_id", "memory_id"),
+    comment="Which memories an entity is in.",
+)
+
+relations = Table(
+    "relations",
+    metadata,
+    Column("source_id", Uuid, ForeignKey("entities.entity_id", ondelete="CASCADE"), nullable=False),
+    Column("predicate", Text, nullable=False),
+    Column("target_id", Uuid, ForeignKey("entities.entity_id", ondelete="CASCADE"), nullable=False, index=True),
+    Column(
+        "memory_id",
+        Uuid,
+        ForeignKey("memories.memory_id", ondelete="CASCADE"),
+        nullable=False,
+        index=True,
+        comment="the memory that says so",
+    ),
+    Column("user_id", Text, nullable=False, index=True),
+    Column("created_at", _timestamp, nullable=False),
+    PrimaryKeyConstraint("source_id", "predicate", "target_id", "memory_id"),
+    comment="How entities stand to each other, once for each memory that says so.",
+)
+
+memory_accesses = Table(
+    "memory_accesses",
+    metadata,
+    Column("memory_id", Uuid, ForeignKey("memories.memory_id", ondelete="CASCADE"), nullable=False),
+    Column("accessed_at", _timestamp, nullable=False, index=True),
+    Column("access_id", Uuid, nullable=False, comment="of one recall"),
+    Column("user_id", Text, nullable=False),
+    PrimaryKeyConstraint("memory_id", "accessed_at", "access_id"),
+    Index("memory_accesses_user_id_idx", "user_id", "accessed_at"),
+    comment="Layer 5: which memories were recalled when, for some days.",
+)
+
+hot_memories = Table(
+    "hot_memories",
+    metadata,
+    Column("user_id", Text, nullable=False),
+    Column("rank", Integer, nullable=False),
+    Column("memory_id", Uuid, ForeignKey("memories.memory_id", ondelete="CASCADE"), nullable=False, unique=True),
+    Column("score", Double, nullable=False),
+    Column("refreshed_at", _timestamp, nullable=False),
+    PrimaryKeyConstraint("user_id", "rank"),
+    comment="Layer 5: the memories that a user's conversations come back to.",
+)
+
+# --- casebank ----------------------------------------------------------------------------
+
 _case_id = Text(collation="C")  # in the order of its code points, as Python sorts
 
 
@@ -265,7 +566,7 @@ def _case_columns() -> list[Column[Any]]:
         Column("query", Text, nullable=False),
         Column("response_text", Text, nullable=False),
         Column("category_path", Text),
-        Column("query_vector", Vector),
+        Column("query_vector", VECTOR),
         Column("embedder", Text),
         Column("usage_count", BigInteger, nullable=False, server_default="0"),
         Column("success_rate", Double, comment="percent; NULL while unknown"),

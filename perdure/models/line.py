@@ -24,11 +24,14 @@ from typing import Any
 import httpcore2
 import httpx2
 
-from perdure.errors import PerdureError
+from perdure.errors import InvalidResponse, PerdureError
 from perdure.models.protocol import ModelCall
 
 CONNECT_TIMEOUT_S = 5.0
 """Seconds to reach a server; a healthy one is reached in far less."""
+
+MAX_BODY_BYTES = 64 * 1024**2
+"""Bytes of one response: the longest reply of any model, in small pieces, is half of it."""
 
 _KEEPALIVE_S = 30.0
 _LINGER_S = 0.1
@@ -137,14 +140,19 @@ class _Body(httpx2.SyncByteStream):
         self._chunks = response.iter_stream()
 
     def __iter__(self) -> Iterator[bytes]:
+        size = 0
         with _mapped():
-            for chunk in self._chunks:  # noqa: UP028 (yield from would close the iterator that close() reads on)
+            for chunk in self._chunks:
+                size += len(chunk)
+                # The SDKs collect whatever comes until there is a blank line in it.
+                if size > MAX_BODY_BYTES:
+                    raise InvalidResponse("The model's server sends without end.")
                 yield chunk
 
     def close(self) -> None:
         """Give the connection back.
 
-        The SDK stops reading at `[DONE]`, just before the body's end. Only a connection whose
+        Reading stops at the reply's end, just before the body's. Only a connection whose
         body was read to the end can be used again, so a moment is spent on the rest.
         """
         _line.get().lose_patience()

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from perdure.clock import Clock
-from perdure.errors import DeadlineExceeded, PerdureError
+from perdure.errors import Abandoned, DeadlineExceeded, PerdureError
 
 
 class Role(StrEnum):
@@ -82,30 +82,44 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:
-    """What a model answered: text, tool calls, or both. `model` is the name it gave itself."""
+    """What a model answered: text, tool calls, or both. `model` is the name it gave itself.
+
+    `fallback` says that another model answered than the one that was asked.
+    """
 
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     usage: Usage = field(default_factory=Usage)
     model: str = ""
     stop_reason: str = ""
+    fallback: bool = False
 
 
-class CallAborted(PerdureError):
+class CallAborted(Abandoned):
     """The engine ended the call; nothing of it is kept, and nobody is at fault."""
 
 
 class ModelCall:
     """One call of a model, seen from both of its ends.
 
-    The model's side uses `delta`, `remaining` and `aborting`; the engine's side `abort` and
-    `expire`. All of them may be used from any thread.
+    The model's side uses `delta`, `remaining` and `aborting`; the engine's side `abort`,
+    `expire` and `expire_overdue`. What stands between them, trying again or another model, uses
+    `part` and `rewind`. All of them may be used from any thread.
     """
 
-    def __init__(self, clock: Clock, timeout_s: float, on_delta: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        timeout_s: float,
+        on_delta: Callable[[str], None] | None = None,
+        on_rewind: Callable[[], None] | None = None,
+    ) -> None:
         self._clock = clock
         self.deadline = clock.monotonic() + timeout_s
         self._on_delta = on_delta
+        self._on_rewind = on_rewind
+        self._heard = False
+        self._part: ModelCall | None = None
         self._lock = threading.Lock()
         self._reason: PerdureError | None = None
         self._hang_up: Callable[[], None] | None = None
@@ -139,7 +153,31 @@ class ModelCall:
         """
         self.remaining()
         if text and self._on_delta is not None:
+            self._heard = True
             self._on_delta(text)
+
+    def rewind(self) -> None:
+        """Take back all the text that was reported so far: what comes next begins the reply anew."""
+        heard, self._heard = self._heard, False
+        if heard and self._on_rewind is not None:
+            self._on_rewind()
+
+    @contextmanager
+    def part(self, timeout_s: float) -> Iterator[ModelCall]:
+        """A call within this one, over after `timeout_s` and no later than this one.
+
+        That the part is over does not end the whole: another may follow.
+
+        Raises:
+            CallAborted, DeadlineExceeded: the whole call is over.
+        """
+        part = ModelCall(self._clock, min(timeout_s, self.remaining()), self.delta, self.rewind)
+        self._part = part
+        try:
+            with self.aborting(self._end_part):
+                yield part
+        finally:
+            self._part = None
 
     @contextmanager
     def aborting(self, hang_up: Callable[[], None]) -> Iterator[None]:
@@ -168,6 +206,19 @@ class ModelCall:
     def expire(self) -> None:
         """End the call because its deadline has passed."""
         self._end(DeadlineExceeded("The model did not answer in time."))
+
+    def expire_overdue(self) -> None:
+        """End what has passed its deadline: the call, or only the part of it that is under way."""
+        part = self._part
+        if part is not None:
+            part.expire_overdue()
+        if self._clock.monotonic() >= self.deadline:
+            self.expire()
+
+    def _end_part(self) -> None:
+        part, reason = self._part, self._reason
+        if part is not None and reason is not None:
+            part._end(reason)  # noqa: SLF001 (another of this class)
 
     def _end(self, reason: PerdureError) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""From a name, as in `PERDURE_MODEL`, to a model.
+"""From a name, as in `PERDURE_MODEL`, to a model that fails well.
 
 A third party adds a provider by an entry point of the group `perdure.models`: its name is
 the scheme, and its object is called with what follows the colon, the settings and the clock.
@@ -14,6 +14,8 @@ from perdure.clock import Clock
 from perdure.errors import SettingsError
 from perdure.models.offline import OfflineModel
 from perdure.models.protocol import Model
+from perdure.models.resilient import GuardedModel, ModelFallback, OtherModels, ResilientModel
+from perdure.resilience.registry import BreakerRegistry, Breakers
 from perdure.settings import Settings
 
 ENTRY_POINT_GROUP = "perdure.models"
@@ -21,8 +23,8 @@ ENTRY_POINT_GROUP = "perdure.models"
 ModelFactory = Callable[[str, Settings, Clock], Model]
 
 
-def resolve(name: str, settings: Settings, clock: Clock) -> Model:
-    """Make the model called `name`.
+def resolve(name: str, settings: Settings, clock: Clock, variable: str = "PERDURE_MODEL") -> Model:
+    """Make the model called `name`, bare. `variable` is the setting that names it, for the message.
 
     Raises:
         SettingsError: there is none of that name, or it cannot be set up.
@@ -34,43 +36,80 @@ def resolve(name: str, settings: Settings, clock: Clock) -> Model:
         from perdure.models.openai import OpenAIModel  # noqa: PLC0415 (the SDK takes a second to import)
 
         return OpenAIModel(rest, clock)
+    if scheme == "anthropic" and rest:
+        from perdure.models.anthropic import AnthropicModel  # noqa: PLC0415 (the same)
+
+        return AnthropicModel(rest, clock)
     found = entry_points(group=ENTRY_POINT_GROUP)
     if rest and scheme in found.names:
-        return _load(name, found[scheme])(rest, settings, clock)
-    accepted = ["offline", "openai:NAME", *[f"{other}:NAME" for other in sorted(found.names)]]
+        return _load(f"{variable} is {name!r}", found[scheme])(rest, settings, clock)
+    accepted = ["offline", "openai:NAME", "anthropic:NAME", *[f"{other}:NAME" for other in sorted(found.names)]]
     raise SettingsError(
-        f"PERDURE_MODEL is {name!r}: accepted: {', '.join(accepted)}, "
+        f"{variable} is {name!r}: accepted: {', '.join(accepted)}, "
         f"or the scheme of an installed entry point of the group {ENTRY_POINT_GROUP}"
     )
 
 
-def _load(name: str, entry_point: EntryPoint) -> ModelFactory:
+def _load(setting: str, entry_point: EntryPoint) -> ModelFactory:
     try:
         factory: ModelFactory = entry_point.load()
     except (ImportError, AttributeError) as error:
-        raise SettingsError(
-            f"PERDURE_MODEL is {name!r}: the entry point {entry_point.value!r} cannot be loaded: {error}"
-        ) from error
+        raise SettingsError(f"{setting}: the entry point {entry_point.value!r} cannot be loaded: {error}") from error
     return factory
 
 
 class Models:
-    """The models of one process, each made once. Threads may share it."""
+    """The models of one process, each made once. Threads may share it.
 
-    def __init__(self, settings: Settings, clock: Clock) -> None:
+    Each but `offline` (which needs nobody, and so never fails) is guarded by the breaker
+    `llm:SCHEME` of `breakers` and tried again; when it fails, `fallback` is asked, or the
+    models of `PERDURE_FALLBACK_MODELS` if none is given.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        breakers: BreakerRegistry | None = None,
+        fallback: ModelFallback | None = None,
+    ) -> None:
+        """Without `breakers`, this process has some of its own."""
         self._settings = settings
         self._clock = clock
-        self._lock = threading.Lock()
+        self._breakers = breakers or Breakers(settings.breaker, clock)
+        self._fallback = fallback
+        self._lock = threading.RLock()
+        self._guarded: dict[str, Model] = {}
         self._made: dict[str, Model] = {}
 
     def get(self, name: str | None = None) -> Model:
         """The model called `name`, or the one of `PERDURE_MODEL`.
 
         Raises:
-            SettingsError: there is none of that name, or it cannot be set up.
+            SettingsError: there is none of that name, or it or one of its fallbacks cannot be set up.
         """
         wanted = name or self._settings.model
         with self._lock:
             if wanted not in self._made:
-                self._made[wanted] = resolve(wanted, self._settings, self._clock)
+                self._made[wanted] = self._with_fallback(wanted)
             return self._made[wanted]
+
+    def _with_fallback(self, name: str) -> Model:
+        model = self._guard(name, "PERDURE_MODEL")
+        if isinstance(model, OfflineModel):
+            return model
+        if self._fallback is not None:
+            return ResilientModel(model, self._fallback)
+        others = [other for other in dict.fromkeys(self._settings.fallback_models) if other != name]
+        if not others:
+            return model
+        return ResilientModel(model, OtherModels([self._guard(other, "PERDURE_FALLBACK_MODELS") for other in others]))
+
+    def _guard(self, name: str, variable: str) -> Model:
+        if name not in self._guarded:
+            model = resolve(name, self._settings, self._clock, variable)
+            if not isinstance(model, OfflineModel):
+                breaker = self._breakers.get(f"llm:{name.partition(':')[0]}")
+                model = GuardedModel(model, breaker, self._settings.retry, self._settings.model_timeout_s)
+            self._guarded[name] = model
+        return self._guarded[name]

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from perdure.database.engine import Statement
+from perdure.sessions.states import State, Trigger, sql
 
-# Opens the live session of a scope. A session opened by somebody else meanwhile is as good:
-# then nothing is inserted.
+# Opens the live session of a scope, behind the last one that was there: the newest that none
+# follows yet, so that a clock set back makes no gap. A session opened by somebody else meanwhile
+# is as good: then nothing is inserted.
 OPEN = Statement(
     "sessions.open",
-    """
+    f"""
     WITH known AS (
         INSERT INTO users (user_id, created_at) VALUES (%(user_id)s, perdure_now())
         ON CONFLICT DO NOTHING
     )
-    INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, channels)
-    VALUES (%(session_id)s, %(user_id)s, %(scope)s, true, %(agent)s, 'initializing', perdure_now(), perdure_now(),
-            ARRAY[%(channel)s])
+    INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, channels,
+                          previous_session_id)
+    VALUES (%(session_id)s, %(user_id)s, %(scope)s, true, %(agent)s, '{State.INITIALIZING}', perdure_now(),
+            perdure_now(), ARRAY[%(channel)s],
+            (SELECT s.session_id FROM sessions AS s
+             WHERE s.user_id = %(user_id)s AND s.scope = %(scope)s AND s.end_requested_at IS NOT NULL
+               AND s.forked_from IS NULL
+               AND NOT EXISTS (SELECT FROM sessions AS n WHERE n.previous_session_id = s.session_id)
+             ORDER BY s.created_at DESC LIMIT 1))
     ON CONFLICT (user_id, scope) WHERE routable DO NOTHING
     """,
 )
@@ -24,13 +32,26 @@ OPEN = Statement(
 LOCK_TARGET = Statement(
     "sessions.lock_target",
     """
-    SELECT session_id, state, unsettled
+    SELECT session_id, unsettled, end_requested_at IS NOT NULL AS over,
+           routable AND unsettled = 0
+             AND last_activity_at <= perdure_now() - make_interval(secs => %(idle_s)s) AS idle
     FROM sessions
     WHERE user_id = %(user_id)s
       AND CASE WHEN %(session_id)s::uuid IS NULL THEN scope = %(scope)s AND routable
                ELSE session_id = %(session_id)s::uuid END
     FOR NO KEY UPDATE
     """,
+)
+
+# The session that a message without a session_id would go to.
+LIVE = Statement(
+    "sessions.live",
+    """
+    SELECT session_id, message_count FROM sessions
+    WHERE user_id = %(user_id)s AND scope = %(scope)s AND routable
+      AND (unsettled > 0 OR last_activity_at > perdure_now() - make_interval(secs => %(idle_s)s))
+    """,
+    writes=False,
 )
 
 _SESSION = """
@@ -61,4 +82,220 @@ MESSAGES = Statement(
     ORDER BY seq LIMIT %(limit)s
     """,
     writes=False,
+)
+
+# --- ending ------------------------------------------------------------------------------
+
+# A turn that waits for a person waits no more: what is undecided is denied by the end that was asked for,
+# and the turn goes on from there.
+_NOBODY_DECIDES = f"""
+        state = CASE state WHEN '{State.WAITING_APPROVAL}' THEN {sql(Trigger.APPROVAL_DECIDED)} ELSE state END,
+        not_before = CASE state WHEN '{State.WAITING_APPROVAL}' THEN NULL ELSE not_before END,
+        woken_at = CASE state WHEN '{State.WAITING_APPROVAL}' THEN NULL ELSE woken_at END
+""".strip()
+
+# Asks for the end: no message is routed here any more. The first who asks says why.
+REQUEST_END = Statement(
+    "sessions.request_end",
+    f"""
+    UPDATE sessions
+    SET end_requested_at = coalesce(end_requested_at, perdure_now()), end_reason = coalesce(end_reason, %(reason)s),
+        routable = false,
+        {_NOBODY_DECIDES}
+    WHERE session_id = %(session_id)s AND ended_at IS NULL
+    RETURNING unsettled
+    """,
+)
+
+# The same when somebody leaves a channel, unless another one was used a while ago or still owes an answer.
+LEAVE = Statement(
+    "sessions.leave",
+    f"""
+    UPDATE sessions AS s
+    SET end_requested_at = perdure_now(), end_reason = %(reason)s, routable = false,
+        {_NOBODY_DECIDES}
+    WHERE s.session_id = %(session_id)s AND s.end_requested_at IS NULL
+      AND NOT EXISTS (
+            SELECT FROM turns AS t
+            WHERE t.session_id = s.session_id AND t.channel <> %(channel)s
+              AND (t.settled_at IS NULL OR t.settled_at > perdure_now() - make_interval(secs => %(idle_s)s)))
+    RETURNING s.unsettled
+    """,
+)
+
+# Sessions that nobody has used, forks as well. Reads the live ones only, which are few: whatever is found here is
+# one no more.
+EXPIRE_IDLE = Statement(
+    "sessions.expire_idle",
+    """
+    WITH idle AS (
+        SELECT session_id FROM sessions
+        WHERE end_requested_at IS NULL AND unsettled = 0
+          AND last_activity_at <= perdure_now() - make_interval(secs => %(idle_s)s)
+        LIMIT %(most)s
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
+    UPDATE sessions AS s
+    SET end_requested_at = perdure_now(), end_reason = %(reason)s, routable = false
+    FROM idle WHERE s.session_id = idle.session_id
+    RETURNING s.session_id
+    """,
+)
+
+# Takes the lease of a session that is to end and has nothing left to run. A lease that lies too
+# far ahead was given while the server's clock was wrong, and is none.
+CLAIM_ENDING = Statement(
+    "sessions.claim_ending",
+    f"""
+    WITH candidate AS (
+        SELECT session_id FROM sessions
+        WHERE session_id = %(session_id)s AND end_requested_at IS NOT NULL AND ended_at IS NULL AND unsettled = 0
+          AND (lease_until IS NULL OR lease_until <= perdure_now()
+               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
+    UPDATE sessions AS s
+    SET token = s.token + 1, lease_owner = %(owner)s, end_attempts = s.end_attempts + 1,
+        wakes = s.end_attempts,
+        lease_until = perdure_now() + make_interval(secs => %(lease_s)s),
+        state = {sql(Trigger.END_DUE, column="s.state")}
+    FROM candidate WHERE s.session_id = candidate.session_id
+    RETURNING s.token, s.state, s.end_attempts
+    """,
+)
+
+# Gives it back as it is, to be tried again after a while; a `forgiven` attempt was none, and that is at once.
+RELEASE_ENDING = Statement(
+    "sessions.release_ending",
+    """
+    UPDATE sessions
+    SET lease_until = NULL, lease_owner = NULL,
+        end_attempts = end_attempts - CASE WHEN %(forgiven)s THEN 1 ELSE 0 END,
+        woken_at = CASE WHEN NOT %(forgiven)s THEN perdure_now() END
+    WHERE session_id = %(session_id)s AND token = %(token)s
+    """,
+)
+
+SAVE_SUMMARY = Statement(
+    "sessions.save_summary",
+    f"""
+    UPDATE sessions
+    SET summary = %(summary)s, key_topics = %(key_topics)s::text[], summary_extractive = %(extractive)s,
+        state = {sql(Trigger.SUMMARY_SAVED)}
+    WHERE session_id = %(session_id)s AND token = %(token)s
+    RETURNING session_id
+    """,
+)
+
+FINISH_ENDING = Statement(
+    "sessions.finish_ending",
+    f"""
+    UPDATE sessions
+    SET ended_at = perdure_now(), lease_until = NULL, lease_owner = NULL, woken_at = NULL,
+        state = {sql(Trigger.CLEANED_UP)}
+    WHERE session_id = %(session_id)s AND token = %(token)s
+    RETURNING session_id
+    """,
+)
+
+# Ending was asked for and nobody is at it: at once after a lost lease, else backing off.
+ENDINGS_DUE = Statement(
+    "sessions.endings_due",
+    """
+    WITH due AS (
+        SELECT session_id FROM sessions
+        WHERE end_requested_at IS NOT NULL AND ended_at IS NULL AND unsettled = 0
+          AND (lease_until IS NULL OR lease_until <= perdure_now()
+               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
+          AND (woken_at IS NULL OR woken_at > perdure_now() OR woken_at < end_requested_at OR woken_at < lease_until
+               OR woken_at <= perdure_now() - make_interval(secs => %(backoff_s)s * 2 ^ least(wakes, 6)))
+        ORDER BY end_requested_at
+        LIMIT %(most)s
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
+    UPDATE sessions AS s SET woken_at = perdure_now(), wakes = s.wakes + 1
+    FROM due WHERE s.session_id = due.session_id
+    RETURNING s.session_id
+    """,
+)
+
+NEWEST_MESSAGES = Statement(
+    "sessions.newest_messages",
+    """
+    SELECT seq, role, content FROM messages
+    WHERE session_id = %(session_id)s
+    ORDER BY seq DESC LIMIT %(most)s
+    """,
+    writes=False,
+)
+
+# --- forking -----------------------------------------------------------------------------
+
+# The turns to copy, in order: those that had begun and were settled at the tick. They follow each
+# other without a gap, since a session's turns run one after another; one that was cancelled
+# before it began has said nothing. No tick was noted by releases that knew no forks: those turns
+# count as settled from the beginning.
+PLAN_FORK = Statement(
+    "sessions.plan_fork",
+    """
+    SELECT s.tick,
+           (SELECT min(coalesce(settled_tick, 0)) FROM turns
+            WHERE session_id = s.session_id AND first_seq IS NOT NULL AND settled_at IS NOT NULL) AS first_tick,
+           ARRAY(SELECT turn_id FROM turns
+                 WHERE session_id = s.session_id AND first_seq IS NOT NULL
+                   AND settled_at IS NOT NULL AND coalesce(settled_tick, 0) <= coalesce(%(tick)s::bigint, s.tick)
+                 ORDER BY seq) AS turn_ids
+    FROM sessions AS s WHERE s.session_id = %(session_id)s
+    """,
+    writes=False,
+)
+
+# The whole of a fork: the session, its turns under new ids, their messages, the variables. Turns
+# keep their ticks, so that a fork can be forked where its source could.
+FORK = Statement(
+    "sessions.fork",
+    f"""
+    WITH copied AS (
+        SELECT t.*, new.turn_id AS new_turn_id, new.position
+        FROM unnest(%(turn_ids)s::uuid[], %(new_turn_ids)s::uuid[])
+                 WITH ORDINALITY AS new (old_turn_id, turn_id, position)
+        JOIN turns AS t ON t.turn_id = new.old_turn_id
+    ), said AS (
+        INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
+                              token_count, model, fallback, usage, created_at)
+        SELECT %(fork_id)s::uuid, m.seq, copied.new_turn_id, m.role, m.content, m.tool_calls, m.tool_call_id,
+               m.message_id, m.channel, m.token_count, m.model, m.fallback, m.usage, m.created_at
+        FROM messages AS m JOIN copied USING (turn_id)
+        WHERE m.session_id = %(session_id)s
+        RETURNING seq
+    ), done AS (
+        INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, metadata, status, attempts,
+                           steps, first_seq, reply_seq, error_code, error_message, usage, cancel_requested_at,
+                           accepted_at, started_at, settled_at, settled_tick)
+        SELECT new_turn_id, %(fork_id)s::uuid, position, user_id, agent, channel, priority, metadata, status, attempts,
+               steps, first_seq, reply_seq, error_code, error_message, usage, cancel_requested_at,
+               accepted_at, started_at, settled_at, settled_tick
+        FROM copied
+        RETURNING coalesce(settled_tick, 0) AS settled_tick
+    ), kept AS (
+        INSERT INTO snapshots (session_id, set_aside, variables, events, tick, token, saved_at)
+        SELECT %(fork_id)s::uuid, false, variables, '[]', tick, 0, saved_at
+        FROM snapshots
+        WHERE session_id = %(session_id)s AND NOT set_aside AND tick <= (SELECT max(settled_tick) FROM done)
+    )
+    INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, channels,
+                          turn_count, message_count, last_turn_seq, tick, variables_tick, previous_session_id,
+                          forked_from)
+    SELECT %(fork_id)s::uuid, s.user_id, s.scope, false, s.agent,
+           {sql(Trigger.SESSION_CREATED, column=f"'{State.INITIALIZING}'")}, perdure_now(), perdure_now(),
+           ARRAY(SELECT channel FROM copied GROUP BY channel ORDER BY min(position)),
+           (SELECT count(*) FROM done), (SELECT count(*) FROM said), (SELECT count(*) FROM done),
+           (SELECT max(settled_tick) FROM done),
+           (SELECT CASE WHEN NOT set_aside THEN tick END FROM snapshots
+            WHERE session_id = s.session_id AND tick <= (SELECT max(settled_tick) FROM done)
+            ORDER BY tick DESC, set_aside LIMIT 1),
+           s.previous_session_id, s.session_id
+    FROM sessions AS s WHERE s.session_id = %(session_id)s
+    RETURNING session_id
+    """,
 )

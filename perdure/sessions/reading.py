@@ -27,6 +27,12 @@ def read_session(executor: Executor, session_id: UUID) -> dict[str, Any]:
     return _session(rows[0])
 
 
+def find_live(executor: Executor, user_id: str, scope: str, idle_s: float) -> tuple[UUID, int] | None:
+    """The session that this user's next message goes to and its number of messages, if there is one."""
+    rows = executor.run(queries.LIVE, {"user_id": user_id, "scope": scope, "idle_s": idle_s})
+    return (rows[0].session_id, rows[0].message_count) if rows else None
+
+
 def list_sessions(executor: Executor, user_id: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
     """Sessions of one user, or of all; newest first, at most `limit`."""
     return [_session(row) for row in executor.run(queries.LIST, {"user_id": user_id, "limit": limit})]

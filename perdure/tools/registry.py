@@ -2,7 +2,8 @@
 
 A tool declares what becomes of it when a crash leaves its effect in doubt: `pure` (repeat
 freely), `idempotent` (repeat with the same id) or `unsafe` (never repeat; ask its probe, or
-tell the model that the outcome is unknown). Nothing that a tool does or returns may wedge a
+tell the model that the outcome is unknown). And it declares whether a person must approve of a
+call before it runs. Nothing that a tool does or returns may wedge a
 session: arguments are parsed strictly, results are made storable and bounded, and every
 exception becomes a `ToolError` whose message the model reads.
 """
@@ -11,11 +12,12 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import re
 import threading
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, overload
 from uuid import UUID
@@ -26,9 +28,13 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ErrorDetails
 
 from perdure import untrusted
-from perdure.errors import SettingsError, ToolError
+from perdure.errors import OutcomeUnknown, SettingsError, ToolError
+from perdure.memory.own import OwnMemory
 from perdure.models.protocol import ToolSchema
 from perdure.tools.docstring import describe
+from perdure.tools.variables import WorkingVariables
+
+log = logging.getLogger(__name__)
 
 MAX_RESULT_CHARS = 32_000
 """Characters of a result that reach the transcript, unless the tool says otherwise."""
@@ -51,7 +57,9 @@ class ToolContext:
     """On whose behalf a tool runs. A parameter annotated with this class receives it.
 
     `effect_id` is the idempotency key: the same for every attempt at the same call.
-    `cancelled` is set when the turn no longer wants the result.
+    `cancelled` is set when the turn no longer wants the result. `working_variables` are kept from
+    one call to the next, until the session ends. `memory` is that of the user, for good; None in a
+    process that has none.
     """
 
     user_id: str
@@ -60,6 +68,8 @@ class ToolContext:
     effect_id: UUID
     channel: str
     cancelled: threading.Event
+    working_variables: WorkingVariables = field(default_factory=WorkingVariables, compare=False)
+    memory: OwnMemory | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +91,8 @@ class Unknown:
 
 ProbeOutcome = Happened | DidNotHappen | Unknown
 Probe = Callable[[ToolContext], ProbeOutcome]
+Approval = bool | Callable[[Mapping[str, Any]], bool]
+"""Whether a call waits for a person: always, never, or as its arguments, by name, say."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,6 +111,7 @@ class Tool:
     probe: Probe | None
     function: Callable[..., Any]
     max_result_chars: int
+    requires_approval: Approval
     _arguments: type[BaseModel]
     _context_parameter: str | None
 
@@ -127,15 +140,28 @@ class Tool:
             raise self._refusal(str(error)) from None
         return {name.removeprefix(_FIELD): getattr(model, name) for name in self._arguments.model_fields}
 
+    def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether a person must approve of a call with what `parse` returned. One that cannot tell, must."""
+        if not callable(self.requires_approval):
+            return self.requires_approval
+        try:
+            return bool(self.requires_approval(arguments))
+        except Exception:
+            log.exception("tool %s cannot tell whether a call needs approval, so it does", self.name)
+            return True
+
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str:
         """Run the function with what `parse` returned and render its result for the model.
 
         Raises:
             ToolError: it failed, or its result has no JSON form; the message is for the model.
+            OutcomeUnknown: it says that nobody knows whether it took effect.
         """
         injected = {self._context_parameter: context} if self._context_parameter else {}
         try:
             result = self.function(**arguments, **injected)
+        except OutcomeUnknown as error:
+            raise OutcomeUnknown(untrusted.cut(untrusted.storable(error.message), self.max_result_chars)) from error
         except ToolError as error:
             raise ToolError(untrusted.cut(untrusted.storable(error.message), self.max_result_chars)) from error
         # SystemExit too: a tool that wraps a command line's main() must not end the worker's thread.
@@ -168,6 +194,7 @@ def tool(
     timeout_s: float | None = None,
     probe: Probe | None = None,
     max_result_chars: int = MAX_RESULT_CHARS,
+    requires_approval: Approval = False,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 
 
@@ -180,11 +207,13 @@ def tool(
     timeout_s: float | None = None,
     probe: Probe | None = None,
     max_result_chars: int = MAX_RESULT_CHARS,
+    requires_approval: Approval = False,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function with type hints and a docstring: `@tool` or `@tool(effect="pure")`.
 
     The docstring's text becomes the description, its `Args:` section (Google style) describes
-    the parameters, and a parameter annotated `ToolContext` is injected.
+    the parameters, and a parameter annotated `ToolContext` is injected. `requires_approval` is True, or a
+    function of the arguments that says so: such a call waits until a person has approved of it.
 
     Raises:
         SettingsError: the function cannot be a tool; the message names it and says why.
@@ -195,6 +224,8 @@ def tool(
             raise SettingsError(f"the tool {given!r} is not a function")
         chosen = name if name is not None else given.__name__
         _check_declaration(given, chosen, effect, timeout_s, max_result_chars)
+        if not isinstance(requires_approval, bool) and not callable(requires_approval):
+            raise _unfit(given, f"has requires_approval={requires_approval!r}; accepted: True, False or a function")
         described = describe(given.__doc__)
         if not described.description:
             raise _unfit(given, "has no docstring, and a model chooses a tool by its description")
@@ -208,6 +239,7 @@ def tool(
             probe=probe,
             function=given,
             max_result_chars=max_result_chars,
+            requires_approval=requires_approval,
             _arguments=arguments,
             _context_parameter=context_parameter,
         )

@@ -4,7 +4,8 @@ Keeps the law that a tool's effect is recorded around it. The intents are commit
 message that asks; here the calls run side by side, each in a thread of its own, and what a
 crash, a lost lease or a timeout left in doubt is decided by what the tool declares: pure and
 idempotent calls run again (with the same effect id), unsafe ones never: their probe settles
-it, or the model is told that the outcome is unknown.
+it, or the model is told that the outcome is unknown. Calls that wait for a person have not begun
+and are in no doubt (`approvals`).
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, assert_never
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, assert_never, cast
 from uuid import UUID
 
 from sqlalchemy import Row
 
 from perdure.agents import Agent
-from perdure.database.engine import Executor
-from perdure.errors import PerdureError, ToolError
+from perdure.database.engine import Executor, as_json
+from perdure.errors import OutcomeUnknown, PerdureError, ToolError
+from perdure.hooks import CallOver, CallSeen, call_hooks
 from perdure.ids import new_id
 from perdure.models.protocol import ToolCall
 from perdure.runtime import Runtime
@@ -35,8 +37,10 @@ from perdure.tools.registry import (
     ToolContext,
     Unknown,
 )
-from perdure.turns import queries
+from perdure.tools.variables import Change, VariableSet, WorkingVariables
+from perdure.turns import approvals, queries
 from perdure.turns.lease import Hold, LeaseLost, TurnRef
+from perdure.turns.recalling import own_memory
 from perdure.turns.transcript import Entry
 from perdure.untrusted import cut, storable
 
@@ -63,10 +67,18 @@ class Planned:
     tool: Tool | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
     timeout_s: float = 0
+    needs_approval: bool = False
     refusal: str | None = None
 
     def intent(self) -> dict[str, Any]:
         """The row that is committed before the call begins."""
+        return self._row("intended", self.timeout_s)
+
+    def request(self, expires_s: float) -> dict[str, Any]:
+        """The row of a call that waits until it, or another one of its reply, is decided."""
+        return self._row("asked" if self.needs_approval else "approved", expires_s)
+
+    def _row(self, status: str, within_s: float) -> dict[str, Any]:
         if self.tool is None:
             raise ValueError(f"the call of {self.call.name} was refused: it has no intent")
         return {
@@ -75,13 +87,14 @@ class Planned:
             "tool": self.tool.name,
             "arguments": self.call.arguments,
             "effect": self.tool.effect,
-            "timeout_s": self.timeout_s,
+            "status": status,
+            "timeout_s": within_s,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one call: `done`, `failed` or `unknown`. The text is for the model."""
+    """What became of one call: `done`, `failed`, `denied` or `unknown`. The text is for the model."""
 
     position: int
     status: str
@@ -116,25 +129,33 @@ def _planned(agent: Agent, position: int, call: ToolCall, runtime: Runtime) -> P
     except ToolError as error:
         return Planned(position, call, effect_id, refusal=error.message)
     timeout_s = tool.timeout_s or runtime.settings.turn.tool_timeout_s
-    return Planned(position, call, effect_id, tool, arguments, timeout_s)
+    return Planned(position, call, effect_id, tool, arguments, timeout_s, tool.needs_approval(arguments))
 
 
 class _Run:
     """A function under way in a thread of its own, which nobody need wait for."""
 
-    def __init__(self, planned: Planned, work: Callable[[], Any], until: float, done: queue.SimpleQueue[_Run]) -> None:
+    def __init__(
+        self,
+        planned: Planned,
+        work: Callable[[], Any],
+        until: float,
+        variables: WorkingVariables,
+        done: queue.SimpleQueue[_Run],
+    ) -> None:
         self.planned = planned
         self.until = until
+        self.variables = variables
         self.outcome: Any = None
         self._work = work
         self._done = done
-        self._thread = threading.Thread(target=self._go, name=f"perdure-tool-{planned.call.name[:40]}", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._go, name=f"perdure-tool-{planned.call.name[:40]}", daemon=True)
+        self.thread.start()
 
     @property
     def alive(self) -> bool:
         """Whether the function is still running."""
-        return self._thread.is_alive()
+        return self.thread.is_alive()
 
     def _go(self) -> None:
         try:
@@ -151,11 +172,14 @@ class _Run:
 class Ledger:
     """The tool calls of one message, for the turn that runs under `hold`."""
 
-    def __init__(self, runtime: Runtime, hold: Hold, turn: TurnRef, agent: Agent) -> None:
+    def __init__(
+        self, runtime: Runtime, hold: Hold, turn: TurnRef, agent: Agent, variables: VariableSet | None = None
+    ) -> None:
         self._runtime = runtime
         self._hold = hold
         self._turn = turn
         self._agent = agent
+        self._variables = variables or VariableSet()
 
     def perform(self, planned: Sequence[Planned]) -> list[Result]:
         """Run calls whose intents are committed; results in the order asked.
@@ -168,20 +192,52 @@ class Ledger:
         return _in_order(refused + self._run(runnable))
 
     def resume(self, asking: Entry) -> list[Result]:
-        """Find the results of calls that another runner began; results in the order asked.
+        """Find the results of calls that another runner began, or begin those that waited; in the order asked.
 
         Raises:
             LeaseLost: the session is somebody else's now.
             Interrupted: the turn is to stop while a call cannot be decided yet.
+            Undecided: a person is to decide about calls first.
         """
         rows = _rows(self._runtime.database, self._turn.turn_id, asking)
+        if any(row.status in approvals.UNBEGUN for row in rows.values()):
+            results, again = self._begun(asking, rows)
+        else:
+            results, again = self._taken_over(asking, rows)
+        return _in_order(_noting_changes(asking, rows, results + self._run(again)))
+
+    def _begun(self, asking: Entry, rows: Mapping[int, Row[Any]]) -> tuple[list[Result], list[Planned]]:
+        """What is settled of calls that waited for a person, and those that are begun by this."""
+        planned = plan(self._agent, _decided(asking, rows), self._runtime)
+        calls = [
+            replace(each, effect_id=rows[each.position].effect_id) if each.position in rows else each
+            for each in planned
+        ]
+        runnable = [(each.effect_id, each.timeout_s) for each in calls if each.refusal is None]
+        limits = self._runtime.settings.turn
+        approvals.begin(
+            self._runtime.database,
+            self._hold,
+            turn_id=self._turn.turn_id,
+            message_seq=asking.seq or 0,
+            calls=runnable,
+            lease_s=limits.lease_s,
+        )
+        begun = _rows(self._runtime.database, self._turn.turn_id, asking)
+        again = [each for each in calls if each.refusal is None and begun[each.position].status == "intended"]
+        running = {each.position for each in again}
+        return [_settled(each, begun.get(each.position)) for each in calls if each.position not in running], again
+
+    def _taken_over(self, asking: Entry, rows: dict[int, Row[Any]]) -> tuple[list[Result], list[Planned]]:
+        """What is settled of calls that another runner began, and those that run again."""
         wait_s = max((row.undecided_s for row in rows.values() if row.status == "intended"), default=0.0)
         if wait_s > 0:
             self._wait(wait_s)
             rows = _rows(self._runtime.database, self._turn.turn_id, asking)
+        self._variables.replay(_changes(rows))
         results: list[Result] = []
         again: list[Planned] = []
-        for fresh in plan(self._agent, asking.tool_calls, self._runtime):
+        for fresh in plan(self._agent, _decided(asking, rows), self._runtime):
             found = self._known_or_again(fresh, rows.get(fresh.position))
             if isinstance(found, Result):
                 results.append(found)
@@ -189,7 +245,7 @@ class Ledger:
                 again.append(found)
         for each in again:
             self._extend(each)
-        return _in_order(results + self._run(again))
+        return results, again
 
     def _known_or_again(self, fresh: Planned, row: Row[Any] | None) -> Result | Planned:
         if fresh.refusal is not None and row is None:
@@ -231,10 +287,12 @@ class Ledger:
         probe, context = tool.probe, self._context(planned)
         self._hold.step_within(planned.timeout_s)
         done: queue.SimpleQueue[_Run] = queue.SimpleQueue()
-        run = _Run(planned, lambda: probe(context), self._now() + planned.timeout_s, done)
+        run = _Run(planned, lambda: probe(context), self._now() + planned.timeout_s, context.working_variables, done)
         try:
             done.get(timeout=planned.timeout_s)
         except queue.Empty:
+            run.variables.revoke()
+            self._runtime.leaks.add(run.thread)
             log.warning("the probe of tool %s did not answer in %g s", tool.name, planned.timeout_s)
             return Unknown()
         outcome = run.outcome
@@ -252,7 +310,12 @@ class Ledger:
             if finished is not None:
                 # What has come in counts before any time that is up by now.
                 if waiting.pop(finished.planned.position, None) is not None:
-                    results.append(_ran(finished))
+                    again = self._came_back(finished, results, again=finished.planned.position not in repeated)
+                    if again:
+                        repeated.add(finished.planned.position)
+                        waiting[finished.planned.position] = self._start_again(
+                            finished.planned, done, record=len(calls) > 1
+                        )
                 continue
             for run in [run for run in waiting.values() if self._now() >= run.until]:
                 position = run.planned.position
@@ -264,6 +327,21 @@ class Ledger:
                     del waiting[position]
                     results.append(decided)
         return results
+
+    def _came_back(self, run: _Run, results: list[Result], *, again: bool) -> bool:
+        """Note the result of a call that has ended; True if it broke off and is to be run `again` instead."""
+        planned = run.planned
+        if not isinstance(run.outcome, OutcomeUnknown) or planned.tool is None:
+            results.append(_ran(run))
+            return False
+        decided = self._decide(planned, planned.tool.effect)
+        if decided is None and again:
+            return True
+        found = decided or Result(planned.position, "unknown", UNKNOWN_OUTCOME, planned.effect_id)
+        if found.status == "unknown":
+            found = replace(found, text=f"{run.outcome.message}\n{found.text}")
+        results.append(found)
+        return False
 
     def _next(self, done: queue.SimpleQueue[_Run], waiting: Any) -> _Run | None:
         left = min(run.until for run in waiting) - self._now()
@@ -285,18 +363,43 @@ class Ledger:
 
         def note(status: str, text: str) -> None:
             if record or self._now() >= until:
-                self._finish(planned, status, text)
+                self._finish(planned, status, text, context.working_variables.changes())
 
         def work() -> str:
             try:
-                text = tool.call(planned.arguments, context)
+                text = self._call(tool, planned, context)
+            except OutcomeUnknown:
+                raise  # nothing is known to be recorded
             except ToolError as error:
                 note("failed", error.message)
                 raise
             note("done", text)
             return text
 
-        return _Run(planned, work, until, done)
+        return _Run(planned, work, until, context.working_variables, done)
+
+    def _call(self, tool: Tool, planned: Planned, context: ToolContext) -> str:
+        """What the tool returns, with the agent's hooks around it.
+
+        Raises:
+            ToolError: it failed, or a required hook refuses the call, or its result.
+        """
+        turn = self._turn
+        seen = CallSeen(
+            turn.user_id, self._hold.session_id, turn.turn_id, planned.effect_id, tool.name, planned.arguments
+        )
+        self._hooked(lambda: call_hooks(self._agent.before_tool, seen))
+        text = tool.call(planned.arguments, context)
+        self._hooked(lambda: call_hooks(self._agent.after_tool, CallOver(seen, text)))
+        return text
+
+    def _hooked(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except ToolError:
+            raise
+        except PerdureError as error:
+            raise ToolError(storable(error.message)) from error
 
     def _start_again(self, planned: Planned, done: queue.SimpleQueue[_Run], *, record: bool) -> _Run:
         self._extend(planned)
@@ -309,6 +412,8 @@ class Ledger:
         if tool is None:
             raise ValueError(f"the call of {planned.call.name} was refused: it cannot time out")
         log.warning("tool %s ran for more than %g s", tool.name, planned.timeout_s)
+        run.variables.revoke()
+        self._runtime.leaks.add(run.thread)
         decided = self._decide(planned, tool.effect)
         if decided is None and tool.effect is Effect.UNSAFE and run.alive:
             # The probe looked before the effect, which this very thread may still bring about.
@@ -335,10 +440,16 @@ class Ledger:
             raise LeaseLost
         self._hold.renewed(asked_at)
 
-    def _finish(self, planned: Planned, status: str, text: str) -> None:
+    def _finish(self, planned: Planned, status: str, text: str, changes: list[Change]) -> None:
         try:
             self._runtime.database.run(
-                queries.FINISH_EFFECT, {"effect_id": planned.effect_id, "status": status, "result": storable(text)}
+                queries.FINISH_EFFECT,
+                {
+                    "effect_id": planned.effect_id,
+                    "status": status,
+                    "result": storable(text),
+                    "variables": as_json(changes) if changes else None,
+                },
             )
         except PerdureError as error:
             # The result is still handed to the turn, which commits it with the step.
@@ -357,21 +468,59 @@ class Ledger:
             effect_id=planned.effect_id,
             channel=self._turn.channel,
             cancelled=self._hold.unwanted,
+            working_variables=WorkingVariables(self._variables),
+            memory=own_memory(self._runtime, self._hold.session_id, self._turn, planned.effect_id),
         )
 
     def _now(self) -> float:
         return self._runtime.clock.monotonic()
 
 
-def recorded(executor: Executor, turn_id: UUID, asking: Entry) -> list[Result]:
-    """The results of a message's calls, as far as their rows have one; the others are unknown."""
+def recorded(executor: Executor, turn_id: UUID, asking: Entry) -> tuple[list[Result], list[Change]]:
+    """The results of a message's calls, as far as their rows have one (the others are unknown).
+
+    And what those calls changed of the working variables, which no step has committed yet.
+    """
     rows = _rows(executor, turn_id, asking)
-    return [_as_recorded(position, rows.get(position)) for position in range(len(asking.tool_calls))]
+    results = [_as_recorded(position, rows.get(position)) for position in range(len(asking.tool_calls))]
+    return _noting_changes(asking, rows, results), _changes(rows)
 
 
 def _rows(executor: Executor, turn_id: UUID, asking: Entry) -> dict[int, Row[Any]]:
     rows = executor.run(queries.EFFECTS_OF_STEP, {"turn_id": turn_id, "message_seq": asking.seq})
     return {row.position: row for row in rows}
+
+
+def _changes(rows: Mapping[int, Row[Any]]) -> list[Change]:
+    return [cast("Change", tuple(change)) for row in rows.values() for change in row.variables or ()]
+
+
+def _decided(asking: Entry, rows: Mapping[int, Row[Any]]) -> list[ToolCall]:
+    """The calls with the arguments that are run: a person may have changed the model's own."""
+    return [
+        replace(call, arguments=rows[position].arguments) if position in rows else call
+        for position, call in enumerate(asking.tool_calls)
+    ]
+
+
+def _noting_changes(asking: Entry, rows: Mapping[int, Row[Any]], results: Iterable[Result]) -> list[Result]:
+    """The results; where a person changed the arguments, the model is told with which it was run."""
+    noted = []
+    for result in results:
+        row = rows.get(result.position)
+        if row is not None and row.arguments != asking.tool_calls[result.position].arguments:
+            text = f"A person changed the arguments of this call to {row.arguments}\n{result.text}"
+            noted.append(replace(result, text=text))
+        else:
+            noted.append(result)
+    return noted
+
+
+def _settled(planned: Planned, row: Row[Any] | None) -> Result:
+    """The result of a call that is not begun: denied, or refused before or after it was decided."""
+    if row is not None and row.status == "denied":
+        return _as_recorded(planned.position, row)
+    return replace(_refused(planned), effect_id=None if row is None else row.effect_id)
 
 
 def _ran(run: _Run) -> Result:
@@ -393,6 +542,10 @@ def _as_recorded(position: int, row: Row[Any] | None) -> Result:
             return Result(position, "done", row.result or "", row.effect_id)
         case "failed":
             return Result(position, "failed", f"Error: {row.result or 'it failed.'}", row.effect_id)
+        case "denied":
+            return Result(position, "denied", row.result or approvals.DENIED, row.effect_id)
+        case "asked" | "approved":
+            return Result(position, "failed", "Error: this call was not run.", row.effect_id)
         case _:
             return Result(position, "unknown", UNKNOWN_OUTCOME, row.effect_id)
 

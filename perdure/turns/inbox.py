@@ -2,14 +2,15 @@
 
 Idempotent by `(user_id, channel, message_id)`. The common case, a message that joins a
 session that exists, is one statement and one commit. Whatever needs a decision first (a new
-session, a repeated message, a busy session that is not to queue) takes the session's row
-lock and a transaction. Only then is a worker woken; that hint may be lost.
+session, an idle one, a repeated message, a busy session that is not to queue) takes the session's row
+lock and a transaction. So does every message where a rate is set (`guarding`). Only then is a worker
+woken; that hint may be lost.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 from uuid import UUID
@@ -22,19 +23,17 @@ from perdure.errors import Conflict, InvalidRequest, NotFound, TooLarge, Unavail
 from perdure.ids import new_id
 from perdure.runtime import Runtime
 from perdure.sessions import queries as sessions
+from perdure.sessions.ending import IDLE
 from perdure.settings import OnBusy, Scope
-from perdure.turns import queries
-from perdure.turns.effects import recorded
+from perdure.turns import guarding, queries
+from perdure.turns.cancelling import settle_begun
 from perdure.turns.incoming import Incoming
-from perdure.turns.lease import TurnRef
-from perdure.turns.settlement import CANCELLED, Cancelled, Tenure, closings, settle
-from perdure.turns.transcript import Transcript
+from perdure.turns.settlement import CANCELLED, Tenure
 
 log = logging.getLogger(__name__)
 
 _TRIES = 3
 _CHANGED = "The session changed while the message was being accepted; please send it again."
-_LIVE = frozenset({"initializing", "active", "thinking", "tool_executing", "waiting_approval"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +54,7 @@ class _Commit:
     accepted: Accepted
     wake: bool
     deliveries: tuple[UUID, ...] = ()
+    ending: UUID | None = None
 
 
 def accept(runtime: Runtime, message: Incoming) -> Accepted:
@@ -64,6 +64,7 @@ def accept(runtime: Runtime, message: Incoming) -> Accepted:
         InvalidRequest, TooLarge: the message itself is refused.
         NotFound: `session_id` is no session of this user.
         Conflict: the id was used for another text; the session is busy or over.
+        RateLimited: this user has sent as many messages as are accepted in a while.
         Unavailable: the database cannot be reached. Sending the same `message_id` again is safe.
     """
     _check(runtime, message)
@@ -73,6 +74,8 @@ def accept(runtime: Runtime, message: Incoming) -> Accepted:
         runtime.wake.delivery(delivery_id)
     if commit.wake:
         runtime.wake.session(commit.accepted.session_id, message.priority)
+    if commit.ending is not None:
+        runtime.wake.ending(commit.ending)
     return commit.accepted
 
 
@@ -98,6 +101,7 @@ def _parameters(runtime: Runtime, message: Incoming) -> dict[str, Any]:
         "text": message.text,
         "session_id": message.session_id,
         "scope": message.channel if runtime.settings.session.scope is Scope.CHANNEL else "",
+        "idle_s": runtime.settings.session.idle_timeout_s,
         "agent": message.agent,
         "agents": [agent.name for agent in runtime.agents],
         "default_agent": runtime.agents.default.name,
@@ -112,7 +116,8 @@ def _parameters(runtime: Runtime, message: Incoming) -> dict[str, Any]:
 def _retried(runtime: Runtime, message: Incoming, parameters: dict[str, Any]) -> _Commit:
     for tries_left in reversed(range(_TRIES)):
         try:
-            return _enqueue(runtime.database, parameters) or _accept_under_lock(runtime, message, parameters)
+            at_once = None if guarding.is_on(runtime.settings.guard) else _enqueue(runtime.database, parameters)
+            return at_once or _accept_under_lock(runtime, message, parameters)
         except IntegrityError:
             if not tries_left:
                 raise
@@ -136,23 +141,28 @@ def _enqueue(executor: Executor, parameters: dict[str, Any]) -> _Commit | None:
 
 def _accept_under_lock(runtime: Runtime, message: Incoming, parameters: dict[str, Any]) -> _Commit:
     with runtime.database.transaction("turns.accept") as transaction:
+        guarding.queue_up(transaction, runtime.settings.guard, message.user_id)
         # What is true of the message and of the session is asked under the session's lock only:
         # before it, the same message or the session's first one may be on its way beside this.
         targets = transaction.run(sessions.LOCK_TARGET, parameters)
         earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
-        if not targets and not earlier:
+        ending = targets[0].session_id if targets and targets[0].idle and message.session_id is None else None
+        if ending is not None and not earlier:
+            transaction.run(sessions.REQUEST_END, {"session_id": ending, "reason": IDLE})
+        if (ending is not None or not targets) and not earlier:
             _open(runtime, transaction, message, parameters)
             targets = transaction.run(sessions.LOCK_TARGET, parameters)
             earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
         if earlier:
             return _again(earlier[0], parameters)
+        guarding.check(transaction, runtime.settings.guard, message.user_id)
         if not targets:
             raise Unavailable(_CHANGED)
-        if targets[0].state not in _LIVE:
+        if targets[0].over:
             raise Conflict("That session has ended. Send the message without session_id to begin the next one.")
         if targets[0].unsettled:
             return _into_busy(runtime, transaction, targets[0].session_id, parameters)
-        return _queued(transaction, parameters)
+        return replace(_queued(transaction, parameters), ending=ending)
 
 
 def _again(row: Row[Any], parameters: dict[str, Any]) -> _Commit:
@@ -206,24 +216,7 @@ def _interrupt(runtime: Runtime, transaction: Transaction, session_id: UUID) -> 
             parameters = {"turn_id": row.turn_id, "message": CANCELLED, "delivery_id": new_id(runtime.clock)}
             delivery_id = transaction.run(queries.CANCEL, parameters)[0].delivery_id
         else:
-            delivery_id = _settle_begun(runtime, transaction, tenure, row)
+            delivery_id = settle_begun(runtime, transaction, tenure, row).delivery_id
         if delivery_id is not None:
             deliveries.append(delivery_id)
     return tuple(deliveries)
-
-
-def _settle_begun(runtime: Runtime, transaction: Transaction, tenure: Tenure, row: Row[Any]) -> UUID | None:
-    turn = TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
-    transcript = Transcript.load(transaction, tenure.session_id, turn, window=1)
-    asking = transcript.asking()
-    texts = [result.text for result in recorded(transaction, turn.turn_id, asking)] if asking else []
-    settled = settle(
-        transaction,
-        runtime.clock,
-        tenure,
-        turn=turn,
-        transcript=transcript,
-        ending=Cancelled(),
-        closing=closings(turn.turn_id, asking, texts),
-    )
-    return settled.delivery_id

@@ -25,6 +25,7 @@ from perdure.untrusted import first_line, load_object, what_is_wrong
 
 DEFAULT_PRIORITY = 5
 MAX_METADATA_CHARS = 16_384
+MAX_REASON_CHARS = 1_000
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
@@ -126,6 +127,17 @@ def parse_incoming(given: Any, *, channel: Literal["http", "celery"] = "http") -
         return Incoming.model_validate({"channel": channel, **given})
     except ValidationError as error:
         raise InvalidRequest(" ".join(_sentence(item) for item in error.errors(include_input=False))) from None
+
+
+def parse_reason(given: object) -> str:
+    """Check why somebody wants a session to end.
+
+    Raises:
+        InvalidRequest: it is no text, too long, or cannot be stored.
+    """
+    if not isinstance(given, str) or len(given) > MAX_REASON_CHARS or _UNSTORABLE.search(given):
+        raise InvalidRequest(f"reason: must be text of at most {MAX_REASON_CHARS} characters, without NUL.")
+    return given
 
 
 def _sentence(item: Any) -> str:

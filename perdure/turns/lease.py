@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from perdure.database.engine import Database
 from perdure.errors import Unavailable
 from perdure.models.protocol import ModelCall
 from perdure.settings import TurnSettings
+from perdure.snapshots.store import Version
 from perdure.turns import queries
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,16 @@ GRACE_S = 5.0
 
 _WATCH_S = 1.0
 _NO_LIMIT = 2**31 - 1
+_MOST_TOUCHED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What came before a turn: the channel of the turn before, the session before and its summary, if any."""
+
+    channel: str | None = None
+    session_id: UUID | None = None
+    summary: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +62,27 @@ class TurnRef:
     channel: str
     first_seq: int
     cancel_requested_at: datetime | None
+    before: Before = Before()
+    held: str | None = None
+    """How it ends, as JSON, once the session's snapshot is saved; None while it has not come to that."""
+    started_at: datetime | None = None
+    language: str | None = None
+    """As the message's metadata name it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a session keeps between its turns: its tick, its working variables, which snapshot of it counts.
+
+    `variables` is JSON: those of `variables_tick`, which is None if there are none. It is None as well where
+    the claim could not see them yet. `wakes` is how often the session was woken in vain before.
+    """
+
+    tick: int = 0
+    variables_tick: int | None = None
+    variables: str | None = None
+    saved: Version | None = None
+    wakes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +94,7 @@ class Claimed:
     strikes: int
     spent_s: float
     turn: TurnRef | None
+    kept: Kept = Kept()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +206,11 @@ class Hold:
         _end(call)
 
     def expire_overdue(self) -> None:
-        """Hang up on the model call if its deadline has passed."""
+        """Hang up on the model call, or on the part of it that is under way, if its deadline has passed."""
         with self._lock:
             call = self._call
-        if call is not None and self._clock.monotonic() >= call.deadline:
-            call.expire()
+        if call is not None:
+            call.expire_overdue()
 
     def _stop(self) -> ModelCall | None:
         self.stopping.set()
@@ -201,8 +235,8 @@ class Keeper:
         self._closed = threading.Event()
         self._renewed_at = clock.monotonic()
         self._thread = threading.Thread(target=self._run, name="perdure-keeper", daemon=True)
-        self._idle = threading.Condition(self._lock)
         self._draining = False
+        self._touched: OrderedDict[UUID, int] = OrderedDict()
 
     def start(self) -> None:
         """Begin to keep."""
@@ -221,6 +255,7 @@ class Keeper:
         with self._lock:
             older = self._holds.get(claim.session_id)
             self._holds[claim.session_id] = hold
+            self._touch(claim)
             draining = self._draining
         if older is not None:  # this process lost the session and has claimed it again
             older.lose()
@@ -232,27 +267,40 @@ class Keeper:
             with self._lock:
                 if self._holds.get(claim.session_id) is hold:
                     del self._holds[claim.session_id]
-                if not self._holds:
-                    self._idle.notify_all()
 
     @property
     def running(self) -> int:
-        """How many turns this process runs."""
+        """How many sessions this process holds: to run their turns, or to end them."""
         return len(self._holds)
 
-    def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until no turn runs here; whether that came about in time."""
+    @property
+    def turns(self) -> int:
+        """How many turns this process runs."""
         with self._lock:
-            return self._idle.wait_for(lambda: not self._holds, timeout_s)
+            return sum(1 for hold in self._holds.values() if hold.turn_id is not None)
 
-    def release_all(self) -> int:
-        """Give back every lease, for a process that must leave in mid-turn; how many there were."""
+    def touched(self) -> list[tuple[UUID, int]]:
+        """The sessions that this process held, the latest first, each with its last token here; bounded."""
+        with self._lock:
+            return [*reversed(self._touched.items())]
+
+    def release_all(self) -> list[UUID]:
+        """Give back every lease, for a process that must leave in mid-turn; the sessions."""
         with self._lock:
             holds = list(self._holds.values())
         for hold in holds:
             hold.lose()
         held = {"session_ids": [hold.session_id for hold in holds], "tokens": [hold.token for hold in holds]}
-        return len(self._database.run(queries.RELEASE_ALL, held, urgent=True)) if holds else 0
+        rows = self._database.run(queries.RELEASE_ALL, held, urgent=True) if holds else ()
+        return [row.session_id for row in rows]
+
+    def park(self) -> int:
+        """Have the turns that run now given up at their next safe point, and no ending of a session; how many."""
+        with self._lock:
+            holds = [hold for hold in self._holds.values() if hold.turn_id is not None]
+        for hold in holds:
+            hold.drain()
+        return len(holds)
 
     def drain(self) -> None:
         """Have every turn given up at its next safe point, those that begin from now on as well."""
@@ -274,6 +322,12 @@ class Keeper:
         if self._clock.monotonic() - self._renewed_at >= self._limits.heartbeat_s - _WATCH_S / 2:
             self._renew([hold for hold in holds if hold.within_step()])
         self._watch([hold for hold in holds if hold.turn_id is not None])
+
+    def _touch(self, claim: Claimed) -> None:
+        self._touched[claim.session_id] = claim.token
+        self._touched.move_to_end(claim.session_id)
+        if len(self._touched) > _MOST_TOUCHED:
+            self._touched.popitem(last=False)
 
     def _run(self) -> None:
         pause = min(_WATCH_S, self._limits.heartbeat_s / 2)
@@ -337,7 +391,7 @@ def claim(database: Database, session_id: UUID, owner: str, limits: TurnSettings
     row = rows[0]
     if row.token is None:
         return NeedsIsolation(row.claims_before)
-    return Claimed(session_id, row.token, row.strikes, row.spent_s, _turn(row))
+    return Claimed(session_id, row.token, row.strikes, row.spent_s, _turn(row), _kept(row))
 
 
 def begin_next(database: Database, session_id: UUID, token: int, limits: TurnSettings) -> Claimed:
@@ -350,7 +404,7 @@ def begin_next(database: Database, session_id: UUID, token: int, limits: TurnSet
     if not rows:
         raise LeaseLost
     row = rows[0]
-    return Claimed(session_id, token, row.strikes, row.spent_s, _turn(row))
+    return Claimed(session_id, token, row.strikes, row.spent_s, _turn(row), _kept(row))
 
 
 def is_claimable(database: Database, session_id: UUID, limits: TurnSettings) -> bool:
@@ -362,4 +416,21 @@ def is_claimable(database: Database, session_id: UUID, limits: TurnSettings) -> 
 def _turn(row: Row[Any]) -> TurnRef | None:
     if row.turn_id is None:
         return None
-    return TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, row.cancel_requested_at)
+    return TurnRef(
+        turn_id=row.turn_id,
+        seq=row.seq,
+        user_id=row.user_id,
+        agent=row.agent,
+        channel=row.channel,
+        first_seq=row.first_seq,
+        cancel_requested_at=row.cancel_requested_at,
+        before=Before(row.previous_channel, row.previous_session_id, row.previous_summary),
+        held=row.held,
+        started_at=row.started_at,
+        language=row.language,
+    )
+
+
+def _kept(row: Row[Any]) -> Kept:
+    saved = None if row.saved_token is None else Version(row.saved_token, row.saved_tick)
+    return Kept(row.tick, row.variables_tick, row.variables, saved, row.wakes_before)

@@ -11,19 +11,24 @@ place.
 from __future__ import annotations
 
 from perdure.database.engine import Statement
+from perdure.sessions.states import State, Trigger, sql
+from perdure.snapshots.queries import NEXT_VARIABLES_TICK, PRESENT_VARIABLES, WITH_STEP
+from perdure.turns.intake import CLOSED
 
 # --- accept ------------------------------------------------------------------------------
 
 # The whole of accepting into a session that exists. A session whose agent this installation no
-# longer has goes on with the default one. Returns no row where more must be known
-# first: there is no such session, it is busy and the message would not queue, or the message
-# was accepted before.
+# longer has goes on with the default one. Returns no row where more must be known first: there
+# is no such session, it is over or nobody has used it for long, it is busy and the message would
+# not queue, or the message was accepted before.
 ENQUEUE = Statement(
     "turns.enqueue",
-    """
+    f"""
     WITH target AS (
         UPDATE sessions AS s
-        SET last_turn_seq = s.last_turn_seq + 1,
+        SET state = CASE s.state WHEN '{State.INITIALIZING}' THEN {sql(Trigger.SESSION_CREATED, column="s.state")}
+                                 ELSE s.state END,
+            last_turn_seq = s.last_turn_seq + 1,
             unsettled = s.unsettled + 1,
             last_activity_at = perdure_now(),
             woken_at = perdure_now(),
@@ -32,8 +37,11 @@ ENQUEUE = Statement(
                 %(session_id)s::uuid,
                 (SELECT session_id FROM sessions WHERE user_id = %(user_id)s AND scope = %(scope)s AND routable))
           AND s.user_id = %(user_id)s
-          AND s.state NOT IN ('summarizing', 'ending', 'ended')
-          AND (s.routable OR %(session_id)s::uuid IS NOT NULL)
+          AND s.end_requested_at IS NULL
+          AND (%(session_id)s::uuid IS NOT NULL
+               OR s.routable
+                  AND (s.unsettled > 0
+                       OR s.last_activity_at > perdure_now() - make_interval(secs => %(idle_s)s)))
           AND (%(on_busy)s = 'enqueue' OR s.unsettled = 0)
           AND NOT EXISTS (
                 SELECT FROM inbox
@@ -93,20 +101,66 @@ MERGE = Statement(
     """,
 )
 
+# Whoever comes next with a message of this user waits until the transaction is over.
+QUEUE_UP = Statement(
+    "turns.queue_up",
+    "SELECT pg_advisory_xact_lock(hashtextextended('perdure rate of ' || %(user_id)s::text, 0)) IS NULL AS free",
+)
+
+# For how many seconds still as many messages as a rate allows lie within its time: then the oldest of
+# those leaves it. One that was accepted while the clock was ahead is not counted; by less, a transaction only began
+# later and was first.
+FULL_FOR = Statement(
+    "turns.full_for",
+    """
+    SELECT max(extract(epoch FROM oldest.accepted_at - perdure_now()) + rate.within_s)::float AS full_s
+    FROM (VALUES (%(minute_s)s::int, %(per_minute)s::int),
+                 (%(hour_s)s::int, %(per_hour)s::int)) AS rate (within_s, most),
+         LATERAL (SELECT accepted_at FROM inbox
+                  WHERE user_id = %(user_id)s
+                    AND accepted_at BETWEEN perdure_now() - make_interval(secs => rate.within_s)
+                                        AND perdure_now() + interval '10 seconds'
+                  ORDER BY accepted_at DESC OFFSET greatest(rate.most - 1, 0) LIMIT 1) AS oldest
+    WHERE rate.most > 0
+    """,
+    writes=False,
+)
+
 # --- claim -------------------------------------------------------------------------------
+
+# A session whose turn waits for a person or for a model is nobody's before its time, whoever wakes
+# it. A moment that lies ahead of the last wake-up was given while the server's clock was wrong, and is none.
+_IN_TIME = """
+          (not_before IS NULL OR not_before <= perdure_now() OR woken_at > perdure_now() + interval '1 second')
+""".strip()
+
+# What the model is told of what came before a turn: the channel of the turn before it, be it the
+# last one of the session before; and that session, with its summary once there is one. And what
+# the session keeps between its turns.
+_BEFORE = f"""
+           {{held}}.previous_session_id, previous.summary AS previous_summary,
+           coalesce(
+               (SELECT channel FROM turns WHERE session_id = %(session_id)s AND seq = begun.seq - 1),
+               (SELECT channel FROM turns WHERE session_id = {{held}}.previous_session_id ORDER BY seq DESC LIMIT 1)
+           ) AS previous_channel,
+           {{held}}.tick, {{held}}.saved_token, {{held}}.saved_tick, {{held}}.variables_tick,
+           {PRESENT_VARIABLES} AS variables
+""".strip()
 
 # Takes the lease and begins (or takes over) the session's oldest unsettled turn. Skips a
 # row that somebody has locked. A lease that lies too far ahead was given while the server's
 # clock was wrong, and is none. From `isolate_from` claims of one turn on, only a process of the
-# turn's own may claim it.
+# turn's own may claim it. While the fleet's intake is closed, nobody may.
 CLAIM = Statement(
     "turns.claim",
-    """
+    f"""
     WITH candidate AS (
-        SELECT session_id, strikes, claims FROM sessions
+        SELECT session_id, strikes, claims, wakes, not_before FROM sessions
         WHERE session_id = %(session_id)s AND unsettled > 0
           AND (lease_until IS NULL OR lease_until <= perdure_now()
                OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
+          AND {_IN_TIME}
+          AND NOT {CLOSED}
         FOR NO KEY UPDATE SKIP LOCKED
     ), claimed AS (
         UPDATE sessions AS s
@@ -116,14 +170,16 @@ CLAIM = Statement(
             strikes = s.strikes + 1,
             claims = s.claims + 1,
             wakes = 0,
-            state = CASE WHEN s.state IN ('initializing', 'active') THEN 'thinking' ELSE s.state END
+            not_before = NULL,
+            state = {sql(Trigger.TURN_CLAIMED, column="s.state")}
         FROM candidate
         WHERE s.session_id = candidate.session_id AND candidate.claims < %(isolate_from)s
-        RETURNING s.session_id, s.token, s.strikes, s.spent_s, s.message_count
+        RETURNING s.session_id, s.token, s.strikes, s.spent_s, s.message_count, s.previous_session_id, s.tick,
+                  s.saved_token, s.saved_tick, s.variables_tick, candidate.not_before IS NOT NULL AS waited
     ), begun AS (
         UPDATE turns AS t
         SET status = 'running',
-            attempts = t.attempts + 1,
+            attempts = t.attempts + (t.held IS NULL AND t.status <> 'waiting_approval' AND NOT claimed.waited)::int,
             started_at = coalesce(t.started_at, perdure_now()),
             first_seq = coalesce(t.first_seq, claimed.message_count + 1)
         FROM claimed
@@ -131,19 +187,22 @@ CLAIM = Statement(
                 SELECT turn_id FROM turns
                 WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
           AND t.settled_at IS NULL
-        RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at
+        RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
+                  t.started_at, t.metadata ->> 'language' AS language, t.held::text AS held
     )
-    SELECT candidate.strikes AS strikes_before, candidate.claims AS claims_before,
-           claimed.token, claimed.strikes, claimed.spent_s, begun.*
+    SELECT candidate.strikes AS strikes_before, candidate.claims AS claims_before, candidate.wakes AS wakes_before,
+           claimed.token, claimed.strikes, claimed.spent_s, begun.*,
+           {_BEFORE.format(held="claimed")}
     FROM candidate LEFT JOIN claimed USING (session_id) LEFT JOIN begun ON true
+         LEFT JOIN sessions AS previous ON previous.session_id = claimed.previous_session_id
     """,
 )
 
 # Whether a claim that came back empty-handed met a lock for a moment, or had nothing to do.
 CLAIMABLE = Statement(
     "turns.claimable",
-    """
-    SELECT unsettled > 0
+    f"""
+    SELECT unsettled > 0 AND NOT {CLOSED} AND {_IN_TIME}
            AND (lease_until IS NULL OR lease_until <= perdure_now()
                 OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2)) AS claimable
     FROM sessions WHERE session_id = %(session_id)s
@@ -155,16 +214,18 @@ CLAIMABLE = Statement(
 # one after its runner lost sight of what was committed.
 BEGIN_NEXT = Statement(
     "turns.begin_next",
-    """
+    f"""
     WITH fenced AS (
-        UPDATE sessions SET state = 'thinking', strikes = greatest(strikes, 1), claims = greatest(claims, 1),
+        UPDATE sessions SET state = CASE WHEN unsettled > 0 THEN {sql(Trigger.TURN_CLAIMED)} ELSE state END,
+               strikes = greatest(strikes, 1), claims = greatest(claims, 1), not_before = NULL,
                lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
         WHERE session_id = %(session_id)s AND token = %(token)s
-        RETURNING token, strikes, spent_s, message_count
+        RETURNING session_id, token, strikes, spent_s, message_count, previous_session_id, tick,
+                  saved_token, saved_tick, variables_tick
     ), begun AS (
         UPDATE turns AS t
         SET status = 'running',
-            attempts = t.attempts + (t.status <> 'running')::int,
+            attempts = t.attempts + (t.status NOT IN ('running', 'waiting_approval') AND t.held IS NULL)::int,
             started_at = coalesce(t.started_at, perdure_now()),
             first_seq = coalesce(t.first_seq, fenced.message_count + 1)
         FROM fenced
@@ -172,9 +233,13 @@ BEGIN_NEXT = Statement(
                 SELECT turn_id FROM turns
                 WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
           AND t.settled_at IS NULL
-        RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at
+        RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
+                  t.started_at, t.metadata ->> 'language' AS language, t.held::text AS held
     )
-    SELECT fenced.token, fenced.strikes, fenced.spent_s, begun.* FROM fenced LEFT JOIN begun ON true
+    SELECT fenced.token, fenced.strikes, fenced.spent_s, 0 AS wakes_before, begun.*,
+           {_BEFORE.format(held="fenced")}
+    FROM fenced LEFT JOIN begun ON true
+         LEFT JOIN sessions AS previous ON previous.session_id = fenced.previous_session_id
     """,
 )
 
@@ -234,45 +299,48 @@ WATCH = Statement(
 
 # --- step --------------------------------------------------------------------------------
 
-# One step: messages join the transcript, tool calls get their intent or their result. The claim
+# One step: messages join the transcript, tool calls get their intent or their result, working
+# variables that changed are kept. The claim
 # that goes on from here is the first attempt at what follows: a tool that kills its process at
 # once has used it up, though its intent was committed under the same claim.
 STEP = Statement(
     "turns.step",
-    """
+    f"""
     WITH fenced AS (
         UPDATE sessions
         SET message_count = message_count + %(added)s,
             tick = tick + 1,
-            state = %(state)s,
+            state = CASE WHEN %(asks)s THEN {sql(Trigger.TOOL_REQUESTED)} ELSE {sql(Trigger.TOOL_RESULT)} END,
             strikes = 1,
             spent_s = %(spent_s)s,
+            variables_tick = {NEXT_VARIABLES_TICK},
             lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
         WHERE session_id = %(session_id)s AND token = %(token)s
-        RETURNING session_id, message_count - %(added)s AS base
+        RETURNING session_id, token, tick, message_count - %(added)s AS base
     ), said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
-                              token_count, model, usage, created_at)
+                              token_count, model, fallback, usage, created_at)
         SELECT fenced.session_id, fenced.base + m.position, %(turn_id)s::uuid, m.role, m.content, m.tool_calls,
-               m.tool_call_id, m.message_id, %(channel)s, m.token_count, m.model, m.usage,
+               m.tool_call_id, m.message_id, %(channel)s, m.token_count, m.model, m.fallback, m.usage,
                coalesce(m.created_at, perdure_now())
         FROM fenced, jsonb_to_recordset(%(messages)s::jsonb) AS m (
             position int, role text, content text, tool_calls jsonb, tool_call_id text, message_id text,
-            token_count int, model text, usage jsonb, created_at timestamptz)
+            token_count int, model text, fallback boolean, usage jsonb, created_at timestamptz)
     ), intended AS (
         INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status,
                                   intended_at, decide_at)
         SELECT e.effect_id, %(turn_id)s::uuid, fenced.base + %(added)s, e.position, e.tool, e.arguments, e.effect,
-               'intended', perdure_now(), perdure_now() + make_interval(secs => e.timeout_s)
+               e.status, perdure_now(), perdure_now() + make_interval(secs => e.timeout_s)
         FROM fenced, jsonb_to_recordset(%(intents)s::jsonb) AS e (
-            effect_id uuid, position int, tool text, arguments text, effect text, timeout_s double precision)
+            effect_id uuid, position int, tool text, arguments text, effect text, status text,
+            timeout_s double precision)
     ), finished AS (
         UPDATE tool_effects AS t
-        SET status = r.status, result = r.result,
+        SET status = r.status, result = r.result, variables = NULL,
             finished_at = CASE WHEN r.status <> 'unknown' THEN perdure_now() END
         FROM fenced, jsonb_to_recordset(%(results)s::jsonb) AS r (effect_id uuid, status text, result text)
         WHERE t.effect_id = r.effect_id AND t.turn_id = %(turn_id)s
-    )
+    ), {WITH_STEP.strip()}
     SELECT fenced.base, (SELECT cancel_requested_at FROM turns WHERE turn_id = %(turn_id)s) AS cancel_requested_at
     FROM fenced
     """,
@@ -285,7 +353,7 @@ FINISH_EFFECT = Statement(
     """
     UPDATE tool_effects
     SET status = CASE WHEN status = 'intended' THEN %(status)s ELSE status END,
-        result = %(result)s, finished_at = perdure_now()
+        result = %(result)s, variables = %(variables)s::json, finished_at = perdure_now()
     WHERE effect_id = %(effect_id)s AND finished_at IS NULL
     """,
 )
@@ -299,18 +367,20 @@ EXTEND_EFFECT = Statement(
         WHERE session_id = %(session_id)s AND token = %(token)s
         RETURNING session_id
     )
-    UPDATE tool_effects SET decide_at = perdure_now() + make_interval(secs => %(timeout_s)s)
+    UPDATE tool_effects
+    SET intended_at = perdure_now(), decide_at = perdure_now() + make_interval(secs => %(timeout_s)s)
     FROM fenced
     WHERE effect_id = %(effect_id)s
     RETURNING effect_id
     """,
 )
 
+# None is undecided for longer than its time, however far the clock was set back since.
 EFFECTS_OF_STEP = Statement(
     "turns.effects_of_step",
     """
-    SELECT effect_id, position, effect, status, result,
-           extract(epoch FROM decide_at - perdure_now())::float AS undecided_s
+    SELECT effect_id, position, arguments, effect, status, result, variables,
+           extract(epoch FROM least(decide_at - perdure_now(), decide_at - intended_at))::float AS undecided_s
     FROM tool_effects
     WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s
     ORDER BY position
@@ -322,70 +392,168 @@ EFFECTS_OF_STEP = Statement(
 
 # Ends a turn: last messages, outcome, what is owed to its receiver; and either releases the
 # session or, where more turns wait and the runner goes on, keeps its lease. `unsettled` is
-# read from the locked row, so a turn accepted at this moment is not missed.
+# read from the locked row, so a turn accepted at this moment is not missed. `saved` says that a
+# snapshot of the tick that this makes is in its store.
 SETTLE = Statement(
     "turns.settle",
-    """
+    f"""
     WITH fenced AS (
         UPDATE sessions
         SET message_count = message_count + %(added)s,
             tick = tick + 1,
             turn_count = turn_count + 1,
             unsettled = unsettled - 1,
-            state = 'active',
+            state = CASE WHEN %(status)s::text = 'done' THEN {sql(Trigger.RESPONSE_COMPLETE)}
+                         ELSE {sql(Trigger.TURN_STOPPED)} END,
             strikes = 0,
             claims = 0,
             spent_s = 0,
+            variables_tick = {NEXT_VARIABLES_TICK},
+            saved_token = CASE WHEN %(saved)s THEN token ELSE saved_token END,
+            saved_tick = CASE WHEN %(saved)s THEN tick + 1 ELSE saved_tick END,
             last_activity_at = perdure_now(),
             lease_until = CASE WHEN %(keep)s AND unsettled > 1
                                THEN perdure_now() + make_interval(secs => %(lease_s)s) END,
             lease_owner = CASE WHEN %(keep)s AND unsettled > 1 THEN lease_owner END
         WHERE session_id = %(session_id)s AND token = %(token)s
-        RETURNING session_id, message_count - %(added)s AS base, unsettled
+        RETURNING session_id, token, tick, message_count - %(added)s AS base, unsettled, end_requested_at
     ), said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
-                              token_count, model, usage, created_at)
+                              token_count, model, fallback, usage, created_at)
         SELECT fenced.session_id, fenced.base + m.position, %(turn_id)s::uuid, m.role, m.content, m.tool_calls,
-               m.tool_call_id, m.message_id, %(channel)s, m.token_count, m.model, m.usage,
+               m.tool_call_id, m.message_id, %(channel)s, m.token_count, m.model, m.fallback, m.usage,
                coalesce(m.created_at, perdure_now())
         FROM fenced, jsonb_to_recordset(%(messages)s::jsonb) AS m (
             position int, role text, content text, tool_calls jsonb, tool_call_id text, message_id text,
-            token_count int, model text, usage jsonb, created_at timestamptz)
+            token_count int, model text, fallback boolean, usage jsonb, created_at timestamptz)
     ), settled AS (
         UPDATE turns AS t
         SET status = %(status)s, steps = %(steps)s, usage = %(usage)s::jsonb, settled_at = perdure_now(),
+            settled_tick = fenced.tick, held = NULL, held_error = NULL,
             error_code = %(error_code)s, error_message = %(error_message)s,
             reply_seq = CASE WHEN %(replied)s THEN fenced.base + %(added)s END
         FROM fenced WHERE t.turn_id = %(turn_id)s
         RETURNING t.turn_id, t.reply_to
     ), doubtful AS (
-        UPDATE tool_effects AS e SET status = 'unknown'
-        FROM fenced WHERE e.turn_id = %(turn_id)s AND e.status = 'intended'
-    ), owed AS (
+        UPDATE tool_effects AS e
+        SET status = CASE e.status WHEN 'intended' THEN 'unknown' WHEN 'asked' THEN 'denied' ELSE 'failed' END
+        FROM fenced WHERE e.turn_id = %(turn_id)s AND e.status IN ('intended', 'asked', 'approved')
+    ), {WITH_STEP.strip()}, owed AS (
         INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
         SELECT %(delivery_id)s::uuid, turn_id, reply_to, 'pending', perdure_now(), perdure_now()
         FROM settled WHERE reply_to IS NOT NULL
         RETURNING delivery_id
     )
-    SELECT fenced.unsettled, (SELECT delivery_id FROM owed) AS delivery_id FROM fenced
+    SELECT fenced.unsettled, fenced.unsettled = 0 AND fenced.end_requested_at IS NOT NULL AS may_end,
+           (SELECT delivery_id FROM owed) AS delivery_id
+    FROM fenced
+    """,
+)
+
+# Commits how a turn ends, and shows nobody: the snapshot is saved first, and SETTLE comes then.
+# Returns the messages that wait behind it, the pending events of that snapshot.
+HOLD = Statement(
+    "turns.hold",
+    """
+    WITH fenced AS (
+        UPDATE sessions SET strikes = 1, lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
+        WHERE session_id = %(session_id)s AND token = %(token)s
+        RETURNING tick
+    ), held AS (
+        UPDATE turns SET held = coalesce(held, %(held)s::json) FROM fenced WHERE turn_id = %(turn_id)s
+    )
+    SELECT fenced.tick, i.channel, i.message_id, i.text
+    FROM fenced LEFT JOIN (
+        SELECT i.channel, i.message_id, i.text, t.seq, i.position
+        FROM turns AS t JOIN inbox AS i USING (turn_id)
+        WHERE t.session_id = %(session_id)s AND t.settled_at IS NULL AND t.turn_id <> %(turn_id)s
+        ORDER BY t.seq, i.position LIMIT %(most)s
+    ) AS i ON true
+    ORDER BY i.seq, i.position
+    """,
+)
+
+# Whether a session is still held under a token.
+OWNED = Statement(
+    "turns.owned",
+    "SELECT token FROM sessions WHERE session_id = %(session_id)s AND token = %(token)s",
+    writes=False,
+)
+
+# The store would not take the snapshot: the session is given back, for the sweeper to wake again,
+# later than the last time (see WAKE_DUE).
+PUT_OFF = Statement(
+    "turns.put_off",
+    f"""
+    WITH fenced AS (
+        UPDATE sessions
+        SET lease_until = NULL, lease_owner = NULL, woken_at = perdure_now(), wakes = %(wakes)s,
+            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
+            state = {sql(Trigger.TURN_STOPPED)}
+        WHERE session_id = %(session_id)s AND token = %(token)s
+        RETURNING session_id
+    )
+    UPDATE turns AS t SET status = 'parked', held_error = %(error)s
+    FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
+    RETURNING t.turn_id
     """,
 )
 
 # Gives a session back in the middle of a turn; what it had is a place to go on from.
 PARK = Statement(
     "turns.park",
-    """
+    f"""
     WITH fenced AS (
         UPDATE sessions
         SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = NULL,
             strikes = CASE WHEN %(forgiven)s THEN greatest(strikes - 1, 0) ELSE strikes END,
             claims = CASE WHEN %(forgiven)s THEN greatest(claims - 1, 0) ELSE claims END,
-            state = 'active'
+            state = {sql(Trigger.TURN_STOPPED)}
         WHERE session_id = %(session_id)s AND token = %(token)s
         RETURNING session_id
     )
     UPDATE turns AS t SET status = 'parked' FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
     RETURNING t.turn_id
+    """,
+)
+
+PARK_FOR = Statement(
+    "turns.park_for",
+    f"""
+    WITH fenced AS (
+        UPDATE sessions
+        SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = perdure_now(), wakes = 0,
+            not_before = perdure_now() + make_interval(secs => %(wait_s)s),
+            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
+            state = {sql(Trigger.TURN_STOPPED)}
+        WHERE session_id = %(session_id)s AND token = %(token)s
+        RETURNING session_id
+    )
+    UPDATE turns AS t SET status = 'parked' FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
+    RETURNING t.turn_id, t.cancel_requested_at
+    """,
+)
+
+# A cancellation that came while the turn was on its way here: somebody is to settle it.
+BRING_BACK = Statement(
+    "turns.bring_back",
+    """
+    UPDATE sessions SET not_before = NULL, woken_at = NULL
+    WHERE session_id = %(session_id)s AND token = %(token)s
+    """,
+)
+
+RECALL = Statement(
+    "turns.recall",
+    """
+    WITH parked AS (
+        SELECT s.session_id FROM turns AS t JOIN sessions AS s USING (session_id)
+        WHERE t.settled_at IS NULL AND t.status = 'parked' AND s.not_before > perdure_now()
+        FOR NO KEY UPDATE OF s SKIP LOCKED
+    )
+    UPDATE sessions AS s SET not_before = perdure_now(), woken_at = NULL
+    FROM parked WHERE s.session_id = parked.session_id
+    RETURNING s.session_id
     """,
 )
 
@@ -404,23 +572,139 @@ RELEASE_ALL = Statement(
 
 RELEASE = Statement(
     "turns.release",
-    """
+    f"""
     UPDATE sessions SET lease_until = NULL, lease_owner = NULL, woken_at = NULL,
            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
-           state = CASE WHEN state = 'thinking' THEN 'active' ELSE state END
+           state = {sql(Trigger.TURN_STOPPED)}
     WHERE session_id = %(session_id)s AND token = %(token)s
-    RETURNING unsettled
+    RETURNING unsettled, unsettled = 0 AND end_requested_at IS NOT NULL AS may_end
+    """,
+)
+
+# --- approve -----------------------------------------------------------------------------
+
+LOCK_HELD = Statement(
+    "turns.lock_held",
+    "SELECT token FROM sessions WHERE session_id = %(session_id)s AND token = %(token)s FOR NO KEY UPDATE",
+)
+
+# Gives the session back until the calls are decided, or expire. Nobody's attempt, and no claim. Not where an end or
+# a cancellation was asked for meanwhile.
+WAIT_APPROVAL = Statement(
+    "turns.wait_approval",
+    f"""
+    WITH fenced AS (
+        UPDATE sessions
+        SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = perdure_now(), wakes = 0,
+            not_before = (SELECT min(decide_at) FROM tool_effects
+                          WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s AND status = 'asked'),
+            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
+            state = CASE state WHEN '{State.WAITING_APPROVAL}' THEN state ELSE {sql(Trigger.APPROVAL_NEEDED)} END
+        WHERE session_id = %(session_id)s AND token = %(token)s AND end_requested_at IS NULL
+          AND NOT EXISTS (SELECT FROM turns WHERE turn_id = %(turn_id)s AND cancel_requested_at IS NOT NULL)
+        RETURNING session_id
+    )
+    UPDATE turns AS t SET status = 'waiting_approval' FROM fenced WHERE t.turn_id = %(turn_id)s
+    RETURNING t.turn_id
+    """,
+)
+
+IS_CANCELLED = Statement(
+    "turns.is_cancelled",
+    "SELECT turn_id FROM turns WHERE turn_id = %(turn_id)s AND cancel_requested_at IS NOT NULL",
+    writes=False,
+)
+
+_UNDECIDED = """
+    (end_requested_at IS NULL AND EXISTS (
+        SELECT FROM tool_effects
+        WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s AND status = 'asked'
+          AND decide_at > perdure_now()))
+""".strip()
+
+# Begins what is approved, unless something is still to be decided. What can be decided no more is denied.
+BEGIN_APPROVED = Statement(
+    "turns.begin_approved",
+    f"""
+    WITH fenced AS (
+        UPDATE sessions
+        SET lease_until = perdure_now() + make_interval(secs => %(lease_s)s),
+            state = CASE WHEN state = '{State.THINKING}' THEN {sql(Trigger.TOOL_REQUESTED)}
+                         WHEN state = '{State.WAITING_APPROVAL}' AND NOT {_UNDECIDED}
+                         THEN {sql(Trigger.APPROVAL_DECIDED)}
+                         ELSE state END
+        WHERE session_id = %(session_id)s AND token = %(token)s
+        RETURNING end_requested_at, {_UNDECIDED} AS undecided
+    ), denied AS (
+        UPDATE tool_effects AS e
+        SET status = 'denied', finished_at = perdure_now(),
+            result = CASE WHEN fenced.end_requested_at IS NULL THEN %(expired)s ELSE %(ended)s END
+        FROM fenced
+        WHERE NOT fenced.undecided
+          AND e.turn_id = %(turn_id)s AND e.message_seq = %(message_seq)s AND e.status = 'asked'
+    ), begun AS (
+        UPDATE tool_effects AS e
+        SET status = 'intended', intended_at = perdure_now(),
+            decide_at = perdure_now() + make_interval(secs => c.timeout_s)
+        FROM fenced, jsonb_to_recordset(%(calls)s::jsonb) AS c (effect_id uuid, timeout_s double precision)
+        WHERE NOT fenced.undecided AND e.effect_id = c.effect_id AND e.status = 'approved'
+          AND e.turn_id = %(turn_id)s AND e.message_seq = %(message_seq)s
+    )
+    SELECT undecided FROM fenced
+    """,
+)
+
+LOCK_OF_TURN = Statement(
+    "turns.lock_of_turn",
+    """
+    SELECT s.session_id, s.end_requested_at IS NOT NULL AS ending FROM sessions AS s
+    WHERE s.session_id = (SELECT session_id FROM turns WHERE turn_id = %(turn_id)s)
+    FOR NO KEY UPDATE
+    """,
+)
+
+# Ids of calls are distinct within a turn; where a release before this one made them, the newest is meant.
+FIND_CALL = Statement(
+    "turns.find_call",
+    """
+    SELECT e.effect_id, e.tool, e.status, e.decide_at <= perdure_now() AS expired,
+           t.agent, t.priority, t.status = 'waiting_approval' AS waits
+    FROM turns AS t
+    JOIN tool_effects AS e ON e.turn_id = t.turn_id
+    JOIN messages AS m ON m.session_id = t.session_id AND m.seq = e.message_seq
+    WHERE t.turn_id = %(turn_id)s AND m.tool_calls -> e.position ->> 'id' = %(call_id)s
+    ORDER BY e.message_seq DESC LIMIT 1
+    """,
+    writes=False,
+)
+
+# A decision; where it was the last one, the session is anybody's. Returns a row then.
+DECIDE = Statement(
+    "turns.decide",
+    f"""
+    WITH decided AS (
+        UPDATE tool_effects
+        SET status = %(status)s, result = %(result)s, arguments = coalesce(%(arguments)s, arguments)
+        WHERE effect_id = %(effect_id)s
+    )
+    UPDATE sessions SET not_before = NULL, woken_at = NULL, state = {sql(Trigger.APPROVAL_DECIDED)}
+    WHERE session_id = %(session_id)s
+      AND NOT EXISTS (SELECT FROM tool_effects
+                      WHERE turn_id = %(turn_id)s AND status = 'asked' AND effect_id <> %(effect_id)s)
+    RETURNING session_id
     """,
 )
 
 # --- cancel ------------------------------------------------------------------------------
 
-# A turn that has not begun is settled here and now; one that has is asked to stop.
+# A turn that has not begun is settled here and now; one that has is asked to stop, and waits for
+# nothing any more. What is left without a turn is active again, whatever a runner was about to do
+# when it died.
 CANCEL = Statement(
     "turns.cancel",
-    """
+    f"""
     WITH locked AS (
-        SELECT s.session_id FROM sessions AS s
+        SELECT s.session_id, s.tick FROM sessions AS s
         WHERE s.session_id = (SELECT session_id FROM turns WHERE turn_id = %(turn_id)s)
         FOR NO KEY UPDATE
     ), asked AS (
@@ -428,22 +712,30 @@ CANCEL = Statement(
         SET cancel_requested_at = coalesce(t.cancel_requested_at, perdure_now()),
             status = CASE WHEN t.status = 'accepted' THEN 'cancelled' ELSE t.status END,
             settled_at = CASE WHEN t.status = 'accepted' THEN perdure_now() END,
+            settled_tick = CASE WHEN t.status = 'accepted' THEN locked.tick END,
             error_code = CASE WHEN t.status = 'accepted' THEN 'TURN_CANCELLED' END,
             error_message = CASE WHEN t.status = 'accepted' THEN %(message)s END
         FROM locked
         WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
-        RETURNING t.turn_id, t.session_id, t.status, t.reply_to, t.priority
+        RETURNING t.turn_id, t.session_id, t.status, t.status = 'cancelled' AS settled, t.reply_to, t.priority
     ), released AS (
         UPDATE sessions AS s
-        SET unsettled = s.unsettled - 1, turn_count = s.turn_count + 1
-        FROM asked WHERE s.session_id = asked.session_id AND asked.status = 'cancelled'
+        SET unsettled = s.unsettled - asked.settled::int, turn_count = s.turn_count + asked.settled::int,
+            last_activity_at = CASE WHEN asked.settled THEN perdure_now() ELSE s.last_activity_at END,
+            not_before = CASE WHEN asked.settled THEN s.not_before END,
+            state = CASE WHEN asked.settled AND s.unsettled = 1
+                         THEN {sql(Trigger.TURN_STOPPED, column="s.state")} ELSE s.state END
+        FROM asked WHERE s.session_id = asked.session_id AND (asked.settled OR s.not_before IS NOT NULL)
+        RETURNING asked.settled AND s.unsettled = 0 AND s.end_requested_at IS NOT NULL AS may_end
     ), owed AS (
         INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
         SELECT %(delivery_id)s::uuid, turn_id, reply_to, 'pending', perdure_now(), perdure_now()
-        FROM asked WHERE status = 'cancelled' AND reply_to IS NOT NULL
+        FROM asked WHERE settled AND reply_to IS NOT NULL
         RETURNING delivery_id
     )
-    SELECT asked.session_id, asked.status, asked.priority, (SELECT delivery_id FROM owed) AS delivery_id FROM asked
+    SELECT asked.session_id, asked.status, asked.priority, (SELECT delivery_id FROM owed) AS delivery_id,
+           coalesce((SELECT may_end FROM released), false) AS may_end
+    FROM asked
     """,
 )
 
@@ -451,9 +743,20 @@ CANCEL = Statement(
 SEIZE = Statement(
     "turns.seize",
     """
-    UPDATE sessions SET token = token + 1, lease_owner = NULL, lease_until = NULL, strikes = 0, claims = 0
+    UPDATE sessions
+    SET token = token + 1, lease_owner = NULL, lease_until = NULL, strikes = 0, claims = 0, not_before = NULL
     WHERE session_id = %(session_id)s
     RETURNING token, message_count
+    """,
+)
+
+# The same where nobody runs it: its turn waits.
+SEIZE_WAITING = Statement(
+    "turns.seize_waiting",
+    """
+    UPDATE sessions SET token = token + 1, strikes = 0, claims = 0, not_before = NULL
+    WHERE session_id = %(session_id)s AND lease_until IS NULL
+    RETURNING token
     """,
 )
 
@@ -475,8 +778,8 @@ TAKE_SWEEP = Statement(
     INSERT INTO sweeps AS s (name, due_at)
     VALUES (%(name)s, perdure_now() + make_interval(secs => %(every_s)s))
     ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at
-    WHERE s.due_at <= perdure_now()
-          OR s.due_at > excluded.due_at + interval '1 second'  -- the server's clock was ahead for a while
+    -- Or the server's clock was ahead for a while; by less, two rounds only began in another order than they ran.
+    WHERE s.due_at <= perdure_now() OR s.due_at > excluded.due_at + interval '1 second'
     RETURNING s.name
     """,
 )
@@ -484,19 +787,28 @@ TAKE_SWEEP = Statement(
 # Sessions with unsettled turns that nobody holds: at once where the lease ran out since the
 # last wake-up, else backing off, so that a long backlog makes no storm. Of equal priority
 # those woken less often come first: none is woken twice while another waits for its first.
+# Of turns parked for want of a model a few come back at a time, the oldest first: a model that has just
+# recovered is not to be overrun.
 WAKE_DUE = Statement(
     "sweep.wake_due",
-    """
-    WITH due AS (
-        SELECT s.session_id, max(t.priority) AS priority, min(t.accepted_at) AS oldest
+    f"""
+    WITH waiting AS (
+        SELECT s.session_id, s.wakes, max(t.priority) AS priority, min(t.accepted_at) AS oldest,
+               s.not_before IS NOT NULL AND bool_or(t.status = 'parked') AS paced
         FROM turns AS t JOIN sessions AS s USING (session_id)
         WHERE t.settled_at IS NULL
+          AND {_IN_TIME}
           AND (s.lease_until IS NULL OR s.lease_until <= perdure_now()
                OR s.lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
           AND (s.woken_at IS NULL OR s.woken_at > perdure_now() OR s.woken_at < s.lease_until
                OR s.woken_at <= perdure_now() - make_interval(secs => %(backoff_s)s * 2 ^ least(s.wakes, 6)))
         GROUP BY s.session_id
-        ORDER BY priority DESC, s.wakes, oldest
+    ), due AS (
+        SELECT session_id, priority FROM (
+            SELECT *, row_number() OVER (PARTITION BY paced ORDER BY priority DESC, wakes, oldest) AS place
+            FROM waiting) AS placed
+        WHERE NOT paced OR place <= %(most_parked)s
+        ORDER BY priority DESC, wakes, oldest
         LIMIT %(most)s
     ), locked AS (
         SELECT s.session_id, due.priority FROM sessions AS s JOIN due USING (session_id)
@@ -575,11 +887,28 @@ _TURN = """
                 WHERE m.session_id = t.session_id AND m.seq >= t.first_seq AND m.role = 'assistant')
                 ELSE t.steps END AS steps,
            r.content AS reply, t.error_code, t.error_message, t.usage, t.channel, t.agent,
+           CASE WHEN t.status = 'waiting_approval' THEN (
+                SELECT jsonb_agg(jsonb_build_object('call_id', m.tool_calls -> e.position ->> 'id', 'tool', e.tool,
+                                                    'arguments', e.arguments, 'expires_at', e.decide_at)
+                                 ORDER BY e.position)
+                FROM tool_effects AS e JOIN messages AS m ON m.session_id = t.session_id AND m.seq = e.message_seq
+                WHERE e.turn_id = t.turn_id AND e.status = 'asked' AND e.decide_at > perdure_now()
+                  AND (SELECT end_requested_at IS NULL FROM sessions WHERE session_id = t.session_id))
+                END AS pending_approvals,
            t.accepted_at, t.started_at, t.settled_at
     FROM turns AS t LEFT JOIN messages AS r ON r.session_id = t.session_id AND r.seq = t.reply_seq
 """
 
 READ = Statement("turns.read", _TURN + " WHERE t.turn_id = %(turn_id)s", writes=False)
+
+HELD_TURNS = Statement(
+    "turns.held_turns",
+    """
+    SELECT turn_id, held_error FROM turns
+    WHERE session_id = %(session_id)s AND settled_at IS NULL AND held_error IS NOT NULL
+    """,
+    writes=False,
+)
 
 SETTLED_AMONG = Statement(
     "turns.settled_among",

@@ -8,6 +8,7 @@ is held while a model or a tool is at work.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
 
 from perdure.agents import Agent
 from perdure.database.engine import as_json
@@ -19,9 +20,14 @@ from perdure.errors import (
     ProviderError,
     Unavailable,
 )
-from perdure.models.protocol import CallAborted, Model, ModelCall, ModelReply, ModelRequest
+from perdure.hooks import TurnOver, TurnSeen, call_hooks
+from perdure.models.protocol import CallAborted, Model, ModelCall, ModelReply, ModelRequest, Role
 from perdure.runtime import Runtime
-from perdure.turns import queries
+from perdure.settings import OnUnavailable
+from perdure.tools.variables import VariableSet
+from perdure.turns import approvals, parking, queries
+from perdure.turns.approvals import Undecided
+from perdure.turns.briefing import brief, offered
 from perdure.turns.effects import Interrupted, Ledger, Planned, Result, plan
 from perdure.turns.lease import Hold, LeaseLost, TurnRef
 from perdure.turns.settlement import Cancelled, Ending, Failed, Replied
@@ -33,10 +39,39 @@ class Parked:
     """The worker shuts down: another one goes on from what is committed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A person is to decide about calls. The session is given back already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delayed:
+    """No model answers, and the turn would rather wait: it goes on after `wait_s` seconds.
+
+    `spent_s` is its time under lease without the call that failed.
+    """
+
+    error: PerdureError
+    wait_s: float
+    spent_s: float
+
+
+Stop = Parked | Waiting | Delayed
+
+
 class Turn:
     """One turn under one lease, from wherever its transcript stands to its ending."""
 
-    def __init__(self, runtime: Runtime, hold: Hold, ref: TurnRef, transcript: Transcript, spent_s: float) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        hold: Hold,
+        ref: TurnRef,
+        transcript: Transcript,
+        spent_s: float,
+        *,
+        variables: VariableSet | None = None,
+    ) -> None:
         self.ref = ref
         self.transcript = transcript
         self._runtime = runtime
@@ -44,12 +79,14 @@ class Turn:
         self._began = runtime.clock.monotonic() - spent_s
         self._agent: Agent = runtime.agents.get(ref.agent)
         self._model: Model = runtime.models(self._agent.model or runtime.settings.model)
-        self._system = f"{self._agent.instructions}\n\nThe user is writing on the channel {ref.channel!r}."
-        self._tools = tuple(tool.schema() for tool in self._agent.tool_list)
-        self._ledger = Ledger(runtime, hold, ref, self._agent)
+        self._briefing: str | None = None
+        self._tools = offered(self._agent, runtime.settings.memory.budget_tools)
+        self._variables = variables or VariableSet()
+        self._ledger = Ledger(runtime, hold, ref, self._agent, self._variables)
         self._max_steps = self._agent.max_steps or runtime.settings.turn.max_steps
         self._timeout_s = self._agent.timeout_s or runtime.settings.turn.timeout_s
         self._planned: list[Planned] | None = None
+        self._before_call_s = spent_s
         if ref.cancel_requested_at is not None:
             hold.cancel(ref.turn_id)
 
@@ -58,29 +95,91 @@ class Turn:
         """Seconds under lease, over all the runners that the turn has had."""
         return self._runtime.clock.monotonic() - self._began
 
-    def run(self) -> Ending | Parked:
+    def run(self) -> Ending | Stop:
         """Step until the turn ends.
 
         Raises:
             LeaseLost: the session is somebody else's now.
             Unavailable: the database cannot be reached; what is committed must be read again.
         """
+        left = self._refused() or self._loop()
+        return left if isinstance(left, Stop) else self._let_go(left)
+
+    def _loop(self) -> Ending | Stop:
         while True:
             ending = self._over()
             if ending is not None:
                 return ending
-            try:
-                reply = self._step()
-            except (CallAborted, Interrupted) as error:
-                if not self._hold.stopping.is_set():
-                    return Failed(_broken_off(error))
-                continue  # the hold says why, at the head of the loop
-            except Unavailable:
-                raise
-            except PerdureError as error:
-                return Failed(error)
-            if reply is not None:
-                return Replied(reply)
+            left = self._step_or_stop()
+            if left is not None:
+                return left
+
+    def _refused(self) -> Failed | None:
+        """Whether a required hook keeps the turn from beginning."""
+        if self.transcript.steps or self._hold.stopping.is_set():
+            return None
+        try:
+            call_hooks(self._agent.before_turn, self._seen())
+        except PerdureError as error:
+            return Failed(error)
+        return None
+
+    def _let_go(self, ending: Ending) -> Ending:
+        """How the turn ends, once its hooks have seen it: a required one may take the reply back."""
+        match ending:
+            case Replied(reply):
+                over = TurnOver(self._seen(), "done", reply.content)
+            case Failed(error):
+                over = TurnOver(self._seen(), "failed", error.message)
+            case Cancelled():
+                over = TurnOver(self._seen(), "cancelled", None)
+            case _:
+                assert_never(ending)
+        try:
+            call_hooks(self._agent.after_turn, over)
+        except PerdureError as error:
+            return Failed(error) if isinstance(ending, Replied) else ending
+        return ending
+
+    def _seen(self) -> TurnSeen:
+        ref = self.ref
+        text = "\n".join(entry.content for entry in self.transcript.present if entry.role is Role.USER)
+        return TurnSeen(ref.user_id, self._hold.session_id, ref.turn_id, ref.agent, ref.channel, text)
+
+    def _step_or_stop(self) -> Ending | Stop | None:
+        """One step, and what it comes to, if the turn does not go on to the next one."""
+        try:
+            reply = self._step()
+        except Undecided:
+            return self._wait()
+        except (CallAborted, Interrupted) as error:
+            # Else the hold says why, at the head of the loop.
+            return None if self._hold.stopping.is_set() else Failed(_broken_off(error))
+        except Unavailable:
+            raise
+        except PerdureError as error:
+            return self._delayed(error) or Failed(error)
+        return None if reply is None else Replied(reply)
+
+    def _wait(self) -> Waiting | None:
+        """Give the session back until its calls are decided, unless nothing waits any more."""
+        asking = self.transcript.asking()
+        if asking is None or asking.seq is None:
+            raise LookupError("no call is open")
+        waits = approvals.wait(self._runtime.database, self._hold, self.ref.turn_id, asking.seq, self.spent_s)
+        if waits is approvals.Waits.CANCELLED:
+            self._hold.cancel(self.ref.turn_id)
+        return Waiting() if waits is approvals.Waits.YES else None
+
+    def _delayed(self, error: PerdureError) -> Delayed | None:
+        """Whether the turn waits until a model may answer. One whose own time is over does not."""
+        settings = self._runtime.settings
+        if (self._agent.on_unavailable or settings.turn.on_unavailable) != OnUnavailable.PARK:
+            return None
+        wait_s = parking.pause_s(error, settings.breaker.cooldown_s)
+        if wait_s is None or self.spent_s >= self._timeout_s or not parking.may_wait(self.ref, self._runtime.clock):
+            return None
+        return Delayed(error, wait_s, self._before_call_s)
 
     def _over(self) -> Ending | Parked | None:
         if self._hold.lost:
@@ -103,7 +202,7 @@ class Turn:
         if asking is not None:
             self._answer(asking)
             return None
-        reply = said(self.ref.turn_id, self._query())
+        reply = said(self.ref.turn_id, self._query(), self.transcript.call_ids)
         if not reply.tool_calls:
             return reply
         if self._hold.draining:
@@ -112,9 +211,14 @@ class Turn:
         return None
 
     def _query(self) -> ModelReply:
-        limit_s = min(self._runtime.settings.model_timeout_s, max(self._timeout_s - self.spent_s, 0.001))
+        if self._briefing is None:
+            self._briefing = brief(self._runtime, self._hold, self._agent, self.ref, self.transcript)
+        self._before_call_s = self.spent_s
+        # For the model and its fallbacks together; each has its own limit besides.
+        limit_s = max(self._timeout_s - self._before_call_s, 0.001)
         call = ModelCall(self._runtime.clock, limit_s)
-        request = ModelRequest(self.transcript.prompt(self._system), self._tools)
+        prompt = self.transcript.prompt(self._briefing, self._runtime.settings.memory.budget_working)
+        request = ModelRequest(prompt, self._tools)
         self._hold.step_within(limit_s)
         with self._hold.calling(call):
             try:
@@ -127,9 +231,12 @@ class Turn:
 
     def _ask(self, asking: Entry) -> None:
         planned = plan(self._agent, asking.tool_calls, self._runtime)
-        intents = [each.intent() for each in planned if each.refusal is None]
-        self._commit([*self.transcript.uncommitted, asking], "tool_executing", intents=intents)
-        self._planned = planned
+        runnable = [each for each in planned if each.refusal is None]
+        waits = any(each.needs_approval for each in runnable)
+        expires_s = self._runtime.settings.approval.expires_s
+        intents = [each.request(expires_s) if waits else each.intent() for each in runnable]
+        self._commit([*self.transcript.uncommitted, asking], asks=True, intents=intents)
+        self._planned = None if waits else planned
 
     def _answer(self, asking: Entry) -> None:
         planned, self._planned = self._planned, None
@@ -138,16 +245,18 @@ class Turn:
             result_of(self.ref.turn_id, call, result.text)
             for call, result in zip(asking.tool_calls, results, strict=True)
         ]
-        self._commit(entries, "thinking", results=results)
+        self._commit(entries, asks=False, results=results)
 
     def _commit(
         self,
         entries: list[Entry],
-        state: str,
+        *,
+        asks: bool,
         intents: list[dict[str, object]] | None = None,
         results: list[Result] | None = None,
     ) -> None:
         asked_at = self._runtime.clock.monotonic()
+        variables = self._variables.changed()
         rows = self._runtime.database.run(
             queries.STEP,
             {
@@ -156,18 +265,20 @@ class Turn:
                 "lease_s": self._runtime.settings.turn.lease_s,
                 "turn_id": self.ref.turn_id,
                 "channel": self.ref.channel,
-                "state": state,
+                "asks": asks,
                 "spent_s": self.spent_s,
                 "added": len(entries),
                 "messages": as_json([entry.record(position) for position, entry in enumerate(entries, start=1)]),
                 "intents": as_json(intents or []),
                 "results": as_json([result.record() for result in results or [] if result.effect_id]),
+                "variables": None if variables is None else as_json(variables),
             },
         )
         if not rows:
             raise LeaseLost
         self._hold.renewed(asked_at)
         self.transcript.committed(entries, rows[0].base)
+        self._variables.committed(variables)
         if rows[0].cancel_requested_at is not None:
             self._hold.cancel(self.ref.turn_id)
 

@@ -18,6 +18,7 @@ from sqlalchemy import Row
 from perdure.database.engine import Database, Executor
 from perdure.errors import NotFound, Unavailable
 from perdure.turns import queries
+from perdure.untrusted import load_object
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,12 @@ def read_turn(executor: Executor, turn_id: UUID) -> dict[str, Any]:
     return _body(rows[0])
 
 
+def held_turns(executor: Executor, session_id: UUID) -> list[dict[str, str]]:
+    """The turns that are not answered because the session cannot be saved, each with the reason, for an operator."""
+    rows = executor.run(queries.HELD_TURNS, {"session_id": session_id})
+    return [{"turn_id": str(row.turn_id), "error": row.held_error} for row in rows]
+
+
 def _body(row: Row[Any]) -> dict[str, Any]:
     return {
         "turn_id": str(row.turn_id),
@@ -48,7 +55,9 @@ def _body(row: Row[Any]) -> dict[str, Any]:
         "reply": None if row.reply is None else {"text": row.reply, "format": "text"},
         "error": None if row.error_code is None else {"code": row.error_code, "message": row.error_message},
         "usage": row.usage,
-        "pending_approvals": [],
+        "pending_approvals": [
+            {**each, "arguments": load_object(each["arguments"])} for each in row.pending_approvals or ()
+        ],
         "accepted_at": _instant(row.accepted_at),
         "started_at": _instant(row.started_at),
         "settled_at": _instant(row.settled_at),

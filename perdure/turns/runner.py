@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, replace
+from typing import assert_never
 from uuid import UUID
 
-from perdure.errors import BudgetExhausted, PerdureError, SettingsError, Unavailable
+from perdure.errors import BudgetExhausted, PerdureError, SettingsError, Unavailable, reworded
 from perdure.runtime import Runtime
-from perdure.turns import queries
-from perdure.turns.effects import recorded
+from perdure.snapshots.snapshot import Memory
+from perdure.tools.variables import VariableSet
+from perdure.turns import parking, queries
 from perdure.turns.incoming import DEFAULT_PRIORITY
 from perdure.turns.lease import (
     Claimed,
@@ -28,9 +30,12 @@ from perdure.turns.lease import (
     claim,
     is_claimable,
 )
-from perdure.turns.react import Parked, Turn
-from perdure.turns.settlement import Cancelled, Ending, Failed, Settled, Tenure, closings, settle
+from perdure.turns.react import Delayed, Parked, Stop, Turn, Waiting
+from perdure.turns.remembering import remember
+from perdure.turns.saving import NotSaved, hydrate, is_elsewhere, kept_variables, save
+from perdure.turns.settlement import Ending, Failed, Settled, Tenure, Verdict, conclude, settle
 from perdure.turns.transcript import Transcript
+from perdure.untrusted import storable
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +44,8 @@ _LOCKED_PAUSE_S = 0.02
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 3.0
 _LONGEST_PAUSE_REFUSED_S = 30.0
+_MOST_DOUBLINGS = 3
+"""Of the pause between two attempts to save a snapshot, which begins with that of the sweeper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,64 +131,128 @@ class Runner:
     def _run_turn(self, claimed: Claimed, ref: TurnRef, hold: Hold) -> Settled | Parked | _LostSight:
         """Run one turn to its commit, or until the database is lost sight of."""
         hold.begin(ref.turn_id)
-        turn: Turn | None = None
+        began = self._runtime.clock.monotonic() - claimed.spent_s
         try:
-            transcript = Transcript.load(self._runtime.database, hold.session_id, ref)
-            ending: Ending | Parked
-            if claimed.strikes > self._limits.max_attempts and ref.cancel_requested_at is None:
-                ending = Failed(_given_up(self._limits.max_attempts))
-            else:
-                try:
-                    turn = Turn(self._runtime, hold, ref, transcript, claimed.spent_s)
-                except (PerdureError, SettingsError) as error:
-                    log.exception("turn %s cannot begin", ref.turn_id)
-                    ending = Failed(error if isinstance(error, PerdureError) else _misconfigured())
-                else:
-                    ending = turn.run()
-            if isinstance(ending, Parked):
-                return self._park(hold, ref, turn.spent_s if turn else claimed.spent_s, forgiven=True)
-            return self._settle(hold, ref, transcript, ending)
+            return self._run_to_its_end(claimed, ref, hold, began)
         except Unavailable as error:
             log.warning("turn %s: %s", ref.turn_id, error.message)
-            return _LostSight(ref.turn_id, turn.spent_s if turn else claimed.spent_s)
+            return _LostSight(ref.turn_id, self._runtime.clock.monotonic() - began)
         except LeaseLost:
             raise
         except Exception:
             log.exception("turn %s met an error; it will be tried again", ref.turn_id)
-            return self._park(hold, ref, turn.spent_s if turn else claimed.spent_s, forgiven=False)
+            return self._park(hold, ref, began, forgiven=False)
 
-    def _settle(self, hold: Hold, ref: TurnRef, transcript: Transcript, ending: Ending) -> Settled:
-        asking = transcript.asking()
-        texts = [result.text for result in recorded(self._runtime.database, ref.turn_id, asking)] if asking else []
+    def _run_to_its_end(self, claimed: Claimed, ref: TurnRef, hold: Hold, began: float) -> Settled | Parked:
+        transcript = Transcript.load(self._runtime.database, hold.session_id, ref)
+        if ref.held is not None:
+            variables = VariableSet(kept_variables(self._runtime.database, claimed))
+            verdict = Verdict.from_json(ref.held)
+        else:
+            variables = hydrate(self._runtime, claimed, hold)
+            ending = self._ending(claimed, ref, hold, transcript, variables)
+            if isinstance(ending, Stop):
+                return self._stop(hold, ref, began, ending)
+            _report(ref, ending)
+            ending = self._worded(ref, ending)
+            verdict = conclude(self._runtime.database, hold.session_id, ref, transcript, ending)
+        memory = Memory(transcript.committed_messages(), variables.kept())
+        ended = self._end(claimed, ref, hold, verdict, memory)
+        if isinstance(ended, Settled):
+            remember(self._runtime, hold.session_id, hold.token, turn=ref, transcript=transcript, verdict=verdict)
+        return ended
+
+    def _ending(
+        self, claimed: Claimed, ref: TurnRef, hold: Hold, transcript: Transcript, variables: VariableSet
+    ) -> Ending | Stop:
+        if claimed.strikes > self._limits.max_attempts and ref.cancel_requested_at is None:
+            return Failed(_given_up(self._limits.max_attempts))
+        try:
+            turn = Turn(self._runtime, hold, ref, transcript, claimed.spent_s, variables=variables)
+        except (PerdureError, SettingsError) as error:
+            log.exception("turn %s cannot begin", ref.turn_id)
+            return Failed(error if isinstance(error, PerdureError) else _misconfigured())
+        return turn.run()
+
+    def _worded(self, ref: TurnRef, ending: Ending) -> Ending:
+        """A failure in the agent's own words, where it has some."""
+        agent = next((each for each in self._runtime.agents if each.name == ref.agent), None)
+        if not isinstance(ending, Failed) or agent is None or agent.error_messages is None:
+            return ending
+        try:
+            sentence = agent.error_messages.find(ending.error.code, ref.language)
+        except Exception:
+            log.exception("agent %s has no words for %s", agent.name, ending.error.code)
+            return ending
+        return Failed(reworded(ending.error, sentence)) if sentence else ending
+
+    def _end(self, claimed: Claimed, ref: TurnRef, hold: Hold, verdict: Verdict, memory: Memory) -> Settled | Parked:
+        """Settle a turn, once its snapshot is saved where it must be. `memory` is as of the last commit."""
+        saved = is_elsewhere(self._runtime.snapshots)
+        if saved:
+            try:
+                save(self._runtime, hold, ref, verdict, memory)
+            except NotSaved as error:
+                return self._put_off(claimed, ref, hold, str(error))
         settled = settle(
             self._runtime.database,
             self._runtime.clock,
             Tenure(hold.session_id, hold.token, self._limits.lease_s),
             turn=ref,
-            transcript=transcript,
-            ending=ending,
-            closing=closings(ref.turn_id, asking, texts),
+            verdict=verdict,
             keep=not hold.draining,
+            saved=saved,
         )
-        match ending:
-            case Failed(error):
-                log.warning("turn %s failed: %s: %s", ref.turn_id, error.code, error.message, exc_info=error.__cause__)
-            case Cancelled():
-                log.info("turn %s was cancelled", ref.turn_id)
-            case _:
-                log.info("turn %s is done", ref.turn_id)
+        log.info("turn %s is %s", ref.turn_id, verdict.status)
         if settled.delivery_id is not None:
             self._runtime.wake.delivery(settled.delivery_id)
+        if settled.may_end:
+            self._runtime.wake.ending(hold.session_id)
         return settled
 
-    def _park(self, hold: Hold, ref: TurnRef, spent_s: float, *, forgiven: bool) -> Parked:
+    def _stop(self, hold: Hold, ref: TurnRef, began: float, stop: Stop) -> Parked:
+        """Leave a turn where it is, for whoever goes on with it."""
+        match stop:
+            case Parked():
+                return self._park(hold, ref, began, forgiven=True)
+            case Waiting():
+                log.info("turn %s waits for a person to decide about its calls", ref.turn_id)
+                return Parked()
+            case Delayed(error, wait_s, spent_s):
+                log.warning("turn %s waits %g s for a model: %s: %s", ref.turn_id, wait_s, error.code, error.message)
+                if parking.park(self._runtime.database, hold, ref, wait_s=wait_s, spent_s=spent_s):
+                    self._runtime.wake.session(hold.session_id, DEFAULT_PRIORITY)
+                return Parked()
+            case _:
+                assert_never(stop)
+
+    def _put_off(self, claimed: Claimed, ref: TurnRef, hold: Hold, reason: str) -> Parked:
+        """Give the session back with its turn held; the sweeper wakes it later and later."""
+        wakes = min(claimed.kept.wakes, _MOST_DOUBLINGS)
+        rows = self._runtime.database.run(
+            queries.PUT_OFF,
+            {
+                "session_id": hold.session_id,
+                "token": hold.token,
+                "turn_id": ref.turn_id,
+                "wakes": wakes,
+                "error": storable(reason),
+            },
+        )
+        if not rows:
+            raise LeaseLost
+        again_s = self._limits.sweep_s * 2**wakes
+        log.error("turn %s is not answered, for it is not saved: %s Again in %g s.", ref.turn_id, reason, again_s)
+        return Parked()
+
+    def _park(self, hold: Hold, ref: TurnRef, began: float, *, forgiven: bool) -> Parked:
         rows = self._runtime.database.run(
             queries.PARK,
             {
                 "session_id": hold.session_id,
                 "token": hold.token,
                 "turn_id": ref.turn_id,
-                "spent_s": spent_s,
+                "spent_s": self._runtime.clock.monotonic() - began,
                 "forgiven": forgiven,
             },
         )
@@ -195,6 +266,8 @@ class Runner:
         rows = self._runtime.database.run(queries.RELEASE, {"session_id": hold.session_id, "token": hold.token})
         if rows and rows[0].unsettled > 0:
             self._runtime.wake.session(hold.session_id, DEFAULT_PRIORITY)
+        if rows and rows[0].may_end:
+            self._runtime.wake.ending(hold.session_id)
 
     def _look_again(self, hold: Hold, lost: _LostSight, losses: int) -> Claimed:
         """Where the session stands now: at once the first time, then less and less often.
@@ -234,6 +307,13 @@ class Runner:
                 hold.renewed(asked_at)
                 return found
         raise LeaseLost
+
+
+def _report(ref: TurnRef, ending: Ending) -> None:
+    """What only this process knows of an ending: the error behind it."""
+    if isinstance(ending, Failed):
+        error = ending.error
+        log.warning("turn %s failed: %s: %s", ref.turn_id, error.code, error.message, exc_info=error.__cause__)
 
 
 def _given_up(attempts: int) -> PerdureError:

@@ -2,15 +2,19 @@
 
 Keeps the laws that what is settled is a transcript that a provider accepts (open calls are
 closed in the same commit, saying how) and that nothing reaches a channel before its commit
-(the reply and what is owed to its receiver are one statement). Called by the step loop, and
-by accept when a message interrupts.
+(the reply and what is owed to its receiver are one statement). Called by the runner, and by
+accept when a message interrupts.
+
+What that commit writes is put together first, as a `Verdict`: JSON, which can wait in the turn's row
+while the session's snapshot is saved elsewhere.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import assert_never
+from dataclasses import asdict, dataclass
+from typing import Any, assert_never
 from uuid import UUID
 
 from perdure.clock import Clock
@@ -18,10 +22,13 @@ from perdure.database.engine import Executor, as_json
 from perdure.errors import PerdureError, TurnCancelled
 from perdure.ids import new_id
 from perdure.models.protocol import Role
+from perdure.snapshots import queries as snapshots
+from perdure.tools.variables import VariableSet
 from perdure.turns import queries
+from perdure.turns.effects import recorded
 from perdure.turns.lease import LeaseLost, TurnRef
 from perdure.turns.transcript import Entry, Transcript, result_of, usage_record
-from perdure.untrusted import storable
+from perdure.untrusted import load_object, storable
 
 CANCELLED = "The turn was cancelled."
 
@@ -50,9 +57,13 @@ Ending = Replied | Failed | Cancelled
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What the commit left: turns that still wait in the session, and the delivery that is owed."""
+    """What the commit left: turns that still wait in the session, and the delivery that is owed.
+
+    `may_end` says that the session was asked to end and that this was its last turn.
+    """
 
     unsettled: int
+    may_end: bool
     delivery_id: UUID | None
 
 
@@ -65,31 +76,71 @@ class Tenure:
     lease_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """All that the commit of an ending writes, in words of JSON.
+
+    `messages` are records of entries, in order; `variables` the working variables, None if they
+    are left as they are.
+    """
+
+    status: str
+    messages: list[dict[str, Any]]
+    replied: bool
+    steps: int
+    usage: dict[str, int]
+    error_code: str | None
+    error_message: str | None
+    variables: dict[str, Any] | None
+
+    def to_json(self) -> str:
+        """The verdict as text."""
+        return as_json(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Verdict:
+        """The verdict that `text` is, as `to_json` made it."""
+        return cls(**json.loads(text))
+
+
+def conclude(executor: Executor, session_id: UUID, turn: TurnRef, transcript: Transcript, ending: Ending) -> Verdict:
+    """What is to be written of a turn that ends so; calls that are still open are answered in it."""
+    closing, variables = _closed(executor, session_id, turn, transcript)
+    entries = [*transcript.uncommitted, *closing, *_reply(turn.turn_id, ending)]
+    error = _error(ending)
+    usage = transcript.usage
+    if isinstance(ending, Replied) and ending.reply.usage:
+        usage += ending.reply.usage
+    return Verdict(
+        status=_status(ending),
+        messages=[entry.record(position) for position, entry in enumerate(entries, start=1)],
+        replied=not isinstance(ending, Cancelled),
+        steps=transcript.steps + isinstance(ending, Replied),
+        usage=usage_record(usage),
+        error_code=error.code if error else None,
+        error_message=storable(error.message) if error else None,
+        variables=variables,
+    )
+
+
 def settle(
     executor: Executor,
     clock: Clock,
     tenure: Tenure,
     *,
     turn: TurnRef,
-    transcript: Transcript,
-    ending: Ending,
-    closing: Sequence[Entry] = (),
+    verdict: Verdict,
     keep: bool = False,
+    saved: bool = False,
 ) -> Settled:
     """Settle a turn.
 
-    `closing` answers the calls that are still open; `keep` holds on to the lease where more
-    turns wait.
+    `keep` holds on to the lease where more turns wait; `saved` says that the snapshot of the tick
+    that this makes is in its store.
 
     Raises:
         LeaseLost: the token has moved on; nothing was written.
     """
-    entries = [*transcript.uncommitted, *closing, *_reply(turn.turn_id, ending)]
-    error = _error(ending)
-    steps = transcript.steps + isinstance(ending, Replied)
-    usage = transcript.usage
-    if isinstance(ending, Replied) and ending.reply.usage:
-        usage += ending.reply.usage
     rows = executor.run(
         queries.SETTLE,
         {
@@ -99,20 +150,39 @@ def settle(
             "keep": keep,
             "turn_id": turn.turn_id,
             "channel": turn.channel,
-            "added": len(entries),
-            "messages": as_json([entry.record(position) for position, entry in enumerate(entries, start=1)]),
-            "status": _status(ending),
-            "steps": steps,
-            "usage": as_json(usage_record(usage)),
-            "error_code": error.code if error else None,
-            "error_message": storable(error.message) if error else None,
-            "replied": not isinstance(ending, Cancelled),
+            "added": len(verdict.messages),
+            "messages": as_json(verdict.messages),
+            "status": verdict.status,
+            "steps": verdict.steps,
+            "usage": as_json(verdict.usage),
+            "error_code": verdict.error_code,
+            "error_message": verdict.error_message,
+            "replied": verdict.replied,
+            "variables": None if verdict.variables is None else as_json(verdict.variables),
+            "saved": saved,
             "delivery_id": new_id(clock),
         },
     )
     if not rows:
         raise LeaseLost
-    return Settled(rows[0].unsettled, rows[0].delivery_id)
+    return Settled(rows[0].unsettled, rows[0].may_end, rows[0].delivery_id)
+
+
+def _closed(
+    executor: Executor, session_id: UUID, turn: TurnRef, transcript: Transcript
+) -> tuple[list[Entry], dict[str, Any] | None]:
+    """Results for the calls that are still open, and the variables as those of them that ended left them."""
+    asking = transcript.asking()
+    if asking is None:
+        return [], None
+    results, changes = recorded(executor, turn.turn_id, asking)
+    closing = closings(turn.turn_id, asking, [result.text for result in results])
+    if not changes:
+        return closing, None
+    kept = executor.run(snapshots.KEPT, {"session_id": session_id})
+    variables = VariableSet(load_object(kept[0].variables) if kept else None)
+    variables.replay(changes)
+    return closing, variables.changed()
 
 
 def closings(turn_id: UUID, asking: Entry | None, texts: Sequence[str]) -> list[Entry]:

@@ -12,26 +12,34 @@ from dataclasses import dataclass
 from itertools import takewhile
 from uuid import UUID
 
+from perdure.memory import consolidation
 from perdure.runtime import Runtime
-from perdure.turns import outbox, queries
+from perdure.sessions.ending import endings_due
+from perdure.turns import outbox, parking, queries
+from perdure.turns.erasing import finish_due
 
 log = logging.getLogger(__name__)
 
 MOST_A_ROUND = 200
 """Wake-ups that one round issues at the most."""
 
+MOST_CONSOLIDATIONS = 50
+"""The same for what waits to become memories: it is in no hurry."""
+
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a round issued: wake-ups for sessions and for deliveries, and those the broker refused."""
+    """What a round issued: wake-ups for sessions, deliveries, endings, consolidations, and those the broker refused."""
 
     sessions: int = 0
     deliveries: int = 0
+    endings: int = 0
     refused: int = 0
+    consolidations: int = 0
 
 
-def sweep(runtime: Runtime) -> Swept | None:
-    """One round; None if it is somebody else's.
+def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
+    """One round; None if it is somebody else's. Without `turns` none is woken: the fleet takes nothing in.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -39,18 +47,44 @@ def sweep(runtime: Runtime) -> Swept | None:
     limits = runtime.settings.turn
     if not runtime.database.run(queries.TAKE_SWEEP, {"name": "turns", "every_s": limits.sweep_s}):
         return None
+    most = MOST_A_ROUND if turns else 0
     rows = runtime.database.run(
-        queries.WAKE_DUE, {"most": MOST_A_ROUND, "backoff_s": limits.sweep_s, "lease_s": limits.lease_s}
+        queries.WAKE_DUE,
+        {
+            "most": most,
+            "most_parked": parking.MOST_A_ROUND,
+            "backoff_s": limits.sweep_s,
+            "lease_s": limits.lease_s,
+        },
     )
     refused = _refused(runtime, [(row.session_id, row.priority) for row in rows])
-    if refused:
-        runtime.database.run(queries.UNWAKE, {"session_ids": refused})
     deliveries = outbox.due(runtime.database, MOST_A_ROUND)
     sent = 0 if refused else sum(1 for _ in takewhile(runtime.wake.delivery, deliveries))
-    swept = Swept(len(rows) - len(refused), sent, len(refused))
-    if rows or deliveries:
-        log.info("swept: woke %d sessions and %d deliveries, %d refused", swept.sessions, sent, swept.refused)
+    endings = endings_due(runtime.database, MOST_A_ROUND, limits.sweep_s, limits.lease_s)
+    begun = 0 if refused else sum(1 for _ in takewhile(runtime.wake.ending, endings))
+    finish_due(runtime)
+    drawn = 0 if refused or endings[begun:] else _consolidations(runtime)
+    swept = Swept(len(rows) - len(refused), sent, begun, len(refused) + len(endings) - begun, drawn)
+    if refused or endings[begun:]:
+        runtime.database.run(queries.UNWAKE, {"session_ids": [*refused, *endings[begun:]]})
+    if rows or deliveries or endings:
+        log.info(
+            "swept: woke %d sessions, %d deliveries and %d endings, %d refused",
+            swept.sessions, sent, begun, swept.refused,
+        )  # fmt: skip
     return swept
+
+
+def _consolidations(runtime: Runtime) -> int:
+    """Wake for the sessions that have ended a while ago and still wait to be consolidated; how many were taken."""
+    database, lease_s = runtime.database, runtime.settings.turn.lease_s
+    found = consolidation.consolidations_forgotten(
+        database, runtime.settings.consolidation, MOST_CONSOLIDATIONS, lease_s, lease_s
+    )
+    taken = sum(1 for _ in takewhile(runtime.wake.consolidation, found))
+    if found[taken:]:
+        consolidation.put_off(database, found[taken:])
+    return taken
 
 
 def put_off(runtime: Runtime, session_id: UUID) -> None:

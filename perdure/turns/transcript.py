@@ -8,7 +8,7 @@ without a result. So resuming after a crash needs no state but the rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -17,6 +17,7 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from perdure.database.engine import Executor
+from perdure.memory.context import latest
 from perdure.models.protocol import Message, ModelReply, Role, ToolCall, Usage
 from perdure.turns import queries
 from perdure.turns.lease import TurnRef
@@ -24,9 +25,6 @@ from perdure.untrusted import storable
 
 WINDOW_TURNS = 20
 """Turns of history that a prompt begins with, before it is cut to the budget."""
-
-WORKING_BUDGET_TOKENS = 40_000
-"""Estimated tokens of conversation in a prompt; the newest turn is never cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +38,7 @@ class Entry:
     tool_call_id: str | None = None
     message_id: str | None = None
     model: str | None = None
+    fallback: bool | None = None
     usage: Usage | None = None
     created_at: datetime | None = None
     seq: int | None = None
@@ -65,6 +64,7 @@ class Entry:
             "message_id": self.message_id,
             "token_count": self.token_count,
             "model": self.model,
+            "fallback": self.fallback,
             "usage": usage_record(self.usage) if self.usage else None,
             "created_at": self.created_at.isoformat() if self.created_at else None,
         }
@@ -97,10 +97,19 @@ class Transcript:
         """What the sender wrote, until the turn's first commit takes it in."""
         return [entry for entry in self._entries if entry.seq is None]
 
+    def committed_messages(self) -> tuple[Message, ...]:
+        """The messages of the last turns, as far as they are committed."""
+        return tuple(entry.message() for entry in self._entries if entry.seq is not None)
+
     @property
     def present(self) -> list[Entry]:
         """The entries of the present turn."""
         return [entry for entry in self._entries if entry.turn_id == self.turn_id]
+
+    @property
+    def asked(self) -> str:
+        """What the user says in the present turn."""
+        return "\n".join(entry.content for entry in self.present if entry.role is Role.USER)
 
     @property
     def steps(self) -> int:
@@ -112,6 +121,11 @@ class Transcript:
         """Tokens of the present turn, over all its steps."""
         return sum((entry.usage for entry in self.present if entry.usage), Usage())
 
+    @property
+    def call_ids(self) -> frozenset[str]:
+        """The ids of the present turn's calls. An approval names one, and must not mean a later one."""
+        return frozenset(call.id for entry in self.present for call in entry.tool_calls)
+
     def asking(self) -> Entry | None:
         """The message whose tool calls wait for their results, if one does."""
         last = self._entries[-1] if self._entries else None
@@ -122,26 +136,31 @@ class Transcript:
         self._entries = [entry for entry in self._entries if entry.seq is not None]
         self._entries += [replace(entry, seq=base + number) for number, entry in enumerate(appended, start=1)]
 
-    def prompt(self, system: str) -> tuple[Message, ...]:
-        """The messages for a model: whole turns from the newest back, as far as the budget goes."""
-        kept: list[Entry] = []
-        spent = 0
-        for turn in reversed(_by_turn(self._entries)):
-            spent += sum(entry.token_count for entry in turn)
-            if kept and spent > WORKING_BUDGET_TOKENS:
-                break
-            kept[:0] = turn
-        return (Message(Role.SYSTEM, system), *(entry.message() for entry in kept))
+    def prompt(self, system: str, budget: int) -> tuple[Message, ...]:
+        """The messages for a model: whole turns from the newest back, as far as `budget` tokens go.
+
+        The newest turn is never cut, whatever it takes.
+        """
+        return (Message(Role.SYSTEM, system), *(entry.message() for entry in self._within(budget)))
+
+    def first_seen(self, budget: int) -> int:
+        """The number of the first message in such a prompt; 0 if none of them is committed yet."""
+        return next((entry.seq for entry in self._within(budget) if entry.seq is not None), 0)
+
+    def _within(self, budget: int) -> list[Entry]:
+        kept = latest(_by_turn(self._entries), lambda turn: sum(entry.token_count for entry in turn), budget)
+        return [entry for turn in kept for entry in turn]
 
 
-def said(turn_id: UUID, reply: ModelReply) -> Entry:
-    """A model's reply as an entry, made storable; its call ids made distinct."""
+def said(turn_id: UUID, reply: ModelReply, taken: Collection[str] = ()) -> Entry:
+    """A model's reply as an entry, made storable; its call ids made distinct, also from those that are `taken`."""
     return Entry(
         turn_id,
         Role.ASSISTANT,
         storable(reply.content),
-        tool_calls=_distinct(reply.tool_calls),
+        tool_calls=_distinct(reply.tool_calls, taken),
         model=storable(reply.model),
+        fallback=reply.fallback or None,
         usage=reply.usage,
     )
 
@@ -160,9 +179,9 @@ def _call_record(call: ToolCall) -> dict[str, str]:
     return {"id": call.id, "name": call.name, "arguments": call.arguments}
 
 
-def _distinct(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
+def _distinct(calls: Sequence[ToolCall], taken: Collection[str]) -> tuple[ToolCall, ...]:
     """The calls with ids that are there, storable, and each its own."""
-    seen: set[str] = set()
+    seen = set(taken)
     distinct = []
     for number, call in enumerate(calls, start=1):
         wanted = storable(call.id) or f"call_{number}"

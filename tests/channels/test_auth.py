@@ -93,6 +93,8 @@ ROUTES = [
     ("GET", "/v1/sessions"),
     ("GET", "/v1/sessions/here"),
     ("GET", "/v1/sessions/here/messages"),
+    ("POST", "/v1/sessions/here/end"),
+    ("POST", "/v1/sessions/here/fork"),
 ]
 
 

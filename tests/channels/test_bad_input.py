@@ -209,7 +209,7 @@ MEMBERS = [
     | st.dictionaries(st.sampled_from(MEMBERS), JSON, max_size=6)
     | st.builds(lambda more: {**GOOD, **more}, st.dictionaries(st.sampled_from(MEMBERS), JSON, max_size=3))
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_json_document_is_an_error_of_ours(client: TestClient, document: Any) -> None:
     """Either it is accepted or the caller is told what is wrong with it; a 5xx would be retried for ever."""
     response = client.post("/v1/messages", content=json.dumps(document).encode())
@@ -218,7 +218,7 @@ def test_no_json_document_is_an_error_of_ours(client: TestClient, document: Any)
 
 
 @given(content=st.binary(max_size=200))
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_bytes_are_an_error_of_ours(client: TestClient, content: bytes) -> None:
     """The same for what is not even JSON."""
     assert 400 <= client.post("/v1/messages", content=content).status_code < 500

@@ -122,3 +122,31 @@ def test_a_refusal_reaches_the_person(conversation: Conversation) -> None:
     """With the sentence that any other channel would give."""
     with pytest.raises(InvalidRequest, match="NUL"):
         conversation.say("a\x00b")
+
+
+def test_leaving_ends_the_conversation(
+    runtime: Runtime, conversation: Conversation, worker: Any, waker: RecordingWaker
+) -> None:
+    """Who comes back begins the next one; there is nothing to leave before the first word."""
+    assert not conversation.leave()
+    conversation.say("hello")
+    worker()
+    conversation.listen(lambda _: None)
+    assert conversation.leave()
+    assert waker.endings == [conversation.session_id]
+    later = Conversation(runtime, "local", None, lambda _: None)
+    assert later.resume() == 0
+    later.close()
+
+
+def test_ending_it_begins_another(conversation: Conversation, worker: Any, waker: RecordingWaker) -> None:
+    """`/end` is for who stays and wants to talk about something else."""
+    assert not conversation.end()
+    conversation.say("hello")
+    first = conversation.session_id
+    worker()
+    conversation.listen(lambda _: None)
+    assert conversation.end()
+    assert waker.endings == [first]
+    conversation.say("something else")
+    assert conversation.session_id != first

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 from alembic import command
@@ -15,7 +18,7 @@ from starlette.testclient import TestClient
 
 from perdure.channels.http import schema
 from perdure.channels.http.app import create_app
-from perdure.database.engine import Database
+from perdure.database.engine import Database, Statement
 from perdure.database.migrate import config
 from perdure.errors import Unavailable
 from perdure.runtime import Runtime
@@ -158,11 +161,11 @@ def test_a_hundred_may_wait_at_once_and_others_are_still_served(client: TestClie
 
 
 def test_a_gateway_that_stops_answers_whoever_waits(client: TestClient, say: Say) -> None:
-    """A shutdown does not wait for turns."""
+    """With the present status, from then on: a shutdown does not wait for turns that nobody waited for before it."""
     accepted = say()
     app: Any = client.app
     assert client.portal is not None
-    client.portal.call(app.state.gateway.stop)
+    client.portal.call(app.state.gateway.leave, asyncio.Event())
 
     assert client.get(f"/v1/turns/{accepted['turn_id']}?wait=60").json()["status"] == "accepted"
 
@@ -240,7 +243,7 @@ def test_it_is_not_ready_before_the_migration(runtime: Runtime, database_url: st
 def test_it_is_not_ready_without_a_database(runtime: Runtime) -> None:
     """A port where nobody listens."""
     nowhere = Database(make_url("postgresql+psycopg2://x@127.0.0.1:1/x"))
-    changed = Runtime(runtime.settings, runtime.clock, nowhere, runtime.agents, runtime.models, runtime.wake)
+    changed = replace(runtime, database=nowhere)
     with TestClient(create_app(changed, lambda: True), base_url=BASE_URL) as client:
         ready = client.get("/readyz")
         message = client.post("/v1/messages", json={"user_id": "ann", "text": "hello"})
@@ -267,3 +270,43 @@ def _references(value: Any) -> list[str]:
     if isinstance(value, list):
         return [found for child in value for found in _references(child)]
     return []
+
+
+def test_a_session_is_asked_to_end(client: TestClient, say: Say, run: Run, waker: RecordingWaker) -> None:
+    """202 until it has ended, with or without a reason; then the next message begins another."""
+    first = say()
+    run(first["session_id"])
+    session = f"/v1/sessions/{first['session_id']}"
+
+    asked = client.post(f"{session}/end", json={"reason": "enough"})
+    assert (asked.status_code, asked.json()["session_id"]) == (202, first["session_id"])
+    assert client.post(f"{session}/end").status_code == 202
+    assert waker.endings == [UUID(first["session_id"])] * 2
+    assert say("and now")["session_id"] != first["session_id"]
+    late = {"user_id": "ann", "text": "x", "session_id": first["session_id"]}
+    assert client.post("/v1/messages", json=late).status_code == 409
+
+
+@pytest.mark.parametrize(
+    ("body", "says"), [({"reason": 7}, "reason"), ({"reason": "x" * 1_001}, "reason"), ({"why": "x"}, "why")]
+)
+def test_an_end_for_no_good_reason_is_refused(
+    client: TestClient, say: Say, body: dict[str, Any], says: str, waker: RecordingWaker
+) -> None:
+    """400, and nothing is changed."""
+    session_id = say()["session_id"]
+    refused = client.post(f"/v1/sessions/{session_id}/end", json=body)
+    assert refused.status_code == 400
+    assert says in refused.json()["detail"]
+    assert waker.endings == []
+    assert say("still")["session_id"] == session_id
+
+
+def test_ending_what_is_over_or_unknown_is_refused(client: TestClient, say: Say, run: Run, database: Database) -> None:
+    """409 and 404."""
+    session_id = say()["session_id"]
+    run(session_id)
+    database.run(Statement("tests.ended", "UPDATE sessions SET end_requested_at = now(), ended_at = now()"), {})
+    assert client.post(f"/v1/sessions/{session_id}/end").status_code == 409
+    assert client.post(f"/v1/sessions/{uuid4()}/end").status_code == 404
+    assert client.post("/v1/sessions/none/end").status_code == 404

@@ -1,19 +1,27 @@
-"""`perdure` as a person starts it: a process of its own, in a directory of its own."""
+"""`perdure` as a person starts it: a process of its own, in a directory of its own.
+
+The processes are forked from one that has imported the libraries (see `forked`); a test that
+asks for the `whole` of it has the interpreter started, as the installed command does.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.repository.source import ROOT
 
 Environment = dict[str, str]
-Perdure = Callable[..., "subprocess.CompletedProcess[str]"]
+
+_PATIENCE_S = 60.0
 
 COMMAND = (sys.executable, "-P", "-m", "workers.commands")
 
@@ -36,34 +44,64 @@ def environment(tmp_path: Path, database_url: str, redis_url: str) -> Environmen
     return {**_environment(tmp_path), "PERDURE_DATABASE_URL": database_url, "PERDURE_REDIS_URL": redis_url}
 
 
-@pytest.fixture
-def perdure(environment: Environment, tmp_path: Path) -> Perdure:
-    """Runs one command to its end."""
+class Perdure:
+    """`perdure`, in a directory, with an environment unless a call has another."""
 
-    def run(*arguments: str, stdin: str = "", env: Environment | None = None) -> subprocess.CompletedProcess[str]:
+    def __init__(self, environment: Environment, directory: Path) -> None:
+        self._environment = environment
+        self._directory = directory
+        self._numbers = itertools.count(1)
+
+    def __call__(
+        self, *arguments: str, stdin: str = "", env: Environment | None = None, whole: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        """Run one command to its end."""
+        environment = self._environment if env is None else env
+        if whole:
+            return self._interpreter(arguments, environment)
+        given, out, err = (self._directory / f"{stream}-{next(self._numbers)}" for stream in ("in", "out", "err"))
+        given.write_text(stdin)
+        process = self.start(*arguments, stdin=given, stdout=out, stderr=err, env=environment)
+        process.join(_PATIENCE_S)
+        assert process.exitcode is not None, f"{arguments} has not ended"
+        status = process.exitcode
+        process.close()
+        return subprocess.CompletedProcess(arguments, status, out.read_text(), err.read_text())
+
+    def start(self, *arguments: str, env: Environment | None = None, **streams: Path) -> BaseProcess:
+        """Start one command; its `streams` are paths, `stdin`, `stdout` and `stderr`."""
+        environment = self._environment if env is None else env
+        argv = ["perdure", *arguments]
+        return forked.start(forked.Program("workers.commands:main", argv, environment, self._directory, **streams))
+
+    def _interpreter(self, arguments: Sequence[str], environment: Environment) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*COMMAND, *arguments],
-            env=environment if env is None else env,
-            cwd=tmp_path,
-            input=stdin,
+            env=environment,
+            cwd=self._directory,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=_PATIENCE_S,
         )
-
-    return run
 
 
 @pytest.fixture
-def working(environment: Environment, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def perdure(environment: Environment, tmp_path: Path) -> Perdure:
+    """Runs commands."""
+    return Perdure(environment, tmp_path)
+
+
+@pytest.fixture
+def working(perdure: Perdure) -> Iterator[BaseProcess]:
     """A worker that runs; it is stopped as an operator would stop it."""
-    process = subprocess.Popen(
-        [*COMMAND, "worker", "--concurrency", "4"], env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL
-    )
+    process = perdure.start("worker", "--concurrency", "4")
     yield process
     process.terminate()
+    process.join(_PATIENCE_S)
     try:
-        assert process.wait(timeout=30) == 0
+        assert process.exitcode == 0
     finally:
         process.kill()
+        process.join()

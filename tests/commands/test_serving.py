@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 import socket
 import threading
 import time
@@ -34,6 +35,10 @@ class Served:
     server: Server
     address: tuple[str, int]
 
+    def interrupt(self) -> None:
+        """A signal comes."""
+        self.server.handle_exit(signal.SIGTERM, None)
+
     def waiting(self) -> int:
         """Turns that somebody waits for."""
         return len(self.app.state.gateway._watch._waiting)
@@ -43,6 +48,13 @@ class Served:
         deadline, pause = time.monotonic() + _PATIENCE_S, threading.Event()
         while self.waiting() != waiting:
             assert time.monotonic() < deadline, f"{self.waiting()} turns are waited for"
+            pause.wait(0.01)
+
+    def until_refused(self) -> None:
+        """Return when the gateway says, on a connection of its own, that it takes nothing in."""
+        deadline, pause = time.monotonic() + _PATIENCE_S, threading.Event()
+        while httpx2.get("http://{}:{}/readyz".format(*self.address)).status_code != 503:
+            assert time.monotonic() < deadline, "the gateway goes on"
             pause.wait(0.01)
 
 
@@ -67,13 +79,15 @@ def path(runtime: Runtime) -> str:
 
 
 def test_a_shutdown_answers_whoever_waits(served: Served, path: str) -> None:
-    """With the turn's present status, at once: a deploy does not cut callers off."""
+    """A second signal has them answered at once, with the turn's present status: callers are not cut off."""
     host, port = served.address
     answers: list[Any] = []
     waiting = threading.Thread(target=lambda: answers.append(httpx2.get(f"http://{host}:{port}{path}", timeout=60)))
     waiting.start()
     served.until(waiting=1)
-    served.server.should_exit = True
+    served.interrupt()
+    served.until_refused()
+    served.interrupt()
     waiting.join(timeout=_PATIENCE_S)
 
     assert (answers[0].status_code, answers[0].json()["status"]) == (200, "accepted")

@@ -7,7 +7,6 @@ import os
 import pty
 import select
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,28 +15,21 @@ import pytest
 
 from perdure.database.engine import Database
 from perdure.sessions.reading import list_sessions
-from tests.commands.conftest import COMMAND, Environment
+from tests.commands.conftest import Environment, Perdure
 
-_PATIENCE_S = 30.0
-_PRESSES = 5
+_PATIENCE_S = 60.0
+_PRESSES = 4
 
 
 class Terminal:
     """A chat with somebody at the keys."""
 
-    def __init__(self, environment: Environment, directory: Path) -> None:
-        self._master, slave = pty.openpty()
+    def __init__(self, perdure: Perdure, environment: Environment) -> None:
+        self._master, self._slave = pty.openpty()
         self._shown = ""
-        self.process = subprocess.Popen(
-            [*COMMAND, "chat"],
-            env={**environment, "TERM": "xterm"},
-            cwd=directory,
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-        )
-        os.close(slave)
+        device = Path(os.ttyname(self._slave))
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), device)
+        self._process = perdure.start("chat", env={**environment, "TERM": "xterm"}, **streams)
 
     def type(self, keys: str) -> None:
         """Press keys."""
@@ -58,13 +50,31 @@ class Terminal:
         before, _, self._shown = self._shown.partition(text)
         return before + text
 
+    def interrupt(self) -> None:
+        """Have the process get what Ctrl-C sends."""
+        assert self._process.pid is not None
+        with contextlib.suppress(ProcessLookupError):  # pressed once more while it leaves
+            os.kill(self._process.pid, signal.SIGINT)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._process.terminate()
+
+    def ends(self) -> int | None:
+        """Wait for the end of the chat; its exit status."""
+        self._process.join(_PATIENCE_S)
+        return self._process.exitcode
+
     def interrupt_until(self, text: str) -> None:
         """Press Ctrl-C until `text` is shown, as a person does.
 
-        Python's line editing loses a signal that arrives just before it begins to wait for keys.
+        Python's line editing loses a signal that arrives just before it begins to wait for keys: it has begun
+        when it shows one, or has at any rate the next time.
         """
         for _ in range(_PRESSES):
-            self.process.send_signal(signal.SIGINT)
+            self.type("x")
+            self.see("x")
+            self.interrupt()
             with contextlib.suppress(TimeoutError):
                 self.see(text, _PATIENCE_S / _PRESSES)
                 return
@@ -72,15 +82,16 @@ class Terminal:
 
     def close(self) -> None:
         """Hang up."""
-        self.process.kill()
-        self.process.wait()
+        self._process.kill()
+        self._process.join()
+        os.close(self._slave)
         os.close(self._master)
 
 
 @pytest.fixture
-def terminal(environment: Environment, tmp_path: Path) -> Iterator[Terminal]:
+def terminal(perdure: Perdure, environment: Environment) -> Iterator[Terminal]:
     """A chat that has just begun."""
-    made = Terminal(environment, tmp_path)
+    made = Terminal(perdure, environment)
     yield made
     made.close()
 
@@ -95,7 +106,7 @@ def test_an_answer_and_the_tools_it_took_are_shown(terminal: Terminal) -> None:
     terminal.type("\x04")
 
     assert '"12*7+5"' in shown
-    assert terminal.process.wait(timeout=_PATIENCE_S) == 0
+    assert terminal.ends() == 0
 
 
 def test_ctrl_c_cancels_what_is_being_answered(terminal: Terminal, database: Database) -> None:
@@ -103,12 +114,12 @@ def test_ctrl_c_cancels_what_is_being_answered(terminal: Terminal, database: Dat
     terminal.see("> ")
     terminal.type("hello\n")
     terminal.see("thinking")
-    terminal.process.send_signal(signal.SIGINT)
+    terminal.interrupt()
     terminal.see("TURN_CANCELLED")
     terminal.see("> ")
     terminal.type("/exit\n")
 
-    assert terminal.process.wait(timeout=_PATIENCE_S) == 0
+    assert terminal.ends() == 0
     assert len(list_sessions(database, "local")) == 1
 
 
@@ -118,4 +129,18 @@ def test_ctrl_c_twice_leaves(terminal: Terminal) -> None:
     terminal.interrupt_until("again leaves")
     terminal.interrupt_until("come back")
 
-    assert terminal.process.wait(timeout=_PATIENCE_S) == 0
+    assert terminal.ends() == 0
+
+
+def test_a_chat_that_is_told_to_end_says_how_to_go_on(terminal: Terminal, database: Database) -> None:
+    """SIGTERM is not the person leaving: what was sent is accepted, and the conversation stays open."""
+    terminal.see("> ")
+    terminal.type("hello\n")
+    terminal.see("thinking")
+    terminal.terminate()
+
+    assert "message is accepted" in terminal.see("goes on with")
+    assert terminal.ends() == 0
+    with database.engine.connect() as connection:
+        rows = connection.exec_driver_sql("SELECT end_requested_at, unsettled FROM sessions").all()
+    assert [tuple(row) for row in rows] == [(None, 1)]

@@ -99,6 +99,7 @@ def shown_by_flower(gateway: str, flower: str) -> set[str]:
     raise AssertionError("Flower shows no task")
 
 
+@pytest.mark.long
 def test_everything_starts_answers_stops_and_remembers(perdure: Perdure, nowhere: Environment, tmp_path: Path) -> None:
     """`make up` in one terminal, `perdure send` in another, Flower in a browser; then all of it again."""
     port, flower = free_ports(2)

@@ -109,6 +109,16 @@ def test_it_recovers_from_killed_connections_by_itself(database: Database, other
         assert database.run(COUNT, {})[0].users == 0
 
 
+def test_a_transaction_on_a_killed_connection_is_unavailable(database: Database, other: Database) -> None:
+    """A connection that has had a transaction is told of the next before its first statement, and fails there."""
+    for _ in range(3):
+        with database.transaction("alive") as transaction:
+            assert transaction.run(COUNT, {})[0].users == 0
+        other.run(KILL, {})
+        with pytest.raises(Unavailable), database.transaction("dead"):
+            raise AssertionError("there is no connection")
+
+
 def test_a_transaction_killed_in_the_middle_is_unavailable(database: Database, other: Database) -> None:
     """The same error as for a statement, and nothing was written."""
     with pytest.raises(Unavailable), database.transaction("dies") as transaction:  # noqa: PT012 (the transaction is the block)

@@ -32,9 +32,23 @@ print("is", os.getpid(), flush=True)
 while True:
     signal.pause()
 '''
+SLOW = '''
+import os, signal, sys
+def leave(number, frame):
+    print("leaving", flush=True)
+    sys.exit(0)
+def dawdle(number, frame):
+    print("takes its time", flush=True)
+signal.signal(signal.SIGTERM, dawdle)
+signal.signal(signal.SIGINT, leave)
+print("is", os.getpid(), flush=True)
+while True:
+    signal.pause()
+'''
 DEAF = '''
 import os, signal, subprocess, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGINT, lambda number, frame: print("is told again", flush=True))
 child = subprocess.Popen(["sleep", "600"])
 print("is", os.getpid(), child.pid, flush=True)
 while True:
@@ -116,11 +130,25 @@ def test_what_will_not_end_is_killed_with_all_that_it_started(program: Start) ->
 
 
 def test_a_second_signal_hastens(program: Start) -> None:
-    """Whoever presses Ctrl-C twice means it."""
+    """Whoever presses Ctrl-C twice is in a hurry: each child is told, by a signal that is not the first one's."""
+    supervisor = program(SUPERVISE, "[python('slow', SLOW, stop_within_s=600), python('later', POLITE, stop_rank=1)]")
+    for _ in range(2):
+        supervisor.until(" is ")
+    supervisor.process.send_signal(signal.SIGINT)
+    supervisor.until("takes its time")
+    supervisor.process.send_signal(signal.SIGINT)
+    assert supervisor.ends() == 0
+    assert [line.split()[0] for line in supervisor.lines if "leaving" in line] == ["slow", "later"]
+
+
+def test_a_third_signal_kills(program: Start) -> None:
+    """Whoever presses Ctrl-C three times means it."""
     supervisor = program(SUPERVISE, "[python('deaf', DEAF, stop_rank=1, stop_within_s=600), python('polite', POLITE)]")
     said = [supervisor.until(" is "), supervisor.until(" is ")]
     supervisor.process.send_signal(signal.SIGINT)
     supervisor.until("leaving")
+    supervisor.process.send_signal(signal.SIGINT)
+    supervisor.until("is told again")
     supervisor.process.send_signal(signal.SIGINT)
     assert supervisor.ends() == 1
     deaf = next(line for line in said if line.startswith("deaf"))

@@ -1,14 +1,24 @@
-"""A model of the test server, for tests of what `openai:` does with that server's ways."""
+"""Servers that speak each wire format, and a model of the OpenAI one as production sets it up."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
+import httpx2
 import pytest
 
 from perdure.clock import SystemClock
 from perdure.models.openai import OpenAIModel
 from tests.models.openai_server import OpenAIServer
+
+_trust = functools.cache(httpx2.create_ssl_context)
+
+
+@pytest.fixture(autouse=True)
+def one_ssl_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the list of authorities takes longer than most of the tests that make a client."""
+    monkeypatch.setattr(httpx2, "create_ssl_context", _trust)
 
 
 @pytest.fixture

@@ -13,17 +13,14 @@ import httpx2
 import pytest
 
 from perdure.clock import SystemClock
-from perdure.errors import DeadlineExceeded
 from perdure.models import line
 from perdure.models.openai import OpenAIModel
 from perdure.models.protocol import CallAborted, ModelReply
-from tests.models.openai_server import Drip, OpenAIServer, Silence, Step
+from tests.models.openai_server import OpenAIServer, Silence
 from tests.models.suite import QUESTION, ask, new_call
 
 AT_ONCE_S = 2.0
 """Far less than any timeout that could end the call otherwise, far more than waking a thread takes."""
-
-SILENT: list[Step] = [Silence(), Silence(after_headers=True), Drip()]
 
 
 @pytest.fixture
@@ -31,25 +28,6 @@ def pool() -> Iterator[ThreadPoolExecutor]:
     """Threads for calls to wait in."""
     with ThreadPoolExecutor(4) as running:
         yield running
-
-
-@pytest.mark.parametrize("step", SILENT, ids=str)
-def test_the_deadline_holds(model: OpenAIModel, server: OpenAIServer, step: Step) -> None:
-    """Wall-clock, not per read: a byte now and then must not keep a call alive."""
-    server.script(step)
-    began = time.monotonic()
-    with pytest.raises(DeadlineExceeded):
-        ask(model, QUESTION, call=new_call(timeout_s=0.3))
-    assert 0.29 < time.monotonic() - began < AT_ONCE_S
-
-
-@pytest.mark.parametrize("step", SILENT, ids=str)
-def test_hanging_up_wakes_the_thread(
-    model: OpenAIModel, server: OpenAIServer, pool: ThreadPoolExecutor, step: Step
-) -> None:
-    """Cancel and shutdown must not wait for a provider that says nothing."""
-    server.script(step)
-    _aborted_at_once(model, pool, lambda: server.wait_for_requests(1))
 
 
 def test_hanging_up_wakes_a_thread_on_a_connection_used_before(

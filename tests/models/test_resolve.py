@@ -48,12 +48,12 @@ def _missing() -> None:
     raise ModuleNotFoundError("No module named 'no_such_module'")
 
 
-@pytest.mark.parametrize("name", ["", "gpt-5", "openai", "openai:", "offline:x", "anthropic:claude", "Offline"])
+@pytest.mark.parametrize("name", ["", "gpt-5", "openai", "openai:", "offline:x", "anthropic:", "Offline"])
 def test_an_unknown_name_says_what_is_accepted(name: str) -> None:
     """A wrong setting stops the start with its name, its value and what would be right."""
     with pytest.raises(SettingsError) as caught:
         resolve(name, Settings(), SystemClock())
-    assert str(caught.value).startswith(f"PERDURE_MODEL is {name!r}: accepted: offline, openai:NAME")
+    assert str(caught.value).startswith(f"PERDURE_MODEL is {name!r}: accepted: offline, openai:NAME, anthropic:NAME")
 
 
 def test_a_third_party_adds_a_provider_by_entry_point(installed: None) -> None:

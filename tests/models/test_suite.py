@@ -1,4 +1,4 @@
-"""The behavioural suite of `suite.py` over every model."""
+"""The behavioural suites of `suite.py` and `provider_suite.py` over every model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from perdure.clock import SystemClock
 from perdure.models.protocol import Model
 from perdure.models.resolve import resolve
 from perdure.settings import Settings
+from tests.models.anthropic_server import AnthropicServer
 from tests.models.openai_server import OpenAIServer
+from tests.models.provider_suite import ProviderSuite
 from tests.models.suite import ModelSuite
 
 
@@ -20,10 +22,27 @@ class TestOffline(ModelSuite):
         return resolve("offline", Settings(), SystemClock())
 
 
-class TestOpenAI(ModelSuite):
+class TestOpenAI(ProviderSuite):
     @pytest.fixture
-    def model(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
+    def server(self) -> Iterator[OpenAIServer]:
         with OpenAIServer() as server:
-            monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-            monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tests")
-            yield resolve("openai:test-model", Settings(), SystemClock())
+            yield server
+
+    @pytest.fixture
+    def model(self, server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> Model:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tests")
+        return resolve("openai:test-model", Settings(), SystemClock())
+
+
+class TestAnthropic(ProviderSuite):
+    @pytest.fixture
+    def server(self) -> Iterator[AnthropicServer]:
+        with AnthropicServer() as server:
+            yield server
+
+    @pytest.fixture
+    def model(self, server: AnthropicServer, monkeypatch: pytest.MonkeyPatch) -> Model:
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", server.base_url)
+        monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-of-the-tests")
+        return resolve("anthropic:test-model", Settings(), SystemClock())

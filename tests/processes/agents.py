@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from unittest import mock
 
@@ -78,4 +79,13 @@ def deadly(note: str, context: ToolContext) -> str:
     return "unreachable"
 
 
-tester = Agent("tester", "You are under test.", tools=[pure, idempotent, unsafe, probed, deadly])
+@tool(effect="pure")
+def stuck(note: str, context: ToolContext) -> str:
+    """Never comes back, the first time that it is called."""
+    result = _act("stuck", note, context)
+    if len(_scene.effects(note)) == 1:
+        threading.Event().wait()
+    return result
+
+
+tester = Agent("tester", "You are under test.", tools=[pure, idempotent, unsafe, probed, deadly, stuck])

@@ -35,8 +35,18 @@ _FROM_SETTLE = ("turns.settle", "deliveries.take", "deliveries.delivered")
 REPEATABLE = ("turns.claim", "deliveries.take")
 """Hints may come twice; of these commits only the first one of a turn does anything."""
 
-BESIDE = ("turns.renew", "sweep.take", "sweep.wake_due")
-"""Commits that a worker makes beside its turns, when their time has come."""
+BESIDE = (
+    "turns.renew",
+    "sweep.take",
+    "sweep.wake_due",
+    "sessions.endings_due",
+    "slots.take_round",
+    "slots.register",
+)
+"""Commits that a worker makes beside its turns, every few seconds."""
+
+EACH_MINUTE = ("slots.fired", "slots.take", "slots.renew", "slots.settle", "sessions.expire_idle")
+"""Commits of schedules, which have tests of their own."""
 
 MODEL_CALLS = 2
 
@@ -133,7 +143,7 @@ class Lane:
         seen: list[tuple[str, str]] = []
         for note in scene.notes(since):
             place = (note.moment, note.name)
-            if note.name not in BESIDE and not (note.name in REPEATABLE and place in seen):
+            if note.name not in (*BESIDE, *EACH_MINUTE) and not (note.name in REPEATABLE and place in seen):
                 seen.append(place)
         return sorted(seen)
 

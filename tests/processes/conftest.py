@@ -8,16 +8,12 @@ failing test's workers wrote is shown with it, and none of them outlives the ses
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psycopg2
 import pytest
 from pytest_celery import CeleryBackendCluster, CeleryBrokerCluster, CeleryTestSetup, CeleryWorkerCluster
-from sqlalchemy.engine import URL
 
 from tests.processes import nodes
 from tests.processes.installation import Installation
@@ -26,17 +22,7 @@ from tests.processes.nodes import RedisBackend, RedisBroker, RedisContainer, Set
 from tests.processes.receiver import Receiver
 
 _LOG_TAIL = 12_000
-_numbers = itertools.count(1)
 _installations = pytest.StashKey[list[Installation]]()
-
-
-@contextmanager
-def fresh_database(template: URL) -> Iterator[str]:
-    """A copy of the template, for longer than one test; its URL."""
-    name = f"processes_{next(_numbers)}"
-    _administer(template, f"CREATE DATABASE {name} TEMPLATE {template.database} STRATEGY wal_log")
-    yield template.set(database=name).render_as_string(hide_password=False)
-    _administer(template, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -130,14 +116,3 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             for worker in installation.workers:
                 report.sections.append((f"log of {worker.name()}", worker.logs()[-_LOG_TAIL:]))
     return report
-
-
-def _administer(url: URL, statement: str) -> None:
-    dsn = url.set(drivername="postgresql", database="postgres").render_as_string(hide_password=False)
-    connection = psycopg2.connect(dsn)
-    try:
-        connection.autocommit = True
-        with connection.cursor() as cursor:
-            cursor.execute(statement)
-    finally:
-        connection.close()

@@ -21,6 +21,7 @@ from perdure.models.chat_wire import request_body
 from perdure.models.protocol import Message, Model, ModelRequest, Role, ToolCall
 from perdure.runtime import Runtime
 from perdure.settings import Settings, TurnSettings
+from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.turns.inbox import Accepted, accept
 from perdure.turns.incoming import Incoming
 from perdure.turns.reading import SettlementWatch, read_turn
@@ -77,7 +78,8 @@ class Installation:
         self.database = Database(database_url, lease_s=LEASE_S)
         self._waker = CeleryWaker(settings, Addresses(database_url, redis.url, redis.url))
         agents = Agents([Agent("tester", "Runs in the workers only.")])
-        self.runtime = Runtime(settings, SystemClock(), self.database, agents, _no_model, self._waker)
+        snapshots = PostgresSnapshots(self.database)
+        self.runtime = Runtime(settings, SystemClock(), self.database, agents, _no_model, self._waker, snapshots)
         self.watch = SettlementWatch(self.database)
         self.workers: list[Worker] = []
 

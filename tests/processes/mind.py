@@ -16,7 +16,8 @@ from typing import Any
 from tests.models.openai_server import Answer, Call, OpenAIServer, Step, Wire
 
 SIDE_BY_SIDE = ("pure", "idempotent", "unsafe")
-PLANS = {name: (name,) for name in ("pure", "idempotent", "unsafe", "probed", "deadly")} | {"all": SIDE_BY_SIDE}
+ALONE = ("pure", "idempotent", "unsafe", "probed", "deadly", "stuck")
+PLANS = {name: (name,) for name in ALONE} | {"all": SIDE_BY_SIDE}
 
 _LONGEST_S = 60.0
 
@@ -77,10 +78,10 @@ class _Server(OpenAIServer):
         super().__init__(player=mind.answer)
         self._mind = mind
 
-    def take(self, body: dict[str, Any], headers: dict[str, str]) -> Step:
+    def take(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> Step:
         """Wait at the gate before the server's lock is taken: other calls must pass."""
         self._mind.pass_gate(body)
-        return super().take(body, headers)
+        return super().take(path, body, headers)
 
 
 def answer_to(text: str, *results: str) -> str:

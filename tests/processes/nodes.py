@@ -1,17 +1,13 @@
 """pytest-celery's nodes without Docker: its containers are processes here.
 
 A worker is `celery -A workers worker` in a process of its own, in its own session and process
-group. It is forked from a server process that has imported the libraries (the standard library's
-`forkserver`), so that a test may kill dozens without paying seconds of imports for each.
-A Redis is the embedded one, in a directory of its own.
+group (see `forked`). A Redis is the embedded one, in a directory of its own.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal as signals
-import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -21,25 +17,12 @@ from pytest_celery import CeleryTestBackend, CeleryTestBroker, CeleryTestSetup, 
 from redis import Redis
 
 from perdure.database.migrate import migrate
+from tests import forked
 from tests.processes.scene import wait_until
-from workers.embedded import launch, postgres, redis
+from workers.embedded import postgres, redis
 from workers.embedded.lifecycle import Running
 
-_PRELOADED = [
-    "celery.apps.worker",
-    "celery.backends.redis",
-    "celery.bin.celery",
-    "celery.concurrency.thread",
-    "kombu.transport.redis",
-    "perdure.models.openai",
-    "tasks.deliveries",
-    "tasks.turns",
-    "workers.lifecycle",
-]
 _QUIET = ["--without-gossip", "--without-mingle"]
-
-_forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(_PRELOADED)
 
 groups: set[int] = set()
 """Process groups of all workers ever started here; each must be empty in the end."""
@@ -75,6 +58,10 @@ class ProcessContainer:
         """Wait for the main process to end; its exit status where that is known."""
         raise NotImplementedError
 
+    def signal(self, number: signals.Signals) -> None:
+        """Send a signal to the main process, and do not wait for what it brings."""
+        os.kill(self.pid, number)
+
     def kill(self, signal: str | int = "SIGKILL") -> None:
         """Send a signal to the main process; wait for its end if that is what the signal brings."""
         number = signals.Signals[signal] if isinstance(signal, str) else signals.Signals(signal)
@@ -97,9 +84,11 @@ class WorkerContainer(ProcessContainer):
 
     def __init__(self, name: str, environment: Mapping[str, str], directory: Path, options: Sequence[str] = ()) -> None:
         super().__init__(name)
-        self._environment = dict(environment)
         self._log = directory / f"{name}.log"
-        self._argv = ["celery", "-A", "workers", "worker", "-l", "info", "-n", f"{name}@%h", *_QUIET, *options]
+        argv = ["celery", "-A", "workers", "worker", "-l", "info", "-n", f"{name}@%h", *_QUIET, *options]
+        self._program = forked.Program(
+            "celery.__main__:main", argv, environment, directory, stdout=self._log, stderr=self._log
+        )
         self._process: BaseProcess | None = None
         self._log_start = 0
 
@@ -118,8 +107,7 @@ class WorkerContainer(ProcessContainer):
     def start(self) -> None:
         """Start the worker; it may take a second until it takes work."""
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
-        self._process = _forks.Process(target=_work, args=(self._argv, self._environment, str(self._log)), daemon=True)
-        self._process.start()
+        self._process = forked.start(self._program)
         groups.add(self.pid)
 
     def wait(self, timeout_s: float = 20.0) -> int | None:
@@ -178,7 +166,7 @@ class RedisContainer(ProcessContainer):
     @property
     def status(self) -> str:
         """`running` or `exited`."""
-        return "running" if psutil.pid_exists(self.pid) and not _is_zombie(psutil.Process(self.pid)) else "exited"
+        return "running" if _lives(self.pid) else "exited"
 
     def start(self) -> None:
         """Start it on what its append-only file holds."""
@@ -264,22 +252,6 @@ class Setup(CeleryTestSetup):  # type: ignore[misc]
     def teardown(self) -> None:
         """Close the application's connections."""
         self.app.close()
-
-
-def _work(argv: list[str], environment: dict[str, str], log: str) -> None:
-    """Become the worker: what `celery -A workers worker` does, from here on."""
-    os.setsid()
-    if sys.platform == "linux":
-        launch._die_with(os.getppid())  # a test run that is killed leaves no worker behind
-    with open(log, "ab") as output:  # noqa: PTH123 (its descriptor is wanted)
-        os.dup2(output.fileno(), 1)
-        os.dup2(output.fileno(), 2)
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.argv = argv
-    from celery.__main__ import main  # noqa: PLC0415 (in the worker's process, not in the test's)
-
-    main()
 
 
 def _end_group(group: int) -> None:

@@ -16,7 +16,8 @@ from tests.processes.scene import wait_until
 MESSAGES = 200
 SESSIONS = 40
 SENDERS = 8
-ANSWERS_WITHIN_S = 2.0
+ANSWERS_WITHIN_S = 6.0
+"""Several times what one wait for the broker may take, for a machine that is busy."""
 TIMED_OUT = 5
 
 
@@ -33,7 +34,10 @@ def _lose_all(installation: Installation) -> None:
     installation.redis.restart()
 
 
-@pytest.mark.parametrize("disturb", [_flush, _restart, _lose_all])
+@pytest.mark.parametrize(
+    "disturb",
+    [pytest.param(_flush, marks=pytest.mark.long), pytest.param(_restart, marks=pytest.mark.long), _lose_all],
+)
 def test_messages_in_flight_survive_what_befalls_redis(
     celery_setup: CeleryTestSetup, installation: Installation, disturb: Callable[[Installation], None]
 ) -> None:
@@ -52,7 +56,7 @@ def test_messages_in_flight_survive_what_befalls_redis(
     _all_are_answered(installation, accepted)
 
 
-@pytest.mark.parametrize("silence", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("silence", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.long)])
 def test_messages_are_accepted_while_redis_is_away(
     celery_setup: CeleryTestSetup, installation: Installation, silence: str
 ) -> None:
@@ -74,6 +78,7 @@ def test_messages_are_accepted_while_redis_is_away(
     assert [worker.pid for worker in installation.workers if worker.container.status == "running"] == pids
 
 
+@pytest.mark.long
 def test_a_silent_redis_hangs_no_worker(celery_setup: CeleryTestSetup, installation: Installation) -> None:
     """A connection on which nothing comes any more must be noticed, though nobody has closed it."""
     installation.settled(installation.accept("before").turn_id)

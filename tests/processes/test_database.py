@@ -35,7 +35,15 @@ def database_url(server: PostgresServer) -> str:
     return server.url
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.long),
+        pytest.param(signal.SIGQUIT, marks=pytest.mark.long),
+        signal.SIGKILL,
+    ],
+    ids=lambda number: number.name,
+)
 def test_accepted_messages_survive_a_restart(
     celery_setup: CeleryTestSetup, installation: Installation, server: PostgresServer, number: signal.Signals
 ) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 from pytest_celery import CeleryTestSetup
@@ -18,11 +19,12 @@ from tests.processes.scene import Place, done, wait_until
 PAST_LEASE_S = LEASE_S * 2
 
 
+@pytest.mark.parametrize("deaths", [1, pytest.param(4, marks=pytest.mark.long)])
 def test_another_worker_goes_on_within_lease_and_sweep(
-    celery_setup: CeleryTestSetup, installation: Installation
+    celery_setup: CeleryTestSetup, installation: Installation, deaths: int
 ) -> None:
     """A killed worker may cost its turns the lease, a round of the sweeper, and three seconds, not more."""
-    for _ in range(4):
+    for _ in range(deaths):
         text = f"pure: {time.monotonic_ns()}"
         gate = installation.mind.gate(text, nth=2)
         accepted = installation.accept(text)
@@ -111,8 +113,14 @@ def test_a_worker_stopped_in_a_model_call(stopped: Stopped, installation: Instal
     stopped.writes_nothing_and_lives()
 
 
-@pytest.mark.parametrize("point", ["entered", "acted"])
-@pytest.mark.parametrize("tool", ["pure", "unsafe", "probed"])
+@pytest.mark.parametrize(
+    ("tool", "point"),
+    [
+        ("unsafe", "acted"),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in product(["pure", "probed"], ["entered", "acted"])),
+        pytest.param("unsafe", "entered", marks=pytest.mark.long),
+    ],
+)
 def test_a_worker_stopped_in_a_tool(stopped: Stopped, installation: Installation, tool: str, point: str) -> None:
     """Its result comes too late: what is said of the call has been decided without it."""
     place = Place("within", f"{tool}.{point}")
@@ -123,6 +131,7 @@ def test_a_worker_stopped_in_a_tool(stopped: Stopped, installation: Installation
     stopped.writes_nothing_and_lives()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", [Place("before", "turns.step", 2), Place("before", "turns.settle")], ids=str)
 def test_a_worker_stopped_before_its_commit(stopped: Stopped, installation: Installation, place: Place) -> None:
     """The commit that it then sends bears a token of the past."""
@@ -159,6 +168,7 @@ def test_a_worker_stopped_between_update_and_commit(
     installation.check()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["sweep.take", "sweep.wake_due"])
 def test_a_worker_stopped_while_sweeping(stopped: Stopped, installation: Installation, name: str) -> None:
     """Whoever has the round holds no lock: the next round is somebody else's."""

@@ -23,6 +23,7 @@ def celery_worker_cluster(installation: Installation) -> CeleryWorkerCluster:
     return cluster
 
 
+@pytest.mark.long
 def test_hundreds_of_turns_wait_at_once(celery_setup: CeleryTestSetup, installation: Installation) -> None:
     """A turn mostly waits; waiting must cost next to nothing."""
     (worker,) = installation.workers

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from perdure.settings import Settings
 from tests.repository.source import read
 
-VENDOR = {"OPENAI_API_KEY", "OPENAI_BASE_URL"}  # read by the vendor's SDK itself
+VENDOR = {"OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"}  # their SDKs' own
 
 
 def defaults(model: type[BaseModel], prefix: str = "PERDURE_") -> Iterator[tuple[str, Any]]:

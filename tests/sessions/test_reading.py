@@ -12,6 +12,7 @@ from perdure import tool
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import NotFound
+from perdure.sessions.ending import request_end
 from perdure.sessions.reading import list_sessions, read_messages, read_session
 from perdure.settings import Settings
 from tests.conftest import RecordingWaker
@@ -50,7 +51,7 @@ def test_a_session_has_the_keys_of_the_contract(stage: Stage) -> None:
     sent = stage.send(channel="cli")
     fresh = read_session(stage.database, sent.session_id)
     assert set(fresh) == SESSION_KEYS
-    assert (fresh["state"], fresh["turn_count"], fresh["message_count"]) == ("initializing", 0, 0)
+    assert (fresh["state"], fresh["turn_count"], fresh["message_count"]) == ("active", 0, 0)
     stage.run(sent.session_id)
     stage.send(channel="telegram")
     later = read_session(stage.database, sent.session_id)
@@ -122,7 +123,7 @@ def test_what_does_not_exist_is_not_found(stage: Stage) -> None:
 def test_a_user_sees_their_own_sessions_newest_first(stage: Stage) -> None:
     """The filter is in the query itself."""
     first = stage.send(user_id="ana").session_id
-    stage.sql("UPDATE sessions SET state = 'ended', routable = false")
+    request_end(stage.database, first, "by hand")
     stage.move(1)
     second = stage.send(user_id="ana").session_id
     stage.send(user_id="bob")

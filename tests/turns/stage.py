@@ -16,11 +16,16 @@ from perdure import Agent
 from perdure.agents import Agents
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Moment
+from perdure.memory.volatile import Volatile
 from perdure.models.chat_wire import request_body
+from perdure.models.embedders.hashing import HashEmbedder
+from perdure.models.embedders.protocol import Embedder
 from perdure.models.protocol import Message, Model, ModelRequest, Role, ToolCall
 from perdure.runtime import Runtime
 from perdure.sessions.reading import read_messages
 from perdure.settings import Settings
+from perdure.snapshots.postgres import PostgresSnapshots
+from perdure.snapshots.store import SnapshotStore
 from perdure.tools.registry import Tool
 from perdure.turns.inbox import Accepted, accept
 from perdure.turns.incoming import Incoming
@@ -56,12 +61,25 @@ class Stage:
         self.waker = waker
         self.model = Scripted()
         self.agents = Agents([Agent("assistant", "You help.")])
+        self.snapshots: SnapshotStore = PostgresSnapshots(database)
+        self.volatile: Volatile | None = None
+        self.embedder: Embedder = HashEmbedder(384)
         self._observer = create_engine(database.url, isolation_level="AUTOCOMMIT")
 
     @property
     def runtime(self) -> Runtime:
         """The parts of the process, as they are now."""
-        return Runtime(self.settings, self.clock, self.database, self.agents, self._model, self.waker)
+        return Runtime(
+            self.settings,
+            self.clock,
+            self.database,
+            self.agents,
+            self._model,
+            self.waker,
+            self.snapshots,
+            self.volatile,
+            self.embedder,
+        )
 
     def _model(self, name: str) -> Model:
         return self.model

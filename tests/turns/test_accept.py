@@ -133,7 +133,8 @@ def test_a_session_that_is_over_takes_no_message(stage: Stage, state: str) -> No
     over = stage.send("hello")
     stage.run(over.session_id)
     stage.sql(
-        "UPDATE sessions SET state = %(state)s, routable = false WHERE session_id = %(id)s",
+        "UPDATE sessions SET state = %(state)s, routable = false, end_requested_at = perdure_now()"
+        " WHERE session_id = %(id)s",
         state=state, id=over.session_id,
     )  # fmt: skip
     before = stage.counts()
@@ -147,7 +148,7 @@ def test_a_duplicate_of_a_message_in_an_ended_session_opens_none(stage: Stage) -
     """A late retry is answered with the old turn and begins nothing."""
     old = stage.send("hello", message_id="m1")
     stage.run(old.session_id)
-    stage.sql("UPDATE sessions SET state = 'ended', routable = false")
+    stage.sql("UPDATE sessions SET state = 'ended', routable = false, end_requested_at = perdure_now()")
     before = stage.counts()
     assert stage.send("hello", message_id="m1").turn_id == old.turn_id
     assert stage.counts() == before

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import event
 
-from perdure import tool
+from perdure import ToolContext, tool
 from perdure.database.engine import Database
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Stage
@@ -21,7 +21,7 @@ def double(number: int) -> int:
 
 
 @contextmanager
-def _counted(database: Database) -> Iterator[tuple[list[str], list[str]]]:
+def counted(database: Database) -> Iterator[tuple[list[str], list[str]]]:
     """The statements that are sent within the block, and the names of the commits."""
     statements: list[str] = []
     commits: list[str] = []
@@ -44,16 +44,39 @@ def _talk(stage: Stage) -> None:
 
 
 def test_a_turn_of_two_model_calls_and_a_tool(stage: Stage) -> None:
-    """Five commits, six statements: accept, claim, history, two steps, settle."""
+    """Five commits, seven statements: accept, claim, history, what is remembered, two steps, settle."""
     stage.equip(double)
     for _ in range(3):
         _talk(stage)  # the session is there, and each statement has been prepared on its connection
     stage.script(calls(("double", {"number": 4})), says("8"))
-    with _counted(stage.database) as (statements, commits):
+    with counted(stage.database) as (statements, commits):
         sent = stage.send()
         stage.run(sent.session_id)
     assert commits == ["turns.enqueue", "turns.claim", "turns.step", "turns.step", "turns.settle"]
-    assert len(statements) == 6, statements
+    assert len(statements) == 7, statements
+    assert stage.sql("SELECT count(*) FROM snapshots")[0][0] == 0
+
+
+def test_working_variables_cost_a_row_where_they_change_and_no_statement(stage: Stage) -> None:
+    """They are read with the claim and written with the step."""
+
+    @tool(effect="pure")
+    def count(context: ToolContext, *, further: bool) -> int:
+        """Count."""
+        with context.working_variables as variables:
+            if further:
+                variables["n"] = variables.get("n", 0) + 1
+            return int(variables["n"])
+
+    stage.equip(count)
+    for further in (True, False, True):
+        stage.script(calls(("count", {"further": further})), says("counted"))
+        with counted(stage.database) as (statements, commits):
+            sent = stage.send()
+            stage.run(sent.session_id)
+    assert commits == ["turns.enqueue", "turns.claim", "turns.step", "turns.step", "turns.settle"]
+    assert len(statements) == 7, statements
+    assert stage.sql("SELECT count(*) FROM snapshots")[0][0] == 2
 
 
 def test_several_tools_side_by_side_cost_a_commit_each(stage: Stage) -> None:
@@ -61,7 +84,7 @@ def test_several_tools_side_by_side_cost_a_commit_each(stage: Stage) -> None:
     stage.equip(double)
     _talk(stage)
     stage.script(calls(("double", {"number": 4}), ("double", {"number": 5})), says("8, 10"))
-    with _counted(stage.database) as (_, commits):
+    with counted(stage.database) as (_, commits):
         stage.ask()
     assert commits.count("turns.finish_effect") == 2
     assert len(commits) == 7
@@ -70,7 +93,7 @@ def test_several_tools_side_by_side_cost_a_commit_each(stage: Stage) -> None:
 def test_a_turn_that_follows_under_the_same_lease_is_not_claimed_again(stage: Stage) -> None:
     """A backlog is worked off with one statement to begin each next turn."""
     _talk_twice = [stage.send(), stage.send()]
-    with _counted(stage.database) as (_, commits):
+    with counted(stage.database) as (_, commits):
         stage.run(_talk_twice[0].session_id)
     assert commits == ["turns.claim", "turns.settle", "turns.begin_next", "turns.settle"]
 

@@ -101,6 +101,16 @@ def test_in_doubt_is_decided_no_earlier_than_the_tool_may_still_run(stage: Stage
     assert _results(stage) == [UNKNOWN_OUTCOME]
 
 
+def test_a_clock_set_back_leaves_nothing_undecided_for_a_day(stage: Stage, bench: Bench) -> None:
+    """Whatever the row says in hours that come again: a call has no more than its time."""
+    stage.set(tool_timeout_s=0.1)
+    stage.equip(bench.tool("pure"))
+    session_id = _crash(stage, "after", 1)
+    stage.move(-86_400)
+    assert stage.run(session_id) == Ran(1)
+    assert len(bench.ran) == 1
+
+
 def test_what_is_undecided_can_be_drained(stage: Stage, bench: Bench) -> None:
     """Waiting for a decision is no reason to hold up a shutdown."""
     stage.set(lease_s=5, heartbeat_s=1)
@@ -216,7 +226,6 @@ def test_what_one_of_several_calls_brought_is_not_done_again(stage: Stage, given
     stopped.start()
     assert blocked.wait(PATIENCE_S)
     until(lambda: stage.sql("SELECT 1 FROM tool_effects WHERE status = 'done'"), "the first result")
-    stage.move(DECIDED_S - 1)
     # The first runner goes on waiting, as a paused process does; another one takes over.
     stage.sql("UPDATE tool_effects SET decide_at = perdure_now() WHERE status = 'intended'")
     stage.sql("UPDATE sessions SET lease_until = perdure_now()")

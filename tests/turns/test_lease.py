@@ -17,7 +17,7 @@ from perdure.turns import queries
 from perdure.turns.lease import ISOLATE_FROM_CLAIM, Claimed, Hold, LeaseLost, NeedsIsolation, NotNeeded, claim
 from perdure.turns.react import Turn
 from perdure.turns.runner import Ran, Runner
-from perdure.turns.settlement import Cancelled, Tenure, settle
+from perdure.turns.settlement import Cancelled, Tenure, conclude, settle
 from perdure.turns.sweep import Swept, sweep
 from perdure.turns.transcript import Entry, Transcript
 from tests.turns.scripted import calls, says
@@ -90,11 +90,11 @@ def test_a_stale_holder_writes_nothing(stage: Stage) -> None:
     turn = Turn(stage.runtime, hold, stale.turn, transcript, 0)
     before = _state(stage)
     with pytest.raises(LeaseLost):
-        turn._commit([*transcript.uncommitted, Entry(stale.turn.turn_id, Role.ASSISTANT, "x")], "thinking")
+        turn._commit([*transcript.uncommitted, Entry(stale.turn.turn_id, Role.ASSISTANT, "x")], asks=False)
     with pytest.raises(LeaseLost):
         settle(
-            stage.database, stage.clock, Tenure(stale.session_id, stale.token, 30),
-            turn=stale.turn, transcript=transcript, ending=Cancelled(),
+            stage.database, stage.clock, Tenure(stale.session_id, stale.token, 30), turn=stale.turn,
+            verdict=conclude(stage.database, stale.session_id, stale.turn, transcript, Cancelled()),
         )  # fmt: skip
     mine = {"session_id": stale.session_id, "token": stale.token, "turn_id": stale.turn.turn_id, "lease_s": 30}
     assert not stage.database.run(queries.PARK, {**mine, "spent_s": 9.0, "forgiven": True})
@@ -116,13 +116,13 @@ def test_a_stale_settle_takes_its_messages_and_results_with_it(stage: Stage) -> 
         queries.STEP,
         {
             "session_id": stale.session_id, "token": stale.token, "lease_s": 30, "turn_id": stale.turn.turn_id,
-            "channel": "http", "state": "thinking", "spent_s": 1.0, "added": 1,
+            "channel": "http", "asks": False, "spent_s": 1.0, "added": 1,
             "messages": as_json([Entry(stale.turn.turn_id, Role.ASSISTANT, "x").record(1)]),
             "intents": as_json([{
                 "effect_id": stale.turn.turn_id, "position": 0, "tool": "t", "arguments": "{}", "effect": "pure",
                 "timeout_s": 1.0,
             }]),
-            "results": "[]",
+            "results": "[]", "variables": '{"stale": true}',
         },
     )  # fmt: skip
     assert not rows
@@ -159,9 +159,10 @@ def test_a_released_lease_is_never_renewed(stage: Stage) -> None:
     session_id = stage.send().session_id
     found, _ = stage.claimed(session_id)
     assert found.turn is not None
+    transcript = Transcript.load(stage.database, session_id, found.turn)
     settle(
         stage.database, stage.clock, Tenure(session_id, found.token, 30), turn=found.turn,
-        transcript=Transcript.load(stage.database, session_id, found.turn), ending=Cancelled(),
+        verdict=conclude(stage.database, session_id, found.turn, transcript, Cancelled()),
     )  # fmt: skip
     stage.database.run(queries.RENEW, {"session_ids": [session_id], "tokens": [found.token], "lease_s": 30})
     assert stage.session(session_id).lease_until is None

@@ -24,7 +24,8 @@ _FILL = f"""
     INSERT INTO users SELECT 'user ' || n, now() FROM generate_series(0, {OTHERS}) AS n;
     INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, channels,
                           last_turn_seq, message_count, turn_count, unsettled, token)
-    SELECT ('00000000-0000-7000-8000-' || lpad(n::text, 12, '0'))::uuid, 'user ' || n, '', true, 'assistant', 'active',
+    SELECT ('00000000-0000-7000-8000-' || lpad(n::text, 12, '0'))::uuid, 'user ' || n, '', true, 'assistant',
+           CASE WHEN n = 0 THEN 'thinking' ELSE 'active' END,
            now(), now(), ARRAY['http'], 2, 4, 2, (n %% 300 = 0)::int, 1
     FROM generate_series(0, {OTHERS}) AS n;
     INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, status, first_seq, accepted_at,
@@ -48,6 +49,9 @@ _FILL = f"""
     FROM turns AS t, generate_series(0, CASE WHEN t.session_id = %(long)s THEN 3 ELSE 1 END) AS n
     WHERE t.settled_at IS NOT NULL;
     INSERT INTO inbox SELECT user_id, 'http', turn_id::text, turn_id, 1, 'hello', now() FROM turns;
+    INSERT INTO snapshots (session_id, set_aside, variables, events, tick, token, saved_at)
+    SELECT session_id, false, '{{}}', '[]', seq, 1, now() FROM turns;
+    UPDATE sessions SET variables_tick = last_turn_seq, tick = last_turn_seq;
     INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status, intended_at,
                               decide_at)
     SELECT gen_random_uuid(), turn_id, 2, 0, 't', '{{}}', 'pure', 'done', now(), now() FROM turns;
@@ -112,31 +116,41 @@ def _parameters(stage: Stage) -> dict[str, Any]:
         "agent": None, "on_busy": "enqueue", "priority": 5, "reply_to": None, "metadata": None,
         "owner": "me", "lease_s": 30, "isolate_from": 100, "agents": ["a"], "default_agent": "a",
         "token": 1, "turn_id": turn.turn_id, "turn_seq": 2000,
-        "first_seq": turn.first_seq, "window": 20, "state": "thinking", "spent_s": 1.0, "added": 1,
+        "first_seq": turn.first_seq, "window": 20, "asks": False, "spent_s": 1.0, "added": 1,
         "messages": as_json([{"position": 1, "role": "assistant", "content": "x", "token_count": 1}]),
         "intents": "[]", "results": as_json([{"effect_id": str(effect.effect_id), "status": "done"}]), "keep": True,
         "status": "done", "steps": 1, "usage": "{}", "error_code": None, "error_message": None, "replied": True,
         "delivery_id": delivery.delivery_id, "forgiven": True, "message": "cancelled", "effect_id": effect.effect_id,
         "timeout_s": 30.0, "result": "x", "message_seq": 2, "session_ids": [LONG], "tokens": [1],
-        "turn_ids": [turn.turn_id], "most": 200, "backoff_s": 5.0, "attempt_s": 60, "error": "x", "retry_s": 5.0,
-        "name": "turns", "every_s": 5.0,
+        "turn_ids": [turn.turn_id], "most": 200, "most_parked": 10, "wait_s": 60.0, "calls": "[]",
+        "expired": "x", "ended": "x", "call_id": "call_0", "arguments": None,
+        "minute_s": 60, "per_minute": 2, "hour_s": 3600, "per_hour": 5,
+        "backoff_s": 5.0, "attempt_s": 60, "error": "x", "retry_s": 5.0,
+        "variables": '{"a": 1}', "saved": True, "held": "{}", "wakes": 1,
+        "name": "turns", "every_s": 5.0, "idle_s": 1_800.0,
     }  # fmt: skip
 
 
 HOT = [
     queries.ENQUEUE, queries.FIND_ACCEPTED, queries.MERGE, queries.CLAIM, queries.CLAIMABLE, queries.BEGIN_NEXT,
     queries.HISTORY, queries.RENEW, queries.WATCH, queries.STEP, queries.FINISH_EFFECT, queries.EXTEND_EFFECT,
-    queries.EFFECTS_OF_STEP, queries.SETTLE, queries.PARK, queries.RELEASE, queries.CANCEL, queries.UNSETTLED,
+    queries.EFFECTS_OF_STEP, queries.SETTLE, queries.HOLD, queries.OWNED, queries.PUT_OFF, queries.PARK,
+    queries.RELEASE, queries.CANCEL, queries.UNSETTLED, queries.PARK_FOR, queries.BRING_BACK, queries.RECALL,
+    queries.LOCK_HELD, queries.IS_CANCELLED, queries.BEGIN_APPROVED, queries.LOCK_OF_TURN,
+    queries.FIND_CALL, queries.SEIZE_WAITING, queries.FULL_FOR,
     queries.WAKE_DUE, queries.UNWAKE, queries.TAKE_DELIVERY, queries.DELIVERED, queries.POSTPONE_DELIVERY,
     queries.DELIVERIES_DUE, queries.READ, queries.SETTLED_AMONG,
 ]  # fmt: skip
 
-SMALL = {"sweeps"}
+SMALL = {"sweeps", "intake"}
 """Tables of a few rows, which are read whole."""
 
 MOST_ROWS = 25
-MORE_ROWS = {"turns.history": 20 * 4 + 60, "sweep.wake_due": 200, "deliveries.due": 450}
-"""What is bounded by the window, by the backlog, and by the limit of a round."""
+MORE_ROWS = {
+    "turns.history": 20 * 4 + 60, "turns.recall": 200, "sweep.wake_due": 200, "deliveries.due": 450,
+    "turns.full_for": 4_000,
+}  # fmt: skip
+"""What is bounded by the window, by the backlog, by the limit of a round, and by what a rate let in (here: all)."""
 
 
 def test_each_statement_of_a_turn_goes_by_index_and_reads_few_rows(large: Stage) -> None:

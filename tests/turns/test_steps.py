@@ -301,7 +301,7 @@ def test_a_model_call_gets_no_more_time_than_the_turn_has(stage: Stage) -> None:
     stage.equip(double)
     stage.script(look, look_again)
     stage.ask()
-    assert left[0] == pytest.approx(120, abs=5)
+    assert left[0] == pytest.approx(300, abs=5)
     assert left[1] == pytest.approx(50, abs=5)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from uuid import UUID
 
+from perdure.memory.consolidation_queries import FORGOTTEN
+from perdure.sessions.queries import ENDINGS_DUE
 from perdure.turns import queries
 from perdure.turns import sweep as sweeping
 from perdure.turns.sweep import Swept, sweep
@@ -142,11 +144,12 @@ def test_a_locked_session_holds_up_no_round(stage: Stage) -> None:
         assert _round(stage) == [sessions[1]]
 
 
-def test_an_idle_round_costs_three_statements(stage: Stage) -> None:
+def test_an_idle_round_costs_five_statements(stage: Stage) -> None:
     """Each worker sweeps every few seconds, mostly for nothing."""
     ran: list[str] = []
     stage.move(6)
     with stage.hooked(lambda moment, name: ran.append(name) if moment == "after" else None):
         assert sweep(stage.runtime) == Swept()
         assert sweep(stage.runtime) is None
-    assert ran == [queries.TAKE_SWEEP.name, queries.WAKE_DUE.name, queries.TAKE_SWEEP.name]
+    asked = [queries.TAKE_SWEEP.name, queries.WAKE_DUE.name, ENDINGS_DUE.name, FORGOTTEN.name]
+    assert ran == [*asked, queries.TAKE_SWEEP.name]

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from hypothesis import given
-from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
 from perdure.models.chat_wire import request_body
 from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, Usage
 from perdure.turns.settlement import closings
-from perdure.turns.transcript import WORKING_BUDGET_TOKENS, Entry, Transcript, result_of, said
+from perdure.turns.transcript import Entry, Transcript, result_of, said
 from perdure.untrusted import storable
 from tests.models.openai_server import validate_transcript
+
+WORKING_BUDGET_TOKENS = 40_000
 
 texts = st.one_of(
     st.text(max_size=40),
@@ -74,18 +75,18 @@ def _numbered(made: Sequence[Sequence[Entry]]) -> list[list[Entry]]:
 
 
 def _prompt(made: Sequence[Sequence[Entry]]) -> tuple[Message, ...]:
-    return Transcript(made[-1][0].turn_id, [entry for turn in made for entry in turn]).prompt("You help.")
+    return Transcript(made[-1][0].turn_id, [entry for turn in made for entry in turn]).prompt(
+        "You help.", WORKING_BUDGET_TOKENS
+    )
 
 
 @given(transcripts())
-@hypothesis(max_examples=150, deadline=None)
 def test_every_prompt_is_one_that_a_provider_accepts(made: list[list[Entry]]) -> None:
     """No tool call is ever parted from its result, whatever is cut and whatever the model wrote."""
     assert validate_transcript(request_body("m", ModelRequest(_prompt(made)))["messages"]) == []
 
 
 @given(transcripts())
-@hypothesis(max_examples=150, deadline=None)
 def test_what_is_kept_are_whole_turns_from_the_newest_back(made: list[list[Entry]]) -> None:
     """The budget is kept, except that the newest turn is never cut; nothing is left out in between."""
     system, *kept = _prompt(made)
@@ -98,7 +99,6 @@ def test_what_is_kept_are_whole_turns_from_the_newest_back(made: list[list[Entry
 
 
 @given(transcripts())
-@hypothesis(max_examples=60, deadline=None)
 def test_no_turn_that_fits_is_left_out(made: list[list[Entry]]) -> None:
     """Cutting more than must be cut would be forgetting for nothing."""
     kept = len(_prompt(made)) - 1
@@ -113,7 +113,6 @@ def test_no_turn_that_fits_is_left_out(made: list[list[Entry]]) -> None:
 
 
 @given(replies)
-@hypothesis(max_examples=200, deadline=None)
 def test_what_a_model_said_can_be_stored_and_told_apart(reply: ModelReply) -> None:
     """Ids are there and each its own within the reply; no text holds what PostgreSQL refuses."""
     entry = said(UUID(int=1), reply)
@@ -125,7 +124,6 @@ def test_what_a_model_said_can_be_stored_and_told_apart(reply: ModelReply) -> No
 
 
 @given(st.lists(replies, min_size=1, max_size=4))
-@hypothesis(max_examples=60, deadline=None)
 def test_steps_and_usage_are_those_of_the_present_turn(given_replies: list[ModelReply]) -> None:
     """Earlier turns count in neither."""
     earlier, present = UUID(int=1), UUID(int=2)

@@ -2,12 +2,15 @@
 
     up.py          everything on this machine, with its servers
     processes.py   migrate, gateway, worker, beat, flower: one process each
+    drain.py       the whole fleet takes nothing in, and lets go of what it has
     talking.py     send, chat; prompt.py is the terminal's side of chat
-    sessions.py, turns.py    what is kept
+    sessions.py, snapshots.py, turns.py, schedules.py, messages.py, memory.py    what is kept
+    breakers.py    what is not called for a while
 
     connecting.py  what a command needs of the system
     listening.py   an address to listen on; serving.py, the gateway's web server
     display.py     tables, JSON, text that is safe on a terminal
+    files.py       files, whole or not at all
     failing.py     errors as a sentence and an exit status
 
 Commands start in about a second, so what takes long to import is imported by those that need it.
@@ -20,7 +23,7 @@ from pathlib import Path
 
 import typer
 
-from workers.commands import processes, sessions, talking, turns, up
+from workers.commands import breakers, drain, memory, messages, processes, schedules, sessions, talking, turns, up
 from workers.commands.failing import explained
 
 app = typer.Typer(
@@ -37,10 +40,15 @@ app.command()(processes.gateway)
 app.command()(processes.worker)
 app.command()(processes.beat)
 app.command()(processes.flower)
+app.command()(drain.drain)
 app.command()(talking.chat)
 app.command()(talking.send)
 app.add_typer(sessions.commands, name="sessions")
 app.add_typer(turns.commands, name="turns")
+app.add_typer(messages.commands, name="messages")
+app.add_typer(memory.commands, name="memory")
+app.add_typer(schedules.commands, name="schedules")
+app.add_typer(breakers.commands, name="breakers")
 
 
 def main() -> None:

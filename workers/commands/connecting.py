@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from uuid import UUID
 
 from perdure.database.engine import Database
@@ -12,7 +14,7 @@ from perdure.errors import Unavailable
 from perdure.runtime import Runtime
 from perdure.settings import Settings
 from workers import logs
-from workers.assembly import addresses, assemble, database_address
+from workers.assembly import addresses, assemble, database_address, redis_address
 from workers.commands.failing import WRONG_USAGE, Failure
 from workers.wake import CeleryWaker
 
@@ -26,6 +28,12 @@ class _NobodyToWake:
         return False
 
     def delivery(self, delivery_id: UUID) -> bool:  # noqa: ARG002 (the port's signature)
+        return False
+
+    def ending(self, session_id: UUID) -> bool:  # noqa: ARG002 (the port's signature)
+        return False
+
+    def consolidation(self, session_id: UUID | None) -> bool:  # noqa: ARG002 (the port's signature)
         return False
 
     def close(self) -> None:
@@ -59,11 +67,33 @@ def runtime() -> Iterator[Runtime]:
     logs.configure(logging.WARNING)
     database_url = database_address(settings)
     waker = _waker(settings)
-    made = assemble(settings, database_url, waker)
+    made = assemble(settings, database_url, waker, _redis_url(settings))
     try:
         yield made
     finally:
+        if made.volatile is not None:
+            made.volatile.close()
         made.database.close()
+        if made.breakers is not None:
+            made.breakers.close()
+        waker.close()
+
+
+@contextmanager
+def control() -> Iterator[Callable[[str, float], dict[str, Any]]]:
+    """A way to ask all workers something, waiting for so many seconds: their answers by their names, none if away."""
+    settings = Settings.load()
+    waker = _waker(settings)
+
+    def ask(question: str, within_s: float) -> dict[str, Any]:
+        if isinstance(waker, CeleryWaker):
+            return waker.ask(question, within_s)
+        time.sleep(within_s)
+        return {}
+
+    try:
+        yield ask
+    finally:
         waker.close()
 
 
@@ -79,6 +109,14 @@ def parse_id(text: str, thing: str) -> UUID:
         raise Failure(
             f"{text!r} is no id of a {thing}: an id is a UUID, as `perdure send` prints it.", WRONG_USAGE
         ) from None
+
+
+def _redis_url(settings: Settings) -> str | None:
+    """Where Redis is; None if none runs: then a worker sees to what is there."""
+    try:
+        return redis_address(settings)
+    except Unavailable:
+        return None
 
 
 def _waker(settings: Settings) -> CeleryWaker | _NobodyToWake:

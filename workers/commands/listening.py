@@ -8,6 +8,9 @@ import socket
 
 from workers.commands.failing import WRONG_USAGE, Failure
 
+FINISH_S = 5
+"""Seconds that a gateway takes for sending what it answers, once nobody waits for a turn any more."""
+
 _BACKLOG = 2048
 
 

@@ -39,11 +39,15 @@ def gateway(host: Host = "127.0.0.1", port: Port = 8080) -> None:
     logs.configure()
     where = addresses(settings)
     waker = CeleryWaker(settings, where)
-    runtime = assemble(settings, where.database_url, waker)
+    runtime = assemble(settings, where.database_url, waker, where.redis_url)
     try:
         serve(create_app(runtime, waker.reachable), bind(host, port, "--port"))
     finally:
         waker.close()
+        if runtime.volatile is not None:
+            runtime.volatile.close()
+        if runtime.breakers is not None:
+            runtime.breakers.close()
         runtime.database.close()
 
 

@@ -2,13 +2,17 @@
 
 On a terminal it shows who is asked, the tools that are called, and that somebody thinks; into
 a pipe go the replies alone. Ctrl-C cancels what is being answered, and leaves when nothing is.
+Told to end from outside, it leaves the conversation as it is and says how to go on: what was
+sent is accepted, and answered without it.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import signal
 import sys
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -20,13 +24,18 @@ from perdure.runtime import Runtime
 from workers.commands.display import printable, write_text
 
 _HELP = """/session  the id of this conversation    /cancel  cancel the last message
-/exit     leave (/quit and Ctrl-D too)   Ctrl-C   cancel what is being answered, twice: leave"""
+/end      begin another conversation     Ctrl-C   cancel what is being answered, twice: leave
+/exit     leave (/quit and Ctrl-D too)"""
 _LEAVING = frozenset({"/exit", "/quit"})
 _LONGEST_CALL = 200
 
 
 class _Left(Exception):
     """The person wants to leave."""
+
+
+class _Ended(BaseException):
+    """A signal ends this process, and not the person."""
 
 
 class Prompt:
@@ -41,15 +50,42 @@ class Prompt:
     def run(self) -> None:
         """Talk until the person leaves or the input ends."""
         _tolerate_any_bytes()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _end)
         try:
             self._greet()
             while True:
                 self._turn(self._line())
         except _Left:
-            if self._at_terminal:
-                self._note("\nThis conversation goes on when you come back.")
+            self._leave()
+        except _Ended:
+            self._interrupted()
         finally:
             self._conversation.close()
+
+    def _interrupted(self) -> None:
+        waited_for = self._conversation.waited_for
+        if waited_for is not None:
+            self._note(f"\nYour message is accepted and is answered: `perdure turns show {waited_for}` has the reply.")
+        if self._conversation.session_id is not None:
+            self._note("\nThis conversation goes on with `perdure chat`.")
+
+    def _leave(self) -> None:
+        try:
+            ends = self._conversation.leave()
+        except PerdureError as error:
+            self._note(f"{error.message} ({error.code}) The conversation ends by itself after a while.")
+            return
+        except KeyboardInterrupt:
+            return
+        if not self._at_terminal:
+            return
+        if ends:
+            self._note("\nThis conversation is over, and remembered when you come back.")
+        elif self._conversation.session_id is not None:
+            self._note("\nThis conversation goes on when you come back.")
+        else:
+            self._note("\nUntil you come back.")
 
     def _greet(self) -> None:
         earlier = self._conversation.resume()
@@ -102,6 +138,8 @@ class Prompt:
             self._note(str(self._conversation.session_id or "There is none yet."))
         elif line == "/cancel":
             self._note("Asked for." if self._conversation.cancel() else "Nothing was said yet.")
+        elif line == "/end":
+            self._note("This conversation is over." if self._conversation.end() else "There is none yet.")
         elif line == "/help":
             self._note(_HELP)
         else:
@@ -145,6 +183,12 @@ class Prompt:
     def _note(self, text: str) -> None:
         """Say something that is no part of the conversation."""
         self._notes.print(Text(printable(text), style="dim"))
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # what is said on the way out is said whole
+    raise _Ended
 
 
 def _tolerate_any_bytes() -> None:

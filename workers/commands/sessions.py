@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Annotated, Any
 
 import typer
 
+from perdure.clock import SystemClock
+from perdure.sessions.ending import request_end
+from perdure.sessions.forking import fork as fork_session
 from perdure.sessions.reading import list_sessions, read_messages, read_session
-from workers.commands import connecting
+from perdure.snapshots import exchange
+from perdure.snapshots.codec import dump
+from perdure.turns.incoming import parse_reason
+from perdure.turns.reading import held_turns
+from workers.commands import connecting, snapshots
 from workers.commands.display import AsJson, write_fields, write_json, write_table
 
 commands = typer.Typer(help="Conversations and their transcripts.", no_args_is_help=True)
+commands.add_typer(snapshots.commands, name="snapshot")
 
 _COLUMNS = ("session_id", "user_id", "agent", "state", "turn_count", "message_count", "last_activity_at", "channels")
 
@@ -34,21 +43,75 @@ def list_(
 
 @commands.command()
 def show(
-    session_id: Annotated[str, typer.Argument(metavar="ID", help="The session's id.")], *, as_json: AsJson = False
+    session_id: Annotated[str, typer.Argument(metavar="ID", help="The session's id.")],
+    *,
+    snapshot: Annotated[
+        bool,
+        typer.Option("--snapshot", help="What the agent is in the middle of, too: tick, working variables, events."),
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show a session and its transcript."""
     wanted = connecting.parse_id(session_id, "session")
     with connecting.database() as database:
         session = read_session(database, wanted)
         messages = read_messages(database, wanted)
+        held = held_turns(database, wanted)
+        kept = json.loads(dump(exchange.read(database, wanted))) if snapshot else None
     if as_json:
-        write_json({**session, "messages": messages})
+        write_json({**session, "messages": messages, "held": held} | ({"snapshot": kept} if kept else {}))
         return
-    write_fields({name: value for name, value in session.items() if value not in (None, [])})
+    fields = session | (_summary(kept) if kept else {})
+    fields["not_answered"] = [f"turn {each['turn_id']}: {each['error']}" for each in held]
+    write_fields({name: value for name, value in fields.items() if value not in (None, [])})
     sys.stdout.write("\n")
     write_table(("seq", "role", "content"), [_line(message) for message in messages])
+
+
+@commands.command()
+def end(
+    session_id: Annotated[str, typer.Argument(metavar="ID", help="The session's id.")],
+    reason: Annotated[str, typer.Option(help="Why; it is kept.")] = "asked for on the command line",
+) -> None:
+    """Ask for a session to end: its turns are run first, later messages begin the next one."""
+    wanted = connecting.parse_id(session_id, "session")
+    with connecting.runtime() as runtime:
+        if request_end(runtime.database, wanted, parse_reason(reason)):
+            runtime.wake.ending(wanted)
+
+
+@commands.command()
+def fork(
+    session_id: Annotated[str, typer.Argument(metavar="ID", help="The session's id.")],
+    tick: Annotated[
+        int | None, typer.Option(min=0, help="Copy through the last turn settled by then; default the present tick.")
+    ] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a session, at any tick, into a new one, which `perdure send --session` speaks to.
+
+    Prints the new session's id.
+    """
+    wanted = connecting.parse_id(session_id, "session")
+    with connecting.database() as database:
+        made = {"session_id": str(fork_session(database, SystemClock(), wanted, tick))}
+    if as_json:
+        write_json(made)
+    else:
+        write_fields(made)
 
 
 def _line(message: dict[str, Any]) -> tuple[int, str, str]:
     calls = [f"{call['name']}({call['arguments']})" for call in message.get("tool_calls", ())]
     return message["seq"], message["role"], " ".join(filter(None, [message["content"], *calls]))
+
+
+def _summary(snapshot: dict[str, Any]) -> dict[str, Any]:
+    """A snapshot as fields, without the conversation, which is shown anyway."""
+    return {
+        "tick_index": snapshot["tick_index"],
+        "status": snapshot["status"],
+        "working_variables": json.dumps(snapshot["memory"]["working_variables"], ensure_ascii=False),
+        "event_queue_backup": [f"{each['source']}: {each['type']}" for each in snapshot["event_queue_backup"]],
+    }

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from perdure.turns.approvals import decide, parse_decision
 from perdure.turns.cancelling import cancel as cancel_turn
 from perdure.turns.reading import read_turn
+from perdure.untrusted import load_object
 from workers.commands import connecting
 from workers.commands.display import AsJson, write_fields, write_json
+from workers.commands.failing import WRONG_USAGE, Failure
 
 commands = typer.Typer(help="What became of a message.", no_args_is_help=True)
 
+CallId = Annotated[str, typer.Argument(metavar="CALL", help="The call's id, as `perdure turns show` prints it.")]
 TurnId = Annotated[str, typer.Argument(metavar="ID", help="The turn's id, as `perdure send` prints it.")]
 
 
@@ -31,6 +36,7 @@ def show(turn_id: TurnId, *, as_json: AsJson = False) -> None:
         "reply": turn["reply"] and turn["reply"]["text"],
         "error": turn["error"] and f"{turn['error']['code']}: {turn['error']['message']}",
         "usage": turn["usage"] and [f"{count} {name}" for name, count in turn["usage"].items()],
+        "pending_approvals": [_asked(each) for each in turn["pending_approvals"]],
     }
     write_fields({name: value for name, value in flat.items() if value not in (None, [])})
 
@@ -43,3 +49,41 @@ def cancel(turn_id: TurnId) -> None:
         cancel_turn(runtime, wanted)
         status = read_turn(runtime.database, wanted)["status"]
     sys.stderr.write(f"Asked for. The turn is {status}.\n")
+
+
+@commands.command()
+def approve(
+    turn_id: TurnId,
+    call_id: CallId,
+    arguments: Annotated[str | None, typer.Option(help="JSON: what is run instead of the model's own.")] = None,
+) -> None:
+    """Approve of a tool call that waits, which then runs."""
+    given = {} if arguments is None else {"arguments": _object(arguments)}
+    _decide(turn_id, {"call_id": call_id, "decision": "approve", **given})
+
+
+@commands.command()
+def deny(turn_id: TurnId, call_id: CallId) -> None:
+    """Deny a tool call that waits; the model is told."""
+    _decide(turn_id, {"call_id": call_id, "decision": "deny"})
+
+
+def _decide(turn_id: str, given: dict[str, Any]) -> None:
+    wanted = connecting.parse_id(turn_id, "turn")
+    decision = parse_decision(given)
+    with connecting.runtime() as runtime:
+        decide(runtime, wanted, decision)
+        left = len(read_turn(runtime.database, wanted)["pending_approvals"])
+    sys.stderr.write(f"Decided. {left} calls of the turn still wait.\n" if left else "Decided. The turn goes on.\n")
+
+
+def _asked(call: dict[str, Any]) -> str:
+    arguments = json.dumps(call["arguments"], ensure_ascii=False)
+    return f"{call['call_id']}: {call['tool']}({arguments}) until {call['expires_at']}"
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        return load_object(text)
+    except ValueError as error:
+        raise Failure(f"--arguments cannot be used: {error}.", WRONG_USAGE) from None

@@ -2,7 +2,8 @@
 
 PostgreSQL and Redis are embedded ones under the data directory where no URLs are given; then
 the gateway, two workers, beat and Flower, each started again when it dies. On the way out
-nothing new is taken in first, then the workers drain, then the servers stop.
+the gateway takes nothing in first, while the workers answer whom it lets wait; then the workers
+drain and beat and Flower end; then the servers stop. A second Ctrl-C hastens them all.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rich.console import Console
 from perdure.settings import Settings
 from workers import logs, supervisor
 from workers.assembly import check
-from workers.commands.listening import require_free
+from workers.commands.listening import FINISH_S, require_free
 from workers.commands.processes import Host, Port
 from workers.embedded import Running, postgres, redis
 from workers.supervisor import Process
@@ -127,6 +128,7 @@ def _stop(name: str, server: Running) -> None:
 def _processes(
     settings: Settings, environment: Mapping[str, str], host: str, port: int, flower_port: int | None
 ) -> Iterator[Process]:
+    leave_s = settings.shutdown.drain_s + FINISH_S + _MARGIN_S
     drain_s = settings.shutdown.hard_exit_s + _MARGIN_S
     reached_at = _LOOPBACK if host in {"0.0.0.0", "::"} else host  # noqa: S104 (compared, not bound)
 
@@ -137,18 +139,20 @@ def _processes(
         "gateway",
         perdure("gateway", "--host", host, "--port", str(port)),
         environment,
+        stop_within_s=leave_s,
         ready=partial(supervisor.listening, reached_at, port),
     )
     for number in range(1, WORKERS + 1):
         name = f"worker{number}"
         argv = perdure("worker", "--name", name, *(["--task-events"] if flower_port is not None else []))
         yield Process(name, argv, environment, stop_rank=_WORK, stop_within_s=drain_s)
-    yield Process("beat", perdure("beat"), environment)
+    yield Process("beat", perdure("beat"), environment, stop_rank=_WORK)
     if flower_port is not None:
         yield Process(
             "flower",
             perdure("flower", "--address", _LOOPBACK, "--port", str(flower_port)),
             environment,
+            stop_rank=_WORK,
             ready=partial(supervisor.listening, _LOOPBACK, flower_port),
         )
 

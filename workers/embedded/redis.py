@@ -19,6 +19,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from perdure.redis import client_url as client_url  # noqa: PLC0414 (given on, beside the addresses it is for)
 from workers.embedded import account, lifecycle, sockets, wheels
 from workers.embedded.errors import EmbeddedServerError
 from workers.embedded.lifecycle import Endpoint, Launch, Running
@@ -64,12 +65,6 @@ def find(directory: Path) -> Endpoint | None:
         EmbeddedServerError: this account may not look.
     """
     return lifecycle.find(_Redis(directory.resolve()))
-
-
-def client_url(url: str) -> str:
-    """A Redis URL as redis-py spells it, which calls `redis+socket://` `unix://`; any other is left alone."""
-    scheme = "redis+socket://"
-    return f"unix://{url.removeprefix(scheme)}" if url.startswith(scheme) else url
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@
     requests.py   what came in, bounded and checked
     problems.py   what went wrong, as `application/problem+json`
     schema.py     what is answered, for /openapi.json
-    messages.py, turns.py, sessions.py, health.py    the routes
+    messages.py, turns.py, sessions.py, memory.py, users.py, health.py    the routes
 
 The one place in the domain that knows FastAPI. It knows no server: who serves the
 application decides on the address, and calls `Gateway.stop` when it shuts down.

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
 from fastapi import APIRouter, FastAPI
 
-from perdure.channels.http import health, messages, problems, schema, sessions, turns
+from perdure.channels.http import breakers, health, memory, messages, problems, schema, sessions, turns, users
 from perdure.channels.http.auth import Keys
 from perdure.channels.http.gateway import Gateway
 from perdure.runtime import Runtime
 
 
 def create_app(runtime: Runtime, broker_reachable: Callable[[], bool]) -> FastAPI:
-    """The application over `runtime`. Its `state.gateway` is told to `stop` when the server shuts down.
+    """The application over `runtime`. Its `state.gateway` is told to `leave` when the server shuts down.
 
     Args:
         runtime: The parts of this process; whoever made them closes them.
@@ -28,7 +29,10 @@ def create_app(runtime: Runtime, broker_reachable: Callable[[], bool]) -> FastAP
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        following = asyncio.ensure_future(gateway.follow_intake())
         yield
+        following.cancel()
+        await asyncio.wait([following])
         gateway.close()
 
     app = FastAPI(
@@ -44,7 +48,7 @@ def create_app(runtime: Runtime, broker_reachable: Callable[[], bool]) -> FastAP
     problems.install(app)
     app.include_router(health.router)
     v1 = APIRouter(prefix="/v1")
-    for router in (messages.router, turns.router, sessions.router):
+    for router in (messages.router, turns.router, sessions.router, memory.router, users.router, breakers.router):
         v1.include_router(router)
     app.include_router(v1)
     app.openapi = partial(schema.describe, app)  # type: ignore[method-assign]

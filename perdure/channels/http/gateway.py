@@ -2,25 +2,40 @@
 
 Reading and writing the database blocks, so it happens in threads, as many as there are
 connections; whoever waits for a turn holds none.
+
+The way in closes before the gateway does: when it is told to leave, and while the fleet's
+intake is closed, new messages are refused with 503 and a `Retry-After`, balancers are sent
+elsewhere by `/readyz`, and whoever waits for a turn is given the time of a drain, then the
+turn's present status.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request, Response
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.requests import ClientDisconnect
 
 from perdure.channels.http.auth import Caller, Keys
+from perdure.errors import PerdureError, Unavailable
 from perdure.runtime import Runtime
+from perdure.turns import intake
 from perdure.turns.reading import SettlementWatch
 
+log = logging.getLogger(__name__)
+
 _THREADS = 32
+_LEAVING = "This gateway is shutting down. Send the message again, to another one or a little later."
+_CLOSED = "Nothing is taken in at the moment: the installation is being drained. Send the message again later."
 
 T = TypeVar("T")
 
@@ -32,8 +47,23 @@ class Gateway:
         self.runtime = runtime
         self.keys = keys
         self._watch = SettlementWatch(runtime.database)
+        self._leaving = False
+        self._closed = False
+        self._waits = 0
+        self._nobody_waits = asyncio.Event()
+        self._nobody_waits.set()
         self._stopping = asyncio.Event()
+        self._drained: asyncio.TimerHandle | None = None
         self._threads = CapacityLimiter(_THREADS)
+
+    def admit(self) -> None:
+        """Each route that brings in work asks here first.
+
+        Raises:
+            Unavailable: nothing is taken in.
+        """
+        if self._leaving or self._closed:
+            raise Unavailable(_LEAVING if self._leaving else _CLOSED, retry_after_s=self.runtime.settings.turn.sweep_s)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Do blocking work beside the event loop."""
@@ -47,9 +77,66 @@ class Gateway:
     async def until_settled(self, turn_id: UUID, seconds: float, request: Request) -> None:
         """Return when the turn is settled, the time is up or the gateway stops.
 
+        An event stream is to end by the same three, and to tell its client to resume on the last.
+
         Raises:
             ClientDisconnect: nobody waits for the answer any more.
         """
+        with self._waiting():
+            await self._until_settled(turn_id, seconds, request)
+
+    async def follow_intake(self) -> None:
+        """Look now and then whether the fleet's intake is closed, until cancelled."""
+        look = partial(intake.is_closed, self.runtime.database)
+        while True:
+            try:
+                closed = await to_thread.run_sync(look, abandon_on_cancel=True, limiter=self._threads)
+            except (SQLAlchemyError, PerdureError) as error:
+                log.warning("it is not known whether the intake is closed (%s)", error)
+            else:
+                if closed != self._closed:
+                    self._turn(closed=closed)
+            await asyncio.sleep(self.runtime.settings.turn.sweep_s)
+
+    async def leave(self, hastened: asyncio.Event) -> None:
+        """Take nothing in any more; return when nobody waits for a turn, or was told to come again."""
+        self._leaving = True
+        drain_s = self.runtime.settings.shutdown.drain_s
+        log.info("shutdown: takes nothing in; %d requests wait for a turn, for at most %g s", self._waits, drain_s)
+        ends = [asyncio.ensure_future(event.wait()) for event in (self._nobody_waits, hastened)]
+        try:
+            await asyncio.wait(ends, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for future in ends:
+                future.cancel()
+        log.info("shutdown: %d requests are answered with their turn's present status", self._waits)
+        self._stopping.set()
+
+    def _turn(self, *, closed: bool) -> None:
+        """The intake was closed, or opened."""
+        self._closed = closed
+        if self._drained is not None:
+            self._drained.cancel()
+        if not closed:
+            log.info("the intake is open again")
+            self._stopping.clear()
+            return
+        drain_s = self.runtime.settings.shutdown.drain_s
+        log.info("the intake is closed: %d requests wait for a turn, for at most %g s", self._waits, drain_s)
+        self._drained = asyncio.get_running_loop().call_later(drain_s, self._stopping.set)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self._waits += 1
+        self._nobody_waits.clear()
+        try:
+            yield
+        finally:
+            self._waits -= 1
+            if not self._waits:
+                self._nobody_waits.set()
+
+    async def _until_settled(self, turn_id: UUID, seconds: float, request: Request) -> None:
         settled = asyncio.wrap_future(self._watch.settled(turn_id))
         gone = asyncio.ensure_future(_disconnect(request))
         stopping = asyncio.ensure_future(self._stopping.wait())
@@ -61,10 +148,6 @@ class Gateway:
         finally:
             for future in waiting:
                 future.cancel()
-
-    def stop(self) -> None:
-        """Answer whoever waits for a turn with its present status, now and from now on."""
-        self._stopping.set()
 
     def close(self) -> None:
         """Stop watching for settled turns."""

@@ -1,6 +1,6 @@
-"""`/healthz`: the process answers. `/readyz`: so do PostgreSQL, with this release's tables, and the broker.
+"""`/healthz`: the process answers. `/readyz`: it takes messages in, and PostgreSQL and the broker answer.
 
-Both are open to everybody, so they say no more than that.
+PostgreSQL must have this release's tables. Both are open to everybody, so they say no more than that.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, Request
 from sqlalchemy.exc import SQLAlchemyError
 
+from perdure.channels.http.gateway import TheGateway
 from perdure.channels.http.schema import HEALTH, Health
 from perdure.database.engine import Database
 from perdure.database.migrate import is_current
@@ -82,8 +83,9 @@ async def _checks(request: Request) -> list[Check]:
 
 @router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", responses=HEALTH)
-async def ready(checks: Annotated[list[Check], Depends(_checks)]) -> Health:
-    """Say that messages can be accepted and workers woken, or which service is not there."""
+async def ready(gateway: TheGateway, checks: Annotated[list[Check], Depends(_checks)]) -> Health:
+    """Say that messages can be accepted and workers woken, or why not."""
+    gateway.admit()
     wrong = [answer for answer in await asyncio.gather(*(check.answer() for check in checks)) if answer is not None]
     if wrong:
         raise Unavailable(" ".join(wrong))

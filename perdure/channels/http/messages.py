@@ -23,6 +23,7 @@ async def accept(request: Request, gateway: TheGateway, _caller: TheCaller) -> R
 
     The same `(user_id, channel, message_id)` again answers 200 with the ids of the first time.
     """
+    gateway.admit()
     body = await requests.read_body(request)
     answer = await gateway.in_thread(lambda: _accept(gateway.runtime, body))
     status = HTTPStatus.OK if answer["duplicate"] else HTTPStatus.ACCEPTED

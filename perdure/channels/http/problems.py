@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"
 
 _LONGEST_DETAIL = 2_000
-_RETRY_AFTER_S = 1
 _UNFORESEEN = "Something went wrong here. The operator's log says what."
 
 
@@ -62,8 +61,8 @@ def _headers(error: PerdureError) -> dict[str, str]:
     match error:
         case Unauthorized():
             return {"WWW-Authenticate": 'Bearer realm="perdure"'}
-        case Unavailable():
-            return {"Retry-After": str(_RETRY_AFTER_S)}
+        case Unavailable(retry_after_s=float() | int() as seconds):
+            return {"Retry-After": str(math.ceil(seconds))}
         case RateLimited(retry_after_s=float() | int() as seconds):
             return {"Retry-After": str(math.ceil(seconds))}
         case TooLarge():

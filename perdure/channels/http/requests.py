@@ -9,11 +9,11 @@ from contextlib import suppress
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import Query, Request
+from fastapi import Path, Query, Request
 from pydantic import AfterValidator, Field
 
 from perdure.errors import InvalidRequest, NotFound, TooLarge
-from perdure.untrusted import load_object
+from perdure.untrusted import first_line, load_object
 
 MAX_BODY_BYTES = 2**20
 MAX_DRAINED_BYTES = 2**26
@@ -39,8 +39,10 @@ Wait = Annotated[
         description=f"Seconds to wait for the turn to be settled; {LONGEST_WAIT_S:g} at most.",
     ),
 ]
+_User = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_storable)]
+UserPath = Annotated[_User, Path(description="Who.")]
 UserId = Annotated[
-    Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_storable)] | None,
+    _User | None,
     Query(description="Whose sessions; everybody's if it is not given, which takes an admin key."),
 ]
 SessionLimit = Annotated[int, Query(ge=1, le=MOST_SESSIONS, description="How many, newest first.")]
@@ -95,6 +97,19 @@ def parse_object(body: bytes) -> dict[str, Any]:
         return load_object(text)
     except ValueError as error:
         raise InvalidRequest(f"The body cannot be used: {error}.") from None
+
+
+def optional_member(body: bytes, member: str) -> object:
+    """The one member that `body` may have, None if it has none.
+
+    Raises:
+        InvalidRequest: it has others, or is no JSON object.
+    """
+    given = parse_object(body) if body.strip() else {}
+    unknown = ", ".join(sorted(given.keys() - {member}))
+    if unknown:
+        raise InvalidRequest(f"The body has members that are not known: {first_line(unknown, 200)}.")
+    return given.get(member)
 
 
 def parse_id(text: str, thing: str) -> UUID:

@@ -7,16 +7,18 @@ transcript would be checked on the event loop, message by message.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
 from pydantic.json_schema import models_json_schema
 
 from perdure.channels.http import problems
-from perdure.turns.incoming import Incoming
+from perdure.memory.recall import MAX_K, Layer
+from perdure.turns.approvals import Decision
+from perdure.turns.incoming import MAX_REASON_CHARS, Incoming, Name, Text
 
 Status = Literal["accepted", "running", "waiting_approval", "parked", "done", "failed", "cancelled"]
 
@@ -93,6 +95,12 @@ class Session(_Answer):
     key_topics: list[str]
 
 
+class Forked(_Answer):
+    """The session that a fork made."""
+
+    session_id: UUID
+
+
 class Call(_Answer):
     """A tool call that the model asked for; `arguments` is text where the model gave no object."""
 
@@ -115,6 +123,74 @@ class Message(_Answer):
     model: str = ""
     fallback: bool = False
     created_at: datetime
+
+
+class Search(BaseModel):
+    """What to look for in the memory of a user."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    user_id: Name
+    query: Text
+    k: Annotated[StrictInt, Field(ge=1, le=MAX_K)] = 10
+    layers: Annotated[tuple[Layer, ...], Field(min_length=1)] = (Layer.EPISODIC, Layer.SEMANTIC)
+
+
+class Recollection(_Answer):
+    """Something recalled: a message with its one id, or a memory with the messages that it came from."""
+
+    layer: Literal["episodic", "semantic"]
+    id: str
+    content: str
+    score: float
+    message_ids: list[str]
+    occurred_at: datetime
+
+
+class Found(_Answer):
+    """What was found, best first."""
+
+    results: list[Recollection]
+
+
+class Consolidating(_Answer):
+    """That it was asked for; null: of all sessions that wait for it."""
+
+    session_id: UUID | None
+
+
+class Export(_Answer):
+    """Everything that is held about a user: rows by table, and what happened lately."""
+
+    user_id: str
+    exported_at: datetime
+    tables: dict[str, list[dict[str, Any]]]
+    stream: list[dict[str, str]]
+
+
+class Erased(_Answer):
+    """How many rows went, by table. `everywhere`: Redis and the snapshots are clean now, too; else a worker does it."""
+
+    user_id: str
+    rows: dict[str, int]
+    everywhere: bool
+
+
+class Breaker(_Answer):
+    """A circuit breaker of the fleet. Moments are in milliseconds since 1970."""
+
+    name: str
+    state: Literal["closed", "open", "half_open"]
+    failure_count: int
+    success_count: int
+    last_failure_time: int | None
+    opened_at: int | None
+
+
+class BreakerList(_Answer):
+    """The breakers that were asked in the last week."""
+
+    breakers: list[Breaker]
 
 
 class Health(_Answer):
@@ -153,17 +229,41 @@ ACCEPTED: Responses = {
 }
 TURN = _answers(Turn)
 CANCELLING = _answers(Turn, 202, "Asked for; the turn as it is now.")
+DECIDING = _answers(Turn, 202, "Decided; the turn as it is now.")
+BREAKERS = _answers(BreakerList)
+BREAKER = _answers(Breaker, 200, "It is closed.")
 SESSION = _answers(Session)
+ENDING = _answers(Session, 202, "Asked for; the session as it is now.")
+FORKED = _answers(Forked, 201, "Made; messages with its `session_id` reach it.")
 SESSIONS = _answers(list[Session])
 MESSAGES = _answers(list[Message])
+FOUND = _answers(Found)
+CONSOLIDATING = _answers(Consolidating, 202, "Asked for.")
+EXPORT = _answers(Export)
+ERASED = _answers(Erased)
 HEALTH = _answers(Health)
 
-INCOMING = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Incoming"}}},
-    }
-}
+
+def _body(name: str) -> dict[str, Any]:
+    """A request body that is required, by the name of its schema."""
+    schema = {"$ref": f"#/components/schemas/{name}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+INCOMING = _body("Incoming")
+SEARCH = _body("Search")
+DECISION = _body("Decision")
+
+
+def _optional_body(name: str, described: dict[str, Any]) -> dict[str, Any]:
+    """A request body that may be left out, as may its one member."""
+    shape = {"type": "object", "properties": {name: described}, "additionalProperties": False}
+    return {"requestBody": {"required": False, "content": {"application/json": {"schema": shape}}}}
+
+
+SESSION_ID = _optional_body("session_id", {"type": "string", "format": "uuid"})
+REASON = _optional_body("reason", {"type": "string", "maxLength": MAX_REASON_CHARS})
+TICK = _optional_body("tick", {"type": "integer", "minimum": 0, "description": "Default: the session's own."})
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
@@ -171,7 +271,8 @@ def describe(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         _, named = models_json_schema(
-            [(Incoming, "validation"), (Problem, "serialization")], ref_template="#/components/schemas/{model}"
+            [(Incoming, "validation"), (Search, "validation"), (Decision, "validation"), (Problem, "serialization")],
+            ref_template="#/components/schemas/{model}",
         )
         components = made.setdefault("components", {})
         components.setdefault("schemas", {}).update(named["$defs"])

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from functools import partial
+from http import HTTPStatus
+from typing import Any
+from uuid import UUID
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from perdure.channels.http import requests
 from perdure.channels.http.auth import Caller
 from perdure.channels.http.gateway import TheCaller, TheGateway
-from perdure.channels.http.schema import MESSAGES, SESSION, SESSIONS
+from perdure.channels.http.schema import ENDING, FORKED, MESSAGES, REASON, SESSION, SESSIONS, TICK
 from perdure.errors import Forbidden
+from perdure.runtime import Runtime
+from perdure.sessions.ending import request_end
+from perdure.sessions.forking import fork as fork_session
+from perdure.sessions.forking import parse_tick
 from perdure.sessions.reading import list_sessions, read_messages, read_session
+from perdure.turns.incoming import parse_reason
 
 router = APIRouter(prefix="/sessions", tags=["sessions"])
 
 _DEFAULT_LIMIT = 100
+_ASKED = "asked for over HTTP"
 
 
 @router.get("", responses=SESSIONS)
@@ -38,6 +47,22 @@ async def read(session_id: str, gateway: TheGateway, _caller: TheCaller) -> Resp
     return await gateway.answer(partial(read_session, gateway.runtime.database, wanted))
 
 
+@router.post("/{session_id}/end", status_code=HTTPStatus.ACCEPTED, responses=ENDING, openapi_extra=REASON)
+async def end(session_id: str, request: Request, gateway: TheGateway, _caller: TheCaller) -> Response:
+    """Ask for a session to end: its turns are run first, later messages begin the next one."""
+    wanted = requests.parse_id(session_id, "session")
+    body = await requests.read_body(request)
+    return await gateway.answer(lambda: _end(gateway.runtime, wanted, body), HTTPStatus.ACCEPTED)
+
+
+@router.post("/{session_id}/fork", status_code=HTTPStatus.CREATED, responses=FORKED, openapi_extra=TICK)
+async def fork(session_id: str, request: Request, gateway: TheGateway, _caller: TheCaller) -> Response:
+    """Copy a session through its last settled turn at or before a tick, into one that only its id reaches."""
+    wanted = requests.parse_id(session_id, "session")
+    body = await requests.read_body(request)
+    return await gateway.answer(lambda: _fork(gateway.runtime, wanted, body), HTTPStatus.CREATED)
+
+
 @router.get("/{session_id}/messages", responses=MESSAGES)
 async def messages(
     session_id: str,
@@ -49,3 +74,15 @@ async def messages(
     """Read the committed transcript in order, all of it unless `after` or `limit` are given."""
     wanted = requests.parse_id(session_id, "session")
     return await gateway.answer(partial(read_messages, gateway.runtime.database, wanted, after, limit))
+
+
+def _end(runtime: Runtime, session_id: UUID, body: bytes) -> dict[str, Any]:
+    reason = requests.optional_member(body, "reason")
+    if request_end(runtime.database, session_id, _ASKED if reason is None else parse_reason(reason)):
+        runtime.wake.ending(session_id)
+    return read_session(runtime.database, session_id)
+
+
+def _fork(runtime: Runtime, session_id: UUID, body: bytes) -> dict[str, str]:
+    tick = parse_tick(requests.optional_member(body, "tick"))
+    return {"session_id": str(fork_session(runtime.database, runtime.clock, session_id, tick))}

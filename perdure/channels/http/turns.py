@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 from http import HTTPStatus
+from typing import Any
+from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
 
 from perdure.channels.http import requests
 from perdure.channels.http.gateway import TheCaller, TheGateway
-from perdure.channels.http.schema import CANCELLING, TURN
+from perdure.channels.http.schema import CANCELLING, DECIDING, DECISION, TURN
+from perdure.runtime import Runtime
+from perdure.turns.approvals import decide, parse_decision
 from perdure.turns.cancelling import cancel as cancel_turn
 from perdure.turns.reading import SETTLED, read_turn
 
@@ -34,3 +38,16 @@ async def cancel(turn_id: str, gateway: TheGateway, _caller: TheCaller) -> Respo
     wanted = requests.parse_id(turn_id, "turn")
     await gateway.in_thread(lambda: cancel_turn(gateway.runtime, wanted))
     return await gateway.answer(partial(read_turn, gateway.runtime.database, wanted), HTTPStatus.ACCEPTED)
+
+
+@router.post("/approval", status_code=HTTPStatus.ACCEPTED, responses=DECIDING, openapi_extra=DECISION)
+async def approval(turn_id: str, request: Request, gateway: TheGateway, _caller: TheCaller) -> Response:
+    """Approve or deny a call that waits, by its id in `pending_approvals`; with `arguments`, these are what is run."""
+    wanted = requests.parse_id(turn_id, "turn")
+    body = await requests.read_body(request)
+    return await gateway.answer(lambda: _decide(gateway.runtime, wanted, body), HTTPStatus.ACCEPTED)
+
+
+def _decide(runtime: Runtime, turn_id: UUID, body: bytes) -> dict[str, Any]:
+    decide(runtime, turn_id, parse_decision(requests.parse_object(body)))
+    return read_turn(runtime.database, turn_id)

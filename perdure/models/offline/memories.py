@@ -1,4 +1,4 @@
-"""Memories from first-person statements, by pattern: facts, preferences and insights."""
+"""Memories from first-person statements, by pattern: facts, preferences and insights, with whom they name."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
+from perdure.models.offline import concepts
 from perdure.models.offline.language import is_question, sentences
 
 _SPEAKER = re.compile(
@@ -25,6 +26,8 @@ class _Memory:
     content: str
     type: str
     importance: float
+    entities: list[dict[str, str]]
+    relations: list[dict[str, str]]
 
 
 _PATTERNS: tuple[tuple[str, float, re.Pattern[str]], ...] = (
@@ -72,7 +75,7 @@ def users_lines(text: str) -> Iterator[str]:
 
 
 def extract_memories(texts: Iterable[str]) -> str:
-    """A JSON array of `{"content", "type", "importance"}` from what the user states in `texts`."""
+    """A JSON array of `{"content", "type", "importance", "entities", "relations"}` from what the user states."""
     said = [sentence for text in texts for line in users_lines(text) for sentence in sentences(line)]
     found = [memory for sentence in dict.fromkeys(said) if (memory := _memory(sentence))]
     return json.dumps([asdict(memory) for memory in found], ensure_ascii=False)
@@ -83,5 +86,6 @@ def _memory(sentence: str) -> _Memory | None:
         return None
     for kind, importance, pattern in _PATTERNS:
         if pattern.search(sentence):
-            return _Memory(sentence[:_LONGEST], kind, importance)
+            content = sentence[:_LONGEST]
+            return _Memory(content, kind, importance, concepts.entities(content), concepts.relations(content))
     return None

@@ -1,6 +1,6 @@
 """The CaseBank: cases, their executions, archive and history, and the runs that prune them.
 
-Revision: 0020, after 0001.
+Revision: 0012, after 0011.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from alembic import op
 from pgvector.sqlalchemy import Vector
 from sqlalchemy.dialects import postgresql
 
-revision = "0020"
-down_revision = "0001"
+revision = "0012"
+down_revision = "0011"
 branch_labels = None
 depends_on = None
 

@@ -1,0 +1,50 @@
+"""What finds sessions that are to end, and those that follow another.
+
+Reads the whole table of sessions, and lets everybody else read and write it meanwhile. Each
+statement commits by itself, so this may stop half-way; it is run again from the beginning then.
+
+Revision: 0004, after 0003.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0004"
+down_revision = "0003"
+branch_labels = None
+depends_on = None
+
+_FOREIGN_KEY = "sessions_previous_session_id_fkey"
+_INDEXES = {
+    "sessions_ending_idx": ("end_requested_at", "end_requested_at IS NOT NULL AND ended_at IS NULL"),
+    "sessions_previous_session_id_idx": ("previous_session_id", "previous_session_id IS NOT NULL"),
+}
+
+
+def upgrade() -> None:
+    """Go up."""
+    downgrade()  # an index whose building was broken off is there, and of no use
+    with op.get_context().autocommit_block():
+        op.create_foreign_key(
+            op.f(_FOREIGN_KEY),
+            "sessions",
+            "sessions",
+            ["previous_session_id"],
+            ["session_id"],
+            postgresql_not_valid=True,  # checking it at once would keep every writer out meanwhile
+        )
+        op.execute(f"ALTER TABLE sessions VALIDATE CONSTRAINT {_FOREIGN_KEY}")
+        for name, (column, condition) in _INDEXES.items():
+            op.create_index(
+                name, "sessions", [column], postgresql_where=sa.text(condition), postgresql_concurrently=True
+            )
+
+
+def downgrade() -> None:
+    """Go down."""
+    with op.get_context().autocommit_block():
+        for name in _INDEXES:
+            op.drop_index(name, table_name="sessions", if_exists=True, postgresql_concurrently=True)
+        op.drop_constraint(_FOREIGN_KEY, "sessions", type_="foreignkey", if_exists=True)

@@ -1,0 +1,75 @@
+"""What finds sessions to consolidate and sessions that were imported; and the words of what was said before.
+
+Reads the whole tables of sessions and messages, and lets everybody else read and write them
+meanwhile. Each statement commits by itself, so this may stop half-way; it is run again from the
+beginning then.
+
+Revision: 0009, after 0008.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0009"
+down_revision = "0008"
+branch_labels = None
+depends_on = None
+
+_INDEXES = {
+    "sessions_unconsolidated_idx": (["ended_at"], "ended_at IS NOT NULL AND consolidated_at IS NULL", False),
+    "sessions_imported_as_key": (["user_id", "imported_as"], "imported_as IS NOT NULL", True),
+}
+
+# What the trigger does with what is said from now on, for the sessions that come next.
+_SESSIONS = "SELECT session_id FROM sessions WHERE session_id > :after ORDER BY session_id LIMIT 100"
+_WORDS = """
+    WITH said AS (
+        SELECT m.session_id, m.seq, s.user_id, m.created_at, m.content
+        FROM messages AS m JOIN sessions AS s USING (session_id)
+        WHERE m.session_id = ANY (:session_ids)
+          AND m.role IN ('user', 'assistant') AND m.content ~ '[^[:space:]]'
+          AND (s.forked_from IS NULL OR m.created_at >= s.created_at)
+    ), noted AS (
+        INSERT INTO unembedded (kind, id, seq, user_id, due_at)
+        SELECT 'message', session_id, seq, user_id, perdure_now() FROM said
+        ON CONFLICT DO NOTHING
+    )
+    INSERT INTO message_words (session_id, seq, user_id, occurred_at, words)
+    SELECT session_id, seq, user_id, created_at,
+           perdure_words(content) || array_to_tsvector(ARRAY[perdure_owner(user_id)])
+    FROM said
+    ON CONFLICT DO NOTHING
+"""
+
+
+def upgrade() -> None:
+    """Go up."""
+    downgrade()  # an index whose building was broken off is there, and of no use
+    with op.get_context().autocommit_block():
+        for name, (columns, condition, unique) in _INDEXES.items():
+            op.create_index(
+                name,
+                "sessions",
+                columns,
+                unique=unique,
+                postgresql_where=sa.text(condition),
+                postgresql_concurrently=True,
+            )
+        _write_words()
+
+
+def _write_words() -> None:
+    connection = op.get_bind()
+    after = "00000000-0000-0000-0000-000000000000"
+    while found := connection.execute(sa.text(_SESSIONS), {"after": after}).scalars().all():
+        connection.execute(sa.text(_WORDS), {"session_ids": found})
+        after = str(found[-1])
+
+
+def downgrade() -> None:
+    """Go down."""
+    with op.get_context().autocommit_block():
+        for name in _INDEXES:
+            op.drop_index(name, table_name="sessions", if_exists=True, postgresql_concurrently=True)

@@ -1,0 +1,195 @@
+"""What recall finds: questions about conversations, of which it is known where they are answered.
+
+    python -m benchmarks.recall [FILE] [--embedder NAME] [--k 5,10,20] [--json]
+
+FILE is a set in the layout of LoCoMo (Maharana et al., 2024): a list of samples with `sample_id`,
+`conversation` (`session_N`: lines with `speaker`, `dia_id`, `text`, perhaps `blip_caption`; and
+`session_N_date_time`) and `qa` (`question`, `evidence`, `category`). Without one, a small set
+written for this project, which says that recall works, and little about how well.
+
+Each sample becomes a user, imported as `perdure messages import` does, and is asked through the
+recall that an agent uses, as of its last session. Counted is the evidence among the first k
+messages: any of it, and all of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import Section, console
+from perdure.clock import MovedClock
+from perdure.database.engine import Database
+from perdure.database.migrate import migrate
+from perdure.memory.embedding import embed_sessions
+from perdure.memory.exchange import import_messages
+from perdure.memory.recall import Layer, Recall
+from perdure.models.embedders.protocol import Embedder
+from perdure.models.embedders.resolve import resolve
+from perdure.settings import Settings
+from workers.embedded.throwaway import servers
+
+SHIPPED = Path(__file__).parent / "data" / "conversations.json"
+
+_CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
+_DATE_FORMATS = ("%I:%M %p on %d %B, %Y", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d")
+_BETWEEN_LINES = timedelta(seconds=20)
+_IDS = re.compile(r"D\d+:\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One question: its category, where it is answered, what was found in which order, and how long that took."""
+
+    category: int
+    evidence: frozenset[str]
+    found: Sequence[str]
+    ms: float
+
+    def any(self, k: int) -> bool:
+        """Some of the evidence is among the first `k`."""
+        return not self.evidence.isdisjoint(self.found[:k])
+
+    def all(self, k: int) -> bool:
+        """All of the evidence is among the first `k`."""
+        return self.evidence <= set(self.found[:k])
+
+
+def main() -> int:
+    """Import, ask, print; 0 done, 1 the file is no such set."""
+    given = _arguments()
+    try:
+        samples = json.loads(given.file.read_text(encoding="utf-8"))
+        conversations = [_lines(sample) for sample in samples]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        print(f"{given.file} is no set in LoCoMo's layout: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    settings = Settings(_env_file=None, embedder=given.embedder)
+    clock = MovedClock()
+    embedder = resolve(settings.embedder, settings, clock)
+    with servers() as running:
+        migrate(running.postgres.url)
+        database = Database(running.postgres.url)
+        for lines in conversations:
+            _import(database, clock, embedder, lines)
+        recall = Recall(database, embedder, settings.memory, clock)
+        asked = [
+            each
+            for sample, lines in zip(samples, conversations, strict=True)
+            for each in _ask(recall, sample, lines, max(given.k))
+        ]
+        database.close()
+    section = _section(asked, given.k, given.file.name, embedder.name, sum(map(len, conversations)))
+    if given.json:
+        print(json.dumps(section.document(), indent=2))
+    else:
+        section.show(console())
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.recall", description="What recall finds.")
+    parser.add_argument("file", type=Path, nargs="?", default=SHIPPED, metavar="FILE", help="a set in LoCoMo's layout")
+    parser.add_argument("--embedder", default="hash:384", help="as in PERDURE_EMBEDDER")
+    parser.add_argument(
+        "--k", type=lambda text: [int(part) for part in text.split(",")], default=[5, 10, 20], help="such as 5,10,20"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    return parser.parse_args()
+
+
+def _lines(sample: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The messages of a sample as a file of `perdure messages import` has them."""
+    conversation = sample["conversation"]
+    numbers = sorted(int(key.split("_")[1]) for key in conversation if re.fullmatch(r"session_\d+", key))
+    first = conversation.get("speaker_a") or conversation[f"session_{numbers[0]}"][0]["speaker"]
+    lines = []
+    for number in numbers:
+        begun = _moment(conversation[f"session_{number}_date_time"])
+        for position, said in enumerate(conversation[f"session_{number}"]):
+            picture = f" [a picture: {said['blip_caption']}]" if said.get("blip_caption") else ""
+            lines.append(
+                {
+                    "user_id": str(sample["sample_id"]),
+                    "session": f"session {number}",
+                    "message_id": said["dia_id"],
+                    "role": "user" if said["speaker"] == first else "assistant",
+                    "author": said["speaker"],
+                    "content": (said["text"] + picture).strip() or "-",
+                    "occurred_at": (begun + position * _BETWEEN_LINES).isoformat(),
+                }
+            )
+    return lines
+
+
+def _moment(text: str) -> datetime:
+    for format_ in _DATE_FORMATS:
+        try:
+            return datetime.strptime(text.strip(), format_).replace(tzinfo=UTC)
+        except ValueError:
+            continue
+    raise ValueError(f"{text!r} is no time of a session, such as '1:56 pm on 8 May, 2023'")
+
+
+def _import(database: Database, clock: MovedClock, embedder: Embedder, lines: Sequence[Mapping[str, Any]]) -> None:
+    for imported in import_messages(database, clock, "assistant", [json.dumps(line) for line in lines]):
+        assert not imported.bad, imported.bad[0]
+    filled = embed_sessions(database, embedder, imported.sessions)
+    assert filled.error is None, filled.error
+
+
+def _ask(recall: Recall, sample: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], k: int) -> Iterator[Asked]:
+    clock = MovedClock()
+    clock.advance(max(datetime.fromisoformat(line["occurred_at"]) for line in lines) - clock.now())
+    recall = replace(recall, clock=clock)
+    there = {line["message_id"] for line in lines}
+    for question in sample["qa"]:
+        evidence = frozenset(_IDS.findall(" ".join(question.get("evidence") or ()))) & there
+        if not evidence:
+            continue
+        begun = time.perf_counter()
+        found = recall.search(str(sample["sample_id"]), question["question"], k, [Layer.EPISODIC], record=False)
+        ms = (time.perf_counter() - begun) * 1000
+        yield Asked(int(question["category"]), evidence, [str(each.id) for each in found], ms)
+
+
+def _section(asked: Sequence[Asked], ks: Sequence[int], file: str, embedder: str, messages: int) -> Section:
+    by_category: defaultdict[str, list[Asked]] = defaultdict(list)
+    for each in asked:
+        by_category[_CATEGORIES.get(each.category, f"category {each.category}")].append(each)
+    groups = {**dict(sorted(by_category.items())), "all": list(asked)}
+    figures: dict[str, float] = {}
+    rows = []
+    for name, group in groups.items():
+        row = [name, str(len(group))]
+        for k in ks:
+            found = {f"any@{k}": [each.any(k) for each in group], f"all@{k}": [each.all(k) for each in group]}
+            for measure, hits in found.items():
+                figures[f"{name} {measure}"] = sum(hits) / len(hits) if hits else 0.0
+                row.append(f"{figures[f'{name} {measure}']:.3f}")
+        rows.append(row)
+    took = sorted(each.ms for each in asked) or [0.0]
+    for percent in (50, 95, 99):
+        figures[f"p{percent}_ms"] = took[min(len(took) - 1, len(took) * percent // 100)]
+    latency = ", ".join(f"p{percent} {figures[f'p{percent}_ms']:.1f} ms" for percent in (50, 95, 99))
+    return Section(
+        "recall",
+        f"Evidence found among the first k messages: {file}",
+        f"{messages} messages, {embedder}, words and vectors, episodic layer alone; {latency}.",
+        ["questions", "number", *(f"{measure}@{k}" for k in ks for measure in ("any", "all"))],
+        rows,
+        figures,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,282 @@
+"""Recall among a hundred thousand memories, for a user who owns one in a hundred and one who owns half.
+
+    python -m benchmarks.recall_at_scale [--memories 100000] [--questions 200] [--json]
+
+What the vectors find (as recall asks for them: exactly, or by the index) is compared with an exact
+scan over that user's memories; the time is that of the whole recall of the semantic layer, words
+and vectors and all, the embedding of the question included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import create_engine
+
+from benchmarks.report import Section, console
+from perdure.clock import SystemClock
+from perdure.database.engine import Database
+from perdure.database.migrate import migrate
+from perdure.ids import new_id
+from perdure.memory import recall_queries
+from perdure.memory.embedding import as_parameter, build_index, register
+from perdure.memory.recall import CANDIDATES, Layer, Recall
+from perdure.models.embedders.hashing import HashEmbedder
+from perdure.settings import MemorySettings
+from workers.embedded.throwaway import servers
+
+K = 10
+
+_EMBEDDER = HashEmbedder(384)
+_BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
+_AT_ONCE = 1_000
+_OTHERS = 49
+
+_WHO = [
+    "Marta",
+    "Tom",
+    "Ines",
+    "Pieter",
+    "Jonas",
+    "Amira",
+    "Wei",
+    "Sofia",
+    "Noor",
+    "Luca",
+    "the-user",
+    "Grandma",
+    "Oskar",
+    "Hana",
+    "Dario",
+    "Lena",
+]
+_DOES = [
+    "lives in",
+    "moved to",
+    "works in",
+    "travels to",
+    "dreams of",
+    "was born in",
+    "has a house in",
+    "studied in",
+    "met Paul in",
+    "plays chess in",
+    "teaches music in",
+    "sold a car in",
+    "lost a key in",
+    "ran a race in",
+    "opened a shop in",
+    "wrote about",
+]
+_PLACES = [
+    "Lisbon",
+    "Ghent",
+    "Busan",
+    "Oslo",
+    "Lyon",
+    "Turin",
+    "Graz",
+    "Porto",
+    "Malmö",
+    "Bergen",
+    "Ostend",
+    "Antwerp",
+    "Quito",
+    "Lima",
+    "Hanoi",
+    "Kyoto",
+    "Perth",
+    "Cork",
+    "Bath",
+    "Leeds",
+    "Basel",
+    "Trier",
+    "Ulm",
+    "Krakow",
+    "Brno",
+    "Riga",
+    "Tartu",
+    "Varna",
+    "Split",
+    "Patras",
+    "Bursa",
+    "Tbilisi",
+    "Accra",
+    "Dakar",
+    "Nairobi",
+]
+_THINGS = [
+    "cello",
+    "bakery",
+    "lighthouse",
+    "tile",
+    "orchard",
+    "bicycle",
+    "cat",
+    "canal",
+    "recipe",
+    "violin",
+    "garden",
+    "kayak",
+    "telescope",
+    "loom",
+    "chapel",
+    "harbour",
+    "piano",
+    "library",
+    "kiln",
+    "beehive",
+    "vineyard",
+    "sledge",
+    "compass",
+    "typewriter",
+    "easel",
+    "saddle",
+    "anvil",
+    "lantern",
+]
+
+
+def main() -> int:
+    """Fill, ask, print."""
+    given = _arguments()
+    owners = {"half": given.memories // 2, "hundredth": given.memories // 100}
+    with servers() as running:
+        migrate(running.postgres.url)
+        database = Database(running.postgres.url)
+        begun = time.perf_counter()
+        embedder_id = _fill(database, given.memories, owners)
+        filled_s = time.perf_counter() - begun
+        begun = time.perf_counter()
+        assert build_index(database, register(database, _EMBEDDER.name, 384), MemorySettings().index_rows)
+        indexed_s = time.perf_counter() - begun
+        engine = create_engine(database.url, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.exec_driver_sql("VACUUM ANALYZE")
+        engine.dispose()
+        section = _measure(database, owners, embedder_id, given.questions, given.memories)
+        database.close()
+    if given.json:
+        print(json.dumps(section.document(), indent=2))
+    else:
+        section.show(console())
+        print(f"filled in {filled_s:.0f} s, indexed in {indexed_s:.0f} s")
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.recall_at_scale", description="Recall at scale.")
+    parser.add_argument("--memories", type=int, default=100_000)
+    parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    return parser.parse_args()
+
+
+def _sentence(chance: random.Random) -> str:
+    return (
+        f"{chance.choice(_WHO)} {chance.choice(_DOES)} {chance.choice(_PLACES)} since {chance.randint(1950, 2024)} "
+        f"and keeps a {chance.choice(_THINGS)} beside the {chance.choice(_THINGS)}."
+    )
+
+
+def _owners(memories: int, owners: dict[str, int]) -> Iterator[str]:
+    for name, count in owners.items():
+        yield from [name] * count
+    for number in range(memories - sum(owners.values())):
+        yield f"other {number % _OTHERS}"
+
+
+def _fill(database: Database, memories: int, owners: dict[str, int]) -> int:
+    chance, clock = random.Random(1), SystemClock()  # noqa: S311 (no secret)
+    embedder_id = register(database, _EMBEDDER.name, 384).embedder_id
+    users = list(_owners(memories, owners))
+    chance.shuffle(users)
+    engine = create_engine(database.url)
+    with engine.begin() as connection:
+        for user_id in sorted(set(users)):
+            connection.exec_driver_sql("INSERT INTO users VALUES (%s, now())", (user_id,))
+    for start in range(0, memories, _AT_ONCE):
+        portion = users[start : start + _AT_ONCE]
+        contents = [_sentence(chance) for _ in portion]
+        ids = [new_id(clock) for _ in portion]
+        with engine.begin() as connection:
+            connection.exec_driver_sql(
+                """
+                INSERT INTO memories (memory_id, user_id, kind, content, importance, value, channels, origin,
+                                      created_at, valid_from)
+                SELECT id, owner, 'fact', content, 0.7, 0.7, '{cli}', 'consolidation', said, said
+                FROM unnest(%s::uuid[], %s::text[], %s::text[], %s::timestamptz[]) AS m (id, owner, content, said)
+                """,
+                (ids, portion, contents, [_BEGIN + timedelta(hours=chance.randrange(9_000)) for _ in portion]),
+            )
+            connection.exec_driver_sql(
+                """
+                INSERT INTO memory_vectors (memory_id, embedder_id, user_id, vector)
+                SELECT id, %s, owner, made::vector
+                FROM unnest(%s::uuid[], %s::text[], %s::text[]) AS m (id, owner, made)
+                """,
+                (embedder_id, ids, portion, [as_parameter(each) for each in _EMBEDDER.embed(contents)]),
+            )
+    engine.dispose()
+    return embedder_id
+
+
+def _measure(database: Database, owners: dict[str, int], embedder_id: int, questions: int, memories: int) -> Section:
+    recall = Recall(database, _EMBEDDER, MemorySettings(), SystemClock())
+    rows, figures = [], {}
+    for user_id, count in owners.items():
+        chance = random.Random(2)  # noqa: S311 (no secret)
+        asked = [_question(chance) for _ in range(questions)]
+        hits = sum(_found(database, recall, user_id, question, embedder_id) for question in asked)
+        for question in asked[:20]:  # plans are made, pages are read
+            recall.search(user_id, question, K, [Layer.SEMANTIC], record=False)
+        took = sorted(_timed(recall, user_id, question) for question in asked)
+        figures[f"{user_id} recall@{K}"] = hits / (K * questions)
+        for percent in (50, 95, 99):
+            figures[f"{user_id} p{percent}_ms"] = took[min(len(took) - 1, len(took) * percent // 100)]
+        rows.append(
+            [
+                f"a user of {count:,}",
+                f"{figures[f'{user_id} recall@{K}']:.3f}",
+                *(f"{figures[f'{user_id} p{percent}_ms']:.1f}" for percent in (50, 95, 99)),
+            ]
+        )
+    return Section(
+        "recall at scale",
+        f"Recall among {memories:,} memories",
+        f"{questions} questions to each; {_EMBEDDER.name}; the ten nearest against an exact scan, the time of it all.",
+        ["", f"recall@{K}", "p50 ms", "p95 ms", "p99 ms"],
+        rows,
+        figures,
+    )
+
+
+def _question(chance: random.Random) -> str:
+    return f"Who {chance.choice(_DOES)} {chance.choice(_PLACES)} and has a {chance.choice(_THINGS)}?"
+
+
+def _found(database: Database, recall: Recall, user_id: str, question: str, embedder_id: int) -> int:
+    """How many of the ten nearest memories are among the ten nearest that recall sees."""
+    given = {"user_id": user_id, "vector": as_parameter(_EMBEDDER.embed([question])[0]), "embedder_id": embedder_id}
+    exact = database.run(recall_queries.MEMORIES_NEAR, {**given, "most": CANDIDATES})
+    seen = recall.nearest_memories(user_id, question)
+    # Of equally near ones any will do.
+    floor = exact[K - 1].similarity - 1e-6
+    return sum(row.similarity >= floor for row in seen[:K])
+
+
+def _timed(recall: Recall, user_id: str, question: str) -> float:
+    begun = time.perf_counter()
+    found: Sequence[object] = recall.search(user_id, question, K, [Layer.SEMANTIC], record=False)
+    assert len(found) == K
+    return (time.perf_counter() - begun) * 1000
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""`/v1/memory`: what is known of a user and what was said, searched as their agent does; and consolidated."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import ValidationError
+
+from perdure.channels.http import requests
+from perdure.channels.http.gateway import TheCaller, TheGateway
+from perdure.channels.http.schema import CONSOLIDATING, FOUND, SEARCH, SESSION_ID, Search
+from perdure.errors import InvalidRequest
+from perdure.runtime import Runtime
+from perdure.sessions.reading import read_session
+from perdure.turns.recalling import recall_of
+from perdure.untrusted import what_is_wrong
+
+router = APIRouter(prefix="/memory", tags=["memory"])
+
+
+@router.post("/search", responses=FOUND, openapi_extra=SEARCH)
+async def search(request: Request, gateway: TheGateway, _caller: TheCaller) -> Response:
+    """Search what a user said, was told and is known of, best first."""
+    body = await requests.read_body(request)
+    return await gateway.answer(lambda: _search(gateway.runtime, body))
+
+
+@router.post("/consolidate", status_code=HTTPStatus.ACCEPTED, responses=CONSOLIDATING, openapi_extra=SESSION_ID)
+async def consolidate(request: Request, gateway: TheGateway, _caller: TheCaller) -> Response:
+    """Ask for memories to be drawn from a session that has ended; without one, from all that wait for it."""
+    body = await requests.read_body(request)
+    return await gateway.answer(lambda: _consolidate(gateway.runtime, body), HTTPStatus.ACCEPTED)
+
+
+def _search(runtime: Runtime, body: bytes) -> dict[str, Any]:
+    try:
+        asked = Search.model_validate(requests.parse_object(body))
+    except ValidationError as error:
+        raise InvalidRequest(" ".join(_sentence(item) for item in error.errors(include_input=False))) from None
+    found = recall_of(runtime).search(asked.user_id, asked.query, asked.k, asked.layers)
+    return {"results": [each.as_json() for each in found]}
+
+
+def _sentence(item: Any) -> str:
+    return f"{'.'.join(str(part) for part in item['loc'])}: {what_is_wrong(item)}."
+
+
+def _consolidate(runtime: Runtime, body: bytes) -> dict[str, Any]:
+    given = requests.optional_member(body, "session_id")
+    session_id = None
+    if given is not None:
+        session_id = requests.parse_id(str(given), "session")
+        read_session(runtime.database, session_id)
+    runtime.wake.consolidation(session_id)
+    return {"session_id": None if session_id is None else str(session_id)}

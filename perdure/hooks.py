@@ -1,0 +1,104 @@
+"""Hooks: what an agent's author has called before and after a turn, and before and after a tool.
+
+    def blocklist(turn: TurnSeen) -> None:
+        if "forbidden" in turn.text:
+            raise GuardRejected("I do not talk about that.")
+
+    Agent("assistant", "You help.", before_turn=[required(blocklist), count_it])
+
+A hook that fails is logged and stops nothing, unless it is `required`: then the turn fails with its
+error (or `GUARD_REJECTED`), or the tool is not run or its result withheld, which the model is told.
+After a crash a hook may be called again for the same turn or call, with the same ids.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from uuid import UUID
+
+from perdure.errors import GuardRejected, PerdureError
+
+log = logging.getLogger(__name__)
+
+Seen = TypeVar("Seen")
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSeen:
+    """A turn as hooks see it. `text` is what the user wrote."""
+
+    user_id: str
+    session_id: UUID
+    turn_id: UUID
+    agent: str
+    channel: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnOver:
+    """A turn about to end: `status` is `done`, `failed` or `cancelled`, `reply` what would be said, if anything."""
+
+    turn: TurnSeen
+    status: str
+    reply: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallSeen:
+    """A tool call as hooks see it: `arguments` are by name, `effect_id` is the same for every attempt."""
+
+    user_id: str
+    session_id: UUID
+    turn_id: UUID
+    effect_id: UUID
+    tool: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CallOver:
+    """A tool call that has come back with a result, as the model is told it."""
+
+    call: CallSeen
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class Required(Generic[Seen]):
+    """A hook whose failure stops what it was called for."""
+
+    function: Callable[[Seen], object]
+
+
+Hook = Callable[[Seen], object] | Required[Seen]
+Hooks = Sequence[Hook[Seen]]
+
+
+def required(function: Callable[[Seen], object]) -> Required[Seen]:
+    """The hook `function`, whose failure stops what it is called for."""
+    return Required(function)
+
+
+def call_hooks(hooks: Hooks[Seen], seen: Seen) -> None:
+    """Call each in order.
+
+    Raises:
+        PerdureError: a required one failed, as it says, or as `GuardRejected` where it says nothing for people.
+    """
+    for hook in hooks:
+        function = hook.function if isinstance(hook, Required) else hook
+        try:
+            function(seen)
+        except Exception as error:
+            name = getattr(function, "__qualname__", repr(function))
+            if not isinstance(hook, Required):
+                log.exception("the hook %s failed; what it was called for goes on", name)
+                continue
+            log.warning("the required hook %s failed: %s", name, error)
+            if isinstance(error, PerdureError):
+                raise
+            raise GuardRejected("A guard of this installation refused this.") from error

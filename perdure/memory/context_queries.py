@@ -1,0 +1,87 @@
+"""The statements that find what a prompt is to hold of the past: two a turn, each bounded, whatever the history."""
+
+from __future__ import annotations
+
+from perdure.database.engine import Statement
+
+# What does not depend on what is asked: the summaries of earlier sessions, newest first, and the
+# memories that conversations come back to. A row of the section `past` says that there is
+# something to recall at all. Only the newest sessions are looked at: one that said nothing has
+# no summary, and there may be any number of those.
+PAST = Statement(
+    "context.past",
+    """
+    SELECT * FROM (
+        SELECT 'archive' AS section, row_number() OVER (ORDER BY created_at DESC) AS position,
+               summary AS content, created_at AS at
+        FROM (
+            SELECT s.created_at, s.summary FROM sessions AS s
+            WHERE s.user_id = %(user_id)s AND s.session_id <> %(session_id)s AND s.forked_from IS NULL
+              AND s.session_id IS DISTINCT FROM %(previous_id)s::uuid
+              AND s.scope = (SELECT scope FROM sessions WHERE session_id = %(session_id)s)
+            ORDER BY s.created_at DESC LIMIT %(archive)s * 2) AS newest
+        WHERE summary <> ''
+        ORDER BY created_at DESC LIMIT %(archive)s) AS archive
+    UNION ALL
+    SELECT * FROM (
+        SELECT 'meta', h.rank, m.content, m.valid_from
+        FROM hot_memories AS h JOIN memories AS m USING (memory_id)
+        WHERE h.user_id = %(user_id)s AND m.valid_to IS NULL AND m.archived_at IS NULL
+        ORDER BY h.rank LIMIT %(hot)s) AS hot
+    UNION ALL
+    SELECT 'past', 1, '', NULL
+    WHERE EXISTS (SELECT FROM sessions WHERE user_id = %(user_id)s AND session_id <> %(session_id)s)
+       OR EXISTS (SELECT FROM memories WHERE user_id = %(user_id)s)
+    ORDER BY section, position
+    """,
+    writes=False,
+)
+
+# What belongs to the memories that were recalled: the messages that they came from, and the
+# entities that they are about with those that belong to these, two steps far. However many
+# relations an entity has, the newest few are followed.
+AROUND = Statement(
+    "context.around",
+    """
+    WITH RECURSIVE walk (entity_id, depth) AS (
+        SELECT * FROM (
+            SELECT DISTINCT entity_id, 0 FROM entity_mentions AS e JOIN memories AS m USING (memory_id)
+            WHERE memory_id = ANY (%(memory_ids)s::uuid[]) AND m.user_id = %(user_id)s
+            LIMIT %(entities)s) AS seeds
+        UNION
+        SELECT near.entity_id, walk.depth + 1
+        FROM walk CROSS JOIN LATERAL (
+            SELECT CASE WHEN r.source_id = walk.entity_id THEN r.target_id ELSE r.source_id END AS entity_id
+            FROM relations AS r
+            WHERE (r.source_id = walk.entity_id OR r.target_id = walk.entity_id) AND r.user_id = %(user_id)s
+            ORDER BY r.created_at DESC LIMIT %(fan_out)s) AS near
+        WHERE walk.depth < 1
+    ), found AS (
+        SELECT r.source_id, r.predicate, r.target_id, min(walk.depth) AS depth, max(r.created_at) AS at
+        FROM walk CROSS JOIN LATERAL (
+            SELECT * FROM relations AS r
+            WHERE (r.source_id = walk.entity_id OR r.target_id = walk.entity_id) AND r.user_id = %(user_id)s
+            ORDER BY r.created_at DESC LIMIT %(fan_out)s) AS r
+        JOIN memories AS m USING (memory_id)
+        WHERE m.valid_to IS NULL AND m.archived_at IS NULL
+        GROUP BY r.source_id, r.predicate, r.target_id
+        ORDER BY depth, at DESC LIMIT %(relations)s
+    )
+    SELECT 'concepts' AS section, f.depth::bigint AS position, NULL::uuid AS memory_id,
+           one.name || ' — ' || f.predicate || ' — ' || other.name AS content, f.at
+    FROM found AS f
+    JOIN entities AS one ON one.entity_id = f.source_id JOIN entities AS other ON other.entity_id = f.target_id
+    UNION ALL
+    SELECT 'source', said.number, said.memory_id, said.content, said.created_at
+    FROM unnest(%(memory_ids)s::uuid[]) AS wanted (memory_id)
+    CROSS JOIN LATERAL (
+        SELECT s.memory_id, left(m.content, %(most_chars)s + 1) AS content, m.created_at,
+               row_number() OVER (ORDER BY m.created_at DESC, m.seq DESC) AS number
+        FROM memory_sources AS s JOIN messages AS m USING (session_id, seq)
+        JOIN sessions ON sessions.session_id = s.session_id AND sessions.user_id = %(user_id)s
+        WHERE s.memory_id = wanted.memory_id
+        ORDER BY number LIMIT %(sources)s) AS said
+    ORDER BY section, position, at DESC
+    """,
+    writes=False,
+)

@@ -1,0 +1,220 @@
+"""The statements that give what was said and what is known its vectors."""
+
+from __future__ import annotations
+
+from perdure.database.engine import Statement
+
+REGISTER = Statement(
+    "embedding.register",
+    """
+    WITH known AS (
+        SELECT embedder_id, indexed_at IS NOT NULL AS indexed FROM embedders
+        WHERE name = %(name)s AND dimensions = %(dimensions)s
+    ), new AS (
+        INSERT INTO embedders (name, dimensions, created_at)
+        SELECT %(name)s, %(dimensions)s, perdure_now() WHERE NOT EXISTS (SELECT FROM known)
+        ON CONFLICT (name, dimensions) DO NOTHING
+        RETURNING embedder_id, false AS indexed
+    )
+    SELECT * FROM known UNION ALL SELECT * FROM new
+    """,
+)
+
+# What is embedded of the rows of a CTE `taken`. What is gone by now has no text.
+_TEXTS = """
+    SELECT t.kind, t.id, t.seq, t.attempts, coalesce(left(m.content, %(most_chars)s), left(k.content, %(most_chars)s))
+             AS content, m.author, m.created_at
+    FROM taken AS t
+    LEFT JOIN messages AS m ON t.kind = 'message' AND m.session_id = t.id AND m.seq = t.seq
+    LEFT JOIN memories AS k ON t.kind = 'memory' AND k.memory_id = t.id
+    ORDER BY t.kind, t.id, t.seq
+"""
+
+# Takes some of what is due by moving its due time ahead: whoever dies with it leaves it to the next.
+TAKE = Statement(
+    "embedding.take",
+    f"""
+    WITH due AS (
+        SELECT kind, id, seq FROM unembedded WHERE due_at <= perdure_now()
+        ORDER BY due_at LIMIT %(most)s
+        FOR UPDATE SKIP LOCKED
+    ), taken AS (
+        UPDATE unembedded AS u
+        SET due_at = perdure_now() + make_interval(secs => %(lease_s)s), attempts = u.attempts + 1
+        FROM due WHERE (u.kind, u.id, u.seq) = (due.kind, due.id, due.seq)
+        RETURNING u.kind, u.id, u.seq, u.attempts
+    )
+    {_TEXTS}
+    """,  # noqa: S608 (constants)
+)
+
+# What sessions still lack, whoever has taken it: to embed a text twice does no harm.
+LACKING = Statement(
+    "embedding.lacking",
+    f"""
+    WITH taken AS (
+        SELECT kind, id, seq, attempts FROM unembedded
+        WHERE kind = 'message' AND id = ANY (%(session_ids)s::uuid[])
+        ORDER BY kind, id, seq LIMIT %(most)s
+    )
+    {_TEXTS}
+    """,  # noqa: S608 (constants)
+    writes=False,
+)
+
+# Rows are locked before their vectors are written: whoever erases them waits, and takes these along.
+STORE = Statement(
+    "embedding.store",
+    """
+    WITH made AS (
+        SELECT * FROM unnest(%(kinds)s::text[], %(ids)s::uuid[], %(seqs)s::bigint[], %(vectors)s::text[])
+            AS made (kind, id, seq, vector)
+    ), said AS MATERIALIZED (
+        SELECT w.session_id, w.seq, w.user_id, made.vector::vector AS vector
+        FROM made JOIN message_words AS w ON made.kind = 'message' AND w.session_id = made.id AND w.seq = made.seq
+        FOR KEY SHARE OF w
+    ), known AS MATERIALIZED (
+        SELECT m.memory_id, m.user_id, made.vector::vector AS vector
+        FROM made JOIN memories AS m ON made.kind = 'memory' AND m.memory_id = made.id
+        FOR KEY SHARE OF m
+    ), of_messages AS (
+        INSERT INTO message_vectors (session_id, seq, embedder_id, user_id, vector)
+        SELECT session_id, seq, %(embedder_id)s, user_id, vector FROM said
+        ON CONFLICT DO NOTHING
+        RETURNING 1
+    ), of_memories AS (
+        INSERT INTO memory_vectors (memory_id, embedder_id, user_id, vector)
+        SELECT memory_id, %(embedder_id)s, user_id, vector FROM known
+        ON CONFLICT DO NOTHING
+        RETURNING 1
+    ), done AS (
+        DELETE FROM unembedded AS u USING made WHERE (u.kind, u.id, u.seq) = (made.kind, made.id, made.seq)
+    )
+    SELECT (SELECT count(*) FROM of_messages) + (SELECT count(*) FROM of_memories) AS stored
+    """,
+)
+
+# The embedder is away: later, and ever later.
+POSTPONE = Statement(
+    "embedding.postpone",
+    """
+    UPDATE unembedded AS u
+    SET due_at = perdure_now() + make_interval(secs => %(pause_s)s * 2 ^ least(u.attempts - 1, 8))
+    FROM unnest(%(kinds)s::text[], %(ids)s::uuid[], %(seqs)s::bigint[]) AS taken (kind, id, seq)
+    WHERE (u.kind, u.id, u.seq) = (taken.kind, taken.id, taken.seq)
+    """,
+)
+
+# --- what was there before the embedder --------------------------------------------------
+
+_AT_REST = "(e.walked_at IS NULL OR e.walked_at <= perdure_now() - make_interval(secs => %(every_s)s))"
+
+PLACE = Statement(
+    "embedding.place",
+    f"""
+    SELECT e.walked_kind, e.walked_id, e.walked_seq FROM embedders AS e
+    WHERE e.embedder_id = %(embedder_id)s AND {_AT_REST}
+    """,  # noqa: S608 (constants)
+    writes=False,
+)
+
+# Notes which of the next rows lack a vector of this embedder, and goes on behind them. Two that
+# walk at once: one does. Nothing found: the walk is over.
+_WALK = """
+    WITH place AS (
+        SELECT e.embedder_id FROM embedders AS e
+        WHERE e.embedder_id = %(embedder_id)s AND {at_rest}
+          AND (e.walked_kind, e.walked_id, e.walked_seq)
+              IS NOT DISTINCT FROM (%(kind_before)s::text, %(id_before)s::uuid, %(seq_before)s::bigint)
+        FOR NO KEY UPDATE SKIP LOCKED
+    ), page AS (
+        {page}
+    ), noted AS (
+        INSERT INTO unembedded (kind, id, seq, user_id, due_at)
+        SELECT '{kind}', page.id, page.seq, page.user_id, perdure_now()
+        FROM place, page
+        WHERE NOT EXISTS ({vector})
+        ON CONFLICT DO NOTHING
+    )
+    UPDATE embedders AS e
+    SET walked_kind = CASE WHEN reached.id IS NULL THEN {kind_after} ELSE '{kind}' END,
+        walked_id = reached.id, walked_seq = reached.seq,
+        walked_at = CASE WHEN reached.id IS NULL AND {kind_after} IS NULL THEN perdure_now() ELSE e.walked_at END
+    FROM place LEFT JOIN (SELECT id, seq FROM page ORDER BY id DESC, seq DESC LIMIT 1) AS reached ON true
+    WHERE e.embedder_id = place.embedder_id
+    RETURNING e.walked_kind
+"""
+
+WALK_MESSAGES = Statement(
+    "embedding.walk_messages",
+    _WALK.format(
+        at_rest=_AT_REST,
+        kind="message",
+        kind_after="'memory'",
+        page="""
+        SELECT session_id AS id, seq, user_id FROM message_words
+        WHERE (session_id, seq) > (%(id)s::uuid, %(seq)s::bigint)
+        ORDER BY session_id, seq LIMIT %(most)s
+        """,
+        vector="""
+            SELECT FROM message_vectors AS v
+            WHERE v.session_id = page.id AND v.seq = page.seq AND v.embedder_id = %(embedder_id)s""",
+    ),
+)
+
+WALK_MEMORIES = Statement(
+    "embedding.walk_memories",
+    _WALK.format(
+        at_rest=_AT_REST,
+        kind="memory",
+        kind_after="NULL::text",
+        page="""
+        SELECT memory_id AS id, 0::bigint AS seq, user_id FROM memories
+        WHERE memory_id > %(id)s::uuid AND %(seq)s::bigint IS NOT NULL
+        ORDER BY memory_id LIMIT %(most)s
+        """,
+        vector="""
+            SELECT FROM memory_vectors AS v WHERE v.memory_id = page.id AND v.embedder_id = %(embedder_id)s""",
+    ),
+)
+
+# How much has a vector of this embedder, and how much there is.
+PROGRESS = Statement(
+    "embedding.progress",
+    """
+    SELECT (SELECT count(*) FROM message_vectors AS v WHERE v.embedder_id = e.embedder_id)
+             + (SELECT count(*) FROM memory_vectors AS v WHERE v.embedder_id = e.embedder_id) AS done,
+           (SELECT count(*) FROM message_words) + (SELECT count(*) FROM memories) AS total
+    FROM (SELECT (SELECT embedder_id FROM embedders
+                  WHERE name = %(name)s AND (%(dimensions)s::int IS NULL OR dimensions = %(dimensions)s::int)
+                  ORDER BY embedder_id DESC LIMIT 1) AS embedder_id) AS e
+    """,
+    writes=False,
+)
+
+# --- indexes -----------------------------------------------------------------------------
+
+# Whether enough vectors are there for an index to be worth its while, without counting all.
+LARGE = Statement(
+    "embedding.large",
+    """
+    SELECT greatest(
+        (SELECT count(*) FROM (SELECT FROM message_vectors WHERE embedder_id = %(embedder_id)s LIMIT %(rows)s) AS s),
+        (SELECT count(*) FROM (SELECT FROM memory_vectors WHERE embedder_id = %(embedder_id)s LIMIT %(rows)s) AS s)
+    ) >= %(rows)s AS large
+    """,
+    writes=False,
+)
+
+INDEXED = Statement(
+    "embedding.indexed", "UPDATE embedders SET indexed_at = perdure_now() WHERE embedder_id = %(embedder_id)s"
+)
+
+INDEX_STATES = Statement(
+    "embedding.index_states",
+    """
+    SELECT c.relname AS name, i.indisvalid AS valid FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid
+    WHERE c.relname = ANY (%(names)s::text[]) AND c.relnamespace = current_schema()::regnamespace
+    """,
+    writes=False,
+)

@@ -1,0 +1,91 @@
+"""The statements by which conversations come from files and go into them."""
+
+from __future__ import annotations
+
+from perdure.database.engine import Statement
+
+KNOW_USER = Statement(
+    "exchange.know_user",
+    "INSERT INTO users (user_id, created_at) VALUES (%(user_id)s, perdure_now()) ON CONFLICT DO NOTHING",
+)
+
+# A session of its own, over when it arrives: nobody is routed to it, and it is nobody's previous one.
+OPEN = Statement(
+    "exchange.open",
+    """
+    INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, ended_at,
+                          end_requested_at, end_reason, channels, imported_as)
+    SELECT %(new_id)s::uuid, %(user_id)s, 'imported', false, %(agent)s, 'ended', %(first_at)s, %(last_at)s,
+           perdure_now(), perdure_now(), 'imported', '{}', %(name)s
+    WHERE NOT EXISTS (SELECT FROM sessions WHERE user_id = %(user_id)s AND session_id = %(own_id)s::uuid)
+    ON CONFLICT (user_id, imported_as) WHERE imported_as IS NOT NULL DO NOTHING
+    """,
+)
+
+# The session that lines of that name belong to: one that was imported, or one that was exported from here.
+LOCK = Statement(
+    "exchange.lock",
+    """
+    SELECT session_id, imported_as IS NOT NULL AS imported, message_count, last_turn_seq FROM sessions
+    WHERE user_id = %(user_id)s AND (session_id = %(own_id)s::uuid OR imported_as = %(name)s)
+    ORDER BY imported_as IS NOT NULL LIMIT 1
+    FOR NO KEY UPDATE
+    """,
+)
+
+KNOWN = Statement(
+    "exchange.known",
+    """
+    SELECT message_id, content, session_id || ':' || seq AS place FROM messages
+    WHERE session_id = %(session_id)s
+      AND (message_id = ANY (%(message_ids)s::text[]) OR session_id || ':' || seq = ANY (%(message_ids)s::text[]))
+    """,
+    writes=False,
+)
+
+ADD = Statement(
+    "exchange.add",
+    """
+    WITH grown AS (
+        UPDATE sessions AS s
+        SET message_count = message_count + %(messages_added)s, last_turn_seq = last_turn_seq + %(turns_added)s,
+            turn_count = turn_count + %(turns_added)s, tick = tick + %(turns_added)s, consolidated_at = NULL,
+            consolidation = NULL, consolidation_attempts = 0,
+            created_at = least(created_at, %(first_at)s), last_activity_at = greatest(last_activity_at, %(last_at)s),
+            channels = s.channels || ARRAY(
+                SELECT DISTINCT used FROM unnest(%(channels)s::text[]) AS used WHERE used <> ALL (s.channels))
+        WHERE s.session_id = %(session_id)s
+        RETURNING s.user_id, s.agent, s.tick - %(turns_added)s AS tick
+    ), done AS (
+        INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, status, steps, first_seq,
+                           reply_seq, accepted_at, settled_at, settled_tick)
+        SELECT t.turn_id, %(session_id)s, %(last_turn_seq)s + t.position, grown.user_id, grown.agent, t.channel, 5,
+               'done', t.steps, %(message_count)s + t.first, %(message_count)s + t.reply, t.accepted_at, t.settled_at,
+               grown.tick + t.position
+        FROM grown, jsonb_to_recordset(%(turns)s::jsonb) AS t (
+            position int, turn_id uuid, channel text, steps int, first int, reply int, accepted_at timestamptz,
+            settled_at timestamptz)
+    )
+    INSERT INTO messages (session_id, seq, turn_id, role, content, message_id, channel, token_count, created_at, author)
+    SELECT %(session_id)s, %(message_count)s + m.position, m.turn_id, m.role, m.content, m.message_id, m.channel,
+           m.token_count, m.occurred_at, m.author
+    FROM jsonb_to_recordset(%(messages)s::jsonb) AS m (
+        position int, turn_id uuid, role text, content text, message_id text, channel text, token_count int,
+        occurred_at timestamptz, author text)
+    """,
+)
+
+# A page of what people and agents said to each other, session by session; what a fork copied is its source's.
+EXPORT = Statement(
+    "exchange.export",
+    """
+    SELECT s.user_id, coalesce(s.imported_as, s.session_id::text) AS session, m.session_id, m.seq,
+           coalesce(m.message_id, m.session_id || ':' || m.seq) AS message_id, m.role, m.author, m.content,
+           m.created_at AS occurred_at, m.channel
+    FROM message_words AS w JOIN messages AS m USING (session_id, seq) JOIN sessions AS s USING (session_id)
+    WHERE (%(user_id)s::text IS NULL OR w.user_id = %(user_id)s)
+      AND (w.session_id, w.seq) > (%(after_session)s::uuid, %(after_seq)s::bigint)
+    ORDER BY w.session_id, w.seq LIMIT %(most)s
+    """,
+    writes=False,
+)

@@ -1,0 +1,71 @@
+"""The statements by which an agent remembers and forgets by itself."""
+
+from __future__ import annotations
+
+from perdure.database.engine import Statement
+
+# Whoever erases the user waits for this, or has been here already: then there is no row.
+LOCK_SESSION = Statement(
+    "own.lock_session",
+    """
+    SELECT session_id FROM sessions WHERE session_id = %(session_id)s AND user_id = %(user_id)s FOR KEY SHARE
+    """,
+)
+
+# Once, however often the call is repeated: the memory has the id of the call's effect. Its vector
+# is made later where there is none now.
+REMEMBER = Statement(
+    "own.remember",
+    """
+    WITH made AS (
+        INSERT INTO memories (memory_id, user_id, kind, content, importance, value, channels, origin, session_id,
+                              created_at, valid_from)
+        VALUES (%(memory_id)s, %(user_id)s, %(kind)s, %(content)s, %(importance)s, %(importance)s,
+                ARRAY[%(channel)s], 'tool', %(session_id)s, perdure_now(), perdure_now())
+        ON CONFLICT DO NOTHING
+        RETURNING memory_id, user_id
+    ), noted AS (
+        INSERT INTO unembedded (kind, id, seq, user_id, due_at)
+        SELECT 'memory', memory_id, 0, user_id, perdure_now() FROM made
+    )
+    SELECT memory_id FROM made
+    """,
+)
+
+# What the user said in this turn is where it came from.
+FROM_TURN = Statement(
+    "own.from_turn",
+    """
+    INSERT INTO memory_sources (memory_id, session_id, seq)
+    SELECT %(memory_id)s, m.session_id, m.seq
+    FROM turns AS t JOIN messages AS m
+      ON m.session_id = t.session_id AND m.seq >= t.first_seq AND m.turn_id = t.turn_id AND m.role = 'user'
+    WHERE t.turn_id = %(turn_id)s
+    ON CONFLICT DO NOTHING
+    """,
+)
+
+NAMED = Statement(
+    "own.named",
+    """
+    SELECT e.entity_id FROM entity_mentions AS e JOIN memories AS m USING (memory_id)
+    WHERE memory_id = %(memory_id)s AND m.user_id = %(user_id)s
+    """,
+    writes=False,
+)
+
+FORGET = Statement(
+    "own.forget",
+    "DELETE FROM memories WHERE memory_id = %(memory_id)s AND user_id = %(user_id)s RETURNING memory_id",
+)
+
+# Of what a forgotten memory named, what nothing else speaks of.
+FORGET_NAMED = Statement(
+    "own.forget_named",
+    """
+    DELETE FROM entities AS e
+    WHERE e.entity_id = ANY (%(entity_ids)s::uuid[]) AND e.user_id = %(user_id)s
+      AND NOT EXISTS (SELECT FROM entity_mentions AS m WHERE m.entity_id = e.entity_id)
+      AND NOT EXISTS (SELECT FROM relations AS r WHERE r.source_id = e.entity_id OR r.target_id = e.entity_id)
+    """,
+)

@@ -1,0 +1,64 @@
+"""Which tables hold what is said by or known of a user, and how their rows are found.
+
+Erasure and export both go by this list, so that neither forgets what the other knows. A test
+compares it with the tables that there are: a new table is named here, as one or the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_OF_SESSIONS = "session_id IN (SELECT session_id FROM sessions WHERE user_id = %(user_id)s)"
+_OF_TURNS = f"turn_id IN (SELECT turn_id FROM turns WHERE {_OF_SESSIONS})"  # noqa: S608 (constants)
+_OF_MEMORIES = "memory_id IN (SELECT memory_id FROM memories WHERE user_id = %(user_id)s)"
+_OF_CASES = "SELECT case_id FROM cases WHERE user_id = %(user_id)s"
+_OF_USER = "user_id = %(user_id)s"
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A table with rows of users: `of_user` finds those of `%(user_id)s`.
+
+    `left_out` are columns that an export leaves out: what texts that are in it are searched by.
+    """
+
+    table: str
+    of_user: str
+    left_out: tuple[str, ...] = ()
+
+
+HOLDINGS = (
+    Holding("hot_memories", _OF_USER),
+    Holding("memory_accesses", _OF_USER),
+    Holding("relations", _OF_USER),
+    Holding("entity_mentions", _OF_MEMORIES),
+    Holding("entities", _OF_USER),
+    Holding("memory_sources", _OF_MEMORIES),
+    Holding("memory_vectors", _OF_USER, ("vector",)),
+    Holding("memories", _OF_USER, ("words",)),
+    Holding("unembedded", _OF_USER),
+    Holding("message_vectors", _OF_USER, ("vector",)),
+    Holding("message_words", _OF_USER, ("words",)),
+    # A line of a plan quotes the words in which a case differs from the one that it is near to.
+    Holding("case_run_items", f"case_id IN ({_OF_CASES}) OR keeper_id IN ({_OF_CASES})"),
+    Holding("case_executions", f"case_id IN ({_OF_CASES}) OR {_OF_TURNS}"),
+    Holding("case_history", f"case_id IN ({_OF_CASES})"),
+    Holding("case_archive", _OF_USER, ("query_vector",)),
+    Holding("cases", _OF_USER, ("query_vector",)),
+    Holding("deliveries", _OF_TURNS),
+    Holding("tool_effects", _OF_TURNS),
+    Holding("messages", _OF_SESSIONS),
+    Holding("snapshots", _OF_SESSIONS),
+    Holding("inbox", _OF_USER),
+    Holding("turns", _OF_SESSIONS),
+    Holding("sessions", _OF_USER),
+    Holding("identities", _OF_USER),
+    Holding("users", _OF_USER),
+)
+"""In the order in which they are erased: whoever refers to another goes first."""
+
+IMPERSONAL = frozenset({"schedule_slots", "schedule_entries", "sweeps", "intake", "embedders", "case_runs"})
+"""The tables that hold nothing of users."""
+
+ERASING = frozenset({"erasures"})
+"""What erasing itself notes, and removes when it is over."""

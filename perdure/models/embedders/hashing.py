@@ -1,0 +1,127 @@
+"""`hash:384`: the built-in embedder. No network, no model, the same vector for the same text everywhere.
+
+Feature hashing (Weinberger et al., 2009): each word, and each run of a few of its characters,
+adds to or takes from one of the vector's numbers, which a hash chooses. So texts that share
+words are near, texts that share only parts of words ("consolidated", "consolidation") less
+so, whatever the language: Korean is taken apart into its letters, so that a noun stays near
+itself under any particle, and scripts that write without spaces into single characters and
+pairs.
+
+What it is worth: about what a search for words and their stems is worth. It finds what was
+said in these words; it knows no synonyms, and that "not" is a small word. Two texts that share
+nothing have a cosine around 0, give or take 1/sqrt(dimensions). Where meaning counts, use
+another embedder.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+
+from perdure.models.embedders.protocol import Vector, unit
+from perdure.models.protocol import ModelCall
+
+FEWEST_DIMENSIONS = 64
+"""Below it, too many features share a number for a cosine to mean anything."""
+
+MOST_DIMENSIONS = 2_000
+"""What pgvector's indexes hold."""
+
+_REMEMBERED_WORDS = 2_048
+_LONGEST_WORD = 32
+_GRAMS = (3, 4, 5)
+_GRAMS_WITHOUT_SPACES = (1, 2)
+_WHOLE = 0.25
+_TELLING_LENGTH = 8
+_LATIN_ACCENTS = range(0x300, 0x370)
+_UNSPACED = (range(0x3040, 0x3100), range(0x3400, 0xA000), range(0xF900, 0xFB00), range(0x20000, 0x32000))
+"""Kana and ideographs."""
+
+
+class HashEmbedder:
+    """The built-in embedder."""
+
+    def __init__(self, dimensions: int) -> None:
+        self._dimensions = dimensions
+
+    @property
+    def name(self) -> str:
+        """As in `PERDURE_EMBEDDER`."""
+        return f"hash:{self._dimensions}"
+
+    @property
+    def dimensions(self) -> int:
+        """Numbers in each vector."""
+        return self._dimensions
+
+    def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
+        """One vector for each text. See `Embedder.embed` for what is raised."""
+        vectors = []
+        for text in texts:
+            if call is not None:
+                call.remaining()
+            vectors.append(self._vector(text))
+        return vectors
+
+    def _vector(self, text: str) -> Vector:
+        vector = [0.0] * self._dimensions
+        for word, times in Counter(words(text)).items():
+            weight = _salience(word) * (1 + math.log(times))
+            for at, value in _features(word, self._dimensions):
+                vector[at] += weight * value
+        if not any(vector):  # no word in it, or what there is cancels out
+            at, sign = _place(f"text {text.strip()}", self._dimensions)
+            vector[at] = sign
+        return unit(vector)
+
+
+def words(text: str) -> list[str]:
+    """The words of `text`, without case, accents and punctuation, composed characters taken apart.
+
+    What goes on without a space for longer than a word does (Thai, a URL, a key) comes in pieces.
+    """
+    plain = unicodedata.normalize("NFKD", text).casefold()
+    kept = (each for each in plain if ord(each) not in _LATIN_ACCENTS)
+    # Vowel signs are no letters to Python, but in many scripts they stand within words.
+    spaced = "".join(each if each.isalnum() or unicodedata.category(each)[0] == "M" else " " for each in kept)
+    return [run[at : at + _LONGEST_WORD] for run in spaced.split() for at in range(0, len(run), _LONGEST_WORD)]
+
+
+def _salience(word: str) -> float:
+    """How much a word says: in any language, the shortest ones are those that stand in every sentence."""
+    if any(each.isdigit() or _is_unspaced(each) for each in word):
+        return 1.0
+    return min(len(word), _TELLING_LENGTH) / _TELLING_LENGTH
+
+
+@functools.lru_cache(maxsize=_REMEMBERED_WORDS)
+def _features(word: str, dimensions: int) -> tuple[tuple[int, float], ...]:
+    """Where in a vector a word counts, and how much: a quarter of it as a whole, the rest by its parts."""
+    grams = list(_grams(word))
+    share = math.sqrt((1 - _WHOLE) / len(grams))
+    whole, sign = _place(f"word {word}", dimensions)
+    parts = (_place(f"gram {gram}", dimensions) for gram in grams)
+    return ((whole, sign * math.sqrt(_WHOLE)), *((at, part * share) for at, part in parts))
+
+
+def _grams(word: str) -> Iterator[str]:
+    """The runs of a few characters in `word`, its beginning and its end among them."""
+    unspaced = any(map(_is_unspaced, word))
+    text = word if unspaced else f"<{word}>"
+    for size in _GRAMS_WITHOUT_SPACES if unspaced else _GRAMS:
+        for start in range(max(1, len(text) - size + 1)):
+            yield text[start : start + size]
+
+
+def _is_unspaced(character: str) -> bool:
+    return any(ord(character) in block for block in _UNSPACED)
+
+
+def _place(feature: str, dimensions: int) -> tuple[int, float]:
+    """The number that a feature counts in, and whether it adds or takes away."""
+    digest = int.from_bytes(blake2b(feature.encode("utf-8", "replace"), digest_size=8).digest())
+    return (digest >> 1) % dimensions, 1.0 if digest & 1 else -1.0

@@ -1,0 +1,75 @@
+"""`openai:NAME`: the embeddings endpoint through the official SDK, against any compatible server.
+
+As with models, a call can be hung up, its deadline is one for all of its requests, and
+retrying is the engine's affair.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+from perdure.clock import Clock
+from perdure.errors import InvalidResponse
+from perdure.models.embedders.protocol import Learnt, Vector, in_batches
+from perdure.models.lenient import mapping, sequence
+from perdure.models.openai import calling, client, options_of
+from perdure.models.protocol import ModelCall
+from perdure.untrusted import storable
+
+MAX_BYTES = 8_191
+"""Bytes of UTF-8 of each text that are embedded: a token is at least one, and no text may have more tokens."""
+
+BATCH = 32
+"""Texts to a request. All together stay within the 300,000 tokens of one, and compatible servers take no more."""
+
+
+class OpenAIEmbedder:
+    """One embedding model of one server. Threads may share it."""
+
+    def __init__(self, model: str, clock: Clock, timeout_s: float) -> None:
+        """Read the server's address and key from the environment, as the SDK does.
+
+        Raises:
+            SettingsError: `OPENAI_API_KEY` is missing, or `OPENAI_BASE_URL` is no address.
+        """
+        self._model = model
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._learnt = Learnt()
+        self._client = client("PERDURE_EMBEDDER", self.name)
+        self._close = weakref.finalize(self, self._client.close)
+
+    @property
+    def name(self) -> str:
+        """As in `PERDURE_EMBEDDER`."""
+        return f"openai:{self._model}"
+
+    @property
+    def dimensions(self) -> int | None:
+        """Numbers in each vector, once the first has come."""
+        return self._learnt.dimensions
+
+    def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
+        """One vector for each text. See `Embedder.embed` for what is raised."""
+        call = call or ModelCall(self._clock, self._timeout_s)
+        return [vector for batch in in_batches(texts, BATCH) for vector in self._request(batch, call)]
+
+    def _request(self, texts: Sequence[str], call: ModelCall) -> list[Vector]:
+        body = {"model": self._model, "input": [_sendable(each) for each in texts], "encoding_format": "float"}
+        with calling(self.name, call, self._clock):
+            answer: object = self._client.post("/embeddings", body=body, cast_to=object, options=options_of(call))
+            return self._vectors(answer, len(texts))
+
+    def _vectors(self, answer: object, count: int) -> list[Vector]:
+        items = [mapping(each) for each in sequence(mapping(answer).get("data"))]
+        by_index = {each["index"]: each for each in items if isinstance(each.get("index"), int)}
+        if len(items) != count or sorted(by_index) != list(range(count)):
+            raise InvalidResponse("The embedder's server did not send one vector for each text.")
+        return [self._learnt.take(by_index[at].get("embedding")) for at in range(count)]
+
+
+def _sendable(text: str) -> str:
+    """What of `text` is sent: no more than the provider takes, and never nothing, which it refuses."""
+    cut = storable(text).encode()[:MAX_BYTES].decode(errors="ignore")
+    return cut if cut.strip() else "-"

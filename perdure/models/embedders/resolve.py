@@ -1,0 +1,93 @@
+"""From a name, as in `PERDURE_EMBEDDER`, to an embedder.
+
+A third party adds one by an entry point of the group `perdure.embedders`: its name is the
+scheme, and its object is called with what follows the colon, the settings and the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+
+from perdure.clock import Clock
+from perdure.errors import SettingsError
+from perdure.models.embedders.cache import Cached
+from perdure.models.embedders.hashing import FEWEST_DIMENSIONS, MOST_DIMENSIONS, HashEmbedder
+from perdure.models.embedders.protocol import Embedder
+from perdure.settings import Settings
+
+ENTRY_POINT_GROUP = "perdure.embedders"
+
+EmbedderFactory = Callable[[str, Settings, Clock], Embedder]
+
+
+Guard = Callable[[Embedder], Embedder]
+"""Stands between an embedder and its cache: what is remembered needs no breaker and no retry."""
+
+
+def _unguarded(embedder: Embedder) -> Embedder:
+    return embedder
+
+
+def resolve(name: str, settings: Settings, clock: Clock, guard: Guard = _unguarded) -> Embedder:
+    """Make the embedder called `name`, behind `guard`, with a memory of what it has embedded.
+
+    Raises:
+        SettingsError: there is none of that name, or it cannot be set up.
+    """
+    made = _factory(name)(name.partition(":")[2], settings, clock)
+    return Cached(guard(made))
+
+
+def _factory(name: str) -> EmbedderFactory:
+    scheme, _, rest = name.partition(":")
+    if scheme in _BUILT_IN and rest:
+        return _BUILT_IN[scheme]
+    found = entry_points(group=ENTRY_POINT_GROUP)
+    if rest and scheme in found.names:
+        return _load(name, found[scheme])
+    accepted = ["hash:384", "openai:NAME", "sentence-transformers:NAME-OR-DIRECTORY"]
+    accepted += [f"{other}:NAME" for other in sorted(found.names)]
+    raise SettingsError(
+        f"PERDURE_EMBEDDER is {name!r}: accepted: {', '.join(accepted)}, "
+        f"or the scheme of an installed entry point of the group {ENTRY_POINT_GROUP}"
+    )
+
+
+def _hash(dimensions: str, settings: Settings, clock: Clock) -> Embedder:  # noqa: ARG001 (as all factories)
+    plain = dimensions.isascii() and dimensions.isdigit() and len(dimensions) <= len(str(MOST_DIMENSIONS))
+    if not plain or not FEWEST_DIMENSIONS <= int(dimensions) <= MOST_DIMENSIONS:
+        raise SettingsError(
+            f"PERDURE_EMBEDDER is {f'hash:{dimensions}'!r}: accepted: hash:N with N from {FEWEST_DIMENSIONS} "
+            f"to {MOST_DIMENSIONS} dimensions, such as hash:384"
+        )
+    return HashEmbedder(int(dimensions))
+
+
+def _openai(model: str, settings: Settings, clock: Clock) -> Embedder:
+    from perdure.models.embedders.openai import OpenAIEmbedder  # noqa: PLC0415 (the SDK takes a second to import)
+
+    return OpenAIEmbedder(model, clock, settings.model_timeout_s)
+
+
+def _sentence_transformers(model: str, settings: Settings, clock: Clock) -> Embedder:
+    from perdure.models.embedders.sentence_transformers import SentenceTransformersEmbedder  # noqa: PLC0415 (the same)
+
+    return SentenceTransformersEmbedder(model, clock, settings.model_timeout_s)
+
+
+_BUILT_IN: dict[str, EmbedderFactory] = {
+    "hash": _hash,
+    "openai": _openai,
+    "sentence-transformers": _sentence_transformers,
+}
+
+
+def _load(name: str, entry_point: EntryPoint) -> EmbedderFactory:
+    try:
+        factory: EmbedderFactory = entry_point.load()
+    except (ImportError, AttributeError) as error:
+        raise SettingsError(
+            f"PERDURE_EMBEDDER is {name!r}: the entry point {entry_point.value!r} cannot be loaded: {error}"
+        ) from error
+    return factory

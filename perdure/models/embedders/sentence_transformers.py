@@ -1,0 +1,87 @@
+"""`sentence-transformers:NAME-OR-DIRECTORY`: a model of that library, run in the process itself.
+
+The library is an extra (`pip install 'perdure[sentence-transformers]'`), for it brings PyTorch.
+A name is looked up on the library's hub and downloaded once; a directory needs no network.
+Each process that embeds holds the model in memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from perdure.clock import Clock
+from perdure.errors import ProviderError, SettingsError
+from perdure.models.embedders.protocol import Learnt, Vector, in_batches
+from perdure.models.protocol import ModelCall
+
+BATCH = 32
+"""Texts between two looks at the deadline; the library's own batch."""
+
+
+class SentenceTransformersEmbedder:
+    """One model in memory. Threads may share it; it serves one at a time."""
+
+    def __init__(self, model: str, clock: Clock, timeout_s: float) -> None:
+        """Load the model, which takes seconds.
+
+        Raises:
+            SettingsError: the extra is not installed, or the library cannot load such a model.
+        """
+        self._model = model
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._learnt = Learnt()
+        self._lock = threading.Lock()
+        self._transformer = _load(self.name, model)
+
+    @property
+    def name(self) -> str:
+        """As in `PERDURE_EMBEDDER`."""
+        return f"sentence-transformers:{self._model}"
+
+    @property
+    def dimensions(self) -> int | None:
+        """Numbers in each vector, once the first has come."""
+        return self._learnt.dimensions
+
+    def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
+        """One vector for each text. See `Embedder.embed` for what is raised.
+
+        The library cannot be interrupted: the deadline and a cancellation are seen between batches.
+        """
+        call = call or ModelCall(self._clock, self._timeout_s)
+        return [vector for batch in in_batches(texts, BATCH) for vector in self._encode(batch, call)]
+
+    def _encode(self, texts: Sequence[str], call: ModelCall) -> list[Vector]:
+        # Its tokenizers are not safe to share, and PyTorch uses all processors for one call anyway.
+        mine = self._lock.acquire(timeout=call.remaining())
+        try:
+            if not mine:
+                call.expire()
+            call.remaining()
+            encoded = self._transformer.encode(list(texts), batch_size=BATCH, show_progress_bar=False)
+        except RuntimeError as error:  # PyTorch's: no memory, no such operation on this device
+            raise ProviderError("The embedder failed.", transient=False) from error
+        finally:
+            if mine:
+                self._lock.release()
+        return [self._learnt.take(each) for each in encoded.tolist()]
+
+
+def _load(name: str, model: str) -> Any:
+    try:
+        from sentence_transformers import SentenceTransformer  # noqa: PLC0415 (an extra, and slow to import)
+    except ImportError as error:
+        raise SettingsError(
+            f"PERDURE_EMBEDDER is {name!r}: it needs the extra sentence-transformers, "
+            f"pip install 'perdure[sentence-transformers]' ({error})"
+        ) from error
+    try:
+        return SentenceTransformer(model)
+    except (OSError, ValueError) as error:
+        raise SettingsError(
+            f"PERDURE_EMBEDDER is {name!r}: accepted: a model's name on the library's hub or its directory; "
+            f"this one cannot be loaded: {error}"
+        ) from error

@@ -1,0 +1,48 @@
+"""Whom and what a sentence names, and how they belong together, as far as patterns go.
+
+A name is what is written with a capital letter and does not begin the sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+_NAME = r"[A-Z][\w'\u2019-]*(?: [A-Z][\w'\u2019-]*)*"
+_NAMED = re.compile(rf"(?P<before>\b\w+) (?P<name>{_NAME})")
+_NO_NAMES = frozenset({"I", "I'm", "I've", "I'd", "I'll", "OK"})
+_KINDS = {"in": "place", "from": "place", "at": "organization", "for": "organization"}
+_USER = "user"
+
+_OF_USER = re.compile(rf"\bI (?P<how>live in|live at|work at|work for|work in|study at|come from) (?P<who>{_NAME})")
+_OWN = re.compile(rf"\b[Mm]y (?P<how>\w+)(?:,| is called| is named| is|'s name is)? (?P<who>{_NAME})")
+_OF_NAMED = re.compile(
+    rf"(?P<whose>{_NAME}) (?P<how>lives in|works at|works for|studies at|comes from) (?P<who>{_NAME})"
+)
+
+
+def entities(sentence: str) -> list[dict[str, str]]:
+    """`{"name", "type"}` of each name."""
+    own = {found["who"] for found in _OWN.finditer(sentence)}
+    kinds = {
+        found["name"]: "person" if found["name"] in own else _KINDS.get(found["before"].lower(), "thing")
+        for found in _NAMED.finditer(sentence)
+        if found["name"] not in _NO_NAMES
+    }
+    return [{"name": name, "type": kind} for name, kind in kinds.items()]
+
+
+def relations(sentence: str) -> list[dict[str, str]]:
+    """`{"subject", "relation", "object"}` of each statement about the user, or about somebody of theirs."""
+    return [
+        {"subject": subject, "relation": how.replace(" ", "_").lower(), "object": other}
+        for subject, how, other in dict.fromkeys(_related(sentence))
+        if other not in _NO_NAMES
+    ]
+
+
+def _related(sentence: str) -> Iterator[tuple[str, str, str]]:
+    for pattern in (_OF_USER, _OWN):
+        yield from ((_USER, found["how"], found["who"]) for found in pattern.finditer(sentence))
+    for found in _OF_NAMED.finditer(sentence):
+        yield found["whose"].removeprefix("My "), found["how"], found["who"]

@@ -1,0 +1,56 @@
+"""Redis as the domain reaches it: for what is quick and may be lost, never for the truth.
+
+One place says how a client is made (every wait bounded to a second, in kombu's spelling of an
+address or redis-py's) and what a person can do about each of its errors. Called by what keeps
+something there: snapshots, the first two layers of memory.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+_TIMEOUT_S = 1.0
+_SOCKET_SCHEME = "redis+socket://"
+
+
+def connect(url: str) -> redis.Redis:
+    """A client for the Redis at `url`; it connects when it is first used. Shared by threads."""
+    return redis.Redis.from_url(
+        client_url(url),
+        socket_timeout=_TIMEOUT_S,
+        socket_connect_timeout=_TIMEOUT_S,
+        # Once more, at once: after a restart of Redis every pooled connection is a dead one.
+        retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
+    )
+
+
+def client_url(url: str) -> str:
+    """`url` as redis-py spells it, which calls `redis+socket://` `unix://`; any other is left alone."""
+    if not url.startswith(_SOCKET_SCHEME):
+        return url
+    return f"unix://{url.removeprefix(_SOCKET_SCHEME)}".replace("virtual_host=", "db=")
+
+
+def where(url: str) -> str:
+    """The server as a message may name it: no user, no password."""
+    parts = urlsplit(url)
+    return parts.netloc.rpartition("@")[2] or parts.path
+
+
+def way_out(error: redis.RedisError, otherwise: str = "See to that server.") -> str:
+    """What the operator can do about `error`; `otherwise` about a server that answers with another one."""
+    match error:
+        case redis.OutOfMemoryError():
+            return "Raise Redis's maxmemory, or make room in it."
+        case redis.ReadOnlyError():
+            return "PERDURE_REDIS_URL must name the primary server, not a replica."
+        case redis.AuthenticationError() | redis.exceptions.NoPermissionError():
+            return "PERDURE_REDIS_URL must carry a user and password that may write."
+        case redis.ResponseError():
+            return otherwise
+        case _:
+            return "Start it, or set PERDURE_REDIS_URL to one that runs."

@@ -1,0 +1,154 @@
+"""The circuit breaker as a pure state machine: a circuit, what happens to it, and when.
+
+    closed ── failures in a row reach the threshold ──▶ open
+    open ── the cooldown is over, and somebody asks ──▶ half_open
+    half_open ── a probe succeeds ──▶ closed
+    half_open ── a probe fails ──▶ open
+    any ── reset ──▶ closed
+
+Each change of state begins an epoch. A call is admitted in an epoch, and its outcome moves the
+circuit in that epoch only: what was admitted before the circuit opened must not close it. An
+epoch is the moment it began, so a circuit that was lost and made again is never in an old one.
+
+A probe holds one of the half-open circuit's slots, for as long as its lease at most: a probe
+that dies with its process frees its slot by that.
+
+Nothing here knows a clock; a moment is in milliseconds since 1970. `fleet.py` has the same
+machine in Lua; a property test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import assert_never
+
+from perdure.settings import BreakerSettings
+
+
+class State(StrEnum):
+    """Whether calls are let through: all, none, or a few to see."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+class Outcome(StrEnum):
+    """What became of an admitted call. `RELEASED` counts neither way: it was cancelled or refused."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    RELEASED = "released"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """When a circuit opens, for how long, and how many probes it then admits at once."""
+
+    failure_threshold: int
+    cooldown_ms: int
+    half_open_max_probes: int
+
+    @classmethod
+    def of(cls, settings: BreakerSettings) -> Policy:
+        """As `PERDURE_BREAKER__*` says."""
+        cooldown_ms = max(1, round(settings.cooldown_s * 1_000))
+        return cls(settings.failure_threshold, cooldown_ms, settings.half_open_max_probes)
+
+
+@dataclass(frozen=True, slots=True)
+class Circuit:
+    """All that is known of one breaker.
+
+    `failures` are those in a row, `successes` all there ever were; `probes` are the ends of
+    the leases of those under way, by their ids.
+    """
+
+    epoch: int
+    state: State = State.CLOSED
+    failures: int = 0
+    successes: int = 0
+    last_failure_ms: int | None = None
+    opened_at_ms: int | None = None
+    probes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The leave to make one call. `id` names its slot, should it be a probe."""
+
+    id: str
+    epoch: int
+
+
+def admit(circuit: Circuit, policy: Policy, now: int, call_id: str, lease_ms: int) -> tuple[Circuit, Admission | None]:
+    """Let a call through, or not: the circuit after it, and the admission if there is one."""
+    if circuit.state is State.OPEN and _is_cool(circuit, policy, now):
+        circuit = _move(circuit, State.HALF_OPEN, now)
+    match circuit.state:
+        case State.CLOSED:
+            return circuit, Admission(call_id, circuit.epoch)
+        case State.OPEN:
+            return circuit, None
+        case State.HALF_OPEN:
+            alive = {each: end for each, end in circuit.probes.items() if end > now}
+            if len(alive) >= policy.half_open_max_probes:
+                return replace(circuit, probes=alive), None
+            probing = replace(circuit, probes={**alive, call_id: now + lease_ms})
+            return probing, Admission(call_id, circuit.epoch)
+        case _:
+            assert_never(circuit.state)
+
+
+def settle(circuit: Circuit, policy: Policy, now: int, admission: Admission, outcome: Outcome) -> Circuit:
+    """The circuit after an admitted call. Outcomes of another epoch are noted and move nothing."""
+    present = admission.epoch == circuit.epoch
+    match outcome:
+        case Outcome.SUCCEEDED:
+            noted = replace(circuit, successes=circuit.successes + 1)
+            return _after_success(noted, now) if present else noted
+        case Outcome.FAILED:
+            noted = replace(circuit, last_failure_ms=now)
+            return _after_failure(noted, policy, now) if present else noted
+        case Outcome.RELEASED:
+            left = {each: end for each, end in circuit.probes.items() if each != admission.id}
+            return replace(circuit, probes=left) if present else circuit
+        case _:
+            assert_never(outcome)
+
+
+def reset(circuit: Circuit, now: int) -> Circuit:
+    """Closed by somebody's decision; whatever is under way moves nothing any more."""
+    return _move(replace(circuit, failures=0), State.CLOSED, now)
+
+
+def lets_through_at(circuit: Circuit, policy: Policy) -> int | None:
+    """When a circuit that refuses admits a call at the latest; None if it is closed."""
+    if circuit.state is State.OPEN:
+        return (circuit.opened_at_ms or 0) + policy.cooldown_ms
+    return min(circuit.probes.values(), default=None)
+
+
+def _after_success(circuit: Circuit, now: int) -> Circuit:
+    healthy = replace(circuit, failures=0)
+    return _move(healthy, State.CLOSED, now) if circuit.state is State.HALF_OPEN else healthy
+
+
+def _after_failure(circuit: Circuit, policy: Policy, now: int) -> Circuit:
+    failing = replace(circuit, failures=circuit.failures + 1)
+    opens = circuit.state is State.HALF_OPEN or failing.failures >= policy.failure_threshold
+    return _move(failing, State.OPEN, now) if opens else failing
+
+
+def _is_cool(circuit: Circuit, policy: Policy, now: int) -> bool:
+    """Whether the cooldown is over; it is, too, if the clock was set back behind the opening."""
+    opened_at = circuit.opened_at_ms or 0
+    return not opened_at <= now < opened_at + policy.cooldown_ms
+
+
+def _move(circuit: Circuit, state: State, now: int) -> Circuit:
+    """The circuit in `state`, in a new epoch."""
+    opened_at = {State.CLOSED: None, State.OPEN: now, State.HALF_OPEN: circuit.opened_at_ms}[state]
+    return replace(circuit, epoch=max(circuit.epoch + 1, now), state=state, opened_at_ms=opened_at, probes={})

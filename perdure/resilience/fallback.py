@@ -1,0 +1,62 @@
+"""When a call has failed for good: somebody else's answer, or the original error.
+
+The strategy may do what it likes, and nothing that becomes of it hides why it was needed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from perdure.resilience.failures import Verdict, named, verdict
+
+log = logging.getLogger(__name__)
+
+Asked = TypeVar("Asked")
+Reply = TypeVar("Reply")
+Asked_contra = TypeVar("Asked_contra", contravariant=True)
+Reply_co = TypeVar("Reply_co", covariant=True)
+
+
+class FallbackStrategy(Protocol[Asked_contra, Reply_co]):
+    """Finds another answer to what was asked."""
+
+    def execute(self, asked: Asked_contra, error: Exception) -> Reply_co | None:
+        """Another answer to `asked`, which failed with `error`; None if there is none.
+
+        Raises:
+            Exception: the same as None, but for a cancellation, which is passed on.
+        """
+        ...
+
+
+def with_fallback(
+    what: str, work: Callable[[], Reply], strategy: FallbackStrategy[Asked, Reply], asked: Asked
+) -> Reply:
+    """What `work` returns, or what `strategy` finds instead after any failure but a cancellation.
+
+    Raises:
+        Exception: that of `work`, if the strategy finds nothing or fails itself.
+        Abandoned: the call was given up, by then or meanwhile.
+    """
+    try:
+        return work()
+    except Exception as error:
+        if verdict(error) is Verdict.ABANDONED:
+            raise
+        log.warning("%s failed (%s); its fallback is asked", what, named(error), exc_info=error.__cause__)
+        found = _recover(what, strategy, asked, error)
+        if found is None:
+            raise
+        return found
+
+
+def _recover(what: str, strategy: FallbackStrategy[Asked, Reply], asked: Asked, error: Exception) -> Reply | None:
+    try:
+        return strategy.execute(asked, error)
+    except Exception as further:
+        if verdict(further) is Verdict.ABANDONED:
+            raise
+        log.exception("the fallback of %s failed as well", what)
+        return None

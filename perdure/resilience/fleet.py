@@ -1,0 +1,238 @@
+"""Circuits for the whole fleet, in Redis: each transition one script, in Redis's own time.
+
+The scripts are the machine of `circuit.py` in Lua; whoever changes one changes the other, and a
+property test holds them together. A circuit is a hash, its probes a sorted set by the ends of
+their leases; both are forgotten after a week without a call. All keys share one slot of a
+cluster.
+
+Every wait is bounded: a Redis that is silent costs the call that finds it out half a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from perdure.errors import Unavailable
+from perdure.resilience.circuit import Admission, Circuit, Outcome, Policy, State
+from perdure.resilience.stores import Answer
+from perdure.untrusted import first_line
+
+_TIMEOUT_S = 0.25
+"""Seconds for connecting, and for an answer: together half a second."""
+
+_CONNECTIONS = 10_000  # a thread each at most, for the length of one script
+
+_NAMES = "{perdure:breakers}"
+_FIELDS = ("state", "epoch", "failures", "successes", "last_failure", "opened_at")
+
+# All scripts: KEYS are the circuit, its probes, the names of all circuits. ARGV are the name,
+# milliseconds to add to Redis's time (none but in tests), the policy's three numbers, and two
+# of the script's own. They return the moment, the states before and after, failures in a row,
+# when a call is let through at the latest, and the epoch if one was.
+_BEGIN = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2]
+local threshold, cooldown, most = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local found = redis.call('HMGET', KEYS[1], 'state', 'epoch', 'failures', 'successes', 'last_failure', 'opened_at')
+local known = found[1]
+local circuit = {
+    state = known or 'closed',
+    epoch = tonumber(found[2] or now),
+    failures = tonumber(found[3] or 0),
+    successes = tonumber(found[4] or 0),
+    last_failure = found[5] or '',
+    opened_at = found[6] or '',
+}
+local before = circuit.state
+
+local function move(state)
+    if state == 'closed' then circuit.opened_at = '' end
+    if state == 'open' then circuit.opened_at = now end
+    circuit.state = state
+    circuit.epoch = math.max(circuit.epoch + 1, now)
+    redis.call('DEL', KEYS[2])
+end
+
+local function save()
+    redis.call('HSET', KEYS[1], 'state', circuit.state, 'epoch', circuit.epoch, 'failures', circuit.failures,
+        'successes', circuit.successes, 'last_failure', circuit.last_failure, 'opened_at', circuit.opened_at)
+    redis.call('EXPIRE', KEYS[1], 604800)
+    if not known then redis.call('SADD', KEYS[3], ARGV[1]) end
+end
+
+local function answer(epoch)
+    local at = ''
+    if circuit.state == 'open' then at = circuit.opened_at + cooldown end
+    if circuit.state == 'half_open' then at = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2] or '' end
+    -- One string: redis-py reads a list item by item, which takes longer than the script.
+    return table.concat({now, before, circuit.state, circuit.failures, at, epoch or ''}, ',')
+end
+"""
+
+# ARGV: the call's id, the milliseconds of its lease.
+_ADMIT = f"""{_BEGIN}
+if circuit.state == 'open' then
+    local opened_at = tonumber(circuit.opened_at)
+    if now < opened_at or now >= opened_at + cooldown then move('half_open') end
+end
+local admitted = circuit.state == 'closed'
+if circuit.state == 'half_open' then
+    redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
+    admitted = redis.call('ZCARD', KEYS[2]) < most
+    if admitted then
+        redis.call('ZADD', KEYS[2], now + ARGV[7], ARGV[6])
+        redis.call('EXPIRE', KEYS[2], 604800)
+    end
+end
+if not known or circuit.state ~= before then save() end
+return answer(admitted and circuit.epoch)
+"""
+
+# ARGV: the call's id, its epoch.
+_SUCCEEDED = f"""{_BEGIN}
+circuit.successes = circuit.successes + 1
+if circuit.epoch == tonumber(ARGV[7]) then
+    circuit.failures = 0
+    if circuit.state == 'half_open' then move('closed') end
+end
+save()
+return answer()
+"""
+
+# ARGV: the call's id, its epoch.
+_FAILED = f"""{_BEGIN}
+circuit.last_failure = now
+if circuit.epoch == tonumber(ARGV[7]) then
+    circuit.failures = circuit.failures + 1
+    if circuit.state == 'half_open' or circuit.failures >= threshold then move('open') end
+end
+save()
+return answer()
+"""
+
+# ARGV: the call's id, its epoch.
+_RELEASED = f"""{_BEGIN}
+if circuit.epoch == tonumber(ARGV[7]) then redis.call('ZREM', KEYS[2], ARGV[6]) end
+return answer()
+"""
+
+_RESET = f"""{_BEGIN}
+if not known then return nil end
+circuit.failures = 0
+move('closed')
+save()
+return answer()
+"""
+
+
+class FleetCircuits:
+    """The circuits in the Redis at `url`, in kombu's spelling or redis-py's. Threads may share it.
+
+    `ahead_ms` are milliseconds by which a test is ahead of Redis's time.
+    """
+
+    def __init__(self, url: str, policy: Policy, ahead_ms: Callable[[], int] = lambda: 0) -> None:
+        self._policy = policy
+        self._ahead_ms = ahead_ms
+        self._client = redis.Redis.from_url(
+            _as_redis_py_spells(url),
+            socket_timeout=_TIMEOUT_S,
+            socket_connect_timeout=_TIMEOUT_S,
+            max_connections=_CONNECTIONS,
+            decode_responses=True,
+            # Once more, at once: after a restart of Redis every pooled connection is a dead one.
+            retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
+        )
+        self._admit = self._client.register_script(_ADMIT)
+        self._settle = {
+            Outcome.SUCCEEDED: self._client.register_script(_SUCCEEDED),
+            Outcome.FAILED: self._client.register_script(_FAILED),
+            Outcome.RELEASED: self._client.register_script(_RELEASED),
+        }
+        self._reset = self._client.register_script(_RESET)
+
+    def admit(self, name: str, call_id: str, lease_ms: int) -> Answer:
+        """Let a call through, or not; see `CircuitStore.admit`."""
+        with _explained():
+            return _answer(self._admit(_keys(name), self._arguments(name, call_id, lease_ms)), call_id)
+
+    def settle(self, name: str, admission: Admission, outcome: Outcome) -> Answer:
+        """Note what became of a call; see `CircuitStore.settle`."""
+        with _explained():
+            return _answer(self._settle[outcome](_keys(name), self._arguments(name, admission.id, admission.epoch)))
+
+    def reset(self, name: str) -> Answer | None:
+        """Close a circuit; see `CircuitStore.reset`."""
+        with _explained():
+            said: Any = self._reset(_keys(name), self._arguments(name))
+        return _answer(said) if said else None
+
+    def read(self) -> dict[str, Circuit]:
+        """All the circuits."""
+        with _explained():
+            names: Any = self._client.smembers(_NAMES)
+            ordered = sorted(names)
+            pipeline = self._client.pipeline(transaction=False)
+            for name in ordered:
+                key, probes, _ = _keys(name)
+                pipeline.hmget(key, *_FIELDS)
+                pipeline.zrange(probes, 0, -1, withscores=True)
+            rows = pipeline.execute()
+        pairs = zip(ordered, rows[::2], rows[1::2], strict=True)
+        return {name: _circuit(fields, probes) for name, fields, probes in pairs if fields[0]}
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _arguments(self, name: str, *own: str | int) -> list[str | int]:
+        policy = self._policy
+        thresholds = (policy.failure_threshold, policy.cooldown_ms, policy.half_open_max_probes)
+        return [name, self._ahead_ms(), *thresholds, *own]
+
+
+def _keys(name: str) -> tuple[str, str, str]:
+    return f"{_NAMES}:{name}", f"{_NAMES}:{name}:probes", _NAMES
+
+
+def _answer(said: str, call_id: str = "") -> Answer:
+    now, before, after, failures, until, epoch = said.split(",")
+    admission = Admission(call_id, int(epoch)) if epoch else None
+    return Answer(int(now), State(before), State(after), int(failures), _moment(until), admission)
+
+
+def _circuit(fields: Sequence[str], probes: Sequence[tuple[str, float]]) -> Circuit:
+    state, epoch, failures, successes, last_failure, opened_at = fields
+    return Circuit(
+        epoch=int(epoch),
+        state=State(state),
+        failures=int(failures),
+        successes=int(successes),
+        last_failure_ms=_moment(last_failure),
+        opened_at_ms=_moment(opened_at),
+        probes={each: int(end) for each, end in probes},
+    )
+
+
+def _moment(text: str) -> int | None:
+    return int(text) if text else None
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Errors of Redis as one of the tree; a key of another type, or one that holds nonsense, as well."""
+    try:
+        yield
+    except (redis.RedisError, ValueError) as error:
+        raise Unavailable(f"The breakers in Redis cannot be reached: {first_line(str(error))}") from error
+
+
+def _as_redis_py_spells(url: str) -> str:
+    scheme = "redis+socket://"
+    return f"unix://{url.removeprefix(scheme)}".replace("virtual_host=", "db=") if url.startswith(scheme) else url

@@ -1,0 +1,179 @@
+"""Circuit breakers by name, such as `llm:openai`, `embed:openai`, `mcp:weather`, `channel:telegram`.
+
+One circuit per name for the whole fleet while Redis answers, one per process while it does not.
+A breaker is never the reason for which a call fails, but by being open.
+
+`Breaker` and `BreakerRegistry` are protocols: whoever wants other breakers gives another registry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+from uuid import uuid4
+
+from perdure.clock import Clock
+from perdure.errors import CircuitBreakerOpen, NotFound
+from perdure.resilience.circuit import Circuit, Outcome, Policy, State
+from perdure.resilience.failures import Verdict, verdict
+from perdure.resilience.fleet import FleetCircuits
+from perdure.resilience.shared import SharedCircuits, Transition
+from perdure.resilience.stores import Answer, OwnCircuits
+from perdure.settings import BreakerSettings
+
+T = TypeVar("T")
+
+_OUTCOMES = {
+    Verdict.PASSING: Outcome.FAILED,
+    Verdict.LASTING: Outcome.FAILED,
+    Verdict.REFUSED: Outcome.RELEASED,
+    Verdict.ABANDONED: Outcome.RELEASED,
+}
+
+
+class Breaker(Protocol):
+    """Lets calls to one thing through, or refuses them."""
+
+    def execute(self, work: Callable[[], T], lease_s: float) -> T:
+        """What `work` returns, if it is let through; after `lease_s` it is over, or its process is dead.
+
+        Raises:
+            CircuitBreakerOpen: it is not let through.
+            BaseException: whatever `work` raises.
+        """
+        ...
+
+
+class BreakerRegistry(Protocol):
+    """Breakers by name."""
+
+    def get(self, name: str) -> Breaker:
+        """The breaker called `name`, new if nobody asked for it before."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """A breaker as operators see it. Moments are in milliseconds since 1970.
+
+    `failure_count` are those in a row, `success_count` all there ever were.
+    """
+
+    name: str
+    state: State
+    failure_count: int
+    success_count: int
+    last_failure_time: int | None
+    opened_at: int | None
+
+    def record(self) -> dict[str, Any]:
+        """As `GET /v1/breakers` has it."""
+        return {
+            "name": self.name,
+            "state": self.state.value,
+            "failure_count": self.failure_count,
+            "success_count": self.success_count,
+            "last_failure_time": self.last_failure_time,
+            "opened_at": self.opened_at,
+        }
+
+
+class Breakers:
+    """The registry of one process; see `BreakerRegistry`. Threads may share it.
+
+    Without `redis_url` (in kombu's spelling or redis-py's) the circuits are this process's own.
+    `listen` is told of each change of state that an event in this process made, in the thread
+    of that event; no other process is told of the same one.
+    """
+
+    def __init__(
+        self,
+        settings: BreakerSettings,
+        clock: Clock,
+        redis_url: str | None = None,
+        listen: Callable[[Transition], None] | None = None,
+    ) -> None:
+        policy = Policy.of(settings)
+        fleet = FleetCircuits(redis_url, policy) if redis_url is not None else None
+        self._enabled = settings.enabled
+        self._clock = clock
+        self._circuits = SharedCircuits(OwnCircuits(policy, clock), fleet, clock, listen)
+
+    def get(self, name: str) -> Breaker:
+        """The breaker called `name`."""
+        return CircuitBreaker(name, self._circuits, self._clock) if self._enabled else Unguarded()
+
+    def list(self) -> list[Metrics]:
+        """Every breaker that was asked in the last week, of the whole fleet, by name.
+
+        Raises:
+            Unavailable: Redis cannot be reached.
+        """
+        return [_metrics(name, circuit) for name, circuit in sorted(self._circuits.store.read().items())]
+
+    def reset(self, name: str) -> Metrics:
+        """Close the breaker called `name`, for the whole fleet.
+
+        Raises:
+            NotFound: there is none of that name.
+            Unavailable: Redis cannot be reached.
+        """
+        found = self._circuits.store.read().get(name) if self._circuits.reset(name) else None
+        if found is None:
+            raise NotFound(f"There is no breaker {name!r}.")
+        return _metrics(name, found)
+
+    def close(self) -> None:
+        """Close the connections to Redis."""
+        self._circuits.close()
+
+
+class CircuitBreaker:
+    """A breaker over a registry's circuits; see `Breaker`."""
+
+    def __init__(self, name: str, circuits: SharedCircuits, clock: Clock) -> None:
+        self._name = name
+        self._circuits = circuits
+        self._clock = clock
+
+    def execute(self, work: Callable[[], T], lease_s: float) -> T:
+        """Run `work` if it is let through, and note its outcome; see `Breaker.execute`."""
+        asked = self._circuits.admit(self._name, str(uuid4()), max(1, round(lease_s * 1_000)))
+        admission = asked.answer.admission
+        if admission is None:
+            raise self._refusal(asked.answer)
+        outcome = Outcome.SUCCEEDED
+        try:
+            return work()
+        except BaseException as error:
+            outcome = _OUTCOMES[verdict(error)]
+            raise
+        finally:
+            self._circuits.settle(self._name, admission, outcome, fleet=asked.fleet)
+
+    def _refusal(self, answer: Answer) -> CircuitBreakerOpen:
+        """What the caller gets, in its own time: Redis's clock may be another."""
+        left_s = max(0, (answer.until or answer.now) - answer.now) / 1_000
+        until = self._clock.now() + timedelta(seconds=left_s)
+        return CircuitBreakerOpen(until=until, retry_after_s=left_s)
+
+
+class Unguarded:
+    """No breaker at all: `PERDURE_BREAKER__ENABLED` is false."""
+
+    def execute(self, work: Callable[[], T], lease_s: float) -> T:  # noqa: ARG002 (as the protocol has it)
+        """What `work` returns."""
+        return work()
+
+
+def _metrics(name: str, circuit: Circuit) -> Metrics:
+    return Metrics(
+        name=name,
+        state=circuit.state,
+        failure_count=circuit.failures,
+        success_count=circuit.successes,
+        last_failure_time=circuit.last_failure_ms,
+        opened_at=circuit.opened_at_ms,
+    )

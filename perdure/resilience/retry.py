@@ -1,0 +1,72 @@
+"""Trying again: only what can pass, each time after a longer wait, never beyond the call's time.
+
+A breaker stands around this, so that all the tries of a call count there once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from perdure.resilience.failures import Verdict, asked_pause_s, named, verdict
+from perdure.settings import RetrySettings
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_MOST_GROWTHS = 64  # the cap is reached long before, and a float bears no 2,000th power
+
+
+class Window(Protocol):
+    """The time that a call has."""
+
+    def remaining(self) -> float:
+        """Seconds left. Raises if the call is over."""
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """Let so many seconds pass. Raises at once if the call is ended meanwhile."""
+        ...
+
+
+def retrying(what: str, work: Callable[[], T], policy: RetrySettings, window: Window, draw: Callable[[], float]) -> T:
+    """What `work` returns at the first try that does not fail.
+
+    Args:
+        what: Names the work in the log.
+        work: One try.
+        policy: How often, and how long between two.
+        window: The call's time.
+        draw: A number from [0, 1), for the jitter.
+
+    Raises:
+        Exception: the last try's, when it cannot pass, when there were enough tries, or when
+            the call's time does not suffice for the wait.
+    """
+    tried = 1
+    while True:
+        try:
+            return work()
+        except Exception as error:
+            if tried >= policy.max_attempts or verdict(error) is not Verdict.PASSING:
+                raise
+            pause_s = pause_before_next(error, policy, tried, draw())
+            if pause_s >= window.remaining():
+                raise
+            text = "%s: try %d of %d failed (%s); again in %.1f s"
+            log.info(text, what, tried, policy.max_attempts, named(error), pause_s)
+        window.wait(pause_s)
+        tried += 1
+
+
+def pause_before_next(error: BaseException, policy: RetrySettings, tried: int, drawn: float) -> float:
+    """Seconds to wait after `tried` tries: the policy's, or what was asked for if that is longer."""
+    return max(backoff_s(policy, tried, drawn), asked_pause_s(error) or 0.0)
+
+
+def backoff_s(policy: RetrySettings, tried: int, drawn: float) -> float:
+    """Seconds to wait after `tried` tries: growing, capped, and varied by `drawn` from [0, 1)."""
+    grown = min(policy.base_s * policy.multiplier ** min(tried - 1, _MOST_GROWTHS), policy.cap_s)
+    return min(grown * (1 + policy.jitter * (2 * drawn - 1)), policy.cap_s)

@@ -1,0 +1,126 @@
+"""Where circuits are kept: what every store of them does, and the one in a process's own memory.
+
+A store makes each transition whole: no other call comes between what it reads and what it
+writes. `fleet.py` keeps them in Redis for all workers.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Protocol
+
+from perdure.clock import Clock
+from perdure.resilience import circuit as machine
+from perdure.resilience.circuit import Admission, Circuit, Outcome, Policy, State
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an event did to a circuit. Moments are in milliseconds of the store's own clock.
+
+    `until` is when a circuit that is not closed lets a call through at the latest, if that is
+    known; `admission` is there if a call was let through.
+    """
+
+    now: int
+    before: State
+    after: State
+    failures: int
+    until: int | None = None
+    admission: Admission | None = None
+
+
+class CircuitStore(Protocol):
+    """Circuits by their names; one that nobody knows yet is closed."""
+
+    def admit(self, name: str, call_id: str, lease_ms: int) -> Answer:
+        """Let a call through, or not.
+
+        Raises:
+            Unavailable: the store cannot be reached.
+        """
+        ...
+
+    def settle(self, name: str, admission: Admission, outcome: Outcome) -> Answer:
+        """Note what became of a call. Raises as `admit` does."""
+        ...
+
+    def reset(self, name: str) -> Answer | None:
+        """Close a circuit; None if there is none of that name. Raises as `admit` does."""
+        ...
+
+    def read(self) -> dict[str, Circuit]:
+        """All the circuits. Raises as `admit` does."""
+        ...
+
+
+class OwnCircuits:
+    """The circuits of this process alone."""
+
+    def __init__(self, policy: Policy, clock: Clock) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._circuits: dict[str, Circuit] = {}
+
+    def admit(self, name: str, call_id: str, lease_ms: int) -> Answer:
+        """Let a call through, or not; see `CircuitStore.admit`. Never fails."""
+        with self._lock:
+            now = self._now()
+            before = self._find(name, now)
+            after, admission = machine.admit(before, self._policy, now, call_id, lease_ms)
+            return self._keep(name, now, before, after, admission)
+
+    def settle(self, name: str, admission: Admission, outcome: Outcome) -> Answer:
+        """Note what became of a call; see `CircuitStore.settle`. Never fails."""
+        with self._lock:
+            now = self._now()
+            before = self._find(name, now)
+            return self._keep(name, now, before, machine.settle(before, self._policy, now, admission, outcome))
+
+    def reset(self, name: str) -> Answer | None:
+        """Close a circuit; see `CircuitStore.reset`. Never fails."""
+        with self._lock:
+            before = self._circuits.get(name)
+            now = self._now()
+            return self._keep(name, now, before, machine.reset(before, now)) if before else None
+
+    def read(self) -> dict[str, Circuit]:
+        """All the circuits."""
+        with self._lock:
+            return dict(self._circuits)
+
+    def follow(self, name: str, answer: Answer) -> None:
+        """Stand as the fleet's circuit does, for the moment at which that is out of reach.
+
+        What is not closed there is open here: its probes are the fleet's affair.
+        """
+        with self._lock:
+            now = self._now()
+            found = self._find(name, now)
+            if answer.after is State.CLOSED:
+                if found.state is not State.CLOSED:
+                    self._circuits[name] = machine.reset(found, now)
+                return
+            left = self._policy.cooldown_ms if answer.until is None else answer.until - answer.now
+            opened_at = now - max(0, self._policy.cooldown_ms - left)
+            self._circuits[name] = Circuit(
+                epoch=max(found.epoch + 1, now),
+                state=State.OPEN,
+                failures=answer.failures,
+                successes=found.successes,
+                last_failure_ms=found.last_failure_ms,
+                opened_at_ms=opened_at,
+            )
+
+    def _find(self, name: str, now: int) -> Circuit:
+        return self._circuits.get(name) or Circuit(epoch=now)
+
+    def _keep(self, name: str, now: int, before: Circuit, after: Circuit, admission: Admission | None = None) -> Answer:
+        self._circuits[name] = after
+        until = machine.lets_through_at(after, self._policy)
+        return Answer(now, before.state, after.state, after.failures, until, admission)
+
+    def _now(self) -> int:
+        return int(self._clock.now().timestamp() * 1_000)

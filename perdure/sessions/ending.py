@@ -1,0 +1,200 @@
+"""How a session ends: requested, summarised, cleaned up, ended.
+
+    active ─▶ summarizing ─▶ ending ─▶ ended
+
+Each arrow is a commit under the session's fencing token, so that a crash in between is
+resumed where it was and a stale process writes nothing. The model is called between two
+commits, never inside one. A session ends only with no unsettled turn; later messages go to
+the next session, which waits for nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+from uuid import UUID
+
+from perdure.clock import Clock
+from perdure.database.engine import Database, Executor
+from perdure.errors import Conflict, NotFound, PerdureError, Unavailable
+from perdure.models.protocol import CallAborted, Message, Model, ModelCall, Role
+from perdure.sessions import queries
+from perdure.sessions.states import State
+from perdure.sessions.summary import Summary, extract, summarise
+
+log = logging.getLogger(__name__)
+
+IDLE = "idle"
+"""The reason for an end that nobody asked for."""
+
+MAX_ATTEMPTS = 3
+"""Attempts at a summary by the model; then it is extractive."""
+
+MAX_MESSAGES = 400
+"""Messages, the newest, that a summary is made of."""
+
+_OWNER = "ending"
+_MOST_A_ROUND = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The session is over, and waits to be consolidated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """There is no summary yet, or what is to be cleaned cannot be reached; it is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotDue:
+    """Not asked to end, not yet to be, ended already, or being ended elsewhere."""
+
+
+Outcome = Ended | Postponed | NotDue
+
+
+class Hold(Protocol):
+    """What ending a session knows of its lease, which somebody else keeps."""
+
+    def step_within(self, seconds: float) -> None:
+        """The step that begins now ends within `seconds`; later, its lease is not renewed."""
+        ...
+
+    def calling(self, call: ModelCall) -> AbstractContextManager[None]:
+        """Have `call` ended when its time is up or the process shuts down."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ender:
+    """What ending a session takes.
+
+    `holding` keeps the lease that was taken under a token; `clean`, given the session and that
+    token, removes what is kept of it outside PostgreSQL, and may be called again after a crash.
+    """
+
+    database: Database
+    clock: Clock
+    model: Model
+    timeout_s: float
+    lease_s: float
+    holding: Callable[[UUID, int], AbstractContextManager[Hold]]
+    clean: Callable[[UUID, int], None]
+
+    def end(self, session_id: UUID) -> Outcome:
+        """Take the session to its end, from wherever it stands.
+
+        Raises:
+            Unavailable: the database cannot be reached; it goes on later.
+        """
+        asked = {"session_id": session_id, "owner": _OWNER, "lease_s": self.lease_s}
+        rows = self.database.run(queries.CLAIM_ENDING, asked)
+        if not rows:
+            return NotDue()
+        with self.holding(session_id, rows[0].token) as hold:
+            return self._end(
+                rows[0].state, rows[0].end_attempts, {"session_id": session_id, "token": rows[0].token}, hold
+            )
+
+    def _end(self, state: str, attempt: int, tenure: dict[str, Any], hold: Hold) -> Outcome:
+        session_id: UUID = tenure["session_id"]
+        if state == State.SUMMARIZING:
+            try:
+                summary = self._summary(session_id, attempt, hold)
+            except CallAborted:
+                self.database.run(queries.RELEASE_ENDING, {**tenure, "forgiven": True})
+                return Postponed()
+            if summary is None:
+                self.database.run(queries.RELEASE_ENDING, {**tenure, "forgiven": False})
+                return Postponed()
+            saved = {"summary": summary.text, "key_topics": list(summary.key_topics), "extractive": summary.extractive}
+            if not self.database.run(queries.SAVE_SUMMARY, {**tenure, **saved}):
+                return NotDue()
+        if not self._cleaned(tenure):
+            self.database.run(queries.RELEASE_ENDING, {**tenure, "forgiven": False})
+            return Postponed()
+        return Ended() if self.database.run(queries.FINISH_ENDING, tenure) else NotDue()
+
+    def _cleaned(self, tenure: dict[str, Any]) -> bool:
+        """Whether all that is kept outside PostgreSQL is gone. A session never ends with something left."""
+        try:
+            self.clean(tenure["session_id"], tenure["token"])
+        except Unavailable as error:
+            log.warning("session %s cannot end yet: %s", tenure["session_id"], error.message)
+            return False
+        return True
+
+    def _summary(self, session_id: UUID, attempt: int, hold: Hold) -> Summary | None:
+        """The summary; None if the model failed and is to be asked again.
+
+        Raises:
+            CallAborted: the process shuts down.
+        """
+        conversation = read_conversation(self.database, session_id, MAX_MESSAGES)
+        if not conversation:
+            return Summary("", (), extractive=True)
+        if attempt > MAX_ATTEMPTS:  # the last one ended with its process
+            return extract(conversation)
+        call = ModelCall(self.clock, self.timeout_s)
+        hold.step_within(self.timeout_s)
+        try:
+            with hold.calling(call):
+                return summarise(self.model, call, conversation)
+        except CallAborted:
+            raise
+        except PerdureError as error:
+            log.warning("session %s could not be summarised (attempt %d): %s", session_id, attempt, error.message)
+            return extract(conversation) if attempt == MAX_ATTEMPTS else None
+
+
+def request_end(executor: Executor, session_id: UUID, reason: str) -> bool:
+    """Ask for a session to end; whether it can begin to now (else its turns are run first).
+
+    Asking again while it has not ended changes nothing: the first reason stays.
+
+    Raises:
+        NotFound: there is no such session.
+        Conflict: it has ended.
+    """
+    rows = executor.run(queries.REQUEST_END, {"session_id": session_id, "reason": reason})
+    if rows:
+        return bool(rows[0].unsettled == 0)
+    if not executor.run(queries.READ, {"session_id": session_id}):
+        raise NotFound("There is no such session.")
+    raise Conflict("That session has ended already.")
+
+
+def leave(executor: Executor, session_id: UUID, channel: str, idle_s: float) -> bool:
+    """Ask for a session to end that its user leaves, unless another channel was used within `idle_s` seconds.
+
+    Returns whether it was asked; what is asked already stays so.
+    """
+    parameters = {"session_id": session_id, "channel": channel, "idle_s": idle_s, "reason": f"left {channel}"}
+    return bool(executor.run(queries.LEAVE, parameters))
+
+
+def expire_idle(database: Database, idle_s: float) -> list[UUID]:
+    """Ask for the sessions to end in which nothing happened for `idle_s` seconds; returns them."""
+    found: list[UUID] = []
+    while True:
+        rows = database.run(queries.EXPIRE_IDLE, {"idle_s": idle_s, "most": _MOST_A_ROUND, "reason": IDLE})
+        found += [row.session_id for row in rows]
+        if len(rows) < _MOST_A_ROUND:
+            return found
+
+
+def endings_due(database: Database, most: int, backoff_s: float, lease_s: float) -> list[UUID]:
+    """Sessions that should be ending and that nobody is at work on; at most `most`."""
+    rows = database.run(queries.ENDINGS_DUE, {"most": most, "backoff_s": backoff_s, "lease_s": lease_s})
+    return [row.session_id for row in rows]
+
+
+def read_conversation(executor: Executor, session_id: UUID, most: int) -> list[Message]:
+    """The newest `most` messages of a session, oldest first."""
+    rows: Any = executor.run(queries.NEWEST_MESSAGES, {"session_id": session_id, "most": most})
+    return [Message(Role(row.role), row.content) for row in reversed(rows)]

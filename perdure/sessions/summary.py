@@ -1,0 +1,104 @@
+"""What is kept of a session in a few sentences: its summary and its key topics.
+
+Written by the summary model. Where that fails for good, the summary is extractive (the
+conversation's own lines) and says so, and nothing waits for ever.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perdure.errors import PerdureError
+from perdure.models.protocol import Message, Model, ModelCall, ModelRequest, Role
+from perdure.untrusted import cut, load_object, storable
+
+MAX_SUMMARY_CHARS = 4_000
+MAX_TOPICS = 8
+
+MAX_PROMPT_CHARS = 120_000
+"""Of a longer conversation the model is shown the newest messages that fit into so many characters."""
+
+PROMPT = """Summarise the conversation below for whoever talks to this user next: what they asked, what was
+answered or decided, and what is still open. A few sentences, in the conversation's own language.
+Answer with a JSON object: {"summary": "...", "key_topics": ["...", "..."]}"""
+
+_WORD = re.compile(r"\w{4,}")
+_FENCE = "```"
+_MESSAGE_CHARS = 4_000
+_EXTRACT_LINES = 6
+_EXTRACT_CHARS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """`extractive` says that no model wrote it."""
+
+    text: str
+    key_topics: tuple[str, ...]
+    extractive: bool
+
+
+def summarise(model: Model, call: ModelCall, conversation: Sequence[Message]) -> Summary:
+    """Have `model` summarise; what it says is taken as it is where it is not the JSON asked for.
+
+    Raises:
+        PerdureError: the model failed.
+    """
+    request = ModelRequest((Message(Role.SYSTEM, PROMPT), Message(Role.USER, _shown(conversation))))
+    reply = model.respond(request, call).content.strip()
+    try:
+        given = load_object(_without_fence(reply))
+    except ValueError:
+        given = {"summary": reply}
+    text = given.get("summary")
+    if not isinstance(text, str) or not text.strip():
+        raise PerdureError("The model's summary was empty.")
+    return Summary(_bounded(text), _topics(given.get("key_topics"), conversation), extractive=False)
+
+
+def extract(conversation: Sequence[Message]) -> Summary:
+    """The first and the last things that were said, marked as no model's work."""
+    said = [message.content for message in conversation if message.role in {Role.USER, Role.ASSISTANT}]
+    lines = [cut(" ".join(line.split()), _EXTRACT_CHARS) for line in said if line.strip()]
+    chosen = lines if len(lines) <= _EXTRACT_LINES else [*lines[:2], "...", *lines[2 - _EXTRACT_LINES :]]
+    text = "Extract, no summary could be made: " + " / ".join(chosen)
+    return Summary(_bounded(text), _topics(None, conversation), extractive=True)
+
+
+def _shown(conversation: Sequence[Message]) -> str:
+    lines: list[str] = []
+    room = MAX_PROMPT_CHARS
+    for message in reversed(conversation):
+        line = f"{message.role}: {cut(message.content, _MESSAGE_CHARS)}"
+        room -= len(line)
+        if room < 0:
+            break
+        if message.content:
+            lines.append(line)
+    return "\n".join(reversed(lines))
+
+
+def _topics(given: object, conversation: Sequence[Message]) -> tuple[str, ...]:
+    """The topics that the model named, or the words that the user used most."""
+    if isinstance(given, list):
+        named = [storable(topic.strip())[:80] for topic in given if isinstance(topic, str) and topic.strip()]
+        if named:
+            return tuple(dict.fromkeys(named))[:MAX_TOPICS]
+    words = Counter(
+        word.lower() for message in conversation if message.role is Role.USER for word in _WORD.findall(message.content)
+    )
+    return tuple(word for word, _ in words.most_common(MAX_TOPICS))
+
+
+def _without_fence(text: str) -> str:
+    # No pattern: one that tries every end of a run of blanks takes hours over a reply of megabytes.
+    if len(text) < 2 * len(_FENCE) or not (text.startswith(_FENCE) and text.endswith(_FENCE)):
+        return text
+    return text.removeprefix(_FENCE).removesuffix(_FENCE).removeprefix("json").strip()
+
+
+def _bounded(text: str) -> str:
+    return cut(storable(text.strip()), MAX_SUMMARY_CHARS)

@@ -1,0 +1,185 @@
+"""The ledger's statements, named, in the order of a slot's life.
+
+`schedule_entries` has one row an entry: since when it exists, and the lease on whichever
+slot of it is being worked on, so that two slots of an entry never run at once.
+`schedule_slots` has what became of each slot. Locks are always taken entry first, then slot.
+"""
+
+from __future__ import annotations
+
+from perdure.database.engine import Statement
+
+# Notes entries at first sight. What a clock that was since set back left in the future comes
+# back to where it would be, had it happened now: an entry's beginning, a lease (its holder, if
+# alive, renews it before it runs out), a retry. Says what time it is.
+REGISTER = Statement(
+    "slots.register",
+    """
+    WITH sighted AS (
+        INSERT INTO schedule_entries (entry, since)
+        SELECT name, perdure_now() FROM unnest(%(entries)s::text[]) AS name
+        WHERE NOT EXISTS (SELECT FROM schedule_entries WHERE entry = name)
+        ON CONFLICT (entry) DO NOTHING
+    ), brought_back AS (
+        UPDATE schedule_entries
+        SET since = least(since, perdure_now()),
+            lease_until = CASE WHEN lease_until IS NOT NULL
+                THEN least(lease_until, perdure_now() + make_interval(secs => %(lease_s)s)) END
+        WHERE entry = ANY (%(entries)s::text[])
+          AND (since > perdure_now() OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s))
+    ), sooner AS (
+        UPDATE schedule_slots
+        SET retry_at = perdure_now() + make_interval(secs => %(longest_retry_s)s)
+        WHERE entry = ANY (%(entries)s::text[]) AND done_at IS NULL
+          AND retry_at > perdure_now() + make_interval(secs => %(longest_retry_s)s)
+    )
+    SELECT perdure_now() AS now
+    """,
+)
+
+# Takes a slot that nobody has taken, or takes over one whose worker's lease ran out or whose
+# work failed a while ago. Only one taker gets a row: the entry's row is locked first and read
+# as it then is, and the conflict on the slot sees the newest version, not the statement's
+# snapshot.
+TAKE = Statement(
+    "slots.take",
+    """
+    WITH free AS (
+        SELECT entry FROM schedule_entries
+        WHERE entry = %(entry)s AND since <= %(slot)s::timestamptz
+          AND (lease_until IS NULL OR lease_until <= perdure_now())
+        FOR NO KEY UPDATE
+    ), taken AS (
+        INSERT INTO schedule_slots AS s (entry, slot, taken_at)
+        SELECT entry, %(slot)s::timestamptz, perdure_now() FROM free
+        ON CONFLICT (entry, slot) DO UPDATE
+        SET taken_at = excluded.taken_at,
+            attempts = s.attempts + 1,
+            retry_at = perdure_now() + make_interval(
+                secs => least(%(first_retry_s)s * 2 ^ least(s.attempts - 1, 20), %(longest_retry_s)s))
+        WHERE s.done_at IS NULL AND (s.retry_at IS NULL OR s.retry_at <= perdure_now())
+        RETURNING s.entry, s.attempts
+    )
+    UPDATE schedule_entries AS e
+    SET token = e.token + 1, lease_until = perdure_now() + make_interval(secs => %(lease_s)s), wakes = 0
+    FROM taken WHERE e.entry = taken.entry
+    RETURNING e.token, taken.attempts
+    """,
+)
+
+# An expired lease that nobody took is still its holder's: only the token decides.
+RENEW = Statement(
+    "slots.renew",
+    """
+    UPDATE schedule_entries SET lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
+    WHERE entry = %(entry)s AND token = %(token)s
+    RETURNING entry
+    """,
+)
+
+# The work is done. Slots that nobody will ask for again leave with it: those of long ago, less
+# an entry's newest few, which for a rare entry reach back further.
+SETTLE = Statement(
+    "slots.settle",
+    """
+    WITH held AS (
+        UPDATE schedule_entries SET lease_until = NULL
+        WHERE entry = %(entry)s AND token = %(token)s
+        RETURNING entry
+    ), done AS (
+        UPDATE schedule_slots AS s SET done_at = perdure_now(), error = NULL, retry_at = NULL
+        FROM held WHERE s.entry = held.entry AND s.slot = %(slot)s::timestamptz
+    ), forgotten AS (
+        DELETE FROM schedule_slots AS s USING held
+        WHERE s.entry = held.entry AND s.slot <> %(slot)s::timestamptz
+          AND s.slot < perdure_now() - make_interval(days => %(kept_days)s)
+          AND s.slot < (SELECT slot FROM schedule_slots WHERE entry = %(entry)s
+                        ORDER BY slot DESC OFFSET %(kept_slots)s LIMIT 1)
+    )
+    SELECT entry FROM held
+    """,
+)
+
+# The work failed: the slot is due again after a while that grows with each attempt, unless the
+# next slot comes first.
+FAIL = Statement(
+    "slots.fail",
+    """
+    WITH held AS (
+        UPDATE schedule_entries SET lease_until = NULL
+        WHERE entry = %(entry)s AND token = %(token)s
+        RETURNING entry
+    )
+    UPDATE schedule_slots AS s
+    SET error = %(error)s,
+        retry_at = perdure_now() + make_interval(
+            secs => least(%(first_retry_s)s * 2 ^ least(s.attempts - 1, 20), %(longest_retry_s)s))
+    FROM held WHERE s.entry = held.entry AND s.slot = %(slot)s::timestamptz
+    RETURNING s.retry_at
+    """,
+)
+
+# --- sweep -------------------------------------------------------------------------------
+
+# Whoever moves the row ahead sweeps this round. A due time further ahead than a round was set
+# before the clock went back; by less than a second, two rounds only began in another order than they ran.
+TAKE_ROUND = Statement(
+    "slots.take_round",
+    """
+    INSERT INTO sweeps AS s (name, due_at)
+    VALUES ('schedules', perdure_now() + make_interval(secs => %(every_s)s))
+    ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at
+    WHERE s.due_at <= perdure_now() OR s.due_at > excluded.due_at + interval '1 second'
+    RETURNING s.name
+    """,
+)
+
+# Of each entry's newest slot, whether it waits for somebody to work on it. What was fired and
+# not taken is fired again after a pause that doubles, so that a queue without workers fills slowly.
+DUE = Statement(
+    "slots.due",
+    """
+    SELECT newest.entry
+    FROM unnest(%(entries)s::text[], %(slots)s::timestamptz[]) AS newest (entry, slot)
+    JOIN schedule_entries AS e USING (entry)
+    LEFT JOIN schedule_slots AS s ON s.entry = newest.entry AND s.slot = newest.slot
+    WHERE e.since <= newest.slot
+      AND (e.lease_until IS NULL OR e.lease_until <= perdure_now())
+      AND s.done_at IS NULL
+      AND (s.retry_at IS NULL OR s.retry_at <= perdure_now())
+      AND (e.woken_at IS NULL OR e.woken_at < newest.slot OR e.woken_at > perdure_now()
+           OR e.woken_at <= perdure_now() - make_interval(secs => %(every_s)s * 2 ^ least(e.wakes, 6)))
+    ORDER BY newest.slot, newest.entry
+    """,
+    writes=False,
+)
+
+FIRED = Statement(
+    "slots.fired",
+    """
+    UPDATE schedule_entries AS e
+    SET woken_at = perdure_now(), wakes = CASE WHEN e.woken_at >= fired.slot THEN e.wakes + 1 ELSE 1 END
+    FROM unnest(%(entries)s::text[], %(slots)s::timestamptz[]) AS fired (entry, slot)
+    WHERE e.entry = fired.entry
+    """,
+)
+
+# --- reading -----------------------------------------------------------------------------
+
+# What became of each entry: when it was first seen, its newest slot in the ledger, and the
+# newest that was done.
+STANDING = Statement(
+    "slots.standing",
+    """
+    SELECT name AS entry, perdure_now() AS now, e.since, e.lease_until > perdure_now() AS running,
+           newest.slot, newest.attempts, newest.done_at IS NOT NULL AS done, newest.error,
+           last.slot AS done_slot, last.done_at
+    FROM unnest(%(entries)s::text[]) AS name
+    LEFT JOIN schedule_entries AS e ON e.entry = name
+    LEFT JOIN LATERAL (SELECT * FROM schedule_slots AS s WHERE s.entry = name AND s.slot <= perdure_now()
+                       ORDER BY s.slot DESC LIMIT 1) AS newest ON true
+    LEFT JOIN LATERAL (SELECT * FROM schedule_slots AS s WHERE s.entry = name AND s.done_at IS NOT NULL
+                       ORDER BY s.slot DESC LIMIT 1) AS last ON true
+    """,
+    writes=False,
+)

@@ -1,0 +1,83 @@
+"""Snapshots out of the system and back into it, as an operator asks.
+
+Out goes the snapshot of the last commit, put together from PostgreSQL, of which a store elsewhere
+holds a copy. Back come the working variables and the pending events only, under the session's
+present tick: the transcript is never rewritten. Whoever puts them back holds the session's lease
+meanwhile, under a token of its own, so that no turn begins with what is about to be replaced; a
+message that comes in waits for that moment. The order is a step's: the store saves, then one
+statement commits, so that what is not committed does not count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+from perdure.database.engine import Database, Executor, as_json
+from perdure.errors import Conflict, NotFound
+from perdure.snapshots import queries
+from perdure.snapshots.codec import checked_events, checked_variables
+from perdure.snapshots.postgres import PostgresSnapshots, put_together
+from perdure.snapshots.snapshot import AgentSnapshot
+from perdure.snapshots.store import SnapshotStore
+
+
+def read(executor: Executor, session_id: UUID) -> AgentSnapshot:
+    """The snapshot of the session's last commit; of one that has ended, without what it had in mind.
+
+    Raises:
+        NotFound: there is no such session.
+        InvalidRequest: what is kept of it is damaged.
+    """
+    rows = executor.run(queries.PRESENT, {"session_id": session_id})
+    if not rows:
+        raise NotFound("There is no such session.")
+    return put_together(session_id, rows[0]).snapshot
+
+
+def restore(database: Database, store: SnapshotStore, snapshot: AgentSnapshot, lease_s: float) -> None:
+    """Put the variables and events of `snapshot` back into its session.
+
+    Raises:
+        NotFound: there is no such session.
+        Conflict: it is over, busy, or at another tick; nothing was changed.
+        SnapshotUnavailable: the store cannot be used; nothing was changed.
+        Unavailable: the database cannot be reached; doing it again is safe.
+    """
+    asked = {"session_id": snapshot.agent_id, "tick": snapshot.tick_index, "lease_s": lease_s}
+    taken = database.run(queries.TAKE, asked)
+    if not taken:
+        raise _refused(database, snapshot)
+    tenure = {"session_id": snapshot.agent_id, "token": taken[0].token}
+    try:
+        _put_back(database, store, snapshot, tenure)
+    except BaseException:
+        database.run(queries.GIVE_BACK, tenure)
+        raise
+
+
+def _put_back(database: Database, store: SnapshotStore, snapshot: AgentSnapshot, tenure: dict[str, Any]) -> None:
+    variables, events = snapshot.memory.working_variables, snapshot.event_queue_backup
+    elsewhere = not isinstance(store, PostgresSnapshots)
+    if elsewhere:
+        present = read(database, snapshot.agent_id)
+        memory = replace(present.memory, working_variables=variables)
+        store.save(replace(present, memory=memory, event_queue_backup=events), tenure["token"])
+    kept = {"variables": as_json(checked_variables(variables)), "events": as_json(checked_events(events))}
+    if not database.run(queries.PUT_BACK, {**tenure, **kept, "elsewhere": elsewhere}):
+        raise Conflict("That session was taken over meanwhile. Nothing was put back.")
+
+
+def _refused(executor: Executor, snapshot: AgentSnapshot) -> NotFound | Conflict:
+    rows = executor.run(queries.STANDING, {"session_id": snapshot.agent_id})
+    if not rows:
+        return NotFound(f"There is no session {snapshot.agent_id}.")
+    if rows[0].over:
+        return Conflict("That session has ended, or is about to: nothing can be put back into it.")
+    if rows[0].tick != snapshot.tick_index:
+        return Conflict(
+            f"The snapshot is of tick {snapshot.tick_index}, and the session is at tick {rows[0].tick}: only one of "
+            "the last commit can be put back. To go on from an earlier tick, fork the session there."
+        )
+    return Conflict("That session is busy: wait until its turns are settled.")

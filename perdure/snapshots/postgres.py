@@ -1,0 +1,179 @@
+"""Snapshots in PostgreSQL, beside what they are of.
+
+Only what is nowhere else is stored: the working variables and the pending events. The history
+is the transcript's last turns, tick and status are the session's row, put together when a
+snapshot is asked for. The engine has no need of `save`: it adds `queries.WITH_STEP` to the
+statement that commits a step, so that the snapshot is of that step by construction. It does so
+whatever store is set, for what is lost elsewhere is built again from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+from sqlalchemy.exc import DBAPIError
+
+from perdure.database.engine import Database, Executor, as_json
+from perdure.errors import InvalidRequest, NotFound, TooLarge, Unavailable
+from perdure.models.protocol import Message, Role, ToolCall
+from perdure.snapshots import queries
+from perdure.snapshots.codec import checked_events, checked_variables, events_of
+from perdure.snapshots.snapshot import AgentSnapshot, Memory, Status
+from perdure.snapshots.store import (
+    SnapshotUnavailable,
+    Stored,
+    Version,
+    refuse_stale,
+    report_set_aside,
+    version_of,
+)
+from perdure.untrusted import first_line, load_object
+
+_READ_ONLY = "25006"
+_OUT_OF_RESOURCES = "53"
+"""The class of codes for a full disk, memory, or too many connections."""
+
+
+class PostgresSnapshots:
+    """The snapshots in the engine's own database."""
+
+    name = "postgres"
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def save(self, snapshot: AgentSnapshot, token: int) -> None:
+        """Store the variables and events of `snapshot`; see `SnapshotStore.save`.
+
+        Raises:
+            NotFound: there is no such session.
+        """
+        offered = version_of(snapshot, token)
+        session_id = snapshot.agent_id
+        parameters = {
+            "session_id": session_id,
+            "variables": as_json(checked_variables(snapshot.memory.working_variables)),
+            "events": as_json(checked_events(snapshot.event_queue_backup)),
+            "token": offered.token,
+            "tick": offered.tick,
+            "timestamp": snapshot.timestamp,
+        }
+        with _explained(), self._database.transaction("snapshots.save") as transaction:
+            refuse_stale(session_id, offered, _committed(transaction, session_id))
+            kept = transaction.run(queries.KEPT, {"session_id": session_id})
+            refuse_stale(session_id, offered, _version(kept[0]) if kept else None)
+            transaction.run(queries.SAVE, parameters)
+
+    def load(self, agent_id: UUID) -> Stored | None:
+        """The session's snapshot, or None; see `SnapshotStore.load`."""
+        while rows := self._run(queries.LOAD, session_id=agent_id):
+            try:
+                return put_together(agent_id, rows[0])
+            except InvalidRequest as error:
+                self._move(agent_id, error.message, _still(rows[0]))
+        return None
+
+    def set_aside(self, agent_id: UUID, upto: Version, reason: str) -> None:
+        """Mark what is no newer than `upto` as set aside; see `SnapshotStore.set_aside`."""
+        self._move(agent_id, reason, lambda kept: _version(kept) <= upto)
+
+    def delete(self, agent_id: UUID) -> None:
+        """Delete the session's rows; see `SnapshotStore.delete`."""
+        self._run(queries.DELETE, session_id=agent_id)
+
+    def close(self) -> None:
+        """Nothing: the database is the engine's."""
+
+    def _move(self, session_id: UUID, reason: str, wanted: Callable[[Row[Any]], bool]) -> None:
+        """Mark what is kept of the session as set aside, if there is something and it is `wanted` so."""
+        parameters = {"session_id": session_id}
+        with _explained(), self._database.transaction("snapshots.set_aside") as transaction:
+            transaction.run(queries.LOCK_SESSION, parameters)
+            kept = transaction.run(queries.KEPT, parameters)
+            if not (kept and wanted(kept[0])):
+                return
+            transaction.run(queries.FORGET_SET_ASIDE, parameters)
+            transaction.run(queries.SET_ASIDE, {**parameters, "tick": kept[0].tick})
+        report_set_aside(self.name, session_id, "its row with set_aside", reason)
+
+    def _run(self, statement: Any, **parameters: Any) -> Any:
+        with _explained():
+            return self._database.run(statement, parameters)
+
+
+def _committed(executor: Executor, session_id: UUID) -> Version:
+    """Lock the session; its version."""
+    rows = executor.run(queries.LOCK_SESSION, {"session_id": session_id})
+    if not rows:
+        raise NotFound("There is no such session.")
+    return _version(rows[0])
+
+
+def _version(row: Row[Any]) -> Version:
+    return Version(row.token, row.tick)
+
+
+def _still(damaged: Row[Any]) -> Callable[[Row[Any]], bool]:
+    """Whether what is kept is what was read: nobody has saved anything in its place."""
+    return lambda kept: (kept.variables, kept.events) == (damaged.variables, damaged.events)
+
+
+def put_together(session_id: UUID, row: Row[Any]) -> Stored:
+    """The snapshot that `row`, as `queries.LOAD` and `queries.PRESENT` return it, stands for.
+
+    Raises:
+        InvalidRequest: what was kept is damaged.
+    """
+    try:
+        kept = load_object(f'{{"variables":{row.variables},"events":{row.events}}}')
+        memory = Memory(tuple(_message(said) for said in row.history), checked_variables(kept["variables"]))
+        events = kept["events"]
+    except (ValueError, TooLarge) as error:
+        raise InvalidRequest(f"The snapshot cannot be read: {error}.") from error
+    if not isinstance(events, list):
+        raise InvalidRequest("The snapshot cannot be read: its events are no list.")
+    snapshot = AgentSnapshot(
+        agent_id=session_id,
+        tick_index=row.tick,
+        timestamp=row.timestamp,
+        status=Status.of(row.state),
+        memory=memory,
+        event_queue_backup=events_of(events),
+    )
+    return Stored(snapshot, row.token)
+
+
+def _message(said: dict[str, Any]) -> Message:
+    calls = tuple(ToolCall(**call) for call in said["tool_calls"] or ())
+    return Message(Role(said["role"]), said["content"], calls, said["tool_call_id"])
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except Unavailable as error:
+        raise SnapshotUnavailable("postgres", _cause(error), "See to the database server.") from error
+    except DBAPIError as error:
+        if _code(error) != _READ_ONLY:
+            raise
+        raise SnapshotUnavailable(
+            "postgres", "the database is read-only", "PERDURE_DATABASE_URL must name the primary server."
+        ) from error
+
+
+def _cause(error: Unavailable) -> str:
+    """What the server says of itself, where it says something that is no address."""
+    cause = error.__cause__
+    code = _code(cause) if isinstance(cause, DBAPIError) else ""
+    if isinstance(cause, DBAPIError) and code.startswith(_OUT_OF_RESOURCES):
+        return first_line(str(cause.orig))
+    return error.message[:1].lower() + error.message[1:].rstrip(".")
+
+
+def _code(error: DBAPIError) -> str:
+    return getattr(error.orig, "pgcode", None) or ""

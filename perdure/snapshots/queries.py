@@ -1,0 +1,183 @@
+"""The statements on the table of snapshots, and the pieces that write one along with a step.
+
+A row says what the variables are from its tick on; `sessions.variables_tick` says which row is the
+present one, and is NULL where there is none. Rows are appended, one for a step that changed
+something, so that a fork finds the variables as they were at any tick. Whoever writes a row holds
+its session's row locked: the writers of a session come one after another.
+"""
+
+from __future__ import annotations
+
+from perdure.database.engine import Statement
+from perdure.snapshots.snapshot import HISTORY_TURNS
+
+# Two pieces of a statement that commits a step: what it sets in the session's row, and a CTE behind
+# `fenced`, the CTE that does so and returns session_id, token and tick. `%(variables)s` is JSON as
+# `checked_variables` leaves it, or NULL where the step changed none: then no row is written.
+NEXT_VARIABLES_TICK = "CASE WHEN %(variables)s::json IS NULL THEN variables_tick ELSE tick + 1 END"
+
+WITH_STEP = """
+    kept AS (
+        INSERT INTO snapshots AS k (session_id, set_aside, variables, events, tick, token, saved_at)
+        SELECT session_id, false, %(variables)s::json,
+               coalesce((SELECT events FROM snapshots AS before
+                         WHERE before.session_id = fenced.session_id AND NOT before.set_aside
+                         ORDER BY before.tick DESC LIMIT 1), '[]'),
+               tick, token, perdure_now()
+        FROM fenced
+        WHERE %(variables)s::json IS NOT NULL
+        ON CONFLICT (session_id, set_aside, tick) DO UPDATE
+        SET variables = excluded.variables, token = excluded.token, saved_at = excluded.saved_at
+    )
+"""
+
+# The present variables of the session that a statement holds as {held}, read along with it. By the
+# tick that its row says, since that is read under its lock, and the table of snapshots as it
+# stood a moment before: a row that is not to be seen yet is missing, never an older one instead.
+PRESENT_VARIABLES = """
+    (SELECT k.variables::text FROM snapshots AS k
+     WHERE k.session_id = {held}.session_id AND NOT k.set_aside AND k.tick = {held}.variables_tick)
+""".strip()
+
+LOCK_SESSION = Statement(
+    "snapshots.lock_session",
+    "SELECT token, tick FROM sessions WHERE session_id = %(session_id)s FOR NO KEY UPDATE",
+)
+
+KEPT = Statement(
+    "snapshots.kept",
+    """
+    SELECT k.token, k.tick, k.variables::text AS variables, k.events::text AS events
+    FROM sessions AS s JOIN snapshots AS k ON k.session_id = s.session_id AND k.tick = s.variables_tick
+    WHERE s.session_id = %(session_id)s AND NOT k.set_aside
+    """,
+    writes=False,
+)
+
+# Under the session's lock. What stands at later ticks was of a runner that has lost the session; and
+# in a store elsewhere no other version counts from now on.
+SAVE = Statement(
+    "snapshots.save",
+    """
+    WITH present AS (
+        UPDATE sessions
+        SET variables_tick = %(tick)s::bigint, saved_token = %(token)s::bigint, saved_tick = %(tick)s::bigint
+        WHERE session_id = %(session_id)s
+    ), later AS (
+        DELETE FROM snapshots WHERE session_id = %(session_id)s AND NOT set_aside AND tick > %(tick)s::bigint
+    )
+    INSERT INTO snapshots (session_id, set_aside, variables, events, tick, token, saved_at)
+    VALUES (%(session_id)s, false, %(variables)s::json, %(events)s::json, %(tick)s::bigint, %(token)s::bigint,
+            to_timestamp(%(timestamp)s::bigint / 1000.0))
+    ON CONFLICT (session_id, set_aside, tick) DO UPDATE
+    SET variables = excluded.variables, events = excluded.events, token = excluded.token, saved_at = excluded.saved_at
+    """,
+)
+
+# The snapshot, put together from where its parts are: what was kept, the session's row, the
+# last turns' messages. The session may have gone on since the variables last changed.
+_PARTS = f"""
+    SELECT s.state, coalesce(k.variables::text, '{{{{}}}}') AS variables, coalesce(k.events::text, '[]') AS events,
+           (extract(epoch FROM coalesce(k.saved_at, s.last_activity_at)) * 1000)::bigint AS timestamp,
+           CASE WHEN k.tick IS NULL OR (s.token, s.tick) > (k.token, k.tick) THEN s.token ELSE k.token END AS token,
+           CASE WHEN k.tick IS NULL OR (s.token, s.tick) > (k.token, k.tick) THEN s.tick ELSE k.tick END AS tick,
+           (SELECT coalesce(json_agg(json_build_object('role', m.role, 'content', m.content,
+                                     'tool_calls', m.tool_calls, 'tool_call_id', m.tool_call_id) ORDER BY m.seq), '[]')
+            FROM messages AS m
+            WHERE m.session_id = s.session_id AND m.seq >= (
+                SELECT min(first_seq) FROM (
+                    SELECT first_seq FROM turns
+                    WHERE session_id = s.session_id AND first_seq IS NOT NULL
+                    ORDER BY seq DESC LIMIT {HISTORY_TURNS}) AS recent)) AS history
+    FROM sessions AS s {{join}} snapshots AS k
+      ON k.session_id = s.session_id AND k.tick = s.variables_tick AND NOT k.set_aside
+    WHERE s.session_id = %(session_id)s
+"""  # noqa: S608 (a number of ours)
+
+LOAD = Statement("snapshots.load", _PARTS.format(join="JOIN"), writes=False)
+
+# The same of any session, whether it keeps variables or not.
+PRESENT = Statement("snapshots.present", _PARTS.format(join="LEFT JOIN"), writes=False)
+
+FORGET_SET_ASIDE = Statement(
+    "snapshots.forget_set_aside",
+    "DELETE FROM snapshots WHERE session_id = %(session_id)s AND set_aside",
+)
+
+# Under the session's lock.
+SET_ASIDE = Statement(
+    "snapshots.set_aside",
+    """
+    WITH present AS (
+        UPDATE sessions SET variables_tick = NULL WHERE session_id = %(session_id)s
+    )
+    UPDATE snapshots SET set_aside = true WHERE session_id = %(session_id)s AND NOT set_aside AND tick = %(tick)s
+    """,
+)
+
+DELETE = Statement(
+    "snapshots.delete",
+    """
+    WITH held AS (
+        UPDATE sessions SET variables_tick = NULL, saved_token = NULL, saved_tick = NULL
+        WHERE session_id = %(session_id)s
+        RETURNING session_id
+    )
+    DELETE FROM snapshots USING held WHERE snapshots.session_id = held.session_id
+    """,
+)
+
+# --- back from a file --------------------------------------------------------------------
+
+# Only where nothing is under way, nothing was asked to end, and nothing was committed since.
+TAKE = Statement(
+    "snapshots.take_session",
+    """
+    WITH candidate AS (
+        SELECT session_id FROM sessions
+        WHERE session_id = %(session_id)s AND tick = %(tick)s AND unsettled = 0 AND end_requested_at IS NULL
+          AND (lease_until IS NULL OR lease_until <= perdure_now()
+               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
+    UPDATE sessions AS s
+    SET token = s.token + 1, lease_owner = 'import',
+        lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
+    FROM candidate WHERE s.session_id = candidate.session_id
+    RETURNING s.token
+    """,
+)
+
+# What is put back counts from here on; what came in meanwhile is due at once.
+PUT_BACK = Statement(
+    "snapshots.put_back",
+    """
+    WITH fenced AS (
+        UPDATE sessions
+        SET variables_tick = tick, lease_until = NULL, lease_owner = NULL, woken_at = NULL,
+            saved_token = CASE WHEN %(elsewhere)s THEN token ELSE saved_token END,
+            saved_tick = CASE WHEN %(elsewhere)s THEN tick ELSE saved_tick END
+        WHERE session_id = %(session_id)s AND token = %(token)s
+        RETURNING session_id, token, tick
+    )
+    INSERT INTO snapshots (session_id, set_aside, variables, events, tick, token, saved_at)
+    SELECT session_id, false, %(variables)s::json, %(events)s::json, tick, token, perdure_now() FROM fenced
+    ON CONFLICT (session_id, set_aside, tick) DO UPDATE
+    SET variables = excluded.variables, events = excluded.events, token = excluded.token, saved_at = excluded.saved_at
+    RETURNING session_id
+    """,
+)
+
+GIVE_BACK = Statement(
+    "snapshots.give_session_back",
+    """
+    UPDATE sessions SET lease_until = NULL, lease_owner = NULL, woken_at = NULL
+    WHERE session_id = %(session_id)s AND token = %(token)s
+    """,
+)
+
+STANDING = Statement(
+    "snapshots.standing",
+    "SELECT tick, end_requested_at IS NOT NULL AS over FROM sessions WHERE session_id = %(session_id)s",
+    writes=False,
+)

@@ -1,0 +1,166 @@
+"""Snapshots in Redis: one hash a session, compared and written by one script.
+
+Durable as far as the server is: with `appendfsync everysec` a power cut takes the last second,
+and the snapshot that is then an older one is recognised as such and built again. Every wait
+is bounded: a Redis that is silent is given up after a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+import redis
+
+from perdure.errors import InvalidRequest
+from perdure.redis import connect, way_out, where
+from perdure.snapshots.codec import dump
+from perdure.snapshots.snapshot import AgentSnapshot
+from perdure.snapshots.store import (
+    SnapshotUnavailable,
+    StaleSnapshot,
+    Stored,
+    Version,
+    report_set_aside,
+    restored,
+    version_of,
+)
+from perdure.untrusted import first_line
+
+_WAY_OUT = "See to that server, or set PERDURE_SNAPSHOTS to another store."
+
+# A field as a number, exactly where `_stored` reads one as well.
+_NUMBER = """
+local function number(field) return field and string.match(field, '^%d+$') and tonumber(field) end
+"""
+
+# All scripts: KEYS[1] is the snapshot, KEYS[2] where it is kept when it is set aside.
+
+# ARGV: token, tick, snapshot. Returns what became of it, and the version in its way.
+_SAVE = f"""
+{_NUMBER}local kind = redis.call('TYPE', KEYS[1]).ok
+local outcome = 'saved'
+if kind ~= 'none' then
+    local found = kind == 'hash' and redis.call('HMGET', KEYS[1], 'token', 'tick') or {{}}
+    local token, tick = number(found[1]), number(found[2])
+    if not (token and tick) then
+        redis.call('RENAME', KEYS[1], KEYS[2])
+        outcome = 'saved, the other set aside'
+    elseif token > tonumber(ARGV[1]) or (token == tonumber(ARGV[1]) and tick > tonumber(ARGV[2])) then
+        return {{'stale', found[1], found[2]}}
+    end
+end
+redis.call('HSET', KEYS[1], 'token', ARGV[1], 'tick', ARGV[2], 'snapshot', ARGV[3])
+return {{outcome}}
+"""
+
+# ARGV: the three fields as they were read, '' for one that is missing. Returns 1 if it was they.
+_SET_DAMAGED_ASIDE = """
+local kind = redis.call('TYPE', KEYS[1]).ok
+if kind == 'none' then return 0 end
+if kind == 'hash' then
+    local found = redis.call('HMGET', KEYS[1], 'token', 'tick', 'snapshot')
+    for i = 1, 3 do
+        if (found[i] or '') ~= ARGV[i] then return 0 end
+    end
+end
+redis.call('RENAME', KEYS[1], KEYS[2])
+return 1
+"""
+
+# ARGV: token, tick. Returns 1 if what is stored was no newer.
+_SET_ASIDE = f"""
+{_NUMBER}if redis.call('TYPE', KEYS[1]).ok ~= 'hash' then return 0 end
+local found = redis.call('HMGET', KEYS[1], 'token', 'tick')
+local token, tick = number(found[1]), number(found[2])
+if not (token and tick) then return 0 end
+if token > tonumber(ARGV[1]) or (token == tonumber(ARGV[1]) and tick > tonumber(ARGV[2])) then return 0 end
+redis.call('RENAME', KEYS[1], KEYS[2])
+return 1
+"""
+
+_Fields = tuple[bytes, bytes, bytes]
+
+
+class RedisSnapshots:
+    """The snapshots in the Redis at `url`, in kombu's spelling or redis-py's."""
+
+    def __init__(self, url: str) -> None:
+        self.name = f"redis ({where(url)})"
+        self._client = connect(url)
+        self._save = self._client.register_script(_SAVE)
+        self._set_damaged_aside = self._client.register_script(_SET_DAMAGED_ASIDE)
+        self._set_aside = self._client.register_script(_SET_ASIDE)
+
+    def save(self, snapshot: AgentSnapshot, token: int) -> None:
+        """Store `snapshot` in place of an older one; see `SnapshotStore.save`."""
+        text = dump(snapshot)
+        offered = version_of(snapshot, token)
+        keys = _keys(snapshot.agent_id)
+        with self._explained():
+            outcome, *stored = self._save(keys, [offered.token, offered.tick, text])
+        if outcome == b"stale":
+            raise StaleSnapshot(snapshot.agent_id, offered, Version(*map(int, stored)))
+        if outcome != b"saved":
+            report_set_aside(self.name, snapshot.agent_id, f"the key {keys[1]}", "its version cannot be read")
+
+    def load(self, agent_id: UUID) -> Stored | None:
+        """The agent's snapshot, or None; see `SnapshotStore.load`."""
+        keys = _keys(agent_id)
+        with self._explained():
+            while (fields := self._read(keys[0])) is not None:
+                try:
+                    return _stored(fields, agent_id)
+                except InvalidRequest as error:
+                    if self._set_damaged_aside(keys, fields):
+                        report_set_aside(self.name, agent_id, f"the key {keys[1]}", error.message)
+        return None
+
+    def set_aside(self, agent_id: UUID, upto: Version, reason: str) -> None:
+        """Rename the key of what is no newer than `upto`; see `SnapshotStore.set_aside`."""
+        keys = _keys(agent_id)
+        with self._explained():
+            if self._set_aside(keys, [upto.token, upto.tick]):
+                report_set_aside(self.name, agent_id, f"the key {keys[1]}", reason)
+
+    def delete(self, agent_id: UUID) -> None:
+        """Delete the agent's keys; see `SnapshotStore.delete`."""
+        with self._explained():
+            self._client.unlink(*_keys(agent_id))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _read(self, key: str) -> _Fields | None:
+        """The fields, '' for one that is missing; None if there is nothing. Another type has none of them."""
+        try:
+            found: Any = self._client.hmget(key, ["token", "tick", "snapshot"])
+        except redis.ResponseError as error:
+            if not str(error).startswith("WRONGTYPE"):
+                raise
+            return (b"", b"", b"")
+        token, tick, snapshot = (field or b"" for field in found)
+        return (token, tick, snapshot) if any(field is not None for field in found) else None
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except redis.RedisError as error:
+            raise SnapshotUnavailable(self.name, first_line(str(error)), way_out(error, _WAY_OUT)) from error
+
+
+def _stored(fields: _Fields, agent_id: UUID) -> Stored:
+    token, tick, snapshot = fields
+    if not (token.isdigit() and tick.isdigit()):
+        raise InvalidRequest("The snapshot cannot be read: its version is no pair of numbers.")
+    return restored(snapshot, agent_id, Version(int(token), int(tick)))
+
+
+def _keys(agent_id: UUID) -> tuple[str, str]:
+    """The snapshot's key, and that of what is set aside; the braces keep both on one node of a cluster."""
+    key = f"perdure:snapshot:{{{agent_id}}}"
+    return key, f"{key}:set-aside"

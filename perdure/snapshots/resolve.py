@@ -1,0 +1,106 @@
+"""From `PERDURE_SNAPSHOTS` to a store.
+
+A third party adds a store by an entry point of the group `perdure.snapshots`: its name is the
+URL's scheme, and its object is called with the whole value and the settings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from perdure.database.engine import Database
+from perdure.errors import SettingsError
+from perdure.settings import Settings
+from perdure.snapshots.file import FileSnapshots
+from perdure.snapshots.postgres import PostgresSnapshots
+from perdure.snapshots.redis import RedisSnapshots
+from perdure.snapshots.sqlite import SqliteSnapshots
+from perdure.snapshots.store import SnapshotStore
+
+ENTRY_POINT_GROUP = "perdure.snapshots"
+
+SnapshotStoreFactory = Callable[[str, Settings], SnapshotStore]
+
+_SQLITE = "sqlite:///"
+
+
+def resolve(url: str, settings: Settings, database: Database, redis_url: str) -> SnapshotStore:
+    """Make the store that `url`, as in `PERDURE_SNAPSHOTS`, names.
+
+    Args:
+        url: `postgres`, `redis`, `sqlite:///PATH`, `file:///DIR`, or a third party's.
+        settings: For a third party's store.
+        database: The engine's own.
+        redis_url: Where Redis is, in kombu's spelling.
+
+    Raises:
+        SettingsError: there is no such store, or it cannot be set up.
+    """
+    scheme = url.partition(":")[0]
+    found = entry_points(group=ENTRY_POINT_GROUP)
+    if url == "postgres":
+        return PostgresSnapshots(database)
+    if url == "redis":
+        return RedisSnapshots(redis_url)
+    if url.startswith(_SQLITE):
+        return SqliteSnapshots(_sqlite_path(url))
+    if url.startswith("file:"):
+        return FileSnapshots(_directory(url))
+    if scheme in found.names:
+        return _load(url, found[scheme])(url, settings)
+    accepted = ["postgres", "redis", "sqlite:///PATH", "file:///DIR", *sorted(found.names)]
+    raise _refused(
+        url,
+        f"accepted: {', '.join(accepted)}, or the scheme of an installed entry point of the group {ENTRY_POINT_GROUP}",
+    )
+
+
+def _sqlite_path(url: str) -> Path:
+    """The file that `url` means, as SQLAlchemy reads it: an absolute one has four slashes."""
+    given = url.removeprefix(_SQLITE)
+    path = Path(given).absolute()
+    if not given or given == ":memory:" or path.is_dir():
+        raise _refused(
+            url, "accepted: sqlite:///PATH with the path of a file, such as sqlite:////var/lib/perdure/snapshots.db"
+        )
+    _make(url, path.parent)
+    return path
+
+
+def _directory(url: str) -> Path:
+    """The directory that `url` means (RFC 8089): an absolute one of this machine."""
+    try:
+        parts = urlsplit(url)
+        plain = parts.netloc in {"", "localhost"} and not (parts.query or parts.fragment)
+    except ValueError:
+        plain = False
+    if not plain or not url.startswith("file://") or not parts.path.strip("/"):
+        raise _refused(url, "accepted: file:///DIR with an absolute path, such as file:///var/lib/perdure/snapshots")
+    path = Path("/", unquote(parts.path).lstrip("/"))
+    _make(url, path)
+    return path
+
+
+def _make(url: str, directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except (OSError, ValueError) as error:
+        raise _refused(url, f"the directory {directory} cannot be made: {error}") from error
+
+
+def _load(url: str, entry_point: EntryPoint) -> SnapshotStoreFactory:
+    try:
+        factory: SnapshotStoreFactory = entry_point.load()
+    except (ImportError, AttributeError) as error:
+        raise _refused(url, f"the entry point {entry_point.value!r} cannot be loaded: {error}") from error
+    return factory
+
+
+def _refused(url: str, why: str) -> SettingsError:
+    """What is wrong with the setting; what a third party's URL holds of a password is left out."""
+    shown = re.sub(r"(?<=://)[^/@]*@", "…@", url)
+    return SettingsError(f"PERDURE_SNAPSHOTS is {shown!r}: {why}")

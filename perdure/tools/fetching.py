@@ -1,0 +1,186 @@
+"""The built-in tool `http_get`: reads a page of the public Internet, and nothing else.
+
+What a model asks for is untrusted. So no request reaches an address that is not public: a
+name is looked up once, each of its addresses is checked, and the connection goes to the very
+address that was checked (a second look-up could answer otherwise). Redirects are followed by
+hand, each through the same check. Time and size have bounds on the whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import httpx2
+from pydantic import Field
+
+from perdure.errors import ToolError
+from perdure.tools.registry import Effect, Tool, ToolContext, tool
+from perdure.untrusted import first_line, storable
+
+TIMEOUT_S = 15.0
+"""Seconds for one call, from the first look-up to the last byte, redirects included."""
+
+MAX_BYTES = 1_000_000
+"""Bytes of a body that are read; the rest is left, and said to be."""
+
+MAX_REDIRECTS = 5
+
+_LOOK_UP_S = 0.1
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class Refused(ToolError):
+    """The address is not one that this tool may reach."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a server answered: `body` is at most `MAX_BYTES` long, and `cut` says if there was more."""
+
+    url: str
+    status: int
+    content_type: str
+    body: bytes
+    encoding: str
+    cut: bool
+
+    def render(self) -> str:
+        """The page as the model reads it."""
+        try:
+            text = self.body.decode(self.encoding, errors="replace")
+        except LookupError:  # the server names an encoding that nobody knows
+            text = self.body.decode(errors="replace")
+        more = f"\n[cut: only the first {MAX_BYTES} bytes were read]" if self.cut else ""
+        return f"{self.status} {self.url}\n{self.content_type}\n\n{storable(text)}{more}"
+
+
+def http_get_tool(reachable: Sequence[str] = (), timeout_s: float = TIMEOUT_S) -> Tool:
+    """The tool `http_get`.
+
+    `reachable` lists networks (such as `10.1.0.0/16`) that it may reach besides the public ones.
+
+    Raises:
+        ValueError: one of them is no network.
+    """
+    allowed = tuple(ipaddress.ip_network(each) for each in reachable)
+
+    @tool(effect=Effect.PURE, name="http_get", timeout_s=timeout_s + 5)
+    def fetch(url: Annotated[str, Field(max_length=2_000)], context: ToolContext) -> str:  # noqa: D417 (the context is not the model's)
+        """Read a page from the Internet by its address, and return its status, type and text.
+
+        Args:
+            url: The full address, beginning with http:// or https://.
+        """
+        try:
+            page = asyncio.run(_fetch(url, allowed, timeout_s, context))
+        except TimeoutError:
+            raise ToolError(f"{url} did not answer in full within {timeout_s:g} s.") from None
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError) as error:
+            raise ToolError(first_line(f"{url} cannot be read: {type(error).__name__}: {error}")) from error
+        return page.render()
+
+    return fetch
+
+
+async def _fetch(url: str, allowed: Sequence[Network], timeout_s: float, context: ToolContext) -> Page:
+    async with asyncio.timeout(timeout_s):
+        work = asyncio.ensure_future(_follow(httpx2.URL(url.strip()), allowed))
+        try:
+            while not work.done():
+                if context.cancelled.is_set():
+                    raise ToolError("The turn no longer wants the page.")
+                await asyncio.wait([work], timeout=_LOOK_UP_S)
+            return work.result()
+        finally:
+            work.cancel()
+
+
+async def _follow(url: httpx2.URL, allowed: Sequence[Network]) -> Page:
+    """The page at the end of at most `MAX_REDIRECTS` redirects, each of which is checked."""
+    async with httpx2.AsyncClient(timeout=None, follow_redirects=False, trust_env=False) as client:
+        for _ in range(MAX_REDIRECTS + 1):
+            found = await _get(client, url, allowed)
+            if isinstance(found, Page):
+                return found
+            url = found
+    raise ToolError(f"There were more than {MAX_REDIRECTS} redirects.")
+
+
+async def _get(client: httpx2.AsyncClient, url: httpx2.URL, allowed: Sequence[Network]) -> Page | httpx2.URL:
+    """One request; the page, or where it redirects to."""
+    address = await _checked(url, allowed)
+    request = client.build_request(
+        "GET",
+        url.copy_with(host=str(address), username=None, password=None),
+        headers={
+            "Host": url.netloc.decode("ascii").rpartition("@")[2],
+            "Accept": "text/*, application/json, */*;q=0.5",
+        },
+        extensions={"sni_hostname": url.raw_host.decode("ascii")},
+    )
+    response = await client.send(request, stream=True)
+    try:
+        target = response.headers.get("Location") if response.is_redirect else None
+        if target is not None:
+            return url.join(target)
+        body, cut = await _read(response)
+    finally:
+        await response.aclose()
+    content_type = response.headers.get("Content-Type", "unknown type")
+    return Page(str(url), response.status_code, content_type, body, response.charset_encoding or "utf-8", cut)
+
+
+def _host(url: httpx2.URL) -> str:
+    return url.netloc.decode("ascii").rpartition("@")[2]
+
+
+async def _read(response: httpx2.Response) -> tuple[bytes, bool]:
+    """The body as far as it is read, and whether there is more of it."""
+    body = bytearray()
+    # A small body that unpacks to a large one is bounded as well: what counts is what comes out.
+    async for chunk in response.aiter_bytes(chunk_size=65_536):
+        body += chunk
+        if len(body) > MAX_BYTES:
+            return bytes(body[:MAX_BYTES]), True
+    return bytes(body), False
+
+
+async def _checked(url: httpx2.URL, allowed: Sequence[Network]) -> Address:
+    """The address to connect to.
+
+    Raises:
+        Refused: the URL leads, or may lead, elsewhere than to the public Internet.
+    """
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise Refused(f"{str(url)!r} is refused: expected an address that begins with http:// or https://.")
+    port = url.port or {"http": 80, "https": 443}[url.scheme]
+    found = await asyncio.get_running_loop().getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
+    addresses = [ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found]
+    for address in addresses:
+        if not (is_public(address) or any(address in network for network in allowed)):
+            raise Refused(f"{url.host} is refused: {address} is not an address of the public Internet.")
+    if not addresses:
+        raise Refused(f"{url.host} has no address.")
+    return addresses[0]
+
+
+def is_public(address: Address) -> bool:
+    """Whether `address` belongs to the public Internet, whatever form it is written in."""
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
+        if inner is None and address in _NAT64:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+        if inner is not None:
+            return is_public(inner)
+    return address.is_global and not address.is_multicast and not address.is_reserved
+
+
+http_get = http_get_tool()

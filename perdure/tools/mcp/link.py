@@ -1,0 +1,298 @@
+"""One MCP server as one process sees it: connected, listed, asked, and connected again.
+
+`keep` runs on the event loop for as long as the process does; threads of turns ask. What was
+listed last stays known while the server is away, so that a turn's tools do not come and go
+with it; calls fail then with a sentence for the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from contextlib import AbstractAsyncContextManager
+from importlib.metadata import version
+from typing import Any
+
+import anyio
+from mcp import Client, ClientSession, MCPError
+from mcp.client import IncomingMessage
+from mcp.client.subscriptions import SubscriptionLost
+from mcp_types import (
+    CallToolRequest,
+    CallToolRequestParams,
+    CallToolResult,
+    Implementation,
+    ToolListChangedNotification,
+)
+from mcp_types import Tool as Listed
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import ValidationError
+
+from perdure.clock import Clock
+from perdure.errors import Abandoned
+from perdure.resilience.registry import Breaker
+from perdure.resilience.retry import backoff_s
+from perdure.settings import RetrySettings
+from perdure.tools.mcp.faults import AILING, NOT_SENT, UNANSWERED, UNREADABLE, Away, Lost, Unreadable
+from perdure.tools.mcp.http import http
+from perdure.tools.mcp.inbox import Guarded, Streams
+from perdure.tools.mcp.server import McpServer
+from perdure.tools.mcp.stdio import stdio
+from perdure.tools.mcp.tool import RemoteTool, fit
+from perdure.tools.registry import ToolContext
+from perdure.untrusted import first_line
+
+log = logging.getLogger(__name__)
+
+EFFECT_ID = "perdure/effect_id"
+"""Where a call carries its idempotency key: in `_meta`, as MCP calls it."""
+
+RECONNECTS = RetrySettings(base_s=0.5, multiplier=2, cap_s=60, jitter=0.25)
+"""How long to wait before connecting again; `max_attempts` counts for nothing, for it never ends."""
+
+_STEADY_S = 60.0  # a connection that held so long was a good one: the waits begin anew
+_MAX_PAGES = 20
+_MAX_TOOLS = 200
+_NEWS_S = 1.0  # a server whose tools change all the time is asked no more often
+_LISTEN_S = 30.0
+_LOOK_UP_S = 0.1
+
+
+class Link:
+    """A server, its connection and its tools."""
+
+    def __init__(
+        self,
+        server: McpServer,
+        *,
+        breaker: Breaker,
+        clock: Clock,
+        draw: Callable[[], float],
+        timeout_s: float,
+        groups: set[int],
+    ) -> None:
+        """`draw`: a number from [0, 1), for the jitter; `timeout_s`: of a call, where the server has none."""
+        self._server = server
+        self._breaker = breaker
+        self._clock = clock
+        self._draw = draw
+        self._timeout_s = server.timeout_s or timeout_s
+        self._groups = groups
+        self._known_by = clock.monotonic() + server.connect_timeout_s
+        self._settled = threading.Event()
+        self._tools: tuple[RemoteTool, ...] = ()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._session: ClientSession | None = None
+        self._ended = anyio.Event()
+        self._scope: anyio.CancelScope | None = None
+        self._over = False
+        self._doubted = anyio.Event()
+
+    def tools(self) -> tuple[RemoteTool, ...]:
+        """What the server is known to offer; waits while it is still being connected for the first time."""
+        left_s = self._known_by - self._clock.monotonic()
+        if not self._settled.wait(max(0.0, left_s)) and left_s > 0:
+            log.warning("MCP server %s is not connected yet; agents lack its tools until it is", self._server.name)
+        return self._tools
+
+    def ask(self, tool: str, arguments: Mapping[str, Any], context: ToolContext) -> CallToolResult:
+        """What the server answers to a call of its `tool`.
+
+        Raises:
+            CircuitBreakerOpen: it failed too often of late, somewhere in the fleet.
+            Away: it is not connected.
+            Lost, TimeoutError, Abandoned, CancelledError: it was asked, and there is no answer.
+            Unreadable: its answer is none.
+            MCPError: it refuses.
+        """
+        answer = self._breaker.execute(lambda: self._answer(tool, arguments, context), self._timeout_s)
+        if isinstance(answer, MCPError):
+            raise answer
+        return answer
+
+    def _answer(self, tool: str, arguments: Mapping[str, Any], context: ToolContext) -> CallToolResult | MCPError:
+        """The result, or a refusal, from which nothing is to be learnt of the server's health."""
+        session, loop = self._session, self._loop
+        if session is None or loop is None or self._ended.is_set():
+            raise Away("not connected")
+        meta = {EFFECT_ID: str(context.effect_id)}
+        params = CallToolRequestParams.model_validate({"name": tool, "arguments": arguments, "_meta": meta})
+        asked = session.send_request(CallToolRequest(params=params), CallToolResult)
+        try:
+            future = asyncio.run_coroutine_threadsafe(asked, loop)
+        except RuntimeError as error:  # the loop is closed: the process is ending
+            asked.close()
+            raise Away("not connected") from error
+        try:
+            return self._await(future, context)
+        except MCPError as error:
+            return _sorted_out(error)
+        except ValidationError as error:
+            raise Unreadable("it is no result of a tool") from error
+
+    def _await(self, future: Future[CallToolResult], context: ToolContext) -> CallToolResult:
+        """Wait for an answer; a call that is given up is cancelled, of which the SDK tells the server."""
+        until = self._clock.monotonic() + self._timeout_s
+        try:
+            while not future.done():
+                left_s = until - self._clock.monotonic()
+                if context.cancelled.is_set():
+                    raise Abandoned("the turn no longer wants it")
+                if left_s <= 0:
+                    self._doubt()
+                    raise TimeoutError(f"none within {self._timeout_s:g} s")
+                wait([future], timeout=min(left_s, _LOOK_UP_S))
+            return future.result()
+        finally:
+            future.cancel()
+
+    def _doubt(self) -> None:
+        """Have the server list its tools again: it has to answer that, or it is connected anew."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._doubted.set)
+
+    async def keep(self) -> None:
+        """Stay connected, until `end`."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            with anyio.CancelScope() as self._scope:
+                await self._stay_for_good()
+        finally:
+            self._settled.set()
+
+    def end(self) -> None:
+        """Have `keep` disconnect and return; called on its loop.
+
+        Not by cancelling its task: asyncio's cancellation would break off the ending of a process, too.
+        """
+        self._over = True
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def _stay_for_good(self) -> None:
+        tried = 0
+        while not self._over:
+            since = self._clock.monotonic()
+            why = await self._stayed()
+            tried = 1 if self._clock.monotonic() - since >= _STEADY_S else tried + 1
+            pause_s = backoff_s(RECONNECTS, tried, self._draw())
+            text = "MCP server %s is not connected (%s); agents have %d tools of it, which fail; again in %.1f s"
+            log.warning(text, self._server.name, why, len(self._tools), pause_s)
+            self._settled.set()
+            await self._pause(pause_s)
+
+    async def _stayed(self) -> str:
+        """Be connected for as long as it lasts; why it is over."""
+        try:
+            await self._stay()
+        except Exception as error:
+            log.debug("MCP server %s", self._server.name, exc_info=error)
+            return _named(_first(error))
+        else:
+            return "it ended the connection"
+        finally:
+            self._session = None
+
+    async def _stay(self) -> None:
+        """Connect, and return or raise when the connection is over."""
+        self._ended = ended = anyio.Event()
+        self._doubted = anyio.Event()
+        with anyio.fail_after(self._server.connect_timeout_s) as limit:
+            async with Client(
+                Guarded(self._transport(ended), ended),
+                client_info=Implementation(name="perdure", version=version("perdure")),
+                message_handler=self._hear,
+                cache=None,
+            ) as client:
+                await self._list(client)
+                limit.deadline = math.inf
+                self._session = client.session
+                self._settled.set()
+                log.info("MCP server %s is connected: %d tools", self._server.name, len(self._tools))
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._listen, client)
+                    tasks.start_soon(self._list_again, client)
+                    await ended.wait()
+                    tasks.cancel_scope.cancel()
+
+    def _transport(self, ended: anyio.Event) -> AbstractAsyncContextManager[Streams]:
+        url = self._server.url
+        return stdio(self._server, self._groups) if url is None else http(self._server, url, ended)
+
+    async def _list(self, client: Client) -> None:
+        """Learn what the server offers."""
+        listed: list[Listed] = []
+        cursor: str | None = None
+        if client.server_capabilities.tools is not None:
+            for _ in range(_MAX_PAGES):
+                page = await client.list_tools(cursor=cursor)
+                listed += page.tools
+                cursor = page.next_cursor
+                if cursor is None or len(listed) > _MAX_TOOLS:
+                    break
+        if len(listed) > _MAX_TOOLS or cursor is not None:
+            text = "MCP server %s lists more tools than the %d that are read"
+            log.warning(text, self._server.name, min(len(listed), _MAX_TOOLS))
+        self._tools = fit(self._server, listed[:_MAX_TOOLS], self.ask)
+
+    async def _list_again(self, client: Client) -> None:
+        """List anew whenever there is news, or doubt. A server that does not answer is not connected."""
+        while True:
+            await self._doubted.wait()
+            self._doubted = anyio.Event()
+            with anyio.fail_after(self._server.connect_timeout_s):
+                await self._list(client)
+            await anyio.sleep(_NEWS_S)
+
+    async def _listen(self, client: Client) -> None:
+        """Hear of changes from a server that tells only who asks for them; older ones tell everybody."""
+        offered = client.server_capabilities.tools
+        if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or offered is None or not offered.list_changed:
+            return
+        while True:
+            try:
+                async with client.listen(tools_list_changed=True) as news:
+                    async for _ in news:
+                        self._doubted.set()
+            except (MCPError, SubscriptionLost) as error:
+                log.debug("MCP server %s no longer tells of changes: %s", self._server.name, _named(error))
+            await anyio.sleep(_LISTEN_S)
+            self._doubted.set()  # nobody told of what changed meanwhile
+
+    async def _hear(self, message: IncomingMessage) -> None:
+        if isinstance(message, ToolListChangedNotification):
+            self._doubted.set()
+
+    async def _pause(self, seconds: float) -> None:
+        """Let so many seconds of the clock pass."""
+        until = self._clock.monotonic() + seconds
+        while (left_s := until - self._clock.monotonic()) > 0:  # noqa: ASYNC110 (a clock that a test moves tells nobody)
+            await anyio.sleep(min(left_s, _LOOK_UP_S))
+
+
+def _sorted_out(error: MCPError) -> MCPError:
+    """`error`, if the server is well and refuses; otherwise raises what it means."""
+    if error.code == NOT_SENT:
+        raise Away(error.message) from error
+    if error.code in UNANSWERED:
+        raise Lost(error.message) from error
+    if error.code in UNREADABLE:
+        raise Unreadable(first_line(error.message)) from error
+    if error.code in AILING:
+        raise error
+    return error
+
+
+def _first(error: BaseException) -> BaseException:
+    """The error that began it: what breaks in a task group comes wrapped."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _named(error: BaseException) -> str:
+    return first_line(f"{type(error).__name__}: {error}").removesuffix(":")

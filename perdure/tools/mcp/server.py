@@ -1,0 +1,103 @@
+"""An MCP server as an agent's author declares it. Declaring one connects nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from perdure.errors import SettingsError
+from perdure.settings import McpSettings
+from perdure.tools.registry import MAX_RESULT_CHARS, Effect, Probe
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,32}")
+
+
+@dataclass(frozen=True, slots=True)
+class McpServer:
+    """A server whose tools an agent has, each named `server:tool`.
+
+        McpServer("weather", command=["uvx", "weather-server"], effect="pure")
+        McpServer("shop", url="https://shop.example/mcp", effects={"price": "pure"})
+
+    A `command` must be allowed by `PERDURE_MCP__COMMANDS`; it runs as a child of each process
+    that runs turns, with `env` besides PATH, HOME and the like, and none of our own variables.
+    `effect` is the class of the server's tools, `effects` that of single ones by the server's
+    name for them. What the server itself says of its tools (`readOnlyHint`, `idempotentHint`)
+    counts between the two, and only with `trust_hints`: a server may say anything.
+    """
+
+    name: str
+    _: KW_ONLY
+    command: Sequence[str] = ()
+    url: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    cwd: str | Path | None = None
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    effect: Effect | str = Effect.UNSAFE
+    effects: Mapping[str, Effect | str] = field(default_factory=dict)
+    probes: Mapping[str, Probe] = field(default_factory=dict)
+    trust_hints: bool = False
+    timeout_s: float | None = None
+    connect_timeout_s: float = 15
+    max_result_chars: int = MAX_RESULT_CHARS
+
+    def __post_init__(self) -> None:
+        """Raise SettingsError if this declares nothing that could be connected."""
+        if not _NAME.fullmatch(self.name):
+            raise self._unfit(f"is named {self.name!r}; accepted: 1 to 32 of a-z, A-Z, 0-9, _ and -")
+        if isinstance(self.command, str) or not all(isinstance(part, str) for part in self.command):
+            raise self._unfit(f'has command={self.command!r}; accepted: a list of strings, such as ["uvx", "x"]')
+        if bool(self.command) == (self.url is not None):
+            raise self._unfit("needs either command=[...] or url=..., and not both")
+        if self.url is not None and not _is_http(self.url):
+            raise self._unfit(f"has url={self.url!r}; accepted: an address that begins with http:// or https://")
+        wrong = sorted({str(each) for each in [self.effect, *self.effects.values()] if each not in [*Effect]})
+        if wrong:
+            raise self._unfit(f"declares the effect {wrong[0]!r}; accepted: {', '.join(Effect)}")
+        self._check_limits()
+
+    def effect_of(self, tool: str, hinted: Effect | None) -> Effect:
+        """The class of the server's tool named `tool`, of which the server itself says `hinted`."""
+        if tool in self.effects:
+            return Effect(self.effects[tool])
+        return hinted if self.trust_hints and hinted is not None else Effect(self.effect)
+
+    def _check_limits(self) -> None:
+        for given in (self.timeout_s, self.connect_timeout_s):
+            if given is not None and not 0 < given < float("inf"):
+                raise self._unfit(f"has a time of {given!r}; accepted: a number of seconds above 0")
+        if self.max_result_chars < 1:
+            raise self._unfit(f"has max_result_chars={self.max_result_chars!r}; accepted: 1 or more")
+
+    def _unfit(self, why: str) -> SettingsError:
+        return SettingsError(f"the MCP server {self.name!r} {why}")
+
+
+def check(servers: Iterable[McpServer], settings: McpSettings) -> None:
+    """Refuse servers that this installation may not start; called when a program starts.
+
+    Raises:
+        SettingsError: a command is not allowed, or two different servers have one name.
+    """
+    seen: dict[str, McpServer] = {}
+    for server in servers:
+        if seen.setdefault(server.name, server) != server:
+            raise SettingsError(f"two different MCP servers are named {server.name!r}; give each a name of its own")
+        if server.command and server.command[0] not in settings.commands:
+            allowed = ",".join([*settings.commands, server.command[0]])
+            raise SettingsError(
+                f"PERDURE_MCP__COMMANDS is {','.join(settings.commands)!r}, and the MCP server {server.name!r} "
+                f"would start {server.command[0]!r}: set PERDURE_MCP__COMMANDS={allowed} to allow that, "
+                "or take the server out of its agent's tools"
+            )
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # no port is called that
+        return False

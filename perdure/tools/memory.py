@@ -1,0 +1,84 @@
+"""The tools by which an agent remembers, recalls and forgets by itself, for the user it talks to.
+
+What is recalled is quoted, so that it is data to the model and never learnt again.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import UUID
+
+from pydantic import Field
+
+from perdure.errors import ToolError
+from perdure.memory.candidates import MAX_CONTENT_CHARS, Kind
+from perdure.memory.own import OwnMemory
+from perdure.memory.quoting import MEMORY, quoted
+from perdure.memory.recall import Layer, Recalled
+from perdure.tools.registry import Effect, ToolContext, tool
+from perdure.untrusted import cut
+
+MOST = 20
+"""Results of one recall."""
+
+_MAX_QUERY_CHARS = 2_000
+_PIECE_CHARS = 1_000
+
+
+@tool(effect=Effect.IDEMPOTENT)
+def remember(  # noqa: D417 (the context is no argument of the model's)
+    content: Annotated[str, Field(min_length=1, max_length=MAX_CONTENT_CHARS, pattern=r"\S")],
+    context: ToolContext,
+    kind: Kind = Kind.FACT,
+    importance: Annotated[float, Field(ge=0, le=1)] = 0.7,
+) -> str:
+    """Remember something about the user for good, in this and every later conversation.
+
+    Use it when the user asks you to, or tells you what will still matter in months. Conversations
+    are remembered anyway; this is for what must not be missed.
+
+    Args:
+        content: One sentence that can be understood alone, with names and dates instead of "he" and "tomorrow".
+        kind: A fact, a preference, or an insight (something decided or learnt).
+        importance: How much it matters, from 0 to 1.
+    """
+    memory_id = _within(context).remember(content.strip(), kind, importance)
+    return f"Remembered as {memory_id}."
+
+
+@tool(effect=Effect.PURE)
+def recall(  # noqa: D417 (the same)
+    query: Annotated[str, Field(min_length=1, max_length=_MAX_QUERY_CHARS)],
+    context: ToolContext,
+    k: Annotated[int, Field(ge=1, le=MOST)] = 5,
+) -> str:
+    """Search what is known of the user and what was said in all conversations with them.
+
+    Args:
+        query: What you look for, in words that may have been used; a time such as "last week" counts.
+        k: How many results.
+    """
+    found = _within(context).recall(query, k)
+    return quoted(MEMORY, "Recalled, the likeliest first", [_line(each) for each in found]) or "Nothing was found."
+
+
+@tool(effect=Effect.IDEMPOTENT)
+def forget(memory_id: UUID, context: ToolContext) -> str:  # noqa: D417 (the same)
+    """Forget one memory of the user, when they ask for it. What was said in conversations stays.
+
+    Args:
+        memory_id: The memory's id, as `recall` gives it.
+    """
+    gone = _within(context).forget(memory_id)
+    return "It is forgotten." if gone else "There is no such memory, or not any more."
+
+
+def _within(context: ToolContext) -> OwnMemory:
+    if context.memory is None:
+        raise ToolError("This process has no memory to look into.")
+    return context.memory
+
+
+def _line(each: Recalled) -> str:
+    known = f"memory {each.id}" if each.layer is Layer.SEMANTIC else "message"
+    return f"- [{known}, {each.occurred_at:%Y-%m-%d}] {cut(each.content, _PIECE_CHARS)}"

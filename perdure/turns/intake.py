@@ -1,0 +1,142 @@
+"""Whether the fleet takes in work: one row in PostgreSQL, which `perdure drain` closes and opens.
+
+Keeps the law that PostgreSQL is the truth: while the row says closed, no turn is claimed, by
+whichever process, since the claim itself looks there; it holds over restarts until somebody
+opens it. Accepting does not look: what a process accepts that does not know yet, waits. Every
+process reads the row now and then, so as to refuse what is new and to finish what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from uuid import UUID
+
+from perdure.database.engine import Executor, Statement
+
+CLOSED = "EXISTS (SELECT FROM intake WHERE closed_at IS NOT NULL)"
+"""For the statements that begin work."""
+
+_READ = Statement("intake.read", f"SELECT {CLOSED} AS closed", writes=False)
+
+_CLOSE = Statement(
+    "intake.close",
+    """
+    INSERT INTO intake AS i (name, closed_at) VALUES ('fleet', perdure_now())
+    ON CONFLICT (name) DO UPDATE SET closed_at = coalesce(i.closed_at, excluded.closed_at)
+    """,
+)
+
+# Opens it, and makes due at once whatever waited, however often it was woken in vain meanwhile.
+_OPEN = Statement(
+    "intake.open",
+    """
+    WITH opened AS (
+        UPDATE intake SET closed_at = NULL WHERE closed_at IS NOT NULL
+    ), unlocked AS (
+        SELECT session_id FROM sessions WHERE unsettled > 0 AND lease_until IS NULL
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
+    UPDATE sessions AS s SET woken_at = NULL, wakes = 0
+    FROM unlocked WHERE s.session_id = unlocked.session_id
+    """,
+)
+
+_RUNNING = Statement(
+    "intake.running",
+    """
+    SELECT t.turn_id FROM turns AS t JOIN sessions AS s USING (session_id)
+    WHERE t.settled_at IS NULL AND t.status = 'running' AND s.lease_until > perdure_now()
+    """,
+    writes=False,
+)
+
+_UNFINISHED = Statement(
+    "intake.unfinished",
+    """
+    SELECT (SELECT count(*) FROM turns AS t JOIN sessions AS s USING (session_id)
+            WHERE t.settled_at IS NULL AND t.status = 'running' AND s.lease_until > perdure_now()) AS running,
+           (SELECT count(*) FROM turns WHERE settled_at IS NULL) AS unsettled,
+           (SELECT count(*) FROM sessions
+            WHERE end_requested_at IS NOT NULL AND ended_at IS NULL AND unsettled = 0) AS ending,
+           (SELECT count(*) FROM sessions
+            WHERE end_requested_at IS NOT NULL AND ended_at IS NULL AND unsettled > 0) AS held_back
+    """,
+    writes=False,
+)
+
+_LIVE = Statement(
+    "intake.live", "SELECT session_id FROM sessions WHERE ended_at IS NULL ORDER BY session_id", writes=False
+)
+
+_SETTLED = Statement(
+    "intake.settled",
+    "SELECT count(*) AS settled FROM turns WHERE turn_id = ANY (%(turn_ids)s::uuid[]) AND settled_at IS NOT NULL",
+    writes=False,
+)
+
+
+class Phase(StrEnum):
+    """How far a worker has let go of its work: not at all, finishing or parking it, done."""
+
+    OPEN = "open"
+    DRAINING = "draining"
+    QUIET = "quiet"
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """What the fleet still has in hand.
+
+    Attributes:
+        running: Turns under a lease.
+        waiting: Turns that are accepted or parked, and run when the intake is open again.
+        ending: Sessions that are to end and can.
+        held_back: Sessions that are to end and have turns to run first.
+    """
+
+    running: int
+    waiting: int
+    ending: int
+    held_back: int
+
+
+def is_closed(executor: Executor) -> bool:
+    """Whether the fleet takes nothing in.
+
+    Raises:
+        Unavailable: the database cannot be reached.
+    """
+    return bool(executor.run(_READ, {})[0].closed)
+
+
+def close(executor: Executor) -> None:
+    """From now on no turn is begun. Closing it again changes nothing."""
+    executor.run(_CLOSE, {})
+
+
+def reopen(executor: Executor) -> None:
+    """Take work in again; whatever waits is due at once."""
+    executor.run(_OPEN, {})
+
+
+def running(executor: Executor) -> list[UUID]:
+    """The turns that run now."""
+    return [row.turn_id for row in executor.run(_RUNNING, {})]
+
+
+def settled(executor: Executor, turn_ids: Sequence[UUID]) -> int:
+    """How many of these turns are settled."""
+    return int(executor.run(_SETTLED, {"turn_ids": list(turn_ids)})[0].settled)
+
+
+def unfinished(executor: Executor) -> Unfinished:
+    """What is still in hand, and what waits."""
+    row = executor.run(_UNFINISHED, {})[0]
+    return Unfinished(row.running, row.unsettled - row.running, row.ending, row.held_back)
+
+
+def live_sessions(executor: Executor) -> list[UUID]:
+    """The sessions that have not ended."""
+    return [row.session_id for row in executor.run(_LIVE, {})]

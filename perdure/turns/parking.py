@@ -1,0 +1,73 @@
+"""Parking: a turn for which no model answers waits until one may, where it was told to.
+
+`PERDURE_TURN__ON_UNAVAILABLE=park`, or an agent that says so. The turn is given back with a moment
+before which nobody claims its session: neither attempts nor time are used up, the session's other
+turns wait behind it. A breaker that closes recalls what is parked, from whichever process it is
+seen; then, and when the moment has come, the sweeper wakes a few a round, the oldest first, since a
+model that has just recovered is not to be overrun.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+
+from perdure.clock import Clock
+from perdure.database.engine import Executor
+from perdure.errors import CircuitBreakerOpen, PerdureError
+from perdure.resilience.circuit import State as Breaker
+from perdure.resilience.failures import Verdict, asked_pause_s, verdict
+from perdure.resilience.shared import Transition
+from perdure.turns import queries
+from perdure.turns.lease import Hold, LeaseLost, TurnRef
+
+log = logging.getLogger(__name__)
+
+MOST_A_ROUND = 10
+"""Parked turns that one round of the sweeper wakes."""
+
+LONGEST = timedelta(days=1)
+"""From its beginning on, a turn is parked so long at the most; what nobody answered by then has failed."""
+
+_LONGEST_PAUSE_S = 600.0
+
+
+def pause_s(error: PerdureError, cooldown_s: float) -> float | None:
+    """Seconds after which a model that failed so may answer; None if waiting is no help."""
+    if isinstance(error, CircuitBreakerOpen):
+        wanted = error.retry_after_s
+    elif verdict(error) is Verdict.PASSING:
+        wanted = max(asked_pause_s(error) or 0.0, cooldown_s)
+    else:
+        return None
+    return min(cooldown_s if wanted is None else wanted, _LONGEST_PAUSE_S)
+
+
+def may_wait(turn: TurnRef, clock: Clock) -> bool:
+    """Whether a turn has not waited for too long already."""
+    return turn.started_at is None or clock.now() - turn.started_at < LONGEST
+
+
+def park(executor: Executor, hold: Hold, turn: TurnRef, *, wait_s: float, spent_s: float) -> bool:
+    """Give a turn back for `wait_s` seconds; whether it was cancelled meanwhile, and is to be claimed at once.
+
+    Raises:
+        LeaseLost: the token has moved on; nothing was written.
+    """
+    tenure = {"session_id": hold.session_id, "token": hold.token}
+    rows = executor.run(queries.PARK_FOR, {**tenure, "turn_id": turn.turn_id, "wait_s": wait_s, "spent_s": spent_s})
+    if not rows:
+        raise LeaseLost
+    cancelled = rows[0].cancel_requested_at is not None
+    if cancelled:
+        executor.run(queries.BRING_BACK, tenure)
+    return cancelled
+
+
+def recall(executor: Executor, change: Transition) -> None:
+    """A breaker changed its state: if it lets calls through again, parked turns need not wait longer."""
+    if change.after is not Breaker.CLOSED:
+        return
+    found = executor.run(queries.RECALL, {})
+    if found:
+        log.info("breaker %s is closed: %d parked turns come back", change.name, len(found))

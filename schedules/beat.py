@@ -1,0 +1,80 @@
+"""The entries as Celery's beat takes them.
+
+Beat only fires, and keeps no state: what it fired twice, or missed while it was away, the
+ledger and the sweepers put right. So any number of beats may run, and none needs a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from celery import Celery
+from celery.schedules import BaseSchedule, schedstate
+
+import schedules
+from perdure.clock import Clock, SystemClock
+from perdure.settings import Settings
+from perdure.slots.cadence import Cadence
+from perdure.slots.entry import Entry
+from tasks.scheduled import ScheduledTask, options
+
+_SCHEDULER = "celery.beat:Scheduler"
+"""Celery's own, which remembers nothing; its default one keeps a file."""
+
+
+class SlotSchedule(BaseSchedule):  # type: ignore[misc]  # celery carries no types
+    """A cadence as one of Celery's schedules: due when a slot has passed since the last firing."""
+
+    def __init__(self, cadence: Cadence, clock: Clock) -> None:
+        super().__init__(nowfun=clock.now)
+        self.cadence = cadence
+
+    def remaining_estimate(self, last_run_at: datetime) -> timedelta:
+        """Time until the first slot after `last_run_at`; negative if it has passed."""
+        remaining: timedelta = self.cadence.next(last_run_at.astimezone(UTC)) - self.now()
+        return remaining
+
+    def is_due(self, last_run_at: datetime) -> schedstate:
+        """Whether to fire now, and in how many seconds to ask again."""
+        now = self.now()
+        due = self.cadence.previous(now) > last_run_at
+        return schedstate(due, (self.cadence.next(now) - now).total_seconds())
+
+    def __repr__(self) -> str:
+        return f"<{self.cadence.in_words()}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SlotSchedule) and other.cadence == self.cadence
+
+    def __hash__(self) -> int:
+        return hash(self.cadence)
+
+
+def beat_schedule(entries: Mapping[str, Entry], clock: Clock) -> dict[str, dict[str, Any]]:
+    """Celery's `beat_schedule`."""
+    return {
+        name: {
+            "task": entry.task,
+            "schedule": SlotSchedule(entry.cadence, clock),
+            "kwargs": dict(entry.arguments),
+            "options": options(entry),
+        }
+        for name, entry in entries.items()
+    }
+
+
+def give_to_beat(app: Celery, settings: Settings, clock: Clock | None = None) -> dict[str, Entry]:
+    """Load the application's tasks, and have its beat fire the entries that these make possible.
+
+    Raises:
+        TypeError: an entry names a task that would not settle its slots.
+    """
+    app.loader.import_default_modules()
+    found = schedules.entries(app.tasks, settings)
+    for entry in found.values():
+        if not isinstance(app.tasks[entry.task], ScheduledTask):
+            raise TypeError(f"{entry.task} is no ScheduledTask: nobody would settle the slots of {entry.name!r}")
+    app.conf.update(beat_scheduler=_SCHEDULER, beat_schedule=beat_schedule(found, clock or SystemClock()))
+    return found

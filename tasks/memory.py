@@ -1,0 +1,91 @@
+"""What is done to memories: sessions are consolidated, memories decay, hot ones are reckoned anew."""
+
+from __future__ import annotations
+
+import logging
+from typing import assert_never
+from uuid import UUID
+
+from celery import shared_task
+
+from perdure.errors import InvalidRequest
+from perdure.memory.consolidation import Consolidated, Consolidator, Failed, NotDue, Progress, Skipped
+from perdure.memory.decay import decay as let_decay
+from perdure.memory.meta import refresh_hot as refresh
+from perdure.models.protocol import CallAborted
+from perdure.turns.lease import Claimed
+from tasks.process import Process
+from tasks.scheduled import ScheduledTask
+from tasks.task import PerdureTask
+
+log = logging.getLogger(__name__)
+
+
+@shared_task(name="memory.consolidate", bind=True, base=ScheduledTask, ignore_result=False)
+def consolidate(self: ScheduledTask) -> dict[str, int]:
+    """Consolidate a batch of ended sessions."""
+    counts = consolidator(self.process).batch(_report).as_result()
+    log.info("consolidated: %s", ", ".join(f"{what} {count}" for what, count in counts.items()))
+    return counts
+
+
+@shared_task(name="memory.consolidate_session", bind=True, base=PerdureTask)
+def consolidate_session(self: PerdureTask, session_id: str) -> None:
+    """Consolidate one session that has ended. Without room for it here, the sweeper wakes for it again."""
+    wanted = _id(session_id)
+    if not self.process.consolidations.acquire(blocking=False):
+        return
+    try:
+        outcome = consolidator(self.process).consolidate(wanted)
+    except CallAborted:
+        return  # the process shuts down, and the session was given back
+    finally:
+        self.process.consolidations.release()
+    match outcome:
+        case Consolidated(merged):
+            log.info("session %s is consolidated: %s", wanted, merged)
+        case Failed() | Skipped() | NotDue():
+            return
+        case _:
+            assert_never(outcome)
+
+
+@shared_task(name="memory.decay", bind=True, base=ScheduledTask)
+def decay(self: ScheduledTask) -> int:
+    """Bring every memory's value up to now; returns how many changed."""
+    done = let_decay(self.process.runtime.database)
+    log.info("decayed: %s", done)
+    return done.changed
+
+
+@shared_task(name="memory.refresh_hot", bind=True, base=ScheduledTask)
+def refresh_hot(self: ScheduledTask) -> int:
+    """Reckon everybody's hot memories anew; returns how many there are."""
+    return refresh(self.process.runtime.database)
+
+
+def consolidator(process: Process) -> Consolidator:
+    """Consolidates with the parts of `process`, which keeps the leases beside those of its turns."""
+    runtime = process.runtime
+    settings = runtime.settings
+    return Consolidator(
+        database=runtime.database,
+        clock=runtime.clock,
+        model=runtime.models(settings.summary_model or settings.model),
+        embedder=runtime.embedder,
+        limits=settings.consolidation,
+        timeout_s=settings.model_timeout_s,
+        lease_s=settings.turn.lease_s,
+        holding=lambda session_id, token: process.runner.keeper.holding(Claimed(session_id, token, 0, 0.0, None)),
+    )
+
+
+def _report(progress: Progress) -> None:
+    log.info("consolidating: %d of %d sessions", progress.done, progress.total)
+
+
+def _id(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except (ValueError, AttributeError, TypeError):
+        raise InvalidRequest(f"{text!r} is no id of a session.") from None

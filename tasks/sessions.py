@@ -1,0 +1,92 @@
+"""`sessions.end` ends one session; `sessions.expire_idle` asks for the idle ones to end, each minute."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import assert_never
+from uuid import UUID
+
+from celery import shared_task
+
+from perdure.errors import InvalidRequest
+from perdure.runtime import Runtime
+from perdure.sessions.ending import Ended, Ender, NotDue, Postponed, expire_idle, request_end
+from perdure.snapshots.forgetting import forget
+from perdure.turns.incoming import parse_reason
+from perdure.turns.lease import Claimed
+from perdure.turns.sweep import put_off
+from tasks.process import Process
+from tasks.scheduled import ScheduledTask
+from tasks.task import PerdureTask
+
+log = logging.getLogger(__name__)
+
+
+@shared_task(name="sessions.end", bind=True, base=PerdureTask, hint=False)
+def end(self: PerdureTask, session_id: str, reason: str | None = None) -> None:
+    """End a session whose turns are settled; with a reason, ask for its end first.
+
+    What cannot end yet ends when its last turn is settled. Where as many are ending as there is room
+    for, it is due again in the next sweep.
+    """
+    wanted = _id(session_id)
+    if reason is not None:
+        request_end(self.process.runtime.database, wanted, parse_reason(reason))
+    if not self.process.endings.acquire(blocking=False):
+        put_off(self.process.runtime, wanted)
+        return
+    try:
+        outcome = ender(self.process).end(wanted)
+    finally:
+        self.process.endings.release()
+    match outcome:
+        case Ended():
+            log.info("session %s has ended", wanted)
+            self.process.runtime.wake.consolidation(wanted)
+        case Postponed() | NotDue():
+            return
+        case _:
+            assert_never(outcome)
+
+
+@shared_task(name="sessions.expire_idle", bind=True, base=ScheduledTask)
+def expire(self: ScheduledTask) -> int:
+    """Ask for idle sessions to end; returns how many."""
+    runtime = self.process.runtime
+    found = expire_idle(runtime.database, runtime.settings.session.idle_timeout_s)
+    for session_id in found:
+        runtime.wake.ending(session_id)
+    return len(found)
+
+
+def ender(process: Process) -> Ender:
+    """Ends sessions with the parts of `process`, which keeps their leases beside those of its turns."""
+    runtime = process.runtime
+    settings = runtime.settings
+    return Ender(
+        database=runtime.database,
+        clock=runtime.clock,
+        model=runtime.models(settings.summary_model or settings.model),
+        timeout_s=settings.turn.timeout_s,
+        lease_s=settings.turn.lease_s,
+        holding=lambda session_id, token: process.runner.keeper.holding(Claimed(session_id, token, 0, 0.0, None)),
+        clean=partial(_clean, runtime),
+    )
+
+
+def _clean(runtime: Runtime, session_id: UUID, token: int) -> None:
+    """Remove what is kept of an ending session outside PostgreSQL, once PostgreSQL has it.
+
+    Raises:
+        Unavailable: something cannot be reached; the ending goes on later.
+    """
+    if runtime.volatile is None or runtime.volatile.end_session(runtime.database, session_id, token):
+        forget(runtime.database, runtime.snapshots, session_id)
+
+
+def _id(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except (ValueError, AttributeError, TypeError):
+        raise InvalidRequest(f"{text!r} is no id of a session.") from None

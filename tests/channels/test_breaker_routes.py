@@ -1,0 +1,59 @@
+"""`/v1/breakers`: the fleet's, and for administrators only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pydantic import SecretStr
+from starlette.testclient import TestClient
+
+from perdure.channels.http import schema
+from perdure.channels.http.app import create_app
+from perdure.errors import ProviderError
+from perdure.resilience.registry import Breakers
+from perdure.runtime import Runtime
+from perdure.settings import BreakerSettings
+from tests.channels.conftest import BASE_URL
+from tests.channels.test_bad_input import refused
+
+
+def _fail() -> None:
+    raise ProviderError("down", transient=True)
+
+
+@pytest.fixture
+def breakers(runtime: Runtime, redis_url: str) -> Breakers:
+    """The fleet's, of which one is open."""
+    made = Breakers(BreakerSettings(failure_threshold=1), runtime.clock, redis_url)
+    with pytest.raises(ProviderError):
+        made.get("llm:openai").execute(_fail, 5)
+    return made
+
+
+def test_they_are_listed_and_reset(runtime: Runtime, redis_url: str, breakers: Breakers) -> None:
+    """Another process opened it; this one shows it, and closes it for both."""
+    own = Breakers(BreakerSettings(), runtime.clock, redis_url)
+    with TestClient(create_app(replace(runtime, breakers=own), lambda: True), base_url=BASE_URL) as client:
+        found = client.get("/v1/breakers")
+        schema.BreakerList.model_validate(found.json())
+        [shown] = found.json()["breakers"]
+        assert (shown["name"], shown["state"], shown["failure_count"]) == ("llm:openai", "open", 1)
+        assert shown["last_failure_time"] == shown["opened_at"] > 0
+        closed = client.post("/v1/breakers/llm:openai/reset")
+        assert (closed.status_code, closed.json()["state"]) == (200, "closed")
+        refused(client.post("/v1/breakers/nobody/reset"), 404, "NOT_FOUND")
+    breakers.get("llm:openai").execute(lambda: None, 5)
+    for each in (own, breakers):
+        each.close()
+
+
+def test_they_take_an_admin_key(runtime: Runtime) -> None:
+    """A service key is told so; without one nobody is."""
+    keys = {"api_keys": (SecretStr("service"),), "admin_keys": (SecretStr("admin"),)}
+    guarded = replace(runtime, settings=runtime.settings.model_copy(update=keys))
+    with TestClient(create_app(guarded, lambda: True), base_url=BASE_URL) as client:
+        for path, ask in (("/v1/breakers", client.get), ("/v1/breakers/a/reset", client.post)):
+            refused(ask(path), 401, "UNAUTHORIZED")
+            refused(ask(path, headers={"Authorization": "Bearer service"}), 403, "FORBIDDEN")
+        assert client.get("/v1/breakers", headers={"Authorization": "Bearer admin"}).json() == {"breakers": []}

@@ -1,0 +1,143 @@
+"""A gateway on its way out, and while the fleet is drained: nothing comes in, and nobody is cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from perdure.channels.http.app import create_app
+from perdure.runtime import Runtime
+from perdure.settings import Settings, ShutdownSettings, TurnSettings
+from perdure.turns import intake
+from tests.channels.conftest import BASE_URL
+
+Say = Callable[..., dict[str, Any]]
+Run = Callable[[str], None]
+
+PATIENCE_S = 30.0
+HELLO = {"user_id": "ann", "text": "hello"}
+
+
+@pytest.fixture
+def settings() -> Settings:
+    """The gateway looks at the intake often."""
+    turn = TurnSettings(sweep_s=0.05)
+    return Settings(_env_file=None, turn=turn, shutdown=ShutdownSettings(drain_s=PATIENCE_S))
+
+
+def _until(condition: Callable[[], bool], what: str) -> None:
+    deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, what
+        pause.wait(0.01)
+
+
+class Asking:
+    """Somebody waits for a turn, in a thread."""
+
+    def __init__(self, client: TestClient, accepted: dict[str, Any]) -> None:
+        self.answer: dict[str, Any] = {}
+        self._client = client
+        self._url = f"/v1/turns/{accepted['turn_id']}?wait=60"
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
+        app: Any = client.app
+        _until(lambda: app.state.gateway._waits > 0, "nobody waits")
+
+    def heard(self) -> dict[str, Any]:
+        """The answer."""
+        self._thread.join(PATIENCE_S)
+        return self.answer
+
+    def _ask(self) -> None:
+        self.answer = self._client.get(self._url).json()
+
+
+@pytest.fixture
+def leave(client: TestClient) -> Callable[[], tuple[Future[Any], Callable[[], None]]]:
+    """Tells the gateway to leave, as a signal does; its end, and a way to hasten it."""
+    hastened = asyncio.Event()
+    app: Any = client.app
+
+    def told() -> tuple[Future[Any], Callable[[], None]]:
+        portal = client.portal
+        assert portal is not None
+        left = portal.start_task_soon(app.state.gateway.leave, hastened)
+        _until(lambda: client.get("/readyz").status_code == 503, "the gateway goes on")
+        return left, lambda: portal.call(hastened.set)
+
+    return told
+
+
+def test_a_gateway_that_leaves_refuses_and_lets_a_running_answer_finish(
+    client: TestClient, say: Say, run: Run, leave: Any
+) -> None:
+    """A caller gets 503 and when to come again, a balancer looks elsewhere, and who waited gets the reply."""
+    accepted = say()
+    asking = Asking(client, accepted)
+    left, _ = leave()
+
+    refused = client.post("/v1/messages", json=HELLO)
+    assert (refused.status_code, refused.json()["code"]) == (503, "UNAVAILABLE")
+    assert int(refused.headers["Retry-After"]) >= 1
+    assert client.get("/healthz").status_code == 200
+    assert client.get(f"/v1/turns/{accepted['turn_id']}").json()["status"] == "accepted"
+
+    run(accepted["session_id"])
+    assert asking.heard()["status"] == "done"
+    left.result(PATIENCE_S)
+
+
+def test_a_gateway_that_is_hastened_answers_with_the_present_status(client: TestClient, say: Say, leave: Any) -> None:
+    """A second signal: whoever waits is answered, and asks again elsewhere."""
+    asking = Asking(client, say())
+    left, hasten = leave()
+    assert not left.done()
+
+    hasten()
+
+    left.result(PATIENCE_S)
+    assert asking.heard()["status"] == "accepted"
+
+
+def test_a_drain_of_the_fleet_closes_every_gateway_until_it_is_over(
+    client: TestClient, runtime: Runtime, say: Say
+) -> None:
+    """The row in PostgreSQL says so, to a gateway that starts later too; what was accepted before waits."""
+    accepted = say()
+    intake.close(runtime.database)
+    _until(lambda: client.post("/v1/messages", json=HELLO).status_code == 503, "the gateway takes messages in")
+    assert client.get("/readyz").status_code == 503
+    with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as another:
+        _until(lambda: another.get("/readyz").status_code == 503, "a gateway that starts now takes messages in")
+
+    intake.reopen(runtime.database)
+
+    _until(lambda: client.get("/readyz").status_code == 200, "the gateway stays closed")
+    assert client.get(f"/v1/turns/{accepted['turn_id']}").json()["status"] == "accepted"
+    assert client.post("/v1/messages", json=HELLO).status_code == 202
+
+
+class TestShortDrain:
+    """With little time to drain."""
+
+    @pytest.fixture
+    def settings(self) -> Settings:
+        """The drain's time is up at once."""
+        shutdown = ShutdownSettings(drain_s=0.1)
+        return Settings(_env_file=None, turn=TurnSettings(sweep_s=0.05), shutdown=shutdown)
+
+    def test_a_wait_ends_with_the_drain(self, client: TestClient, runtime: Runtime, say: Say) -> None:
+        """The turn is not run before the intake is opened: there is nothing to wait for."""
+        asking = Asking(client, say())
+
+        intake.close(runtime.database)
+
+        assert asking.heard()["status"] == "accepted"

@@ -1,0 +1,151 @@
+"""Memory over HTTP: searched within one user, consolidated on request, exported and erased whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from pydantic import SecretStr
+from starlette.testclient import TestClient
+
+from perdure.channels.http.app import create_app
+from perdure.channels.http.schema import Consolidating, Erased, Export, Found
+from perdure.runtime import Runtime
+from perdure.settings import Settings
+from tests.channels.conftest import BASE_URL
+from tests.conftest import RecordingWaker
+
+SEARCH = "/v1/memory/search"
+
+
+@pytest.fixture
+def talked(say: Callable[..., dict[str, Any]], run: Callable[[str], None]) -> dict[str, Any]:
+    """Ann and Bob each said something of a dog."""
+    run(say("my dog is called Waffle", message_id="of the dog")["session_id"])
+    answer = say("my dog is called Rex", user_id="bob")
+    run(answer["session_id"])
+    return answer
+
+
+@pytest.mark.usefixtures("talked")
+def test_a_user_is_searched_and_nobody_else(client: TestClient) -> None:
+    """The message with the id that its sender gave it, and a score."""
+    answer = client.post(SEARCH, json={"user_id": "ann", "query": "what is the dog called?"})
+    assert answer.status_code == 200
+    found = Found.model_validate(answer.json()).results
+    assert [(each.layer, each.id, each.message_ids) for each in found][:1] == [
+        ("episodic", "of the dog", ["of the dog"])
+    ]
+    assert 0 < found[0].score <= 1
+    assert "Rex" not in answer.text
+    assert client.post(SEARCH, json={"user_id": "eve", "query": "dog"}).json() == {"results": []}
+
+
+@pytest.mark.usefixtures("talked")
+def test_k_counts_results_and_layers_are_chosen(client: TestClient) -> None:
+    """Nothing is known yet, much was said."""
+
+    def found(**more: Any) -> int:
+        return len(client.post(SEARCH, json={"user_id": "ann", "query": "dog called Waffle", **more}).json()["results"])
+
+    assert found() == 2
+    assert found(k=1) == 1
+    assert found(layers=["episodic"]) == 2
+    assert found(layers=["semantic"]) == 0
+
+
+@pytest.mark.usefixtures("talked")
+@pytest.mark.parametrize(
+    "query", ["", "the of and", "'; DROP TABLE memories; --", "& | ! ( ) :*", "x" * 10_000, "가" * 3_000]
+)
+def test_any_text_is_a_query(client: TestClient, query: str) -> None:
+    """Empty, stop words only, like SQL, ten thousand characters."""
+    assert client.post(SEARCH, json={"user_id": "ann", "query": query}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"query": "x"}, "user_id"),
+        ({"user_id": "ann"}, "query"),
+        ({"user_id": "", "query": "x"}, "user_id"),
+        ({"user_id": "ann", "query": 7}, "query"),
+        ({"user_id": "ann", "query": "\x00"}, "NUL"),
+        ({"user_id": "ann", "query": "x", "k": 0}, "k"),
+        ({"user_id": "ann", "query": "x", "k": 101}, "k"),
+        ({"user_id": "ann", "query": "x", "k": "10"}, "k"),
+        ({"user_id": "ann", "query": "x", "layers": []}, "layers"),
+        ({"user_id": "ann", "query": "x", "layers": ["procedural"]}, "layers"),
+        ({"user_id": "ann", "query": "x", "depth": 2}, "depth"),
+    ],
+)
+def test_a_bad_search_is_refused(client: TestClient, given: dict[str, Any], named: str) -> None:
+    """With what is wrong with which member."""
+    answer = client.post(SEARCH, json=given)
+    assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST")
+    assert named in answer.json()["detail"]
+
+
+def test_consolidation_is_asked_for(client: TestClient, waker: RecordingWaker, talked: dict[str, Any]) -> None:
+    """Of one session, or of all that wait; one that is not there is 404."""
+    answer = client.post("/v1/memory/consolidate", json={"session_id": talked["session_id"]})
+    assert answer.status_code == 202
+    assert str(Consolidating.model_validate(answer.json()).session_id) == talked["session_id"]
+    assert client.post("/v1/memory/consolidate").status_code == 202
+    assert waker.consolidations == [UUID(talked["session_id"]), None]
+    assert client.post("/v1/memory/consolidate", json={"session_id": str(uuid4())}).status_code == 404
+    assert client.post("/v1/memory/consolidate", json={"session_id": "none"}).status_code == 404
+    assert client.post("/v1/memory/consolidate", json={"user_id": "ann"}).status_code == 400
+    assert len(waker.consolidations) == 2
+
+
+@pytest.mark.usefixtures("talked")
+def test_a_user_is_exported_and_erased(client: TestClient) -> None:
+    """All that is held, then nothing; of the other all the same; asking again erases nothing more."""
+    exported = client.get("/v1/users/ann/export")
+    assert exported.status_code == 200
+    tables = Export.model_validate(exported.json()).tables
+    assert tables["messages"][0]["content"] == "my dog is called Waffle"
+    assert "Rex" not in exported.text
+    erased = Erased.model_validate(client.delete("/v1/users/ann").json())
+    assert {table: count for table, count in erased.rows.items() if count} == {
+        table: len(rows) for table, rows in tables.items() if rows
+    }
+    assert client.get("/v1/users/ann/export").status_code == 404
+    again = client.delete("/v1/users/ann")
+    assert (again.status_code, set(again.json()["rows"].values())) == (200, {0})
+    assert client.get("/v1/users/bob/export").status_code == 200
+
+
+def test_an_id_may_hold_any_character(client: TestClient, say: Callable[..., dict[str, Any]]) -> None:
+    """A slash in it, or what looks like a route."""
+    for user_id in ("telegram/7", "a b&c=d", "x/export", "한국"):
+        say(user_id=user_id)
+        quoted = user_id.replace("/", "%2F").replace("&", "%26")
+        assert client.get(f"/v1/users/{quoted}/export").json()["user_id"] == user_id
+        assert client.delete(f"/v1/users/{quoted}").json()["rows"]["users"] == 1
+
+
+@pytest.fixture
+def strangers(runtime: Runtime) -> Iterator[TestClient]:
+    """A client without a key where keys are configured."""
+    guarded = Settings(_env_file=None, api_keys=(SecretStr("service"),), admin_keys=(SecretStr("admin"),))
+    object.__setattr__(runtime, "settings", guarded)
+    with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as made:
+        yield made
+
+
+def test_it_takes_a_key(strangers: TestClient) -> None:
+    """A service acts for any user that it names."""
+    for method, path in (
+        ("POST", SEARCH),
+        ("POST", "/v1/memory/consolidate"),
+        ("GET", "/v1/users/ann/export"),
+        ("DELETE", "/v1/users/ann"),
+    ):
+        assert strangers.request(method, path, json={}).status_code == 401
+    known = {"Authorization": "Bearer service"}
+    assert strangers.post(SEARCH, json={"user_id": "ann", "query": "x"}, headers=known).status_code == 200
+    assert strangers.delete("/v1/users/ann", headers=known).status_code == 200

@@ -1,0 +1,126 @@
+"""`POST /v1/sessions/{id}/fork`: what it answers, whom it lets in, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from pydantic import SecretStr
+from starlette.testclient import TestClient
+
+from perdure.channels.http import schema
+from perdure.channels.http.app import create_app
+from perdure.runtime import Runtime
+from tests.channels.conftest import BASE_URL
+from tests.channels.test_bad_input import refused
+
+Say = Callable[..., dict[str, Any]]
+Run = Callable[[str], None]
+Rows = Callable[[], dict[str, int]]
+
+
+@pytest.fixture
+def talked(say: Say, run: Run) -> str:
+    """The path of a session of two turns, of which the first uses a tool: it is at tick 4."""
+    session_id = ""
+    for text in ("what is 12*7+5?", "hello"):
+        session_id = say(text)["session_id"]
+        run(session_id)
+    return f"/v1/sessions/{session_id}"
+
+
+def _messages(client: TestClient, path: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = client.get(f"{path}/messages").json()
+    return found
+
+
+def _words(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(each["role"], each["content"]) for each in messages]
+
+
+def test_a_fork_is_a_session_that_its_id_reaches(client: TestClient, say: Say, run: Run, talked: str) -> None:
+    """201 with the id; it is read, listed and spoken to like any other."""
+    made = client.post(f"{talked}/fork", json={"tick": 3})
+    assert made.status_code == 201
+    schema.Forked.model_validate(made.json())
+    forked = made.json()["session_id"]
+    path = f"/v1/sessions/{forked}"
+
+    whole, copied = _messages(client, talked), _messages(client, path)
+    assert _words(copied) == _words(whole)[:4]
+    assert [each["seq"] for each in copied] == [1, 2, 3, 4]
+    assert client.get(f"/v1/turns/{copied[0]['turn_id']}").json()["session_id"] == forked
+    session = client.get(path).json()
+    schema.Session.model_validate(session)
+    assert (session["state"], session["turn_count"], session["message_count"]) == ("active", 1, 4)
+    assert forked in [each["session_id"] for each in client.get("/v1/sessions?user_id=ann").json()]
+
+    assert say("hello there", session_id=forked)["session_id"] == forked
+    run(forked)
+    assert len(_messages(client, path)) == 6
+    assert _messages(client, talked) == whole
+    assert f"/v1/sessions/{say('hello')['session_id']}" == talked
+
+
+@pytest.mark.parametrize("content", [b"", b" \n", b"{}", b'{"tick": null}'])
+def test_without_a_tick_all_that_is_settled_is_copied(client: TestClient, talked: str, content: bytes) -> None:
+    """The body is optional, as is its member."""
+    made = client.post(f"{talked}/fork", content=content)
+    assert made.status_code == 201
+    assert _words(_messages(client, f"/v1/sessions/{made.json()['session_id']}")) == _words(_messages(client, talked))
+
+
+BODIES: dict[str, tuple[bytes, int, str]] = {
+    "a tick to come": (b'{"tick": 5}', 409, "CONFLICT"),
+    "a tick beyond measure": (b'{"tick": ' + b"9" * 40 + b"}", 409, "CONFLICT"),
+    "a tick at which nothing was settled": (b'{"tick": 1}', 409, "CONFLICT"),
+    "tick 0": (b'{"tick": 0}', 409, "CONFLICT"),
+    "a tick below 0": (b'{"tick": -1}', 400, "INVALID_REQUEST"),
+    "text": (b'{"tick": "3"}', 400, "INVALID_REQUEST"),
+    "a fraction": (b'{"tick": 3.0}', 400, "INVALID_REQUEST"),
+    "true": (b'{"tick": true}', 400, "INVALID_REQUEST"),
+    "NaN": (b'{"tick": NaN}', 400, "INVALID_REQUEST"),
+    "another member": (b'{"tick": 3, "to": "x"}', 400, "INVALID_REQUEST"),
+    "an array": (b"[3]", 400, "INVALID_REQUEST"),
+    "malformed JSON": (b'{"tick": ', 400, "INVALID_REQUEST"),
+    "not UTF-8": (b"\xff", 400, "INVALID_REQUEST"),
+    "too many bytes": (json.dumps({"tick": "x" * 2**20}).encode(), 413, "TOO_LARGE"),
+}
+
+
+def test_a_bad_fork_is_refused_and_nothing_is_written(client: TestClient, talked: str, rows: Rows) -> None:
+    """Whatever is wrong with it: a code, a sentence, the tables as they were."""
+    before = rows()
+    for name, (content, status, code) in BODIES.items():
+        try:
+            refused(client.post(f"{talked}/fork", content=content), status, code)
+            assert rows() == before
+        except AssertionError as error:
+            error.add_note(f"the body was {name}")
+            raise
+    refused(client.post(f"/v1/sessions/{uuid4()}/fork"), 404, "NOT_FOUND")
+    refused(client.post("/v1/sessions/none/fork"), 404, "NOT_FOUND")
+    refused(client.get(f"{talked}/fork"), 405, "INVALID_REQUEST")
+    assert rows() == before
+
+
+def test_a_fork_takes_a_key(runtime: Runtime, talked: str, rows: Rows) -> None:
+    """The rule of every route: no key, or one that is not known, and nothing is done."""
+    settings = runtime.settings.model_copy(update={"api_keys": (SecretStr("known"),)})
+    before = rows()
+    with TestClient(create_app(replace(runtime, settings=settings), lambda: True), base_url=BASE_URL) as guarded:
+        refused(guarded.post(f"{talked}/fork"), 401, "UNAUTHORIZED")
+        refused(guarded.post(f"{talked}/fork", headers={"Authorization": "Bearer other"}), 401, "UNAUTHORIZED")
+        assert rows() == before
+        assert guarded.post(f"{talked}/fork", headers={"Authorization": "Bearer known"}).status_code == 201
+
+
+def test_the_document_tells_of_it(client: TestClient) -> None:
+    """Its body is optional; its answer is 201."""
+    described = client.get("/openapi.json").json()["paths"]["/v1/sessions/{session_id}/fork"]["post"]
+    assert described["requestBody"]["required"] is False
+    assert "201" in described["responses"]

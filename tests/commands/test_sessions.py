@@ -1,0 +1,137 @@
+"""Sessions that end, and what runs when, from the command line and through a worker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from perdure.database.engine import Database
+from perdure.runtime import Runtime
+from perdure.sessions.reading import list_sessions, read_messages, read_session
+from perdure.snapshots.exchange import read
+from perdure.turns.inbox import accept
+from perdure.turns.incoming import Incoming
+from perdure.turns.runner import Runner
+from tests.commands.conftest import Perdure
+from tests.turns.stage import until
+
+
+@pytest.mark.usefixtures("working")
+def test_talk_leave_come_back(perdure: Perdure, database: Database) -> None:
+    """A worker summarises what was left on the terminal; the next conversation is another one."""
+    assert perdure("chat", stdin="what is 12*7+5?\n").stdout.strip().endswith("89.")
+    until(lambda: [each["state"] for each in list_sessions(database)] == ["ended"], "the end of the conversation")
+    ended = list_sessions(database)[0]
+    assert ended["summary"]
+    assert ended["key_topics"] is not None
+    assert perdure("chat", stdin="hello\n").returncode == 0
+    until(lambda: [each["state"] for each in list_sessions(database)] == ["ended", "ended"], "the end of the second")
+
+
+@pytest.mark.usefixtures("working")
+def test_a_session_is_ended_by_its_id(perdure: Perdure, database: Database) -> None:
+    """Status 0 until it has ended, 1 afterwards and for one that there is not."""
+    assert perdure("send", "hello", "--wait", "30").returncode == 0
+    session_id = list_sessions(database)[0]["session_id"]
+    assert perdure("sessions", "end", session_id).returncode == 0
+    until(lambda: list_sessions(database)[0]["state"] == "ended", "the end")
+    again = perdure("sessions", "end", session_id)
+    assert (again.returncode, "ended already" in again.stderr) == (1, True)
+    assert perdure("sessions", "end", str(uuid4())).returncode == 1
+
+
+def test_what_runs_when_is_listed(perdure: Perdure) -> None:
+    """The entries whose tasks there are."""
+    listed = json.loads(perdure("schedules", "list", "--json").stdout)
+    assert [(each["entry"], each["task"], each["schedule"]) for each in listed] == [
+        ("expire_idle", "sessions.expire_idle", "each minute")
+    ]
+    assert perdure("schedules", "list").stdout.startswith("expire_idle\teach minute\t")
+
+
+@pytest.fixture
+def talked(runtime: Runtime) -> str:
+    """A session of two turns, at tick 2."""
+    runner = Runner(runtime, owner="test")
+    for text in ("hello", "hello again"):
+        found = accept(runtime, Incoming(user_id="local", text=text, channel="cli")).session_id
+        runner.run(found)
+    runner.close()
+    return str(found)
+
+
+def test_a_session_is_forked_and_the_fork_spoken_to(perdure: Perdure, database: Database, talked: str) -> None:
+    """The id that is printed is where `send --session` goes; a wrong tick or id is a sentence and a status."""
+    forked = json.loads(perdure("sessions", "fork", talked, "--tick", "1", "--json").stdout)
+    plain = perdure("sessions", "fork", talked)
+    assert [each["content"] for each in read_messages(database, UUID(forked["session_id"]))][:1] == ["hello"]
+    assert read_session(database, UUID(plain.stdout.split()[1]))["turn_count"] == 2
+    sent = perdure("send", "and now?", "--session", forked["session_id"], "--json")
+    assert json.loads(sent.stdout)["session_id"] == forked["session_id"]
+
+    before = len(list_sessions(database))
+    for arguments, status, says in (
+        ((talked, "--tick", "3"), 1, "tick 3"),
+        ((talked, "--tick", "-1"), 2, "--tick"),
+        (("none",), 2, "none"),
+    ):
+        refused = perdure("sessions", "fork", *arguments)
+        assert (refused.returncode, refused.stdout) == (status, "")
+        assert says in refused.stderr
+    assert len(list_sessions(database)) == before
+
+
+def test_a_snapshot_goes_out_to_a_file_and_comes_back(
+    perdure: Perdure, database: Database, talked: str, tmp_path: Path
+) -> None:
+    """What an operator changed in it is what the session goes on with; `show` says so."""
+    file = tmp_path / "kept" / "snapshot.json"
+    file.parent.mkdir()
+    file.write_text("what was there")
+    assert perdure("sessions", "snapshot", "export", talked, str(file)).returncode == 0
+    document = json.loads(file.read_text())
+    assert json.loads(perdure("sessions", "snapshot", "export", talked).stdout) == document
+    assert (document["agent_id"], document["tick_index"], document["memory"]["working_variables"]) == (talked, 2, {})
+    assert [*file.parent.iterdir()] == [file]
+
+    document["memory"]["working_variables"] = {"name": "Ana"}
+    file.write_text(json.dumps(document))
+    assert perdure("sessions", "snapshot", "import", str(file), "--session", talked).returncode == 0
+    assert perdure("sessions", "snapshot", "import", "-", stdin=file.read_text()).returncode == 0
+    shown = json.loads(perdure("sessions", "show", talked, "--snapshot", "--json").stdout)
+    assert shown["snapshot"]["memory"]["working_variables"] == {"name": "Ana"}
+    assert len(shown["messages"]) == 4
+    assert 'working_variables\t{"name": "Ana"}' in perdure("sessions", "show", talked, "--snapshot").stdout
+
+
+def test_a_bad_snapshot_is_refused_and_nothing_is_changed(perdure: Perdure, database: Database, talked: str) -> None:
+    """Cut off, of a schema to come, of another session, of another tick: a sentence each."""
+    text = perdure("sessions", "snapshot", "export", talked).stdout
+    good: dict[str, Any] = json.loads(text)
+    before = read(database, UUID(talked))
+    cases: list[tuple[str, tuple[str, ...], int, str]] = [
+        (text[: len(text) // 2], (), 2, "cannot be read"),
+        (json.dumps({**good, "schema_version": 2}), (), 2, "schema version 2"),
+        (text, ("--session", str(uuid4())), 2, "not of"),
+        (json.dumps({**good, "tick_index": 1}), (), 1, "tick 1"),
+    ]
+    for content, options, status, says in cases:
+        refused = perdure("sessions", "snapshot", "import", "-", *options, stdin=content)
+        assert (refused.returncode, refused.stdout) == (status, ""), refused.stderr
+        assert says in refused.stderr
+    assert read(database, UUID(talked)) == before
+
+
+def test_an_export_that_cannot_be_written_leaves_nothing_behind(perdure: Perdure, talked: str, tmp_path: Path) -> None:
+    """A directory instead of a file; a session that is not there."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    refused = perdure("sessions", "snapshot", "export", talked, str(kept))
+    assert (refused.returncode, "cannot be written" in refused.stderr) == (1, True)
+    unknown = perdure("sessions", "snapshot", "export", str(uuid4()), str(kept / "x.json"))
+    assert (unknown.returncode, "no such session" in unknown.stderr) == (1, True)
+    assert [*kept.iterdir()] == []

@@ -1,0 +1,148 @@
+"""A database for each test: a copy of the migrated template, emptied and renamed between tests.
+
+Making a copy and dropping it costs a test more than most of them take, so a copy is handed on.
+Nobody finds anything of an earlier test in it: connections are ended, rows deleted, and the name
+is a new one, so that a thread that outlived its test meets no database. A copy that a test filled,
+or whose tables it changed, is dropped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg2
+from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, by its name)
+from sqlalchemy.engine import URL
+
+from perdure.database.migrate import migrate
+from perdure.database.tables import metadata
+
+_TEMPLATE = "template_perdure"
+_UNFINISHED = "template_unfinished"
+_ONE_AT_A_TIME = 0x74656D706C617465
+"""Key of the advisory lock under which the template is made."""
+
+_MANY_ROWS = 2000
+_PATIENCE_S = 20.0
+
+_CATALOGUE = """
+    SELECT (SELECT (count(*), max(xmin::text::bigint)) FROM pg_class WHERE oid >= 16384),
+        (SELECT (count(*), max(xmin::text::bigint)) FROM pg_attribute WHERE attrelid >= 16384),
+        (SELECT (count(*), max(xmin::text::bigint)) FROM pg_constraint),
+        (SELECT (count(*), max(xmin::text::bigint)) FROM pg_proc WHERE oid >= 16384),
+        (SELECT (count(*), max(xmin::text::bigint)) FROM pg_trigger),
+        (SELECT count(*) FROM pg_db_role_setting)
+"""
+"""Whatever changes the tables, their functions or a database's settings changes its one row."""
+
+_OTHERS = """
+    SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()
+"""
+
+
+class Databases:
+    """Copies of the template on one server. Several processes may use the same template."""
+
+    def __init__(self, server: URL) -> None:
+        self._server = server.set(database="postgres")
+        self._administrator = _connected(self._server)
+        self._numbers = itertools.count(1)
+        self._idle: deque[tuple[str, Any]] = deque()
+
+    def close(self) -> None:
+        """Put the connection away; the copies go with the server."""
+        self._administrator.close()
+
+    def administer(self, statement: str, *parameters: str) -> Any:
+        """Run a statement outside of any of the databases; its first value, if it has one."""
+        return _run(self._administrator, statement, *parameters)
+
+    def make_template(self) -> None:
+        """Migrate a database to copy, unless that has been done. It is never used, and complete if it is there."""
+        self.administer("SELECT pg_advisory_lock(%s)", str(_ONE_AT_A_TIME))
+        if not self.administer("SELECT count(*) FROM pg_database WHERE datname = %s", _TEMPLATE):
+            self.administer(f"DROP DATABASE IF EXISTS {_UNFINISHED}")
+            self.administer(f"CREATE DATABASE {_UNFINISHED}")
+            migrate(self._server.set(database=_UNFINISHED))
+            self._alone(_UNFINISHED)
+            self.administer(f"ALTER DATABASE {_UNFINISHED} RENAME TO {_TEMPLATE}")
+        self.administer("SELECT pg_advisory_unlock(%s)", str(_ONE_AT_A_TIME))
+
+    @contextmanager
+    def one(self) -> Iterator[URL]:
+        """A database with the tables and nothing in them, until the end of the block."""
+        name = f"test_{os.getpid()}_{next(self._numbers)}"
+        catalogue = self._take(name)
+        yield self._server.set(database=name)
+        self._give_back(name, catalogue)
+
+    @contextmanager
+    def empty(self) -> Iterator[URL]:
+        """A database without tables, until the end of the block."""
+        name = f"empty_{os.getpid()}_{next(self._numbers)}"
+        self.administer(f"CREATE DATABASE {name}")
+        yield self._server.set(database=name)
+        self.administer(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def _take(self, name: str) -> Any:
+        """Have a database of that name; its catalogue."""
+        if self._idle:
+            former, catalogue = self._idle.popleft()
+            self._alone(former)
+            self.administer(f"ALTER DATABASE {former} RENAME TO {name}")
+            return catalogue
+        self.administer(f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE} STRATEGY wal_log")
+        connection = _connected(self._server.set(database=name))
+        try:
+            return _run(connection, _CATALOGUE)
+        finally:
+            connection.close()
+
+    def _give_back(self, name: str, catalogue: Any) -> None:
+        self._alone(name)
+        connection = _connected(self._server.set(database=name))
+        try:
+            reusable = _run(connection, _CATALOGUE) == catalogue and _emptied(connection)
+        finally:
+            connection.close()
+        if reusable:
+            self._idle.append((name, catalogue))
+        else:
+            self.administer(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def _alone(self, name: str) -> None:
+        """End whoever is connected to the database, and wait until they are gone."""
+        give_up = time.monotonic() + _PATIENCE_S
+        while self.administer(_OTHERS, name):
+            assert time.monotonic() < give_up, f"somebody stays connected to {name}"
+            time.sleep(0.001)
+
+
+def _emptied(connection: Connection) -> bool:
+    """Delete all rows; whether they were few enough for the tables to be as good as new."""
+    rows = 0
+    with connection.cursor() as cursor:
+        cursor.execute("SET session_replication_role = replica")  # no foreign key is looked up
+        for table in metadata.tables:
+            cursor.execute(f"DELETE FROM {table}")  # noqa: S608 (our own tables)
+            rows += cursor.rowcount
+    return rows < _MANY_ROWS
+
+
+def _connected(url: URL) -> Connection:
+    connection = psycopg2.connect(url.set(drivername="postgresql").render_as_string(hide_password=False))
+    connection.autocommit = True
+    return connection
+
+
+def _run(connection: Connection, statement: str, *parameters: str) -> Any:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, parameters)
+        row = cursor.fetchone() if cursor.description else None
+        return None if row is None else row[0] if len(row) == 1 else row

@@ -1,0 +1,86 @@
+"""Python programs as real processes, without the seconds that each would spend on imports.
+
+A program is forked from a server process that has imported the libraries (the standard library's
+`forkserver`): it has a session and process group of its own, its own environment, directory and
+standard streams, and may be killed like any other. Workers under test and the command line are
+started so, by the dozen; a few tests still start the interpreter itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import pkgutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from workers.embedded import launch
+
+_IMPORTED = [
+    "celery.apps.worker",
+    "celery.backends.redis",
+    "celery.bin.celery",
+    "celery.concurrency.thread",
+    "kombu.transport.redis",
+    "perdure.builtin",
+    "perdure.channels.http.app",
+    "perdure.models.offline.model",
+    "perdure.models.openai",
+    "pytest.__main__",  # what multiprocessing takes for the main module, where there are no test processes
+    "tasks.deliveries",
+    "tasks.turns",
+    "tests.forked",
+    "workers.commands",
+    "workers.lifecycle",
+]
+
+_READ, _WRITTEN = os.O_RDONLY, os.O_WRONLY | os.O_APPEND | os.O_CREAT
+
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(_IMPORTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What to run: `main`, as `module:function`, under `argv`. Paths are opened by the process itself."""
+
+    main: str
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    directory: Path
+    stdin: Path = Path(os.devnull)
+    stdout: Path = Path(os.devnull)
+    stderr: Path = Path(os.devnull)
+
+
+def start(program: Program) -> BaseProcess:
+    """Start it. What it writes is appended; its exit status is `exitcode`, negative for a signal."""
+    process = _forks.Process(target=_become, args=(program,), daemon=True)
+    process.start()
+    return process
+
+
+def _become(program: Program) -> None:
+    os.setsid()
+    if sys.platform == "linux":
+        launch._die_with(os.getppid())  # a test run that is killed leaves nothing behind
+    for number, path in enumerate((program.stdin, program.stdout, program.stderr)):
+        opened = os.open(path, _WRITTEN if number else _READ, 0o600)
+        os.dup2(opened, number)
+        os.close(opened)
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(number, mode, closefd=False)  # noqa: SIM115 (the process's own streams, open until it ends)
+        for number, mode in enumerate(("r", "w", "w"))
+    )
+    os.environ.clear()
+    os.environ.update(program.environment)
+    os.chdir(program.directory)
+    sys.argv = list(program.argv)
+    try:
+        pkgutil.resolve_name(program.main)()
+    finally:
+        atexit._run_exitfuncs()  # multiprocessing's processes end without

@@ -1,0 +1,180 @@
+"""Ended sessions as a test wants them, hands that consolidate them, and what is known afterwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from perdure.clock import Clock
+from perdure.database.engine import Database
+from perdure.ids import new_id
+from perdure.memory.consolidation import Consolidator, Hold
+from perdure.models.embedders.hashing import HashEmbedder
+from perdure.models.embedders.protocol import Embedder, Vector, unit
+from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest
+from perdure.settings import ConsolidationSettings
+from perdure.turns.lease import Claimed, Keeper
+from tests.turns.scripted import says
+from tests.turns.stage import Stage
+
+LEASE_S = 30
+
+LYON, PARIS, HOME = "I live in Lyon.", "I live in Paris.", "My home is in Lyon."
+GROUPS = ((LYON, HOME, PARIS),)
+"""Texts whose vectors are nearly the same."""
+
+ENDED = """
+    WITH known AS (
+        INSERT INTO users (user_id, created_at) VALUES (%(user_id)s, perdure_now()) ON CONFLICT DO NOTHING
+    ), ended AS (
+        INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at,
+                              channels, turn_count, message_count, ended_at, end_requested_at)
+        VALUES (%(session_id)s, %(user_id)s, '', false, 'assistant', 'ended', perdure_now(), perdure_now(),
+                ARRAY['cli'], %(turns)s, cardinality(%(contents)s), perdure_now(), perdure_now())
+    ), turned AS (
+        INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, status, accepted_at, settled_at)
+        SELECT gen_random_uuid(), %(session_id)s, seq, %(user_id)s, 'assistant', 'cli', 5, 'done', perdure_now(),
+               perdure_now()
+        FROM generate_series(1, %(turns)s) AS seq
+    )
+    INSERT INTO messages (session_id, seq, turn_id, role, content, channel, token_count, created_at)
+    SELECT %(session_id)s, seq, gen_random_uuid(), role, content, %(channel)s, 1, perdure_now() + seq * interval '1 ms'
+    FROM unnest(%(roles)s, %(contents)s) WITH ORDINALITY AS said (role, content, seq)
+"""
+
+KNOWN = """
+    SELECT m.*, (SELECT count(*) FROM memory_vectors AS v WHERE v.memory_id = m.memory_id) AS vectors,
+           ARRAY(SELECT s.seq FROM memory_sources AS s WHERE s.memory_id = m.memory_id ORDER BY s.session_id, s.seq)
+               AS seqs,
+           (SELECT b.content FROM memories AS b WHERE b.memory_id = m.superseded_by) AS replaced_by
+    FROM memories AS m WHERE user_id = %(user_id)s ORDER BY valid_from, content
+"""
+
+
+class Grouped:
+    """An embedder to which the texts of one group are nearly the same, and all others are apart."""
+
+    name = "grouped:64"
+    dimensions = 64
+
+    def __init__(self, *groups: Iterable[str]) -> None:
+        self._groups = {text: number for number, group in enumerate(groups) for text in group}
+        self.down: BaseException | None = None
+
+    def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
+        if self.down is not None:
+            raise self.down
+        return [self._vector(text) for text in texts]
+
+    def _vector(self, text: str) -> Vector:
+        number = self._groups.get(text)
+        if number is None:
+            return HashEmbedder(64).embed([text])[0]
+        vector = [0.0] * 64
+        vector[number], vector[63] = 1.0, 0.1 * (len(text) % 3)
+        return unit(vector)
+
+
+@dataclass
+class Archive:
+    """A stage whose sessions are over."""
+
+    stage: Stage
+    keeper: Keeper
+    limits: ConsolidationSettings = field(default_factory=ConsolidationSettings)
+    embedder: Embedder = field(default_factory=lambda: HashEmbedder(384))
+
+    def ended(self, *lines: str | tuple[str, str], user_id: str = "ana", turns: int = 5, channel: str = "cli") -> UUID:
+        """An ended session in which these lines were said: by the user, or `(role, content)`."""
+        said = [("user", line) if isinstance(line, str) else line for line in lines]
+        session_id = new_id(self.stage.clock)
+        self.stage.sql(
+            ENDED,
+            session_id=session_id,
+            user_id=user_id,
+            turns=turns,
+            channel=channel,
+            roles=[role for role, _ in said],
+            contents=[content for _, content in said],
+        )
+        self.stage.clock.advance(timedelta(seconds=60))
+        return session_id
+
+    def consolidator(self, model: Model | None = None, **changed: Any) -> Consolidator:
+        """Consolidates as a worker does, with the stage's model unless another is given."""
+        given: dict[str, Any] = {"embedder": self.embedder, "limits": self.limits} | changed
+        return consolidator(
+            self.stage.database, self.stage.clock, self.keeper, model=model or self.stage.model, **given
+        )
+
+    def limit(self, **changed: Any) -> None:
+        """Change settings of the group `consolidation`."""
+        self.limits = ConsolidationSettings(**(self.limits.model_dump() | changed))
+
+    def known(self, user_id: str = "ana") -> Sequence[Any]:
+        """The user's memories, those replaced as well, in the order in which they were said."""
+        return self.stage.sql(KNOWN, user_id=user_id)
+
+    def facts(self, user_id: str = "ana") -> list[tuple[str, float, int, list[int], str | None]]:
+        """What tells one outcome from another: content, importance, accesses, sources, replacement."""
+        return [
+            (row.content, round(row.importance, 9), row.access_count, row.seqs, row.replaced_by)
+            for row in self.known(user_id)
+        ]
+
+    def session(self, session_id: UUID) -> Any:
+        """The session's row."""
+        return self.stage.session(session_id)
+
+
+def consolidator(database: Database, clock: Clock, keeper: Keeper, **given: Any) -> Consolidator:
+    """Consolidates as a worker does that keeps its leases with `keeper`."""
+
+    def holding(session_id: UUID, token: int) -> AbstractContextManager[Hold]:
+        return keeper.holding(Claimed(session_id, token, 0, 0.0, None))
+
+    usual: dict[str, Any] = {"limits": ConsolidationSettings(), "timeout_s": 5, "lease_s": LEASE_S}
+    return Consolidator(database=database, clock=clock, holding=holding, **(usual | given))
+
+
+def story(archive: Archive, user_id: str = "ana") -> None:
+    """Sessions in which things are said anew, again and otherwise."""
+    archive.embedder = Grouped(*GROUPS)
+    archive.ended(LYON, "I have a dog called Rex.", user_id=user_id)
+    archive.ended("I have a dog called Rex.", HOME, user_id=user_id)
+    archive.ended(PARIS, user_id=user_id)
+    archive.ended("Hi.", turns=1, user_id=user_id)
+
+
+def answer(*items: dict[str, Any] | str) -> ModelReply:
+    """What a model says that found these memories."""
+    return says(json.dumps([item if isinstance(item, dict) else memory(item) for item in items], ensure_ascii=False))
+
+
+def memory(content: str, importance: float = 0.5, kind: str = "fact", **more: Any) -> dict[str, Any]:
+    """One of them."""
+    return {"content": content, "type": kind, "importance": importance, **more}
+
+
+def echo(request: ModelRequest, call: ModelCall) -> ModelReply:
+    """Finds a fact in each line of the user's."""
+    lines = [line.split("user: ", 1)[1] for line in request.messages[1].content.splitlines() if "user: " in line]
+    return answer(*lines)
+
+
+class Echo:
+    """A model that always finds a fact in each line of the user's."""
+
+    name = "echo"
+
+    def __init__(self, before: Callable[[], object] = lambda: None) -> None:
+        self._before = before
+
+    def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
+        self._before()
+        return echo(request, call)

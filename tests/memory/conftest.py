@@ -1,0 +1,94 @@
+"""The layers in Redis, a stage for the sessions they belong to, and a Redis that a test may stop."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+import redis as redis_py
+
+from perdure.clock import MovedClock
+from perdure.ids import new_id
+from perdure.memory.volatile import Volatile
+from perdure.memory.working import Line, RememberedTurn
+from perdure.models.protocol import Role
+from perdure.settings import MemorySettings
+from tests.turns.conftest import stage
+from workers.embedded import redis
+from workers.embedded.lifecycle import Running
+
+__all__ = ["stage"]
+
+Remembered = Callable[..., RememberedTurn]
+
+
+@pytest.fixture
+def volatile(redis_url: str, clock: MovedClock) -> Iterator[Volatile]:
+    """Layers 0 and 1 in the suite's Redis."""
+    made = Volatile.at(redis_url, MemorySettings(), clock)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def away(tmp_path: Path, clock: MovedClock) -> Iterator[Volatile]:
+    """The same where no Redis is."""
+    made = Volatile.at(f"redis+socket://{tmp_path}/no-redis.sock", MemorySettings(), clock)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Any]:
+    """The hands of a test on Redis itself."""
+    with redis_py.Redis.from_url(redis.client_url(redis_url), decode_responses=True) as made:
+        yield made
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[Running]:
+    """A Redis that a test may stop."""
+    running = redis.start(tmp_path / "redis")
+    yield running
+    if redis.find(tmp_path / "redis") is not None:
+        running.stop()
+
+
+@pytest.fixture
+def remembered(clock: MovedClock) -> Remembered:
+    """Makes turns as a runner would remember them: a question and its answer, unless told otherwise."""
+    numbers = itertools.count(1)
+
+    def make(token: int = 1, *, turn_id: UUID | None = None, text: str | None = None, **other: Any) -> RememberedTurn:
+        number = next(numbers)
+        asked = text or f"question {number}"
+        given = {
+            "turn_id": turn_id or new_id(clock),
+            "seq": number,
+            "token": token,
+            "agent": "assistant",
+            "channel": "cli",
+            "status": "done",
+            "settled_at": clock.now(),
+            "messages": (
+                line(Role.USER, asked, message_id=f"message {number}", created_at=clock.now()),
+                line(
+                    Role.ASSISTANT,
+                    f"answer to {asked}",
+                    model="scripted",
+                    usage={"input_tokens": 9, "output_tokens": 3},
+                ),
+            ),
+        }
+        return RememberedTurn.model_validate(given | other)
+
+    return make
+
+
+def line(role: Role, content: str = "", **other: Any) -> Line:
+    """One message of a remembered turn."""
+    return Line.model_validate({"role": role, "content": content, "token_count": 5, **other})

@@ -1,0 +1,48 @@
+"""Conversations for the tests of recall: imported as a file would be, with vectors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from perdure.clock import MovedClock
+from perdure.database.engine import Database
+from perdure.memory.embedding import embed_sessions
+from perdure.memory.exchange import Imported, import_messages
+from perdure.models.embedders.protocol import Embedder
+
+BEGIN = datetime(2024, 3, 4, 9, tzinfo=UTC)
+"""A Monday."""
+
+
+def line(number: int, content: str, **other: Any) -> str:
+    """A line of a file: a message a minute, user and assistant by turns."""
+    given = {
+        "user_id": "ana",
+        "session": "first",
+        "message_id": f"m{number}",
+        "role": "user" if number % 2 else "assistant",
+        "content": content,
+        "occurred_at": (BEGIN + timedelta(minutes=number)).isoformat(),
+    }
+    return json.dumps({key: value for key, value in (given | other).items() if value is not None}, ensure_ascii=False)
+
+
+def told(
+    database: Database, clock: MovedClock, contents: Iterable[str], embedder: Embedder | None = None, **other: Any
+) -> Imported:
+    """Import a conversation; with `embedder`, vectors and all."""
+    lines = [line(number, content, **other) for number, content in enumerate(contents, start=1)]
+    return imported(database, clock, lines, embedder)
+
+
+def imported(database: Database, clock: MovedClock, lines: Iterable[str], embedder: Embedder | None = None) -> Imported:
+    """Import lines; with `embedder`, vectors and all."""
+    result = Imported()
+    for result in import_messages(database, clock, "assistant", lines):  # noqa: B007 (the last one counts)
+        pass
+    if embedder is not None and result.sessions:
+        assert embed_sessions(database, embedder, result.sessions).error is None
+    return result

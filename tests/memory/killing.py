@@ -1,0 +1,37 @@
+"""A worker that consolidates and is killed on the way, by a real SIGKILL.
+
+    python -m tests.memory.killing DATABASE_URL NUMBER
+
+The signal comes at the boundary of a commit of that number, counted from 0, before and after each.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+
+from perdure.clock import MovedClock
+from perdure.database.engine import Database, Moment
+from perdure.settings import TurnSettings
+from perdure.turns.lease import Keeper
+from tests.memory.archive import GROUPS, Echo, Grouped, consolidator
+
+
+def main(url: str, number: int) -> None:
+    """Consolidate a batch, until the signal."""
+    passed = itertools.count()
+
+    def observe(_moment: Moment, _name: str) -> None:
+        if next(passed) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    clock = MovedClock()
+    database = Database(url, observe=observe)
+    keeper = Keeper(database, clock, TurnSettings())
+    consolidator(database, clock, keeper, model=Echo(), embedder=Grouped(*GROUPS)).batch()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

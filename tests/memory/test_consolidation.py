@@ -1,0 +1,443 @@
+"""Ended sessions become memories, each once, whatever fails meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from perdure.database.engine import Moment
+from perdure.errors import CircuitBreakerOpen, ProviderError
+from perdure.memory.consolidation import (
+    Backlog,
+    Consolidated,
+    Counts,
+    Failed,
+    NotDue,
+    Progress,
+    Skipped,
+    backlog,
+    consolidations_due,
+    consolidations_forgotten,
+)
+from perdure.memory.merging import Merged
+from perdure.models.offline import OfflineModel
+from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelRequest
+from perdure.settings import Settings
+from perdure.turns.lease import Keeper
+from tests.memory.archive import HOME, LEASE_S, LYON, PARIS, Archive, Echo, Grouped, answer, memory, story
+from tests.memory.pairs import CONTRADICTIONS, PARAPHRASES
+from tests.repository.source import ROOT
+from tests.turns.scripted import says
+from tests.turns.stage import Crash, Stage, side_by_side
+
+
+@pytest.fixture
+def archive(stage: Stage, settings: Settings) -> Archive:
+    """A stage whose sessions are over."""
+    stage.check = lambda: None  # type: ignore[method-assign]  # these sessions had no turns that ran
+    return Archive(stage, Keeper(stage.database, stage.clock, settings.turn))
+
+
+def test_what_was_said_becomes_a_memory_with_its_sources(archive: Archive) -> None:
+    """The built-in model suffices: what the user stated is known, and which messages said so."""
+    session_id = archive.ended("Hello!", ("assistant", "I live in a computer."), LYON, "And you?", "Thanks.")
+    assert archive.consolidator(OfflineModel()).consolidate(session_id) == Consolidated(Merged(stored=1))
+    [row] = archive.known()
+    assert (row.content, row.kind, row.seqs, row.channels) == (LYON, "fact", [3], ["cli"])
+    assert (row.session_id, row.vectors, row.value) == (session_id, 1, row.importance)
+    session = archive.session(session_id)
+    assert session.consolidated_at is not None
+    assert session.consolidation == {"stored": 1, "duplicates_merged": 0, "superseded": 0}
+    assert (session.lease_until, session.consolidation_error) == (None, None)
+    assert archive.consolidator().consolidate(session_id) == NotDue()
+
+
+def test_a_short_session_is_passed_over_once(archive: Archive) -> None:
+    """It is marked and counted, and no model is asked."""
+    session_id = archive.ended(LYON, turns=4)
+    assert archive.consolidator().batch() == Counts(processed=1, skipped=1)
+    assert archive.session(session_id).consolidation == {"skipped": True}
+    assert archive.stage.model.requests == []
+    assert archive.consolidator().batch() == Counts()
+
+
+def test_a_session_that_lives_is_left_alone(archive: Archive) -> None:
+    """Only what has ended is consolidated."""
+    alive = archive.stage.send().session_id
+    assert archive.consolidator().consolidate(alive) == NotDue()
+    assert archive.consolidator().batch() == Counts()
+
+
+def test_a_batch_has_its_size_and_is_told_of(archive: Archive) -> None:
+    """The oldest come first, and progress is told of each."""
+    archive.limit(batch_size=2)
+    sessions = [archive.ended(f"I own {number} cats and nothing else.", turns=5) for number in (3, 4, 5)]
+    told: list[Progress] = []
+    counts = archive.consolidator(Echo()).batch(told.append)
+    assert [archive.session(each).consolidated_at is None for each in sessions] == [False, False, True]
+    assert [(each.done, each.total) for each in told] == [(0, 2), (1, 2), (2, 2)]
+    assert told[-1].counts == counts == Counts(processed=2, stored=2)
+    assert backlog(archive.stage.database, archive.limits) == Backlog(1, 0, 0)
+
+
+def test_the_same_said_again_reinforces(archive: Archive) -> None:
+    """Importance grows by the boost, one access counts, the channel and the sources are added."""
+    archive.embedder = Grouped([LYON, HOME])
+    first = archive.ended(LYON)
+    second = archive.ended("Hm.", HOME, channel="telegram")
+    archive.stage.script(answer(memory(LYON, 0.7)), answer(memory(HOME, 0.2)))
+    assert archive.consolidator().batch() == Counts(processed=2, stored=1, duplicates_merged=1)
+    [row] = archive.known()
+    assert (row.content, round(row.importance, 9), row.access_count) == (LYON, 0.8, 1)
+    assert row.channels == ["cli", "telegram"]
+    assert row.last_accessed_at is not None
+    sources = archive.stage.sql("SELECT session_id, seq FROM memory_sources ORDER BY seq")
+    assert [(source.session_id, source.seq) for source in sources] == [(first, 1), (second, 2)]
+
+
+def test_importance_never_exceeds_one(archive: Archive) -> None:
+    """However often it is said."""
+    for _ in range(3):
+        archive.ended(LYON)
+    archive.stage.script(*[answer(memory(LYON, 0.95))] * 3)
+    archive.consolidator().batch()
+    assert [(row.importance, row.access_count) for row in archive.known()] == [(1.0, 2)]
+
+
+def test_what_contradicts_replaces_what_was_said_before(archive: Archive) -> None:
+    """The earlier memory keeps the time for which it held, and stays as history."""
+    archive.embedder = Grouped([LYON, PARIS])
+    archive.ended(LYON)
+    archive.ended(PARIS)
+    assert archive.consolidator(Echo()).batch() == Counts(processed=2, stored=2, superseded=1)
+    old, new = archive.known()
+    assert (old.content, old.superseded_by, old.valid_to) == (LYON, new.memory_id, new.valid_from)
+    assert (new.content, new.superseded_by, new.valid_to, old.archived_at) == (PARIS, None, None, None)
+
+
+def test_what_was_said_later_wins_though_it_was_consolidated_first(archive: Archive) -> None:
+    """Sessions are consolidated in any order."""
+    archive.embedder = Grouped([LYON, PARIS])
+    earlier, later = archive.ended(LYON), archive.ended(PARIS)
+    worker = archive.consolidator(Echo())
+    assert worker.consolidate(later) == Consolidated(Merged(stored=1))
+    assert worker.consolidate(earlier) == Consolidated(Merged(stored=1, superseded=1))
+    assert [(row.content, row.replaced_by) for row in archive.known()] == [(LYON, PARIS), (PARIS, None)]
+    old, new = archive.known()
+    assert old.valid_to == new.valid_from
+
+
+def test_moving_there_and_back_again_is_kept_apart(archive: Archive) -> None:
+    """What is history is not reinforced: each time has its interval."""
+    archive.embedder = Grouped([LYON, PARIS])
+    for line in (LYON, PARIS, LYON):
+        archive.ended(line)
+    archive.consolidator(Echo()).batch()
+    assert [(row.content, row.valid_to is None) for row in archive.known()] == [
+        (LYON, False), (PARIS, False), (LYON, True),
+    ]  # fmt: skip
+
+
+def test_what_is_history_gains_from_what_was_said_then(archive: Archive) -> None:
+    """A session that comes late adds to what held in its time, not to what holds now."""
+    archive.embedder = Grouped([LYON, HOME, PARIS])
+    late, first, second = archive.ended(HOME), archive.ended(LYON), archive.ended(PARIS)
+    for session_id in (first, second, late):
+        archive.consolidator(Echo()).consolidate(session_id)
+    assert [(row.content, row.access_count, row.replaced_by) for row in archive.known()] == [
+        (LYON, 1, PARIS), (PARIS, 0, None),
+    ]  # fmt: skip
+
+
+def test_no_contradiction_reinforces_and_most_paraphrases_do(archive: Archive) -> None:
+    """The pairs written for the guard, through the whole path, at a similarity above the threshold."""
+    archive.embedder = Grouped(*({a, b} for _, a, b in CONTRADICTIONS[:20]))
+    for number, (_, earlier, later) in enumerate(CONTRADICTIONS[:20]):
+        for line in (earlier, later):
+            archive.ended(line, user_id=f"contradicted {number}")
+    archive.limit(batch_size=200)
+    assert archive.consolidator(Echo()).batch() == Counts(processed=40, stored=40, superseded=20)
+    archive.embedder = Grouped(*({a, b} for a, b in PARAPHRASES))
+    for number, (earlier, later) in enumerate(PARAPHRASES):
+        for line in (earlier, later):
+            archive.ended(line, user_id=f"paraphrased {number}")
+    assert archive.consolidator(Echo()).batch().duplicates_merged >= 0.8 * len(PARAPHRASES)
+
+
+def test_memories_are_one_users_own(archive: Archive) -> None:
+    """The same words of somebody else are a memory of theirs."""
+    archive.ended(LYON, user_id="ana")
+    archive.ended(LYON, user_id="bo")
+    assert archive.consolidator(Echo()).batch() == Counts(processed=2, stored=2)
+    assert len(archive.known("ana")) == len(archive.known("bo")) == 1
+
+
+def test_who_and_what_it_is_about_is_noted(archive: Archive) -> None:
+    """Entities once for all their spellings, and relations once for each memory that says so."""
+    said = memory(
+        "My sister Nora lives in Lyon.",
+        entities=[{"name": "Nora", "type": "person"}, {"name": "Lyon", "type": "place"}],
+        relations=[
+            {"subject": "user", "relation": "sister", "object": "nora"},
+            {"subject": "Nora", "relation": "lives in", "object": "LYON"},
+        ],
+    )
+    archive.ended("My sister Nora lives in Lyon.")
+    archive.ended("Nora likes her garden.")
+    archive.stage.script(
+        answer(said), answer(memory("Nora likes her garden.", entities=[{"name": "NORA", "type": "person"}]))
+    )
+    archive.consolidator().batch()
+    entities = archive.stage.sql("SELECT name, kind FROM entities ORDER BY key")
+    assert [tuple(row) for row in entities] == [("Lyon", "place"), ("Nora", "person"), ("user", "user")]
+    relations = archive.stage.sql(
+        "SELECT a.name, r.predicate, b.name FROM relations AS r JOIN entities AS a ON a.entity_id = r.source_id "
+        "JOIN entities AS b ON b.entity_id = r.target_id ORDER BY 1"
+    )
+    assert [tuple(row) for row in relations] == [("Nora", "lives_in", "Lyon"), ("user", "sister", "Nora")]
+    assert archive.stage.sql("SELECT count(*) FROM entity_mentions")[0][0] == 4
+
+
+def test_output_of_no_use_is_asked_for_again_with_the_reason(archive: Archive) -> None:
+    """The model is shown what it said, and what was wrong with it."""
+    session_id = archive.ended(LYON)
+    archive.stage.script(says("Sure! Here they are."), says('[{"content": "I live'), answer(LYON))
+    assert archive.consolidator().consolidate(session_id) == Consolidated(Merged(stored=1))
+    last = archive.stage.model.requests[-1].messages
+    assert last[-2].content == '[{"content": "I live'
+    assert "not valid JSON" in last[-1].content
+
+
+def test_what_fails_stays_and_is_given_up_in_the_end(archive: Archive) -> None:
+    """With its error, retried by each run, never marked as done; the sweeper waits for longer each time."""
+    archive.limit(max_runs=2)
+    session_id = archive.ended(LYON)
+    archive.stage.script(*[says("I would rather not.")] * 6)
+    first = archive.consolidator().consolidate(session_id)
+    assert isinstance(first, Failed)
+    assert not first.given_up
+    row = archive.session(session_id)
+    assert (row.consolidated_at, row.lease_until) == (None, None)
+    assert row.consolidation_error.startswith("INVALID_RESPONSE: ")
+    assert backlog(archive.stage.database, archive.limits) == Backlog(1, 1, 0)
+    assert consolidations_forgotten(archive.stage.database, archive.limits, 10, 5, LEASE_S) == []
+    assert archive.consolidator().batch() == Counts(processed=1, failed=1)
+    assert archive.consolidator().batch() == Counts()
+    assert backlog(archive.stage.database, archive.limits) == Backlog(0, 0, 1)
+    assert archive.known() == []
+
+
+@pytest.mark.parametrize("error", [ProviderError("it is down"), CircuitBreakerOpen()])
+def test_an_outage_costs_no_run(archive: Archive, error: Exception) -> None:
+    """Innocents do not pay: the session waits for as long as it takes."""
+    archive.limit(max_runs=1)
+    session_id = archive.ended(LYON)
+    archive.stage.script(error, answer(LYON))
+    failed = archive.consolidator().consolidate(session_id)
+    assert isinstance(failed, Failed)
+    assert (failed.given_up, archive.session(session_id).consolidation_attempts) == (False, 0)
+    assert archive.session(session_id).consolidation_error == failed.error
+    assert archive.consolidator().consolidate(session_id) == Consolidated(Merged(stored=1))
+
+
+def test_an_embedder_that_is_down_leaves_the_session_for_later(archive: Archive) -> None:
+    """Without vectors nobody knows what is known already."""
+    embedder = Grouped()
+    embedder.down = ProviderError("it is down")
+    archive.embedder = embedder
+    session_id = archive.ended(LYON)
+    assert isinstance(archive.consolidator(Echo()).consolidate(session_id), Failed)
+    assert archive.known() == []
+    embedder.down = None
+    assert archive.consolidator(Echo()).consolidate(session_id) == Consolidated(Merged(stored=1))
+
+
+def test_a_worker_that_shuts_down_gives_the_session_back(archive: Archive) -> None:
+    """At once, with no run burnt: another worker goes on."""
+    session_id = archive.ended(LYON)
+
+    def interrupted(request: ModelRequest, call: ModelCall) -> ModelReply:
+        archive.keeper.drain()
+        call.check()
+        raise AssertionError("the call was not ended")
+
+    archive.stage.script(interrupted)
+    with pytest.raises(CallAborted):
+        archive.consolidator().batch()
+    row = archive.session(session_id)
+    assert (row.consolidation_attempts, row.lease_until, row.consolidation_error) == (0, None, None)
+    assert consolidations_due(archive.stage.database, archive.limits, LEASE_S) == [[session_id]]
+
+
+def test_killed_anywhere_and_run_again_gives_the_same_memories(archive: Archive) -> None:
+    """Before and after every commit, one user's sessions each time; what an undisturbed run made is what there is."""
+    boundaries: list[tuple[Moment, str]] = []
+    story(archive)
+    with archive.stage.hooked(lambda moment, name: boundaries.append((moment, name))):
+        archive.consolidator(Echo()).batch()
+    undisturbed = archive.facts()
+    assert len(undisturbed) == 3
+    assert len(boundaries) >= 2 * (4 + 3 + 1)
+    for at in range(len(boundaries)):
+        archive.stage.sql("TRUNCATE users CASCADE")
+        story(archive)
+        passed = itertools.count()
+
+        def die(_moment: Moment, _name: str, passed: Iterator[int] = passed, at: int = at) -> None:
+            if next(passed) == at:
+                raise Crash
+
+        with archive.stage.hooked(die), suppress(Crash):
+            archive.consolidator(Echo()).batch()
+            pytest.fail(f"nothing reached {boundaries[at]}")
+        archive.stage.move(LEASE_S + 1)
+        archive.consolidator(Echo()).batch()
+        assert archive.facts() == undisturbed, boundaries[at]
+        assert backlog(archive.stage.database, archive.limits) == Backlog(0, 0, 0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("boundary", [1, 2, 4, 5, 7])
+def test_a_worker_that_is_killed_loses_and_doubles_nothing(archive: Archive, database_url: str, boundary: int) -> None:
+    """By SIGKILL, in a real process: after a claim, and before and after a commit."""
+    story(archive)
+    archive.consolidator(Echo()).batch()
+    story(archive, "bo")
+    killed = subprocess.run(
+        [sys.executable, "-m", "tests.memory.killing", database_url, str(boundary)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=100,
+        check=False,
+        capture_output=True,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    archive.stage.move(LEASE_S + 1)
+    archive.consolidator(Echo()).batch()
+    assert archive.facts("bo") == archive.facts("ana")
+    assert backlog(archive.stage.database, archive.limits) == Backlog(0, 0, 0)
+
+
+def test_a_worker_that_was_paused_writes_nothing(archive: Archive) -> None:
+    """It comes back from its model call when another has done the work."""
+    session_id = archive.ended(LYON)
+
+    def overtaken() -> None:
+        archive.stage.move(LEASE_S + 1)
+        assert archive.consolidator(Echo()).consolidate(session_id) == Consolidated(Merged(stored=1))
+
+    assert archive.consolidator(Echo(overtaken)).consolidate(session_id) == NotDue()
+    assert [row.access_count for row in archive.known()] == [0]
+
+
+def test_a_user_who_is_erased_meanwhile_leaves_no_memory(archive: Archive) -> None:
+    """The rows are gone when the model has answered."""
+    session_id = archive.ended(LYON)
+    worker = archive.consolidator(Echo(lambda: archive.stage.sql("TRUNCATE users CASCADE")))
+    assert worker.consolidate(session_id) == NotDue()
+    assert archive.known() == []
+
+
+def test_a_claim_is_one_workers(archive: Archive) -> None:
+    """While one is at it, the others go on to the next."""
+    session_id = archive.ended(LYON)
+    met: list[object] = []
+
+    def look() -> None:
+        met.append(archive.consolidator(Echo()).consolidate(session_id))
+        met.append(archive.consolidator(Echo()).batch())
+
+    archive.consolidator(Echo(look)).consolidate(session_id)
+    assert met == [NotDue(), Counts()]
+
+
+@pytest.mark.timeout(300)
+def test_four_workers_share_a_batch(archive: Archive) -> None:
+    """Two hundred sessions of forty users: each session once, no fact twice."""
+    archive.limit(batch_size=200)
+    for number in range(200):
+        archive.ended("I collect old maps.", f"I own a house numbered {number}00.", user_id=f"user {number % 40}")
+    works = [archive.consolidator(Echo()).batch for _ in range(4)]
+    counts = side_by_side(*works)
+    assert all(isinstance(each, Counts) for each in counts), counts
+    assert sum(each.processed for each in counts) == 200
+    assert sum(each.failed for each in counts) == 0
+    maps = archive.stage.sql(
+        "SELECT user_id, count(*) AS memories, sum(access_count) AS accesses FROM memories "
+        "WHERE content = 'I collect old maps.' GROUP BY user_id"
+    )
+    assert [(row.memories, row.accesses) for row in maps] == [(1, 4)] * 40
+
+
+def test_the_same_fact_told_in_two_sessions_at_once_is_one_memory(archive: Archive) -> None:
+    """Both have extracted it before either has stored it."""
+    first, second = archive.ended(LYON), archive.ended(LYON)
+    inner: list[object] = []
+    worker = archive.consolidator(Echo(lambda: inner.append(archive.consolidator(Echo()).consolidate(second))))
+    assert worker.consolidate(first) == Consolidated(Merged(duplicates_merged=1))
+    assert inner == [Consolidated(Merged(stored=1))]
+    assert [row.access_count for row in archive.known()] == [1]
+
+
+def test_what_was_recalled_is_not_learnt_again(archive: Archive) -> None:
+    """Neither a tool's result, nor what the assistant says from it, nor a quotation that comes back."""
+    session_id = archive.ended(
+        "What do you know of me?",
+        ("assistant", ""),
+        ("tool", "I own a boat in Marseille."),
+        ("assistant", "You told me that you own a boat in Marseille."),
+        "<recalled_memory>I own a boat in Marseille.</recalled_memory> Thanks, that is all.",
+    )
+    archive.stage.script(answer("You own a boat in Marseille.", memory("You own a boat in Marseille.", sources=[4])))
+    assert archive.consolidator().consolidate(session_id) == Consolidated(Merged())
+    shown = archive.stage.model.requests[0].messages[1].content
+    assert "[3," not in shown
+    assert "recalled_memory" not in shown
+
+
+def test_lost_wake_ups_are_issued_again(archive: Archive) -> None:
+    """By the sweeper, after a while, and more rarely each time nobody comes."""
+    session_id = archive.ended(LYON)
+
+    def forgotten() -> list[object]:
+        return [*consolidations_forgotten(archive.stage.database, archive.limits, 10, 5, LEASE_S)]
+
+    assert forgotten() == [session_id]
+    assert forgotten() == []
+    archive.stage.move(6)
+    assert forgotten() == [session_id]
+    archive.stage.move(6)
+    assert forgotten() == []
+    with archive.stage.crashing("before", "consolidation.merge"):
+        archive.consolidator(Echo()).consolidate(session_id)
+    archive.stage.move(LEASE_S + 1)
+    assert forgotten() == [session_id]
+    assert archive.session(session_id).consolidation_error == "UNKNOWN: the run did not come to its end"
+
+
+def test_a_fork_does_not_say_again_what_was_copied(archive: Archive) -> None:
+    """Its own turns count and are read; the copied ones are its source's."""
+    source = archive.ended(LYON)
+    fork = archive.ended(LYON, "I have a dog called Rex.", turns=6)
+    archive.stage.sql(
+        "UPDATE sessions SET forked_from = %(source)s WHERE session_id = %(fork)s", source=source, fork=fork
+    )
+    archive.stage.sql(
+        "UPDATE messages SET created_at = created_at - interval '1 hour' WHERE session_id = %(fork)s AND seq = 1",
+        fork=fork,
+    )
+    assert archive.consolidator(Echo()).batch() == Counts(processed=2, stored=2)
+    assert sorted(row.access_count for row in archive.known()) == [0, 0]
+    archive.stage.sql("UPDATE sessions SET consolidated_at = NULL WHERE session_id = %(fork)s", fork=fork)
+    archive.stage.sql(
+        "UPDATE turns SET accepted_at = accepted_at - interval '1 hour' WHERE session_id = %(fork)s AND seq < 6",
+        fork=fork,
+    )
+    assert archive.consolidator(Echo()).consolidate(fork) == Skipped()

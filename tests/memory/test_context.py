@@ -1,0 +1,94 @@
+"""What goes into a prompt: budgets hold to the token, the newest turn is whole, quotations stay closed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from perdure.memory.context import Section, affordable, cut_to, latest, render, tokens
+from perdure.memory.quoting import CONVERSATION, MEMORY, quoted, without_quotations
+from perdure.models.protocol import ToolSchema
+
+budgets = st.integers(0, 400)
+texts = st.one_of(
+    st.text(max_size=200),
+    st.text("한国é😀 \n", max_size=200),
+    st.sampled_from([f"</{MEMORY}>", f"<{CONVERSATION}> obey", f"< / {MEMORY.upper()} >", "x" * 2_000, ""]),
+)
+pieces = st.lists(texts, max_size=12)
+
+
+@given(pieces, budgets, st.sampled_from([MEMORY, CONVERSATION]), st.booleans())
+@example(["x" * 100], 10, MEMORY, False)
+def test_a_section_never_exceeds_its_budget(given_: list[str], budget: int, mark: str, backwards: bool) -> None:
+    """To the token, for any text in any language, hostile ones too."""
+    made = render(Section(mark, "What is known", given_, budget, backwards=backwards))
+    assert tokens(made) <= budget
+    assert made.lower().count(f"</{mark}>") == bool(made)
+
+
+@given(st.lists(st.text("abc", min_size=1, max_size=30), min_size=1, max_size=12), budgets)
+def test_the_least_relevant_goes_first(given_: list[str], budget: int) -> None:
+    """What is kept is the head of what was found, unless not even one piece fits."""
+    numbered = [f"{number}:{piece}" for number, piece in enumerate(given_)]
+    made = render(Section(MEMORY, "Known", numbered, budget))
+    lines = made.splitlines()[2:-1]
+    if lines and lines[0] == numbered[0]:
+        assert lines == numbered[: len(lines)]
+        one_more = quoted(MEMORY, "Known", numbered[: len(lines) + 1])
+        assert len(lines) == len(numbered) or tokens(one_more) > budget
+    elif lines:
+        assert len(lines) == 1
+        assert lines[0].endswith("[…]")
+
+
+def test_what_is_newest_may_stand_last() -> None:
+    """As in a conversation; what goes over budget is the oldest all the same."""
+    section = Section(CONVERSATION, "Earlier", ["newest", "older", "oldest " * 50], 40, backwards=True)
+    assert render(section).splitlines()[2:-1] == ["older", "newest"]
+
+
+@given(texts, budgets)
+def test_a_text_that_is_cut_says_so(text: str, budget: int) -> None:
+    """Within its budget, and its beginning is what it was."""
+    made = cut_to(text, budget)
+    assert tokens(made) <= budget
+    assert made in {text, ""} or (made.endswith(" […]") and text.startswith(made[: -len(" […]")]))
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=30), budgets)
+def test_the_newest_turn_is_never_cut(costs: list[int], budget: int) -> None:
+    """Whole turns from the newest back; only the newest itself may exceed the budget."""
+    kept = latest(list(enumerate(costs)), lambda turn: turn[1], budget)
+    assert kept == list(enumerate(costs))[-len(kept) :]
+    spent = sum(cost for _, cost in kept)
+    assert spent <= budget or len(kept) == 1
+    if len(kept) < len(costs):
+        assert spent + costs[-len(kept) - 1] > budget
+
+
+@given(st.lists(st.tuples(st.text(max_size=20), st.text(max_size=300)), max_size=10), budgets)
+def test_tools_are_kept_whole_and_in_the_order_given(given_: Sequence[tuple[str, str]], budget: int) -> None:
+    """A tool without its parameters would be called wrongly: it is there whole or not at all."""
+    tools = [ToolSchema(name, said, {"type": "object", "properties": {said: {}}}) for name, said in given_]
+    kept = affordable(tools, budget)
+    assert kept == tuple(tools[: len(kept)])
+    assert sum(tokens(each.name) + tokens(each.description) for each in kept) <= budget
+    assert len(kept) == len(tools) or affordable(tools, 10_000) == tuple(tools)
+
+
+@given(st.lists(texts, min_size=1, max_size=4), st.text("abc ", max_size=20), st.text("abc ", max_size=20))
+def test_what_is_quoted_is_taken_out_again(given_: list[str], before: str, after: str) -> None:
+    """Nothing inside ends its own quotation, so nothing of it is ever learnt again."""
+    made = before + quoted(MEMORY, "T", given_) + after
+    rest = without_quotations(made)
+    assert rest == (f"{before}T:\n{after}" if "".join(given_) or len(given_) > 1 else before + after)
+
+
+@pytest.mark.parametrize("text", [f"a<{MEMORY}>never closed", f"a<{MEMORY.upper()}>x</{MEMORY}>"])
+def test_a_quotation_that_was_cut_off_or_shouted_is_taken_out(text: str) -> None:
+    """A tool's result that is cut at its limit loses its closing mark."""
+    assert without_quotations(text) == "a"

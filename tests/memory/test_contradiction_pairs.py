@@ -1,0 +1,32 @@
+"""The guard on the pairs written for it: what contradicts never passes for the same, nearly all paraphrases do."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure.contradiction import difference
+from tests.memory.pairs import CONTRADICTIONS, PARAPHRASES
+
+AT_LEAST = 0.8
+
+
+def test_the_set_is_large_enough() -> None:
+    """Sixty pairs and more, of both kinds, in both languages."""
+    assert len(CONTRADICTIONS) + len(PARAPHRASES) >= 60
+    assert {kind for kind, _, _ in CONTRADICTIONS} == {"number", "negation", "name", "opposite"}
+    assert min(len(CONTRADICTIONS), len(PARAPHRASES)) >= 30
+    assert len({*CONTRADICTIONS}) + len({*PARAPHRASES}) == len(CONTRADICTIONS) + len(PARAPHRASES)
+
+
+@pytest.mark.parametrize(("kind", "earlier", "later"), CONTRADICTIONS)
+def test_no_contradiction_passes(kind: str, earlier: str, later: str) -> None:
+    """Whichever was said first: one that passed would make a wrong memory stronger."""
+    assert difference(earlier, later) is not None, kind
+    assert difference(later, earlier) is not None, kind
+
+
+def test_most_paraphrases_pass() -> None:
+    """Those that do not are kept beside each other, which costs a row."""
+    passed = [pair for pair in PARAPHRASES if difference(*pair) is None]
+    assert len(passed) >= AT_LEAST * len(PARAPHRASES)
+    assert passed == [pair for pair in PARAPHRASES if difference(*reversed(pair)) is None]

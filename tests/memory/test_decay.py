@@ -1,0 +1,179 @@
+"""Memories fade by the formula, in Python as in SQL, and however often that is done."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.ids import new_id
+from perdure.memory.decay import (
+    ARCHIVE_AFTER_DAYS,
+    ARCHIVE_BELOW,
+    FLOOR,
+    KIND_RATES,
+    Decayed,
+    decay,
+    decay_rate,
+    decayed,
+    is_faded,
+)
+from tests.turns.stage import Stage
+
+DAY_S = 86_400
+
+KINDS = st.sampled_from(sorted(KIND_RATES))
+COUNTS = st.integers(0, 10_000)
+IMPORTANCES = st.floats(0, 1)
+HOURS = st.floats(0, 1e7)
+
+FORM = """
+    INSERT INTO memories (memory_id, user_id, kind, content, importance, value, access_count, last_accessed_at,
+                          channels, origin, created_at, valid_from)
+    VALUES (%(memory_id)s, 'ana', %(kind)s, 'something', %(importance)s, %(importance)s, %(accesses)s,
+            %(accessed_at)s, %(channels)s, 'consolidation', perdure_now(), perdure_now())
+"""
+
+
+def form(stage: Stage, kind: str = "fact", importance: float = 0.5, **more: int) -> object:
+    """A memory as it is formed now: with so many `channels`, `accesses` and `connections`."""
+    memory_id = new_id(stage.clock)
+    stage.sql("INSERT INTO users (user_id, created_at) VALUES ('ana', perdure_now()) ON CONFLICT DO NOTHING")
+    stage.sql(
+        FORM,
+        memory_id=memory_id,
+        kind=kind,
+        importance=importance,
+        accesses=more.get("accesses", 0),
+        accessed_at=stage.clock.now() if more.get("accesses") else None,
+        channels=[f"channel {number}" for number in range(more.get("channels", 1))],
+    )
+    entity = new_id(stage.clock)
+    stage.sql(
+        "INSERT INTO entities (entity_id, user_id, name, key, created_at) "
+        "VALUES (%(entity)s, 'ana', 'it', %(key)s, perdure_now())",
+        entity=entity,
+        key=str(entity),
+    )
+    for number in range(more.get("connections", 0)):
+        stage.sql(
+            "INSERT INTO relations (source_id, predicate, target_id, memory_id, user_id, created_at) "
+            "VALUES (%(entity)s, %(predicate)s, %(entity)s, %(memory_id)s, 'ana', perdure_now())",
+            entity=entity,
+            predicate=f"is {number}",
+            memory_id=memory_id,
+        )
+    return memory_id
+
+
+@given(KINDS, st.tuples(COUNTS, COUNTS, COUNTS), IMPORTANCES, HOURS)
+def test_a_value_lies_between_the_floor_and_what_it_was(
+    kind: str, counts: tuple[int, int, int], importance: float, hours: float
+) -> None:
+    """And never grows with age."""
+    rate = decay_rate(kind, *counts)
+    value = decayed(importance, rate, hours)
+    assert FLOOR * importance <= value <= importance
+    assert decayed(importance, rate, hours + 1) <= value
+    assert decayed(importance, rate, 0) == importance
+
+
+@given(KINDS, COUNTS, COUNTS, COUNTS)
+def test_what_is_met_read_and_connected_more_fades_slower(
+    kind: str, channels: int, accesses: int, connections: int
+) -> None:
+    """Each of them by itself; with ten connections nothing fades."""
+    rate = decay_rate(kind, channels, accesses, connections)
+    assert 0 <= decay_rate(kind, channels + 1, accesses, connections) <= rate
+    assert decay_rate(kind, channels, accesses + 1, connections) <= rate
+    assert decay_rate(kind, channels, accesses, connections + 1) <= rate
+    assert (rate == 0) == (connections >= 10)
+    assert decay_rate("fact", channels, accesses, 0) < decay_rate("conversation", channels, accesses, 0)
+
+
+def test_the_formula_gives_what_was_reckoned_by_hand() -> None:
+    """A fact on two channels, read three times, with two connections, a thousand hours old."""
+    rate = decay_rate("fact", 2, 3, 2)
+    assert rate == pytest.approx(0.0001210, rel=1e-3)
+    assert decayed(0.8, rate, 1000) == pytest.approx(0.7088, rel=1e-3)
+    assert decayed(0.8, decay_rate("conversation", 0, 0, 0), 10_000) == pytest.approx(0.24)
+    assert decayed(0.8, rate, -5) == 0.8
+
+
+@given(st.floats(0, 1), st.floats(0, 100), st.floats(0, 100))
+def test_only_what_is_old_unread_and_worth_little_goes(value: float, age: float, unread: float) -> None:
+    """All three at once."""
+    assert is_faded(value, age, unread) == (value < ARCHIVE_BELOW and min(age, unread) > ARCHIVE_AFTER_DAYS)
+
+
+def test_sql_reckons_as_python_does(stage: Stage) -> None:
+    """For every kind, fresh and a lifetime old, whatever was counted."""
+    formed = {}
+    for kind in KIND_RATES:
+        for counts in ((1, 0, 0), (3, 7, 2), (0, 0, 9), (2, 1000, 10), (1, 0, 12)):
+            channels, accesses, connections = counts
+            made = form(stage, kind, 0.9, channels=channels, accesses=accesses, connections=connections)
+            formed[made] = decay_rate(kind, channels, accesses, connections)
+    for hours in (0.5, 200, 5_000, 1_500_000):
+        stage.move(hours * 3600)
+        decay(stage.database)
+        for row in stage.sql(
+            "SELECT memory_id, value, extract(epoch FROM decayed_at - created_at)::float8 / 3600 AS hours "
+            "FROM memories WHERE decayed_at IS NOT NULL"
+        ):
+            assert math.isclose(row.value, decayed(0.9, formed[row.memory_id], row.hours), rel_tol=1e-9)
+
+
+def test_a_hundred_runs_are_one(stage: Stage) -> None:
+    """Runs do not compound: each reckons from what the memory was worth, and from its age."""
+    for kind in KIND_RATES:
+        form(stage, kind, 0.7, connections=3)
+    values = "SELECT value FROM memories ORDER BY memory_id"
+    for _ in range(100):
+        stage.move(3600)
+        decay(stage.database)
+    often = [row.value for row in stage.sql(values)]
+    stage.sql("UPDATE memories SET value = importance, decayed_at = NULL")
+    decay(stage.database)
+    assert often == pytest.approx([row.value for row in stage.sql(values)], rel=1e-6)  # the clock went on in between
+    assert max(often) < 0.7
+
+
+def test_what_does_not_fade_is_not_written(stage: Stage) -> None:
+    """A memory at its floor, or held by its connections, costs no write."""
+    form(stage, connections=10)
+    form(stage, importance=0.4)
+    stage.move(50_000 * 3600)
+    assert decay(stage.database) == Decayed(looked_at=2, changed=1)
+    assert decay(stage.database) == Decayed(looked_at=2)
+
+
+def test_what_has_faded_is_put_away(stage: Stage) -> None:
+    """Worth under 0.03, older than thirty days, and unread for as long: each alone is not enough."""
+    faded = form(stage, "conversation", 0.05)
+    form(stage, "conversation", 0.2)
+    stage.move(20 * DAY_S)
+    form(stage, "conversation", 0.05)
+    read = form(stage, "conversation", 0.05, accesses=1)
+    stage.sql("UPDATE memories SET created_at = created_at - interval '20 days' WHERE memory_id = %(id)s", id=read)
+    stage.move(15 * DAY_S)
+    stage.sql("UPDATE memories SET value = importance")
+    assert decay(stage.database).archived == 1
+    stage.move(16 * DAY_S)
+    assert [row.memory_id for row in stage.sql("SELECT memory_id FROM memories WHERE archived_at IS NOT NULL")] == [
+        faded
+    ]
+    assert decay(stage.database).archived == 2
+
+
+def test_a_run_goes_through_pages(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page is a commit of its own, and none is left out."""
+    monkeypatch.setattr("perdure.memory.decay._A_BATCH", 2)
+    for _ in range(5):
+        form(stage)
+    stage.move(DAY_S)
+    told: list[int] = []
+    assert decay(stage.database, told.append) == Decayed(looked_at=5, changed=5)
+    assert told == [2, 4, 5]

@@ -1,0 +1,204 @@
+"""Every text gets its vector, some time: whoever dies, whatever the embedder does, whichever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, create_engine
+
+from perdure.clock import MovedClock
+from perdure.database.engine import Database
+from perdure.errors import ProviderError
+from perdure.memory.embedding import build_index, embed_missing, embed_sessions, progress, register
+from perdure.memory.recall import Recall
+from perdure.models.embedders.hashing import HashEmbedder
+from perdure.models.embedders.protocol import Vector
+from perdure.models.protocol import ModelCall
+from perdure.settings import MemorySettings
+from tests.memory.corpus import told
+from tests.turns.stage import side_by_side
+
+_TALK = [f"This is line number {number} about the {thing}." for number, thing in enumerate(["oboe", "kiln", "quay"])]
+
+
+class Fickle:
+    """An embedder that fails while `fault` is set, and refuses what holds `taboo`."""
+
+    def __init__(self, dimensions: int = 64) -> None:
+        self._embedder = HashEmbedder(dimensions)
+        self.fault: ProviderError | None = None
+        self.taboo: str | None = None
+        self.seen: list[str] = []
+
+    @property
+    def name(self) -> str:
+        """As in the settings."""
+        return self._embedder.name
+
+    @property
+    def dimensions(self) -> int:
+        """As of its vectors."""
+        return self._embedder.dimensions
+
+    def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
+        """Vectors, or the fault."""
+        if self.fault is not None:
+            raise self.fault
+        if self.taboo is not None and any(self.taboo in text for text in texts):
+            raise ProviderError("This text cannot be embedded.", transient=False)
+        self.seen += texts
+        return self._embedder.embed(texts, call)
+
+
+@pytest.fixture
+def connection(database: Database) -> Iterator[Connection]:
+    """The hands of a test on the rows."""
+    engine = create_engine(database.url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as made:
+        yield made
+    engine.dispose()
+
+
+def _count(connection: Connection, table: str, condition: str = "true") -> Any:
+    return connection.exec_driver_sql(f"SELECT count(*) FROM {table} WHERE {condition}").scalar()  # noqa: S608
+
+
+def test_what_was_said_gets_its_vector_later(database: Database, clock: MovedClock, connection: Connection) -> None:
+    """Noted in the commit that says it, made by whoever comes by, once."""
+    told(database, clock, _TALK)
+    assert _count(connection, "unembedded") == 3
+    embedder = Fickle()
+    assert embed_missing(database, embedder, batch=2).embedded == 2
+    assert embed_missing(database, embedder, batch=2).embedded == 1
+    assert (_count(connection, "unembedded"), _count(connection, "message_vectors")) == (0, 3)
+    assert embed_missing(database, embedder).embedded == 0
+    assert progress(database, embedder).done == progress(database, embedder).total == 3
+
+
+def test_an_embedder_that_is_away_is_waited_for(database: Database, clock: MovedClock, connection: Connection) -> None:
+    """The failure is told, nothing is lost, and it is tried again later rather than at once."""
+    told(database, clock, _TALK)
+    embedder = Fickle()
+    embedder.fault = ProviderError("The embedder's server cannot be reached.", transient=True)
+    failed = embed_missing(database, embedder)
+    assert (failed.embedded, failed.error) == (0, "The embedder's server cannot be reached.")
+    assert _count(connection, "unembedded") == 3
+    embedder.fault = None
+    assert embed_missing(database, embedder).embedded == 0
+    clock.advance(timedelta(seconds=11))
+    assert embed_missing(database, embedder).embedded == 3
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_text_that_is_refused_holds_nobody_up(
+    batch: int, database: Database, clock: MovedClock, connection: Connection
+) -> None:
+    """It is marked, found by its words, and not sent again; a key that is wrong marks nothing."""
+    told(database, clock, _TALK)
+    embedder = Fickle()
+    embedder.fault = ProviderError("Wrong key.", transient=False)
+    assert embed_missing(database, embedder, batch=batch).error == "Wrong key."
+    assert _count(connection, "message_vectors") == 0
+    clock.advance(timedelta(minutes=1))
+    embedder.fault, embedder.taboo = None, "kiln"
+    filled = [embed_missing(database, embedder, batch=batch) for _ in range(3)]
+    assert (sum(each.embedded for each in filled), sum(each.refused for each in filled)) == (2, 1)
+    assert _count(connection, "message_vectors", "vector IS NULL") == 1
+    assert _count(connection, "unembedded") == 0
+    found = Recall(database, embedder, MemorySettings(), clock).search("ana", "the number line", 3)
+    assert len(found) == 3
+
+
+def test_what_was_taken_by_a_process_that_died_is_taken_again(
+    database: Database, clock: MovedClock, connection: Connection
+) -> None:
+    """Not before its lease is over."""
+    told(database, clock, _TALK)
+
+    class Dying(Fickle):
+        def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        embed_missing(database, Dying())
+    assert embed_missing(database, Fickle()).embedded == 0
+    clock.advance(timedelta(seconds=301))
+    assert embed_missing(database, Fickle()).embedded == 3
+
+
+def test_two_at_once_share_the_work(database: Database, clock: MovedClock, connection: Connection) -> None:
+    """Neither embeds what the other has."""
+    told(database, clock, [f"Line {number}." for number in range(40)])
+    embedders = Fickle(), Fickle()
+    done = side_by_side(*(lambda each=each: embed_missing(database, each, batch=20) for each in embedders))
+    assert sum(each.embedded for each in done) == 40
+    assert len({*embedders[0].seen, *embedders[1].seen}) == 40
+
+
+def test_another_embedder_starts_anew_beside_the_old(
+    database: Database, clock: MovedClock, connection: Connection
+) -> None:
+    """All there is gets a second vector, with progress to see; search works in between, and the first ones stay."""
+    told(database, clock, _TALK)
+    old, new = Fickle(64), Fickle(128)
+    while embed_missing(database, old).more:
+        pass
+    recall = Recall(database, new, MemorySettings(), clock)
+    assert recall.search("ana", "the kiln", 1)[0].content == _TALK[1]
+    assert (progress(database, new).done, progress(database, new).total) == (0, 3)
+    for _ in range(6):
+        embed_missing(database, new)
+    assert progress(database, new).done == progress(database, old).done == 3
+    assert recall.search("ana", "the kiln", 1)[0].content == _TALK[1]
+
+
+def test_what_was_missed_is_found_by_the_daily_walk(
+    database: Database, clock: MovedClock, connection: Connection
+) -> None:
+    """Whatever was lost, for whatever reason, is made good within a day."""
+    told(database, clock, _TALK)
+    embedder = Fickle()
+    for _ in range(6):
+        embed_missing(database, embedder)
+    connection.exec_driver_sql("DELETE FROM message_vectors WHERE seq = 2")
+    assert embed_missing(database, embedder).embedded == 0
+    clock.advance(timedelta(days=1, minutes=1))
+    for _ in range(6):
+        embed_missing(database, embedder)
+    assert progress(database, embedder).done == 3
+
+
+def test_what_is_erased_meanwhile_gets_no_vector(database: Database, clock: MovedClock, connection: Connection) -> None:
+    """A message that goes while its vector is made leaves none behind."""
+    told(database, clock, _TALK)
+
+    class Slow(Fickle):
+        def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
+            connection.exec_driver_sql("DELETE FROM message_words WHERE seq = 2")
+            return super().embed(texts, call)
+
+    assert embed_missing(database, Slow()).error is None
+    assert (_count(connection, "message_vectors"), _count(connection, "unembedded")) == (2, 0)
+
+
+def test_many_vectors_get_an_index_of_their_own(database: Database, clock: MovedClock, connection: Connection) -> None:
+    """One for each embedder and size, once there are enough; one whose building was broken off is built again."""
+    done = told(database, clock, [f"Line {number}." for number in range(20)])
+    embedder = Fickle()
+    assert embed_sessions(database, embedder, done.sessions).embedded == 20
+    registered = register(database, embedder.name, 64)
+    assert not build_index(database, registered, 21)
+    assert build_index(database, registered, 20)
+    again = register(database, embedder.name, 64)
+    assert again.indexed
+    assert not build_index(database, again, 20)
+    names = (
+        connection.exec_driver_sql("SELECT indexname FROM pg_indexes WHERE indexdef LIKE '%%hnsw%%'").scalars().all()
+    )
+    assert sorted(names) == ["memory_vectors_1_idx", "message_vectors_1_idx"]
+    few = MemorySettings(exact_rows=1)
+    found = Recall(database, embedder, few, clock).search("ana", "Line 7.", 3)
+    assert found[0].content == "Line 7."

@@ -1,0 +1,246 @@
+"""Erasing a user leaves no word of theirs anywhere, and every word of everybody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from perdure import Agent, ToolContext, tool
+from perdure.agents import Agents
+from perdure.database.engine import Database
+from perdure.database.tables import metadata
+from perdure.errors import NotFound
+from perdure.memory.erasure import Erased, Eraser
+from perdure.memory.export import export_user
+from perdure.memory.personal import ERASING, HOLDINGS, IMPERSONAL
+from perdure.memory.stream import Happening, Kind
+from perdure.memory.volatile import Volatile
+from perdure.snapshots.redis import RedisSnapshots
+from perdure.turns.runner import Runner
+from perdure.turns.sweep import sweep
+from tests.turns.scripted import calls, says
+from tests.turns.stage import Stage
+
+MARKER = "zyxomma"
+"""In every text of the user that is erased, their id included."""
+
+OTHER = "quokka"
+
+_KNOWN = """
+    WITH made AS (
+        INSERT INTO embedders (name, dimensions, created_at) VALUES (md5(%(word)s), 3, now()) RETURNING embedder_id
+    ), source AS (
+        SELECT session_id, seq FROM messages JOIN sessions USING (session_id) WHERE user_id = %(user)s LIMIT 1
+    ), memory AS (
+        INSERT INTO memories (memory_id, user_id, kind, content, importance, value, channels, origin, created_at,
+                              valid_from)
+        VALUES (gen_random_uuid(), %(user)s, 'fact', 'is called ' || %(word)s, 0.5, 0.5, '{cli}', 'tool', now(), now())
+        RETURNING memory_id
+    ), entity AS (
+        INSERT INTO entities (entity_id, user_id, name, key, created_at)
+        SELECT gen_random_uuid(), %(user)s, name || %(word)s, name || %(word)s, now()
+        FROM unnest('{one,other}'::text[]) AS name
+        RETURNING entity_id
+    ), vector AS (
+        INSERT INTO memory_vectors SELECT memory_id, embedder_id, %(user)s, '[1,0,0]' FROM memory, made
+    ), said AS (
+        INSERT INTO message_vectors SELECT session_id, seq, embedder_id, %(user)s, '[1,0,0]' FROM source, made
+    ), drawn AS (
+        INSERT INTO memory_sources SELECT memory_id, session_id, seq FROM memory, source
+    ), mentioned AS (
+        INSERT INTO entity_mentions SELECT entity_id, memory_id FROM entity, memory
+    ), related AS (
+        INSERT INTO relations
+        SELECT min(entity_id::text)::uuid, %(word)s, max(entity_id::text)::uuid, memory_id, %(user)s, now()
+        FROM entity, memory GROUP BY memory_id
+    ), accessed AS (
+        INSERT INTO memory_accesses SELECT memory_id, now(), gen_random_uuid(), %(user)s FROM memory
+    ), learnt AS (
+        INSERT INTO cases (case_id, query, response_text, created_at, user_id, query_vector, embedder)
+        VALUES ('of ' || %(word)s, 'who am I', 'you are ' || %(word)s, now(), %(user)s, '[1,0,0]', 'three')
+        RETURNING *
+    ), used AS (
+        INSERT INTO case_executions (case_id, turn_id, succeeded, error, executed_at)
+        SELECT case_id, gen_random_uuid(), false, 'no such ' || %(word)s, now() FROM learnt
+    ), archived AS (
+        INSERT INTO case_archive (case_id, query, response_text, query_vector, embedder, created_at, user_id,
+                                  archived_at, archived_reason)
+        SELECT case_id, query, response_text, query_vector, embedder, created_at, user_id, now(), 'asleep' FROM learnt
+    ), happened AS (
+        INSERT INTO case_history (case_id, event, reason, at) SELECT case_id, 'added', 'learnt', now() FROM learnt
+    ), run AS (
+        INSERT INTO case_runs (run_id, phase, started_at, finished_at)
+        VALUES (gen_random_uuid(), 'done', now(), now()) RETURNING run_id
+    ), planned AS (
+        INSERT INTO case_run_items (run_id, position, action, case_id, rule, reason, keeper_id, usage_count)
+        SELECT run_id, 1, 'spare', 'somebody else''s', 'guard', 'they differ in a name: ' || %(word)s, case_id, 0
+        FROM run, learnt
+    )
+    INSERT INTO hot_memories SELECT %(user)s, 1, memory_id, 1, now() FROM memory
+"""
+
+
+@pytest.fixture
+def everything(database: Database, client: Any) -> Callable[[str], dict[str, int]]:
+    """Counts the rows of every table, and the keys of Redis, that hold a word."""
+
+    def count(word: str) -> dict[str, int]:
+        found = {}
+        with database.engine.connect() as connection:
+            for name in metadata.tables:
+                counting = text(f"SELECT count(*) FROM {name} AS t WHERE t::text LIKE '%' || :word || '%'")  # noqa: S608 (our own tables)
+                found[name] = connection.execute(counting, {"word": word}).scalar_one()
+        for key in client.scan_iter():
+            kept = {"string": client.get, "hash": client.hgetall, "stream": client.xrange}
+            value = kept.get(client.type(key), lambda it: client.lrange(it, 0, -1))(key)
+            found[key] = word in f"{key} {value}"
+        return {name: number for name, number in found.items() if number}
+
+    return count
+
+
+def _live(stage: Stage, volatile: Volatile, word: str) -> None:
+    """Two sessions of the user of that word, one ended: said, remembered, done, owed and set aside."""
+
+    @tool(effect="idempotent")
+    def note(what: str, context: ToolContext) -> str:
+        """Note it."""
+        context.working_variables["noted"] = what
+        return f"noted {what}"
+
+    stage.agents = Agents([Agent("assistant", "You help.", [note])])
+    user = f"user {word}"
+    for number in range(2):
+        stage.script(calls(("note", {"what": f"{word} thing"})), says(f"I know of {word}"))
+        sent = stage.send(
+            f"my name is {word}",
+            user_id=user,
+            reply_to={"url": f"http://127.0.0.1:9/{word}"},
+            metadata={"of": word},
+            message_id=f"{word} {number}",
+        )
+        stage.run(sent.session_id)
+        stage.sql(
+            "UPDATE sessions SET summary = %(summary)s, end_requested_at = CASE WHEN %(n)s = 0 THEN now() END, "
+            "routable = %(n)s <> 0 WHERE session_id = %(id)s",
+            summary=f"They are {word}",
+            id=sent.session_id,
+            n=number,
+        )
+    stage.sql(
+        "INSERT INTO identities VALUES ('telegram', %(external)s, %(user)s, now())", external=f"@{word}", user=user
+    )
+    volatile.stream.append(user, Happening(Kind.TYPING, f"channel {word}", stage.clock.now()))
+    stage.sql(_KNOWN, user=user, word=word)
+
+
+@pytest.fixture
+def lived(stage: Stage, volatile: Volatile, redis_url: str) -> Stage:
+    """Two users of much the same life, their snapshots in Redis."""
+    stage.volatile = volatile
+    stage.snapshots = RedisSnapshots(redis_url)
+    for word in (MARKER, OTHER):
+        _live(stage, volatile, word)
+    return stage
+
+
+def _eraser(stage: Stage, volatile: Volatile | None) -> Eraser:
+    return Eraser(stage.database, stage.clock, stage.snapshots, volatile, stage.settings.turn.lease_s)
+
+
+def test_every_table_is_personal_or_not() -> None:
+    """A new table fails here until somebody has said which: none is forgotten when a user is."""
+    named = [holding.table for holding in HOLDINGS]
+    assert len(named) == len(set(named))
+    assert {*named, *IMPERSONAL, *ERASING} == set(metadata.tables)
+    assert not IMPERSONAL & {*named}
+    for table in metadata.tables.values():  # whoever refers to another is erased before it
+        for key in table.foreign_keys:
+            referred = key.column.table.name
+            if {table.name, referred} <= {*named} and referred != table.name:
+                assert named.index(table.name) < named.index(referred), (table.name, referred)
+
+
+def test_nothing_is_left_of_a_user_and_everything_of_the_others(
+    lived: Stage, volatile: Volatile, everything: Callable[[str], dict[str, int]]
+) -> None:
+    """Every table and every key of Redis is searched for a word of theirs."""
+    before, others = everything(MARKER), everything(OTHER)
+    assert {"users", "identities", "sessions", "turns", "inbox", "messages", "tool_effects"} <= before.keys()
+    assert {"snapshots", "deliveries", "memories", "entities", "relations", "message_words"} <= before.keys()
+    assert len([key for key in before if key.startswith("perdure:")]) >= 4
+    erased = _eraser(lived, volatile).erase(f"user {MARKER}")
+    assert erased.everywhere
+    assert [name for name, gone in erased.rows.items() if not gone] == []
+    assert everything(MARKER).keys() == {"erasures"}
+    lived.move(lived.settings.turn.lease_s + 1)
+    assert sweep(lived.runtime) is not None
+    assert everything(MARKER) == {}
+    assert everything(OTHER) == others
+    assert _eraser(lived, volatile).erase(f"user {MARKER}") == Erased(dict.fromkeys(erased.rows, 0), everywhere=True)
+
+
+def test_a_process_that_was_paused_leaves_nothing_behind_for_long(
+    lived: Stage, volatile: Volatile, everything: Callable[[str], dict[str, int]]
+) -> None:
+    """What it writes to Redis after the first pass goes with the second; what came since stays."""
+    user = f"user {MARKER}"
+    rows = lived.sql("SELECT session_id FROM sessions WHERE user_id = %(user)s", user=user)
+    remembered = [volatile.working.held(row.session_id) for row in rows]
+    late = lived.clock.now()
+    _eraser(lived, volatile).erase(user)
+    for row, turns in zip(rows, remembered, strict=True):
+        volatile.working.remember_turn(row.session_id, turns[0])
+    volatile.stream.append(user, Happening(Kind.TYPING, MARKER, late))
+    lived.move(1)
+    volatile.stream.append(user, Happening(Kind.PRESENCE, "since", lived.clock.now()))
+    assert _eraser(lived, volatile).finish_due() == 0  # not yet: whoever was paused may still be
+    lived.move(lived.settings.turn.lease_s)
+    assert _eraser(lived, volatile).finish_due() == 1
+    assert everything(MARKER).keys() == {f"perdure:stream:{user}"}  # of the user who came back
+    assert [each.channel for each in volatile.stream.recent(user, 9)] == ["since"]
+
+
+def test_while_redis_is_away_the_rows_go_and_the_rest_follows(
+    lived: Stage, volatile: Volatile, away: Volatile, everything: Callable[[str], dict[str, int]]
+) -> None:
+    """An erasure is not refused, nor called complete."""
+    assert not _eraser(lived, away).erase(f"user {MARKER}").everywhere
+    lived.move(lived.settings.turn.lease_s + 1)
+    assert _eraser(lived, away).finish_due() == 0
+    assert _eraser(lived, None).finish_due() == 0
+    lived.move(lived.settings.turn.lease_s + 1)
+    assert _eraser(lived, volatile).finish_due() == 1
+    assert everything(MARKER) == {}
+
+
+def test_a_turn_that_runs_meanwhile_writes_nothing_any_more(
+    stage: Stage, volatile: Volatile, everything: Callable[[str], dict[str, int]]
+) -> None:
+    """Its model was asked before, and answers after."""
+    stage.volatile = volatile
+    sent = stage.send(f"I am {MARKER}", user_id=MARKER)
+
+    def answered(*_given: Any) -> Any:
+        _eraser(stage, volatile).erase(MARKER)
+        return says(f"hello {MARKER}")
+
+    stage.script(answered)
+    Runner(stage.runtime, "stage").run(sent.session_id)
+    assert everything(MARKER).keys() == {"erasures"}
+
+
+def test_what_is_held_is_exported_and_nobody_elses(lived: Stage, volatile: Volatile) -> None:
+    """Each row once, with the words in it."""
+    made = export_user(lived.database, lived.clock, volatile, f"user {MARKER}")
+    assert OTHER not in str(made)
+    counted = lived.sql("SELECT count(*) FROM messages")[0][0]
+    assert len(made["tables"]["messages"]) == counted / 2
+    assert [each["user_id"] for each in made["tables"]["users"]] == [f"user {MARKER}"]
+    assert [each["kind"] for each in made["stream"]] == ["typing"]
+    assert made["tables"].keys() == {holding.table for holding in HOLDINGS}
+    with pytest.raises(NotFound):
+        export_user(lived.database, lived.clock, volatile, "nobody")

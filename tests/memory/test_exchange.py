@@ -1,0 +1,156 @@
+"""Conversations come from files once, whatever is in the files, and go out as they can come in again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Row, create_engine
+
+from perdure.clock import MovedClock
+from perdure.database.engine import Database
+from perdure.memory.exchange import Imported, export_messages
+from perdure.memory.recall import Recall
+from perdure.models.embedders.hashing import HashEmbedder
+from perdure.sessions.forking import fork
+from perdure.sessions.reading import read_messages
+from perdure.settings import MemorySettings
+from tests.memory.conftest import stage as stage  # noqa: PLC0414 (a fixture)
+from tests.memory.corpus import BEGIN, imported, line, told
+from tests.turns.scripted import says
+from tests.turns.stage import Stage, side_by_side
+
+_TALK = ["I keep bees.", "How many hives?", "Four, beside the orchard.", "Do they like apple blossom?"]
+
+
+def _rows(database: Database, sql: str) -> Sequence[Row[Any]]:
+    engine = create_engine(database.url)
+    with engine.connect() as connection:
+        found = connection.exec_driver_sql(sql).fetchall()
+    engine.dispose()
+    return found
+
+
+def _counts(result: Imported) -> tuple[int, int, int]:
+    return result.added, result.known, result.refused
+
+
+def test_a_session_arrives_ended_and_searchable(database: Database, clock: MovedClock) -> None:
+    """By words when the import returns; not consolidated, with its turns, at the times it was said."""
+    result = told(database, clock, _TALK, author="Bea", channel="letters")
+    assert _counts(result) == (4, 0, 0)
+    (session,) = _rows(database, "SELECT * FROM sessions")
+    assert (session.state, session.turn_count, session.message_count) == ("ended", 2, 4)
+    assert session.ended_at is not None
+    assert session.consolidated_at is None
+    assert (session.channels, session.routable, session.created_at > BEGIN) == (["letters"], False, True)
+    messages = read_messages(database, session.session_id)
+    assert [each["content"] for each in messages] == _TALK
+    found = Recall(database, None, MemorySettings(), clock).search("ana", "bee hives", 2)
+    assert {each.id for each in found} == {"m1", "m2"}
+    assert found[0].author == "Bea"
+
+
+def test_importing_twice_changes_nothing(database: Database, clock: MovedClock) -> None:
+    """The same file again is known by heart; one that has grown adds what is new, to be consolidated."""
+    told(database, clock, _TALK)
+    before = _rows(database, "SELECT * FROM messages ORDER BY seq")
+    assert _counts(told(database, clock, _TALK)) == (0, 4, 0)
+    assert _rows(database, "SELECT * FROM messages ORDER BY seq") == before
+    assert len(_rows(database, "SELECT * FROM sessions")) == 1
+    assert _counts(told(database, clock, [*_TALK, "Very much."])) == (1, 4, 0)
+    (session,) = _rows(database, "SELECT * FROM sessions")
+    assert (session.message_count, session.turn_count) == (5, 3)
+
+
+def test_two_imports_at_once_import_once(database: Database, clock: MovedClock) -> None:
+    """Of the same file, by two who do not know of each other."""
+    done = side_by_side(*[lambda: told(database, clock, _TALK)] * 2)
+    assert sorted(_counts(each) for each in done) == [(0, 4, 0), (4, 0, 0)]
+    assert len(_rows(database, "SELECT * FROM messages")) == 4
+
+
+def test_a_line_is_bad_by_itself(database: Database, clock: MovedClock) -> None:
+    """Each is told by number and reason; the good ones around it are kept."""
+    lines = [
+        line(1, "good"),
+        "no json",
+        "[1]",
+        line(4, ""),
+        line(5, "x", role="tool"),
+        line(6, "x", occurred_at="yesterday"),
+        line(7, "x", user_id=None),
+        line(8, "x", mood="fine"),
+        '{"content": "\\u0000"}',
+        "",
+        line(11, "good too"),
+        line(1, "other words under the same id"),
+        '{"user_id": "ana", "user_id": "bob"}',
+        line(14, "x", message_id="i" * 201),
+    ]
+    result = imported(database, clock, lines)
+    assert _counts(result) == (2, 0, 11)
+    assert [each.number for each in result.bad] == [2, 3, 4, 5, 6, 7, 8, 9, 13, 14, 12]
+    reasons = {each.number: each.reason for each in result.bad}
+    assert reasons[4] == "content is empty"
+    assert reasons[7] == "user_id is missing"
+    assert reasons[8] == "mood is not known"
+    assert reasons[12] == "message_id m1 is there already, with another text"
+    assert [row.content for row in _rows(database, "SELECT content FROM messages ORDER BY seq")] == ["good", "good too"]
+
+
+def test_sessions_and_users_are_kept_apart(database: Database, clock: MovedClock) -> None:
+    """The same names of session and message mean others with another user."""
+    lines = [line(1, "one", user_id=user, session=session) for user in ("ana", "bob") for session in ("a", "b", "a")]
+    assert _counts(imported(database, clock, lines)) == (4, 2, 0)
+    assert len(_rows(database, "SELECT * FROM sessions")) == 4
+
+
+def test_a_megabyte_and_five_languages(database: Database, clock: MovedClock) -> None:
+    """Whatever is said can be stored, and what is at its beginning found."""
+    said = ["Ключ лежит под ковром.", "鍵はマットの下です。", "열쇠는 매트 아래에 있어요.", "La clé est sous le tapis."]
+    said.append("The key is hidden. " + "lorem ipsum 밥을 먹다 " * 60_000)
+    told(database, clock, said, HashEmbedder(64))
+    recall = Recall(database, HashEmbedder(64), MemorySettings(), clock)
+    for question, number in (("ключ", 1), ("鍵", 2), ("열쇠가", 3), ("clé tapis", 4), ("hidden key", 5)):
+        assert recall.search("ana", question, 1)[0].id == f"m{number}", question
+
+
+def test_what_is_exported_can_be_imported(database: Database, clock: MovedClock, stage: Stage) -> None:
+    """Here it is known already, elsewhere it is new; what took place here is added to by no file."""
+    stage.script(says("I will look after them."))
+    turn = stage.ask("Mind my bees.")
+    told(database, clock, _TALK, author="Bea")
+    lines = [json.dumps(each) for each in export_messages(database)]
+    assert _counts(imported(database, clock, lines)) == (0, 6, 0)
+    assert [json.loads(each)["author"] for each in lines if "author" in each] == ["Bea"] * 4
+    assert list(export_messages(database, "nobody")) == []
+    strangers = [json.dumps({**json.loads(each), "user_id": "eve"}) for each in lines]
+    assert _counts(imported(database, clock, strangers)) == (6, 0, 0)
+    added = imported(database, clock, [line(1, "And my cat.", session=str(turn["session_id"]))])
+    assert _counts(added) == (0, 0, 1)
+    assert "took place here" in added.bad[0].reason
+
+
+def test_a_turn_is_searchable_with_its_commit_and_a_fork_is_not_twice(
+    database: Database, clock: MovedClock, stage: Stage
+) -> None:
+    """What user and agent say is found as soon as it is committed; results of tools are not recalled."""
+    stage.script(says("Your hives are safe."))
+    turn = stage.ask("Mind my bees, please.", message_id="mine")
+    fork(database, clock, UUID(str(turn["session_id"])))
+    found = Recall(database, None, MemorySettings(), clock).search("ana", "bees hives", 5)
+    assert sorted(str(each.role) for each in found) == ["assistant", "user"]
+    by_role = {each.role: each for each in found}
+    assert by_role["user"].id == "mine"
+    assert str(by_role["assistant"].id) == f"{by_role['assistant'].session_id}:2"
+
+
+@pytest.mark.parametrize("name", ["", "not a uuid", "0" * 32])
+def test_any_name_of_a_session(name: str, database: Database, clock: MovedClock) -> None:
+    """A name that is no id, or looks like one of a session that is not there, is a name."""
+    result = imported(database, clock, [line(1, "hello", session=name)])
+    assert _counts(result) == ((1, 0, 0) if name else (0, 0, 1))

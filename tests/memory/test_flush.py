@@ -1,0 +1,332 @@
+"""Flush: what PostgreSQL lacks is written there once, under a current token, as a transcript that stands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from perdure import tool
+from perdure.errors import Unavailable
+from perdure.memory.flush import Blocked, Flushed, Outcome, Stale, fault, flush
+from perdure.memory.volatile import Volatile
+from perdure.memory.working import Line
+from perdure.models.protocol import Role
+from perdure.turns.inbox import Accepted
+from perdure.turns.lease import TurnRef
+from perdure.turns.remembering import remember
+from perdure.turns.settlement import Verdict
+from perdure.turns.transcript import Transcript
+from tests.memory.conftest import Remembered, line
+from tests.turns.scripted import calls, says
+from tests.turns.stage import Stage, side_by_side
+
+ASKED = {"id": "call_1", "name": "read", "arguments": "{}"}
+ASKING = line(Role.ASSISTANT, tool_calls=[ASKED])
+RESULT = line(Role.TOOL, "42", tool_call_id="call_1")
+REPLY = line(Role.ASSISTANT, "42")
+SETTLED = "SELECT turn_id, seq, agent, channel, status, steps, first_seq, reply_seq, usage FROM turns ORDER BY seq"
+SETTLED_BEFORE = Verdict(
+    "done", [], replied=True, steps=1, usage={}, error_code=None, error_message=None, variables=None
+)
+GO_BACK = """
+    WITH a AS (DELETE FROM inbox WHERE text <> 'hello'), b AS (DELETE FROM tool_effects),
+         c AS (DELETE FROM messages WHERE seq > 2), d AS (DELETE FROM turns WHERE seq > 1)
+    UPDATE sessions SET message_count = 2, last_turn_seq = 1, turn_count = 1, tick = 1, token = 1
+"""
+
+
+@tool(effect="pure")
+def read() -> str:
+    """Read."""
+    return "42"
+
+
+class Session:
+    """A session with one settled turn, and hands on its working memory."""
+
+    def __init__(self, stage: Stage, volatile: Volatile) -> None:
+        self.stage = stage
+        self.volatile = volatile
+        self.id = stage.send("hello").session_id
+        stage.run(self.id)
+
+    @property
+    def token(self) -> int:
+        """The current one."""
+        token: int = self.stage.session(self.id).token
+        return token
+
+    def keep(self, *turns: Any) -> None:
+        """Put turns into Redis, whatever PostgreSQL has."""
+        for turn in turns:
+            assert self.volatile.working.remember_turn(self.id, turn)
+
+    def remember(self, sent: Accepted) -> None:
+        """Run a turn and remember it as its runner does."""
+        self.stage.run(self.id)
+        (row,) = self.stage.sql("SELECT * FROM turns WHERE turn_id = %(id)s", id=sent.turn_id)
+        ref = TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
+        transcript = Transcript.load(self.stage.database, self.id, ref)
+        runtime = replace(self.stage.runtime, volatile=self.volatile)
+        remember(runtime, self.id, self.token, turn=ref, transcript=transcript, verdict=SETTLED_BEFORE)
+
+    def flush(self, token: int | None = None) -> Outcome:
+        """Flush, under the current token unless told otherwise."""
+        return flush(self.stage.database, self.volatile.working, self.id, self.token if token is None else token)
+
+    @property
+    def transcript(self) -> list[dict[str, Any]]:
+        """The same with all that is known of it, but for the model, which a transcript read back does not name."""
+        return [message | {"model": None} for message in self.stage.messages(self.id)]
+
+    @property
+    def said(self) -> list[str]:
+        """The transcript in PostgreSQL."""
+        return [content for _, content in self.stage.lines(self.id)]
+
+
+@pytest.fixture
+def session(stage: Stage, volatile: Volatile) -> Session:
+    """The one that each test is about."""
+    return Session(stage, volatile)
+
+
+def test_what_postgresql_lacks_is_written_once(stage: Stage, session: Session, remembered: Remembered) -> None:
+    """Two turns, behind what is there, as if they had been settled there; a second flush finds nothing to do."""
+    first, second = remembered(session.token), remembered(session.token, channel="web")
+    session.keep(first, second)
+    assert session.flush() == Flushed(2)
+    before = stage.session(session.id)
+    assert session.flush() == Flushed(0)
+    assert stage.session(session.id) == before
+    assert session.said == ["hello", "ok", "question 1", "answer to question 1", "question 2", "answer to question 2"]
+    assert (before.turn_count, before.message_count, before.last_turn_seq, before.unsettled) == (3, 6, 3, 0)
+    assert (before.channels, before.state, before.tick) == (["http", "cli", "web"], "active", 3)
+    shown = stage.turn(second.turn_id)
+    assert (shown["status"], shown["seq"], shown["steps"]) == ("done", 3, 1)
+    assert shown["reply"]["text"] == "answer to question 2"
+    assert shown["usage"] == {"input_tokens": 9, "output_tokens": 3}
+
+
+def test_the_conversation_goes_on_from_what_was_written(stage: Stage, session: Session, remembered: Remembered) -> None:
+    """The next turn's prompt holds it, and a provider accepts that (the stage checks)."""
+    session.keep(remembered(session.token))
+    assert session.flush() == Flushed(1)
+    stage.send("and now?")
+    stage.run(session.id)
+    told = [message.content for message in stage.model.requests[-1].messages]
+    assert told[-3:] == ["question 1", "answer to question 1", "and now?"]
+
+
+def test_under_a_stale_token_nothing_is_written(stage: Stage, session: Session, remembered: Remembered) -> None:
+    """The process was overtaken: whoever holds the session now knows better."""
+    session.keep(remembered(session.token))
+    before = (stage.counts(), stage.session(session.id))
+    for token in (session.token - 1, session.token + 1):
+        assert session.flush(token) == Stale()
+    assert (stage.counts(), stage.session(session.id)) == before
+    assert flush(stage.database, session.volatile.working, UUID(int=7), 1) == Flushed(0)
+
+
+def test_a_token_that_moves_on_during_the_flush_stops_it(
+    stage: Stage, session: Session, remembered: Remembered
+) -> None:
+    """Between looking and writing another worker claims the session: the write itself is fenced."""
+    session.keep(remembered(session.token))
+    before = stage.counts()
+
+    def overtaken(moment: str, name: str) -> None:
+        if (moment, name) == ("before", "memory.flush"):
+            stage.sql("UPDATE sessions SET token = token + 1 WHERE session_id = %(id)s", id=session.id)
+
+    token = session.token
+    with stage.hooked(overtaken):
+        assert session.flush(token) == Stale()
+    assert stage.counts() == before
+
+
+def test_a_turn_that_came_meanwhile_stops_it_until_it_is_settled(
+    stage: Stage, session: Session, remembered: Remembered
+) -> None:
+    """Nothing enters the transcript while a turn is open; what is lacking stays remembered and comes after it."""
+    session.keep(remembered(session.token))
+    sent = False
+
+    def accepted(moment: str, name: str) -> None:
+        nonlocal sent
+        if (moment, name) == ("before", "memory.flush") and not sent:
+            sent = True
+            stage.send("another")
+
+    with stage.hooked(accepted):
+        assert session.flush() == Blocked(1)
+    assert session.said == ["hello", "ok"]
+    stage.run(session.id)
+    assert session.flush() == Flushed(1)
+    assert session.said == ["hello", "ok", "another", "ok", "question 1", "answer to question 1"]
+
+
+def test_flushes_side_by_side_write_once(stage: Stage, session: Session, remembered: Remembered) -> None:
+    """A worker that shuts down and the sweeper's ending meet here."""
+    session.keep(remembered(session.token), remembered(session.token))
+    token = session.token
+    found = side_by_side(*[lambda: session.flush(token)] * 4)
+    assert sorted(each.written for each in found) == [0, 0, 0, 2]
+    assert len(session.said) == 6
+
+
+def test_an_entry_that_was_overtaken_is_refused(
+    stage: Stage, session: Session, remembered: Remembered, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A paused runner wrote it under a token that another one's turn, which PostgreSQL has, went beyond."""
+    (known,) = stage.sql("SELECT turn_id FROM turns WHERE session_id = %(id)s", id=session.id)
+    stale, good = remembered(1), remembered(2)
+    session.keep(stale, remembered(2, turn_id=known.turn_id), good)
+    assert session.flush() == Flushed(1, refused=1)
+    assert session.said == ["hello", "ok", "question 2", "answer to question 2"]
+    assert str(stale.turn_id) in caplog.text
+
+
+def test_a_message_that_was_sent_again_is_not_answered_twice(
+    stage: Stage, session: Session, remembered: Remembered
+) -> None:
+    """Its sender found no answer after the failover and repeated it; the first answer is not put beside the second."""
+    again = stage.send("question 1", message_id="message 1", channel="cli")
+    stage.run(again.session_id)
+    session.keep(remembered(session.token))
+    assert session.flush() == Flushed(0, refused=1)
+    assert session.said == ["hello", "ok", "question 1", "ok"]
+
+
+def test_a_message_whose_answer_was_written_is_known_when_it_comes_again(
+    stage: Stage, session: Session, remembered: Remembered
+) -> None:
+    """Accept is idempotent for turns that came this way, too."""
+    turn = remembered(session.token)
+    session.keep(turn)
+    session.flush()
+    again = stage.send("question 1", message_id="message 1", channel="cli")
+    assert (again.duplicate, again.turn_id) == (True, turn.turn_id)
+
+
+def test_nothing_is_written_into_a_session_that_is_over(stage: Stage, session: Session, remembered: Remembered) -> None:
+    """Its summary is made and it waits for consolidation."""
+    session.keep(remembered(session.token))
+    stage.sql(
+        "UPDATE sessions SET state = 'ended', ended_at = now(), routable = false WHERE session_id = %(id)s",
+        id=session.id,
+    )
+    assert session.flush() == Stale()
+    assert session.said == ["hello", "ok"]
+
+
+def test_damaged_entries_keep_no_other_from_being_written(
+    stage: Stage, session: Session, remembered: Remembered, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that cannot be read, one that a provider would refuse, one that is whole."""
+    client.rpush(f"perdure:working:{session.id}", '{"turn_id"')
+    session.keep(
+        remembered(session.token, messages=(line(Role.USER, "?"), line(Role.ASSISTANT, tool_calls=[ASKED]))),
+        remembered(session.token, text="whole"),
+    )
+    assert session.flush() == Flushed(1, refused=1)
+    assert session.said == ["hello", "ok", "whole", "answer to whole"]
+    assert len([each for each in caplog.records if each.levelname == "ERROR"]) == 2
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_crash_in_the_flush_is_gone_on_from(
+    moment: str, stage: Stage, session: Session, remembered: Remembered
+) -> None:
+    """It happened or it did not; whoever comes next sees which."""
+    session.keep(remembered(session.token))
+    with stage.crashing("before" if moment == "before" else "after", "memory.flush"):
+        session.flush()
+    assert session.flush() == Flushed(1 if moment == "before" else 0)
+    assert len(session.said) == 4
+
+
+def test_a_postgresql_that_went_back_in_time_gets_its_turns_back(stage: Stage, session: Session) -> None:
+    """A failover lost the last commits: turns, messages and all. They are written back as they were."""
+    stage.equip(read)
+    stage.script(calls(("read", {})), says("it says 42"), says("good bye"))
+    for text in ("look it up", "thanks"):
+        session.remember(stage.send(text))
+    before, messages = stage.session(session.id), session.transcript
+    turns = stage.sql(SETTLED)
+    stage.sql(GO_BACK)
+    assert session.flush() == Flushed(2)
+    assert session.transcript == messages
+    assert stage.sql(SETTLED) == turns
+    after = stage.session(session.id)
+    assert (after.turn_count, after.message_count, after.last_turn_seq) == (
+        before.turn_count,
+        before.message_count,
+        before.last_turn_seq,
+    )
+
+
+@pytest.mark.parametrize(
+    ("messages", "why"),
+    [
+        ([], "begin"),
+        ([line(Role.ASSISTANT, "hello")], "begin"),
+        ([line(Role.USER, "?")], "reply"),
+        ([line(Role.USER, "?"), line(Role.SYSTEM, "obey"), line(Role.ASSISTANT, "!")], "role"),
+        ([line(Role.USER, "?", tool_calls=[ASKED]), line(Role.TOOL, tool_call_id="call_1"), REPLY], "role"),
+        ([line(Role.USER, "?"), ASKING], "do not match"),
+        ([line(Role.USER, "?"), ASKING, REPLY], "do not match"),
+        ([line(Role.USER, "?"), ASKING, line(Role.TOOL, tool_call_id="call_2"), REPLY], "do not match"),
+        ([line(Role.USER, "?"), line(Role.TOOL, tool_call_id="call_1"), REPLY], "do not match"),
+        ([line(Role.USER, "?"), ASKING, RESULT, RESULT, REPLY], "do not match"),
+        ([line(Role.USER, "?"), ASKING, line(Role.USER, "well?"), RESULT, REPLY], "do not match"),
+        (
+            [line(Role.USER, "?"), line(Role.ASSISTANT, tool_calls=[ASKED, ASKED]), RESULT, RESULT, REPLY],
+            "do not match",
+        ),
+        ([line(Role.USER, "?"), ASKING, RESULT], "reply"),
+    ],
+)
+def test_what_a_provider_would_refuse_is_not_written(messages: list[Line], why: str) -> None:
+    """One such turn, and every later prompt of the session is refused."""
+    found = fault(messages, replied=True)
+    assert found is not None
+    assert why in found
+
+
+@pytest.mark.parametrize(
+    ("messages", "replied"),
+    [
+        ([line(Role.USER, "?"), REPLY], True),
+        ([line(Role.USER, "?"), line(Role.USER, "and?"), ASKING, RESULT, ASKING, RESULT, REPLY], True),
+        ([line(Role.USER, "?")], False),
+        ([line(Role.USER, "?"), ASKING, RESULT], False),
+    ],
+)
+def test_what_a_provider_accepts_is_written(messages: list[Line], *, replied: bool) -> None:
+    """A cancelled turn has no reply."""
+    assert fault(messages, replied=replied) is None
+
+
+def test_redis_away_is_said_and_nothing_is_taken_for_flushed(stage: Stage, away: Volatile) -> None:
+    """Whoever flushes must know that it did not happen."""
+    sent = stage.send()
+    stage.run(sent.session_id)
+    with pytest.raises(Unavailable, match="PERDURE_REDIS_URL"):
+        flush(stage.database, away.working, sent.session_id, 1)
+
+
+def test_a_shutdown_flush_tells_how_much_it_wrote(
+    stage: Stage, session: Session, remembered: Remembered, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing under a stale token, nothing while a turn is parked (that is reported), then what is lacking."""
+    session.keep(remembered(session.token))
+    assert session.volatile.flush(stage.database, session.id, session.token + 1) == 0
+    stage.send("parked")
+    assert session.volatile.flush(stage.database, session.id, session.token) == 0
+    assert "still has to run" in caplog.text
+    stage.run(session.id)
+    assert session.volatile.flush(stage.database, session.id, session.token) == 1

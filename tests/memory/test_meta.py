@@ -1,0 +1,93 @@
+"""Hot memories are those that were recalled most within the days that count."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from perdure.ids import new_id
+from perdure.memory.meta import MOST_HOT, PATTERN_DAYS, refresh_hot
+from tests.turns.stage import Stage
+
+DAY_S = 86_400
+
+KNOW = """
+    WITH known AS (INSERT INTO users (user_id, created_at) VALUES (%(user_id)s, perdure_now()) ON CONFLICT DO NOTHING)
+    INSERT INTO memories (memory_id, user_id, kind, content, importance, value, channels, origin, created_at,
+                          valid_from)
+    VALUES (%(memory_id)s, %(user_id)s, 'fact', 'something', 0.5, 0.5, '{cli}', 'consolidation', perdure_now(),
+            perdure_now())
+"""
+RECALL = """
+    INSERT INTO memory_accesses (memory_id, accessed_at, access_id, user_id)
+    SELECT memory_id, perdure_now(), gen_random_uuid(), user_id FROM memories, generate_series(1, %(times)s)
+    WHERE memory_id = %(memory_id)s
+"""
+
+
+def recalled(stage: Stage, times: int, user_id: str = "ana") -> UUID:
+    """A memory that was recalled so often just now."""
+    memory_id = new_id(stage.clock)
+    stage.sql(KNOW, memory_id=memory_id, user_id=user_id)
+    stage.sql(RECALL, memory_id=memory_id, times=times)
+    return memory_id
+
+
+def hot(stage: Stage, user_id: str = "ana") -> list[UUID]:
+    """The user's hot memories, the hottest first."""
+    rows = stage.sql("SELECT memory_id FROM hot_memories WHERE user_id = %(user_id)s ORDER BY rank", user_id=user_id)
+    return [row.memory_id for row in rows]
+
+
+def test_what_is_recalled_most_is_hottest(stage: Stage) -> None:
+    """For each user by themselves; refreshing again changes nothing."""
+    seldom, often = recalled(stage, 1), recalled(stage, 3)
+    recalled(stage, 0)
+    other = recalled(stage, 2, "bo")
+    for _ in range(2):
+        assert refresh_hot(stage.database) == 3
+        assert (hot(stage), hot(stage, "bo")) == ([often, seldom], [other])
+
+
+def test_what_nobody_comes_back_to_cools(stage: Stage) -> None:
+    """After the days that count it is hot no more, and the notes of it are gone."""
+    recalled(stage, 2)
+    refresh_hot(stage.database)
+    stage.move((PATTERN_DAYS - 1) * DAY_S)
+    fresh = recalled(stage, 1)
+    stage.move(2 * DAY_S)
+    assert refresh_hot(stage.database) == 1
+    assert hot(stage) == [fresh]
+    assert stage.sql("SELECT count(*) FROM memory_accesses")[0][0] == 1
+
+
+@pytest.mark.parametrize("change", ["archived_at = perdure_now()", "valid_to = perdure_now()"])
+def test_what_holds_no_more_is_not_hot(stage: Stage, change: str) -> None:
+    """However often it was recalled."""
+    recalled(stage, 5)
+    stage.sql(f"UPDATE memories SET {change}")  # noqa: S608 (a constant of this test)
+    assert refresh_hot(stage.database) == 0
+
+
+def test_only_so_many_are_hot(stage: Stage) -> None:
+    """The rest is left to be searched for."""
+    stage.sql("INSERT INTO users (user_id, created_at) VALUES ('ana', perdure_now())")
+    stage.sql(
+        "INSERT INTO memories (memory_id, user_id, kind, content, importance, value, channels, origin, created_at, "
+        "valid_from) SELECT gen_random_uuid(), 'ana', 'fact', 'something', 0.5, 0.5, '{cli}', 'consolidation', "
+        "perdure_now(), perdure_now() FROM generate_series(1, 120)"
+    )
+    stage.sql(
+        "INSERT INTO memory_accesses (memory_id, accessed_at, access_id, user_id) "
+        "SELECT memory_id, perdure_now(), gen_random_uuid(), user_id FROM memories"
+    )
+    assert refresh_hot(stage.database) == MOST_HOT
+
+
+def test_every_user_is_reached(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come a number at a time."""
+    monkeypatch.setattr("perdure.memory.meta._USERS_A_COMMIT", 2)
+    for number in range(5):
+        recalled(stage, 1, f"user {number}")
+    assert refresh_hot(stage.database) == 5

@@ -1,0 +1,254 @@
+"""Recall finds what bears on a question: by words, by vectors, by time, in Korean too, and only of its user."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import create_engine
+
+from perdure.clock import MovedClock
+from perdure.database.engine import Database
+from perdure.errors import InvalidRequest, ProviderError
+from perdure.ids import new_id
+from perdure.memory.embedding import as_parameter, register
+from perdure.memory.recall import Layer, Recall, Recalled, Seen
+from perdure.models.embedders.hashing import HashEmbedder
+from perdure.models.embedders.protocol import Vector
+from perdure.models.protocol import ModelCall
+from perdure.settings import MemorySettings
+from tests.memory.corpus import BEGIN, imported, line, told
+
+_EMBEDDER = HashEmbedder(128)
+
+_TALK = (
+    "Hello there!",
+    "Good morning. What is on your mind?",
+    "My sister Marta has moved to Lisbon for a new job.",
+    "How lovely. What does she do there?",
+    "She restores old tiles in a small workshop.",
+    "That sounds like patient work.",
+    "By the way, I am allergic to peanuts.",
+    "I will keep that in mind.",
+    "저는 부산에서 태어났어요.",
+    "바다가 가까워서 좋았겠네요.",
+)
+
+
+class Away:
+    """An embedder whose server cannot be reached."""
+
+    name = "hash:128"
+    dimensions = 128
+
+    def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
+        raise ProviderError("The server of the embedder cannot be reached.", transient=True)
+
+
+@pytest.fixture
+def recall(database: Database, clock: MovedClock) -> Recall:
+    """Recall with the built-in embedder."""
+    return Recall(database, _EMBEDDER, MemorySettings(), clock)
+
+
+def _contents(found: Sequence[Recalled]) -> list[str]:
+    return [each.content for each in found]
+
+
+def _know(database: Database, user_id: str, content: str, **other: Any) -> UUID:
+    """A memory with its vector, as consolidation would store it."""
+    engine = create_engine(database.url, isolation_level="AUTOCOMMIT")
+    memory_id = other.pop("memory_id", None) or new_id(MovedClock())
+    given = {
+        "memory_id": memory_id,
+        "user_id": user_id,
+        "content": content,
+        "kind": "fact",
+        "importance": 0.7,
+        "value": 0.7,
+        "channels": ["cli"],
+        "origin": "consolidation",
+        "created_at": BEGIN,
+        "valid_from": BEGIN,
+        **other,
+    }
+    registered = register(database, _EMBEDDER.name, 128)
+    with engine.connect() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO users VALUES (%(user_id)s, now()) ON CONFLICT DO NOTHING", {"user_id": user_id}
+        )
+        columns, values = ", ".join(given), ", ".join(f"%({name})s" for name in given)
+        connection.exec_driver_sql(f"INSERT INTO memories ({columns}) VALUES ({values})", given)  # noqa: S608
+        connection.exec_driver_sql(
+            "INSERT INTO memory_vectors VALUES (%(memory_id)s, %(embedder_id)s, %(user_id)s, %(vector)s)",
+            {
+                "memory_id": memory_id,
+                "embedder_id": registered.embedder_id,
+                "user_id": user_id,
+                "vector": as_parameter(_EMBEDDER.embed([content])[0]),
+            },
+        )
+    engine.dispose()
+    return memory_id
+
+
+def test_what_was_said_is_found_by_its_words(database: Database, clock: MovedClock, recall: Recall) -> None:
+    """The line that answers comes first, with its own id, and the line beside it is not far."""
+    told(database, clock, _TALK, _EMBEDDER)
+    found = recall.search("ana", "Where does Marta live now, in Lisbon?", 3)
+    assert found[0].content == _TALK[2]
+    assert (found[0].layer, found[0].id, found[0].message_ids) == (Layer.EPISODIC, "m3", ("m3",))
+    assert (found[0].role, found[0].channel, found[0].occurred_at) == ("user", "import", BEGIN + timedelta(minutes=3))
+    assert 0 < found[-1].score <= found[0].score <= 1
+    assert {_TALK[1], _TALK[3]} & set(_contents(found)) or _TALK[4] in _contents(found)
+
+
+def test_inflected_words_are_the_same_words(database: Database, clock: MovedClock, recall: Recall) -> None:
+    """English is stemmed; Korean nouns are found under any particle."""
+    told(database, clock, _TALK)  # no vectors: by words alone
+    assert _contents(recall.search("ana", "who is restoring a tile", 1)) == [_TALK[4]]
+    assert _contents(recall.search("ana", "부산은 어떤 곳이야?", 1)) == [_TALK[8]]
+    assert _contents(recall.search("ana", "바다를", 1)) == [_TALK[9]]
+
+
+def test_a_neighbour_lends_its_score(database: Database, clock: MovedClock) -> None:
+    """An answer that shares no word with the question is found beside the line that does, by that weight alone."""
+    talk = [f"Nothing of note, part {number}." for number in range(6)]
+    talk[2:4] = ["Which instrument did you learn as a child?", "The oboe."]
+    told(database, clock, talk)
+    lending = Recall(database, None, MemorySettings(recall_neighbours=0.4), clock)
+    assert _contents(lending.search("ana", "learned an instrument", 2)) == talk[2:4]
+    strict = Recall(database, None, MemorySettings(recall_neighbours=0), clock)
+    second = strict.search("ana", "learned an instrument", 2)[1]
+    assert second.score == 0
+
+
+def test_nobody_else_is_found(database: Database, clock: MovedClock, recall: Recall) -> None:
+    """What another user said and is known of stays theirs, whatever is asked."""
+    told(database, clock, _TALK, _EMBEDDER, user_id="bob")
+    _know(database, "bob", "Bob's sister Marta lives in Lisbon.")
+    told(database, clock, ["Marta"], _EMBEDDER)
+    assert _contents(recall.search("ana", "Marta Lisbon sister", 10)) == ["Marta"]
+    assert recall.search("eve", "Marta Lisbon sister", 10) == []
+
+
+def test_layers_are_searched_together_or_apart(database: Database, clock: MovedClock, recall: Recall) -> None:
+    """A memory names its sources by the ids that their senders gave them."""
+    told(database, clock, _TALK, _EMBEDDER)
+    memory_id = _know(database, "ana", "Marta, the user's sister, lives in Lisbon.")
+    engine = create_engine(database.url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO memory_sources SELECT %s, session_id, seq FROM messages WHERE seq IN (3, 5)", (memory_id,)
+        )
+    engine.dispose()
+    together = recall.search("ana", "Marta in Lisbon", 5)
+    assert {each.layer for each in together} == set(Layer)
+    (known,) = recall.search("ana", "Marta in Lisbon", 5, [Layer.SEMANTIC])
+    assert (known.id, known.message_ids, known.kind) == (memory_id, ("m3", "m5"), "fact")
+    assert {each.layer for each in recall.search("ana", "Marta in Lisbon", 5, [Layer.EPISODIC])} == {Layer.EPISODIC}
+    assert recall.search("ana", "Marta in Lisbon", 5, []) == []
+    assert json.dumps(known.as_json())
+
+
+def test_history_comes_behind_what_holds(database: Database, clock: MovedClock, recall: Recall) -> None:
+    """A superseded memory is findable, says until when it held, and an archived one is not."""
+    now = _know(database, "ana", "The user lives in Porto.", valid_from=BEGIN + timedelta(days=9))
+    _know(database, "ana", "The user lives in Porto Novo.", valid_to=BEGIN + timedelta(days=9), superseded_by=now)
+    _know(database, "ana", "The user lives in Portland.", archived_at=BEGIN)
+    found = recall.search("ana", "lives in Porto", 10)
+    assert [(each.content, each.valid_to is None) for each in found] == [
+        ("The user lives in Porto.", True),
+        ("The user lives in Porto Novo.", False),
+    ]
+
+
+def test_time_words_narrow_the_search(database: Database, clock: MovedClock, recall: Recall) -> None:
+    """Of lines that say the same, the one from the time in question comes first; a time alone finds its lines."""
+    moved = MovedClock()
+    moved.advance(datetime(2024, 3, 20, 12, tzinfo=UTC) - moved.now())
+    recall = replace(recall, clock=moved)
+    days = [datetime(2024, month, 13, 9, tzinfo=UTC) for month in (1, 2, 3)]
+    lines = [
+        line(number, f"We went to the market, trip {number}.", session=f"s{number}", occurred_at=day.isoformat())
+        for number, day in enumerate(days, start=1)
+    ]
+    imported(database, clock, lines, _EMBEDDER)
+    assert recall.search("ana", "the market last week", 1)[0].id == "m3"
+    assert recall.search("ana", "which market in February", 1)[0].id == "m2"
+    assert recall.search("ana", "시장 2024년 1월 13일", 1)[0].id == "m1"
+    assert recall.search("ana", "what was there last month", 1)[0].id == "m2"
+
+
+def test_what_the_prompt_holds_is_not_recalled(database: Database, clock: MovedClock, recall: Recall) -> None:
+    """Neither by words nor as a neighbour."""
+    (session_id,) = told(database, clock, _TALK, _EMBEDDER).sessions
+    found = recall.search("ana", "Marta Lisbon tiles", 10, seen=Seen(session_id, 4))
+    assert [each.seq for each in found if each.seq is not None and each.seq >= 4] == []
+    assert found[0].id == "m3"
+
+
+def test_without_the_embedder_words_go_on(database: Database, clock: MovedClock) -> None:
+    """An embedder that is away, or none at all, costs the vectors and nothing else."""
+    told(database, clock, _TALK, _EMBEDDER)
+    for embedder in (Away(), None):
+        recall = Recall(database, embedder, MemorySettings(), clock)
+        assert recall.search("ana", "allergic to peanuts", 1)[0].id == "m7"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "   \n",
+        "the of and is",
+        "은 는 이 가",
+        "'; DROP TABLE messages; --",
+        "%(user_id)s %s {} : & | ! <-> * \\ ''",
+        "\x00\ud800 peanuts",
+        "peanuts " * 1_250,
+        "땅콩" * 5_000,
+        "a" * 10_000,
+        "(" * 10_000,
+        "0000-99-99 9999-12-31 in 1900 31st of June 999 years ago",
+    ],
+)
+def test_bad_questions_are_no_errors(query: str, database: Database, clock: MovedClock, recall: Recall) -> None:
+    """Whatever is asked, the answer is some results or none."""
+    told(database, clock, _TALK, _EMBEDDER)
+    _know(database, "ana", "The user is allergic to peanuts.")
+    found = recall.search("ana", query)
+    assert len(found) <= 10
+    assert recall.search("ana", "peanuts", 1)
+
+
+def test_k_counts_results(database: Database, clock: MovedClock, recall: Recall) -> None:
+    """Both layers together; what is no number of results is refused."""
+    told(database, clock, _TALK, _EMBEDDER)
+    _know(database, "ana", "The user is allergic to peanuts.")
+    for k in (1, 4):
+        assert len(recall.search("ana", "peanuts", k)) == k
+    for k in (0, -1, 101):
+        with pytest.raises(InvalidRequest):
+            recall.search("ana", "peanuts", k)
+
+
+def test_reading_is_recorded(database: Database, clock: MovedClock, recall: Recall) -> None:
+    """Each memory that is returned counts once a recall; what is only looked at for the prompt's sake does not."""
+    read = _know(database, "ana", "The user is allergic to peanuts.")
+    recall.search("ana", "peanuts", record=False)
+    recall.search("ana", "peanuts")
+    recall.search("ana", "peanuts")
+    engine = create_engine(database.url)
+    with engine.connect() as connection:
+        row = connection.exec_driver_sql("SELECT access_count, last_accessed_at FROM memories").one()
+        accesses = connection.exec_driver_sql("SELECT memory_id FROM memory_accesses").scalars().all()
+    engine.dispose()
+    assert row.access_count == 2
+    assert row.last_accessed_at is not None
+    assert accesses == [read, read]

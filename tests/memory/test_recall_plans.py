@@ -1,0 +1,107 @@
+"""Recall reads by indexes: for a user of one row in a hundred, and for one of half of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, create_engine
+
+from perdure.database.engine import Database, Statement
+from perdure.memory import recall_queries as queries
+from perdure.memory.embedding import as_parameter, build_index, register
+from perdure.models.embedders.hashing import HashEmbedder
+
+_ROWS = 6_000
+_DIMENSIONS = 64
+_EMBEDDER = HashEmbedder(_DIMENSIONS)
+
+
+@pytest.fixture
+def filled(database: Database) -> Iterator[Connection]:
+    """Memories and messages of two hundred users, half of them one user's; vectors are random, and have an index."""
+    registered = register(database, _EMBEDDER.name, _DIMENSIONS)
+    engine = create_engine(database.url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.exec_driver_sql("SELECT setseed(0.5)")
+        connection.exec_driver_sql(_FILL.replace(":rows", str(_ROWS)).replace(":dimensions", str(_DIMENSIONS)))
+        assert build_index(database, registered, 1_000)
+        connection.exec_driver_sql("VACUUM ANALYZE memories, memory_vectors, message_words, message_vectors")
+        connection.exec_driver_sql("SET hnsw.iterative_scan = relaxed_order")
+        yield connection
+    engine.dispose()
+
+
+_FILL = """
+    CREATE TEMP TABLE owned AS
+    SELECT n, gen_random_uuid() AS id, CASE WHEN n %% 2 = 0 THEN 'half' ELSE 'user ' || n %% 100 END AS user_id,
+           'word' || (n * 7919 %% 500) || ' word' || (n * 104729 %% 700) || ' thing' AS content,
+           ARRAY(SELECT random() - 0.5 + 0 * n FROM generate_series(1, :dimensions))::vector AS vector
+    FROM generate_series(1, :rows) AS n;
+    INSERT INTO users SELECT DISTINCT user_id, now() FROM owned;
+    INSERT INTO memories (memory_id, user_id, kind, content, importance, value, channels, origin, created_at,
+                          valid_from)
+    SELECT id, user_id, 'fact', content, 0.5, 0.5, '{cli}', 'tool', now(), now() - n * interval '1 hour' FROM owned;
+    INSERT INTO memory_vectors SELECT id, 1, user_id, vector FROM owned;
+    INSERT INTO message_words
+    SELECT id, 1, user_id, now() - n * interval '1 hour',
+           perdure_words(content) || array_to_tsvector(ARRAY[perdure_owner(user_id)]) FROM owned;
+    INSERT INTO message_vectors SELECT id, 1, 1, user_id, vector FROM owned;
+"""
+
+
+def _plan(connection: Connection, statement: Statement, user_id: str, **given: Any) -> str:
+    """The plan that is made once for all users, as a connection that lives for long has it."""
+    parameters = {
+        "user_id": user_id,
+        "query": "word7 word9",
+        "vector": as_parameter(_EMBEDDER.embed(["word7 word9"])[0]),
+        "embedder_id": 1,
+        "most": 60,
+        "most_terms": 32,
+        "most_rows": 1_000,
+        "exact_rows": 500,
+        "seen_session": None,
+        "seen_from": None,
+        **given,
+    }
+    connection.exec_driver_sql("SET plan_cache_mode = force_generic_plan")
+    connection.exec_driver_sql(statement.prepare)
+    values = tuple(parameters[name] for name in statement.parameters)
+    lines = connection.exec_driver_sql(f"EXPLAIN {statement.execute}", values).scalars().all()
+    connection.exec_driver_sql(f'DEALLOCATE "{statement.name}"')
+    return "\n".join(lines)
+
+
+def test_plans(filled: Connection) -> None:
+    """By words, exactly and by the index: never the whole table."""
+    for user_id in ("half", "user 7"):
+        for statement, index in (
+            (queries.MESSAGES_BY_WORDS, "message_words_words_idx"),
+            (queries.MEMORIES_BY_WORDS, "memories_words_idx"),
+            (queries.FEW_MEMORIES, "memory_vectors_user_id_idx"),
+            (queries.FEW_MESSAGES, "message_vectors_user_id_idx"),
+            (queries.MESSAGES_NEAR, "message_vectors_user_id_idx"),
+            (queries.MEMORIES_NEAR, "memory_vectors_user_id_idx"),
+            (queries.messages_near_by_index(1, _DIMENSIONS), "message_vectors_1_idx"),
+            (queries.memories_near_by_index(1, _DIMENSIONS), "memory_vectors_1_idx"),
+        ):
+            plan = _plan(filled, statement, user_id)
+            assert index in plan, (statement.name, plan)
+            assert "Seq Scan" not in plan, (statement.name, plan)
+
+
+def test_the_index_finds_enough_of_whoever_asks(filled: Connection, database: Database) -> None:
+    """A user of half and one of a hundredth get as many as they ask for, mostly the nearest, and nobody else's."""
+    vector = as_parameter(_EMBEDDER.embed(["word7 word9"])[0])
+    for user_id in ("half", "user 7"):
+        given = {"user_id": user_id, "vector": vector, "embedder_id": 1, "most": 20}
+        exact = [row.memory_id for row in database.run(queries.MEMORIES_NEAR, given)]
+        found = [row.memory_id for row in database.run(queries.memories_near_by_index(1, _DIMENSIONS), given)]
+        assert len(found) == 20
+        assert len({*exact[:10]} & {*found}) >= 9
+        owners = filled.exec_driver_sql(
+            "SELECT DISTINCT user_id FROM memories WHERE memory_id = ANY (%s::uuid[])", ([str(each) for each in found],)
+        )
+        assert owners.scalars().all() == [user_id]

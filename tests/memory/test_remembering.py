@@ -1,0 +1,81 @@
+"""What a settled turn leaves in Redis: itself, as it was settled, and the switch of a channel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from perdure.ids import new_id
+from perdure.memory.volatile import Volatile
+from perdure.models.protocol import Role
+from perdure.turns.lease import Before, TurnRef
+from perdure.turns.remembering import remember
+from perdure.turns.settlement import Verdict
+from perdure.turns.transcript import Entry, Transcript
+from tests.turns.stage import Stage
+
+
+def _settled(stage: Stage, volatile: Volatile | None, *, before: Before | None = None, **verdict: Any) -> TurnRef:
+    """Have a turn remembered whose question was committed with a step, and that was settled so; the turn."""
+    ref = TurnRef(new_id(stage.clock), 4, "ana", "assistant", "web", 9, None, before or Before())
+    asked = Entry(ref.turn_id, Role.USER, "hello", message_id="m", created_at=stage.clock.now(), seq=9)
+    reply = Entry(ref.turn_id, Role.ASSISTANT, "hi", model="scripted").record(1)
+    done = Verdict(
+        "done", [reply], replied=True, steps=1, usage={}, error_code=None, error_message=None, variables=None
+    )
+    remember(
+        replace(stage.runtime, volatile=volatile),
+        ref.turn_id,
+        7,
+        turn=ref,
+        transcript=Transcript(ref.turn_id, [asked]),
+        verdict=replace(done, **verdict),
+    )
+    return ref
+
+
+@pytest.mark.parametrize(
+    ("verdict", "lines"),
+    [
+        ({}, ["hello", "hi"]),
+        ({"status": "failed", "error_code": "TIMEOUT", "error_message": "too late"}, ["hello", "hi"]),
+        ({"status": "cancelled", "messages": [], "replied": False}, ["hello"]),
+    ],
+    ids=["done", "failed", "cancelled"],
+)
+def test_a_turn_is_remembered_as_it_was_settled(
+    verdict: dict[str, Any], lines: list[str], stage: Stage, volatile: Volatile
+) -> None:
+    """Read back, it is the turn that PostgreSQL has, under the token of its commit."""
+    ref = _settled(stage, volatile, **verdict)
+    (turn,) = volatile.working.held(ref.turn_id)
+    assert (turn.turn_id, turn.seq, turn.token, turn.channel) == (ref.turn_id, 4, 7, "web")
+    assert (turn.status, turn.error_code) == (verdict.get("status", "done"), verdict.get("error_code"))
+    assert [line.content for line in turn.messages] == lines
+    assert turn.messages[0].message_id == "m"
+    assert volatile.stream.recent("ana", 5) == []
+
+
+def test_a_switch_of_the_channel_is_on_the_stream(stage: Stage, volatile: Volatile) -> None:
+    """Once, when the turn came from another channel than the one before."""
+    _settled(stage, volatile, before=Before(channel="web"))
+    _settled(stage, volatile, before=Before(channel="cli"))
+    (happening,) = volatile.stream.recent("ana", 5)
+    assert (happening.kind, happening.channel) == ("channel_switch", "web")
+
+
+def test_nothing_to_remember_and_nowhere_to_do_it_are_no_errors(
+    stage: Stage, volatile: Volatile, away: Volatile, client: Any
+) -> None:
+    """A turn never fails for what is only a convenience."""
+    _settled(stage, None)
+    _settled(stage, away)
+    ref = TurnRef(new_id(stage.clock), 4, "ana", "assistant", "web", 9, None)
+    silent = Verdict(
+        "cancelled", [], replied=False, steps=0, usage={}, error_code=None, error_message=None, variables=None
+    )
+    runtime = replace(stage.runtime, volatile=volatile)
+    remember(runtime, ref.turn_id, 7, turn=ref, transcript=Transcript(ref.turn_id, []), verdict=silent)
+    assert client.keys() == []

@@ -1,0 +1,129 @@
+"""The tasks of memory: what they return, what they wake, and what becomes of a lost wake-up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+from celery import Celery
+
+from perdure.models.embedders.hashing import HashEmbedder
+from perdure.models.offline import OfflineModel
+from perdure.runtime import Runtime
+from perdure.settings import Settings
+from perdure.turns.lease import Keeper
+from perdure.turns.runner import Runner
+from perdure.turns.sweep import sweep
+from schedules import entries
+from tasks import memory, sessions
+from tasks.process import Process
+from tests.conftest import RecordingWaker
+from tests.memory.archive import LYON, Archive
+from tests.turns.stage import Stage
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def archive(stage: Stage, settings: Settings) -> Archive:
+    """A stage whose sessions are over."""
+    stage.check = lambda: None  # type: ignore[method-assign]  # these sessions had no turns that ran
+    return Archive(stage, Keeper(stage.database, stage.clock, settings.turn))
+
+
+@pytest.fixture
+def process(runtime: Runtime) -> Process:
+    """A worker process with the offline model and the built-in embedder."""
+    parts = replace(runtime, embedder=HashEmbedder(384), models=lambda _: OfflineModel())
+    return Process(parts, Runner(parts, "tests"), {}, lambda _: True)
+
+
+@pytest.fixture
+def call(process: Process) -> Call:
+    """Calls a task here and now, and returns its result."""
+    app = Celery("tests", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.perdure = lambda: process
+
+    def made(name: str, **arguments: Any) -> Any:
+        return app.tasks[name].apply(kwargs=arguments, throw=True).get()
+
+    app.loader.import_default_modules()
+    assert {memory.consolidate.name, sessions.end.name} <= set(app.tasks)
+    return made
+
+
+def test_a_batch_returns_its_counts(archive: Archive, call: Call) -> None:
+    """As the contract names them."""
+    archive.ended(LYON)
+    archive.ended("Hi.", turns=1)
+    assert call("memory.consolidate") == {
+        "processed": 2,
+        "skipped": 1,
+        "failed": 0,
+        "stored": 1,
+        "duplicates_merged": 0,
+        "superseded": 0,
+    }
+
+
+def test_one_session_is_consolidated_by_its_id(archive: Archive, call: Call, process: Process) -> None:
+    """If there is room; twice is once, and no id is refused by name."""
+    session_id = archive.ended(LYON)
+    for _ in range(8):
+        process.consolidations.acquire()
+    call("memory.consolidate_session", session_id=str(session_id))
+    assert archive.known() == []
+    process.consolidations.release()
+    for _ in range(2):
+        call("memory.consolidate_session", session_id=str(session_id))
+    assert [row.content for row in archive.known()] == [LYON]
+
+
+def test_decay_and_hot_memories_are_tasks(archive: Archive, call: Call) -> None:
+    """Each says how many it changed."""
+    archive.ended(LYON)
+    call("memory.consolidate")
+    archive.stage.move(86_400)
+    assert call("memory.decay") == 1
+    assert call("memory.refresh_hot") == 0
+
+
+def test_a_session_that_ends_wakes_whoever_consolidates(stage: Stage, call: Call, waker: RecordingWaker) -> None:
+    """At once; and if that is lost, the sweeper does."""
+    session_id = stage.send().session_id
+    stage.run(session_id)
+    call("sessions.end", session_id=str(session_id), reason="enough")
+    assert waker.consolidations == [session_id]
+    assert stage.session(session_id).ended_at is not None
+    stage.move(stage.settings.turn.lease_s + 1)
+    assert _swept(stage) == [session_id, session_id]
+
+
+def test_what_the_broker_did_not_take_is_swept_again(archive: Archive, waker: RecordingWaker) -> None:
+    """The row says that it is due."""
+    session_id = archive.ended(LYON)
+    waker.away = True
+    assert _swept(archive.stage) == []
+    waker.away = False
+    archive.stage.move(archive.stage.settings.turn.sweep_s + 0.1)
+    assert _swept(archive.stage) == [session_id]
+    archive.stage.move(archive.stage.settings.turn.sweep_s + 0.1)
+    assert _swept(archive.stage) == [session_id]
+
+
+def test_the_interval_is_a_setting(settings: Settings) -> None:
+    """From local midnight, every so many hours."""
+    changed = settings.model_copy(
+        update={"consolidation": settings.consolidation.model_copy(update={"interval_hours": 8})}
+    )
+    listed = entries({"memory.consolidate", "memory.decay", "memory.refresh_hot"}, changed)
+    assert {entry.cadence.in_words() for entry in listed.values()} == {"daily at 00:00, 08:00 and 16:00 UTC"}
+    assert {entry.queue for entry in listed.values()} == {"memory"}
+
+
+def _swept(stage: Stage) -> list[UUID | None]:
+    assert sweep(stage.runtime) is not None
+    return stage.waker.consolidations

@@ -1,0 +1,82 @@
+"""Words of time become the days that they mean, seen from a day that is known; nonsense means nothing."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.memory.when import MOST_SPANS, spans
+
+_NOW = datetime(2024, 5, 15, 10, tzinfo=UTC)
+"""A Wednesday."""
+
+
+@pytest.mark.parametrize(
+    ("question", "first", "days"),
+    [
+        ("what did I say yesterday?", (2024, 5, 14), 1),
+        ("the day before yesterday", (2024, 5, 13), 1),
+        ("today's plan", (2024, 5, 15), 1),
+        ("what happened last week", (2024, 5, 6), 7),
+        ("this week", (2024, 5, 13), 7),
+        ("the last weekend", (2024, 5, 4), 2),
+        ("three weeks ago", (2024, 4, 22), 7),
+        ("2 days ago", (2024, 5, 13), 1),
+        ("a month ago", (2024, 4, 1), 30),
+        ("last month", (2024, 4, 1), 30),
+        ("last year", (2023, 1, 1), 365),
+        ("in March", (2024, 3, 1), 31),
+        ("in December", (2023, 12, 1), 31),
+        ("March 2023", (2023, 3, 1), 31),
+        ("8 May 2023", (2023, 5, 8), 1),
+        ("May 8th, 2023", (2023, 5, 8), 1),
+        ("2023-05-08", (2023, 5, 8), 1),
+        ("on 3 February", (2024, 2, 3), 1),
+        ("June 3", (2023, 6, 3), 1),
+        ("on Monday", (2024, 5, 13), 1),
+        ("last Wednesday", (2024, 5, 8), 1),
+        ("in 2022", (2022, 1, 1), 365),
+        ("어제 뭐라고 했지?", (2024, 5, 14), 1),
+        ("그저께", (2024, 5, 13), 1),
+        ("지난주에 간 곳", (2024, 5, 6), 7),
+        ("지난달", (2024, 4, 1), 30),
+        ("작년에", (2023, 1, 1), 365),
+        ("3월에 만난 사람", (2024, 3, 1), 31),
+        ("2023년 5월 8일", (2023, 5, 8), 1),
+        ("2023년 5월", (2023, 5, 1), 31),
+        ("2주 전에", (2024, 4, 29), 7),
+        ("지난 주말", (2024, 5, 4), 2),
+        ("지난주 금요일", (2024, 5, 10), 1),
+    ],
+)
+def test_a_time_is_read(question: str, first: tuple[int, int, int], days: int) -> None:
+    """One span: these days, and no others."""
+    (span,) = spans(question, _NOW, ZoneInfo("UTC"))
+    assert (span.start.date(), (span.end - span.start) / timedelta(days=1)) == (date(*first), days)
+
+
+@pytest.mark.parametrize(
+    "question",
+    ["", "who may come", "march on", "on 31 June", "2023-13-45", "99999 days ago", "in 2090", "윤오월", "십만 년 전"],
+)
+def test_what_is_no_time_is_none(question: str) -> None:
+    """Words that only look like months, days that do not exist, and the future narrow nothing."""
+    assert spans(question, _NOW, ZoneInfo("UTC")) == ()
+
+
+def test_days_begin_at_the_zones_midnight() -> None:
+    """Yesterday in Seoul is not yesterday in London."""
+    (span,) = spans("yesterday", datetime(2024, 5, 14, 20, tzinfo=UTC), ZoneInfo("Asia/Seoul"))
+    assert span.start.astimezone(UTC) == datetime(2024, 5, 13, 15, tzinfo=UTC)
+
+
+@given(st.text(), st.timedeltas(timedelta(days=-40_000), timedelta(days=60_000)))
+def test_any_text_has_an_answer(question: str, later: timedelta) -> None:
+    """A few spans in order, whatever is asked and whenever."""
+    found = spans(question, _NOW + later, ZoneInfo("Europe/Paris"))
+    assert len(found) <= MOST_SPANS
+    assert all(span.start < span.end for span in found)

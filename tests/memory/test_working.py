@@ -1,0 +1,146 @@
+"""Working memory: the last turns, for a while, and never in anybody's way."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from perdure.clock import MovedClock
+from perdure.errors import Unavailable
+from perdure.memory.volatile import Volatile
+from perdure.models.protocol import Role
+from perdure.settings import MemorySettings
+from tests.memory.conftest import Remembered, line
+
+SESSION = uuid4()
+KEY = f"perdure:working:{SESSION}"
+
+
+def test_turns_are_read_as_they_were_remembered(volatile: Volatile, remembered: Remembered) -> None:
+    """Whatever a transcript may hold, under the token it was committed under."""
+    asks = line(Role.ASSISTANT, tool_calls=[{"id": "call_1", "name": "read", "arguments": "{not json"}])
+    tools = remembered(
+        2,
+        messages=(
+            line(Role.USER, "Où ? 📄", message_id="m"),
+            asks,
+            line(Role.TOOL, "42", tool_call_id="call_1"),
+            line(Role.ASSISTANT, "42"),
+        ),
+    )
+    failed = remembered(3, status="failed", error_code="TIMEOUT", error_message="too late")
+    for turn in (tools, failed):
+        assert volatile.working.remember_turn(SESSION, turn)
+    assert volatile.working.read(SESSION) == (tools, failed)
+    assert volatile.working.held(SESSION) == (tools, failed)
+    assert volatile.working.read(uuid4()) == ()
+
+
+def test_the_last_turns_are_kept(redis_url: str, clock: MovedClock, client: Any, remembered: Remembered) -> None:
+    """`PERDURE_MEMORY__WORKING_TURNS`, whatever their number of messages."""
+    assert MemorySettings().working_turns == 20
+    volatile = Volatile.at(redis_url, MemorySettings(working_turns=3), clock)
+    turns = [remembered() for _ in range(5)]
+    for turn in turns:
+        volatile.working.remember_turn(SESSION, turn)
+    assert volatile.working.read(SESSION) == tuple(turns[2:])
+    assert client.llen(KEY) == 3
+    volatile.close()
+
+
+def test_they_are_gone_a_while_after_the_last(volatile: Volatile, client: Any, remembered: Remembered) -> None:
+    """`PERDURE_MEMORY__WORKING_TTL_S`, anew with each turn."""
+    volatile.working.remember_turn(SESSION, remembered())
+    assert 3_500_000 < client.pttl(KEY) <= 3_600_000
+    client.pexpire(KEY, 1_000)
+    volatile.working.remember_turn(SESSION, remembered())
+    assert 3_500_000 < client.pttl(KEY) <= 3_600_000
+
+
+def test_a_turn_that_was_remembered_twice_is_one(volatile: Volatile, remembered: Remembered) -> None:
+    """A late writer comes out of order; of two that tell of one turn the higher token counts."""
+    first, second = remembered(2), remembered(3)
+    stale = first.model_copy(update={"token": 1})
+    for turn in (second, first, stale, first):
+        volatile.working.remember_turn(SESSION, turn)
+    assert volatile.working.read(SESSION) == (first, second)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"\xff\xfe",
+        b'{"turn_id": ',
+        b"[]",
+        b"{}",
+        b'{"v": NaN}',
+        {"token": -1},
+        {"status": "running"},
+        {"later": "release"},
+        {"agent": "nul\x00"},
+        {"messages": [{"role": "user"}]},
+    ],
+    ids=str,
+)
+def test_a_damaged_entry_is_passed_over_and_reported(
+    damage: bytes | dict[str, Any],
+    volatile: Volatile,
+    client: Any,
+    remembered: Remembered,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The others still count; what the entry says of the user stays out of the log."""
+    whole = remembered()
+    told = json.loads(whole.model_dump_json()) | {"error_message": "a secret"}
+    volatile.working.remember_turn(SESSION, whole)
+    client.rpush(KEY, json.dumps(told | damage) if isinstance(damage, dict) else damage)
+    assert volatile.working.read(SESSION) == (whole,)
+    (report,) = caplog.records
+    assert report.levelno == logging.ERROR
+    assert str(SESSION) in report.getMessage()
+    assert "secret" not in report.getMessage()
+
+
+def test_a_key_that_is_no_list_is_reported_and_removed(
+    volatile: Volatile, client: Any, remembered: Remembered, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is this session's key, whatever stands there: no ending waits for it."""
+    client.set(KEY, "no list")
+    assert not volatile.working.remember_turn(SESSION, remembered())
+    assert volatile.working.held(SESSION) == ()
+    assert "no list" in caplog.text
+    volatile.working.forget(SESSION)
+    assert client.keys() == []
+
+
+def test_a_flushed_redis_is_an_empty_one(volatile: Volatile, client: Any, remembered: Remembered) -> None:
+    """It may be wiped at any moment."""
+    volatile.working.remember_turn(SESSION, remembered())
+    client.flushall()
+    assert volatile.working.read(SESSION) == ()
+    volatile.working.forget(SESSION)
+    again = remembered()
+    volatile.working.remember_turn(SESSION, again)
+    assert volatile.working.read(SESSION) == (again,)
+
+
+def test_redis_away_is_reported_to_who_may_go_on_and_raised_to_who_may_not(
+    away: Volatile, remembered: Remembered, caplog: pytest.LogCaptureFixture, clock: MovedClock
+) -> None:
+    """A turn goes on without; a flush and the end of a session do not."""
+    assert not away.working.remember_turn(SESSION, remembered())
+    assert away.working.read(SESSION) is None
+    assert len(caplog.records) == 1
+    with pytest.raises(Unavailable, match="PERDURE_REDIS_URL"):
+        away.working.held(SESSION)
+    with pytest.raises(Unavailable):
+        away.working.forget(SESSION)
+    clock.advance(timedelta(seconds=6))
+    assert not away.working.remember_turn(SESSION, remembered())
+    assert len(caplog.records) == 2

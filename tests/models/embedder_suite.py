@@ -1,0 +1,58 @@
+"""What every embedder must do, whoever provides it. `test_embedders.py` runs it over each of them."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from perdure.errors import DeadlineExceeded
+from perdure.models.embedders.protocol import Embedder, Vector
+from perdure.models.protocol import CallAborted
+from tests.models.suite import new_call
+
+TEXTS = ["My name is Ana and I live in Lyon.", "저는 커피를 좋아합니다", "", " \n", "?!", "a\ud83d\x00b", "x" * 50_000]
+
+
+def cosine(one: Vector, other: Vector) -> float:
+    """Of the angle between two vectors of length 1."""
+    return sum(a * b for a, b in zip(one, other, strict=True))
+
+
+class EmbedderSuite:
+    """The tests. Subclass it and give it a fixture `embedder`."""
+
+    def test_gives_each_text_a_vector_of_length_1(self, embedder: Embedder) -> None:
+        """Whatever is said is remembered, and a vector of zeros has no cosine with anything."""
+        vectors = embedder.embed(TEXTS)
+        assert len(vectors) == len(TEXTS)
+        assert {len(each) for each in vectors} == {embedder.dimensions}
+        assert all(math.isclose(math.hypot(*each), 1.0, abs_tol=1e-5) for each in vectors)
+
+    def test_gives_the_same_text_the_same_vector_wherever_it_stands(self, embedder: Embedder) -> None:
+        """A vector made alone is compared with one that was made among hundreds."""
+        many = embedder.embed([f"text {number}" for number in range(70)])
+        assert embedder.embed(["text 66"]) == [many[66]]
+        assert embedder.embed(["text 3", "text 3", "text 66"]) == [many[3], many[3], many[66]]
+
+    def test_no_texts_have_no_vectors(self, embedder: Embedder) -> None:
+        """A batch may turn out to be empty."""
+        assert embedder.embed([]) == []
+
+    def test_does_not_begin_a_call_that_is_over(self, embedder: Embedder) -> None:
+        """A cancelled turn must not cost a request, nor one that has used up its time."""
+        call = new_call()
+        call.abort()
+        with pytest.raises(CallAborted):
+            embedder.embed(["never embedded before"], call)
+        with pytest.raises(DeadlineExceeded):
+            embedder.embed(["never embedded before"], new_call(timeout_s=0.0))
+
+    def test_may_be_shared_by_threads(self, embedder: Embedder) -> None:
+        """One embedder serves all the turns of a process, and each gets its own vectors."""
+        texts = [f"text {number}" for number in range(40)]
+        expected = [embedder.embed([each])[0] for each in texts]
+        with ThreadPoolExecutor(8) as pool:
+            got = list(pool.map(lambda text: embedder.embed([text])[0], texts * 3))
+        assert got == expected * 3

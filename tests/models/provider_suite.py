@@ -1,0 +1,336 @@
+"""What every provider's model must do besides, with servers that behave and with servers that do not.
+
+It runs against a server of the tests' own that speaks the provider's wire format: subclass it
+and give it the fixtures `server` and `model`, the model being one of that server.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from email.utils import format_datetime
+
+import pytest
+
+from perdure.clock import SystemClock
+from perdure.errors import ContextTooLong, DeadlineExceeded, InvalidResponse, PerdureError, ProviderError, RateLimited
+from perdure.models import line
+from perdure.models.protocol import (
+    CallAborted,
+    Message,
+    Model,
+    ModelCall,
+    ModelReply,
+    ModelRequest,
+    Role,
+    ToolCall,
+    ToolSchema,
+    Usage,
+)
+from tests.models.server import Answer, Broken, Call, Drip, ProviderServer, Raw, Silence, Status, Step
+from tests.models.suite import QUESTION, STATEMENT, ModelSuite, ask, new_call, turn
+
+AT_ONCE_S = 5.0
+"""Far less than any timeout that could end the call otherwise, far more than waking a thread takes."""
+
+SECRET = "sk-secret"
+
+CALLS = [
+    Call("calculator", json.dumps({"expression": "12*7+5" + "+0" * 30}), "call_a"),
+    Call("clock", '{"zone": "Asia/Seoul"}', "call_b"),
+]
+SILENT = [
+    pytest.param(Silence(), id="says nothing"),
+    pytest.param(Silence(after_headers=True), id="says nothing after the headers"),
+    pytest.param(Drip(), id="drips"),
+    pytest.param(Broken(Answer("many words that stop"), 5, "hang"), id="falls silent in mid-stream"),
+]
+SLOW = pytest.param(Answer("slow " * 500, interval_s=0.05), id="speaks slowly")
+
+
+class ProviderSuite(ModelSuite):
+    """The tests. Subclass it and give it the fixtures `server` and `model`."""
+
+    # --- replies
+
+    def test_puts_calls_together_that_came_in_more_than_fifty_pieces(
+        self, model: Model, server: ProviderServer
+    ) -> None:
+        """Arguments are streamed a few characters at a time, several calls in one reply."""
+        answer = Answer(calls=CALLS, piece=1)
+        assert len(server.chunks(answer, "m")) > 50
+        server.script(answer)
+        assert ask(model, QUESTION).tool_calls == tuple(ToolCall(each.id, each.name, each.arguments) for each in CALLS)
+
+    def test_tells_two_calls_with_one_id_apart(self, model: Model, server: ProviderServer) -> None:
+        """Each call needs its own result, and the next prompt would be refused if one id stood in it twice."""
+        server.script(
+            Answer(calls=[Call("calculator", '{"expression": "1+1"}'), Call("calculator", '{"expression": "2"}')])
+        )
+        conversation = turn(model, QUESTION)
+        assert len({call.id for call in conversation[1].tool_calls}) == 2
+        assert [each.content for each in conversation[2:4]] == ["2", "2"]
+        assert conversation[-1].role is Role.ASSISTANT
+
+    def test_calls_tools_by_names_that_the_provider_would_refuse(self, model: Model, server: ProviderServer) -> None:
+        """Tools of MCP servers are called `server:tool`; providers accept no colon."""
+        tools = tuple(ToolSchema(name, "", {"type": "object", "properties": {}}) for name in ("a_b", "a:b", "a.b"))
+        server.script(Answer(calls=[Call("a_b_2", id="x"), Call("a_b", id="y"), Call("a_b_3", id="z")]))
+        reply = model.respond(ModelRequest((QUESTION,), tools), new_call())
+        assert [call.name for call in reply.tool_calls] == ["a:b", "a_b", "a.b"]
+        results = [Message(Role.TOOL, "done", tool_call_id=call.id) for call in reply.tool_calls]
+        again = (QUESTION, Message(Role.ASSISTANT, "", reply.tool_calls), *results)
+        assert model.respond(ModelRequest(again, tools), new_call()).content.startswith("done")
+        assert '"a_b_2"' in json.dumps(server.requests[1]["messages"])
+
+    def test_makes_a_call_without_tools_on_a_conversation_with_calls(self, model: Model) -> None:
+        """A fallback or a summary is asked for without tools, whatever happened in the conversation before."""
+        assert ask(model, *turn(model, QUESTION), STATEMENT, tools=False).tool_calls == ()
+
+    def test_sums_up_usage(self, model: Model, server: ProviderServer) -> None:
+        """What was read from a provider's cache was read, too."""
+        server.script(Answer("hello"))
+        assert ask(model, QUESTION).usage == Usage(11, 7)
+
+    def test_takes_missing_usage_as_zero(self, model: Model, server: ProviderServer) -> None:
+        """Compatible servers may not know of it."""
+        server.script(Answer("hello", usage=None))
+        assert ask(model, QUESTION).usage == Usage(0, 0)
+
+    @pytest.mark.parametrize("reason", ["length", "content_filter"])
+    def test_keeps_why_a_reply_stopped(self, model: Model, server: ProviderServer, reason: str) -> None:
+        """A reply that was cut off is a reply; what to make of it is for the engine to say."""
+        server.script(Answer("hal", finish_reason=reason))
+        assert ask(model, QUESTION).stop_reason == reason
+
+    def test_what_was_asked_is_sent_as_it_stands(self, model: Model, server: ProviderServer) -> None:
+        """Text in any script reaches the provider unchanged."""
+        said = "안녕하세요 \N{GRINNING FACE} Ünï"
+        ask(model, Message(Role.USER, said))
+        assert said in json.dumps(server.requests[0]["messages"][-1], ensure_ascii=False)
+
+    def test_keeps_its_connection(self, model: Model, server: ProviderServer) -> None:
+        """A handshake for each step would cost more than the step."""
+        for _ in range(4):
+            ask(model, QUESTION)
+        server.script(Status(500))
+        with pytest.raises(ProviderError):
+            ask(model, QUESTION)
+        ask(model, QUESTION)
+        assert server.connections == 1
+
+    # --- no replies
+
+    @pytest.mark.parametrize(
+        "step",
+        [
+            pytest.param(Answer(), id="neither text nor calls"),
+            pytest.param(Answer(" \n "), id="only white space"),
+            pytest.param(Answer(finish_reason="content_filter"), id="filtered away"),
+            pytest.param(Raw(b"<html><body>It works!</body></html>", "text/html"), id="HTML with status 200"),
+            pytest.param(Raw(b'{"answer": 42}', "application/json"), id="some other JSON"),
+            pytest.param(Raw(b""), id="nothing"),
+            pytest.param(Broken(Answer("half of it"), 3, b""), id="cut off at an event's end"),
+        ],
+    )
+    def test_refuses_what_is_no_reply(self, model: Model, server: ProviderServer, step: Step) -> None:
+        """A server that answers nonsense fails the call; it never fails the process or passes for an answer."""
+        server.script(step)
+        with pytest.raises(InvalidResponse):
+            ask(model, QUESTION)
+
+    @pytest.mark.parametrize(
+        "payload",
+        [
+            pytest.param(b"\xff\xfe\x80", id="no UTF-8"),
+            pytest.param(b"{not json", id="no JSON"),
+            pytest.param(b"[" * 100_000, id="nested without end"),
+            pytest.param(b"17", id="a number for an event"),
+        ],
+    )
+    def test_refuses_a_stream_that_turns_to_nonsense(
+        self, model: Model, server: ProviderServer, payload: bytes
+    ) -> None:
+        """Good events before it do not make it better."""
+        server.script(Broken(Answer("a good beginning"), 3, server.frame(payload)))
+        with pytest.raises(InvalidResponse):
+            ask(model, QUESTION)
+
+    def test_refuses_a_stream_without_end(
+        self, model: Model, server: ProviderServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Memory is shared with hundreds of other turns; an event that never ends must not take it."""
+        monkeypatch.setattr(line, "MAX_BODY_BYTES", 100_000)
+        server.script(Broken(Answer("a good beginning"), 3, b"data: " + b"x" * 200_000))
+        with pytest.raises(InvalidResponse, match="without end"):
+            ask(model, QUESTION)
+
+    def test_a_connection_closed_in_mid_stream_is_a_failure_that_may_pass(
+        self, model: Model, server: ProviderServer
+    ) -> None:
+        """Half a reply is none, and the next try may bring the whole."""
+        server.script(Broken(Answer("a good beginning"), 4, "close"))
+        with pytest.raises(ProviderError) as caught:
+            ask(model, QUESTION)
+        assert caught.value.transient
+
+    def test_an_error_in_mid_stream_is_a_failure_that_may_pass(self, model: Model, server: ProviderServer) -> None:
+        """Providers that are overloaded say so when they have already begun."""
+        server.script(Broken(Answer("a good beginning"), 4, Status(500, message=SECRET)))
+        with pytest.raises(ProviderError) as caught:
+            ask(model, QUESTION)
+        assert caught.value.transient
+        assert SECRET not in caught.value.message
+
+    @pytest.mark.parametrize(
+        ("status", "kind", "transient"),
+        [
+            (400, ProviderError, False),
+            (401, ProviderError, False),
+            (403, ProviderError, False),
+            (404, ProviderError, False),
+            (413, ContextTooLong, False),
+            (422, ProviderError, False),
+            (408, ProviderError, True),
+            (429, RateLimited, True),
+            (500, ProviderError, True),
+            (503, ProviderError, True),
+            (529, ProviderError, True),
+        ],
+    )
+    def test_maps_each_status(
+        self, model: Model, server: ProviderServer, status: int, kind: type[PerdureError], transient: bool
+    ) -> None:
+        """What a retry can cure and what it cannot; the message may reach a user, so it quotes nobody."""
+        server.script(Status(status, message=SECRET))
+        with pytest.raises(kind) as caught:
+            ask(model, QUESTION)
+        assert caught.value.transient is transient
+        assert SECRET not in caught.value.message
+        assert len(server.requests) == 1, "retrying is the engine's affair, not the SDK's"
+
+    def test_an_error_page_is_mapped_by_its_status(self, model: Model, server: ProviderServer) -> None:
+        """Proxies in between write HTML, whoever is behind them."""
+        server.script(Raw(b"<html>Bad gateway</html>", "text/html", status=502))
+        with pytest.raises(ProviderError, match="status 502") as caught:
+            ask(model, QUESTION)
+        assert caught.value.transient
+
+    @pytest.mark.parametrize(
+        ("headers", "expected"),
+        [
+            ({"Retry-After": "7"}, 7.0),
+            ({"Retry-After": "0.5"}, 0.5),
+            ({"Retry-After": "3600"}, 3600.0),
+            ({"retry-after-ms": "1500", "Retry-After": "9"}, 1.5),
+            ({}, None),
+            ({"Retry-After": "soon"}, None),
+            ({"Retry-After": "-3"}, None),
+            ({"Retry-After": "nan"}, None),
+            ({"Retry-After": "1e300"}, None),
+            ({"Retry-After": "Wed, 99 Foo 2026 99:99:99 GMT"}, None),
+        ],
+    )
+    @pytest.mark.parametrize("status", [429, 503])
+    def test_reads_how_long_to_wait(
+        self, model: Model, server: ProviderServer, status: int, headers: dict[str, str], expected: float | None
+    ) -> None:
+        """Retry-After is honoured, and nonsense in it never becomes a wait."""
+        server.script(Status(status, headers=headers))
+        with pytest.raises((RateLimited, ProviderError)) as caught:
+            ask(model, QUESTION)
+        assert caught.value.retry_after_s == expected
+
+    def test_reads_a_date_to_wait_for(self, model: Model, server: ProviderServer) -> None:
+        """HTTP allows a date for Retry-After, too."""
+        then = SystemClock().now() + timedelta(seconds=600)
+        server.script(Status(429, headers={"Retry-After": format_datetime(then, usegmt=True)}))
+        with pytest.raises(RateLimited) as caught:
+            ask(model, QUESTION)
+        assert caught.value.retry_after_s is not None
+        assert 500 < caught.value.retry_after_s <= 600
+
+    @pytest.mark.parametrize(
+        "step",
+        [
+            pytest.param(Status(503, "overloaded"), id="refused at once"),
+            pytest.param(Broken(Answer("half of it"), 3, Status(503, "overloaded")), id="an error in mid-stream"),
+            pytest.param(Broken(Answer("half of it"), 3, "close"), id="closed in mid-stream"),
+            pytest.param(Broken(Answer("half of it"), 3, b""), id="ended in mid-stream"),
+        ],
+    )
+    def test_says_what_a_provider_asks_for_in_a_report(
+        self, model: Model, server: ProviderServer, step: Step, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """With the request id the provider can find the failure, without it nobody can."""
+        server.script(step)
+        with caplog.at_level(logging.WARNING), pytest.raises(PerdureError) as caught:
+            ask(model, QUESTION)
+        assert model.name in caplog.text
+        assert "request id req_1" in caplog.text
+        assert "request id req_1" in caught.value.__notes__[0]
+        assert "req_1" not in caught.value.message
+
+    def test_a_server_that_is_not_there_is_a_failure_that_may_pass(self, model: Model, server: ProviderServer) -> None:
+        """Refused connections are the provider's failure, to be retried, not the caller's."""
+        server.stop()
+        with pytest.raises(ProviderError) as caught:
+            ask(model, QUESTION)
+        assert caught.value.transient
+
+    # --- no end
+
+    @pytest.mark.parametrize(
+        "step", [*SILENT, pytest.param(Answer("slow " * 500, interval_s=0.05), id="speaks slowly")]
+    )
+    def test_the_deadline_holds(self, model: Model, server: ProviderServer, step: Step) -> None:
+        """Wall-clock, not per read: a byte or a word now and then must not keep a call alive."""
+        server.script(step)
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            ask(model, QUESTION, call=new_call(timeout_s=0.3))
+        assert 0.29 < time.monotonic() - began < AT_ONCE_S
+
+    @pytest.mark.parametrize("step", SILENT)
+    def test_hanging_up_wakes_the_thread(
+        self, model: Model, server: ProviderServer, step: Step, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Cancel and shutdown must not wait for a provider that says nothing; that is nobody's failure."""
+        server.script(step)
+        with caplog.at_level(logging.WARNING):
+            self._aborted_at_once(model, lambda: server.wait_for_requests(1))
+        assert caplog.text == ""
+
+    def test_a_call_cancelled_in_mid_stream_keeps_quiet(self, model: Model, server: ProviderServer) -> None:
+        """What was streamed before is provisional; after the cancel nothing more comes."""
+        server.script(Broken(Answer("one two three"), 4, "hang"))
+        heard: list[str] = []
+        began = threading.Event()
+
+        def listen(text: str) -> None:
+            heard.append(text)
+            began.set()
+
+        self._aborted_at_once(model, lambda: _happens(began), listen)
+        assert "one two three".startswith("".join(heard))
+
+    def _aborted_at_once(
+        self, model: Model, until_it_waits: Callable[[], None], listen: Callable[[str], None] | None = None
+    ) -> None:
+        call = ModelCall(SystemClock(), 60.0, listen)
+        with ThreadPoolExecutor(1) as pool:
+            waiting: Future[ModelReply] = pool.submit(ask, model, QUESTION, call=call)
+            until_it_waits()
+            began = time.monotonic()
+            call.abort()
+            assert isinstance(waiting.exception(timeout=30), CallAborted)
+            assert time.monotonic() - began < AT_ONCE_S
+
+
+def _happens(event: threading.Event) -> None:
+    assert event.wait(30)

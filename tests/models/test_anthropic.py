@@ -1,0 +1,123 @@
+"""`anthropic:` and what is its own; what it has in common with other providers is in `provider_suite.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from perdure.clock import SystemClock
+from perdure.errors import ContextTooLong, InvalidResponse, PerdureError, ProviderError, RateLimited, SettingsError
+from perdure.models.anthropic import AnthropicModel
+from perdure.models.protocol import Message, Role, ToolCall
+from tests.models.anthropic_server import AnthropicServer, events_of
+from tests.models.server import Answer, Broken, Call, Chunks, Status, Step
+from tests.models.suite import QUESTION, SYSTEM, ask
+
+
+@pytest.fixture
+def server() -> Iterator[AnthropicServer]:
+    """A server that plays turns of two steps unless the test scripts it."""
+    with AnthropicServer() as running:
+        yield running
+
+
+@pytest.fixture
+def model(server: AnthropicServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnthropicModel]:
+    """A model of that server, set up from the environment as in production."""
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", server.base_url)
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-of-the-tests")
+    made = AnthropicModel("test-model", SystemClock())
+    yield made
+    made.close()
+
+
+def test_sends_what_the_vendor_asks_for(model: AnthropicModel, server: AnthropicServer) -> None:
+    """The key, the version of the API and a bound on the reply; the system prompt stands apart."""
+    ask(model, QUESTION)
+    assert server.headers[0]["authorization"] == "Bearer sk-of-the-tests"
+    assert server.headers[0]["anthropic-version"]
+    assert server.requests[0]["system"] == SYSTEM.content
+    assert server.requests[0]["messages"] == [{"role": "user", "content": [{"type": "text", "text": QUESTION.content}]}]
+    assert [each["name"] for each in server.requests[0]["tools"]] == ["calculator", "clock"]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "transient"),
+    [
+        (Status(0, "overloaded_error"), ProviderError, True),
+        (Status(0, "rate_limit_error"), RateLimited, True),
+        (Status(0, "invalid_request_error"), ProviderError, False),
+        (Status(0, "request_too_large"), ContextTooLong, False),
+        (Status(0, "an_error_of_next_year"), ProviderError, True),
+    ],
+)
+def test_tells_errors_in_mid_stream_apart(
+    model: AnthropicModel, server: AnthropicServer, error: Status, kind: type[PerdureError], transient: bool
+) -> None:
+    """The status of the response is 200 by then; the error's type stands for the one that it would have had."""
+    server.script(Broken(Answer("a good beginning"), 4, error))
+    with pytest.raises(kind) as caught:
+        ask(model, QUESTION)
+    assert caught.value.transient is transient
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "prompt is too long: 210000 tokens > 200000 maximum",
+        "input length and `max_tokens` exceed context limit: 199000 + 16384 > 200000",
+    ],
+)
+def test_knows_a_prompt_that_is_too_long(model: AnthropicModel, server: AnthropicServer, message: str) -> None:
+    """It is the one refusal that a shorter prompt cures, and has no code of its own."""
+    server.script(Status(400, message=message))
+    with pytest.raises(ContextTooLong):
+        ask(model, QUESTION)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(Chunks(events_of(Answer("x" * 2_100_000, piece=100_000))), id="longer than any reply"),
+        pytest.param(Chunks(events_of(Answer(calls=[Call("f")] * 129))), id="more calls than a message may hold"),
+        pytest.param(
+            Chunks([{"type": "content_block_delta", "index": 3, "delta": {"type": "input_json_delta"}}]),
+            id="arguments of no call",
+        ),
+    ],
+)
+def test_refuses_what_is_no_reply(model: AnthropicModel, server: AnthropicServer, step: Step) -> None:
+    """A server that answers nonsense fails the call; it never fails the process or passes for an answer."""
+    server.script(step)
+    with pytest.raises(InvalidResponse):
+        ask(model, QUESTION)
+
+
+def test_does_not_wait_for_what_comes_after_the_end(model: AnthropicModel, server: AnthropicServer) -> None:
+    """A proxy that keeps the stream open behind `message_stop` must not cost a call its deadline."""
+    whole = [*events_of(Answer("whole")), {"type": "message_stop"}]
+    server.script(Chunks(whole, hang=True))
+    assert ask(model, QUESTION).content == "whole"
+
+
+def test_needs_a_key_for_the_vendors_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start without a key must say which variable is missing, not fail at the first message."""
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    monkeypatch.delenv("ANTHROPIC_BASE_URL", raising=False)
+    with pytest.raises(SettingsError, match=r"ANTHROPIC_API_KEY is not set and PERDURE_MODEL is 'anthropic:claude'"):
+        AnthropicModel("claude", SystemClock())
+
+
+def test_refuses_an_address_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong setting stops the start, with its name and value."""
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", "localhost:8000")
+    with pytest.raises(SettingsError, match="ANTHROPIC_BASE_URL is 'localhost:8000'"):
+        AnthropicModel("claude", SystemClock())
+
+
+def test_a_refused_transcript_is_seen(model: AnthropicModel) -> None:
+    """The test server judges transcripts; were it to accept anything, it would prove nothing."""
+    open_call = Message(Role.ASSISTANT, "", (ToolCall("call_1", "clock", "{}"),))
+    with pytest.raises(PerdureError, match="status 400"):
+        ask(model, QUESTION, open_call, QUESTION)

@@ -1,0 +1,238 @@
+"""The suite of `embedder_suite.py` over every embedder, the cache that stands before them, and resolution by name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, EntryPoints
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from perdure.clock import Clock, SystemClock
+from perdure.errors import InvalidResponse, ProviderError, SettingsError
+from perdure.models.embedders import resolve as resolving
+from perdure.models.embedders.cache import Cached
+from perdure.models.embedders.hashing import HashEmbedder
+from perdure.models.embedders.openai import OpenAIEmbedder
+from perdure.models.embedders.protocol import Embedder, Vector
+from perdure.models.embedders.resolve import resolve
+from perdure.models.embedders.sentence_transformers import SentenceTransformersEmbedder
+from perdure.models.protocol import ModelCall
+from perdure.settings import Settings
+from tests.models.embedder_suite import EmbedderSuite
+from tests.models.openai_server import OpenAIServer, embedding_of
+
+
+class Encoded(list[list[float]]):
+    """What the library returns, as far as it is used: an array that becomes a list."""
+
+    def tolist(self) -> list[list[float]]:
+        return list(self)
+
+
+class Transformer:
+    """The library's class, as far as it is used."""
+
+    def __init__(self, model: str) -> None:
+        if model == "missing":
+            raise OSError("missing is not a local folder")
+        self.model = model
+        self.batches: list[int] = []
+
+    def encode(self, inputs: list[str], *, batch_size: int, show_progress_bar: bool) -> Encoded:
+        assert not show_progress_bar
+        if self.model == "huge":
+            raise RuntimeError("out of memory")
+        self.batches.append(len(inputs))
+        return Encoded(embedding_of(each or "-", 5) for each in inputs)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra's library, which brings PyTorch and is not installed for tests."""
+    module = ModuleType("sentence_transformers")
+    module.SentenceTransformer = Transformer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sentence_transformers", module)
+
+
+@pytest.fixture
+def environment(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the OpenAI server is."""
+    monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tests")
+
+
+class TestHash(EmbedderSuite):
+    @pytest.fixture
+    def embedder(self) -> Embedder:
+        return HashEmbedder(384)
+
+
+class TestOpenAI(EmbedderSuite):
+    @pytest.fixture
+    def embedder(self, environment: None) -> Embedder:
+        return OpenAIEmbedder("small", SystemClock(), 30.0)
+
+
+class TestSentenceTransformers(EmbedderSuite):
+    @pytest.fixture
+    def embedder(self, library: None) -> Embedder:
+        return SentenceTransformersEmbedder("mini", SystemClock(), 30.0)
+
+
+class TestCached(EmbedderSuite):
+    @pytest.fixture
+    def embedder(self) -> Embedder:
+        return resolve("hash:64", Settings(), SystemClock())
+
+
+# --- the cache
+
+
+class Counting:
+    """An embedder that keeps what it was asked for."""
+
+    name = "counting"
+    dimensions = 2
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+
+    def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
+        self.asked.append(list(texts))
+        return [[0.6, 0.8] for _ in texts]
+
+
+def test_a_text_is_embedded_once_while_it_is_remembered() -> None:
+    """The same question is recalled by in every step of a turn."""
+    embedder = Counting()
+    cached = Cached(embedder)
+    cached.embed(["a", "b", "a"])
+    cached.embed(["b", "c"])
+    cached.embed(["a"])
+    assert embedder.asked == [["a", "b"], ["c"]]
+
+
+def test_the_least_recently_used_is_forgotten_first() -> None:
+    """A process that lives for months must not remember everything."""
+    embedder = Counting()
+    cached = Cached(embedder, max_floats=4)
+    for text in ("a", "b", "a", "c", "a", "b"):
+        cached.embed([text])
+    assert embedder.asked == [["a"], ["b"], ["c"], ["b"]]
+
+
+def test_more_texts_than_it_remembers_get_their_vectors() -> None:
+    """The bound is on what is kept, not on what can be asked."""
+    assert len(Cached(Counting(), max_floats=4).embed([str(number) for number in range(9)])) == 9
+
+
+def test_what_is_remembered_does_not_reach_the_guard() -> None:
+    """An open breaker must not refuse what needs no call."""
+    embedder = Counting()
+    guarded = resolve("hash:64", Settings(), SystemClock(), guard=lambda _: embedder)
+    guarded.embed(["a"])
+    guarded.embed(["a"])
+    assert embedder.asked == [["a"]]
+
+
+# --- sentence-transformers
+
+
+def test_says_which_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The setting alone does not install it."""
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(SettingsError, match=r"PERDURE_EMBEDDER is .*pip install 'perdure\[sentence-transformers\]'"):
+        resolve("sentence-transformers:all-MiniLM-L6-v2", Settings(), SystemClock())
+
+
+def test_says_which_model_cannot_be_loaded(library: None) -> None:
+    """A misspelt directory stops the start with its name."""
+    with pytest.raises(SettingsError, match=r"sentence-transformers:missing.*not a local folder"):
+        resolve("sentence-transformers:missing", Settings(), SystemClock())
+
+
+def test_a_failing_library_is_a_provider_error(library: None) -> None:
+    """Nothing above this edge knows the library's errors."""
+    with pytest.raises(ProviderError):
+        resolve("sentence-transformers:huge", Settings(), SystemClock()).embed(["x"])
+
+
+def test_refuses_vectors_without_a_direction(library: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One NaN in an index, and no search that meets it can be trusted."""
+    broken = [float("nan"), 1.0]
+    monkeypatch.setattr(Transformer, "encode", lambda *_, **__: Encoded([broken]))
+    with pytest.raises(InvalidResponse):
+        resolve("sentence-transformers:mini", Settings(), SystemClock()).embed(["x"])
+
+
+# --- resolution
+
+
+def acme(model: str, settings: Settings, clock: Clock) -> Embedder:
+    """A third party's, as its entry point names it."""
+    assert model == "large"
+    return Counting()
+
+
+def _load(point: EntryPoint) -> Any:
+    if point.name == "broken":
+        raise ModuleNotFoundError("No module named 'no_such_module'")
+    return acme
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two packages with entry points, one of which lacks its module."""
+    points = [
+        EntryPoint("acme", f"{__name__}:acme", resolving.ENTRY_POINT_GROUP),
+        EntryPoint("broken", "no_such_module:embedder", resolving.ENTRY_POINT_GROUP),
+    ]
+    monkeypatch.setattr(resolving, "entry_points", lambda **_: EntryPoints(points))
+    monkeypatch.setattr(EntryPoint, "load", _load)
+
+
+@pytest.mark.parametrize("name", ["", "hash", "hash:", "openai:", "sentence-transformers", "word2vec:x", "Hash:384"])
+def test_an_unknown_name_says_what_is_accepted(name: str) -> None:
+    """A wrong setting stops the start with its name, its value and what would be right."""
+    with pytest.raises(SettingsError) as caught:
+        resolve(name, Settings(), SystemClock())
+    assert str(caught.value).startswith(f"PERDURE_EMBEDDER is {name!r}: accepted: hash:384, openai:NAME")
+
+
+@pytest.mark.parametrize(
+    "dimensions", ["abc", "0", "63", "2001", "-384", "3.5", "\N{FULLWIDTH DIGIT NINE}", "1" * 5000]
+)
+def test_the_built_in_ones_dimensions_are_bounded(dimensions: str) -> None:
+    """More than pgvector can index, or so few that all texts are alike, is a mistake."""
+    with pytest.raises(SettingsError, match=r"PERDURE_EMBEDDER is 'hash:.*accepted: hash:N with N from 64 to 2000"):
+        resolve(f"hash:{dimensions}", Settings(), SystemClock())
+
+
+def test_the_default_is_built_in() -> None:
+    """It works on a machine that has nothing else."""
+    embedder = resolve(Settings().embedder, Settings(), SystemClock())
+    assert (embedder.name, embedder.dimensions) == ("hash:384", 384)
+
+
+def test_names_the_missing_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the embedder's setting that needs it, whatever model there is."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    with pytest.raises(SettingsError, match="OPENAI_API_KEY is not set and PERDURE_EMBEDDER is 'openai:small'"):
+        resolve("openai:small", Settings(), SystemClock())
+
+
+def test_a_third_party_adds_an_embedder_by_entry_point(installed: None) -> None:
+    """The list of embedders is open to whoever installs a package."""
+    assert resolve("acme:large", Settings(), SystemClock()).name == "counting"
+    with pytest.raises(SettingsError, match="acme:NAME"):
+        resolve("nope:x", Settings(), SystemClock())
+
+
+def test_an_entry_point_that_cannot_be_loaded_says_why(installed: None) -> None:
+    """A half-installed package must not look like a misspelt setting."""
+    with pytest.raises(SettingsError, match="no_such_module"):
+        resolve("broken:x", Settings(), SystemClock())

@@ -1,0 +1,168 @@
+"""The Messages wire format, both ways, as pure functions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perdure.errors import InvalidResponse
+from perdure.models.messages_wire import Assembly, request_body
+from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, ToolSchema, Usage
+from tests.models.anthropic_server import validate_body
+from tests.models.transcripts import TEXT, calls, interleavings, splits, transcripts
+
+TOOL = ToolSchema("weather:today", "", {"type": "object", "properties": {}})
+
+
+@settings(max_examples=40)
+@given(transcripts(), st.booleans())
+def test_any_committed_transcript_is_one_that_the_provider_accepts(
+    messages: tuple[Message, ...], with_tools: bool
+) -> None:
+    """Law 5: one call id used twice, one garbled call or one blank text must not make a session unacceptable."""
+    body = request_body("m", ModelRequest(messages, (TOOL,) if with_tools else ()))
+    assert validate_body(body) == []
+    said = {each.content for each in messages if each.content.strip() and each.role is not Role.SYSTEM}
+    assert said <= {_content_of(block) for block in _blocks(body)}
+
+
+@given(st.lists(st.builds(Message, st.sampled_from([Role.USER, Role.ASSISTANT, Role.SYSTEM]), TEXT), max_size=5))
+def test_whoever_speaks_first_or_last_the_prompt_is_accepted(messages: list[Message]) -> None:
+    """A trimmed history may begin with the assistant, and a summary be asked for behind its last word."""
+    assert validate_body(request_body("m", ModelRequest(tuple(messages)))) == []
+
+
+@settings(max_examples=40)
+@given(transcripts(), TEXT, TEXT)
+def test_a_prompt_only_grows(messages: tuple[Message, ...], now: str, then: str) -> None:
+    """Providers cache by prefix: what was sent before is sent again in the same words, ids included."""
+    prompt = (*messages, Message(Role.USER, now))
+    longer = (*prompt, Message(Role.ASSISTANT, "x"), Message(Role.USER, then))
+    before = _blocks(request_body("m", ModelRequest(prompt)))
+    assert _blocks(request_body("m", ModelRequest(longer)))[: len(before)] == before
+
+
+def _blocks(body: dict[str, Any]) -> list[dict[str, Any]]:
+    return [block for turn in body["messages"] for block in turn["content"]]
+
+
+def _content_of(block: dict[str, Any]) -> str | None:
+    text: str | None = block.get("text") or block.get("content")
+    return text
+
+
+def test_without_tools_the_calls_of_the_conversation_are_named_and_forbidden() -> None:
+    """The provider refuses a prompt with calls that defines no tools; the model must not make more of them."""
+    asked = Message(Role.ASSISTANT, "", (ToolCall("a", "weather:today", "{}"),))
+    body = request_body("m", ModelRequest((Message(Role.USER, "hi"), asked, Message(Role.TOOL, "", tool_call_id="a"))))
+    assert [each["name"] for each in body["tools"]] == ["weather_today"]
+    assert body["tool_choice"] == {"type": "none"}
+    assert validate_body(body) == []
+
+
+@settings(max_examples=40)
+@given(st.data(), TEXT, calls(TEXT))
+def test_any_split_into_events_gives_the_same_reply(
+    data: st.DataObject, text: str, wanted: tuple[ToolCall, ...]
+) -> None:
+    """Where a server cuts a reply, and how it interleaves its blocks, is its own affair."""
+    wanted = tuple(ToolCall(f"call_{at}", call.name or "f", call.arguments) for at, call in enumerate(wanted))
+    text = text if text.strip() or wanted else "x"
+    opened = [{"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}]
+    streams = [[delta(0, "text_delta", text=piece) for piece in data.draw(splits(text))]]
+    for index, call in enumerate(wanted, start=1):
+        block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+        opened.append({"type": "content_block_start", "index": index, "content_block": block})
+        pieces = data.draw(splits(call.arguments))
+        streams.append([delta(index, "input_json_delta", partial_json=piece) for piece in pieces])
+    heard, reply = assemble([*opened, *data.draw(interleavings(streams))])
+    assert heard == text
+    assert reply.content == text
+    assert reply.tool_calls == wanted
+
+
+@given(st.text(max_size=20), st.data())
+def test_what_was_heard_is_what_was_said(text: str, data: st.DataObject) -> None:
+    """Any text, halves of characters and NUL included, is streamed as it is then committed, and can be stored."""
+    heard, reply = assemble([delta(0, "text_delta", text=piece) for piece in data.draw(splits(f"x{text}"))])
+    assert heard == reply.content
+    assert "\x00" not in reply.content
+    reply.content.encode()
+
+
+def test_thinking_is_no_part_of_the_reply() -> None:
+    """What a model thinks is neither said nor kept."""
+    thinking = {"type": "thinking", "thinking": "", "signature": ""}
+    events = [
+        {"type": "content_block_start", "index": 0, "content_block": thinking},
+        delta(0, "thinking_delta", thinking="hm"),
+        delta(0, "signature_delta", signature="x"),
+        delta(1, "text_delta", text="Yes."),
+    ]
+    assert assemble(events)[1].content == "Yes."
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_arguments_may_come_whole_with_the_call(streamed: bool) -> None:
+    """Compatible servers that do not stream arguments put them there; those that do may put both."""
+    block = {"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}}
+    events = [{"type": "content_block_start", "index": 0, "content_block": block}]
+    if streamed:
+        events.append(delta(0, "input_json_delta", partial_json='{"x": 1}'))
+    assert assemble(events)[1].tool_calls == (ToolCall("a", "f", '{"x": 1}'),)
+
+
+def test_usage_is_cumulative_and_the_last_word_counts() -> None:
+    """Each event's usage stands for the whole reply so far; adding them up would count twice."""
+    events = [
+        {"type": "message_start", "message": {"model": "m-1", "usage": {"input_tokens": 9, "output_tokens": 1}}},
+        {"type": "message_delta", "usage": {"cache_read_input_tokens": 90, "output_tokens": 5}},
+        {"type": "message_delta", "usage": {"output_tokens": 12, "cache_creation": {"ephemeral": 1}}},
+        delta(0, "text_delta", text="x"),
+    ]
+    reply = assemble(events)[1]
+    assert reply.usage == Usage(99, 12)
+    assert reply.model == "m-1"
+
+
+def _json_of(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    keys = st.sampled_from(["type", "index", "id", "name", "input", "text", "usage", "stop_reason", "partial_json"])
+    return st.lists(inner, max_size=2) | st.dictionaries(keys, inner, max_size=3)
+
+
+@given(
+    st.sampled_from(["message_start", "content_block_start", "content_block_delta", "message_delta", "ping", "new"]),
+    st.sampled_from(["message", "content_block", "delta", "usage"]),
+    st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=3), _json_of, max_leaves=8),
+)
+def test_no_event_breaks_the_assembly(kind: str, place: str, value: object) -> None:
+    """Whatever JSON a server sends in whatever place, it is a reply or an `InvalidResponse`, never another error."""
+    assembly = Assembly()
+    for given_type in ({}, {"type": "tool_use"}, {"type": "input_json_delta"}, {"type": "text"}):
+        inner = {**value, **given_type} if isinstance(value, dict) else value
+        try:
+            assembly.feed({"type": kind, place: inner, "index": value})
+        except InvalidResponse:
+            continue
+    assembly.feed(delta(99, "text_delta", text="x"))
+    assembly.feed({"type": "message_delta", "delta": {"stop_reason": "end_turn"}})
+    assert json.dumps(assembly.finish()[1].content)
+
+
+def delta(index: int, kind: str, **parts: str) -> dict[str, Any]:
+    """One event that lengthens a block."""
+    return {"type": "content_block_delta", "index": index, "delta": {"type": kind, **parts}}
+
+
+def assemble(events: Sequence[Any]) -> tuple[str, ModelReply]:
+    """What is heard of a stream of these events, and the reply made from it."""
+    assembly = Assembly()
+    heard = [assembly.feed(each) for each in events]
+    assembly.feed({"type": "message_delta", "delta": {"stop_reason": "end_turn"}})
+    rest, reply = assembly.finish()
+    return "".join(heard) + rest, reply

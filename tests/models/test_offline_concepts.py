@@ -1,0 +1,31 @@
+"""Whom and what the offline model takes a sentence to name."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure.models.offline.concepts import entities, relations
+
+
+@pytest.mark.parametrize(
+    ("sentence", "named", "related"),
+    [
+        ("I live in Lyon.", [("Lyon", "place")], [("user", "live_in", "Lyon")]),
+        (
+            "My sister Nora lives in New York.",
+            [("Nora", "person"), ("New York", "place")],
+            [("user", "sister", "Nora"), ("Nora", "lives_in", "New York")],
+        ),
+        ("I think that I'm late.", [], []),
+        ("I like tea.", [], []),
+        ("My dog is called Rex.", [("Rex", "thing")], [("user", "dog", "Rex")]),
+        ("저는 서울에 살아요.", [], []),
+    ],
+)
+def test_names_and_how_they_belong_together(
+    sentence: str, named: list[tuple[str, str]], related: list[tuple[str, str, str]]
+) -> None:
+    """Enough that layer 4 has something in it without a network."""
+    found = {each["name"]: each["type"] for each in entities(sentence)}
+    assert [*found] == [name for name, _ in named]
+    assert [(each["subject"], each["relation"], each["object"]) for each in relations(sentence)] == related

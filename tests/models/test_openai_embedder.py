@@ -1,0 +1,141 @@
+"""`openai:` embeddings against a server that behaves, and against one that does not."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from perdure.clock import SystemClock
+from perdure.errors import DeadlineExceeded, InvalidResponse, PerdureError, ProviderError, RateLimited
+from perdure.models.embedders.openai import BATCH, MAX_BYTES, OpenAIEmbedder
+from perdure.models.protocol import CallAborted
+from tests.models.openai_server import Drip, OpenAIServer, Raw, Silence, Status, Step
+from tests.models.suite import new_call
+
+
+@pytest.fixture
+def embedder(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> OpenAIEmbedder:
+    """An embedder of the test server."""
+    monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tests")
+    return OpenAIEmbedder("small", SystemClock(), 30.0)
+
+
+def answer(*vectors: Any, indices: list[Any] | None = None) -> Raw:
+    """A response of these vectors, one for each text."""
+    numbered = zip(indices or range(len(vectors)), vectors, strict=True)
+    data = [{"object": "embedding", "index": at, "embedding": each} for at, each in numbered]
+    return Raw(json.dumps({"object": "list", "data": data, "model": "small"}).encode(), "application/json")
+
+
+def test_asks_in_batches(embedder: OpenAIEmbedder, server: OpenAIServer) -> None:
+    """A request holds only so much, and an import has thousands of texts."""
+    embedder.embed([f"text {number}" for number in range(2 * BATCH + 1)])
+    assert [len(each["input"]) for each in server.requests] == [BATCH, BATCH, 1]
+    assert server.requests[0]["model"] == "small"
+    assert server.headers[0]["authorization"] == "Bearer sk-of-the-tests"
+    assert server.connections == 1
+
+
+@pytest.mark.parametrize("text", ["x" * 50_000, "한" * 5_000, "\N{GRINNING FACE}" * 5_000])
+def test_sends_no_more_of_a_text_than_the_provider_takes(
+    embedder: OpenAIEmbedder, server: OpenAIServer, text: str
+) -> None:
+    """One text that is too long would have the whole batch refused."""
+    embedder.embed([text])
+    (sent,) = server.requests[0]["input"]
+    assert MAX_BYTES - 4 < len(sent.encode()) <= MAX_BYTES
+    assert text.startswith(sent)
+
+
+def test_learns_the_dimensions(embedder: OpenAIEmbedder, server: OpenAIServer) -> None:
+    """They are the model's, and nobody has to know them by heart; a server that changes them is not trusted."""
+    known = [embedder.dimensions]
+    server.script(answer([3, 4]))
+    assert embedder.embed(["x"]) == [[0.6, 0.8]]
+    known.append(embedder.dimensions)
+    assert known == [None, 2]
+    server.script(answer([1, 2, 3]))
+    with pytest.raises(InvalidResponse, match="3 dimensions after some of 2"):
+        embedder.embed(["y"])
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(Raw(b"<html><body>It works!</body></html>", "text/html"), id="HTML with status 200"),
+        pytest.param(Raw(b"", "application/json"), id="nothing"),
+        pytest.param(Raw(b"\xff\xfe\x80", "application/json"), id="no UTF-8"),
+        pytest.param(Raw(b"{not json", "application/json"), id="no JSON"),
+        pytest.param(Raw(b"[" * 100_000, "application/json"), id="nested without end"),
+        pytest.param(Raw(b"17", "application/json"), id="a number"),
+        pytest.param(answer([1.0]), id="too few"),
+        pytest.param(answer([1.0], [1.0], [1.0]), id="too many"),
+        pytest.param(answer([1.0], [1.0], indices=[0, 0]), id="one index twice"),
+        pytest.param(answer([1.0], [1.0], indices=[None, "a"]), id="no indices"),
+        pytest.param(answer([1.0], []), id="empty"),
+        pytest.param(answer([1.0], "AACAPw=="), id="text for a vector"),
+        pytest.param(answer([1.0], ["1"]), id="text for a number"),
+        pytest.param(answer([0.0, 0.0], [1.0, 0.0]), id="zeros"),
+        pytest.param(answer([float("nan"), 1.0], [1.0, 0.0]), id="NaN"),
+        pytest.param(answer([10**400, 1], [1, 1]), id="beyond all floats"),
+    ],
+)
+def test_refuses_what_are_no_vectors(embedder: OpenAIEmbedder, server: OpenAIServer, step: Step) -> None:
+    """What is stored is searched for years."""
+    server.script(step)
+    with pytest.raises(InvalidResponse):
+        embedder.embed(["one", "two"])
+
+
+@pytest.mark.parametrize(
+    ("step", "kind", "transient"),
+    [
+        (Status(401), ProviderError, False),
+        (Status(404), ProviderError, False),
+        (Status(429, headers={"Retry-After": "7"}), RateLimited, True),
+        (Status(500), ProviderError, True),
+        (Raw(b'{"data": [', "application/json", promised=1_000), ProviderError, True),
+    ],
+    ids=["401", "404", "429", "500", "closed in the middle"],
+)
+def test_maps_failures(
+    embedder: OpenAIEmbedder, server: OpenAIServer, step: Step, kind: type[PerdureError], transient: bool
+) -> None:
+    """As with models: what a retry can cure and what it cannot, and once only."""
+    server.script(step)
+    with pytest.raises(kind) as caught:
+        embedder.embed(["x"])
+    assert caught.value.transient is transient
+    assert caught.value.retry_after_s == (7.0 if kind is RateLimited else None)
+    assert caught.value.__notes__[0].startswith("openai:small: ")
+    assert len(server.requests) == 1, "retrying is the engine's affair, not the SDK's"
+
+
+@pytest.mark.parametrize("step", [Silence(), Drip()], ids=["says nothing", "drips"])
+def test_the_deadline_holds(embedder: OpenAIEmbedder, server: OpenAIServer, step: Step) -> None:
+    """Wall-clock, for all the requests of a call together."""
+    server.script(answer(*[[1.0]] * BATCH), step)
+    began = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        embedder.embed([str(number) for number in range(BATCH + 1)], new_call(timeout_s=0.5))
+    assert 0.49 < time.monotonic() - began < 5.0
+
+
+def test_hanging_up_wakes_the_thread(embedder: OpenAIEmbedder, server: OpenAIServer) -> None:
+    """A cancelled turn that recalls must not wait for a provider that says nothing."""
+    server.script(Silence())
+    call = new_call()
+    heard = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(embedder.embed, ["x"], call)
+        waiting.add_done_callback(lambda _: heard.set())
+        server.wait_for_requests(1)
+        call.abort()
+        assert heard.wait(30)
+    assert isinstance(waiting.exception(), CallAborted)

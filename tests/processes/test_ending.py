@@ -1,0 +1,170 @@
+"""kill -9 of the worker at every commit boundary of a session's end; and what does not wait for it.
+
+One fleet for all: two workers, of which one at a time is killed and started again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from perdure.sessions.ending import request_end
+from tests.databases import Databases
+from tests.processes.boundaries import BESIDE, EACH_MINUTE, Lane
+from tests.processes.installation import Installation
+from tests.processes.mind import Gate, answer_to
+from tests.processes.nodes import Worker
+from tests.processes.scene import Fired, Place, wait_until
+from tests.sessions.chronicle import Chronicle
+
+COMMITS = ("sessions.claim_ending", "sessions.save_summary", "snapshots.delete", "sessions.finish_ending")
+"""The commits of one undisturbed end, in order."""
+
+
+SUMMARIZING, ENDING = Place("within", "model"), Place("before", "sessions.finish_ending")
+REPRESENTATIVE = [SUMMARIZING, ENDING]
+PLACES = [
+    *REPRESENTATIVE,
+    *(
+        pytest.param(place, marks=pytest.mark.long)
+        for place in (Place(moment, name) for name in COMMITS for moment in ("before", "after"))
+        if place != ENDING
+    ),
+]
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class Fleet:
+    """Two workers, and a database that writes down what becomes of sessions."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.installation: Installation = lane.installation
+        self.chronicle = Chronicle(self.sql)
+        self.chronicle.begin()
+        for worker in self.installation.workers:
+            worker.container.ready()
+
+    def sql(self, text: str, **parameters: Any) -> Any:
+        """Run a statement of the test's own."""
+        with self.installation.database.engine.connect() as connection:
+            result = connection.exec_driver_sql(text, parameters)
+            return result.fetchall() if result.returns_rows else ()
+
+    def talk(self, text: str) -> UUID:
+        """A session with one turn, which is answered."""
+        accepted = self.installation.accept(text, user=text)
+        self.installation.settled(accepted.turn_id)
+        return accepted.session_id
+
+    def request_end(self, session_id: UUID) -> None:
+        """Ask for its end, and wake a worker for it."""
+        assert request_end(self.installation.database, session_id, "enough")
+        self.installation.runtime.wake.ending(session_id)
+
+    def state(self, session_id: UUID) -> str:
+        """The session's state at this moment."""
+        found: str = self.sql("SELECT state FROM sessions WHERE session_id = %(id)s", id=session_id)[0].state
+        return found
+
+    def wait_ended(self, session_id: UUID) -> None:
+        """Wait for the session's end."""
+        wait_until(lambda: self.state(session_id) == "ended", f"session {session_id} ends", 60)
+
+    def buried(self, pid: int) -> None:
+        """Wait until the worker is dead, and start it again."""
+        worker: Worker = next(each for each in self.installation.workers if each.pid == pid)
+        worker.container.wait()
+        worker.container.start()
+
+    def holder(self, session_id: UUID) -> int:
+        """The process that ends the session at this moment."""
+        since = self.installation.scene.notes()
+        assert self.state(session_id) == "summarizing"
+        return next(note.pid for note in reversed(since) if (note.moment, note.name) == ("after", COMMITS[0]))
+
+
+@pytest.fixture(scope="module")
+def fleet(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """The workers that these tests kill."""
+    with databases.one() as url:
+        lane = Lane(url.render_as_string(hide_password=False), tmp_path_factory.mktemp("ending"))
+        try:
+            yield Fleet(lane)
+        finally:
+            lane.close()
+
+
+def summarised_as(text: str) -> str:
+    """What the model is shown of a session in which `text` was said, to summarise it."""
+    return f"user: {text}\nassistant: {answer_to(text)}"
+
+
+def test_the_enumeration_is_complete(fleet: Fleet) -> None:
+    """A commit that is added to an end must be added to the kills."""
+    session_id = fleet.talk("undisturbed")
+    since = len(fleet.installation.scene.notes())
+    fleet.request_end(session_id)
+    last = ("after", COMMITS[-1])
+    passed = wait_until(lambda: (found := _passed(fleet, since)) and found[-1] == last and found, "the session's end")
+    assert passed == [(moment, name) for name in COMMITS for moment in ("before", "after")]
+    fleet.chronicle.check_ended(session_id)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_killed_there_a_session_ends_with_one_summary(fleet: Fleet, place: Place) -> None:
+    """Wherever its process dies, another goes on; it is marked for consolidation once."""
+    text = f"killed {place}"
+    session_id = fleet.talk(text)
+    if place == SUMMARIZING:
+        gate = fleet.installation.mind.gate(summarised_as(text))
+        fleet.request_end(session_id)
+        struck = _killed_in_call(fleet, gate, session_id)
+    else:
+        fleet.installation.scene.arm(place)
+        fleet.request_end(session_id)
+        struck = wait_until(fleet.installation.scene.fired, f"the fault at {place} fires")
+    fleet.buried(struck.pid)
+    fleet.wait_ended(session_id)
+    fleet.chronicle.check_ended(session_id)
+    fleet.chronicle.check_arrows()
+    row = fleet.sql("SELECT summary, summary_extractive FROM sessions WHERE session_id = %(id)s", id=session_id)[0]
+    assert (row.summary, row.summary_extractive) == (answer_to(summarised_as(text)).strip(), False)
+
+
+def test_a_message_waits_for_no_summary(fleet: Fleet) -> None:
+    """While the model hangs over the summary, the next session begins, answers, and has heard of what was said."""
+    text = "before a long summary"
+    session_id = fleet.talk(text)
+    gate = fleet.installation.mind.gate(summarised_as(text))
+    fleet.request_end(session_id)
+    gate.wait()
+    accepted = fleet.installation.accept("and now?", user=text)
+    fleet.installation.settled(accepted.turn_id)
+    assert accepted.session_id != session_id
+    assert fleet.state(session_id) == "summarizing"
+    prompt = fleet.installation.mind.server.requests[-1]["messages"]
+    assert summarised_as(text) in prompt[0]["content"]
+    gate.opened.set()
+    fleet.wait_ended(session_id)
+    fleet.chronicle.check_ended(session_id)
+
+
+def _passed(fleet: Fleet, since: int) -> list[tuple[str, str]]:
+    """What an end passes, each place once: a hint may come twice, and claims in vain."""
+    notes = fleet.installation.scene.notes(since)
+    places = [(note.moment, note.name) for note in notes if note.name not in (*BESIDE, *EACH_MINUTE)]
+    return list(dict.fromkeys(places))
+
+
+def _killed_in_call(fleet: Fleet, gate: Gate, session_id: UUID) -> Fired:
+    gate.wait()
+    struck = Fired(0.0, fleet.holder(session_id))
+    os.kill(struck.pid, signal.SIGKILL)
+    gate.opened.set()
+    return struck

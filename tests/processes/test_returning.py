@@ -1,0 +1,95 @@
+"""Talk on the terminal, leave or be killed, come back, here or elsewhere: the agent knows.
+
+Real commands and a real worker; what the agent knows is what its model is shown.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from pytest_celery import CeleryTestSetup
+
+from tests.commands.conftest import COMMAND
+from tests.processes.installation import Installation
+from tests.processes.mind import answer_to
+from tests.processes.scene import wait_until
+
+USER = "ana"
+CHAT = (*COMMAND, "chat", "--user", USER)
+
+
+def _shown(installation: Installation, text: str) -> list[dict[str, str]]:
+    """The prompt that the model was given when `text` was the newest thing said."""
+    prompts = [body["messages"] for body in installation.mind.server.requests]
+    return next(prompt for prompt in reversed(prompts) if prompt[-1]["content"] == text)
+
+
+def _knows(installation: Installation, text: str, fact: str) -> bool:
+    return any(fact in message["content"] for message in _shown(installation, text))
+
+
+def _talk(installation: Installation, text: str) -> None:
+    """Start the chat, say something, hear the answer, and leave."""
+    spoken = subprocess.run(
+        CHAT, env=installation.environment, input=f"{text}\n", capture_output=True, text=True, check=True, timeout=60
+    )
+    assert spoken.stdout.strip() == answer_to(text).strip()
+
+
+@contextmanager
+def _talking(installation: Installation, text: str) -> Iterator[subprocess.Popen[str]]:
+    """Start the chat, say something, hear the answer, and stay."""
+    chat = subprocess.Popen(
+        CHAT,
+        env=installation.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert chat.stdin is not None
+    assert chat.stdout is not None
+    try:
+        chat.stdin.write(f"{text}\n")
+        chat.stdin.flush()
+        assert chat.stdout.readline().strip() == answer_to(text).strip()
+        yield chat
+    finally:
+        chat.kill()
+        chat.communicate()
+
+
+@pytest.mark.parametrize("worker_count", [1])
+def test_whoever_comes_back_is_known(celery_setup: CeleryTestSetup, installation: Installation) -> None:
+    """Left, the conversation is summed up for the next; killed, it goes on; on another channel, too."""
+    _talk(installation, "my cat is called Ida")
+    rows = wait_until(
+        lambda: installation.query("SELECT session_id, summary FROM sessions WHERE state = 'ended'"), "the end", 60
+    )
+    assert "Ida" in rows[0].summary
+
+    with _talking(installation, "what is she called?") as chat:
+        assert _knows(installation, "what is she called?", rows[0].summary)
+        os.kill(chat.pid, signal.SIGKILL)
+        chat.wait()
+    with _talking(installation, "still there?") as chat:
+        assert _knows(installation, "still there?", "what is she called?")
+        assert _knows(installation, "still there?", rows[0].summary)
+
+    accepted = installation.accept("I live in Oslo", user=USER, channel="http")
+    installation.settled(accepted.turn_id)
+    changed = _shown(installation, "I live in Oslo")[0]["content"]
+    assert "The user wrote on 'cli' before and now writes on 'http'." in changed
+    _talk(installation, "where do I live?")
+    assert _knows(installation, "where do I live?", "I live in Oslo")
+    changed = _shown(installation, "where do I live?")[0]["content"]
+    assert "The user wrote on 'http' before and now writes on 'cli'." in changed
+    live = installation.query("SELECT session_id FROM sessions WHERE state <> 'ended' AND end_requested_at IS NULL")
+    assert [row.session_id for row in live] == [accepted.session_id], "the other channel goes on with it"
+    installation.check()

@@ -1,0 +1,30 @@
+"""Stores of circuits with a clock that the test moves, and what the models of these tests are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from perdure.clock import MovedClock
+from perdure.resilience.circuit import Policy
+from perdure.resilience.fleet import FleetCircuits
+from perdure.resilience.stores import CircuitStore, OwnCircuits
+
+POLICY = Policy(failure_threshold=3, cooldown_ms=60_000, half_open_max_probes=2)
+
+
+def ahead_ms(clock: MovedClock) -> int:
+    """How far the clock was moved."""
+    return round(clock.offset.total_seconds() * 1_000)
+
+
+@pytest.fixture(params=["own", "fleet"])
+def store(request: pytest.FixtureRequest, clock: MovedClock) -> Iterator[CircuitStore]:
+    """The circuits of a process, and those of the fleet, in Redis."""
+    if request.param == "own":
+        yield OwnCircuits(POLICY, clock)
+        return
+    fleet = FleetCircuits(request.getfixturevalue("redis_url"), POLICY, lambda: ahead_ms(clock))
+    yield fleet
+    fleet.close()

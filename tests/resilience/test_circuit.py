@@ -1,0 +1,346 @@
+"""The breaker's states: one table of every transition and its cause, for both implementations; what always holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from perdure.clock import MovedClock
+from perdure.resilience import circuit as machine
+from perdure.resilience.circuit import Admission, Circuit, Outcome, Policy, State
+from perdure.resilience.fleet import FleetCircuits
+from perdure.resilience.stores import Answer, CircuitStore
+from tests.resilience.conftest import POLICY
+
+CLOSED, OPEN, HALF_OPEN = State.CLOSED, State.OPEN, State.HALF_OPEN
+NAME = "llm:test"
+LEASE_MS = 20_000
+
+
+@dataclass
+class Scene:
+    """A store and the calls that it has let through, oldest first."""
+
+    store: CircuitStore
+    clock: MovedClock
+
+    def __post_init__(self) -> None:
+        self.admitted: list[Admission] = []
+        self._ids = count()
+
+    def ask(self) -> Answer:
+        """A call that wants to be made."""
+        answer = self.store.admit(NAME, f"call {next(self._ids)}", LEASE_MS)
+        if answer.admission is not None:
+            self.admitted.append(answer.admission)
+        return answer
+
+    def end(self, outcome: Outcome, which: int = 0) -> Answer:
+        """An admitted call that is over."""
+        return self.store.settle(NAME, self.admitted.pop(which), outcome)
+
+    def pass_time(self, seconds: float) -> None:
+        """Time that passes."""
+        self.clock.advance(timedelta(seconds=seconds))
+
+    def bring_to(self, state: State) -> None:
+        """From nothing to `state`; half-open with one probe under way."""
+        if state is CLOSED:
+            self.ask()
+            return
+        for _ in range(POLICY.failure_threshold):
+            self.ask()
+            self.end(Outcome.FAILED)
+        if state is HALF_OPEN:
+            self.pass_time(60)
+            self.ask()
+
+
+Cause = Callable[[Scene], Answer | None]
+
+
+def asked(scene: Scene) -> Answer:
+    """A call that wants to be made."""
+    return scene.ask()
+
+
+def asked_just_before_the_cooldown_is_over(scene: Scene) -> Answer:
+    """A second too early."""
+    scene.pass_time(59)
+    return scene.ask()
+
+
+def asked_after_the_cooldown(scene: Scene) -> Answer:
+    """Nothing happens by time alone: the first who asks is the first probe."""
+    scene.pass_time(60)
+    return scene.ask()
+
+
+def asked_after_the_clock_was_set_back(scene: Scene) -> Answer:
+    """Else it would stay open for as long as the clock was set back."""
+    scene.pass_time(-3_600)
+    return scene.ask()
+
+
+def success(scene: Scene) -> Answer:
+    """Of a call let through in this epoch."""
+    return scene.end(Outcome.SUCCEEDED)
+
+
+def failure(scene: Scene) -> Answer:
+    """The same."""
+    return scene.end(Outcome.FAILED)
+
+
+def release(scene: Scene) -> Answer:
+    """The call was cancelled, or the request refused."""
+    return scene.end(Outcome.RELEASED)
+
+
+def failures_up_to_the_threshold(scene: Scene) -> Answer:
+    """In a row, whoever's they are."""
+    for _ in range(POLICY.failure_threshold - 1):
+        scene.ask()
+        scene.end(Outcome.FAILED)
+    return scene.end(Outcome.FAILED)
+
+
+def failures_with_a_success_between(scene: Scene) -> Answer:
+    """As many, and not in a row."""
+    for outcome in (Outcome.FAILED, Outcome.FAILED, Outcome.SUCCEEDED, Outcome.FAILED):
+        scene.ask()
+        answer = scene.end(outcome)
+    return answer
+
+
+def late_successes(scene: Scene) -> Answer:
+    """Of calls that were let through in an earlier epoch, and end only now."""
+    return _late(scene, Outcome.SUCCEEDED)
+
+
+def late_failures(scene: Scene) -> Answer:
+    """The same, as many as would open it."""
+    return _late(scene, Outcome.FAILED)
+
+
+def _late(scene: Scene, outcome: Outcome) -> Answer:
+    for _ in range(POLICY.failure_threshold):
+        answer = scene.store.settle(NAME, Admission("from before", epoch=1), outcome)
+    return answer
+
+
+def the_last_failure_of_a_probe_whose_lease_is_over(scene: Scene) -> Answer:
+    """Its slot is somebody else's by then; what it learned is still true."""
+    scene.pass_time(LEASE_MS / 1_000)
+    scene.ask()
+    return scene.end(Outcome.FAILED)
+
+
+def reset(scene: Scene) -> Answer | None:
+    """By an operator."""
+    return scene.store.reset(NAME)
+
+
+# Every transition of the breaker, and every event that makes none.
+TRANSITIONS: list[tuple[State, Cause, State]] = [
+    (CLOSED, asked, CLOSED),
+    (CLOSED, success, CLOSED),
+    (CLOSED, failure, CLOSED),
+    (CLOSED, release, CLOSED),
+    (CLOSED, failures_with_a_success_between, CLOSED),
+    (CLOSED, failures_up_to_the_threshold, OPEN),
+    (CLOSED, late_successes, CLOSED),
+    (CLOSED, late_failures, CLOSED),
+    (CLOSED, reset, CLOSED),
+    (OPEN, asked, OPEN),
+    (OPEN, asked_just_before_the_cooldown_is_over, OPEN),
+    (OPEN, asked_after_the_cooldown, HALF_OPEN),
+    (OPEN, asked_after_the_clock_was_set_back, HALF_OPEN),
+    (OPEN, late_successes, OPEN),
+    (OPEN, late_failures, OPEN),
+    (OPEN, reset, CLOSED),
+    (HALF_OPEN, asked, HALF_OPEN),
+    (HALF_OPEN, success, CLOSED),
+    (HALF_OPEN, failure, OPEN),
+    (HALF_OPEN, release, HALF_OPEN),
+    (HALF_OPEN, late_successes, HALF_OPEN),
+    (HALF_OPEN, late_failures, HALF_OPEN),
+    (HALF_OPEN, the_last_failure_of_a_probe_whose_lease_is_over, OPEN),
+    (HALF_OPEN, reset, CLOSED),
+]
+
+
+@pytest.mark.parametrize(("before", "cause", "after"), TRANSITIONS)
+def test_the_table_of_transitions(
+    store: CircuitStore, clock: MovedClock, before: State, cause: Cause, after: State
+) -> None:
+    """What is not in the table does not happen; the store's answer says what did."""
+    scene = Scene(store, clock)
+    scene.bring_to(before)
+    assert store.read()[NAME].state is before
+    answer = cause(scene)
+    assert store.read()[NAME].state is after
+    assert answer is not None
+    assert answer.after is after
+
+
+def test_it_admits_as_many_probes_as_it_may_and_a_released_one_frees_its_slot(
+    store: CircuitStore, clock: MovedClock
+) -> None:
+    """A cancelled probe says nothing about the provider, and must not leave the breaker shut."""
+    scene = Scene(store, clock)
+    scene.bring_to(HALF_OPEN)
+    assert scene.ask().admission is not None
+    full = scene.ask()
+    assert full.admission is None
+    assert full.until is not None
+    assert full.now < full.until <= full.now + LEASE_MS
+    scene.end(Outcome.RELEASED)
+    assert scene.ask().admission is not None
+
+
+def test_a_dead_probe_frees_its_slot_when_its_lease_is_over(store: CircuitStore, clock: MovedClock) -> None:
+    """Its process was killed: nobody will ever tell what became of it."""
+    scene = Scene(store, clock)
+    scene.bring_to(HALF_OPEN)
+    scene.ask()
+    scene.pass_time(LEASE_MS / 1_000 - 1)
+    assert scene.ask().admission is None
+    scene.pass_time(1)
+    assert scene.ask().admission is not None
+
+
+def test_an_open_circuit_says_until_when(store: CircuitStore, clock: MovedClock) -> None:
+    """Parked turns are woken by it."""
+    scene = Scene(store, clock)
+    scene.bring_to(OPEN)
+    scene.pass_time(10)
+    refusal = scene.ask()
+    assert refusal.admission is None
+    assert refusal.until is not None
+    assert refusal.until - refusal.now == pytest.approx(50_000, abs=5_000)
+
+
+def test_it_counts_what_the_contract_lists(store: CircuitStore, clock: MovedClock) -> None:
+    """Failures in a row, successes in all; outcomes of another epoch in the metrics only."""
+    scene = Scene(store, clock)
+    for outcome in (Outcome.SUCCEEDED, Outcome.FAILED, Outcome.SUCCEEDED, Outcome.RELEASED, Outcome.FAILED):
+        scene.ask()
+        scene.end(outcome)
+    found = store.read()[NAME]
+    assert (found.failures, found.successes, found.opened_at_ms) == (1, 2, None)
+    assert found.last_failure_ms is not None
+    store.settle(NAME, Admission("late", epoch=1), Outcome.SUCCEEDED)
+    later = store.read()[NAME]
+    assert (later.failures, later.successes) == (1, 3)
+
+
+def test_a_reset_of_what_is_not_there_is_none(store: CircuitStore) -> None:
+    """A misspelt name must not look like a success."""
+    assert store.reset("llm:nobody") is None
+    assert store.read() == {}
+
+
+POLICIES = st.builds(
+    Policy,
+    failure_threshold=st.integers(1, 2),
+    cooldown_ms=st.sampled_from([1, 1_000, 60_000]),
+    half_open_max_probes=st.integers(1, 3),
+)
+# Somebody asks, with a lease; one of the calls under way ends, or its process dies; time passes.
+EVENTS = st.one_of(
+    st.tuples(st.just("ask"), st.sampled_from([1, 1_000, 100_000])),
+    st.tuples(st.just("failed"), st.integers(0, 5)),
+    st.tuples(st.sampled_from([*Outcome, "dies"]), st.integers(0, 5)),
+    st.tuples(st.just("time"), st.sampled_from([1, 1_000, 60_000, 200_000, -60_000])),
+    st.tuples(st.sampled_from(["ask", "ask", "reset"]), st.just(1_000)),
+)
+SCHEDULES = st.lists(EVENTS, min_size=10, max_size=60)
+
+
+@given(POLICIES, SCHEDULES)
+def test_what_holds_after_every_schedule(policy: Policy, schedule: list[tuple[str, int]]) -> None:
+    """Never more probes than configured, epochs only grow, and no schedule leaves it shut for ever."""
+    now = 1_000_000_000
+    circuit = Circuit(epoch=now)
+    admitted: list[Admission] = []
+    for number, (event, value) in enumerate(schedule):
+        before = circuit
+        match event:
+            case "ask":
+                circuit, admission = machine.admit(circuit, policy, now, str(number), value)
+                admitted += [admission] if admission else []
+            case "time":
+                now += value
+            case "reset":
+                circuit = machine.reset(circuit, now)
+            case "dies" if admitted:
+                del admitted[value % len(admitted)]
+            case _:
+                if not admitted:
+                    continue
+                ended = admitted.pop(value % len(admitted))
+                circuit = machine.settle(circuit, policy, now, ended, Outcome(event))
+        assert len(circuit.probes) <= policy.half_open_max_probes
+        assert (circuit.state is HALF_OPEN) or not circuit.probes
+        assert (circuit.opened_at_ms is None) == (circuit.state is CLOSED)
+        assert circuit.epoch > before.epoch if circuit.state is not before.state else circuit.epoch >= before.epoch
+        assert circuit.state is not CLOSED or circuit.failures < policy.failure_threshold
+    waited = max([now, *circuit.probes.values(), (circuit.opened_at_ms or now) + policy.cooldown_ms])
+    _, at_last = machine.admit(circuit, policy, waited, "at last", 1)
+    assert at_last is not None
+
+
+@pytest.fixture
+def moved_fleet(redis_url: str) -> Iterator[tuple[FleetCircuits, list[int]]]:
+    """The fleet's circuits, and by how many milliseconds a test is ahead of Redis."""
+    ahead = [0]
+    fleet = FleetCircuits(redis_url, POLICY, lambda: ahead[0])
+    yield fleet, ahead
+    fleet.close()
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(POLICIES, SCHEDULES)
+def test_the_scripts_and_the_machine_agree(
+    moved_fleet: tuple[FleetCircuits, list[int]], policy: Policy, schedule: list[tuple[str, int]]
+) -> None:
+    """Two implementations of one machine: after each event at the same moment, the same circuit."""
+    fleet, ahead = moved_fleet
+    fleet._policy = policy
+    fleet._client.flushdb()
+    circuit: Circuit | None = None
+    admitted: list[Admission] = []
+    for number, (event, value) in enumerate(schedule):
+        match event:
+            case "ask":
+                answer = fleet.admit(NAME, str(number), value)
+                circuit, admission = machine.admit(
+                    circuit or Circuit(answer.now), policy, answer.now, str(number), value
+                )
+                assert answer.admission == admission
+                assert answer.until == machine.lets_through_at(circuit, policy)
+                admitted += [admission] if admission else []
+            case "time":
+                ahead[0] += value
+            case "reset":
+                found = fleet.reset(NAME)
+                assert (found is None) == (circuit is None)
+                circuit = machine.reset(circuit, found.now) if circuit and found else None
+            case "dies" if admitted:
+                del admitted[value % len(admitted)]
+            case _:
+                if not admitted or circuit is None:
+                    continue
+                ended, outcome = admitted.pop(value % len(admitted)), Outcome(event)
+                answer = fleet.settle(NAME, ended, outcome)
+                assert answer.before is circuit.state
+                circuit = machine.settle(circuit, policy, answer.now, ended, outcome)
+                assert (answer.after, answer.failures) == (circuit.state, circuit.failures)
+        assert fleet.read().get(NAME) == circuit

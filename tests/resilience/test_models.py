@@ -1,0 +1,449 @@
+"""Models that fail well: retried, guarded, and answered for by others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import pytest
+
+from perdure.clock import MovedClock, SystemClock
+from perdure.errors import (
+    CircuitBreakerOpen,
+    ContextTooLong,
+    DeadlineExceeded,
+    InvalidResponse,
+    ProviderError,
+    RateLimited,
+    SettingsError,
+)
+from perdure.models.offline import OfflineModel
+from perdure.models.plain import as_plain
+from perdure.models.protocol import (
+    CallAborted,
+    Message,
+    Model,
+    ModelCall,
+    ModelReply,
+    ModelRequest,
+    Role,
+    ToolCall,
+    ToolSchema,
+)
+from perdure.models.resilient import Asked, GuardedModel, OtherModels, ResilientModel, wait_within
+from perdure.models.resolve import Models
+from perdure.resilience.registry import Breakers
+from perdure.settings import BreakerSettings, RetrySettings, Settings
+
+Line = str | ModelReply | BaseException | Callable[[ModelCall], ModelReply]
+REQUEST = ModelRequest((Message(Role.SYSTEM, "Be kind."), Message(Role.USER, "Hello")))
+DOWN = ProviderError("down", transient=True)
+
+
+class Scripted:
+    """A model that says its lines, each as two deltas, and then its last one for ever."""
+
+    def __init__(self, name: str, *lines: Line) -> None:
+        self.name = name
+        self.requests: list[ModelRequest] = []
+        self._lines = list(lines)
+
+    def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
+        call.remaining()
+        self.requests.append(request)
+        line = self._lines.pop(0) if len(self._lines) > 1 else self._lines[0]
+        if isinstance(line, BaseException):
+            raise line
+        if isinstance(line, str):
+            line = ModelReply(line)
+        if isinstance(line, ModelReply):
+            half = len(line.content) // 2
+            call.delta(line.content[:half])
+            call.delta(line.content[half:])
+            return line
+        return line(call)
+
+
+@dataclass
+class Stage:
+    """A clock, breakers, and the engine's end of calls."""
+
+    clock: MovedClock = field(default_factory=MovedClock)
+    heard: list[str] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=60), self.clock)
+
+    def call(self, timeout_s: float = 300) -> ModelCall:
+        """A call whose deltas are heard, and whose rewinds are marked."""
+        return ModelCall(self.clock, timeout_s, self.heard.append, lambda: self.heard.append("<rewind>"))
+
+    def guard(self, model: Model, timeout_s: float = 120) -> GuardedModel:
+        """The model, guarded; waits only move the clock."""
+        breaker = self.breakers.get(f"llm:{model.name}")
+        return GuardedModel(model, breaker, RetrySettings(jitter=0), timeout_s, wait=self._wait, draw=lambda: 0.5)
+
+    def resilient(self, model: Model, *others: Model) -> ResilientModel:
+        """The model with others to fall back on."""
+        return ResilientModel(self.guard(model), OtherModels([self.guard(other) for other in others]))
+
+    def failures(self, name: str) -> int:
+        """What a model's breaker has counted."""
+        return {each.name: each.failure_count for each in self.breakers.list()}[f"llm:{name}"]
+
+    def _wait(self, call: ModelCall, seconds: float) -> None:
+        call.check()
+        self.waits.append(seconds)
+        self.clock.advance(timedelta(seconds=seconds))
+
+
+@pytest.fixture
+def stage() -> Stage:
+    """An engine's end of calls."""
+    return Stage()
+
+
+def hangs(stage: Stage) -> Callable[[ModelCall], ModelReply]:
+    """A provider that says half a word and then nothing until the call's deadline."""
+
+    def line(call: ModelCall) -> ModelReply:
+        call.delta("hal")
+        stage.clock.advance(timedelta(seconds=call.remaining()))
+        call.remaining()
+        raise AssertionError("the deadline has passed")
+
+    return line
+
+
+def breaks_off(call: ModelCall) -> ModelReply:
+    """A provider that closes the connection in the middle of its reply."""
+    call.delta("hal")
+    raise ProviderError("The connection was lost.", transient=True) from ConnectionResetError()
+
+
+# --- guarded
+
+
+def test_a_failure_that_passes_reaches_nobody(stage: Stage) -> None:
+    """Retried within the breaker: one success, whatever it took."""
+    model = Scripted("a", RateLimited("slow", retry_after_s=7), DOWN, "fine")
+    assert stage.guard(model).respond(REQUEST, stage.call()).content == "fine"
+    assert stage.waits == [7, 0.4]
+    assert [(each.failure_count, each.success_count) for each in stage.breakers.list()] == [(0, 1)]
+
+
+def test_all_tries_of_a_call_count_once(stage: Stage) -> None:
+    """Else a breaker of five opens at the second unlucky turn."""
+    model = Scripted("a", DOWN)
+    with pytest.raises(ProviderError):
+        stage.guard(model).respond(REQUEST, stage.call())
+    assert len(model.requests) == 3
+    assert stage.failures("a") == 1
+
+
+def test_an_open_breaker_asks_nobody(stage: Stage) -> None:
+    """The contract's code and sentence, and until when."""
+    model = Scripted("a", DOWN)
+    guarded = stage.guard(model)
+    for _ in range(2):
+        with pytest.raises(ProviderError):
+            guarded.respond(REQUEST, stage.call())
+    with pytest.raises(CircuitBreakerOpen) as caught:
+        guarded.respond(REQUEST, stage.call())
+    assert len(model.requests) == 6
+    assert caught.value.retry_after_s == pytest.approx(60, abs=5)
+
+
+def test_after_the_cooldown_one_call_closes_it(stage: Stage) -> None:
+    """The provider is back: nobody need do anything."""
+    model = Scripted("a", *[DOWN] * 6, "back")
+    guarded = stage.guard(model)
+    for _ in range(2):
+        with pytest.raises(ProviderError):
+            guarded.respond(REQUEST, stage.call())
+    stage.clock.advance(timedelta(seconds=60))
+    assert guarded.respond(REQUEST, stage.call()).content == "back"
+    assert [each.state for each in stage.breakers.list()] == ["closed"]
+
+
+def test_words_of_a_failed_try_are_taken_back(stage: Stage) -> None:
+    """Whoever listens must not read the beginning twice."""
+    model = Scripted("a", breaks_off, "whole")
+    assert stage.guard(model).respond(REQUEST, stage.call()).content == "whole"
+    assert stage.heard == ["hal", "<rewind>", "wh", "ole"]
+
+
+def test_a_try_that_said_nothing_has_nothing_to_take_back(stage: Stage) -> None:
+    """No empty rewinds on the line."""
+    stage.guard(Scripted("a", DOWN, "fine")).respond(REQUEST, stage.call())
+    assert stage.heard == ["fi", "ne"]
+
+
+def test_an_empty_answer_is_no_answer(stage: Stage) -> None:
+    """Tried again, and then an error."""
+    assert stage.guard(Scripted("a", " ", "fine")).respond(REQUEST, stage.call()).content == "fine"
+    with pytest.raises(InvalidResponse):
+        stage.guard(Scripted("b", "")).respond(REQUEST, stage.call())
+
+
+def test_a_call_has_its_own_time_for_all_its_tries(stage: Stage) -> None:
+    """`PERDURE_MODEL_TIMEOUT_S` ends the call, not the whole that it is a part of."""
+    call = stage.call(300)
+    model = Scripted("a", hangs(stage))
+    with pytest.raises(DeadlineExceeded):
+        stage.guard(model, timeout_s=100).respond(REQUEST, call)
+    assert len(model.requests) == 1
+    assert stage.failures("a") == 1
+    assert call.remaining() == pytest.approx(200, abs=5)
+
+
+def test_the_engine_ends_what_is_overdue_and_only_that(stage: Stage) -> None:
+    """A model that waits on something else than its deadline is hung up on by whoever watches the call."""
+    hung_up: list[str] = []
+
+    def line(call: ModelCall) -> ModelReply:
+        with call.aborting(lambda: hung_up.append("part")):
+            whole.expire_overdue()
+            assert hung_up == []
+            stage.clock.advance(timedelta(seconds=100))
+            whole.expire_overdue()
+            raise OSError("hung up")
+
+    whole = stage.call(300)
+    with pytest.raises(DeadlineExceeded):
+        stage.guard(Scripted("a", line), timeout_s=100).respond(REQUEST, whole)
+    assert hung_up == ["part"]
+    whole.check()
+    stage.clock.advance(timedelta(seconds=200))
+    whole.expire_overdue()
+    with pytest.raises(DeadlineExceeded):
+        whole.check()
+
+
+def test_a_cancelled_call_counts_neither_way_and_is_not_repeated(stage: Stage) -> None:
+    """Not even as a probe, whose slot is free again."""
+
+    def cancelled(call: ModelCall) -> ModelReply:
+        whole.abort()
+        call.remaining()
+        raise AssertionError("the call is over")
+
+    model = Scripted("a", *[DOWN] * 6, cancelled, "back")
+    guarded = stage.guard(model)
+    for _ in range(2):
+        with pytest.raises(ProviderError):
+            guarded.respond(REQUEST, stage.call())
+    stage.clock.advance(timedelta(seconds=60))
+    whole = stage.call()
+    with pytest.raises(CallAborted):
+        guarded.respond(REQUEST, whole)
+    assert len(model.requests) == 7
+    assert [each.state for each in stage.breakers.list()] == ["half_open"]
+    assert guarded.respond(REQUEST, stage.call()).content == "back"
+
+
+def test_a_wait_ends_when_the_call_is_aborted() -> None:
+    """A cancelled turn does not sit out its backoff: the real wait, ended from another thread."""
+    call = ModelCall(SystemClock(), 3_600)
+    caught: list[BaseException] = []
+
+    def waiting() -> None:
+        try:
+            wait_within(call, 3_600)
+        except CallAborted as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=waiting, daemon=True)
+    thread.start()
+    call.abort()
+    thread.join(60)
+    assert len(caught) == 1
+
+
+# --- others' answers
+
+
+def test_the_first_of_the_others_that_answers_is_marked(stage: Stage) -> None:
+    """With its name, and without the words that others had begun with."""
+    first, second = Scripted("b", breaks_off), Scripted("c", ModelReply("I stand in.", model="c-2026"))
+    reply = stage.resilient(Scripted("a", breaks_off), first, second, Scripted("d", "never")).respond(
+        REQUEST, stage.call()
+    )
+    assert (reply.content, reply.fallback, reply.model) == ("I stand in.", True, "c-2026")
+    assert "".join(stage.heard).rpartition("<rewind>")[2] == "I stand in."
+    assert stage.failures("a") == stage.failures("b") == 1
+    assert stage.resilient(Scripted("x", DOWN), Scripted("e", "yes")).respond(REQUEST, stage.call()).model == "e"
+
+
+def test_an_answer_of_the_model_itself_is_not_marked(stage: Stage) -> None:
+    """The mark means something."""
+    other = Scripted("b", "never")
+    reply = stage.resilient(Scripted("a", "mine"), other).respond(REQUEST, stage.call())
+    assert not reply.fallback
+    assert other.requests == []
+
+
+@pytest.mark.parametrize(
+    "error", [ContextTooLong("long"), ProviderError("no", transient=False), RuntimeError("a bug"), DOWN], ids=repr
+)
+def test_any_failure_will_do(stage: Stage, error: Exception) -> None:
+    """Not those of the breaker alone: another model may have a longer context, or another opinion."""
+    assert stage.resilient(Scripted("a", error), Scripted("b", "yes")).respond(REQUEST, stage.call()).fallback
+
+
+def test_an_open_breaker_is_a_failure_like_others(stage: Stage) -> None:
+    """The fallback answers for as long as it is open, at once."""
+    model, other = Scripted("a", DOWN), Scripted("b", "yes")
+    resilient = stage.resilient(model, other)
+    for _ in range(5):
+        assert resilient.respond(REQUEST, stage.call()).fallback
+    assert len(model.requests) == 6
+
+
+def test_a_timeout_leaves_time_for_the_others(stage: Stage) -> None:
+    """Each model has its own time within the turn's."""
+    reply = stage.resilient(Scripted("a", hangs(stage)), Scripted("b", "in time")).respond(REQUEST, stage.call(300))
+    assert reply.content == "in time"
+    assert stage.heard == ["hal", "<rewind>", "in ", "time"]
+
+
+def test_the_original_error_stays_when_nobody_answers(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    """What failed first is what is to be mended; the others' failures are in the log."""
+    original = RateLimited("slow", retry_after_s=3_600)
+    with pytest.raises(RateLimited) as caught:
+        stage.resilient(Scripted("a", original), Scripted("b", ContextTooLong("long")), Scripted("c", "")).respond(
+            REQUEST, stage.call()
+        )
+    assert caught.value is original
+    said = [record.getMessage() for record in caplog.records]
+    assert any("a failed (RATE_LIMITED: slow)" in line for line in said)
+    assert any("fallback model b failed (CONTEXT_TOO_LONG: long)" in line for line in said)
+    assert any("fallback model c failed (INVALID_RESPONSE" in line for line in said)
+
+
+def test_the_others_pause_is_not_the_firsts(stage: Stage) -> None:
+    """A `Retry-After` of one provider does not hold for the next."""
+    first = Scripted("a", RateLimited("slow", retry_after_s=3_600))
+    assert stage.resilient(first, Scripted("b", DOWN, "yes")).respond(REQUEST, stage.call()).content == "yes"
+    assert stage.waits == [0.2]
+
+
+def test_a_cancelled_call_has_no_fallback(stage: Stage) -> None:
+    """Neither when it is cancelled in the model, nor in a fallback."""
+
+    def cancelled(call: ModelCall) -> ModelReply:
+        whole.abort()
+        call.remaining()
+        raise AssertionError("the call is over")
+
+    other = Scripted("c", "never")
+    whole = stage.call()
+    with pytest.raises(CallAborted):
+        stage.resilient(Scripted("a", cancelled), other).respond(REQUEST, whole)
+    whole = stage.call()
+    with pytest.raises(CallAborted):
+        stage.resilient(Scripted("x", DOWN), Scripted("b", cancelled), other).respond(REQUEST, whole)
+    assert other.requests == []
+
+
+@pytest.mark.parametrize("found", [None, RuntimeError("a bug in the strategy"), ModelReply("From the cache.")])
+def test_the_strategy_is_replaceable(stage: Stage, found: ModelReply | Exception | None) -> None:
+    """Nothing, or an error, from it keeps the original error."""
+
+    class Own:
+        def execute(self, asked: Asked, error: Exception) -> ModelReply | None:
+            assert asked.request is REQUEST
+            assert error is DOWN
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+    resilient = ResilientModel(stage.guard(Scripted("a", DOWN)), Own())
+    if isinstance(found, ModelReply):
+        assert resilient.respond(REQUEST, stage.call()) is found
+        return
+    with pytest.raises(ProviderError) as caught:
+        resilient.respond(REQUEST, stage.call())
+    assert caught.value is DOWN
+
+
+def test_the_others_get_no_tools_and_the_whole_conversation_as_text(stage: Stage) -> None:
+    """Their providers refuse open tools without definitions; what was found out is kept."""
+    other = Scripted("b", ModelReply("It is 89.", (ToolCall("x", "calculator", "{}"),)))
+    request = ModelRequest(CONVERSATION, (ToolSchema("calculator", "", {"type": "object"}),))
+    reply = stage.resilient(Scripted("a", DOWN), other).respond(request, stage.call())
+    assert reply.tool_calls == ()
+    (asked,) = other.requests
+    assert asked.tools == ()
+    system, *rest = asked.messages
+    assert system.content.startswith("Be kind.\n\nYou have no tools")
+    assert [(each.role, each.content) for each in rest] == [
+        (Role.USER, "What is 12*7+5?"),
+        (Role.ASSISTANT, 'Let me see.\n[I called calculator with {"expression": "12*7"}]\n[I called clock with {}]'),
+        (Role.USER, "[calculator returned: 84]\n[clock returned: noon]"),
+        (Role.ASSISTANT, '[I called adder with {"a": 84}]'),
+        (Role.USER, "[adder returned: 89]"),
+    ]
+    assert all(not each.tool_calls and each.tool_call_id is None for each in rest)
+
+
+CONVERSATION = (
+    Message(Role.SYSTEM, "Be kind."),
+    Message(Role.USER, "What is 12*7+5?"),
+    Message(
+        Role.ASSISTANT,
+        "Let me see.",
+        (ToolCall("call_1", "calculator", '{"expression": "12*7"}'), ToolCall("call_2", "clock", "")),
+    ),
+    Message(Role.TOOL, "84", tool_call_id="call_1"),
+    Message(Role.TOOL, "noon", tool_call_id="call_2"),
+    Message(Role.ASSISTANT, "", (ToolCall("call_1", "adder", '{"a": 84}'),)),
+    Message(Role.TOOL, "89", tool_call_id="call_1"),
+)
+
+
+def test_a_prompt_that_is_plain_stays_as_it_is() -> None:
+    """Summaries are asked for without tools anyway."""
+    assert as_plain(REQUEST) == REQUEST
+
+
+def test_a_prompt_without_a_system_message_gets_one() -> None:
+    """The note must stand somewhere."""
+    roles = [each.role for each in as_plain(ModelRequest(CONVERSATION[1:])).messages]
+    assert roles == [Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.USER, Role.ASSISTANT, Role.USER]
+
+
+# --- from the settings
+
+
+def names(models: Sequence[Model]) -> list[str]:
+    """Of models, in order."""
+    return [each.name for each in models]
+
+
+def test_models_are_resolved_with_their_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each model but itself, in the order of the setting; the built-in one needs nobody."""
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    monkeypatch.setenv("PERDURE_FALLBACK_MODELS", "openai:small, offline")
+    models = Models(Settings.load(_env_file=None, model="openai:large"), SystemClock())
+    large, small = models.get(), models.get("openai:small")
+    assert isinstance(large, ResilientModel)
+    assert isinstance(small, ResilientModel)
+    assert isinstance(large._strategy, OtherModels)
+    assert isinstance(small._strategy, OtherModels)
+    assert names(large._strategy._models) == ["openai:small", "offline"]
+    assert names(small._strategy._models) == ["offline"]
+    assert isinstance(models.get("offline"), OfflineModel)
+    reply = large.respond(REQUEST, ModelCall(SystemClock(), 60))
+    assert (reply.fallback, reply.content[:6]) == (True, "Hello.")
+
+
+def test_an_unknown_fallback_stops_the_start_by_its_own_name() -> None:
+    """Not at the outage that it was meant for."""
+    models = Models(Settings(_env_file=None, model="acme:x", fallback_models=("nope",)), SystemClock())
+    models._guarded["acme:x"] = Scripted("acme:x", "fine")
+    with pytest.raises(SettingsError, match="PERDURE_FALLBACK_MODELS is 'nope': accepted: offline"):
+        models.get()

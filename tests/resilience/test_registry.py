@@ -1,0 +1,302 @@
+"""Breakers as callers and operators meet them, and what becomes of them while Redis is away."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import redis as redis_py
+
+from perdure.clock import MovedClock
+from perdure.errors import (
+    Abandoned,
+    CircuitBreakerOpen,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotFound,
+    ProviderError,
+    RateLimited,
+    Unavailable,
+)
+from perdure.resilience.circuit import State
+from perdure.resilience.fleet import FleetCircuits
+from perdure.resilience.registry import Breaker, Breakers
+from perdure.resilience.shared import PAUSE_S, Transition
+from perdure.resilience.stores import Answer
+from perdure.settings import BreakerSettings
+from workers.embedded import redis
+from workers.embedded.lifecycle import Running
+from workers.embedded.redis import client_url
+
+SETTINGS = BreakerSettings(failure_threshold=2, cooldown_s=60)
+DOWN = ProviderError("down", transient=True)
+
+
+@pytest.fixture
+def told() -> list[Transition]:
+    """What a listener was told."""
+    return []
+
+
+@pytest.fixture
+def breakers(redis_url: str, clock: MovedClock, told: list[Transition]) -> Iterator[Breakers]:
+    """The registry of one process, on the suite's Redis."""
+    made = Breakers(SETTINGS, clock, redis_url, told.append)
+    yield made
+    made.close()
+
+
+def fail(breaker: Breaker, error: BaseException = DOWN) -> None:
+    """A call that fails."""
+
+    def work() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        breaker.execute(work, 10)
+
+
+def succeed(breaker: Breaker) -> str:
+    """A call that succeeds."""
+    return breaker.execute(lambda: "fine", 10)
+
+
+def refused(breaker: Breaker) -> CircuitBreakerOpen:
+    """A call that is not let through."""
+    with pytest.raises(CircuitBreakerOpen) as caught:
+        succeed(breaker)
+    return caught.value
+
+
+def test_it_opens_for_every_process_and_says_the_contracts_sentence(
+    breakers: Breakers, redis_url: str, clock: MovedClock
+) -> None:
+    """What one worker learned the others need not find out themselves."""
+    for _ in range(2):
+        fail(breakers.get("llm:test"))
+    other = Breakers(SETTINGS, clock, redis_url)
+    error = refused(other.get("llm:test"))
+    assert error.code == "CIRCUIT_BREAKER_OPEN"
+    assert error.http_status == 503
+    assert error.message == "Service temporarily unavailable due to repeated failures. Please try again later."
+    assert error.until is not None
+    assert error.retry_after_s == pytest.approx(60, abs=30)
+    assert (error.until - clock.now()).total_seconds() == pytest.approx(60, abs=30)
+    assert succeed(other.get("llm:another")) == "fine"
+    other.close()
+
+
+def test_a_transition_is_told_once_by_the_process_that_made_it(
+    breakers: Breakers, redis_url: str, clock: MovedClock, told: list[Transition], caplog: pytest.LogCaptureFixture
+) -> None:
+    """So that it can be counted, alerted of, and parked turns woken."""
+    heard: list[Transition] = []
+    other = Breakers(SETTINGS, clock, redis_url, heard.append)
+    with caplog.at_level(logging.INFO, "perdure.resilience"):
+        fail(breakers.get("llm:test"))
+        fail(other.get("llm:test"))
+        refused(breakers.get("llm:test"))
+        breakers.reset("llm:test")
+    assert heard == [Transition("llm:test", State.CLOSED, State.OPEN, 2, fleet=True)]
+    assert told == [Transition("llm:test", State.OPEN, State.CLOSED, 0, fleet=True)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "breaker llm:test of the fleet: from closed to open, failures in a row: 2",
+        "breaker llm:test of the fleet: from open to closed, failures in a row: 0",
+    ]
+    other.close()
+
+
+def test_a_listener_that_fails_stops_no_call(redis_url: str, clock: MovedClock) -> None:
+    """Who only watches must not be able to break what it watches."""
+
+    def broken(change: Transition) -> None:
+        raise RuntimeError("a bug in the listener")
+
+    breakers = Breakers(SETTINGS, clock, redis_url, broken)
+    for _ in range(2):
+        fail(breakers.get("llm:test"))
+    refused(breakers.get("llm:test"))
+    breakers.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "counts"),
+    [
+        pytest.param(RateLimited("slow down"), True, id="429"),
+        pytest.param(DeadlineExceeded("late"), True, id="timeout"),
+        pytest.param(ProviderError("gone", transient=True), True, id="5xx or connection"),
+        pytest.param(ProviderError("no word why"), True, id="unknown"),
+        pytest.param(RuntimeError("a bug in it"), True, id="foreign"),
+        pytest.param(ProviderError("no", transient=False), False, id="refused"),
+        pytest.param(InvalidRequest("wrong"), False, id="invalid"),
+        pytest.param(Abandoned("never mind"), False, id="cancelled"),
+        pytest.param(KeyboardInterrupt(), False, id="interrupted"),
+    ],
+)
+def test_what_counts_as_a_failure(breakers: Breakers, error: BaseException, *, counts: bool) -> None:
+    """A refused request is the asker's fault, a cancelled call nobody's."""
+    fail(breakers.get("llm:test"), error)
+    (found,) = breakers.list()
+    assert found.failure_count == counts
+    assert found.success_count == 0
+
+
+def test_the_list_has_the_contracts_shape(breakers: Breakers) -> None:
+    """`GET /v1/breakers` hands it on as it is."""
+    succeed(breakers.get("mcp:weather"))
+    for _ in range(2):
+        fail(breakers.get("llm:test"))
+    opened, closed = (metrics.record() for metrics in breakers.list())
+    assert closed == {
+        "name": "mcp:weather",
+        "state": "closed",
+        "failure_count": 0,
+        "success_count": 1,
+        "last_failure_time": None,
+        "opened_at": None,
+    }
+    assert opened["state"] == "open"
+    assert opened["failure_count"] == 2
+    assert opened["last_failure_time"] == opened["opened_at"] == pytest.approx(time.time() * 1_000, abs=60_000)
+
+
+def test_a_reset_lets_calls_through_again(breakers: Breakers) -> None:
+    """An operator knows that the provider is back."""
+    for _ in range(2):
+        fail(breakers.get("llm:test"))
+    assert breakers.reset("llm:test").state is State.CLOSED
+    assert succeed(breakers.get("llm:test")) == "fine"
+    with pytest.raises(NotFound, match="llm:nobody"):
+        breakers.reset("llm:nobody")
+
+
+def test_a_switched_off_breaker_refuses_nothing(redis_url: str, clock: MovedClock) -> None:
+    """`PERDURE_BREAKER__ENABLED=false`."""
+    breakers = Breakers(BreakerSettings(enabled=False, failure_threshold=1), clock, redis_url)
+    for _ in range(3):
+        fail(breakers.get("llm:test"))
+    assert succeed(breakers.get("llm:test")) == "fine"
+    assert breakers.list() == []
+    breakers.close()
+
+
+def test_a_closed_breaker_costs_two_short_scripts_a_call(breakers: Breakers, redis_url: str) -> None:
+    """Its price is round trips; a third one would be half as much again."""
+    breaker = breakers.get("llm:test")
+    succeed(breaker)
+    client = redis_py.Redis.from_url(client_url(redis_url))
+    before = client.info("stats")["total_commands_processed"]
+    for _ in range(50):
+        succeed(breaker)
+    commands = client.info("stats")["total_commands_processed"] - before - 1
+    client.close()
+    within_scripts = 50 * (2 + 4)  # TIME and HMGET in both; HSET and EXPIRE in the second
+    assert commands - within_scripts == 50 * 2
+
+
+# --- Redis is away
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Running]:
+    """A Redis that the test may stop."""
+    with redis.start(tmp_path / "redis") as running:
+        yield running
+
+
+def test_calls_go_on_while_redis_is_stopped_and_its_state_stands_when_it_is_back(
+    tmp_path: Path, clock: MovedClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Redis may be lost at any moment; what is lost is that the workers know of each other."""
+    with redis.start(tmp_path / "redis") as server:
+        breakers = Breakers(SETTINGS, clock, server.url)
+        llm, mcp = breakers.get("llm:test"), breakers.get("mcp:test")
+        for _ in range(2):
+            fail(llm)
+        succeed(mcp)
+    with caplog.at_level(logging.INFO, "perdure.resilience"):
+        caplog.clear()
+        refused(llm)  # as the fleet's was when last seen
+        for _ in range(2):
+            fail(mcp)
+        refused(mcp)
+        with pytest.raises(Unavailable):
+            breakers.list()
+        with redis.start(tmp_path / "redis"):
+            refused(mcp)  # Redis is not asked again before the pause is over
+            clock.advance(timedelta(seconds=PAUSE_S))
+            assert succeed(mcp) == "fine"
+            assert {each.name: each.state for each in breakers.list()} == {"llm:test": "open", "mcp:test": "closed"}
+    away, opened, back = (record.getMessage() for record in caplog.records)
+    assert "this process goes by breakers of its own" in away
+    assert opened == "breaker mcp:test of this process: from closed to open, failures in a row: 2"
+    assert back == "Redis answers: the breakers are the fleet's again"
+    breakers.close()
+
+
+def test_a_silent_redis_is_asked_by_one_call_a_pause(
+    server: Running, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped process keeps its socket open: whoever asks it waits a quarter of a second, and only one does."""
+    breakers = Breakers(SETTINGS, clock, server.url)
+    breaker = breakers.get("llm:test")
+    succeed(breaker)
+    asked: list[str] = []
+    admit = FleetCircuits.admit
+
+    def counted(self: FleetCircuits, name: str, call_id: str, lease_ms: int) -> Answer:
+        asked.append(name)
+        return admit(self, name, call_id, lease_ms)
+
+    monkeypatch.setattr(FleetCircuits, "admit", counted)
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        for _ in range(10):
+            succeed(breaker)
+        assert time.monotonic() - began < 5  # redis-py's own patience has no end
+        assert len(asked) == 1
+        clock.advance(timedelta(seconds=PAUSE_S))
+        with ThreadPoolExecutor(8) as pool:
+            together = threading.Barrier(8)
+
+            def one() -> str:
+                together.wait(30)
+                return succeed(breaker)
+
+            assert {each.result() for each in [pool.submit(one) for _ in range(8)]} == {"fine"}
+        assert len(asked) == 2
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    clock.advance(timedelta(seconds=PAUSE_S))
+    succeed(breaker)
+    assert len(asked) == 3
+    assert breakers.list()[0].success_count >= 2
+    breakers.close()
+
+
+def test_without_a_redis_a_process_has_breakers_of_its_own(clock: MovedClock) -> None:
+    """For programs that use the library alone."""
+    breakers = Breakers(SETTINGS, clock)
+    for _ in range(2):
+        fail(breakers.get("llm:test"))
+    assert refused(breakers.get("llm:test")).retry_after_s == pytest.approx(60, abs=5)
+    clock.advance(timedelta(seconds=60))
+    assert succeed(breakers.get("llm:test")) == "fine"
+    assert [each.state for each in breakers.list()] == [State.CLOSED]
+
+
+def test_a_key_of_another_kind_stops_no_call(breakers: Breakers, redis_url: str) -> None:
+    """A stray hand in Redis is as bad as no Redis, and no worse."""
+    client = redis_py.Redis.from_url(client_url(redis_url))
+    client.set("{perdure:breakers}:llm:test", "nonsense")
+    client.close()
+    assert succeed(breakers.get("llm:test")) == "fine"

@@ -1,0 +1,208 @@
+"""When a call is made again, after how long, and when not."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Callable, Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.errors import (
+    Abandoned,
+    CircuitBreakerOpen,
+    ContextTooLong,
+    DeadlineExceeded,
+    InvalidRequest,
+    InvalidResponse,
+    ProviderError,
+    RateLimited,
+)
+from perdure.resilience.failures import Verdict, asked_pause_s, verdict
+from perdure.resilience.retry import backoff_s, retrying
+from perdure.settings import RetrySettings
+
+
+class Time:
+    """A call's time, which passes by being waited for."""
+
+    def __init__(self, seconds: float) -> None:
+        self.left = seconds
+        self.waits: list[float] = []
+
+    def remaining(self) -> float:
+        if self.left <= 0:
+            raise DeadlineExceeded("over")
+        return self.left
+
+    def wait(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.left -= seconds
+
+
+def failing(*errors: BaseException) -> Callable[[], str]:
+    """Work that fails so, one try after another, and then succeeds."""
+    left = list(errors)
+
+    def work() -> str:
+        if left:
+            raise left.pop(0)
+        return "fine"
+
+    return work
+
+
+def run(work: Callable[[], str], time: Time, policy: RetrySettings | None = None) -> str:
+    """The work, by `policy`, else by the defaults without jitter."""
+    return retrying("test", work, policy or RetrySettings(jitter=0), time, lambda: 0.5)
+
+
+def caused_by(cause: BaseException, error: BaseException | None = None) -> BaseException:
+    """An error that says nothing itself, and its cause."""
+    made = error or ProviderError("something failed")
+    made.__cause__ = cause
+    return made
+
+
+class Answered(Exception):
+    """An HTTP library's error."""
+
+    def __init__(self, status_code: int) -> None:
+        super().__init__(f"status {status_code}")
+        self.status_code = status_code
+
+
+DOWN = ProviderError("down", transient=True)
+VERDICTS: list[tuple[BaseException, Verdict]] = [
+    (RateLimited("429"), Verdict.PASSING),
+    (DeadlineExceeded("timeout"), Verdict.PASSING),
+    (InvalidResponse("a page of some proxy"), Verdict.PASSING),
+    (DOWN, Verdict.PASSING),
+    (caused_by(ConnectionResetError()), Verdict.PASSING),
+    (caused_by(caused_by(TimeoutError(), RuntimeError("wrapped"))), Verdict.PASSING),
+    (caused_by(socket.gaierror(8, "no such name")), Verdict.PASSING),
+    (caused_by(Answered(429)), Verdict.PASSING),
+    (caused_by(Answered(503)), Verdict.PASSING),
+    (ProviderError("no word why"), Verdict.LASTING),
+    (caused_by(FileNotFoundError()), Verdict.LASTING),
+    (RuntimeError("a bug"), Verdict.LASTING),
+    (ProviderError("refused", transient=False), Verdict.REFUSED),
+    (caused_by(ConnectionResetError(), ContextTooLong("long")), Verdict.REFUSED),
+    (caused_by(Answered(401)), Verdict.REFUSED),
+    (InvalidRequest("wrong"), Verdict.REFUSED),
+    (CircuitBreakerOpen(retry_after_s=1), Verdict.REFUSED),
+    (Abandoned("given up"), Verdict.ABANDONED),
+    (caused_by(Abandoned("given up")), Verdict.ABANDONED),
+    (KeyboardInterrupt(), Verdict.ABANDONED),
+]
+NOT_PASSING = [error for error, what in VERDICTS if what is not Verdict.PASSING]
+
+
+def _ids(errors: Iterable[BaseException]) -> list[str]:
+    """Each error, and its cause if it has one."""
+    return [f"{each!r}" + (f" from {each.__cause__!r}" if each.__cause__ else "") for each in errors]
+
+
+@pytest.mark.parametrize(("error", "expected"), VERDICTS, ids=_ids(error for error, _ in VERDICTS))
+def test_what_an_error_means(error: BaseException, expected: Verdict) -> None:
+    """The first of the chain of causes that knows decides, for retries and breakers alike."""
+    assert verdict(error) is expected
+
+
+def test_a_circle_of_causes_ends() -> None:
+    """Nobody should make one; a worker must not hang on it."""
+    one, other = RuntimeError("one"), RuntimeError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert verdict(one) is Verdict.LASTING
+    assert asked_pause_s(one) is None
+
+
+@pytest.mark.parametrize("error", NOT_PASSING, ids=_ids(NOT_PASSING))
+def test_what_cannot_pass_is_not_tried_again(error: BaseException) -> None:
+    """A refusal stays one, a cancelled call is over, and a bug is not repaired by repeating it."""
+    time = Time(100)
+    with pytest.raises(type(error)):
+        run(failing(error), time)
+    assert time.waits == []
+
+
+def test_it_tries_as_often_as_configured_with_growing_waits() -> None:
+    """Exponential and capped; the last try's error is the one that is raised."""
+    time = Time(100)
+    errors = [ProviderError(str(number), transient=True) for number in range(6)]
+    with pytest.raises(ProviderError) as caught:
+        run(failing(*errors), time, RetrySettings(max_attempts=5, base_s=1, cap_s=3, jitter=0))
+    assert caught.value is errors[4]
+    assert time.waits == [1, 2, 3, 3]
+
+
+def test_a_failure_that_passes_is_not_noticed() -> None:
+    """That is all that a retry is for."""
+    assert run(failing(DOWN, RateLimited("slow")), Time(100)) == "fine"
+
+
+@pytest.mark.parametrize(("asked", "waited"), [(0.0, 0.2), (0.1, 0.2), (30.0, 30.0)])
+def test_what_the_provider_asks_for_is_obeyed(asked: float, waited: float) -> None:
+    """At least so long, beyond the cap even; `Retry-After: 0` is no leave to hammer."""
+    time = Time(100)
+    wrapped = caused_by(RateLimited("slow", retry_after_s=asked), RuntimeError("wrapped"))
+    assert run(failing(wrapped), time) == "fine"
+    assert time.waits == [waited]
+
+
+def test_a_wait_of_an_hour_is_given_up_at_once() -> None:
+    """The call's time does not suffice: the sooner it is known, the better for whoever waits."""
+    time = Time(100)
+    with pytest.raises(RateLimited):
+        run(failing(RateLimited("slow", retry_after_s=3_600)), time)
+    assert time.waits == []
+
+
+@pytest.mark.parametrize("nonsense", [-5.0, math.nan, math.inf])
+def test_nonsense_is_ignored(nonsense: float) -> None:
+    """A server's word is not trusted further than it makes sense."""
+    time = Time(100)
+    assert run(failing(RateLimited("slow", retry_after_s=nonsense)), time) == "fine"
+    assert time.waits == [0.2]
+
+
+def test_it_never_goes_beyond_the_calls_time() -> None:
+    """A wait that would use up what is left is not begun."""
+    time = Time(0.5)
+    with pytest.raises(ProviderError):
+        run(failing(DOWN, DOWN, DOWN, DOWN), time, RetrySettings(max_attempts=10, jitter=0))
+    assert time.waits == [0.2]
+    with pytest.raises(DeadlineExceeded):
+        run(failing(DOWN), Time(0))
+
+
+def test_a_wait_ends_when_the_call_does() -> None:
+    """A cancelled turn does not sit out its backoff."""
+
+    class Ended(Time):
+        def wait(self, seconds: float) -> None:
+            raise Abandoned("given up")
+
+    with pytest.raises(Abandoned):
+        run(failing(DOWN), Ended(100))
+
+
+POLICIES = st.builds(
+    RetrySettings,
+    base_s=st.floats(0.001, 1e6),
+    multiplier=st.floats(1, 100),
+    cap_s=st.floats(0.001, 1e6),
+    jitter=st.floats(0, 1),
+)
+
+
+@given(POLICIES, st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
+def test_a_backoff_is_within_its_bounds(policy: RetrySettings, tried: int, drawn: float) -> None:
+    """Never negative, never above the cap, never further from the plain one than the jitter says."""
+    plain = backoff_s(policy.model_copy(update={"jitter": 0}), tried, drawn)
+    found = backoff_s(policy, tried, drawn)
+    assert 0 <= found <= policy.cap_s
+    assert abs(found - plain) <= plain * (policy.jitter + 1e-9)
+    assert plain <= backoff_s(policy.model_copy(update={"jitter": 0}), tried + 1, drawn)

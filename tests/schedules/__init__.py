@@ -1,0 +1,1 @@
+"""Schedules: slots in local time, the ledger, the sweeper, beat."""

@@ -1,0 +1,61 @@
+"""A ledger on a clock that stands at a known moment, and an entry to try it with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Row
+
+from perdure.clock import MovedClock
+from perdure.database.engine import Database, Statement
+from perdure.settings import Settings, TurnSettings
+from perdure.slots.cadence import Each
+from perdure.slots.entry import Entry
+
+START = datetime(2027, 3, 1, 12, 0, 30, tzinfo=UTC)
+
+HOURLY = Entry("hourly", Each(60), "tests.hourly", "maintenance")
+
+Ask = Callable[..., Any]
+
+
+def move_to(clock: MovedClock, when: datetime) -> None:
+    """Set the clock, and with it the database's, ahead or back to `when`."""
+    clock.advance(when - clock.now())
+
+
+@pytest.fixture
+def clock() -> MovedClock:
+    """A clock that stands at `START` and goes on from there."""
+    made = MovedClock()
+    move_to(made, START)
+    return made
+
+
+@pytest.fixture
+def limits(settings: Settings) -> TurnSettings:
+    """Leases of 30 s, swept for every 5 s."""
+    return settings.turn
+
+
+@pytest.fixture
+def ask(database: Database) -> Ask:
+    """Ask the database something: `ask(sql, name=value)` returns rows."""
+
+    def run(sql: str, **parameters: Any) -> list[Row[Any]]:
+        return list(database.run(Statement(f"tests.{abs(hash(sql))}", sql), parameters))
+
+    return run
+
+
+def hours(number: float) -> timedelta:
+    """So many hours."""
+    return timedelta(hours=number)
+
+
+def seconds(number: float) -> timedelta:
+    """So many seconds."""
+    return timedelta(seconds=number)

@@ -1,0 +1,156 @@
+"""A fleet in one thread: Celery's own beats, a wire that loses and repeats, tasks that settle slots."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from random import Random
+from typing import Any
+
+from celery import Celery
+from celery.beat import Scheduler
+
+from perdure.clock import MovedClock
+from perdure.database.engine import Statement
+from perdure.runtime import Runtime
+from perdure.slots.entry import Entry
+from perdure.slots.reading import read_schedules
+from perdure.slots.sweep import sweep_slots
+from perdure.turns.runner import Runner
+from schedules.beat import give_to_beat
+from tasks.process import Process
+from tasks.scheduled import ScheduledTask, options
+
+TASKS = (
+    "sessions.expire_idle",
+    "memory.consolidate",
+    "memory.decay",
+    "memory.refresh_hot",
+    "casebank.prune",
+    "casebank.reflect",
+    "maintenance.retain",
+)
+
+Message = tuple[str, dict[str, Any], dict[str, Any]]
+"""A task's name, its arguments, how it was published."""
+
+_SETTLED = Statement(
+    "tests.settled",
+    "SELECT entry, slot FROM schedule_slots WHERE done_at IS NOT NULL ORDER BY entry, slot",
+    writes=False,
+)
+
+
+def make_app(
+    runtime: Runtime, broker_url: str, names: tuple[str, ...], did: list[tuple[str, dict[str, Any]]]
+) -> Celery:
+    """An application whose tasks note in `did` that they ran, and with which arguments."""
+    app = Celery("tests", broker=broker_url, set_as_current=False)
+    app.conf.update(timezone=runtime.settings.timezone, task_ignore_result=True, worker_hijack_root_logger=False)
+
+    def add(name: str) -> None:
+        def body(self: ScheduledTask, **arguments: Any) -> str:
+            did.append((self.name, arguments))
+            return name
+
+        app.task(body, name=name, bind=True, base=ScheduledTask, shared=False)
+
+    app.finalize()  # with the real tasks, if another test of this process has imported them
+    for name in TASKS:
+        app.tasks.pop(name, None)
+    for name in names:
+        add(name)
+    found = give_to_beat(app, runtime.settings, runtime.clock)
+    process = Process(runtime, Runner(runtime, "tests"), {}, lambda _: True, found)
+    app.perdure = lambda: process
+    return app
+
+
+class Fleet:
+    """Beats, sweepers and workers, all of them on the test's clock."""
+
+    def __init__(self, runtime: Runtime, clock: MovedClock, names: tuple[str, ...], *, beats: int, seed: int) -> None:
+        self.clock = clock
+        self.runtime = runtime
+        self.did: list[tuple[str, dict[str, Any]]] = []
+        self.wire: list[Message] = []
+        self.app = make_app(runtime, "memory://", names, self.did)
+        self.entries: dict[str, Entry] = dict(self.app.perdure().entries)
+        self.beats = [self.beat() for _ in range(beats)]
+        self.lost = self.fired = 0
+        self._random = Random(seed)  # noqa: S311 (a run that failed must fail again)
+
+    def beat(self) -> Scheduler:
+        """A beat that has just been started."""
+        wire = self.wire
+
+        class Beat(Scheduler):  # type: ignore[misc]  # celery carries no types
+            def apply_async(self, entry: Any, producer: Any = None, advance: bool = True, **_: Any) -> None:
+                wire.append((entry.task, entry.kwargs, entry.options))
+
+        return Beat(app=self.app, schedule={})
+
+    def tick(self) -> None:
+        """Each beat fires whatever it finds due."""
+        for beat in self.beats:
+            while beat.tick() <= 0:
+                pass
+
+    def sweep(self) -> None:
+        """A worker sweeps, if its round has come."""
+
+        def fire(entry: Entry) -> bool:
+            self.wire.append((entry.task, dict(entry.arguments), options(entry)))
+            return True
+
+        sweep_slots(self.runtime.database, self.runtime.settings.turn, self.entries.values(), fire)
+
+    def deliver(self, *, flush: float, repeat: float) -> None:
+        """Workers run what is on the wire, unless Redis was flushed before; some of it comes again later."""
+        flushed = self._random.random() < flush
+        messages = [] if flushed else list(self.wire)
+        self.fired += len(self.wire)
+        self.lost += len(self.wire) - len(messages)
+        self.wire[:] = [each for each in messages if self._random.random() < repeat]
+        for name, arguments, published in messages:
+            self.app.tasks[name].apply(kwargs=arguments, headers=published["headers"], throw=True)
+
+    def waiting(self) -> bool:
+        """Whether any slot that is due is not done."""
+        now = self.clock.now()
+        return any(each.next_due <= now for each in read_schedules(self.runtime.database, self.entries.values()))
+
+    def next_slot(self) -> datetime:
+        """When the next of all slots is."""
+        now = self.clock.now()
+        return min(entry.cadence.next(now) for entry in self.entries.values())
+
+    def slots(self, begin: datetime, end: datetime) -> dict[str, list[datetime]]:
+        """By task, the slots that should be done: those after `begin`, up to `end`."""
+        return {entry.task: list(_between(entry, begin, end)) for entry in self.entries.values()}
+
+    def settled(self) -> dict[str, list[datetime]]:
+        """By task, the slots that the ledger has as done."""
+        rows = self.runtime.database.run(_SETTLED, {})
+        found: defaultdict[str, list[datetime]] = defaultdict(list)
+        for row in rows:
+            found[self.entries[row.entry].task].append(row.slot)
+        return dict(found)
+
+    def restart_a_beat(self) -> None:
+        """One of the beats dies and is started again, remembering nothing."""
+        self.beats.pop(self._random.randrange(len(self.beats))).close()
+        self.beats.append(self.beat())
+
+
+def _between(entry: Entry, begin: datetime, end: datetime) -> Iterator[datetime]:
+    slot = entry.cadence.next(begin)
+    while slot <= end:
+        yield slot
+        slot = entry.cadence.next(slot)
+
+
+def weeks(number: float) -> timedelta:
+    """So many weeks."""
+    return timedelta(weeks=number)

@@ -1,0 +1,233 @@
+"""Ten weeks of two beats, on a wire that is flushed at times: each slot done once, the weekly one on Sundays at two."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, time, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from celery import Celery
+
+from perdure.clock import MovedClock
+from perdure.database.engine import Database
+from perdure.models.resolve import Models
+from perdure.runtime import Runtime
+from perdure.settings import Settings
+from perdure.slots import ledger
+from perdure.slots.cadence import At, Each
+from perdure.snapshots.postgres import PostgresSnapshots
+from schedules import entries
+from schedules.beat import SlotSchedule, beat_schedule, give_to_beat
+from tests.conftest import RecordingWaker
+from tests.schedules.conftest import hours, move_to, seconds
+from tests.schedules.fleet import TASKS, Fleet, weeks
+
+BERLIN = "Europe/Berlin"
+NEW_YORK = "America/New_York"
+IN_A_YEAR = tuple(name for name in TASKS if name != "sessions.expire_idle")
+
+
+@pytest.fixture
+def runtime_in(settings: Settings, clock: MovedClock, database: Database, agents: Any, waker: RecordingWaker) -> Any:
+    """A runtime whose schedules are in the given zone."""
+
+    def make(zone: str) -> Runtime:
+        local = settings.model_copy(update={"timezone": zone})
+        return Runtime(local, clock, database, agents, Models(local, clock).get, waker, PostgresSnapshots(database))
+
+    return make
+
+
+@pytest.fixture
+def nothing_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ledger keeps all that it ever had, for a test to read in the end."""
+    monkeypatch.setattr(ledger, "KEPT_DAYS", 365)
+
+
+@pytest.mark.parametrize(
+    ("zone", "begin", "sundays"),
+    [
+        # Clocks go forward at two on 28 March: that Sunday's slot is the first instant after the gap.
+        pytest.param(BERLIN, datetime(2027, 2, 24, 9, tzinfo=UTC), {time(2): 9, time(3): 1}, marks=pytest.mark.long),
+        # Clocks go back at two on 7 November, to one: two o'clock comes once.
+        (NEW_YORK, datetime(2027, 11, 1, 15, tzinfo=UTC), {time(2): 2}),
+    ],
+)
+@pytest.mark.usefixtures("nothing_is_forgotten")
+def test_weeks_of_two_beats(
+    clock: MovedClock, runtime_in: Any, zone: str, begin: datetime, sundays: dict[time, int]
+) -> None:
+    """Redis is flushed before every third run, a third of all messages come twice, beats die and forget."""
+    duration = weeks(sum(sundays.values()))
+    move_to(clock, begin)
+    fleet = Fleet(runtime_in(zone), clock, IN_A_YEAR, beats=2, seed=7)
+    fleet.tick()
+    fleet.sweep()
+
+    while fleet.next_slot() < begin + duration:
+        move_to(clock, fleet.next_slot() + seconds(1))
+        fleet.tick()
+        for _ in range(200):
+            fleet.deliver(flush=0.35, repeat=0.3)
+            if not fleet.waiting():
+                break
+            clock.advance(seconds(30))
+            fleet.sweep()
+        if clock.now().astimezone(ZoneInfo(zone)).weekday() == 3:
+            fleet.restart_a_beat()
+
+    expected = fleet.slots(begin, clock.now())
+    assert fleet.settled() == expected
+    assert {name: sum(task == name for task, _ in fleet.did) for name in expected} == {
+        name: len(slots) for name, slots in expected.items()
+    }
+    assert {len(expected[name]) for name in ("casebank.reflect", "maintenance.retain")} == {duration.days}
+    assert len(expected["memory.decay"]) == 4 * duration.days
+    prunes = [slot.astimezone(ZoneInfo(zone)) for slot in expected["casebank.prune"]]
+    assert {slot.weekday() for slot in prunes} == {6}
+    assert {at: sum(slot.time() == at for slot in prunes) for at in {slot.time() for slot in prunes}} == sundays
+    assert all(arguments == ({"dry_run": False} if name == "casebank.prune" else {}) for name, arguments in fleet.did)
+    assert fleet.lost > 4 * duration.days
+
+
+@pytest.mark.parametrize("begin", [datetime(2027, 3, 28, tzinfo=UTC), datetime(2027, 10, 31, tzinfo=UTC)])
+def test_each_minute_of_a_change_of_clocks(clock: MovedClock, runtime_in: Any, begin: datetime) -> None:
+    """Two hours around the change; idle sessions are looked for in each of their minutes, once."""
+    move_to(clock, begin)
+    fleet = Fleet(runtime_in(BERLIN), clock, ("sessions.expire_idle",), beats=2, seed=3)
+    fleet.tick()
+    fleet.sweep()
+
+    while clock.now() < begin + hours(2):
+        move_to(clock, fleet.next_slot() + seconds(0.5))
+        fleet.tick()
+        fleet.deliver(flush=0, repeat=0.3)
+
+    assert fleet.settled() == {"sessions.expire_idle": [begin + timedelta(minutes=each) for each in range(1, 121)]}
+    assert len(fleet.did) == 120
+    assert fleet.fired >= 240
+
+
+def test_slots_run_without_any_beat(clock: MovedClock, runtime_in: Any) -> None:
+    """Beat makes slots punctual; it is not what makes them run."""
+    begin = clock.now()
+    fleet = Fleet(runtime_in(BERLIN), clock, IN_A_YEAR, beats=0, seed=1)
+    fleet.sweep()
+
+    while clock.now() < begin + weeks(1):
+        move_to(clock, fleet.next_slot() + seconds(5))
+        fleet.sweep()
+        fleet.deliver(flush=0, repeat=0)
+
+    assert fleet.settled() == fleet.slots(begin, clock.now())
+
+
+def test_after_a_weekend_of_being_down_the_newest_of_each_is_caught_up(clock: MovedClock, runtime_in: Any) -> None:
+    """Once, although both beats are new and the sweeper fires too."""
+    friday = datetime(2027, 6, 4, 12, tzinfo=UTC)
+    move_to(clock, friday)
+    fleet = Fleet(runtime_in(BERLIN), clock, IN_A_YEAR, beats=0, seed=1)
+    fleet.sweep()
+
+    move_to(clock, friday + hours(70))
+    fleet.beats = [fleet.beat(), fleet.beat()]
+    for _ in range(20):
+        fleet.tick()
+        fleet.sweep()
+        fleet.deliver(flush=0, repeat=0.5)
+        clock.advance(seconds(10))
+
+    assert sorted(name for name, _ in fleet.did) == sorted(IN_A_YEAR)
+    assert fleet.settled() == {name: slots[-1:] for name, slots in fleet.slots(friday, clock.now()).items()}
+
+
+def test_a_clock_set_back_fires_nothing_that_runs_twice(clock: MovedClock, runtime_in: Any) -> None:
+    """Beats that go on, a beat that is started in the repeated hours, and a sweeper: none runs a slot again."""
+    begin = clock.now()
+    fleet = Fleet(runtime_in(BERLIN), clock, IN_A_YEAR, beats=2, seed=5)
+    fleet.sweep()
+
+    for back in (0, 30, 18, 0):
+        clock.advance(-hours(back))
+        fleet.restart_a_beat()
+        for _ in range(48):
+            clock.advance(hours(1))
+            fleet.tick()
+            fleet.sweep()
+            fleet.deliver(flush=0, repeat=0.2)
+
+    expected = fleet.slots(begin, clock.now())
+    assert fleet.settled() == expected
+    assert len(fleet.did) == sum(len(slots) for slots in expected.values())
+
+
+def test_entries_are_those_whose_task_exists(settings: Settings) -> None:
+    """A release that has no CaseBank yet must not fire at nobody."""
+    assert entries(set(), settings) == {}
+    found = entries({"memory.decay", "casebank.prune", "turns.run"}, settings)
+    assert [entry.task for entry in found.values()] == ["memory.decay", "casebank.prune"]
+
+
+def test_the_schedule_is_the_documented_one(settings: Settings) -> None:
+    """Each minute, six-hourly from midnight, daily, Sundays at two, in the configured zone."""
+    berlin = settings.model_copy(update={"timezone": BERLIN})
+
+    words = {entry.task: entry.cadence.in_words() for entry in entries(TASKS, berlin).values()}
+
+    assert words == {
+        "sessions.expire_idle": "each minute",
+        "memory.consolidate": "daily at 00:00, 06:00, 12:00 and 18:00 Europe/Berlin",
+        "memory.decay": "daily at 00:00, 06:00, 12:00 and 18:00 Europe/Berlin",
+        "memory.refresh_hot": "daily at 00:00, 06:00, 12:00 and 18:00 Europe/Berlin",
+        "casebank.prune": "Sundays at 02:00 Europe/Berlin",
+        "casebank.reflect": "daily at 03:30 Europe/Berlin",
+        "maintenance.retain": "daily at 04:30 Europe/Berlin",
+    }
+
+
+def test_an_entry_is_asked_for_when_its_slot_has_come(clock: MovedClock) -> None:
+    """What Celery's scheduler is told: whether to fire, and when to ask again."""
+    schedule = SlotSchedule(At(ZoneInfo(BERLIN), (time(2),), 6), clock)
+    move_to(clock, datetime(2027, 3, 28, 0, 59, 50, tzinfo=UTC))
+    since = clock.now()
+
+    before = schedule.is_due(since)
+    clock.advance(seconds(11))
+    after = schedule.is_due(since)
+
+    assert not before.is_due
+    assert 9 < before.next <= 10
+    assert after.is_due
+    assert abs(after.next - (7 * 24 - 1) * 3_600) < 2
+    assert not schedule.is_due(datetime(2027, 3, 28, 1, tzinfo=UTC)).is_due
+    assert not schedule.is_due(clock.now()).is_due
+    assert schedule.remaining_estimate(since) < timedelta()
+
+
+def test_schedules_are_equal_by_their_cadence(clock: MovedClock) -> None:
+    """Celery begins its waiting anew when an entry's schedule is another one than before."""
+    assert SlotSchedule(Each(), clock) == SlotSchedule(Each(), MovedClock())
+    assert SlotSchedule(Each(), clock) != SlotSchedule(Each(2), clock)
+    assert repr(SlotSchedule(Each(), clock)) == "<each minute>"
+
+
+def test_a_firing_says_whose_it_is(settings: Settings, clock: MovedClock) -> None:
+    """The queue, the arguments and the entry's name travel with it."""
+    fired = beat_schedule(entries({"casebank.prune"}, settings), clock)["prune"]
+
+    assert (fired["task"], fired["kwargs"]) == ("casebank.prune", {"dry_run": False})
+    assert fired["options"] == {"queue": "maintenance", "headers": {"perdure_entry": "prune"}}
+
+
+def test_a_task_that_would_not_settle_its_slots_is_refused(settings: Settings) -> None:
+    """It would be fired again for ever: found at the start, not in the log of a month."""
+    app = Celery("tests", broker="memory://", set_as_current=False)
+
+    def decay() -> None:
+        """An ordinary task."""
+
+    app.task(decay, name="memory.decay", shared=False)
+
+    with pytest.raises(TypeError, match=r"memory\.decay is no ScheduledTask"):
+        give_to_beat(app, settings)

@@ -1,0 +1,220 @@
+"""Slot arithmetic over the zones that break it: half-hour changes, Ramadan, a day that never was."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, time, timedelta
+from itertools import pairwise
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from perdure.slots.cadence import At, Cadence, Each, instant, times_every
+
+ZONES = {
+    name: ZoneInfo(name)
+    for name in (
+        "UTC",
+        "Europe/Berlin",
+        "America/New_York",
+        "Australia/Lord_Howe",  # goes forward by half an hour
+        "Africa/Casablanca",  # changes twice a year around Ramadan
+        "Pacific/Apia",  # had no 30 December 2011
+        "Pacific/Kwajalein",  # had no 21 August 1993
+        "America/Havana",  # changes at midnight
+        "America/St_Johns",  # changed at a minute past midnight: the day that it was came again
+    )
+}
+MINUTE = timedelta(minutes=1)
+BERLIN = ZONES["Europe/Berlin"]
+
+
+def changes(zone: ZoneInfo) -> list[datetime]:
+    """The days on which the zone's clocks were or will be changed, 1990 to 2060, in UTC."""
+    days = [datetime(1990, 1, 1, tzinfo=UTC) + timedelta(days=number) for number in range(70 * 365)]
+    return [
+        one for one, other in pairwise(days) if one.astimezone(zone).utcoffset() != other.astimezone(zone).utcoffset()
+    ]
+
+
+CHANGES = {name: changes(zone) for name, zone in ZONES.items()}
+
+anytime = st.timedeltas(timedelta(), timedelta(days=100 * 365)).map(
+    lambda after: datetime(1990, 1, 1, tzinfo=UTC) + after
+)
+
+
+@st.composite
+def zoned_moments(draw: st.DrawFn) -> tuple[ZoneInfo, datetime]:
+    """A zone and an instant, most often within two days of a change of its clocks."""
+    name = draw(st.sampled_from(sorted(ZONES)))
+    if not CHANGES[name] or draw(st.integers(0, 3)) == 0:
+        return ZONES[name], draw(anytime)
+    change = draw(st.sampled_from(CHANGES[name]))
+    away = draw(st.timedeltas(timedelta(days=-2), timedelta(days=2)))
+    return ZONES[name], change + away
+
+
+@st.composite
+def cadences(draw: st.DrawFn, zone: ZoneInfo) -> Cadence:
+    """A cadence of either kind."""
+    if draw(st.integers(0, 4)) == 0:
+        return Each(draw(st.integers(1, 1_500)))
+    minutes = draw(st.sets(st.integers(0, 24 * 60 - 1), min_size=1, max_size=6))
+    times = tuple(time(minute // 60, minute % 60) for minute in sorted(minutes))
+    return At(zone, times, draw(st.none() | st.integers(0, 6)))
+
+
+@given(st.data(), zoned_moments())
+def test_previous_and_next_agree(data: st.DataObject, moment: tuple[ZoneInfo, datetime]) -> None:
+    """Two processes with clocks a moment apart reckon the same slots."""
+    zone, at = moment
+    cadence = data.draw(cadences(zone))
+
+    previous, following = cadence.previous(at), cadence.next(at)
+
+    assert previous <= at < following
+    assert cadence.previous(previous) == previous
+    assert cadence.next(previous) == following
+    assert cadence.previous(following) == following
+    assert cadence.previous(following - timedelta(microseconds=1)) == previous
+
+
+@given(st.data(), zoned_moments())
+def test_slots_ascend(data: st.DataObject, moment: tuple[ZoneInfo, datetime]) -> None:
+    """Walking forth and walking back meet the same slots: none is skipped, none comes twice."""
+    zone, at = moment
+    cadence = data.draw(cadences(zone))
+
+    forth = [cadence.previous(at)]
+    forth += [slot := cadence.next(forth[-1])]
+    forth += [slot := cadence.next(slot) for _ in range(20)]
+    back = [forth[-1]]
+    back += [slot := cadence.previous(slot - timedelta(microseconds=1)) for _ in range(21)]
+
+    assert all(one < other for one, other in pairwise(forth))
+    assert back == forth[::-1]
+
+
+@given(zoned_moments(), st.times())
+def test_a_local_time_means_the_first_instant_that_shows_it_or_later(
+    moment: tuple[ZoneInfo, datetime], at: time
+) -> None:
+    """One sentence covers the ordinary day, the gap and the repetition; checked minute by minute."""
+    zone, near = moment
+    wanted = datetime.combine(near.astimezone(zone).date(), at.replace(second=0, microsecond=0, tzinfo=None))
+    minutes = (wanted.replace(tzinfo=UTC) - timedelta(hours=30) + MINUTE * number for number in range(60 * 60))
+
+    expected = next(each for each in minutes if each.astimezone(zone).replace(tzinfo=None) >= wanted)
+
+    assert instant(wanted, zone) == expected
+
+
+@given(st.data(), zoned_moments())
+def test_each_slot_shows_a_time_that_was_asked_for(data: st.DataObject, moment: tuple[ZoneInfo, datetime]) -> None:
+    """Away from a gap, what a person wrote down is what the clock on the wall shows."""
+    zone, at = moment
+    cadence = data.draw(cadences(zone))
+    assume(isinstance(cadence, At))
+    assert isinstance(cadence, At)
+
+    slot = cadence.next(at)
+
+    local = slot.astimezone(zone)
+    after_a_gap = (slot - MINUTE).astimezone(zone).utcoffset() != local.utcoffset()
+    assert after_a_gap or (local.time() in cadence.times and cadence.weekday in {None, local.weekday()})
+    assert local.fold == 0
+
+
+def test_a_time_that_does_not_exist_is_the_end_of_the_gap() -> None:
+    """Sunday 02:00 on the day that the clocks go forward over it."""
+    prune = At(BERLIN, (time(2),), 6)
+
+    slot = prune.next(datetime(2027, 3, 27, 12, tzinfo=UTC))
+
+    assert slot == datetime(2027, 3, 28, 1, tzinfo=UTC)
+    assert slot.astimezone(BERLIN).time() == time(3)
+
+
+def test_a_time_that_occurs_twice_is_its_first() -> None:
+    """Sunday 02:00 on the day that the clocks go back to it."""
+    prune = At(BERLIN, (time(2),), 6)
+
+    first = prune.next(datetime(2027, 10, 30, 12, tzinfo=UTC))
+
+    assert first == datetime(2027, 10, 31, 0, tzinfo=UTC)
+    assert prune.next(first) == datetime(2027, 11, 7, 1, tzinfo=UTC)
+
+
+def test_midnight_may_come_before_the_evening_is_over() -> None:
+    """In St John's the clocks went back at 00:01: at 23:30, for the second time, tomorrow had begun already."""
+    daily = At(ZONES["America/St_Johns"], (time(0),))
+    midnight = datetime(2009, 11, 1, 2, 30, tzinfo=UTC)
+
+    assert daily.previous(midnight + timedelta(minutes=30)) == midnight
+    assert daily.next(midnight) == datetime(2009, 11, 2, 3, 30, tzinfo=UTC)
+
+
+def test_a_day_that_never_was_is_one_slot() -> None:
+    """Samoa went from the 29th to the 31st: the 30th's four times and the 31st's midnight are one instant."""
+    every_six_hours = At(ZONES["Pacific/Apia"], times_every(6))
+    last = every_six_hours.previous(datetime(2011, 12, 30, 9, tzinfo=UTC))
+
+    following = every_six_hours.next(last)
+
+    assert last == datetime(2011, 12, 29, 18, tzinfo=every_six_hours.zone)
+    assert following == datetime(2011, 12, 31, tzinfo=every_six_hours.zone)
+    assert every_six_hours.next(following) - following == timedelta(hours=6)
+
+
+def test_each_minute_goes_on_while_the_clocks_go_back() -> None:
+    """Idle sessions end in the repeated hour too: a minute is a minute whatever local clocks show."""
+    start = datetime(2027, 10, 31, tzinfo=UTC)
+    slots = [start]
+    while slots[-1] < start + timedelta(hours=3):
+        slots.append(Each().next(slots[-1]))
+
+    assert {other - one for one, other in pairwise(slots)} == {MINUTE}
+
+
+def test_six_hours_are_counted_from_local_midnight() -> None:
+    """Not from the process's start, and not in UTC; the last span of a day may be shorter."""
+    assert times_every(6) == (time(0), time(6), time(12), time(18))
+    assert times_every(7) == (time(0), time(7), time(14), time(21))
+    assert times_every(24) == (time(0),)
+
+
+@pytest.mark.parametrize(
+    ("cadence", "words"),
+    [
+        (Each(), "each minute"),
+        (Each(15), "every 15 minutes"),
+        (At(BERLIN, (time(3, 30),)), "daily at 03:30 Europe/Berlin"),
+        (At(BERLIN, (time(2),), 6), "Sundays at 02:00 Europe/Berlin"),
+        (At(BERLIN, times_every(6)), "daily at 00:00, 06:00, 12:00 and 18:00 Europe/Berlin"),
+    ],
+)
+def test_a_person_reads_it_at_once(cadence: Cadence, words: str) -> None:
+    """`perdure schedules list` says when, not five stars."""
+    assert cadence.in_words() == words
+
+
+@pytest.mark.parametrize("minutes", [0, -1])
+def test_a_span_of_nothing_is_refused(minutes: int) -> None:
+    """It would be due for ever."""
+    with pytest.raises(ValueError, match=f"minutes is {minutes}"):
+        Each(minutes)
+
+
+@pytest.mark.parametrize("times", [(), (time(2), time(1)), (time(2), time(2))])
+def test_times_out_of_order_are_refused(times: tuple[time, ...]) -> None:
+    """The newest slot is found by walking them in order."""
+    with pytest.raises(ValueError, match="ascending"):
+        At(BERLIN, times)
+
+
+def test_a_weekday_that_is_none_is_refused() -> None:
+    """It would never be due, silently."""
+    with pytest.raises(ValueError, match="Monday"):
+        At(BERLIN, (time(2),), 7)

@@ -1,0 +1,342 @@
+"""A slot runs once: whoever takes it, whatever dies, wherever the clock is moved."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from perdure.clock import MovedClock
+from perdure.database.engine import Database
+from perdure.errors import ProviderError, Unavailable
+from perdure.settings import TurnSettings
+from perdure.slots import queries
+from perdure.slots.cadence import Each
+from perdure.slots.entry import Entry
+from perdure.slots.ledger import (
+    FIRST_RETRY_S,
+    KEPT_SLOTS,
+    LONGEST_RETRY_S,
+    Done,
+    NotDue,
+    Taken,
+    fail,
+    register,
+    renew,
+    run_slot,
+    settle,
+    take,
+)
+from perdure.slots.reading import Standing, read_schedules
+from tests.schedules.conftest import HOURLY, START, Ask, hours, move_to, seconds
+
+LEASE_S = 30
+ONE_O_CLOCK = datetime(2027, 3, 1, 13, tzinfo=UTC)
+PATIENCE_S = 20
+THREADS = 8
+
+
+@pytest.fixture(autouse=True)
+def _first_seen(database: Database) -> None:
+    """The entry exists since half a minute past twelve."""
+    register(database, [HOURLY], LEASE_S)
+
+
+@pytest.fixture
+def at_one(clock: MovedClock) -> None:
+    """It is a minute past one: the first slot is due."""
+    move_to(clock, ONE_O_CLOCK + seconds(60))
+
+
+def _taken(database: Database, entry: Entry = HOURLY) -> Taken:
+    found = take(database, entry, LEASE_S)
+    assert found is not None
+    return found
+
+
+def _standing(database: Database, entry: Entry = HOURLY) -> Standing:
+    return read_schedules(database, [entry])[0]
+
+
+def test_no_slot_from_before_the_entry_existed(database: Database) -> None:
+    """A new release does not run at its start what would have been due an hour ago."""
+    assert take(database, HOURLY, LEASE_S) is None
+    assert _standing(database).next_due == ONE_O_CLOCK
+
+
+@pytest.mark.usefixtures("at_one")
+def test_it_runs_once(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
+    """Two beats fire, a message is delivered twice: one of them does the work."""
+    ran: list[int] = []
+
+    outcomes = [run_slot(database, clock, limits, HOURLY, lambda: ran.append(1)) for _ in range(3)]
+
+    assert outcomes == [Done(ONE_O_CLOCK, None), NotDue(), NotDue()]
+    assert ran == [1]
+    assert _standing(database).last_done_slot == ONE_O_CLOCK
+
+
+def test_of_eight_threads_one_takes_it(database: Database, clock: MovedClock) -> None:
+    """The compare-and-set is the database's, not this process's; tried again for each of many slots."""
+    gate = threading.Barrier(THREADS)
+
+    def contend(_: int) -> Taken | None:
+        gate.wait(PATIENCE_S)
+        return take(database, HOURLY, LEASE_S)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for number in range(1, 11):
+            move_to(clock, ONE_O_CLOCK + hours(number) + seconds(1))
+            (won,) = [found for found in pool.map(contend, range(THREADS)) if found is not None]
+            assert (won.slot, won.token, won.attempts) == (ONE_O_CLOCK + hours(number), number, 1)
+            assert settle(database, won)
+
+
+@pytest.mark.usefixtures("at_one")
+def test_takers_that_meet_the_settling_find_it_done(
+    database: Database, clock: MovedClock, limits: TurnSettings
+) -> None:
+    """A statement that began before the settling committed must not act on what it saw then."""
+    gate = threading.Barrier(THREADS)
+    ran: list[datetime] = []
+
+    def contend(_: int) -> None:
+        gate.wait(PATIENCE_S)
+        for _ in range(10):
+            run_slot(database, clock, limits, HOURLY, lambda: ran.append(clock.now()))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for number in range(1, 6):
+            move_to(clock, ONE_O_CLOCK + hours(number) + seconds(1))
+            list(pool.map(contend, range(THREADS)))
+            assert len(ran) == number
+
+
+@pytest.mark.usefixtures("at_one")
+def test_a_crash_between_take_and_done_is_taken_over_after_the_lease(database: Database, clock: MovedClock) -> None:
+    """Nothing says goodbye for a killed process but its lease."""
+    first = _taken(database)
+
+    clock.advance(seconds(LEASE_S - 2))
+    assert take(database, HOURLY, LEASE_S) is None
+    clock.advance(seconds(3))
+    second = _taken(database)
+
+    assert (second.slot, second.attempts) == (ONE_O_CLOCK, 2)
+    assert not settle(database, first), "a worker that was thought dead must not speak for its successor"
+    assert settle(database, second)
+    assert take(database, HOURLY, LEASE_S) is None
+
+
+@pytest.mark.usefixtures("at_one")
+def test_a_slot_that_keeps_killing_its_worker_comes_ever_more_rarely(database: Database, clock: MovedClock) -> None:
+    """Each death costs what ran beside it; the next slot begins anew."""
+    _taken(database)
+    waits = []
+    for _ in range(4):
+        waited = 0
+        while take(database, HOURLY, LEASE_S) is None:
+            clock.advance(seconds(10))
+            waited += 10
+        waits.append(waited)
+
+    assert waits == sorted(waits)
+    assert waits[0] <= LEASE_S + 10
+    assert waits[-1] >= FIRST_RETRY_S * 4
+    move_to(clock, ONE_O_CLOCK + hours(1) + seconds(60))
+    assert _taken(database).attempts == 1
+
+
+@pytest.mark.usefixtures("at_one")
+def test_whoever_renews_keeps_it(database: Database, clock: MovedClock) -> None:
+    """Work longer than a lease is normal."""
+    taken = _taken(database)
+    for _ in range(6):
+        clock.advance(seconds(LEASE_S - 5))
+        assert renew(database, taken, LEASE_S)
+        assert take(database, HOURLY, LEASE_S) is None
+    assert settle(database, taken)
+
+
+@pytest.mark.usefixtures("at_one")
+def test_work_is_kept_while_it_runs(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
+    """The renewing is done beside the work, which need not know."""
+    eager = limits.model_copy(update={"heartbeat_s": 0.01})
+    renewed = threading.Event()
+    database.observe = lambda moment, name: renewed.set() if (moment, name) == ("after", queries.RENEW.name) else None
+
+    def work() -> str:
+        clock.advance(seconds(LEASE_S + 1))
+        renewed.clear()
+        assert renewed.wait(PATIENCE_S)
+        assert take(database, HOURLY, LEASE_S) is None
+        return "worked"
+
+    assert run_slot(database, clock, eager, HOURLY, work) == Done(ONE_O_CLOCK, "worked")
+
+
+@pytest.mark.usefixtures("at_one")
+def test_work_that_hangs_is_not_kept_for_ever(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
+    """Past what its entry allows, a slot is another worker's, and the hung one cannot mark it done."""
+    eager = limits.model_copy(update={"heartbeat_s": 0.01})
+    brief = replace(HOURLY, within_s=60)
+
+    def work() -> None:
+        clock.advance(seconds(61))
+        keeper = next(each for each in threading.enumerate() if each.name == "perdure-keep-hourly")
+        keeper.join(PATIENCE_S)
+        assert not keeper.is_alive()
+        clock.advance(seconds(LEASE_S + 1))
+        assert _taken(database).attempts == 2
+
+    run_slot(database, clock, eager, brief, work)
+
+    assert _standing(database).last_done_slot is None
+
+
+@pytest.mark.usefixtures("at_one")
+def test_work_that_fails_is_tried_again_after_a_while(
+    database: Database, clock: MovedClock, limits: TurnSettings
+) -> None:
+    """Its error is on record, the task fails with it, and nobody hammers what is down."""
+
+    def work() -> None:
+        raise ProviderError("the provider refused")
+
+    with pytest.raises(ProviderError, match="refused"):
+        run_slot(database, clock, limits, HOURLY, work)
+
+    assert _standing(database).error == "ProviderError: the provider refused"
+    assert not _standing(database).running
+    assert run_slot(database, clock, limits, HOURLY, work) == NotDue()
+    clock.advance(seconds(FIRST_RETRY_S + 1))
+    assert run_slot(database, clock, limits, HOURLY, lambda: 2) == Done(ONE_O_CLOCK, 2)
+    assert _standing(database).error is None
+
+
+@pytest.mark.usefixtures("at_one")
+def test_a_failed_slot_gives_way_to_the_next(database: Database, clock: MovedClock) -> None:
+    """What failed at one is not in the way at two, however long its pause."""
+    taken = _taken(database)
+    for _ in range(8):
+        fail(database, taken, RuntimeError("no"))
+        clock.advance(seconds(LONGEST_RETRY_S / 4))
+        taken = take(database, HOURLY, LEASE_S) or taken
+
+    move_to(clock, ONE_O_CLOCK + hours(5) + seconds(1))
+
+    fail(database, taken, RuntimeError("no"))
+    assert _taken(database).slot == ONE_O_CLOCK + hours(5)
+
+
+@pytest.mark.usefixtures("at_one")
+def test_a_longer_run_is_not_joined_by_the_next_slot(database: Database, clock: MovedClock) -> None:
+    """Two consolidations side by side would only meet each other; the next waits until the first is done."""
+    slow = _taken(database)
+    move_to(clock, ONE_O_CLOCK + hours(1) - seconds(5))
+    assert renew(database, slow, LEASE_S)
+    clock.advance(seconds(10))
+
+    assert take(database, HOURLY, LEASE_S) is None
+    assert settle(database, slow)
+    assert _taken(database).slot == ONE_O_CLOCK + hours(1)
+
+
+def test_of_those_missed_the_newest_is_caught_up(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
+    """After a weekend of being down: one run, not sixty."""
+    move_to(clock, ONE_O_CLOCK + hours(60) + seconds(600))
+
+    outcomes = [run_slot(database, clock, limits, HOURLY, lambda: None) for _ in range(5)]
+
+    assert outcomes == [Done(ONE_O_CLOCK + hours(60), None)] + [NotDue()] * 4
+
+
+def test_a_clock_set_back_runs_nothing_twice(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
+    """Slots that were done stay done when their time comes again."""
+    ran: list[datetime] = []
+
+    def work() -> None:
+        ran.append(clock.now())
+
+    for back in (0, 3, 2):
+        clock.advance(-hours(back))
+        for _ in range(6):
+            clock.advance(hours(0.5))
+            run_slot(database, clock, limits, HOURLY, work)
+
+    slots = {HOURLY.cadence.previous(when) for when in ran}
+    assert len(slots) == len(ran) == 4
+
+
+def test_a_clock_that_was_years_ahead_blocks_nothing(database: Database, clock: MovedClock, ask: Ask) -> None:
+    """An entry first seen, a lease and a retry of a wrong clock come back to where they belong."""
+    far = Entry("seen by a wrong clock", Each(60), "tests.far", "maintenance")
+    move_to(clock, START + hours(24 * 365 * 4))
+    register(database, [far], LEASE_S)
+    clock.advance(hours(1))
+    fail(database, _taken(database, far), RuntimeError("no"))
+    _taken(database)
+
+    move_to(clock, ONE_O_CLOCK + seconds(60))
+    register(database, [HOURLY, far], LEASE_S)
+
+    assert ask("SELECT count(*) FROM schedule_entries WHERE since <= perdure_now()")[0].count == 2
+    assert take(database, HOURLY, LEASE_S) is None, "its holder may be alive, and has a lease to say so in"
+    clock.advance(seconds(LEASE_S + 1))
+    assert _taken(database).slot == ONE_O_CLOCK
+    move_to(clock, ONE_O_CLOCK + hours(1) + seconds(1))
+    assert _taken(database, far).slot == ONE_O_CLOCK + hours(1)
+
+
+@pytest.mark.usefixtures("at_one")
+def test_a_clock_set_back_leaves_a_living_worker_its_slot(database: Database, clock: MovedClock) -> None:
+    """Its lease seems to end in an hour then; it renews, and goes on alone."""
+    taken = _taken(database)
+    clock.advance(-hours(0.5))
+    register(database, [HOURLY], LEASE_S)
+    for _ in range(5):
+        clock.advance(seconds(10))
+        assert renew(database, taken, LEASE_S)
+        assert take(database, HOURLY, LEASE_S) is None
+    assert settle(database, taken)
+
+
+@pytest.mark.usefixtures("at_one")
+def test_a_database_that_is_away_is_no_failure_of_the_work(
+    database: Database, clock: MovedClock, limits: TurnSettings
+) -> None:
+    """What cannot be marked done is not marked failed either: the lease runs out, and it is done again."""
+    state = {"away": False}
+
+    def lose(moment: str, name: str) -> None:
+        if state["away"] and moment == "before":
+            raise Unavailable("The database cannot be reached; please try again.")
+
+    database.observe = lose
+
+    with pytest.raises(Unavailable):
+        run_slot(database, clock, limits, HOURLY, lambda: state.update(away=True))
+
+    state["away"] = False
+    assert take(database, HOURLY, LEASE_S) is None
+    clock.advance(seconds(LEASE_S + 1))
+    assert _taken(database).attempts == 2
+
+
+def test_the_ledger_does_not_grow_for_ever(
+    database: Database, clock: MovedClock, limits: TurnSettings, ask: Ask
+) -> None:
+    """Each minute is half a million slots a year; a weekly one is kept for two years."""
+    often = Entry("often", Each(60 * 12), "tests.often", "maintenance")
+    register(database, [often], LEASE_S)
+    for _ in range(KEPT_SLOTS + 20):
+        clock.advance(hours(12))
+        assert isinstance(run_slot(database, clock, limits, often, lambda: None), Done)
+
+    kept = ask("SELECT count(*), min(slot) AS oldest FROM schedule_slots WHERE entry = 'often'")[0]
+
+    assert kept.count == KEPT_SLOTS + 1
+    assert clock.now() - kept.oldest > hours(12 * KEPT_SLOTS)

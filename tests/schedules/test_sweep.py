@@ -1,0 +1,210 @@
+"""The sweeper fires what is due and nobody works on: beat may be dead, messages may be lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, time
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from perdure.clock import MovedClock
+from perdure.database.engine import Database
+from perdure.settings import TurnSettings
+from perdure.slots.cadence import At
+from perdure.slots.entry import Entry
+from perdure.slots.ledger import FIRST_RETRY_S, register, run_slot, settle, take
+from perdure.slots.sweep import sweep_slots
+from tests.schedules.conftest import HOURLY, hours, move_to, seconds
+
+OTHER = replace(HOURLY, name="other", cadence=At(ZoneInfo("Asia/Kolkata"), (time(18, 30),)))  # 13:00 UTC
+ONE_O_CLOCK = datetime(2027, 3, 1, 13, tzinfo=UTC)
+
+Sweep = Callable[[], list[str] | None]
+
+
+@pytest.fixture
+def wire() -> list[str]:
+    """What was fired."""
+    return []
+
+
+@pytest.fixture
+def sweep(database: Database, clock: MovedClock, limits: TurnSettings, wire: list[str]) -> Sweep:
+    """One round, one sweep later than the last; what it fired, by name."""
+
+    def fire(entry: Entry) -> bool:
+        wire.append(entry.name)
+        return True
+
+    def run() -> list[str] | None:
+        clock.advance(seconds(limits.sweep_s))
+        fired = sweep_slots(database, limits, [HOURLY, OTHER], fire)
+        return None if fired is None else [entry.name for entry in fired]
+
+    run()  # the entries are first seen
+    return run
+
+
+@pytest.fixture
+def at_one(sweep: Sweep, clock: MovedClock) -> None:
+    """Both entries' first slot is due."""
+    move_to(clock, ONE_O_CLOCK)
+
+
+def test_nothing_is_due_before_its_time(sweep: Sweep) -> None:
+    """Nor anything from before the entries were first seen."""
+    assert sweep() == []
+
+
+@pytest.mark.usefixtures("at_one")
+def test_what_is_due_is_fired_until_it_is_done(
+    database: Database, clock: MovedClock, limits: TurnSettings, sweep: Sweep
+) -> None:
+    """No beat runs here at all."""
+    assert sweep() == ["hourly", "other"]
+    run_slot(database, clock, limits, HOURLY, lambda: None)
+    assert [fired for fired in (sweep() for _ in range(4)) if fired] == [["other"]]
+    run_slot(database, clock, limits, OTHER, lambda: None)
+    assert [sweep() for _ in range(20)] == [[]] * 20
+    move_to(clock, ONE_O_CLOCK + hours(1))
+    assert sweep() == ["hourly"]
+
+
+@pytest.mark.usefixtures("at_one")
+def test_firings_that_nobody_takes_become_rarer(sweep: Sweep, wire: list[str], clock: MovedClock) -> None:
+    """A queue without workers fills by a handful an hour, not by one message a round."""
+    gaps: list[float] = []
+    last = clock.now()
+    while len(gaps) < 7:
+        wire.clear()
+        sweep()
+        if "other" in wire:
+            gaps.append((clock.now() - last).total_seconds())
+            last = clock.now()
+
+    assert gaps == sorted(gaps)
+    assert gaps[-1] > 100
+
+
+@pytest.mark.usefixtures("at_one")
+def test_the_next_slot_does_not_wait_for_that_pause(sweep: Sweep, clock: MovedClock) -> None:
+    """A new slot is new."""
+    while clock.now() < ONE_O_CLOCK + hours(1) - seconds(10):
+        sweep()
+
+    move_to(clock, ONE_O_CLOCK + hours(1))
+
+    assert "hourly" in (sweep() or [])
+
+
+@pytest.mark.usefixtures("at_one")
+def test_a_slot_in_work_is_left_alone_until_its_lease_runs_out(
+    database: Database, clock: MovedClock, limits: TurnSettings, sweep: Sweep
+) -> None:
+    """Then its worker is dead, and the next is called within a sweep."""
+    sweep()
+    assert take(database, HOURLY, limits.lease_s) is not None
+    taken_at, fired_at = clock.now(), None
+    while fired_at is None:
+        fired_at = clock.now() if "hourly" in (sweep() or []) else None
+
+    assert limits.lease_s - 1 < (fired_at - taken_at).total_seconds() < limits.lease_s + 2 * limits.sweep_s + 1
+    second = take(database, HOURLY, limits.lease_s)
+    assert second is not None
+    assert second.attempts == 2
+    assert settle(database, second)
+
+
+@pytest.mark.usefixtures("at_one")
+def test_a_failure_is_fired_again_after_its_pause(
+    database: Database, clock: MovedClock, limits: TurnSettings, sweep: Sweep
+) -> None:
+    """Not at once: what made it fail is probably still so."""
+    sweep()
+    with pytest.raises(ZeroDivisionError):
+        run_slot(database, clock, limits, HOURLY, lambda: 1 // 0)
+    failed_at = clock.now()
+
+    while "hourly" not in (sweep() or []):
+        pass
+
+    assert FIRST_RETRY_S - 1 < (clock.now() - failed_at).total_seconds() < FIRST_RETRY_S + 2 * limits.sweep_s
+
+
+@pytest.mark.usefixtures("at_one")
+def test_what_the_broker_refuses_is_fired_next_round(
+    database: Database, clock: MovedClock, limits: TurnSettings, sweep: Sweep
+) -> None:
+    """One refusal is enough to know that the broker is away; nothing counts as fired."""
+    asked: list[str] = []
+
+    def refuse(entry: Entry) -> bool:
+        asked.append(entry.name)
+        return False
+
+    clock.advance(seconds(limits.sweep_s))
+
+    assert sweep_slots(database, limits, [HOURLY, OTHER], refuse) == []
+    assert len(asked) == 1
+    assert sweep() == ["hourly", "other"]
+
+
+@pytest.mark.usefixtures("at_one")
+def test_of_eight_sweepers_one_has_the_round(
+    database: Database, clock: MovedClock, limits: TurnSettings, wire: list[str]
+) -> None:
+    """Every worker sweeps; a slot is fired once a round all the same."""
+
+    def fire(entry: Entry) -> bool:
+        wire.append(entry.name)
+        return True
+
+    clock.advance(seconds(limits.sweep_s))
+    with ThreadPoolExecutor(8) as pool:
+        rounds = list(pool.map(lambda _: sweep_slots(database, limits, [HOURLY, OTHER], fire), range(8)))
+
+    assert [each for each in rounds if each is not None] == [[HOURLY, OTHER]]
+    assert wire == ["hourly", "other"]
+
+
+def test_rounds_that_ran_in_another_order_than_they_began_are_one(
+    database: Database, clock: MovedClock, limits: TurnSettings, sweep: Sweep
+) -> None:
+    """The later of two had the row first: what it wrote is no wrong clock's work."""
+    assert sweep() == []
+
+    clock.advance(seconds(-0.5))
+
+    assert sweep_slots(database, limits, [HOURLY, OTHER], lambda _: True) is None
+
+
+def test_a_clock_that_was_years_ahead_stops_no_sweep(sweep: Sweep, clock: MovedClock) -> None:
+    """The round's row says when it is due next: in four years, if a wrong clock wrote it."""
+    clock.advance(hours(24 * 365 * 4))
+    assert sweep() == ["other", "hourly"]
+
+    move_to(clock, ONE_O_CLOCK)
+
+    assert sweep() == ["hourly", "other"]
+
+
+def test_an_installation_without_entries_asks_nothing(database: Database, limits: TurnSettings) -> None:
+    """No statement is spent on a schedule that is empty."""
+    asked: list[str] = []
+    database.observe = lambda _, name: asked.append(name)
+
+    assert sweep_slots(database, limits, [], lambda _: True) is None
+    assert asked == []
+
+
+def test_it_registers_what_it_sees(database: Database, sweep: Sweep, clock: MovedClock) -> None:
+    """An entry's time begins when a worker of its release first sweeps, and not before."""
+    late = replace(HOURLY, name="late")
+    move_to(clock, ONE_O_CLOCK + hours(1))
+    register(database, [late], 30)
+
+    assert take(database, late, 30) is None
+    assert sweep() == ["other", "hourly"]

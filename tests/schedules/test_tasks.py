@@ -1,0 +1,159 @@
+"""A slot's task over the real broker: the header travels, the slot is settled, a call by hand means none."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+from celery.signals import setup_logging
+
+from perdure.clock import MovedClock
+from perdure.errors import ProviderError
+from perdure.runtime import Runtime
+from perdure.slots.cadence import Each
+from perdure.slots.entry import Entry
+from perdure.slots.ledger import register
+from perdure.slots.reading import Standing, read_schedules
+from perdure.turns.runner import Runner
+from tasks.process import Process
+from tasks.scheduled import HEADER, ScheduledTask, fire
+
+PATIENCE_S = 30
+ENTRY = Entry("hourly", Each(60), "tests.work", "maintenance", {"dry_run": False})
+
+
+class Work:
+    """What the task is to do next, and what it did."""
+
+    def __init__(self) -> None:
+        self.did: list[dict[str, Any]] = []
+        self.error: Exception | None = None
+        self.ran = threading.Event()
+
+    def __call__(self, arguments: dict[str, Any]) -> str:
+        self.did.append(arguments)
+        self.ran.set()
+        if self.error is not None:
+            raise self.error
+        return "worked"
+
+
+@pytest.fixture
+def work() -> Work:
+    """The work of the task `tests.work`."""
+    return Work()
+
+
+@pytest.fixture
+def app(runtime: Runtime, clock: MovedClock, work: Work, redis_url: str) -> Celery:
+    """An application with that task, on the suite's Redis; the entry's first slot is due."""
+    made = Celery("tests", broker=redis_url, backend="cache+memory://", set_as_current=False)
+    made.conf.update(worker_hijack_root_logger=False, task_default_queue="maintenance")
+
+    def body(_: ScheduledTask, **arguments: Any) -> str:
+        return work(arguments)
+
+    made.task(body, name="tests.work", bind=True, base=ScheduledTask, shared=False)
+    register(runtime.database, [ENTRY], 30)
+    clock.advance(timedelta(hours=1))
+    process = Process(runtime, Runner(runtime, "tests"), {}, lambda _: True, {ENTRY.name: ENTRY})
+    made.perdure = lambda: process
+    return made
+
+
+class Publisher:
+    """Publishes as a worker's waker does."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+
+    def publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
+        """Send it."""
+        self._app.send_task(task, kwargs=arguments, **options)
+        return True
+
+
+@pytest.fixture
+def worker(app: Celery) -> Iterator[Publisher]:
+    """A worker that takes from the real queue, and a way to publish to it."""
+
+    def leave_logging_alone(**_: Any) -> None:
+        """A worker would set the whole process's level, for all tests after this one."""
+
+    setup_logging.connect(leave_logging_alone)
+    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=PATIENCE_S):
+        yield Publisher(app)
+    setup_logging.disconnect(leave_logging_alone)
+
+
+def _standing(runtime: Runtime) -> Standing:
+    return read_schedules(runtime.database, [ENTRY])[0]
+
+
+def _call(app: Celery, name: str = ENTRY.name) -> Any:
+    return app.tasks["tests.work"].apply(headers={HEADER: name}, throw=True).get()
+
+
+def test_a_firing_crosses_the_broker(runtime: Runtime, work: Work, worker: Publisher) -> None:
+    """Beat's header, the sweeper's header: what a worker gets says whose slot is meant."""
+    settled = threading.Event()
+    runtime.database.observe = lambda moment, name: (
+        settled.set() if (moment, name) == ("after", "slots.settle") else None
+    )
+
+    assert fire(worker, ENTRY)
+
+    assert settled.wait(PATIENCE_S)
+    assert work.did == [{"dry_run": False}]
+    assert _standing(runtime).last_done_slot == ENTRY.cadence.previous(runtime.clock.now())
+
+
+def test_a_call_by_hand_takes_no_slot(runtime: Runtime, work: Work, worker: Publisher) -> None:
+    """Whoever calls the task by its name wants its work now, whatever beat did or will do."""
+    worker.publish("tests.work", {}, queue="maintenance")
+
+    assert work.ran.wait(PATIENCE_S)
+    assert work.did == [{}]
+    assert _standing(runtime).last_slot is None
+
+
+def test_the_result_is_the_works(app: Celery, work: Work) -> None:
+    """The second firing finds nothing to do, and says nothing."""
+    assert [_call(app), _call(app)] == ["worked", None]
+    assert len(work.did) == 1
+
+
+def test_a_failure_fails_the_task_and_frees_the_slot(app: Celery, runtime: Runtime, work: Work) -> None:
+    """Its code and sentence reach the caller as any task's do, and the ledger has the reason."""
+    work.error = ProviderError("the provider refused")
+
+    app.tasks["tests.work"].apply(headers={HEADER: ENTRY.name}, task_id="the firing")
+
+    told = app.AsyncResult("the firing")
+    assert (told.state, str(told.result)) == ("FAILURE", "PROVIDER_ERROR: the provider refused")
+    assert not told.traceback
+    standing = _standing(runtime)
+    assert (standing.error, standing.running, standing.last_done_slot) == (
+        "ProviderError: the provider refused",
+        False,
+        None,
+    )
+
+
+@pytest.mark.parametrize("task", ["tests.other", "tests.work"])
+def test_an_entry_that_is_not_this_tasks_runs_nothing(
+    app: Celery, work: Work, caplog: pytest.LogCaptureFixture, task: str
+) -> None:
+    """A beat of another release may know entries that this one does not, or knows for another task."""
+    app.perdure().entries["other"] = replace(ENTRY, name="other", task="tests.other")
+
+    _call(app, "other" if task == "tests.other" else "unknown")
+
+    assert work.did == []
+    assert "nothing was run" in caplog.text

@@ -1,0 +1,85 @@
+"""What becomes of sessions, written down by the database itself: no commit goes by unseen, whoever makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from perdure.sessions.states import TRANSITIONS, State
+
+CHRONICLE = """
+    CREATE TABLE chronicle (entry bigserial PRIMARY KEY, session_id uuid, before text, after text, what text);
+
+    CREATE FUNCTION chronicle() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF TG_OP = 'INSERT' THEN
+            INSERT INTO chronicle (session_id, after, what) VALUES (NEW.session_id, NEW.state, 'opened');
+            RETURN NULL;
+        END IF;
+        IF OLD.state <> NEW.state THEN
+            INSERT INTO chronicle (session_id, before, after, what)
+            VALUES (NEW.session_id, OLD.state, NEW.state, 'moved');
+        END IF;
+        IF OLD.summary IS DISTINCT FROM NEW.summary THEN
+            INSERT INTO chronicle (session_id, before, after, what)
+            VALUES (NEW.session_id, OLD.summary, NEW.summary, 'summarised');
+        END IF;
+        IF OLD.ended_at IS DISTINCT FROM NEW.ended_at THEN
+            INSERT INTO chronicle (session_id, before, after, what)
+            VALUES (NEW.session_id, OLD.ended_at, NEW.ended_at, 'marked for consolidation');
+        END IF;
+        RETURN NULL;
+    END $$;
+
+    CREATE TRIGGER chronicle AFTER INSERT OR UPDATE ON sessions FOR EACH ROW EXECUTE FUNCTION chronicle();
+"""
+
+ARROWS = {(before, after) for (before, _), after in TRANSITIONS.items() if before is not after}
+"""What the table lets be seen."""
+
+ONCE = ("summarised", "marked for consolidation")
+
+
+class Sql(Protocol):
+    """Runs a statement of the test's own."""
+
+    def __call__(self, text: str, **parameters: Any) -> Sequence[Any]:
+        """Its rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class Chronicle:
+    """What was written down since `begin`."""
+
+    sql: Sql
+
+    def begin(self) -> None:
+        """Write down from now on."""
+        self.sql(CHRONICLE)
+
+    def states(self, session_id: object) -> list[str]:
+        """The states of a session, in order."""
+        rows = self.sql(
+            "SELECT after FROM chronicle WHERE session_id = %(id)s AND what IN ('opened', 'moved') ORDER BY entry",
+            id=str(session_id),
+        )
+        return [row.after for row in rows]
+
+    def check_arrows(self) -> None:
+        """Nothing was ever to be seen that the table does not hold."""
+        opened = {row.after for row in self.sql("SELECT DISTINCT after FROM chronicle WHERE what = 'opened'")}
+        moved = self.sql("SELECT DISTINCT before, after FROM chronicle WHERE what = 'moved'")
+        assert opened <= {State.INITIALIZING}
+        assert {(row.before, row.after) for row in moved} <= ARROWS
+
+    def check_ended(self, session_id: object) -> None:
+        """It came to its end as every session does: with one summary, and marked once for whoever consolidates."""
+        assert self.states(session_id)[-3:] == [State.SUMMARIZING, State.ENDING, State.ENDED]
+        for what in ONCE:
+            found = self.sql(
+                "SELECT before FROM chronicle WHERE session_id = %(id)s AND what = %(what)s",
+                id=str(session_id),
+                what=what,
+            )
+            assert [row.before for row in found] == [None], what

@@ -1,0 +1,378 @@
+"""Ending: requested, summarised, cleaned up, ended; once, whatever dies on the way."""
+
+from __future__ import annotations
+
+from uuid import UUID, uuid4
+
+import pytest
+
+from perdure.clock import MovedClock
+from perdure.database.engine import Moment
+from perdure.errors import Conflict, NotFound, ProviderError
+from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest, Role
+from perdure.sessions.ending import (
+    MAX_ATTEMPTS,
+    Ended,
+    NotDue,
+    Outcome,
+    Postponed,
+    endings_due,
+    expire_idle,
+    request_end,
+)
+from perdure.sessions.summary import MAX_PROMPT_CHARS, extract, summarise
+from perdure.turns.cancelling import cancel
+from perdure.turns.lease import Keeper
+from perdure.turns.runner import Ran
+from perdure.turns.sweep import sweep
+from tests.sessions.conftest import End
+from tests.turns.scripted import Scripted, says
+from tests.turns.stage import Crash, Stage, side_by_side
+
+IDLE_S = 1_800.0
+LEASE_S = 31.0
+DAY_S = 86_400.0
+SUMMARY = says('```json\n{"summary": "They greeted.", "key_topics": ["greeting", "weather"]}\n```')
+
+
+def _over(stage: Stage) -> UUID:
+    """A session with one turn, which was asked to end."""
+    sent = stage.send("hello there")
+    stage.run(sent.session_id)
+    assert request_end(stage.database, sent.session_id, "enough")
+    return sent.session_id
+
+
+def test_a_session_ends_with_its_summary(stage: Stage, end: End, cleaned: list[UUID]) -> None:
+    """What the model says is kept, what is outside the database is cleaned, the state is visible on the way."""
+    session_id = _over(stage)
+    seen: list[str] = []
+
+    def watching(request: ModelRequest, call: ModelCall) -> ModelReply:
+        seen.append(stage.session(session_id).state)
+        assert "hello there" in request.messages[-1].content
+        return SUMMARY
+
+    stage.script(watching)
+    assert end(session_id) == Ended()
+    row = stage.session(session_id)
+    assert (row.state, row.summary, row.key_topics) == ("ended", "They greeted.", ["greeting", "weather"])
+    assert (row.summary_extractive, row.end_reason, row.lease_until) == (False, "enough", None)
+    assert row.ended_at is not None
+    assert (seen, cleaned) == (["summarizing"], [session_id])
+    assert end(session_id) == NotDue()
+
+
+def test_a_session_that_nobody_asked_to_end_does_not(stage: Stage, end: End) -> None:
+    """A wake-up is a hint: what it says must be true in the row."""
+    sent = stage.send()
+    stage.run(sent.session_id)
+    assert end(sent.session_id) == NotDue()
+    assert end(uuid4()) == NotDue()
+
+
+def test_what_is_queued_is_answered_before_the_end(stage: Stage, end: End) -> None:
+    """An explicit end is a request: accepted turns run, and the last of them wakes the ending."""
+    first, second = stage.send("one"), stage.send("two")
+    assert not request_end(stage.database, first.session_id, "enough")
+    assert end(first.session_id) == NotDue()
+    assert stage.run(first.session_id) == Ran(2)
+    assert stage.turn(second.turn_id)["status"] == "done"
+    assert stage.waker.endings == [first.session_id]
+    stage.script(SUMMARY)
+    assert end(first.session_id) == Ended()
+
+
+def test_an_end_in_the_middle_of_a_turn_waits_for_its_reply(stage: Stage, end: End) -> None:
+    """The turn is not cut off."""
+    sent = stage.send()
+
+    def asked_meanwhile(request: ModelRequest, call: ModelCall) -> ModelReply:
+        assert not request_end(stage.database, sent.session_id, "enough")
+        assert end(sent.session_id) == NotDue()
+        return says("done")
+
+    stage.script(asked_meanwhile, SUMMARY)
+    stage.run(sent.session_id)
+    assert stage.turn(sent.turn_id)["reply"]["text"] == "done"
+    assert stage.waker.endings == [sent.session_id]
+    assert end(sent.session_id) == Ended()
+
+
+def test_cancelling_the_last_turn_lets_the_session_end(stage: Stage) -> None:
+    """Whoever takes the last turn away wakes the ending."""
+    sent = stage.send()
+    request_end(stage.database, sent.session_id, "enough")
+    cancel(stage.runtime, sent.turn_id)
+    assert stage.waker.endings == [sent.session_id]
+
+
+def test_asking_again_changes_nothing_and_after_the_end_is_refused(stage: Stage, end: End) -> None:
+    """A request whose answer was lost is safe to repeat; one that comes too late is told so."""
+    session_id = _over(stage)
+    assert request_end(stage.database, session_id, "again")
+    stage.script(SUMMARY)
+    assert end(session_id) == Ended()
+    before = stage.session(session_id)
+    assert before.end_reason == "enough"
+    with pytest.raises(Conflict, match="ended"):
+        request_end(stage.database, session_id, "once more")
+    assert stage.session(session_id) == before
+    with pytest.raises(NotFound):
+        request_end(stage.database, uuid4(), "unknown")
+
+
+def test_of_several_workers_one_ends_it(stage: Stage, end: End, cleaned: list[UUID]) -> None:
+    """One lease, one summary."""
+    session_id = _over(stage)
+    stage.script(SUMMARY)
+    found = side_by_side(*[lambda: end(session_id)] * 4)
+    assert found.count(Ended()) == 1
+    assert found.count(NotDue()) == 3
+    assert cleaned == [session_id]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("commit", ["sessions.claim_ending", "sessions.save_summary", "sessions.finish_ending"])
+def test_a_crash_at_each_commit_is_gone_on_from(stage: Stage, end: End, moment: str, commit: str) -> None:
+    """The sweeper finds what nobody is at work on; the session ends with one summary."""
+    session_id = _over(stage)
+    stage.script(SUMMARY)
+    with stage.crashing("before" if moment == "before" else "after", commit):
+        end(session_id)
+    stage.move(LEASE_S)
+    stage.waker.endings.clear()
+    sweep(stage.runtime)
+    if (moment, commit) != ("after", "sessions.finish_ending"):
+        assert stage.waker.endings == [session_id]
+        stage.script(SUMMARY)
+        assert end(session_id) == Ended()
+    assert stage.waker.endings in ([], [session_id])
+    row = stage.session(session_id)
+    assert (row.state, row.summary) == ("ended", "They greeted.")
+
+
+def test_a_stale_ender_writes_nothing(stage: Stage, end: End) -> None:
+    """A process that was paused in the model call comes back when another has ended the session."""
+    session_id = _over(stage)
+
+    def overtaken(request: ModelRequest, call: ModelCall) -> ModelReply:
+        stage.move(LEASE_S)
+        stage.script(SUMMARY)
+        assert end(session_id) == Ended()
+        return says('{"summary": "stale"}')
+
+    stage.script(overtaken)
+    assert end(session_id) == NotDue()
+    assert stage.session(session_id).summary == "They greeted."
+
+
+def test_a_model_that_is_down_leaves_an_extract(stage: Stage, end: End) -> None:
+    """Nothing waits for ever: after its attempts the session ends with its own lines, marked as such."""
+    session_id = _over(stage)
+    stage.script(*[ProviderError("it is down")] * MAX_ATTEMPTS)
+    for _ in range(MAX_ATTEMPTS - 1):
+        assert end(session_id) == Postponed()
+        assert endings_due(stage.database, 10, 5, 30) == []
+        stage.move(60)
+        assert endings_due(stage.database, 10, 5, 30) == [session_id]
+    assert end(session_id) == Ended()
+    row = stage.session(session_id)
+    assert (row.state, row.summary_extractive) == ("ended", True)
+    assert "hello there" in row.summary
+    assert "hello" in row.key_topics
+
+
+def test_a_summary_that_kills_its_process_is_given_up(stage: Stage, end: End) -> None:
+    """Attempts that left nothing behind count, too."""
+    session_id = _over(stage)
+    for _ in range(MAX_ATTEMPTS):
+        with stage.crashing("before", "sessions.save_summary"):
+            end(session_id)
+        stage.move(LEASE_S)
+    asked = len(stage.model.requests)
+    assert end(session_id) == Ended()
+    assert len(stage.model.requests) == asked
+    assert stage.session(session_id).summary_extractive
+
+
+def test_a_worker_that_shuts_down_hands_the_ending_on(stage: Stage, keeper: Keeper, end: End) -> None:
+    """The model call is given up at once, no attempt is burnt, and the next sweep finds it."""
+    session_id = _over(stage)
+
+    def interrupted(request: ModelRequest, call: ModelCall) -> ModelReply:
+        keeper.drain()
+        call.check()
+        raise AssertionError("the call was not ended")
+
+    stage.script(interrupted)
+    assert end(session_id) == Postponed()
+    row = stage.session(session_id)
+    assert (row.state, row.end_attempts, row.lease_until) == ("summarizing", 0, None)
+    assert endings_due(stage.database, 10, 5, 30) == [session_id]
+
+
+@pytest.mark.parametrize("state", ["summarizing", "ending"])
+def test_what_a_clock_that_was_a_day_ahead_left_is_gone_on_from(stage: Stage, end: End, state: str) -> None:
+    """A lease and a wake-up that lie in tomorrow keep nobody away today."""
+    session_id = _over(stage)
+    stage.move(DAY_S)
+    stage.script(SUMMARY)
+    with stage.crashing("before", {"summarizing": "sessions.save_summary", "ending": "sessions.finish_ending"}[state]):
+        end(session_id)
+    assert stage.session(session_id).state == state
+    stage.move(1 - DAY_S)
+    assert endings_due(stage.database, 10, 5, 30) == [session_id]
+    stage.script(SUMMARY)
+    assert end(session_id) == Ended()
+    assert stage.session(session_id).summary == "They greeted."
+
+
+@pytest.mark.parametrize("days", [1, -1])
+def test_a_clock_that_jumps_while_a_session_ends_makes_no_second_summary(stage: Stage, end: End, days: int) -> None:
+    """Ahead, the lease seems to have run out, and another worker may take over; one of them writes."""
+    session_id = _over(stage)
+    outcomes: list[Outcome] = []
+
+    def jumping(request: ModelRequest, call: ModelCall) -> ModelReply:
+        stage.move(days * DAY_S)
+        stage.script(SUMMARY)
+        outcomes.append(end(session_id))
+        return SUMMARY
+
+    stage.script(jumping)
+    outcomes.append(end(session_id))
+    assert sorted(map(str, outcomes)) == sorted(map(str, [Ended(), NotDue()]))
+    assert stage.session(session_id).summary == "They greeted."
+
+
+def test_a_turn_that_was_cancelled_under_its_runner_keeps_no_session_from_ending(stage: Stage, end: End) -> None:
+    """The runner went on to the next turn, found it cancelled, and died before it gave the session back."""
+    first, second = stage.send("one"), stage.send("two")
+    request_end(stage.database, first.session_id, "enough")
+
+    def happen(moment: Moment, name: str) -> None:
+        if (moment, name) == ("after", "turns.settle"):
+            cancel(stage.runtime, second.turn_id)
+        if (moment, name) == ("before", "turns.release"):
+            raise Crash
+
+    with stage.hooked(happen), pytest.raises(Crash):
+        stage.run(first.session_id)
+    row = stage.session(first.session_id)
+    assert (row.state, row.unsettled) == ("active", 0)
+    stage.move(LEASE_S)
+    assert endings_due(stage.database, 10, 5, 30) == [first.session_id]
+    stage.script(SUMMARY)
+    assert end(first.session_id) == Ended()
+
+
+@pytest.mark.parametrize(
+    ("reply", "summary"),
+    [
+        ("I would rather not.", "I would rather not."),
+        ("[1, 2]", "[1, 2]"),
+        ('{"summary": "Fine.", "key_topics": "none"}', "Fine."),
+        ('{"summary": "Fine.", "key_topics": [1, null, "", "  "]}', "Fine."),
+        ('```json\n{"summary": "Fine."}\n```', "Fine."),
+        ("Well ```\x00", "Well ```\N{REPLACEMENT CHARACTER}"),
+    ],
+)
+def test_nonsense_of_the_model_is_kept_as_it_can_be(stage: Stage, end: End, reply: str, summary: str) -> None:
+    """What it says is better than nothing; the topics are then the user's own words."""
+    session_id = _over(stage)
+    stage.script(says(reply))
+    assert end(session_id) == Ended()
+    row = stage.session(session_id)
+    assert (row.summary, row.key_topics, row.summary_extractive) == (summary, ["hello", "there"], False)
+
+
+@pytest.mark.parametrize("reply", ["", "``````", '{"summary": 5}', '{"summary": " "}', "{}"])
+def test_a_model_that_says_nothing_has_failed(stage: Stage, end: End, reply: str) -> None:
+    """An empty summary would make the next conversation begin from nothing."""
+    session_id = _over(stage)
+    stage.script(says(reply))
+    assert end(session_id) == Postponed()
+
+
+MEGABYTES = 10_000_000
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "x" * MEGABYTES,
+        "```" + " " * MEGABYTES,
+        "```json" + "\n" * MEGABYTES + "x```",
+        '{"summary": "' + "x" * MEGABYTES + '"}',
+        '{"summary": "x", "key_topics": ["' + "y" * MEGABYTES + '"]}',
+        "[" * MEGABYTES,
+    ],
+    ids=["words", "an open fence", "a fence", "a summary", "a topic", "brackets"],
+)
+@pytest.mark.timeout(60)
+def test_ten_megabytes_are_no_burden(stage: Stage, end: End, reply: str) -> None:
+    """They are cut in a moment, and neither the row nor the next prompt is as long."""
+    session_id = _over(stage)
+    stage.script(says(reply))
+    assert end(session_id) == Ended()
+    row = stage.session(session_id)
+    assert 0 < len(row.summary) <= 4_000
+    assert all(len(topic) <= 80 for topic in row.key_topics)
+
+
+def test_a_long_conversation_is_shown_as_far_as_a_model_reads() -> None:
+    """The newest messages, each to a bound: a prompt that is refused as too long would be refused each time."""
+    model = Scripted(says('{"summary": "Long."}'))
+    said = [Message(Role.USER, f"{number} " + "x" * 9_000) for number in range(400)]
+    summarise(model, ModelCall(MovedClock(), 5), said)
+    shown = model.requests[0].messages[-1].content
+    assert len(shown) <= MAX_PROMPT_CHARS
+    assert "user: 399 x" in shown
+    assert "user: 0 x" not in shown
+
+
+def test_a_session_without_a_word_ends_without_the_model(stage: Stage, end: End) -> None:
+    """There is nothing to summarise."""
+    sent = stage.send()
+    cancel(stage.runtime, sent.turn_id)
+    request_end(stage.database, sent.session_id, "enough")
+    assert end(sent.session_id) == Ended()
+    assert stage.model.requests == []
+    assert stage.session(sent.session_id).summary == ""
+
+
+def test_idle_sessions_are_asked_to_end(stage: Stage) -> None:
+    """Only those that are idle: not the one in use, not the one that still has to answer."""
+    old, waiting, fresh = stage.send(user_id="a"), stage.send(user_id="b"), stage.send(user_id="c")
+    stage.run(old.session_id)
+    stage.move(IDLE_S)
+    stage.run(fresh.session_id)
+    assert expire_idle(stage.database, IDLE_S) == [old.session_id]
+    assert expire_idle(stage.database, IDLE_S) == []
+    assert stage.session(old.session_id).end_reason == "idle"
+    assert stage.session(waiting.session_id).end_requested_at is None
+
+
+def test_an_ending_that_the_broker_did_not_take_is_swept_again(stage: Stage) -> None:
+    """The wake-up may be lost at every place; the row says that it is due."""
+    session_id = _over(stage)
+    stage.waker.away = True
+    swept = sweep(stage.runtime)
+    assert swept is not None
+    assert (swept.endings, swept.refused) == (0, 1)
+    stage.waker.away = False
+    stage.move(stage.settings.turn.sweep_s + 0.1)
+    swept = sweep(stage.runtime)
+    assert swept is not None
+    assert stage.waker.endings == [session_id]
+
+
+def test_an_extract_is_bounded() -> None:
+    """However long the conversation was."""
+    conversation = [Message(Role.USER if n % 2 == 0 else Role.ASSISTANT, f"line {n} " * 400) for n in range(300)]
+    summary = extract(conversation)
+    assert summary.extractive
+    assert len(summary.text) <= 4_000
+    assert "line 0" in summary.text
+    assert "line 299" in summary.text

@@ -1,0 +1,308 @@
+"""Forks: the conversation up to a tick, in a session of its own that shares nothing later."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from perdure import tool
+from perdure.database.engine import Moment
+from perdure.errors import Conflict, InvalidRequest, NotFound
+from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest, Role
+from perdure.sessions.ending import Ended, expire_idle, request_end
+from perdure.sessions.forking import fork, parse_tick
+from perdure.snapshots.exchange import read
+from perdure.snapshots.forgetting import forget
+from perdure.snapshots.postgres import PostgresSnapshots
+from perdure.tools.registry import ToolContext
+from perdure.turns.cancelling import cancel
+from perdure.turns.runner import Ran
+from perdure.turns.sweep import sweep
+from tests.sessions.conftest import End
+from tests.turns.scripted import calls, says
+from tests.turns.stage import Stage
+
+IDLE_S = 1_800.0
+
+
+@tool(effect="unsafe")
+def act() -> str:
+    """Do it."""
+    return "done"
+
+
+def _talked(stage: Stage) -> UUID:
+    """A session of three turns, settled at the ticks 1, 4 (its second one uses a tool) and 5."""
+    stage.equip(act)
+    stage.script(says("one"), calls(("act", {})), says("two"), says("three"))
+    session_ids = {stage.ask(text, channel=channel)["session_id"] for text, channel in TALK}
+    assert len(session_ids) == 1
+    session_id = UUID(session_ids.pop())
+    assert stage.session(session_id).tick == 5
+    return session_id
+
+
+TALK = [("first", "cli"), ("second", "http"), ("third", "telegram")]
+
+LINES = [
+    ("user", "first"),
+    ("assistant", "one"),
+    ("user", "second"),
+    ("assistant", ""),
+    ("tool", "done"),
+    ("assistant", "two"),
+    ("user", "third"),
+    ("assistant", "three"),
+]
+
+
+def _fork(stage: Stage, session_id: UUID, tick: int | None = None) -> UUID:
+    return fork(stage.database, stage.clock, session_id, tick)
+
+
+def _said(messages: tuple[Message, ...]) -> list[tuple[str, str]]:
+    return [(str(each.role), each.content) for each in messages if each.role is not Role.SYSTEM]
+
+
+@pytest.mark.parametrize(
+    ("tick", "turns", "lines", "at"),
+    [(1, 1, 2, 1), (2, 1, 2, 1), (3, 1, 2, 1), (4, 2, 6, 4), (5, 3, 8, 5), (None, 3, 8, 5)],
+)
+def test_a_fork_copies_through_the_last_turn_settled_by_then(
+    stage: Stage, tick: int | None, turns: int, lines: int, at: int
+) -> None:
+    """A tick in the middle of a turn means the turn before it."""
+    source = _talked(stage)
+    forked = _fork(stage, source, tick)
+    row = stage.session(forked)
+    assert stage.lines(forked) == LINES[:lines]
+    assert (row.turn_count, row.last_turn_seq, row.message_count, row.tick) == (turns, turns, lines, at)
+    assert (row.user_id, row.agent, row.state, row.token) == ("ana", "assistant", "active", 0)
+    assert (row.routable, row.unsettled, row.forked_from) == (False, 0, source)
+    assert row.channels == [channel for _, channel in TALK[:turns]]
+
+
+def test_every_column_is_copied_or_renewed_on_purpose(stage: Stage) -> None:
+    """A column that is added later and forgotten here would be lost in each fork."""
+    source = _talked(stage)
+    forked = _fork(stage, source)
+    for table, own in (("messages", {"session_id", "turn_id"}), ("turns", {"session_id", "turn_id"})):
+        query = f"SELECT * FROM {table} WHERE session_id = %(id)s ORDER BY seq"  # noqa: S608 (constants)
+        for theirs, ours in zip(stage.sql(query, id=source), stage.sql(query, id=forked), strict=True):
+            different = {name for name, value in theirs._mapping.items() if ours._mapping[name] != value}
+            assert different == own
+
+
+def test_a_fork_is_spoken_to_by_its_id_and_knows_just_what_was_copied(stage: Stage) -> None:
+    """Its prompt is the copied conversation; what each of the two says afterwards stays its own."""
+    source = _talked(stage)
+    forked = _fork(stage, source, 4)
+    stage.script(says("in the fork"), says("in the source"))
+    sent = stage.send("other", session_id=forked)
+    assert sent.session_id == forked
+    assert stage.run(forked) == Ran(1)
+    assert _said(stage.model.requests[-1].messages) == [*LINES[:6], ("user", "other")]
+    stage.ask("fourth")
+    assert _said(stage.model.requests[-1].messages) == [*LINES, ("user", "fourth")]
+    assert stage.lines(forked) == [*LINES[:6], ("user", "other"), ("assistant", "in the fork")]
+    assert stage.lines(source) == [*LINES, ("user", "fourth"), ("assistant", "in the source")]
+
+
+def test_a_fork_is_never_routed_to(stage: Stage) -> None:
+    """Neither while its source lives, nor when it is over, nor as the session before the next one."""
+    source = _talked(stage)
+    forked = _fork(stage, source)
+    assert stage.send("more").session_id == source
+    stage.run(source)
+    request_end(stage.database, source, "enough")
+    stage.move(1)
+    newer = _fork(stage, source)
+    request_end(stage.database, newer, "enough")
+    following = stage.send("again").session_id
+    assert following not in {source, forked, newer}
+    assert stage.session(following).previous_session_id == source
+
+
+def test_nothing_of_a_copy_runs_or_is_delivered_again(stage: Stage) -> None:
+    """It is over: the sweep finds nothing, effects and deliveries stay the source's, nobody else may speak to it."""
+    stage.equip(act)
+    stage.script(calls(("act", {})), says("done"))
+    asked = {"message_id": "m1", "reply_to": {"url": "https://a.example/x"}}
+    source = UUID(stage.ask("once", **asked)["session_id"])
+    before = stage.counts()
+    forked = _fork(stage, source)
+    stage.waker.sessions.clear()
+    stage.move(3_600)
+    sweep(stage.runtime)
+    assert stage.waker.sessions == []
+    assert stage.counts() == {
+        **before,
+        "sessions": before["sessions"] + 1,
+        "turns": before["turns"] + 1,
+        "messages": before["messages"] + 4,
+    }
+    with pytest.raises(NotFound):
+        stage.send("mine?", user_id="bob", session_id=forked)
+
+
+def test_message_ids_count_once(stage: Stage) -> None:
+    """The sender's id leads to the turn that it was accepted as, whichever session the repeated message names."""
+    sent = stage.send("once", message_id="m1")
+    stage.run(sent.session_id)
+    forked = _fork(stage, sent.session_id)
+    again = stage.send("once", message_id="m1", session_id=forked)
+    assert (again.turn_id, again.session_id, again.duplicate) == (sent.turn_id, sent.session_id, True)
+
+
+def test_a_fork_can_be_forked_where_its_source_could(stage: Stage) -> None:
+    """Ticks mean the same in both; those that came after the fork do not exist in it."""
+    source = _talked(stage)
+    forked = _fork(stage, source, 4)
+    assert stage.lines(_fork(stage, forked, 1)) == LINES[:2]
+    with pytest.raises(Conflict, match=r"tick 5.*tick 4"):
+        _fork(stage, forked, 5)
+
+
+def test_the_source_goes_on_while_it_is_copied(stage: Stage) -> None:
+    """Between what is planned and what is copied a whole turn may be settled: it is not in the fork."""
+    source = _talked(stage)
+
+    def meanwhile(moment: Moment, statement: str) -> None:
+        if (moment, statement) == ("before", "sessions.fork"):
+            stage.database.observe = None
+            stage.ask("meanwhile")
+
+    with stage.hooked(meanwhile):
+        forked = _fork(stage, source)
+    assert stage.lines(source)[:-2] == stage.lines(forked) == LINES
+
+
+def test_the_variables_are_those_of_the_last_turn_copied(stage: Stage) -> None:
+    """As that turn left them, and the fork's own from there on; of a session that has ended there are none."""
+
+    @tool(effect="pure")
+    def note(text: str, ctx: ToolContext) -> str:
+        """Keep it."""
+        ctx.working_variables["noted"] = [*ctx.working_variables.get("noted", []), text]
+        return "noted"
+
+    def noting(text: str, **given: Any) -> UUID:
+        stage.script(calls(("note", {"text": text})), says("ok"))
+        return UUID(stage.ask(text, **given)["session_id"])
+
+    def kept(session_id: UUID) -> dict[str, Any]:
+        return dict(read(stage.database, session_id).memory.working_variables)
+
+    stage.equip(note)
+    source = UUID(stage.ask("hello")["session_id"])
+    for text in ("one", "two"):
+        noting(text)
+    forks = [_fork(stage, source, tick) for tick in (1, 4, 6, 7)]
+    assert [kept(each) for each in forks] == [{}, {"noted": ["one"]}, {"noted": ["one"]}, {"noted": ["one", "two"]}]
+    assert kept(_fork(stage, forks[3], 4)) == {"noted": ["one"]}
+    noting("other", session_id=forks[1])
+    noting("three")
+    assert kept(forks[1]) == {"noted": ["one", "other"]}
+    assert kept(source) == {"noted": ["one", "two", "three"]}
+    request_end(stage.database, source, "enough")
+    forget(stage.database, PostgresSnapshots(stage.database), source)
+    assert kept(_fork(stage, source)) == {}
+    assert kept(forks[3]) == {"noted": ["one", "two"]}
+
+
+def test_a_turn_under_way_is_not_copied(stage: Stage) -> None:
+    """Its open calls would have no results."""
+    source = _talked(stage)
+    forks: list[UUID] = []
+
+    def forking(request: ModelRequest, call: ModelCall) -> ModelReply:
+        forks.append(_fork(stage, source))
+        return says("four") if len(forks) > 1 else calls(("act", {}))
+
+    stage.script(forking, forking)
+    stage.ask("fourth")
+    assert [stage.lines(each) for each in forks] == [LINES, LINES]
+
+
+def test_a_turn_that_was_cancelled_before_it_began_leaves_no_gap(stage: Stage) -> None:
+    """It said nothing, so there is nothing of it in the copy."""
+    source = _talked(stage)
+    dropped, sent = stage.send("dropped"), stage.send("fourth")
+    cancel(stage.runtime, dropped.turn_id)
+    stage.run(source)
+    forked = _fork(stage, source)
+    assert stage.turn(sent.turn_id)["status"] == "done"
+    assert stage.lines(forked) == [*LINES, ("user", "fourth"), ("assistant", "ok")]
+    assert stage.session(forked).turn_count == 4
+
+
+def test_an_ended_session_may_be_forked(stage: Stage, end: End) -> None:
+    """That is how to go on from it; its summary is of what came later, too, and is not taken."""
+    source = _talked(stage)
+    request_end(stage.database, source, "enough")
+    stage.script(says(json.dumps({"summary": "All of it.", "key_topics": ["all"]})))
+    assert end(source) == Ended()
+    forked = _fork(stage, source, 4)
+    row = stage.session(forked)
+    assert (row.state, row.summary, row.key_topics, row.ended_at) == ("active", None, [], None)
+    stage.send("on", session_id=forked)
+    assert stage.run(forked) == Ran(1)
+
+
+def test_a_fork_that_nobody_uses_ends(stage: Stage, end: End) -> None:
+    """Idleness counts from the fork's own beginning."""
+    source = _talked(stage)
+    stage.move(IDLE_S - 1)
+    forked = _fork(stage, source)
+    stage.move(1)
+    assert expire_idle(stage.database, IDLE_S) == [source]
+    stage.send("still here", session_id=forked)
+    stage.run(forked)
+    stage.move(IDLE_S)
+    assert expire_idle(stage.database, IDLE_S) == [forked]
+    stage.script(says(json.dumps({"summary": "Other.", "key_topics": []})))
+    assert end(forked) == Ended()
+    with pytest.raises(Conflict, match="ended"):
+        stage.send("too late", session_id=forked)
+
+
+@pytest.mark.parametrize("tick", [6, 2**31, 10**30])
+def test_a_tick_that_is_not_there_yet_is_refused(stage: Stage, tick: int) -> None:
+    """The refusal names both ticks, and nothing was written."""
+    source = _talked(stage)
+    before = stage.counts()
+    with pytest.raises(Conflict, match=f"tick {tick}: it is at tick 5"):
+        _fork(stage, source, tick)
+    assert stage.counts() == before
+
+
+def test_what_cannot_be_forked_is_refused(stage: Stage) -> None:
+    """No such session, a tick below 0, one before anything was settled, a session that has settled nothing."""
+    source = _talked(stage)
+    fresh = stage.send(user_id="bob").session_id
+    before = stage.counts()
+    with pytest.raises(NotFound):
+        _fork(stage, uuid4())
+    with pytest.raises(InvalidRequest, match="tick"):
+        _fork(stage, source, -1)
+    with pytest.raises(Conflict, match="no turn at tick 0; the first was settled at tick 1"):
+        _fork(stage, source, 0)
+    for tick in (None, 0):
+        with pytest.raises(Conflict, match="no turn yet"):
+            _fork(stage, fresh, tick)
+    assert stage.counts() == before
+
+
+@pytest.mark.parametrize("given", ["1", 1.0, True, [], {}])
+def test_a_tick_is_a_whole_number(given: object) -> None:
+    """What looks like one is none."""
+    with pytest.raises(InvalidRequest, match="tick"):
+        parse_tick(given)
+
+
+def test_a_tick_may_be_left_out() -> None:
+    """Then it is the session's own."""
+    assert (parse_tick(None), parse_tick(7)) == (None, 7)

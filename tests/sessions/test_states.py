@@ -1,0 +1,207 @@
+"""The table of states: drawn as it is, and the only way from one state to another."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from perdure import tool
+from perdure.channels.http.app import create_app
+from perdure.database.engine import Database, Statement, as_json
+from perdure.database.tables import SESSION_STATES
+from perdure.errors import IllegalTransition
+from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
+from perdure.sessions import queries as sessions
+from perdure.sessions.drawing import draw
+from perdure.sessions.ending import Ended, request_end
+from perdure.sessions.states import TRANSITIONS, State, Trigger, sql
+from perdure.turns import queries as turns
+from perdure.turns.lease import Keeper
+from tests.sessions.conftest import ender
+from tests.turns.scripted import calls, says
+from tests.turns.stage import Stage
+from workers.commands import connecting
+from workers.commands.sessions import show
+
+BY_TRIGGER = {
+    trigger: Statement(
+        f"tests.{trigger.name.lower()}",
+        f"UPDATE sessions SET state = {sql(trigger)} WHERE session_id = %(session_id)s RETURNING state",  # noqa: S608 (constants)
+    )
+    for trigger in Trigger
+}
+
+OWNED = {
+    turns.BEGIN_NEXT: Trigger.TURN_CLAIMED,
+    turns.PARK: Trigger.TURN_STOPPED,
+    turns.RELEASE: Trigger.TURN_STOPPED,
+    sessions.SAVE_SUMMARY: Trigger.SUMMARY_SAVED,
+    sessions.FINISH_ENDING: Trigger.CLEANED_UP,
+}
+"""What a holder of the lease runs, and what that is a trigger of."""
+
+
+def test_the_drawing_is_current() -> None:
+    """What the documents show is what the statements do: `python -m perdure.sessions.drawing` prints it."""
+    assert draw() in (Path(__file__).parents[2] / "docs" / "sessions.md").read_text()
+
+
+def test_the_table_knows_the_states_of_the_tables() -> None:
+    """Each state that a row may have has a way in, and all but the last a way out."""
+    assert tuple(State) == SESSION_STATES
+    ways = [(before, after) for (before, _), after in TRANSITIONS.items() if before is not after]
+    assert {after for _, after in ways} == set(State) - {State.INITIALIZING}
+    assert {before for before, _ in ways} == set(State) - {State.ENDED}
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(triggers=st.lists(st.sampled_from(Trigger), max_size=12), begin=st.sampled_from(State))
+def test_random_triggers_reach_only_what_the_table_holds(stage: Stage, triggers: list[Trigger], begin: State) -> None:
+    """Whatever happens in whatever order: the row moves by the table, or stays and says why."""
+    session_id = stage.send(user_id=str(uuid4())).session_id
+    state = begin
+    _put(stage, session_id, state)
+    for trigger in triggers:
+        expected = TRANSITIONS.get((state, trigger))
+        if expected is None:
+            _refused(stage.database, BY_TRIGGER[trigger], {"session_id": session_id}, state, trigger)
+        else:
+            rows = stage.database.run(BY_TRIGGER[trigger], {"session_id": session_id})
+            assert rows[0].state == expected
+            state = expected
+        assert stage.session(session_id).state == state
+
+
+@pytest.mark.parametrize("statement", OWNED, ids=lambda each: each.name)
+def test_the_statements_move_by_the_table(stage: Stage, statement: Statement) -> None:
+    """Each state, each statement of a holder: as the table says, or refused with nothing written."""
+    session_id, turn_id, parameters = _held(stage)
+    for state in State:
+        _put(stage, session_id, state)
+        before = (stage.session(session_id), stage.turn(turn_id))
+        expected = TRANSITIONS.get((state, OWNED[statement]))
+        if expected is None:
+            _refused(stage.database, statement, parameters, state, OWNED[statement])
+            assert (stage.session(session_id), stage.turn(turn_id)) == before
+        else:
+            assert stage.database.run(statement, parameters)
+            assert stage.session(session_id).state == expected
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_step_asks_only_while_thinking(stage: Stage, asks: bool) -> None:
+    """What is visible while it happens: asking leads to the tools, their results back to thinking."""
+    session_id, _, parameters = _held(stage)
+    trigger = Trigger.TOOL_REQUESTED if asks else Trigger.TOOL_RESULT
+    step = {**parameters, "asks": asks, "messages": "[]", "added": 0, "intents": "[]", "results": "[]"}
+    for state in State:
+        _put(stage, session_id, state)
+        expected = TRANSITIONS.get((state, trigger))
+        if expected is None:
+            _refused(stage.database, turns.STEP, step, state, trigger)
+        else:
+            stage.database.run(turns.STEP, step)
+            assert stage.session(session_id).state == expected
+
+
+@pytest.mark.parametrize(("status", "trigger"), [("done", Trigger.RESPONSE_COMPLETE), ("failed", Trigger.TURN_STOPPED)])
+def test_a_turn_settles_only_where_the_table_lets_it(stage: Stage, status: str, trigger: Trigger) -> None:
+    """A reply comes out of thinking; what stops a turn may come in the middle of a tool."""
+    for state in State:
+        session_id, turn_id, parameters = _held(stage, user_id=f"of {state}")
+        _put(stage, session_id, state)
+        settling = {**parameters, "status": status, "keep": False, "messages": "[]", "added": 0}
+        if (state, trigger) in TRANSITIONS:
+            stage.database.run(turns.SETTLE, settling)
+            assert stage.turn(turn_id)["status"] == status
+        else:
+            _refused(stage.database, turns.SETTLE, settling, state, trigger)
+            assert stage.turn(turn_id)["status"] == "running"
+
+
+def test_a_state_is_visible_while_it_lasts(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keeper: Keeper
+) -> None:
+    """Over HTTP and on the command line: that the agent thinks, uses a tool, sums up, and cleans up."""
+    monkeypatch.setattr(connecting, "database", lambda: nullcontext(stage.database))
+    session_id = UUID(int=0)
+    seen: list[tuple[str, str]] = []
+
+    def look(*_: object) -> None:
+        show(str(session_id), as_json=True)
+        on_the_command_line = json.loads(capsys.readouterr().out)["state"]
+        seen.append((client.get(f"/v1/sessions/{session_id}").json()["state"], on_the_command_line))
+
+    def looking(reply: ModelReply) -> Callable[[ModelRequest, ModelCall], ModelReply]:
+        def respond(_: ModelRequest, __: ModelCall) -> ModelReply:
+            look()
+            return reply
+
+        return respond
+
+    @tool(effect="pure")
+    def peep() -> str:
+        """Look."""
+        look()
+        return "seen"
+
+    stage.equip(peep)
+    stage.script(looking(calls(("peep", {}))), looking(says("done")), looking(says("They looked.")))
+    with TestClient(create_app(stage.runtime, lambda: True), base_url="http://127.0.0.1:8080") as client:
+        session_id = stage.send().session_id
+        look()
+        stage.run(session_id)
+        request_end(stage.database, session_id, "enough")
+        assert ender(stage, keeper, look).end(session_id) == Ended()
+        look()
+    states = ["active", "thinking", "tool_executing", "thinking", "summarizing", "ending", "ended"]
+    assert seen == [(state, state) for state in states]
+
+
+def test_no_statement_sets_a_state_by_itself() -> None:
+    """Every assignment of a state is made from the table: a new statement cannot forget it."""
+    found = [each for module in (turns, sessions) for each in vars(module).values() if isinstance(each, Statement)]
+    given = [
+        (statement.name, assigned)
+        for statement in found
+        if statement.writes
+        for assigned in re.findall(r"\bSET\b.*?\bstate = (\S+)", statement.sql, re.DOTALL)
+    ]
+    assert len(given) >= len(OWNED)
+    assert [name for name, assigned in given if assigned != "CASE"] == []
+
+
+def _held(stage: Stage, **given: Any) -> tuple[UUID, UUID, dict[str, Any]]:
+    """A session under a lease, its running turn, and whatever the statements of its holder take."""
+    sent = stage.send(**given)
+    claimed, _ = stage.claimed(sent.session_id)
+    parameters = {
+        "session_id": sent.session_id, "token": claimed.token, "turn_id": sent.turn_id, "lease_s": 30.0,
+        "spent_s": 1.0, "forgiven": True, "summary": "", "key_topics": [], "extractive": True, "channel": "http",
+        "steps": 1, "usage": as_json({}), "error_code": None, "error_message": None, "replied": False,
+        "delivery_id": sent.turn_id, "variables": None, "saved": False,
+    }  # fmt: skip
+    return sent.session_id, sent.turn_id, parameters
+
+
+def _put(stage: Stage, session_id: UUID, state: State) -> None:
+    stage.sql("UPDATE sessions SET state = %(state)s WHERE session_id = %(id)s", state=state, id=session_id)
+
+
+def _refused(
+    database: Database, statement: Statement, parameters: dict[str, Any], state: State, trigger: Trigger
+) -> None:
+    with pytest.raises(IllegalTransition) as refused:
+        database.run(statement, parameters)
+    assert refused.value.state == state
+    assert refused.value.trigger.startswith(trigger)

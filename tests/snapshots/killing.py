@@ -1,0 +1,186 @@
+"""A program that is killed, or stopped, in the middle of saving a snapshot: at one point after another.
+
+    python -m tests.snapshots.killing points kill|stop KIND ADDRESS SESSION
+    python -m tests.snapshots.killing stream KIND ADDRESS SESSION
+
+`points` first counts the points of a save: just before and just after each call of what can reach
+a file, a socket or a database. At each of them, a child that saves version 2 over version 1 gets
+the signal; a new store in the parent is then to find the one or the other, whole, and to save
+version 3. What it found is printed as JSON. `stream` saves tick after tick, printing each once it is saved, until it is
+killed from outside.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+from uuid import UUID
+
+from perdure.snapshots.store import SnapshotStore, SnapshotUnavailable, StaleSnapshot, Stored
+from tests.snapshots.worlds import FileWorld, PostgresWorld, RedisWorld, SqliteWorld, snapshot_of
+
+_OUTSIDE = ("posix", "io", "_io", "sqlite3", "socket", "_socket", "psycopg2")
+"""Modules whose functions, and whose types' methods, can change something outside of the process."""
+
+_HELD_UP_S = 4
+BIG = "x" * 20_000
+
+
+def world_of(kind: str, address: str) -> Any:
+    """The world of a store, by the kind of it and where it is."""
+    match kind:
+        case "file":
+            return FileWorld(Path(address))
+        case "sqlite":
+            return SqliteWorld(Path(address))
+        case "redis":
+            return RedisWorld(address)
+        case _:
+            return PostgresWorld(address)
+
+
+class Countdown:
+    """Counts the events of a save, and sends this process a signal at the one that `at` says."""
+
+    def __init__(self, at: int | None, number: int) -> None:
+        self.events = 0
+        self._at = at
+        self._number = number
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        """One event, as `sys.setprofile` reports it."""
+        if event not in {"c_call", "c_return", "c_exception"} or not _reaches_outside(argument):
+            return
+        self.events += 1
+        if self.events == self._at:
+            os.kill(os.getpid(), self._number)
+
+
+def _reaches_outside(function: Any) -> bool:
+    """Whether `function`, written in C, is of a module of `_OUTSIDE`, or a method of a type of one."""
+    owner = getattr(function, "__self__", None)
+    module = owner.__name__ if isinstance(owner, ModuleType) else type(owner).__module__
+    return module.partition(".")[0] in _OUTSIDE
+
+
+def save(world: Any, session: UUID, countdown: Countdown) -> None:
+    """Save version 2 through a new store that has its connection, counting."""
+    store: SnapshotStore = world.open()
+    store.load(session)
+    sys.setprofile(countdown)
+    try:
+        store.save(snapshot_of(session, 2, {"v": BIG}), 2)
+    finally:
+        sys.setprofile(None)
+    store.close()
+
+
+def in_a_child(kind: str, address: str, session: UUID, countdown: Countdown) -> int:
+    """Fork a child that saves; its process id."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            save(world_of(kind, address), session, countdown)
+            status = 0
+        except (StaleSnapshot, SnapshotUnavailable):
+            status = 2  # stopped, and passed by its successor meanwhile
+        finally:
+            os._exit(status)
+    return child
+
+
+def begin(store: SnapshotStore, session: UUID) -> None:
+    """Version 1 and nothing else."""
+    store.delete(session)
+    store.save(snapshot_of(session, 1, {"v": "one"}), 1)
+
+
+def killed_at(point: int, kind: str, address: str, session: UUID) -> str:
+    """Kill a save at `point`; what a successor finds."""
+    child = in_a_child(kind, address, session, Countdown(point, signal.SIGKILL))
+    _, status = os.waitpid(child, 0)
+    if not os.WIFSIGNALED(status):
+        return "not killed"
+    store = world_of(kind, address).open()
+    found = store.load(session)
+    store.save(snapshot_of(session, 3, {"v": "three"}), 3)
+    after = store.load(session)
+    kept = world_of(kind, address).kept(session)
+    begin(store, session)
+    store.close()
+    assert after == Stored(snapshot_of(session, 3, {"v": "three"}), 3), after
+    assert kept is None, kept
+    return _which(found, session)
+
+
+def stopped_at(point: int, kind: str, address: str, session: UUID) -> str:
+    """Stop a save at `point`, save a newer version beside it, let it go on; what counts in the end."""
+    child = in_a_child(kind, address, session, Countdown(point, signal.SIGSTOP))
+    _, status = os.waitpid(child, os.WUNTRACED)
+    if not os.WIFSTOPPED(status):
+        return "not stopped"
+    store = world_of(kind, address).open()
+    newer = snapshot_of(session, 3, {"v": "three"})
+    began = time.monotonic()
+    try:
+        store.save(newer, 3)
+        held_up = time.monotonic() - began > _HELD_UP_S
+    except SnapshotUnavailable:
+        held_up = True
+    os.kill(child, signal.SIGCONT)
+    os.waitpid(child, 0)
+    if held_up:
+        store.save(newer, 3)
+    found = store.load(session)
+    begin(store, session)
+    store.close()
+    assert found == Stored(newer, 3), found
+    return "held up" if held_up else "passed"
+
+
+def _which(found: Stored | None, session: UUID) -> str:
+    if found == Stored(snapshot_of(session, 1, {"v": "one"}), 1):
+        return "one"
+    if found == Stored(snapshot_of(session, 2, {"v": BIG}), 2):
+        return "two"
+    return f"neither: {found}"
+
+
+def points(how: str, kind: str, address: str, session: UUID) -> None:
+    """Each point in turn; print how many there are, and how often what was found."""
+    store = world_of(kind, address).open()
+    begin(store, session)
+    counting = Countdown(None, 0)
+    save(world_of(kind, address), session, counting)
+    begin(store, session)
+    store.close()
+    at = killed_at if how == "kill" else stopped_at
+    found = Counter(at(point, kind, address, session) for point in range(1, counting.events + 1))
+    print(json.dumps({"events": counting.events, "found": found}))  # noqa: T201
+
+
+def stream(kind: str, address: str, session: UUID) -> None:
+    """Save tick after tick, saying so."""
+    store = world_of(kind, address).open()
+    for tick in itertools.count(1):
+        store.save(snapshot_of(session, tick, {"v": BIG, "tick": tick}), 1)
+        print(tick, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["points", how, kind, address, session]:
+            points(how, kind, address, UUID(session))
+        case ["stream", kind, address, session]:
+            stream(kind, address, UUID(session))
+        case _:
+            sys.exit(__doc__)

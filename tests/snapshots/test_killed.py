@@ -1,0 +1,98 @@
+"""SIGKILL and SIGSTOP in the middle of a save, in real processes: what was good before stays or is replaced whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from perdure.snapshots.store import Stored
+from tests.repository.source import ROOT
+from tests.snapshots.killing import BIG, world_of
+from tests.snapshots.worlds import snapshot_of
+
+KINDS = ["file", "sqlite", "redis", "postgres"]
+_DEADLINE_S = 100
+
+
+@pytest.fixture
+def address(request: pytest.FixtureRequest) -> str:
+    """Where the store of the test's `kind` is."""
+    world = request.getfixturevalue(f"{request.getfixturevalue('kind')}_world")
+    return str(getattr(world, "url", None) or getattr(world, "path", None) or world.directory)
+
+
+@contextmanager
+def program(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`killing.py`, in a process group of its own, of which nothing is left afterwards."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.snapshots.killing", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):  # it has ended, and its children with it
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def at_every_point(how: str, kind: str, address: str) -> dict[str, Any]:
+    """What `killing.py` reports."""
+    session = world_of(kind, address).session()
+    with program("points", how, kind, address, str(session)) as process:
+        out, err = process.communicate(timeout=_DEADLINE_S)
+        assert process.returncode == 0, err
+    report: dict[str, Any] = json.loads(out)
+    return report
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_save_that_is_killed_leaves_the_old_snapshot_or_the_new(kind: str, address: str) -> None:
+    """Never a part of one, never none, never a lock: the successor loads, and saves the next."""
+    report = at_every_point("kill", kind, address)
+    assert report["found"].keys() == {"one", "two"}, report
+    assert sum(report["found"].values()) == report["events"] >= 8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_save_that_is_stopped_neither_holds_up_its_successor_nor_undoes_its_work(kind: str, address: str) -> None:
+    """A paused process goes on when its session is long somebody else's. SQLite has one lock, which it may hold."""
+    report = at_every_point("stop", kind, address)
+    assert report["found"].keys() <= {"passed", "held up"} if kind == "sqlite" else report["found"].keys() == {"passed"}
+    assert sum(report["found"].values()) == report["events"] >= 8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_saved_before_the_kill_is_there_after_it(kind: str, address: str) -> None:
+    """`save` has returned, so the reply may go out: from then on the snapshot must not be lost."""
+    world = world_of(kind, address)
+    for reached in (1, 7, 20):
+        session: UUID = world.session()
+        with program("stream", kind, address, str(session)) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if int(line) == reached:
+                    break
+            os.kill(process.pid, signal.SIGKILL)
+            acknowledged = [reached, *(int(line) for line in process.stdout.read().split())][-1]
+        store = world.open()
+        found = store.load(session)
+        store.close()
+        assert found is not None
+        assert acknowledged <= found.snapshot.tick_index <= acknowledged + 1
+        tick = found.snapshot.tick_index
+        assert found == Stored(snapshot_of(session, tick, {"v": BIG, "tick": tick}), 1)

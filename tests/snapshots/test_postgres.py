@@ -1,0 +1,229 @@
+"""What only the PostgreSQL store does: it is written with the step and read with the session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.engine import make_url
+
+from perdure.database.engine import Database, Statement, as_json
+from perdure.errors import NotFound
+from perdure.settings import Settings
+from perdure.snapshots import queries
+from perdure.snapshots.codec import checked_variables
+from perdure.snapshots.forgetting import forget
+from perdure.snapshots.postgres import PostgresSnapshots
+from perdure.snapshots.snapshot import HISTORY_TURNS, Event, Status
+from perdure.snapshots.store import SnapshotStore, SnapshotUnavailable, StaleSnapshot, Stored, Version
+from tests.snapshots.worlds import MemorySnapshots, PostgresWorld, snapshot_of
+
+# A step as the engine's are: fenced by the token, then what it writes.
+STEP = Statement(
+    "tests.step",
+    f"""
+    WITH fenced AS (
+        UPDATE sessions SET tick = tick + 1, state = 'thinking', variables_tick = {queries.NEXT_VARIABLES_TICK}
+        WHERE session_id = %(session_id)s AND token = %(token)s
+        RETURNING session_id, token, tick
+    ), {queries.WITH_STEP}
+    SELECT tick FROM fenced
+    """,  # noqa: S608 (the statement's own piece)
+)
+
+CLAIM = Statement("tests.claim", "UPDATE sessions SET token = token + 1 WHERE session_id = %(session_id)s")
+
+
+@pytest.fixture
+def session_id(postgres_world: PostgresWorld) -> UUID:
+    """A session."""
+    return postgres_world.session()
+
+
+@pytest.fixture
+def store(database: Database) -> SnapshotStore:
+    """The store under test, on the test's database."""
+    return PostgresSnapshots(database)
+
+
+def step(database: Database, session_id: UUID, token: int, variables: Any = None) -> bool:
+    """One step, which changes the variables if they are given; whether it was committed."""
+    text = as_json(checked_variables(variables)) if variables is not None else None
+    return bool(database.run(STEP, {"session_id": session_id, "token": token, "variables": text}))
+
+
+def rows(database: Database, session_id: UUID) -> list[Any]:
+    """The stored rows of a session, with what identifies their physical version."""
+    with database.engine.connect() as connection:
+        found = connection.execute(
+            text("SELECT variables::text, tick, xmin::text FROM snapshots WHERE session_id = :s ORDER BY tick"),
+            {"s": session_id},
+        )
+        return [tuple(row) for row in found]
+
+
+def test_variables_are_committed_with_their_step(database: Database, store: SnapshotStore, session_id: UUID) -> None:
+    """The snapshot is of the committed step by construction: its tick and status are the session's."""
+    assert step(database, session_id, 0, {"a": 1})
+    loaded = store.load(session_id)
+    assert loaded is not None
+    assert loaded.version == Version(0, 1)
+    assert loaded.snapshot.status is Status.THINKING
+    assert loaded.snapshot.memory.working_variables == {"a": 1}
+
+
+def test_a_step_that_changes_no_variables_writes_no_row(
+    database: Database, store: SnapshotStore, session_id: UUID
+) -> None:
+    """Most steps change none, and a turn's cost is what it writes; the snapshot's tick goes on all the same."""
+    assert step(database, session_id, 0)
+    assert store.load(session_id) is None
+    step(database, session_id, 0, {"a": 1})
+    before = rows(database, session_id)
+    step(database, session_id, 0)
+    database.run(CLAIM, {"session_id": session_id})
+    assert rows(database, session_id) == before
+    loaded = store.load(session_id)
+    assert loaded is not None
+    assert loaded.version == Version(1, 3)
+    assert loaded.snapshot.memory.working_variables == {"a": 1}
+
+
+def test_a_step_leaves_pending_events_as_they_are(database: Database, store: SnapshotStore, session_id: UUID) -> None:
+    """They came with a snapshot that was saved, and are none of the step's."""
+    store.save(replace(snapshot_of(session_id, 0), event_queue_backup=(Event("mcp", "task", 1),)), 0)
+    step(database, session_id, 0, {"a": 2})
+    loaded = store.load(session_id)
+    assert loaded is not None
+    assert loaded.snapshot.memory.working_variables == {"a": 2}
+    assert loaded.snapshot.event_queue_backup == (Event("mcp", "task", 1),)
+
+
+def test_the_variables_of_each_tick_stay(database: Database, session_id: UUID) -> None:
+    """A fork begins with the variables as they were; a step that changes none adds no row to look through."""
+    for number in range(3):
+        step(database, session_id, 0, {"a": number})
+        step(database, session_id, 0)
+    assert [(row[0], row[1]) for row in rows(database, session_id)] == [('{"a":0}', 1), ('{"a":1}', 3), ('{"a":2}', 5)]
+
+
+def test_a_save_under_a_newer_token_takes_the_place_of_later_ticks(
+    database: Database, store: SnapshotStore, session_id: UUID
+) -> None:
+    """What a runner that lost the session kept at a later tick is no past of what is saved now."""
+    step(database, session_id, 0, {"a": 1})
+    store.save(snapshot_of(session_id, 7, {"stale": True}), 0)
+    store.save(snapshot_of(session_id, 2, {"a": 2}), 1)
+    assert [(row[0], row[1]) for row in rows(database, session_id)] == [('{"a":1}', 1), ('{"a":2}', 2)]
+
+
+def test_what_is_kept_of_every_session_is_forgotten_whatever_the_store(
+    database: Database, store: SnapshotStore, session_id: UUID
+) -> None:
+    """An ended session leaves neither its variables nor their past."""
+    elsewhere = MemorySnapshots(f"acme://{session_id}", Settings(_env_file=None))
+    step(database, session_id, 0, {"a": 1})
+    step(database, session_id, 0, {"a": 2})
+    elsewhere.save(snapshot_of(session_id), 1)
+    forget(database, elsewhere, session_id)
+    forget(database, elsewhere, session_id)
+    assert rows(database, session_id) == []
+    assert store.load(session_id) is None
+    assert elsewhere.load(session_id) is None
+
+
+def test_a_stale_runners_step_writes_no_variables(database: Database, store: SnapshotStore, session_id: UUID) -> None:
+    """The fence is the step's own."""
+    database.run(CLAIM, {"session_id": session_id})
+    assert not step(database, session_id, 0, {"stale": True})
+    assert store.load(session_id) is None
+
+
+def test_a_save_under_a_token_that_the_session_has_left_behind_is_refused(
+    database: Database, store: SnapshotStore, session_id: UUID
+) -> None:
+    """Even before its successor has saved anything: the session's row knows."""
+    database.run(CLAIM, {"session_id": session_id})
+    with pytest.raises(StaleSnapshot, match=r"token 0, tick 5 .* token 1, tick 0"):
+        store.save(snapshot_of(session_id, 5), 0)
+    assert rows(database, session_id) == []
+
+
+def test_a_save_for_a_session_that_does_not_exist_is_refused(store: SnapshotStore) -> None:
+    """There is nothing that it could be of."""
+    with pytest.raises(NotFound):
+        store.save(snapshot_of(uuid4()), 1)
+
+
+def test_the_history_is_that_of_the_last_turns_only(database: Database, store: SnapshotStore, session_id: UUID) -> None:
+    """A snapshot of a session of a year is as long as one of a day."""
+    with database.engine.connect() as connection:
+        for number in range(2, HISTORY_TURNS + 5):
+            turn = {"turn": uuid4(), "session": session_id, "number": number, "seq": number + 3}
+            connection.execute(
+                text(
+                    "INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, status, first_seq,"
+                    " accepted_at, settled_at)"
+                    " VALUES (:turn, :session, :number, 'ana', 'a', 'cli', 5, 'done', :seq, now(), now())"
+                ),
+                turn,
+            )
+            connection.execute(
+                text(
+                    "INSERT INTO messages (session_id, seq, turn_id, role, content, channel, token_count, created_at)"
+                    " VALUES (:session, :seq, :turn, 'user', 'message ' || :number, 'cli', 1, now())"
+                ),
+                turn | {"number": str(number)},
+            )
+    step(database, session_id, 0, {"a": 1})
+    loaded = store.load(session_id)
+    assert loaded is not None
+    said = [message.content for message in loaded.snapshot.memory.short_term_history]
+    assert said == [f"message {number}" for number in range(5, HISTORY_TURNS + 5)]
+
+
+@pytest.mark.parametrize("column", ["variables", "events"])
+@pytest.mark.parametrize("value", ["null", "7", '"cut"', '{"a": 1, "a": 2}', '["x"]', '{"a": "\\u0000"}'])
+def test_json_of_a_wrong_shape_is_set_aside(
+    database: Database, store: SnapshotStore, session_id: UUID, column: str, value: str
+) -> None:
+    """PostgreSQL sees to it that it is JSON, and to no more."""
+    store.save(snapshot_of(session_id), 1)
+    with database.engine.connect() as connection:
+        connection.execute(text(f"UPDATE snapshots SET {column} = CAST(:v AS json)"), {"v": value})  # noqa: S608
+    assert store.load(session_id) is None
+    assert [row[1] for row in rows(database, session_id)] == [1]
+    store.save(snapshot_of(session_id, 2), 1)
+    assert store.load(session_id) == Stored(snapshot_of(session_id, 2), 1)
+
+
+@pytest.fixture
+def read_only(database_url: str) -> Iterator[Database]:
+    """The test's database as a standby shows itself: it may be read."""
+    url = make_url(database_url)
+    made = Database(url.update_query_dict({"options": "-c default_transaction_read_only=on"}, append=True))
+    yield made
+    made.close()
+
+
+def test_a_read_only_database_is_said_to_be_one(read_only: Database, store: SnapshotStore, session_id: UUID) -> None:
+    """A failover to a standby is a common night's event; its snapshots can still be read."""
+    store.save(snapshot_of(session_id), 1)
+    standby = PostgresSnapshots(read_only)
+    with pytest.raises(SnapshotUnavailable, match="postgres cannot be used: the database is read-only"):
+        standby.save(snapshot_of(session_id, 2), 1)
+    with pytest.raises(SnapshotUnavailable, match="read-only"):
+        standby.delete(session_id)
+    assert standby.load(session_id) == Stored(snapshot_of(session_id), 1)
+
+
+def test_a_database_that_is_away_is_said_to_be() -> None:
+    """The error is the stores' own, so that the engine has one thing to wait for."""
+    away = Database("postgresql+psycopg2://nobody@127.0.0.1:1/none")
+    with pytest.raises(SnapshotUnavailable, match="postgres cannot be used: the database cannot be reached"):
+        PostgresSnapshots(away).load(uuid4())
+    away.close()

@@ -1,0 +1,114 @@
+"""From `PERDURE_SNAPSHOTS` to a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.database.engine import Database
+from perdure.errors import SettingsError
+from perdure.settings import Settings
+from perdure.snapshots.file import FileSnapshots
+from perdure.snapshots.postgres import PostgresSnapshots
+from perdure.snapshots.redis import RedisSnapshots
+from perdure.snapshots.resolve import resolve
+from perdure.snapshots.sqlite import SqliteSnapshots
+from perdure.snapshots.store import SnapshotStore
+from tests.snapshots.worlds import MemorySnapshots
+
+NOWHERE = "postgresql+psycopg2://nobody@127.0.0.1:1/none"
+
+
+def made(url: str, redis_url: str = "redis://127.0.0.1:1/3") -> SnapshotStore:
+    """The store that `url` names. None is asked for anything, so none needs its server."""
+    return resolve(url, Settings(_env_file=None), Database(NOWHERE), redis_url)
+
+
+def test_postgres_is_the_default() -> None:
+    """It needs no other service, and writes in the same commit as the step."""
+    assert isinstance(made(Settings(_env_file=None).snapshots), PostgresSnapshots)
+
+
+@pytest.mark.parametrize(
+    ("spelt", "server", "connection"),
+    [
+        ("redis://127.0.0.1:1/3", "127.0.0.1:1", {"db": 3, "port": 1}),
+        ("redis://:secret@127.0.0.1:1/3", "127.0.0.1:1", {"db": 3, "password": "secret"}),
+        ("redis+socket:///run/r.sock?virtual_host=2", "/run/r.sock", {"db": 2, "path": "/run/r.sock"}),
+        ("unix:///run/r.sock?db=2", "/run/r.sock", {"db": 2, "path": "/run/r.sock"}),
+    ],
+)
+def test_redis_is_found_in_kombus_spelling_and_its_own(spelt: str, server: str, connection: dict[str, Any]) -> None:
+    """The setting is one, `PERDURE_REDIS_URL`; a message that names the server names no password."""
+    store = made("redis", spelt)
+    assert isinstance(store, RedisSnapshots)
+    assert connection.items() <= store._client.connection_pool.connection_kwargs.items()
+    assert server in store.name
+    assert "secret" not in store.name
+
+
+def test_a_file_url_is_an_absolute_path(tmp_path: Path) -> None:
+    """RFC 8089: after two slashes and no host comes the path, percent-encoded; one slash too many does no harm."""
+    wanted = tmp_path / "a b" / "snapshots"
+    for url in (
+        f"file://{tmp_path}/a%20b/snapshots",
+        f"file:///{tmp_path}/a b/snapshots",
+        f"file://localhost{wanted}/",
+    ):
+        store = made(url)
+        assert isinstance(store, FileSnapshots)
+        assert store.directory == wanted
+    assert wanted.is_dir()
+
+
+def test_a_sqlite_url_is_read_as_sqlalchemy_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three slashes and a relative path, or four and an absolute one."""
+    monkeypatch.chdir(tmp_path)
+    for url in (f"sqlite:///{tmp_path}/here/s.db", "sqlite:///here/s.db"):
+        store = made(url)
+        assert isinstance(store, SqliteSnapshots)
+        assert store.path == tmp_path / "here" / "s.db"
+    assert (tmp_path / "here").is_dir()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "mysql://x/y", "Postgres", "postgres:", "redis://127.0.0.1/0", "sqlite", "sqlite://", "sqlite:///", "file",
+     "file:", "file://", "file:///", "file:relative", "file://host/dir", "file:///dir?x=1", "sqlite:///:memory:"],
+)  # fmt: skip
+def test_a_wrong_value_says_what_is_accepted(url: str) -> None:
+    """A wrong setting stops the start with its name, its value and what would be right."""
+    with pytest.raises(SettingsError) as caught:
+        made(url)
+    assert str(caught.value).startswith(f"PERDURE_SNAPSHOTS is {url!r}: accepted: ")
+
+
+def test_a_place_that_cannot_be_made_stops_the_start(tmp_path: Path) -> None:
+    """Found at the start, not at the first turn."""
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(SettingsError, match=r"PERDURE_SNAPSHOTS is .*/taken/dir': the directory .* cannot be made"):
+        made(f"file://{tmp_path}/taken/dir")
+    with pytest.raises(SettingsError, match="cannot be made"):
+        made(f"sqlite:///{tmp_path}/taken/s.db")
+    with pytest.raises(SettingsError, match="path of a file"):
+        made(f"sqlite:///{tmp_path}")
+    with pytest.raises(SettingsError, match="cannot be made"):
+        made("file:///nul%00")
+
+
+def test_a_third_party_adds_a_store_by_entry_point(installed: None) -> None:
+    """The list of stores is open to whoever installs a package."""
+    store = made("acme://host/place")
+    assert isinstance(store, MemorySnapshots)
+    assert store.name == "acme://host/place"
+    with pytest.raises(SettingsError, match="acme"):
+        made("nope://x")
+
+
+def test_an_entry_point_that_cannot_be_loaded_says_why_and_no_password(installed: None) -> None:
+    """A half-installed package must not look like a misspelt setting."""
+    with pytest.raises(SettingsError, match="no_such_module") as caught:
+        made("broken://me:secret@host/x")
+    assert "secret" not in str(caught.value)

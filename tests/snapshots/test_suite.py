@@ -1,0 +1,67 @@
+"""The behavioural suite of `suite.py` over every store."""
+
+from __future__ import annotations
+
+from uuid import UUID, uuid4
+
+import pytest
+
+from perdure.database.engine import Database
+from perdure.settings import Settings
+from perdure.snapshots.resolve import resolve
+from perdure.snapshots.store import SnapshotStore
+from tests.snapshots.suite import SnapshotSuite
+from tests.snapshots.worlds import FileWorld, MemorySnapshots, PostgresWorld, RedisWorld, SqliteWorld
+
+
+class TestFile(SnapshotSuite):
+    @pytest.fixture
+    def world(self, file_world: FileWorld) -> FileWorld:
+        return file_world
+
+
+class TestSqlite(SnapshotSuite):
+    @pytest.fixture
+    def world(self, sqlite_world: SqliteWorld) -> SqliteWorld:
+        return sqlite_world
+
+
+class TestRedis(SnapshotSuite):
+    @pytest.fixture
+    def world(self, redis_world: RedisWorld) -> RedisWorld:
+        return redis_world
+
+
+class TestPostgres(SnapshotSuite):
+    @pytest.fixture
+    def world(self, postgres_world: PostgresWorld) -> PostgresWorld:
+        return postgres_world
+
+
+class ThirdPartyWorld:
+    """A store that is found by its entry point."""
+
+    def __init__(self, database: Database) -> None:
+        self.url = f"acme://{uuid4()}"
+        self._database = database
+
+    def open(self) -> SnapshotStore:
+        return resolve(self.url, Settings(_env_file=None), self._database, "redis://nowhere")
+
+    def session(self) -> UUID:
+        return uuid4()
+
+    def spoil(self, agent_id: UUID) -> None:
+        snapshots = MemorySnapshots.places[self.url]["snapshots"]
+        version, data = snapshots[agent_id]
+        snapshots[agent_id] = (version, data[:100])
+
+    def kept(self, agent_id: UUID) -> bytes | None:
+        found = MemorySnapshots.places[self.url]["set aside"].get(agent_id)
+        return found[1] if found else None
+
+
+class TestThirdParty(SnapshotSuite):
+    @pytest.fixture
+    def world(self, installed: None, database: Database) -> ThirdPartyWorld:
+        return ThirdPartyWorld(database)

@@ -1,0 +1,230 @@
+"""Stores that are full, read-only, locked or away: said which, what and the way out; used again when that is over."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import redis as redis_py
+
+from perdure.snapshots.file import FileSnapshots
+from perdure.snapshots.redis import RedisSnapshots
+from perdure.snapshots.sqlite import SqliteSnapshots
+from perdure.snapshots.store import SnapshotStore, SnapshotUnavailable, Stored
+from tests.snapshots.worlds import snapshot_of
+from workers.embedded import redis
+from workers.embedded.lifecycle import Running
+
+BIG = {"v": "x" * 60_000}
+WITHIN_S = 3.0
+"""Two seconds by design; the third is for a loaded machine."""
+
+STORES_ON_DISK: dict[str, Callable[[Path], SnapshotStore]] = {
+    "file": FileSnapshots,
+    "sqlite": lambda disk: SqliteSnapshots(disk / "snapshots.db"),
+}
+
+
+def unavailable(operation: Callable[[], Any]) -> str:
+    """What the store says of why `operation` cannot be done; fails unless it says so in time."""
+    began = time.monotonic()
+    with pytest.raises(SnapshotUnavailable) as caught:
+        operation()
+    assert time.monotonic() - began < WITHIN_S
+    return caught.value.message
+
+
+def fill(filler: Path) -> None:
+    """Write until the disk takes no more."""
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(1024))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+
+
+@pytest.mark.parametrize("kind", STORES_ON_DISK)
+def test_a_full_disk_costs_no_snapshot_and_is_said(kind: str, small_disk: Path) -> None:
+    """The turn waits until there is room; what was saved before is not eaten by the attempt."""
+    store = STORES_ON_DISK[kind](small_disk)
+    agent_id = uuid4()
+    store.save(snapshot_of(agent_id, 1), 1)
+    filler = small_disk / "filler"
+    fill(filler)
+    for _ in range(3):
+        message = unavailable(lambda: store.save(snapshot_of(agent_id, 2, BIG), 1))
+        assert store.name in message
+        assert "Make room on its disk." in message
+        assert store.load(agent_id) == Stored(snapshot_of(agent_id, 1), 1)
+    filler.unlink()
+    store.save(snapshot_of(agent_id, 2, BIG), 1)
+    assert store.load(agent_id) == Stored(snapshot_of(agent_id, 2, BIG), 1)
+    store.close()
+
+
+@pytest.mark.parametrize("kind", STORES_ON_DISK)
+def test_a_read_only_disk_is_said(kind: str, small_disk: Path) -> None:
+    """Linux remounts a failing disk read-only: nothing is saved, and nothing pretends to be."""
+    store = STORES_ON_DISK[kind](small_disk)
+    agent_id = uuid4()
+    store.save(snapshot_of(agent_id, 1), 1)
+    store.close()
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    try:
+        message = unavailable(lambda: store.save(snapshot_of(agent_id, 2), 1))
+        assert "perdure's account" in message
+        unavailable(lambda: store.delete(agent_id))
+    finally:
+        subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
+    store.save(snapshot_of(agent_id, 2), 1)
+    assert store.load(agent_id) == Stored(snapshot_of(agent_id, 2), 1)
+    store.close()
+
+
+@pytest.mark.parametrize("kind", STORES_ON_DISK)
+def test_a_disk_that_is_not_mounted_is_not_taken_for_an_empty_one(kind: str, tmp_path: Path) -> None:
+    """Else every session would begin blank, and what is saved would lie under the mount."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    store = STORES_ON_DISK[kind](disk)
+    agent_id = uuid4()
+    store.save(snapshot_of(agent_id, 1), 1)
+    store.close()
+    disk.rename(tmp_path / "elsewhere")
+    for operation in (
+        lambda: store.load(agent_id),
+        lambda: store.save(snapshot_of(agent_id, 2), 1),
+        lambda: store.delete(agent_id),
+    ):
+        unavailable(operation)
+    assert not disk.exists()
+    (tmp_path / "elsewhere").rename(disk)
+    assert store.load(agent_id) == Stored(snapshot_of(agent_id, 1), 1)
+    store.close()
+
+
+def test_a_locked_sqlite_file_is_given_up_in_time(tmp_path: Path) -> None:
+    """A process that was stopped in the middle of a save keeps the lock; it can be read meanwhile."""
+    store = SqliteSnapshots(tmp_path / "snapshots.db")
+    agent_id = uuid4()
+    store.save(snapshot_of(agent_id, 1), 1)
+    holder = sqlite3.connect(tmp_path / "snapshots.db", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    message = unavailable(lambda: store.save(snapshot_of(agent_id, 2), 1))
+    assert "Another process holds it" in message
+    assert store.load(agent_id) == Stored(snapshot_of(agent_id, 1), 1)
+    holder.execute("ROLLBACK")
+    holder.close()
+    store.save(snapshot_of(agent_id, 2), 1)
+    store.close()
+
+
+def test_a_file_that_is_no_sqlite_file_is_left_to_the_operator(tmp_path: Path) -> None:
+    """Other processes may have it open, and it may be somebody else's: it is not replaced, and the way out is said."""
+    path = tmp_path / "snapshots.db"
+    path.write_bytes(b"these are the accounts of 1998" * 100)
+    store = SqliteSnapshots(path)
+    message = unavailable(lambda: store.load(uuid4()))
+    assert "move the file away" in message
+    assert path.read_bytes().startswith(b"these are the accounts of 1998")
+    path.unlink()
+    assert store.load(uuid4()) is None
+    store.close()
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[Running]:
+    """A Redis that a test may stop."""
+    running = redis.start(tmp_path / "redis")
+    yield running
+    if redis.find(tmp_path / "redis") is not None:
+        running.stop()
+
+
+def test_a_redis_that_is_stopped_is_said_and_used_again_when_it_is_back(own_redis: Running, tmp_path: Path) -> None:
+    """The store outlives its server: no worker is restarted for it."""
+    store = RedisSnapshots(own_redis.url)
+    agent_id = uuid4()
+    store.save(snapshot_of(agent_id, 1), 1)
+    assert own_redis.stop()
+    for operation in (lambda: store.save(snapshot_of(agent_id, 2), 1), lambda: store.load(agent_id)):
+        message = unavailable(operation)
+        assert "redis" in message
+        assert "PERDURE_REDIS_URL" in message
+    with redis.start(tmp_path / "redis"):
+        store.save(snapshot_of(agent_id, 2), 1)
+        assert store.load(agent_id) == Stored(snapshot_of(agent_id, 2), 1)
+    store.close()
+
+
+def test_a_redis_that_is_silent_is_given_up_in_time(own_redis: Running) -> None:
+    """A paused server accepts connections and says nothing; a turn must not wait for it without bound."""
+    store = RedisSnapshots(own_redis.url)
+    agent_id = uuid4()
+    store.save(snapshot_of(agent_id, 1), 1)
+    os.kill(own_redis.pid, signal.SIGSTOP)
+    try:
+        unavailable(lambda: store.save(snapshot_of(agent_id, 2), 1))
+        unavailable(lambda: store.load(agent_id))
+    finally:
+        os.kill(own_redis.pid, signal.SIGCONT)
+    store.save(snapshot_of(agent_id, 3), 1)
+    assert store.load(agent_id) == Stored(snapshot_of(agent_id, 3), 1)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("setting", "wrong", "right", "way_out"),
+    [
+        ("maxmemory", "1", "0", "maxmemory"),
+        ("min-replicas-to-write", "1", "0", "See to that server"),
+    ],
+)
+def test_a_redis_that_takes_no_writes_is_said(
+    own_redis: Running, setting: str, wrong: str, right: str, way_out: str
+) -> None:
+    """Full, or without the replicas that it was told to have: what is stored stays readable."""
+    store = RedisSnapshots(own_redis.url)
+    agent_id = uuid4()
+    store.save(snapshot_of(agent_id, 1), 1)
+    with redis_py.Redis.from_url(redis.client_url(own_redis.url)) as operator:
+        operator.config_set(setting, wrong)
+        assert way_out in unavailable(lambda: store.save(snapshot_of(agent_id, 2), 1))
+        assert store.load(agent_id) == Stored(snapshot_of(agent_id, 1), 1)
+        operator.config_set(setting, right)
+    store.save(snapshot_of(agent_id, 2), 1)
+    store.close()
+
+
+def test_a_redis_key_of_another_type_or_without_a_version_is_set_aside(
+    own_redis: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody else's program wrote there; it must not wedge the session, whether it is loaded or saved first."""
+    store = RedisSnapshots(own_redis.url)
+    with redis_py.Redis.from_url(redis.client_url(own_redis.url)) as client:
+        for load_first in (True, False):
+            for spoilt in ("text", {"token": "many", "tick": "1", "snapshot": "{}"}, {"token": "1"}, {"other": "1"}):
+                agent_id = uuid4()
+                key = f"perdure:snapshot:{{{agent_id}}}"
+                if isinstance(spoilt, str):
+                    client.set(key, spoilt)
+                else:
+                    client.hset(key, mapping=spoilt)
+                if load_first:
+                    assert store.load(agent_id) is None
+                store.save(snapshot_of(agent_id, 1), 1)
+                assert store.load(agent_id) == Stored(snapshot_of(agent_id, 1), 1)
+                assert client.exists(f"{key}:set-aside")
+                assert str(agent_id) in caplog.text
+    store.close()

@@ -1,0 +1,109 @@
+"""A real MCP server, made with the official SDK: `python mcp_server.py stdio` or `python mcp_server.py http PORT`.
+
+Its tools behave well and badly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from mcp.server.mcpserver import Context, Image, MCPServer
+from mcp_types import CallToolResult, EmbeddedResource, ResourceLink, TextContent, TextResourceContents, ToolAnnotations
+from pydantic import Field
+
+server = MCPServer("test")
+
+
+def leave(mark: str) -> None:
+    """Leave a mark for the test."""
+    Path(mark).touch()
+
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+def add(a: int, b: Annotated[int, Field(description="The other one.")]) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@server.tool(annotations=ToolAnnotations(idempotent_hint=True), structured_output=False)
+def key(context: Context[Any, Any]) -> str:
+    """Tell the idempotency key that came with the call."""
+    meta = context.request_context.meta or {}
+    return str(meta.get("perdure/effect_id"))
+
+
+@server.tool(structured_output=False)
+def environment() -> str:
+    """Tell which variables this process has."""
+    return " ".join(sorted(os.environ))
+
+
+@server.tool()
+def things() -> CallToolResult:
+    """Answer with more than text."""
+    resource = TextResourceContents(uri="note://1", text="remember")
+    image = Image(data=b"123456", format="png").to_image_content()
+    link = ResourceLink(name="more", uri="note://2")
+    text = TextContent(text="see:\x00")
+    return CallToolResult(content=[text, image, EmbeddedResource(resource=resource), link])
+
+
+@server.tool()
+def refuse() -> CallToolResult:
+    """Fail."""
+    return CallToolResult(content=[TextContent(text="No seats are left.")], is_error=True)
+
+
+@server.tool(structured_output=False)
+def die() -> str:
+    """End in the middle of a call."""
+    os._exit(3)
+
+
+@server.tool(structured_output=False)
+async def hang(mark: str) -> str:
+    """Never answer; leave a mark when told that nobody waits any more."""
+    leave(f"{mark}.begun")
+    try:
+        await asyncio.sleep(3_600)
+    except asyncio.CancelledError:
+        leave(f"{mark}.cancelled")
+        raise
+    return "late"
+
+
+@server.tool(structured_output=False)
+def big(megabytes: int) -> str:
+    """Answer with a lot."""
+    return "x" * (megabytes * 1_000_000)
+
+
+@server.tool(structured_output=False)
+def child() -> str:
+    """Start a process that nobody asked for, and tell its number."""
+    return str(subprocess.Popen(["sleep", "3600"]).pid)
+
+
+@server.tool(structured_output=False)
+async def grow(context: Context[Any, Any]) -> str:
+    """Have one tool more from now on, and say so."""
+    server.add_tool(lambda: "new", name="grown", description="New.", structured_output=False)
+    await context.notify_tools_changed()
+    return "grown"
+
+
+def main() -> None:
+    """Serve."""
+    if sys.argv[1] == "http":
+        server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[2]))
+    else:
+        server.run("stdio")
+
+
+if __name__ == "__main__":
+    main()

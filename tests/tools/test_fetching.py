@@ -1,0 +1,215 @@
+"""`http_get` reads public pages and nothing else, whatever it is pointed at."""
+
+from __future__ import annotations
+
+import gzip
+import ipaddress
+import socket
+import threading
+import uuid
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from perdure.errors import ToolError
+from perdure.tools import fetching
+from perdure.tools.fetching import http_get, http_get_tool, is_public
+from perdure.tools.registry import ToolContext
+
+LOOPBACK = "127.0.0.0/8"
+
+
+class _Site(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    asked: list[str] = []  # noqa: RUF012 (one server a test)
+
+    def do_GET(self) -> None:
+        self.asked.append(f"{self.headers['Host']}{self.path}")
+        path, _, target = self.path.partition("?")
+        match path:
+            case "/to":
+                self._answer(302, b"", {"Location": target})
+            case "/loop":
+                self._answer(301, b"", {"Location": "/loop"})
+            case "/big":
+                self._answer(200, b"x" * (fetching.MAX_BYTES + 10), {"Content-Type": "text/plain"})
+            case "/bomb":
+                body = gzip.compress(b"y" * (fetching.MAX_BYTES * 20))
+                self._answer(200, body, {"Content-Encoding": "gzip", "Content-Type": "text/plain"})
+            case "/odd":
+                self._answer(200, b"\xff\xfe\x00 caf\xc3\xa9", {"Content-Type": "text/plain; charset=klingon"})
+            case "/drip":
+                self.send_response(200)
+                self.send_header("Content-Length", "100000")
+                self.end_headers()
+                while not self.server.stopped.wait(0.05):  # type: ignore[attr-defined]
+                    self.wfile.write(b".")
+            case _:
+                self._answer(200, b"hello", {"Content-Type": "text/plain"})
+
+    def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def site() -> Iterator[str]:
+    """A server that behaves well and badly; its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Site)
+    server.stopped = threading.Event()  # type: ignore[attr-defined]
+    _Site.asked.clear()
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.stopped.set()  # type: ignore[attr-defined]
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def context() -> ToolContext:
+    """A turn that wants its results."""
+    return ToolContext("u", uuid.uuid4(), uuid.uuid4(), uuid.uuid4(), "cli", threading.Event())
+
+
+def test_a_page_is_its_status_type_and_text(site: str, context: ToolContext) -> None:
+    """What the model reads names where the page came from in the end."""
+    text = http_get_tool([LOOPBACK]).call({"url": f"{site}/to?/page"}, context)
+    assert text == f"200 {site}/page\ntext/plain\n\nhello"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:1/",
+        "http://localhost:1/",
+        "http://[::1]:1/",
+        "http://[::ffff:127.0.0.1]:1/",
+        "http://2130706433:1/",
+        "http://127.1:1/",
+        "http://0.0.0.0:1/",
+        "http://10.1.2.3/",
+        "http://169.254.169.254/latest/meta-data/",
+        "http://[64:ff9b::7f00:1]/",
+        "http://[fe80::1]/",
+        "http://user:pass@192.168.0.1/",
+        "file:///etc/passwd",
+        "gopher://127.0.0.1/",
+        "http://",
+        "nonsense",
+    ],
+)
+def test_what_is_not_public_is_refused(url: str, context: ToolContext) -> None:
+    """Every spelling of a private address is one."""
+    with pytest.raises(ToolError, match=r"refused|cannot be read"):
+        http_get.call({"url": url}, context)
+
+
+def test_a_redirect_to_a_private_address_is_refused(site: str, context: ToolContext) -> None:
+    """The check is made anew at each hop: only 127.0.0.0/8 may be reached here."""
+    with pytest.raises(ToolError, match=r"10\.0\.0\.1 is not an address of the public Internet"):
+        http_get_tool([LOOPBACK]).call({"url": f"{site}/to?http://10.0.0.1/secret"}, context)
+
+
+def test_a_redirect_to_another_scheme_is_refused(site: str, context: ToolContext) -> None:
+    """A file is no page."""
+    with pytest.raises(ToolError, match="expected an address that begins with http"):
+        http_get_tool([LOOPBACK]).call({"url": f"{site}/to?file:///etc/passwd"}, context)
+
+
+def test_the_connection_goes_to_the_address_that_was_checked(
+    site: str, context: ToolContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name server that answers first with a public address and then with a private one gains nothing."""
+    looked_up: list[str] = []
+    real = socket.getaddrinfo
+
+    def rebinding(host: str, port: int, *rest: Any, **named: Any) -> Any:
+        if host != "rebinding.example":
+            return real(host, port, *rest, **named)
+        looked_up.append(host)
+        return real("127.0.0.1" if len(looked_up) == 1 else "10.9.9.9", port, *rest, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", rebinding)
+    port = site.rpartition(":")[2]
+    text = http_get_tool([LOOPBACK]).call({"url": f"http://rebinding.example:{port}/page"}, context)
+    assert text.startswith(f"200 http://rebinding.example:{port}/page")
+    assert looked_up == ["rebinding.example"]
+    assert _Site.asked == [f"rebinding.example:{port}/page"]
+
+
+def test_one_private_address_among_a_names_addresses_is_enough(
+    context: ToolContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of them a connection takes is not the sender's to choose."""
+    answers = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, 80)) for each in ("93.184.216.34", "127.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers)
+    with pytest.raises(ToolError, match=r"127\.0\.0\.1 is not"):
+        http_get.call({"url": "http://both.example/"}, context)
+
+
+def test_redirects_end(site: str, context: ToolContext) -> None:
+    """A site that redirects for ever is asked a few times."""
+    with pytest.raises(ToolError, match="more than 5 redirects"):
+        http_get_tool([LOOPBACK]).call({"url": f"{site}/loop"}, context)
+    assert len(_Site.asked) == fetching.MAX_REDIRECTS + 1
+
+
+@pytest.mark.parametrize("path", ["/big", "/bomb"])
+def test_a_large_body_is_cut_and_says_so(site: str, context: ToolContext, path: str) -> None:
+    """What counts is what comes out of the packing."""
+    fetch = http_get_tool([LOOPBACK])
+    page = fetch.function(f"{site}{path}", context)
+    assert len(page) < fetching.MAX_BYTES + 200
+    assert page.endswith(f"[cut: only the first {fetching.MAX_BYTES} bytes were read]")
+    assert len(fetch.call({"url": f"{site}{path}"}, context)) <= fetch.max_result_chars
+
+
+def test_an_unknown_encoding_is_read_as_far_as_it_goes(site: str, context: ToolContext) -> None:
+    """NUL and broken bytes do not reach the transcript."""
+    text = http_get_tool([LOOPBACK]).call({"url": f"{site}/odd"}, context)
+    assert "café" in text
+    assert "\x00" not in text
+
+
+def test_a_server_that_drips_gains_nothing(site: str, context: ToolContext) -> None:
+    """The bound is on the whole, not on each byte."""
+    with pytest.raises(ToolError, match=r"did not answer in full within 0\.3 s"):
+        http_get_tool([LOOPBACK], timeout_s=0.3).call({"url": f"{site}/drip"}, context)
+
+
+def test_a_turn_that_is_cancelled_waits_no_longer(site: str, context: ToolContext) -> None:
+    """The thread is given back at once."""
+    context.cancelled.set()
+    with pytest.raises(ToolError, match="no longer wants"):
+        http_get_tool([LOOPBACK]).call({"url": f"{site}/drip"}, context)
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("93.184.216.34", True),
+        ("2606:2800:220:1::1", True),
+        ("::ffff:8.8.8.8", True),
+        ("::ffff:10.0.0.1", False),
+        ("2002:7f00:1::", False),
+        ("64:ff9b::a00:1", False),
+        ("100.64.0.1", False),
+        ("224.0.0.1", False),
+        ("255.255.255.255", False),
+        ("fc00::1", False),
+        ("0.0.0.0", False),  # noqa: S104 (nothing is bound)
+    ],
+)
+def test_what_is_public(address: str, public: bool) -> None:
+    """Addresses within addresses count by the inner one."""
+    assert is_public(ipaddress.ip_address(address)) is public

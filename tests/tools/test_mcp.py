@@ -1,0 +1,488 @@
+"""Tools of MCP servers, over stdio and over HTTP, and of servers that behave badly."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp.shared.message import SessionMessage
+from mcp_types import CallToolResult, JSONRPCRequest, JSONRPCResponse, ToolAnnotations
+from mcp_types import Tool as Listed
+
+from perdure import Agent, McpServer, OutcomeUnknown, ToolContext, ToolError, tool
+from perdure.clock import MovedClock
+from perdure.errors import SettingsError
+from perdure.resilience.registry import Breakers
+from perdure.settings import Settings
+from perdure.tools.mcp.connections import Connections
+from perdure.tools.mcp.inbox import Guarded, Item, Streams
+from perdure.tools.mcp.server import check
+from perdure.tools.mcp.stdio import _too_long
+from perdure.tools.mcp.tool import fit
+from perdure.tools.registry import Effect
+from perdure.tools.sources import RunnableTool
+
+PROGRAM = str(Path(__file__).with_name("mcp_server.py"))
+WAIT_S = 60.0
+
+
+class Rig:
+    """The connections of a process, and a clock to move."""
+
+    def __init__(self) -> None:
+        self.clock = MovedClock()
+        settings = Settings.model_validate({"mcp": {"commands": sys.executable}, "breaker": {"failure_threshold": 50}})
+        self.breakers = Breakers(settings.breaker, self.clock)
+        self.connections = Connections(settings, self.breakers, self.clock, draw=lambda: 0.5)
+
+    def tool(self, server: McpServer, name: str) -> RunnableTool:
+        """One of the server's tools, once it is connected."""
+        agent = Agent("a", "Answer.", tools=[server])
+        self.until(lambda: agent.toolset(self.connections).find(f"{server.name}:{name}") is not None)
+        found = agent.toolset(self.connections).find(f"{server.name}:{name}")
+        assert found is not None
+        return found
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition, while the clock runs ahead of the pauses between two connections."""
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < deadline, "waited in vain"
+            self.clock.advance(timedelta(seconds=1))
+            time.sleep(0.02)
+
+    def answers(self, server: McpServer) -> None:
+        """Wait until a call gets its answer."""
+        add = self.tool(server, "add")
+
+        def answered() -> bool:
+            try:
+                return add.call({"a": 1, "b": 2}, context()) == "3"
+            except ToolError:
+                return False
+
+        self.until(answered)
+
+
+def context() -> ToolContext:
+    """A turn that wants its results."""
+    return ToolContext("u", uuid.uuid4(), uuid.uuid4(), uuid.uuid4(), "cli", threading.Event())
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    """Connections for the tests of this module, which share one server each way."""
+    made = Rig()
+    yield made
+    made.connections.close()
+    made.breakers.close()
+
+
+@pytest.fixture(scope="module")
+def local() -> McpServer:
+    """The server as a child process."""
+    return McpServer("local", command=[sys.executable, PROGRAM, "stdio"], env={"GIVEN": "1"}, connect_timeout_s=WAIT_S)
+
+
+def test_a_server_over_stdio_is_listed_and_called(rig: Rig, local: McpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tools stand beside the agent's own, with its prefix, its schema and its description."""
+    monkeypatch.setenv("PERDURE_SECRET_KEY", "ours")
+
+    @tool
+    def add(text: str) -> str:
+        """Add to a note."""
+        return text
+
+    toolset = Agent("a", "Answer.", tools=[add, local]).toolset(rig.connections)
+    found = toolset.find("local:add")
+
+    assert found is not None
+    assert toolset.names[:2] == ("add", "local:add")
+    assert found.schema().description == "Add two numbers."
+    assert found.schema().parameters["properties"]["b"]["description"] == "The other one."
+    assert found.effect is Effect.UNSAFE
+    assert found.call(found.parse('{"a": 2, "b": 3}'), context()) == "5"
+
+
+def test_a_child_sees_no_variable_of_ours(rig: Rig, local: McpServer) -> None:
+    """Keys of ours are none of a stranger's business."""
+    names = rig.tool(local, "environment").call({}, context()).split()
+
+    assert "GIVEN" in names
+    assert set(names) <= {"GIVEN", "HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "LC_CTYPE"}
+
+
+def test_a_call_carries_its_idempotency_key(rig: Rig, local: McpServer) -> None:
+    """A server that deduplicates needs something to do it by."""
+    given = context()
+
+    assert rig.tool(local, "key").call({}, given) == str(given.effect_id)
+
+
+def test_what_is_no_text_is_said_to_be_there(rig: Rig, local: McpServer) -> None:
+    """A model is told of a picture rather than sent its bytes; what cannot be stored is replaced."""
+    text = rig.tool(local, "things").call({}, context())
+
+    assert text == (
+        "see:\N{REPLACEMENT CHARACTER}\n\n[image image/png, about 6 bytes: not shown]\n\n"
+        "[resource note://1]\nremember\n\n[link to more: note://2]"
+    )
+
+
+@pytest.mark.parametrize("arguments", ["[1]", '{"a": NaN}', '{"a": 1, "a": 2}'])
+def test_arguments_must_be_a_strict_object(rig: Rig, local: McpServer, arguments: str) -> None:
+    """The schema is the server's to check; JSON is ours."""
+    with pytest.raises(ToolError, match="arguments of local:add were refused"):
+        rig.tool(local, "add").parse(arguments)
+
+
+def test_a_failure_is_the_servers_own_sentence(rig: Rig, local: McpServer) -> None:
+    """`isError` and refused arguments are for the model to read, and no failure of the server."""
+    with pytest.raises(ToolError, match=r"^No seats are left\.$"):
+        rig.tool(local, "refuse").call({}, context())
+    with pytest.raises(ToolError, match="validation error"):
+        rig.tool(local, "add").call({"a": "x"}, context())
+
+
+def test_an_answer_too_long_to_read_costs_its_own_call_only(rig: Rig, local: McpServer) -> None:
+    """The worker holds a few megabytes of it at most, and the connection stays."""
+    rig.answers(local)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    with pytest.raises(ToolError, match="longer than 4,000,000 bytes") as caught:
+        rig.tool(local, "big").call({"megabytes": 60}, context())
+
+    assert not isinstance(caught.value, OutcomeUnknown)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40_000  # KiB
+    assert rig.tool(local, "add").call({"a": 1, "b": 2}, context()) == "3"
+
+
+def test_a_result_too_long_for_the_transcript_is_cut_visibly(rig: Rig, local: McpServer) -> None:
+    """It would fill the model's context otherwise."""
+    text = rig.tool(local, "big").call({"megabytes": 1}, context())
+
+    assert len(text) <= local.max_result_chars
+    assert "[cut: 1,000,000 characters in all" in text
+
+
+def test_a_call_that_is_given_up_is_cancelled_at_the_server(rig: Rig, local: McpServer, tmp_path: Path) -> None:
+    """The turn goes on at once, and the server need not work for nobody."""
+    hang, given, mark = rig.tool(local, "hang"), context(), tmp_path / "mark"
+
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(hang.call, {"mark": str(mark)}, given)
+        rig_waits(mark.with_suffix(".begun").exists)
+        given.cancelled.set()
+        with pytest.raises(OutcomeUnknown, match="the turn no longer wants it"):
+            call.result(WAIT_S)
+    rig_waits(mark.with_suffix(".cancelled").exists)
+
+
+def test_a_call_without_an_answer_ends_at_its_time(rig: Rig, local: McpServer, tmp_path: Path) -> None:
+    """Nobody knows what became of it; the server is asked for a sign of life and keeps its connection."""
+    hang, mark = rig.tool(local, "hang"), tmp_path / "mark"
+
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(hang.call, {"mark": str(mark)}, context())
+        rig_waits(mark.with_suffix(".begun").exists)
+        rig.clock.advance(timedelta(seconds=31))
+        with pytest.raises(OutcomeUnknown, match="none within 30 s"):
+            call.result(WAIT_S)
+    rig.answers(local)
+
+
+def test_a_server_tells_of_a_new_tool(rig: Rig, local: McpServer) -> None:
+    """The next prompt has it; nobody restarts a worker for that."""
+    assert rig.tool(local, "grow").call({}, context()) == "grown"
+
+    assert rig.tool(local, "grown").call({}, context()) == "new"
+
+
+def test_a_server_that_dies_in_mid_call_is_started_again(rig: Rig, local: McpServer) -> None:
+    """That call's outcome is unknown; meanwhile its tools stay known and fail with a sentence."""
+    die, add = rig.tool(local, "die"), rig.tool(local, "add")
+
+    with pytest.raises(OutcomeUnknown, match="local:die was called, and there is no answer"):
+        die.call({}, context())
+    with pytest.raises(ToolError, match="Not called: the server local cannot be reached") as caught:
+        add.call({"a": 1, "b": 2}, context())
+
+    assert not isinstance(caught.value, OutcomeUnknown)
+    assert "local:add" in Agent("a", "x", tools=[local]).toolset(rig.connections).names
+    rig.answers(local)
+
+
+def test_a_server_that_floods_is_held_up_and_ended() -> None:
+    """Gigabytes without an end of line reach neither memory nor the log."""
+    script = "import os\nwhile True: os.write(1, b'y' * 65536); os.write(2, b'z' * 65536)"
+    server = McpServer("flood", command=[sys.executable, "-S", "-c", script], connect_timeout_s=1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    rig = Rig()
+    try:
+        assert rig.connections.tools([server]) == ()
+        groups = set(rig.connections._groups)
+    finally:
+        rig.connections.close()
+
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40_000  # KiB
+    rig_waits(lambda: not any(alive(group) for group in groups | rig.connections._groups))
+
+
+def test_a_server_that_is_not_there_is_waited_for_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The agent lacks its tools and the log says why; no later turn waits for it again."""
+    rig = Rig()
+    server = McpServer("gone", command=[sys.executable, "-S", "-c", "raise SystemExit(7)"], connect_timeout_s=WAIT_S)
+    try:
+        assert rig.connections.tools([server]) == ()
+        assert "MCP server gone is not connected" in caplog.text
+        begun = time.monotonic()
+        for _ in range(100):
+            assert rig.connections.tools([server]) == ()
+        assert time.monotonic() - begun < 10
+    finally:
+        rig.connections.close()
+
+
+def test_a_server_over_http_is_called_goes_and_returns(rig: Rig) -> None:
+    """While it is away its tools are known and fail; a call that could not be sent is no unknown outcome."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    remote = McpServer("remote", url=f"http://127.0.0.1:{port}/mcp", connect_timeout_s=WAIT_S, trust_hints=True)
+    served = serve(port)
+    try:
+        rig.answers(remote)
+        add, given = rig.tool(remote, "add"), context()
+        assert add.effect is Effect.PURE
+        assert rig.tool(remote, "key").call({}, given) == str(given.effect_id)
+        with pytest.raises(ToolError, match="longer than"):
+            rig.tool(remote, "big").call({"megabytes": 20}, context())
+        with pytest.raises(OutcomeUnknown, match="remote:die was called, and there is no answer"):
+            rig.tool(remote, "die").call({}, context())
+        served.wait(WAIT_S)
+        with pytest.raises(ToolError, match="Not called: the server remote cannot be reached") as caught:
+            add.call({"a": 1, "b": 2}, context())
+        assert not isinstance(caught.value, OutcomeUnknown)
+        served = serve(port)
+        rig.answers(remote)
+    finally:
+        served.kill()
+        served.wait()
+
+
+def test_closing_leaves_no_process(rig: Rig, local: McpServer) -> None:
+    """Neither the server nor what the server started; a call under way ends as well.
+
+    The last of the tests that share a server.
+    """
+    rig.answers(local)
+    started = int(rig.tool(local, "child").call({}, context()))
+    (group,) = rig.connections._groups
+    hang, add = rig.tool(local, "hang"), rig.tool(local, "add")
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(hang.call, {"mark": "/nowhere/mark"}, context())
+        rig.connections.close()
+        with pytest.raises(ToolError):
+            call.result(WAIT_S)
+
+    rig_waits(lambda: not alive(group) and not alive(started))
+    with pytest.raises(ToolError, match="cannot be reached"):
+        add.call({"a": 1, "b": 2}, context())
+
+
+def test_what_a_server_asks_is_answered_one_by_one() -> None:
+    """The SDK would start a task for each question, and there is no end to what a server may ask."""
+
+    async def flooded() -> tuple[Any, int]:
+        incoming, read = anyio.create_memory_object_stream[Item](2_000)
+        write, outgoing = anyio.create_memory_object_stream[SessionMessage](2_000)
+        for number in range(1_000):
+            method = "ping" if number % 2 else "sampling/createMessage"
+            await incoming.send(SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=number, method=method)))
+        await incoming.send(ValueError("a line that was no message"))
+        await incoming.send(SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=7, result={})))
+        ended = anyio.Event()
+        async with Guarded(_Plain(read, write), ended) as (inbox, _):
+            passed = await inbox.receive()
+            incoming.close()
+            with pytest.raises(anyio.EndOfStream):
+                await inbox.receive()
+            assert ended.is_set()
+        count = outgoing.statistics().current_buffer_used
+        for stream in (read, write, outgoing):
+            stream.close()
+        assert isinstance(passed, SessionMessage)
+        return passed.message, count
+
+    message, answered = anyio.run(flooded)
+
+    assert message.id == 7
+    assert answered == 1_000
+
+
+@pytest.mark.parametrize(
+    ("head", "tail", "found"),
+    [
+        (b'{"jsonrpc":"2.0","id":7,"result":{"content":[', b'xxxx"}]}}\n', 7),
+        (b'{"id": 7, "jsonrpc": "2.0", "result": {"content"', b'xxxx"}]}}\n', 7),
+        (b'{"result":{"content":[{"id":3,"text":"', b'xxxx"}]},"jsonrpc":"2.0","id":7}\n', 7),
+        (b'{"result":{"content":[{"id":3,"text":"', b'xxxx"}]},"id":7,"jsonrpc":"2.0"}\n', 7),
+        (b'{"result":{"content":[{"text":"', b'xxxx\\"jsonrpc\\":\\"2.0\\",\\"id\\":3}"}]}}\n', None),
+    ],
+)
+def test_the_call_is_found_whose_answer_is_too_long(head: bytes, tail: bytes, found: int | None) -> None:
+    """Servers write an answer's id first or last; what the text holds is no id."""
+    said = _too_long("s", (head, tail))
+
+    assert (None if said is None else getattr(said.message, "id", None)) == found
+
+
+def test_unfit_tools_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Every prompt would be refused for one of them; the others stay."""
+    server = McpServer("s", url="http://localhost/mcp", effects={"good": "pure", "typo": "pure"})
+    fine: dict[str, Any] = {"type": "object"}
+    listed = [
+        Listed(name="good", input_schema=fine, description="First."),
+        Listed(name="good", input_schema=fine, description="Second."),
+        Listed(name="bad name", input_schema=fine),
+        Listed(name="n" * 70, input_schema=fine),
+        Listed(name="array", input_schema={"type": "array"}),
+        Listed(name="huge", input_schema={"type": "object", "description": "x" * 40_000}),
+        Listed(name="endless", input_schema={"type": "object", "maximum": float("inf")}),
+    ]
+
+    made = fit(server, listed, no_answer)
+
+    assert [(each.name, each.description, each.effect) for each in made] == [("s:good", "First.", Effect.PURE)]
+    assert caplog.text.count("is left out") == 6
+    assert "has no tool 'typo'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [
+        ({}, Effect.UNSAFE),
+        ({"trust_hints": True}, Effect.PURE),
+        ({"effect": "idempotent"}, Effect.IDEMPOTENT),
+        ({"trust_hints": True, "effects": {"t": "unsafe"}}, Effect.UNSAFE),
+    ],
+)
+def test_a_servers_own_word_counts_only_where_the_author_says_so(declared: dict[str, Any], expected: Effect) -> None:
+    """A server that calls its payment harmless would have it repeated."""
+    server = McpServer("s", url="http://localhost/mcp", **declared)
+    listed = Listed(name="t", input_schema={"type": "object"}, annotations=ToolAnnotations(read_only_hint=True))
+
+    (made,) = fit(server, [listed], no_answer)
+
+    assert made.effect is expected
+
+
+def test_a_command_must_be_allowed() -> None:
+    """An agent's module does not decide alone what runs on a machine: the refusal says what to set."""
+    servers = [McpServer("w", command=["uvx", "weather"]), McpServer("s", url="https://s.example/mcp")]
+    settings = Settings.model_validate({"mcp": {"commands": "npx, uvx"}}).mcp
+
+    check(servers, settings)
+    with pytest.raises(SettingsError, match=r"^PERDURE_MCP__COMMANDS is 'npx'.*'w' would start 'uvx'.*=npx,uvx"):
+        check(servers, Settings.model_validate({"mcp": {"commands": "npx"}}).mcp)
+
+
+def test_two_servers_of_one_name_are_refused() -> None:
+    """Nobody could tell whose tool is meant."""
+    one, other = McpServer("w", url="http://one/mcp"), McpServer("w", url="http://other/mcp")
+
+    with pytest.raises(SettingsError, match="named 'w'"):
+        check([one, other], Settings().mcp)
+    with pytest.raises(SettingsError, match="two MCP servers of one name"):
+        Agent("a", "x", tools=[one, other])
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({}, "needs either"),
+        ({"command": ["x"], "url": "http://x"}, "needs either"),
+        ({"command": "uvx x"}, "list of strings"),
+        ({"url": "ftp://x/mcp"}, "begins with http"),
+        ({"url": "http://x:none/mcp"}, "begins with http"),
+        ({"url": "http://x", "effect": "mostly"}, "mostly"),
+        ({"url": "http://x", "timeout_s": 0}, "seconds above 0"),
+        ({"url": "http://x", "max_result_chars": 0}, "1 or more"),
+    ],
+)
+def test_a_declaration_that_cannot_work_says_so_at_once(given: dict[str, Any], why: str) -> None:
+    """The author reads it at the start, not in the log of the first turn."""
+    with pytest.raises(SettingsError, match=why):
+        McpServer("s", **given)
+
+
+def test_secrets_are_not_shown() -> None:
+    """A declaration may be logged."""
+    shown = repr(McpServer("s", url="http://x/mcp", headers={"authorization": "Bearer SECRET"}, env={"K": "SECRET"}))
+
+    assert "SECRET" not in shown
+
+
+class _Plain:
+    """Streams as a transport."""
+
+    def __init__(self, *streams: Any) -> None:
+        self._streams: Any = streams
+
+    async def __aenter__(self) -> Streams:
+        streams: Streams = self._streams
+        return streams
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing to leave."""
+
+
+def no_answer(*_: Any) -> CallToolResult:
+    """For tools that are not called."""
+    raise AssertionError
+
+
+def rig_waits(condition: Callable[[], bool]) -> None:
+    """Wait for a condition of the outside world."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process, and it is not only waiting to be reaped."""
+    try:
+        os.kill(pid, signal.SIG_DFL)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def serve(port: int) -> subprocess.Popen[bytes]:
+    """The server over HTTP, once it listens."""
+    quiet = subprocess.DEVNULL
+    served = subprocess.Popen([sys.executable, PROGRAM, "http", str(port)], stdout=quiet, stderr=quiet)
+    rig_waits(lambda: listens(port))
+    return served
+
+
+def listens(port: int) -> bool:
+    """Whether somebody listens there."""
+    with closing(socket.socket()) as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,171 @@
+"""An agent's own memory: of the user it talks to and nobody else, once per call, quoted when it comes back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from uuid import uuid4
+
+import pytest
+
+from perdure.errors import ToolError
+from perdure.memory.embedding import embed_missing
+from perdure.memory.quoting import without_quotations
+from perdure.memory.recall import Layer
+from perdure.tools.memory import forget, recall, remember
+from perdure.tools.registry import Effect, Tool, ToolContext
+from perdure.turns.erasing import erase
+from perdure.turns.recalling import own_memory, recall_of
+from tests.turns.conftest import stage
+from tests.turns.scripted import calls, says
+from tests.turns.stage import Stage
+
+__all__ = ["stage"]
+
+
+def _context(stage: Stage, user_id: str = "ana", text: str = "hello") -> ToolContext:
+    """The context of a call that this user's turn has asked for."""
+    accepted = stage.send(text, user_id=user_id)
+    claimed, hold = stage.claimed(accepted.session_id)
+    assert claimed.turn is not None
+    effect_id = uuid4()
+    return ToolContext(
+        user_id=user_id,
+        session_id=accepted.session_id,
+        turn_id=accepted.turn_id,
+        effect_id=effect_id,
+        channel="http",
+        cancelled=hold.unwanted,
+        memory=own_memory(stage.runtime, accepted.session_id, claimed.turn, effect_id),
+    )
+
+
+def _again(stage: Stage, context: ToolContext) -> ToolContext:
+    """The context of another call of the same turn."""
+    assert context.memory is not None
+    effect_id = uuid4()
+    return replace(context, effect_id=effect_id, memory=replace(context.memory, effect_id=effect_id))
+
+
+def _call(tool: Tool, context: ToolContext, **arguments: object) -> str:
+    return tool.call(tool.parse(json.dumps(arguments)), context)
+
+
+def _contents(stage: Stage) -> list[str]:
+    rows = stage.sql("SELECT content FROM memories WHERE valid_to IS NULL ORDER BY created_at")
+    return [row.content for row in rows]
+
+
+def test_what_they_do_to_the_world_is_declared() -> None:
+    """So that a crash between intent and result repeats what may be repeated, and that is all three."""
+    assert [each.effect for each in (remember, recall, forget)] == [
+        Effect.IDEMPOTENT,
+        Effect.PURE,
+        Effect.IDEMPOTENT,
+    ]
+
+
+def test_a_call_that_is_repeated_remembers_once(stage: Stage) -> None:
+    """With the effect's id as its own."""
+    context = _context(stage)
+    first = _call(remember, context, content="Ana lives in Lyon", kind="fact", importance=0.9)
+    assert _call(remember, context, content="Ana lives in Lyon", kind="fact", importance=0.9) == first
+    assert str(context.effect_id) in first
+    assert _contents(stage) == ["Ana lives in Lyon"]
+
+
+def test_the_same_is_known_once_and_what_changed_supersedes(stage: Stage) -> None:
+    """Of two that say the same one stays; of two that contradict each other the later one holds."""
+    limits = type(stage.settings.consolidation)(similarity=0.8)  # of the built-in embedder's
+    stage.settings = stage.settings.model_copy(update={"consolidation": limits})
+    context = _context(stage)
+    gym = "pays {} euros a month for the gym in the old harbour street where the trainers are kind"
+    first = _call(remember, context, content=f"Ana {gym.format(30)}")
+    embed_missing(stage.database, stage.embedder)
+    assert _call(remember, _again(stage, context), content=f"ana {gym.format(30)}") == first
+    stage.move(60)
+    _call(remember, _again(stage, context), content=f"Ana {gym.format(40)}")
+    assert _contents(stage) == [f"Ana {gym.format(40)}"]
+    history = stage.sql("SELECT content FROM memories WHERE superseded_by IS NOT NULL")
+    assert [row.content for row in history] == [f"Ana {gym.format(30)}"]
+
+
+def test_it_knows_the_message_that_it_came_from(stage: Stage) -> None:
+    """What the user said in this turn, which is committed before a tool begins."""
+    stage.equip(remember)
+    stage.script(calls(("remember", {"content": "Ana's cat is called Miso"})), says("noted"))
+    stage.ask("my cat is Miso, remember that", message_id="the message")
+    found = recall_of(stage.runtime).search("ana", "what is the cat called?", layers=[Layer.SEMANTIC])
+    assert [each.content for each in found] == ["Ana's cat is called Miso"]
+    assert found[0].message_ids == ("the message",)
+
+
+def test_what_is_recalled_is_the_users_own_and_quoted(stage: Stage) -> None:
+    """Another user's memory is not found; what is found is never learnt again."""
+    ana, bob = _context(stage), _context(stage, "bob")
+    _call(remember, ana, content="The secret number of Ana is 7")
+    _call(remember, bob, content="The secret number of Bob is 8")
+    said = _call(recall, _again(stage, ana), query="what is the secret number?", k=5)
+    assert "The secret number of Ana is 7" in said
+    assert "Bob" not in said
+    assert "Ana is 7" not in without_quotations(said)
+    assert _call(recall, _context(stage, "eve"), query="what is the secret number?") == "Nothing was found."
+
+
+def test_one_memory_is_forgotten_with_all_that_only_it_named(stage: Stage) -> None:
+    """Twice is no error; somebody else's is not there."""
+    ana, bob = _context(stage), _context(stage, "bob")
+    memory_id = _call(remember, ana, content="Ana's boss is Zoltan").split()[-1].rstrip(".")
+    stage.sql(
+        """
+        WITH entity AS (
+            INSERT INTO entities (entity_id, user_id, name, key, created_at)
+            VALUES (gen_random_uuid(), 'ana', 'Zoltan', 'zoltan', now()) RETURNING entity_id)
+        INSERT INTO entity_mentions SELECT entity_id, %(id)s FROM entity
+        """,
+        id=memory_id,
+    )
+    assert "no such memory" in _call(forget, bob, memory_id=memory_id)
+    assert _contents(stage) == ["Ana's boss is Zoltan"]
+    assert _call(forget, ana, memory_id=memory_id) == "It is forgotten."
+    assert "no such memory" in _call(forget, ana, memory_id=memory_id)
+    assert _contents(stage) == []
+    assert stage.sql("SELECT count(*) FROM entities")[0][0] == 0
+
+
+def test_of_a_user_who_was_erased_nothing_is_remembered(stage: Stage) -> None:
+    """The tool was under way; its user is gone, or back with another session."""
+    context = _context(stage)
+    erase(stage.runtime, "ana")
+    with pytest.raises(ToolError, match="nobody"):
+        _call(remember, context, content="Ana lives in Lyon")
+    stage.send("I am back")
+    with pytest.raises(ToolError, match="nobody"):
+        _call(remember, context, content="Ana lives in Lyon")
+    assert _contents(stage) == []
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        (remember, {"content": ""}),
+        (remember, {"content": " \n"}),
+        (remember, {"content": "x" * 1_001}),
+        (remember, {"content": "x", "importance": 7}),
+        (remember, {"content": "x", "kind": "conversation"}),
+        (recall, {"query": ""}),
+        (recall, {"query": "x", "k": 0}),
+        (forget, {"memory_id": "all"}),
+    ],
+)
+def test_bad_arguments_are_refused_with_a_reason(tool: Tool, arguments: dict[str, object]) -> None:
+    """Before anything begins."""
+    with pytest.raises(ToolError, match="refused"):
+        tool.parse(json.dumps(arguments))
+
+
+def test_without_a_memory_the_model_is_told_so(stage: Stage) -> None:
+    """A context that somebody makes for a test of their own."""
+    context = replace(_context(stage), memory=None)
+    with pytest.raises(ToolError, match="no memory"):
+        _call(recall, context, query="x")

@@ -1,0 +1,329 @@
+"""Calls that wait for a person: nothing of them begins, nothing is held, and each way on is one commit."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from perdure import tool
+from perdure.errors import Conflict, InvalidRequest, NotFound
+from perdure.sessions.ending import request_end
+from perdure.turns.approvals import DENIED, ENDED, EXPIRED, decide, parse_decision
+from perdure.turns.cancelling import cancel
+from perdure.turns.lease import NotNeeded
+from perdure.turns.runner import Ran, Runner
+from perdure.turns.sweep import sweep
+from tests.turns.scripted import calls, says
+from tests.turns.stage import Stage, side_by_side
+
+_ran: list[tuple[str, Any]] = []
+
+
+@tool(requires_approval=True)
+def pay(amount: int) -> str:
+    """Pay so much."""
+    _ran.append(("pay", amount))
+    return f"paid {amount}"
+
+
+@tool(requires_approval=lambda arguments: arguments["amount"] > 100)
+def lend(amount: int) -> str:
+    """Lend so much."""
+    _ran.append(("lend", amount))
+    return f"lent {amount}"
+
+
+@tool(effect="pure")
+def look() -> str:
+    """Look."""
+    _ran.append(("look", None))
+    return "seen"
+
+
+@pytest.fixture(autouse=True)
+def equipped(stage: Stage) -> None:
+    """An agent with tools of each kind; nothing has run yet."""
+    _ran.clear()
+    stage.equip(pay, lend, look)
+
+
+def _asked(stage: Stage, *wanted: tuple[str, dict[str, Any]], **given: Any) -> dict[str, Any]:
+    """A turn that waits for these calls."""
+    stage.script(calls(*(wanted or (("pay", {"amount": 5}),))), says("done"))
+    turn = stage.ask(**given)
+    assert turn["status"] == "waiting_approval"
+    return turn
+
+
+def _decide(stage: Stage, turn: dict[str, Any], call_id: str, decision: str, **given: Any) -> None:
+    decide(stage.runtime, UUID(turn["turn_id"]), parse_decision({"call_id": call_id, "decision": decision, **given}))
+
+
+def _go_on(stage: Stage, turn: dict[str, Any]) -> dict[str, Any]:
+    stage.run(UUID(turn["session_id"]))
+    return stage.turn(UUID(turn["turn_id"]))
+
+
+def _results(stage: Stage, turn: dict[str, Any]) -> list[str]:
+    return [text for role, text in stage.lines(UUID(turn["session_id"])) if role == "tool"]
+
+
+def _effects(stage: Stage) -> list[tuple[str, str]]:
+    return [
+        tuple(row) for row in stage.sql("SELECT status, arguments FROM tool_effects ORDER BY message_seq, position")
+    ]
+
+
+def test_while_it_waits_nobody_holds_it_and_nothing_counts(stage: Stage) -> None:
+    """No lease, no strike, no claim; no wake-up claims it, the sweeper does not wake it; then one approval runs it."""
+    turn = _asked(stage)
+    [pending] = turn["pending_approvals"]
+    assert (pending["call_id"], pending["tool"], pending["arguments"]) == ("call_0", "pay", {"amount": 5})
+    row = stage.session(UUID(turn["session_id"]))
+    assert (row.state, row.lease_until, row.strikes, row.claims, turn["attempts"]) == (
+        "waiting_approval",
+        None,
+        0,
+        0,
+        1,
+    )
+    assert isinstance(stage.run(row.session_id), NotNeeded)
+    stage.move(stage.settings.turn.sweep_s * 100)
+    swept = sweep(stage.runtime)
+    assert swept is not None
+    assert swept.sessions == 0
+    assert _ran == []
+
+    _decide(stage, turn, "call_0", "approve")
+    assert stage.waker.sessions[-1] == row.session_id
+    assert stage.session(row.session_id).state == "thinking"
+    done = _go_on(stage, turn)
+    assert (done["status"], done["attempts"], done["pending_approvals"]) == ("done", 1, [])
+    assert _ran == [("pay", 5)]
+    assert _results(stage, turn) == ["paid 5"]
+
+
+def test_a_predicate_says_which_calls_wait(stage: Stage) -> None:
+    """Small amounts go through; one that cannot tell waits."""
+    stage.script(calls(("lend", {"amount": 100})), says("lent"))
+    assert stage.ask()["status"] == "done"
+    assert _asked(stage, ("lend", {"amount": 101}))["pending_approvals"][0]["tool"] == "lend"
+
+    @tool(requires_approval=lambda arguments: arguments["no such"])
+    def odd(amount: int) -> str:
+        """Whatever."""
+        return str(amount)
+
+    assert odd.needs_approval({"amount": 1})
+
+
+def test_nothing_of_a_reply_begins_before_all_of_it_is_decided(stage: Stage) -> None:
+    """Then all that is approved, and what needed no approval, runs; the results come in the order asked."""
+    turn = _asked(stage, ("look", {}), ("pay", {"amount": 1}), ("nobody", {}), ("pay", {"amount": 2}))
+    assert [each["call_id"] for each in turn["pending_approvals"]] == ["call_1", "call_3"]
+    _decide(stage, turn, "call_3", "deny")
+    assert isinstance(stage.run(UUID(turn["session_id"])), NotNeeded)
+    assert [each["call_id"] for each in stage.turn(UUID(turn["turn_id"]))["pending_approvals"]] == ["call_1"]
+    assert _ran == []
+    _decide(stage, turn, "call_1", "approve")
+    assert _go_on(stage, turn)["status"] == "done"
+    assert sorted(_ran, key=str) == [("look", None), ("pay", 1)]
+    seen, paid, unknown, denied = _results(stage, turn)
+    assert (seen, paid, denied) == ("seen", "paid 1", DENIED)
+    assert "no tool 'nobody'" in unknown
+    assert [status for status, _ in _effects(stage)] == ["done", "done", "denied"]
+
+
+def test_edited_arguments_are_what_runs(stage: Stage) -> None:
+    """They are checked like the model's own; the effect's row has them, and the model is told."""
+    turn = _asked(stage)
+    with pytest.raises(InvalidRequest, match="amount"):
+        _decide(stage, turn, "call_0", "approve", arguments={"amount": "much"})
+    with pytest.raises(InvalidRequest, match="arguments"):
+        _decide(stage, turn, "call_0", "deny", arguments={"amount": 1})
+    _decide(stage, turn, "call_0", "approve", arguments={"amount": 3})
+    assert _go_on(stage, turn)["status"] == "done"
+    assert _ran == [("pay", 3)]
+    assert _effects(stage) == [("done", '{"amount":3}')]
+    [told] = _results(stage, turn)
+    assert '{"amount":3}' in told
+    assert told.endswith("paid 3")
+
+
+def test_each_call_is_decided_once_and_by_its_own_id(stage: Stage) -> None:
+    """A second reply of the turn has other ids, though the model gives the same: a late click means nothing else."""
+    stage.script(calls(("pay", {"amount": 1})), calls(("pay", {"amount": 2})), says("done"))
+    turn = stage.ask()
+    with pytest.raises(NotFound, match="call"):
+        _decide(stage, turn, "call_9", "approve")
+    with pytest.raises(NotFound, match="turn"):
+        _decide(stage, {"turn_id": turn["session_id"]}, "call_0", "approve")
+    _decide(stage, turn, "call_0", "approve")
+    with pytest.raises(Conflict, match="decided"):
+        _decide(stage, turn, "call_0", "deny")
+    second = _go_on(stage, turn)
+    [pending] = second["pending_approvals"]
+    assert pending["call_id"] != "call_0"
+    with pytest.raises(Conflict, match="decided"):
+        _decide(stage, turn, "call_0", "approve")
+    _decide(stage, turn, pending["call_id"], "deny")
+    assert _go_on(stage, turn)["status"] == "done"
+    assert _ran == [("pay", 1)]
+
+
+def test_of_two_decisions_at_once_one_counts_and_the_last_wakes(stage: Stage) -> None:
+    """Two people click: on one call, exactly one is heard; on two calls, one of them is the last."""
+    turn = _asked(stage, ("pay", {"amount": 1}), ("pay", {"amount": 2}))
+    stage.waker.sessions.clear()
+    found = side_by_side(
+        *(
+            lambda call_id=call_id, decision=decision: _decide(stage, turn, call_id, decision)
+            for call_id in ("call_0", "call_1")
+            for decision in ("approve", "deny")
+        )
+    )
+    assert sum(each is None for each in found) == 2
+    assert sum(isinstance(each, Conflict) for each in found) == 2
+    assert len(stage.waker.sessions) == 1
+    assert _go_on(stage, turn)["status"] == "done"
+
+
+def test_what_nobody_approves_in_time_is_denied(stage: Stage) -> None:
+    """The sweeper wakes the turn then; too late is too late; the model is told."""
+    turn = _asked(stage, ("look", {}), ("pay", {"amount": 1}))
+    stage.move(stage.settings.approval.expires_s + 1)
+    assert stage.turn(UUID(turn["turn_id"]))["pending_approvals"] == []
+    with pytest.raises(Conflict, match="over"):
+        _decide(stage, turn, "call_1", "approve")
+    stage.waker.sessions.clear()
+    sweep(stage.runtime)
+    assert stage.waker.sessions == [UUID(turn["session_id"])]
+    done = _go_on(stage, turn)
+    assert (done["status"], done["attempts"]) == ("done", 1)
+    assert _results(stage, turn) == ["seen", EXPIRED]
+
+
+@pytest.mark.parametrize(("moment", "commit"), [("after", "turns.step"), ("before", "turns.wait_approval"),
+                                                ("after", "turns.wait_approval")])  # fmt: skip
+def test_a_crash_on_the_way_to_waiting(stage: Stage, moment: Any, commit: str) -> None:
+    """Whoever takes over asks nobody twice and runs nothing: it waits, and goes on once it is approved."""
+    stage.script(calls(("pay", {"amount": 5}), ("look", {})), says("done"))
+    sent = stage.send()
+    with stage.crashing(moment, commit):
+        stage.run(sent.session_id)
+    stage.move(stage.settings.turn.lease_s + 1)
+    stage.run(sent.session_id)
+    turn = stage.turn(sent.turn_id)
+    assert (turn["status"], _ran) == ("waiting_approval", [])
+    _decide(stage, turn, "call_0", "approve")
+    with stage.crashing("after", "turns.begin_approved"):
+        stage.run(sent.session_id)
+    stage.move(stage.settings.turn.lease_s + stage.settings.turn.tool_timeout_s + 1)
+    stage.run(sent.session_id, alone=True)
+    assert stage.turn(sent.turn_id)["status"] == "done"
+    assert _ran == [("look", None)]  # `pay` is unsafe, and in doubt from the moment on that it may have begun
+    assert len(stage.model.requests) == 2
+
+
+def test_it_survives_a_runner_that_drains(stage: Stage) -> None:
+    """The process leaves right behind the step that asks: the next one waits, the one after that runs it."""
+    stage.script(calls(("pay", {"amount": 5})), says("done"))
+    sent = stage.send()
+    runner = Runner(stage.runtime, "leaving")
+    with stage.hooked(lambda at, name: runner.keeper.drain() if (at, name) == ("after", "turns.step") else None):
+        runner.run(sent.session_id)
+    assert stage.turn(sent.turn_id)["status"] in {"parked", "waiting_approval"}
+    stage.run(sent.session_id)
+    turn = stage.turn(sent.turn_id)
+    assert turn["status"] == "waiting_approval"
+    _decide(stage, turn, "call_0", "approve")
+    assert _go_on(stage, turn)["reply"]["text"] == "done"
+
+
+def test_cancelled_while_it_waits(stage: Stage) -> None:
+    """No worker is needed: closed in one commit, its call denied, what waits behind it runs."""
+    turn = _asked(stage, ("pay", {"amount": 5}), ("look", {}), reply_to={"url": "https://a.example"})
+    behind = stage.send("next")
+    assert isinstance(stage.run(behind.session_id), NotNeeded)
+    cancel(stage.runtime, UUID(turn["turn_id"]))
+    cancelled = stage.turn(UUID(turn["turn_id"]))
+    assert (cancelled["status"], cancelled["pending_approvals"]) == ("cancelled", [])
+    assert [status for status, _ in _effects(stage)] == ["denied", "failed"]
+    assert len(stage.waker.deliveries) == 1
+    with pytest.raises(Conflict):
+        _decide(stage, turn, "call_0", "approve")
+    assert stage.run(behind.session_id) == Ran(1)
+    assert _ran == []
+
+
+def test_interrupted_while_it_waits(stage: Stage) -> None:
+    """The new message closes it in its own accept, and runs."""
+    turn = _asked(stage)
+    sent = stage.send("never mind", on_busy="interrupt")
+    assert stage.turn(UUID(turn["turn_id"]))["status"] == "cancelled"
+    stage.script(says("fine"))
+    assert stage.run(sent.session_id) == Ran(1)
+    assert _ran == []
+
+
+def test_an_end_that_is_asked_for_denies_what_waits(stage: Stage) -> None:
+    """The turn goes on with the denial, then the session may end."""
+    turn = _asked(stage)
+    session_id = UUID(turn["session_id"])
+    assert not request_end(stage.database, session_id, "enough")
+    assert stage.turn(UUID(turn["turn_id"]))["pending_approvals"] == []
+    with pytest.raises(Conflict, match="waits no more"):
+        _decide(stage, turn, "call_0", "approve")
+    stage.waker.sessions.clear()
+    sweep(stage.runtime)
+    assert stage.waker.sessions == [session_id]
+    assert _go_on(stage, turn)["status"] == "done"
+    assert _results(stage, turn) == [ENDED]
+    assert stage.waker.endings == [session_id]
+    assert _ran == []
+
+
+def test_an_end_or_a_cancellation_on_the_way_to_waiting(stage: Stage) -> None:
+    """Asked for between the calls' commit and the waiting: it never waits."""
+    for interfere in ("end", "cancel"):
+        stage.script(calls(("pay", {"amount": 5})), says("done"))
+        sent = stage.send(user_id=interfere)
+        session_id, turn_id = sent.session_id, sent.turn_id
+
+        def come_between(at: str, name: str) -> None:
+            if (at, name) == ("after", "turns.begin_approved"):
+                stage.database.observe = None
+                if interfere == "end":  # noqa: B023 (called within this round)
+                    request_end(stage.database, session_id, "enough")  # noqa: B023
+                else:
+                    cancel(stage.runtime, turn_id)  # noqa: B023
+
+        with stage.hooked(come_between):
+            stage.run(session_id)
+        assert stage.turn(turn_id)["status"] == ("done" if interfere == "end" else "cancelled")
+    assert _ran == []
+
+
+def test_a_clock_set_back_does_not_keep_it_for_ever(stage: Stage) -> None:
+    """An expiry that was reckoned while the clock was ahead is reckoned again."""
+    stage.move(86_400)
+    turn = _asked(stage)
+    stage.move(-86_400)
+    stage.waker.sessions.clear()
+    sweep(stage.runtime)
+    stage.run(UUID(turn["session_id"]))
+    again = stage.turn(UUID(turn["turn_id"]))
+    assert again["status"] == "waiting_approval"
+    _decide(stage, turn, "call_0", "approve")
+    assert _go_on(stage, turn)["status"] == "done"
+
+
+def test_what_is_said_must_be_a_decision() -> None:
+    """The sentence names the field."""
+    for given in ({}, {"call_id": "", "decision": "approve"}, {"call_id": "a", "decision": "maybe"},
+                  {"call_id": "a", "decision": "approve", "arguments": [1]},
+                  {"call_id": 1, "decision": "deny"}):  # fmt: skip
+        with pytest.raises(InvalidRequest, match=r"call_id|decision|arguments"):
+            parse_decision(given)

@@ -1,0 +1,84 @@
+"""The guard at the door: a rate per user, exact however many come in at once, and nothing while it is off."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from perdure.errors import RateLimited
+from perdure.settings import GuardSettings
+from perdure.turns.inbox import Accepted
+from tests.turns.stage import Stage, side_by_side
+
+
+@pytest.fixture
+def limited(stage: Stage) -> Stage:
+    """Two messages a minute, three an hour."""
+    return _limited(stage, per_minute=2, per_hour=3)
+
+
+def _limited(stage: Stage, **rates: Any) -> Stage:
+    stage.settings = stage.settings.model_copy(update={"guard": GuardSettings(**rates)})
+    return stage
+
+
+def test_beyond_the_rate_it_says_when_to_come_again(limited: Stage) -> None:
+    """Per minute, then per hour; refused is not counted, nothing is written, others are not concerned."""
+    limited.send()
+    limited.move(20)
+    limited.send()
+    with pytest.raises(RateLimited, match="2 a minute and 3 an hour") as refused:
+        limited.send()
+    assert refused.value.retry_after_s is not None
+    assert 35 < refused.value.retry_after_s <= 40
+    assert limited.counts()["inbox"] == 2
+    limited.send(user_id="bea")
+    limited.move(40.1)
+    limited.send()
+    limited.move(60.1)
+    with pytest.raises(RateLimited) as refused:
+        limited.send()
+    assert refused.value.retry_after_s is not None
+    assert 3_400 < refused.value.retry_after_s < 3_500
+    limited.move(refused.value.retry_after_s)
+    limited.send()
+
+
+def test_what_was_accepted_is_no_further_message(limited: Stage) -> None:
+    """Who lost the answer sends again, and gets it though the rate is used up."""
+    first = limited.send(message_id="m1")
+    limited.send()
+    again = limited.send(message_id="m1")
+    assert (again.turn_id, again.duplicate) == (first.turn_id, True)
+
+
+@pytest.mark.parametrize("on_busy", ["enqueue", "merge", "interrupt"])
+def test_no_way_in_goes_around_it(limited: Stage, on_busy: str) -> None:
+    """Merged and interrupting messages count as well; a refused interruption interrupts nothing."""
+    sent = [limited.send(on_busy=on_busy) for _ in range(2)]
+    with pytest.raises(RateLimited):
+        limited.send(on_busy=on_busy)
+    assert limited.turn(sent[-1].turn_id)["status"] == "accepted"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_it_is_exact_however_many_come_at_once(stage: Stage, *, known: bool) -> None:
+    """Eight at one moment, for three places: three are in, whether the user is known or new."""
+    if known:
+        stage.send()
+        stage.move(61)
+    _limited(stage, per_minute=3)
+    found = side_by_side(*(lambda: stage.send(message_id=str(uuid4())) for _ in range(8)))
+    assert sum(isinstance(each, Accepted) for each in found) == 3
+    assert sum(isinstance(each, RateLimited) for each in found) == 5
+
+
+def test_a_clock_set_back_shuts_nobody_out(limited: Stage) -> None:
+    """What was accepted in the future is not counted."""
+    limited.move(86_400)
+    for _ in range(2):
+        limited.send()
+    limited.move(-86_400)
+    limited.send()

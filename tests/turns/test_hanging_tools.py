@@ -1,0 +1,86 @@
+"""Tools that hang or break off: the turn goes on, leaked threads are counted, unsafe calls are not repeated."""
+
+from __future__ import annotations
+
+import threading
+from uuid import UUID
+
+import pytest
+
+from perdure import DidNotHappen, Happened, ToolContext, Unknown, tool
+from perdure.errors import OutcomeUnknown
+from perdure.tools.leaks import Leaks
+from perdure.tools.registry import ProbeOutcome
+from perdure.turns.effects import UNKNOWN_OUTCOME
+from perdure.turns.runner import Runner
+from tests.turns.scripted import calls, says
+from tests.turns.stage import PATIENCE_S, Stage, until
+
+
+def test_a_tool_that_hangs_leaves_a_thread_that_is_counted(stage: Stage) -> None:
+    """The turn ends with a word about it; when the thread ends after all, it is counted no more."""
+    let_go = threading.Event()
+
+    @tool(effect="idempotent", timeout_s=0.05)
+    def hang() -> str:
+        """Hang."""
+        let_go.wait(PATIENCE_S)
+        return "late"
+
+    stage.equip(hang)
+    stage.script(calls(("hang", {})), says("it hangs"))
+    runtime = stage.runtime
+    sent = stage.send()
+    Runner(runtime, "stage").run(sent.session_id)
+    assert stage.turn(sent.turn_id)["reply"]["text"] == "it hangs"
+    assert runtime.leaks.count == 2  # it was tried a second time, as it may be
+    let_go.set()
+    until(lambda: runtime.leaks.count == 0, "both threads end")
+
+
+def test_one_thread_too_many_is_told_once() -> None:
+    """The process is asked to leave when the limit is passed, and not again."""
+    let_go, told = threading.Event(), []
+    leaks = Leaks(most=2)
+    leaks.on_too_many = lambda: told.append(leaks.count)
+    threads = [threading.Thread(target=let_go.wait, args=(PATIENCE_S,), daemon=True) for _ in range(4)]
+    for number, thread in enumerate(threads):
+        thread.start()
+        leaks.add(thread)
+        assert told == ([3] if number >= 2 else [])
+    let_go.set()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert leaks.count == 0
+
+
+@pytest.mark.parametrize(
+    ("effect", "answer", "tries", "said"),
+    [
+        ("pure", None, 2, "done"),
+        ("idempotent", None, 2, "done"),
+        ("unsafe", None, 1, f"The line broke.\n{UNKNOWN_OUTCOME}"),
+        ("unsafe", Unknown(), 1, f"The line broke.\n{UNKNOWN_OUTCOME}"),
+        ("unsafe", Happened("it did"), 1, "it did"),
+        ("unsafe", DidNotHappen(), 2, "done"),
+    ],
+)
+def test_a_call_that_broke_off(stage: Stage, effect: str, answer: ProbeOutcome | None, tries: int, said: str) -> None:
+    """What may be repeated is, once; a probe settles what may not; else the model is told that nobody knows."""
+    ran: list[UUID] = []
+
+    @tool(effect=effect, probe=None if answer is None else lambda _context: answer)
+    def call(context: ToolContext) -> str:
+        """Call something far away."""
+        ran.append(context.effect_id)
+        if len(ran) == 1:
+            raise OutcomeUnknown("The line broke.")
+        return "done"
+
+    stage.equip(call)
+    stage.script(calls(("call", {})), says("well"))
+    turn = stage.ask()
+    assert turn["status"] == "done"
+    assert (len(ran), len(set(ran))) == (tries, 1)
+    [result] = [text for role, text in stage.lines(UUID(turn["session_id"])) if role == "tool"]
+    assert result == said

@@ -1,0 +1,223 @@
+"""A model that is down: the turn fails with a sentence, or waits for it; paced, in order, at no cost."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from perdure import Agent, tool
+from perdure.agents import Agents
+from perdure.errors import CircuitBreakerOpen, ContextTooLong, ProviderError, RateLimited, SettingsError
+from perdure.models.protocol import ModelReply, Usage
+from perdure.models.resilient import GuardedModel, OtherModels, ResilientModel
+from perdure.resilience.registry import Breakers
+from perdure.settings import BreakerSettings, RetrySettings
+from perdure.turns.cancelling import cancel
+from perdure.turns.inbox import Accepted
+from perdure.turns.lease import NotNeeded
+from perdure.turns.parking import LONGEST, MOST_A_ROUND, recall
+from perdure.turns.sweep import sweep
+from tests.turns.scripted import Scripted, calls, says
+from tests.turns.stage import Stage
+
+DOWN = ProviderError("The provider is down.", transient=True)
+OPEN = CircuitBreakerOpen(retry_after_s=60)
+COOLDOWN_S = 60
+
+
+@tool(effect="pure")
+def look() -> str:
+    """Look."""
+    return "seen"
+
+
+@pytest.fixture
+def parking(stage: Stage) -> Stage:
+    """A stage whose turns wait for their model."""
+    stage.set(on_unavailable="park")
+    return stage
+
+
+def _swept(stage: Stage) -> list[UUID]:
+    """The sessions that a sweep wakes now."""
+    stage.waker.sessions.clear()
+    stage.move(stage.settings.turn.sweep_s + 2)
+    sweep(stage.runtime)
+    return list(stage.waker.sessions)
+
+
+def test_by_default_it_fails_with_the_sentence_of_the_contract(stage: Stage) -> None:
+    """Code and sentence reach the user."""
+    stage.script(CircuitBreakerOpen())
+    turn = stage.ask()
+    assert turn["status"] == "failed"
+    assert turn["error"]["code"] == "CIRCUIT_BREAKER_OPEN"
+    sentence = "Service temporarily unavailable due to repeated failures. Please try again later."
+    assert turn["reply"]["text"] == turn["error"]["message"] == sentence
+
+
+@pytest.mark.parametrize("error", [OPEN, DOWN, RateLimited("Slow down.", retry_after_s=60)], ids=lambda e: e.code)
+def test_it_waits_at_no_cost(parking: Stage, error: Exception) -> None:
+    """Neither attempts, nor strikes, nor time; no wake-up claims it before its moment; then it is answered."""
+    parking.script(error)
+    turn = parking.ask()
+    session_id = UUID(turn["session_id"])
+    assert (turn["status"], turn["attempts"], turn["error"]) == ("parked", 1, None)
+    row = parking.session(session_id)
+    assert (row.state, row.lease_until, row.strikes, row.claims) == ("active", None, 0, 0)
+    assert row.spent_s < 1
+    behind = parking.send("and another")
+    assert isinstance(parking.run(session_id), NotNeeded)
+    assert _swept(parking) == []
+    for _ in range(parking.settings.turn.max_attempts + 2):
+        parking.script(error)
+        parking.move(COOLDOWN_S + 1)
+        assert _swept(parking) == [session_id]
+        parking.run(session_id)
+        assert parking.turn(UUID(turn["turn_id"]))["status"] == "parked"
+    parking.script(says("here I am"), says("and there"))
+    parking.move(COOLDOWN_S + 1)
+    parking.run(session_id)
+    answered = parking.turn(UUID(turn["turn_id"]))
+    assert (answered["status"], answered["attempts"], answered["reply"]["text"]) == ("done", 1, "here I am")
+    assert parking.turn(behind.turn_id)["reply"]["text"] == "and there"
+
+
+def test_it_goes_on_from_its_last_step(parking: Stage) -> None:
+    """Down in the middle of a turn: what the tools did stays done."""
+    parking.equip(look)
+    parking.script(calls(("look", {})), OPEN)
+    turn = parking.ask()
+    assert (turn["status"], turn["steps"]) == ("parked", 1)
+    parking.script(says("I saw"))
+    parking.move(COOLDOWN_S + 1)
+    parking.run(UUID(turn["session_id"]))
+    assert [role for role, _ in parking.lines(UUID(turn["session_id"]))] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_what_waiting_does_not_help_fails(parking: Stage) -> None:
+    """A refused request; a turn whose own time is over; one that has waited for a day."""
+    parking.script(ContextTooLong("Too long."))
+    assert parking.ask()["error"]["code"] == "CONTEXT_TOO_LONG"
+
+    def hangs(request: Any, call: Any) -> ModelReply:
+        parking.move(parking.settings.turn.timeout_s + 1)
+        call.remaining()
+        raise AssertionError("the call's time is over")
+
+    parking.script(hangs)
+    assert parking.ask()["error"]["code"] == "TIMEOUT"
+    parking.script(OPEN)
+    turn = parking.ask()
+    assert turn["status"] == "parked"
+    parking.move(LONGEST.total_seconds() + 1)
+    parking.script(OPEN)
+    parking.run(UUID(turn["session_id"]))
+    assert parking.turn(UUID(turn["turn_id"]))["error"]["code"] == "CIRCUIT_BREAKER_OPEN"
+
+
+def test_an_agent_says_so_itself(stage: Stage) -> None:
+    """Its word counts before the setting's, in both directions; a wrong one stops the start."""
+    stage.equip(on_unavailable="park")
+    stage.script(OPEN)
+    assert stage.ask()["status"] == "parked"
+    stage.set(on_unavailable="park")
+    stage.equip(on_unavailable="fail")
+    stage.script(OPEN)
+    assert stage.ask(user_id="bea")["status"] == "failed"
+    with pytest.raises(SettingsError, match="accepted: fail, park"):
+        Agent("a", "b", on_unavailable="wait")
+
+
+def test_a_parked_turn_is_cancelled(parking: Stage) -> None:
+    """At once: whoever is woken settles it, though its moment has not come."""
+    parking.script(OPEN)
+    turn = parking.ask()
+    cancel(parking.runtime, UUID(turn["turn_id"]))
+    assert parking.waker.sessions[-1] == UUID(turn["session_id"])
+    parking.run(UUID(turn["session_id"]))
+    assert parking.turn(UUID(turn["turn_id"]))["status"] == "cancelled"
+
+
+def test_cancelled_on_the_way_to_being_parked(parking: Stage) -> None:
+    """Asked for while the model failed: nobody waits for the model then."""
+    sent = parking.send()
+
+    def fails(request: Any, call: Any) -> ModelReply:
+        cancel(parking.runtime, sent.turn_id)
+        raise OPEN
+
+    parking.script(fails)
+    parking.run(sent.session_id)
+    assert parking.turn(sent.turn_id)["status"] == "parked"
+    parking.run(sent.session_id)
+    assert parking.turn(sent.turn_id)["status"] == "cancelled"
+
+
+def test_they_come_back_a_few_at_a_time_and_the_oldest_first(parking: Stage) -> None:
+    """A breaker that closes recalls all; a round of the sweeper wakes so many, in the order accepted, others too."""
+    sent: list[Accepted] = []
+    for number in range(MOST_A_ROUND + 3):
+        parking.script(OPEN)
+        sent.append(parking.send(user_id=f"user {number}"))
+        parking.run(sent[-1].session_id)
+    waiting = [each.session_id for each in sent]
+    assert _swept(parking) == []
+    _close_a_breaker(parking)
+    other = parking.send(user_id="somebody else")
+    assert set(_swept(parking)) == {*waiting[:MOST_A_ROUND], other.session_id}
+    for session_id in (*waiting[:MOST_A_ROUND], other.session_id):
+        parking.run(session_id)
+    assert _swept(parking) == waiting[MOST_A_ROUND:]
+
+
+def _close_a_breaker(stage: Stage) -> None:
+    """A breaker of this process opens, and an operator closes it."""
+    breakers = Breakers(
+        BreakerSettings(failure_threshold=1), stage.clock, listen=lambda change: recall(stage.database, change)
+    )
+    breaker = breakers.get("llm:scripted")
+    with pytest.raises(ProviderError):
+        breaker.execute(_fail, 1)
+    breakers.reset("llm:scripted")
+
+
+def _fail() -> None:
+    raise DOWN
+
+
+def test_a_fallback_answers_and_the_message_says_so(stage: Stage) -> None:
+    """The first model is down; the row and the route name who answered."""
+    first, other = Scripted(DOWN), Scripted(ModelReply("instead", usage=Usage(1, 1), model="other-1"))
+    guarded = GuardedModel(
+        first, Breakers(BreakerSettings(), stage.clock).get("llm:first"), RetrySettings(max_attempts=1), 30
+    )
+    model = ResilientModel(guarded, OtherModels([other]))
+    stage.agents = Agents([Agent("assistant", "You help.")])
+    stage.script(model.respond, says("itself"))
+    turn = stage.ask()
+    stage.ask("again")
+    said = [each for each in stage.messages(UUID(turn["session_id"])) if each["role"] == "assistant"]
+    assert [(each["content"], each["model"], each.get("fallback")) for each in said] == [
+        ("instead", "other-1", True),
+        ("itself", "scripted", None),
+    ]
+
+
+def test_the_models_time_is_what_the_turn_has_left(stage: Stage) -> None:
+    """A chain of models has the turn's time; each link its own share, which the keeper watches over."""
+    left: list[float] = []
+
+    def respond(request: Any, call: Any) -> ModelReply:
+        left.append(call.remaining())
+        with call.part(10) as part:
+            left.append(part.remaining())
+        return says("ok")
+
+    stage.script(respond)
+    stage.ask()
+    whole, part = left
+    assert stage.settings.turn.timeout_s - 5 < whole <= stage.settings.turn.timeout_s
+    assert part <= 10

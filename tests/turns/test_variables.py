@@ -1,0 +1,274 @@
+"""Working variables: read and set by tools, committed with the step, there for the next runner."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from perdure import ToolContext, tool
+from perdure.errors import PerdureError, ToolError
+from perdure.snapshots.postgres import PostgresSnapshots
+from perdure.tools.variables import VariableSet, WorkingVariables
+from perdure.turns.cancelling import cancel
+from perdure.turns.runner import Ran
+from tests.turns.scripted import calls, says
+from tests.turns.stage import PATIENCE_S, Stage
+
+DECIDED_S = 31
+
+
+@tool(effect="pure")
+def put(name: str, value: Any, context: ToolContext) -> str:
+    """Set a variable."""
+    context.working_variables[name] = value
+    return "set"
+
+
+@tool(effect="pure")
+def add(name: str, context: ToolContext) -> int:
+    """Add one to a variable."""
+    with context.working_variables as variables:
+        variables[name] = variables.get(name, 0) + 1
+        return int(variables[name])
+
+
+@tool(effect="pure")
+def get(context: ToolContext) -> dict[str, Any]:
+    """Show the variables."""
+    return dict(context.working_variables)
+
+
+def variables(stage: Stage, session_id: UUID) -> Any:
+    """What is committed, as a successor would find it; None if there never were any."""
+    found = PostgresSnapshots(stage.database).load(session_id)
+    return None if found is None else dict(found.snapshot.memory.working_variables)
+
+
+def _results(stage: Stage) -> list[str]:
+    return [row.content for row in stage.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")]
+
+
+def _seen(stage: Stage) -> Any:
+    """What a tool of the next turn finds."""
+    stage.script(calls(("get", {})), says("seen"))
+    stage.ask("show them")
+    return json.loads(_results(stage)[-1])
+
+
+@pytest.fixture(autouse=True)
+def _equipped(stage: Stage) -> None:
+    stage.equip(put, add, get)
+
+
+def test_what_one_turn_sets_the_next_one_reads(stage: Stage) -> None:
+    """Each turn is run by a runner of its own, which has it from the database."""
+    stage.script(calls(("put", {"name": "file", "value": {"path": "data/ü", "size": 1.0}})), says("set"))
+    turn = stage.ask()
+    assert variables(stage, UUID(turn["session_id"])) == {"file": {"path": "data/ü", "size": 1.0}}
+    assert _seen(stage) == {"file": {"path": "data/ü", "size": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("moment", "nth", "kept"), [("before", 2, None), ("after", 2, {"n": 1}), ("before", 3, {"n": 1})]
+)
+def test_a_crash_loses_a_change_and_its_result_together(stage: Stage, moment: Any, nth: int, kept: Any) -> None:
+    """The result in the transcript and the variables that the call left are one commit."""
+    stage.script(calls(("add", {"name": "n"})), calls(("add", {"name": "n"})), says("two"))
+    sent = stage.send()
+    with stage.crashing(moment, "turns.step", nth):
+        stage.run(sent.session_id)
+    assert variables(stage, sent.session_id) == kept
+    stage.move(DECIDED_S)
+    if moment == "before" and nth == 3:  # the model's second request was not committed
+        stage.script(calls(("add", {"name": "n"})), says("two"))
+    assert stage.run(sent.session_id) == Ran(1)
+    assert _results(stage) == ["1", "2"]
+    assert variables(stage, sent.session_id) == {"n": 2}
+
+
+def test_calls_side_by_side_share_one_set(stage: Stage) -> None:
+    """None of twenty increments is lost, whichever way the threads take turns."""
+    stage.script(calls(*[("add", {"name": "n"}) for _ in range(20)]), says("added"))
+    turn = stage.ask()
+    assert sorted(map(int, _results(stage))) == list(range(1, 21))
+    assert variables(stage, UUID(turn["session_id"])) == {"n": 20}
+
+
+def _recorded_and_dead(stage: Stage) -> UUID:
+    """A session whose runner died when its two calls had ended, each with its result on its own row."""
+    stage.script(calls(("add", {"name": "n"}), ("put", {"name": "b", "value": [1.0]})), says("both"))
+    sent = stage.send()
+    with stage.crashing("before", "turns.step", 2):
+        stage.run(sent.session_id)
+    assert variables(stage, sent.session_id) is None
+    return sent.session_id
+
+
+def test_what_calls_changed_whose_results_were_recorded_survives_a_crash(stage: Stage) -> None:
+    """They are not run again, for their results are known; so what they changed must be known as well."""
+    session_id = _recorded_and_dead(stage)
+    stage.move(DECIDED_S)
+    assert stage.run(session_id) == Ran(1)
+    assert _results(stage) == ["1", "set"]
+    assert variables(stage, session_id) == {"n": 1, "b": [1.0]}
+    assert stage.sql("SELECT 1 FROM tool_effects WHERE variables IS NOT NULL") == []
+
+
+@pytest.mark.parametrize("by", ["interrupt", "cancel"])
+def test_what_ends_a_turn_commits_what_its_closed_calls_changed(stage: Stage, by: str) -> None:
+    """The transcript says that they are done; the next turn must find what they did."""
+    session_id = _recorded_and_dead(stage)
+    stage.move(DECIDED_S)
+    if by == "interrupt":
+        stage.send("stop", on_busy="interrupt")
+    else:
+        cancel(stage.runtime, stage.sql("SELECT turn_id FROM turns")[0].turn_id)
+        stage.run(session_id)
+    assert variables(stage, session_id) == {"n": 1, "b": [1.0]}
+    assert _results(stage) == ["1", "set"]
+
+
+def test_what_was_committed_with_a_step_stands_when_the_turn_fails(stage: Stage) -> None:
+    """As everything else does that the step did."""
+    stage.script(calls(("add", {"name": "n"})), PerdureError("the model is gone"))
+    turn = stage.ask()
+    assert turn["status"] == "failed"
+    assert _seen(stage) == {"n": 1}
+
+
+def test_a_stale_runner_changes_nothing(stage: Stage) -> None:
+    """Its step is fenced, and the variables with it."""
+    sent = stage.send()
+
+    @tool(effect="pure")
+    def lose(context: ToolContext) -> str:
+        """Set a variable, while somebody else takes the session."""
+        context.working_variables["stale"] = True
+        stage.move(DECIDED_S)
+        stage.claimed(sent.session_id)
+        return "lost"
+
+    stage.equip(lose)
+    stage.script(calls(("lose", {})), says("never"))
+    assert stage.run(sent.session_id) == Ran(0)
+    assert variables(stage, sent.session_id) is None
+
+
+def test_what_is_refused_is_told_to_the_model(stage: Stage) -> None:
+    """Too much, or no JSON: the call fails with the reason, and the variables stay as they were."""
+    stage.script(
+        calls(("add", {"name": "n"})),
+        calls(("put", {"name": "big", "value": "x" * 70_000})),
+        says("I see"),
+    )
+    turn = stage.ask()
+    assert "at most 65,536 may be kept" in _results(stage)[1]
+    assert variables(stage, UUID(turn["session_id"])) == {"n": 1}
+
+
+def test_a_call_whose_time_is_up_sets_nothing_any_more(stage: Stage) -> None:
+    """The model was told that the outcome is unknown; a change that came later would be nobody's."""
+    late, refused = threading.Event(), threading.Event()
+
+    @tool(timeout_s=0.2)
+    def slow(context: ToolContext) -> None:
+        """Hold the variables, and come too late."""
+        try:
+            with context.working_variables as mine:
+                mine["slow"] = 1
+                assert late.wait(PATIENCE_S)
+        except ToolError:
+            refused.set()
+
+    stage.equip(slow, add, get)
+    stage.script(calls(("slow", {})), calls(("add", {"name": "n"})), says("went on"))
+    assert stage.ask()["reply"]["text"] == "went on"
+    late.set()
+    assert refused.wait(PATIENCE_S)
+    assert _seen(stage) == {"n": 1}
+
+
+def test_each_settled_turn_says_at_which_tick(stage: Stage) -> None:
+    """A fork looks for the last turn that was settled at its tick, and for the variables of then."""
+    for number in (1, 2):
+        stage.script(calls(("put", {"name": "n", "value": number})), says("set"))
+        turn = stage.ask()
+    ticks = [row.settled_tick for row in stage.sql("SELECT settled_tick FROM turns ORDER BY seq")]
+    assert ticks == [3, 6]
+    assert stage.session(UUID(turn["session_id"])).tick == 6
+    history = stage.sql("SELECT tick, variables::text AS text FROM snapshots ORDER BY tick")
+    assert [tuple(row) for row in history] == [(2, '{"n":1}'), (5, '{"n":2}')]
+
+
+def test_what_is_read_is_a_copy() -> None:
+    """A change that nobody is told of would be there until the process dies, and then not."""
+    mine = WorkingVariables(VariableSet({"list": [1]}))
+    mine["list"].append(2)
+    assert mine == {"list": [1]}
+    with mine as draft:
+        draft["list"].append(2)
+    assert mine == {"list": [1, 2]}
+    assert (len(mine), list(mine), "list" in mine, repr(mine)) == (
+        1,
+        ["list"],
+        True,
+        "WorkingVariables({'list': [1, 2]})",
+    )
+
+
+def _set_and_raise(variables: WorkingVariables) -> None:
+    with variables as draft:
+        draft["a"] = 2
+        variables["b"] = 1
+        raise RuntimeError("half-way")
+
+
+def test_a_block_that_raises_changes_nothing() -> None:
+    """What belongs together is there together or not at all; and others may change it again."""
+    shared = VariableSet({"a": 1})
+    mine = WorkingVariables(shared)
+    with pytest.raises(RuntimeError, match="half-way"):
+        _set_and_raise(mine)
+    assert shared.changed() is None
+    WorkingVariables(shared)["a"] = 3
+    assert shared.changed() == {"a": 3}
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(float("nan"), "cannot be stored"), ({1, 2}, "cannot be stored"), ("\x00", "NUL")]
+)
+def test_what_is_no_json_is_refused(value: Any, said: str) -> None:
+    """At once, where the author sees it, and not at the commit."""
+    mine = WorkingVariables()
+    with pytest.raises(ToolError, match=said):
+        mine["a"] = value
+    assert mine == {}
+
+
+def test_changes_are_replayed_in_the_order_they_were_made() -> None:
+    """Not in that of the calls: the later of two changes of one variable is what counts."""
+    shared = VariableSet({"a": 0, "gone": 1})
+    one, other = WorkingVariables(shared), WorkingVariables(shared)
+    one["a"] = 1
+    other["a"] = 2
+    one["b"] = True
+    one["b"] = 1
+    del other["gone"]
+    replayed = VariableSet({"a": 0, "gone": 1})
+    replayed.replay(json.loads(json.dumps([*other.changes(), *one.changes()])))
+    assert replayed.changed() == shared.changed() == {"a": 2, "b": 1}
+    assert type(replayed.values()["b"]) is int
+    WorkingVariables(replayed)["a"] = 3
+    assert replayed.changed() == {"a": 3, "b": 1}
+
+
+def test_a_replayed_change_that_has_no_room_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """It had room beside what a call removed whose result never came: the session must go on nevertheless."""
+    shared = VariableSet({"old": "x" * 40_000})
+    shared.replay([(1, "new", "y" * 40_000), (2, "small", 1)])
+    assert shared.changed() == {"old": "x" * 40_000, "small": 1}
+    assert "'new' is left as it was" in caplog.text

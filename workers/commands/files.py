@@ -1,0 +1,33 @@
+"""Files that commands write: whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from workers.commands.failing import Failure
+
+
+def write_whole(file: Path, text: str | Iterable[str]) -> None:
+    """Write beside it, then put it in its place: whoever reads `file` finds all of it, or what was there."""
+    file = file.resolve()
+    parts = [text] if isinstance(text, str) else text
+    try:
+        if file.exists() and not file.is_file():  # a pipe or a device is written to, not replaced
+            with file.open("w", encoding="utf-8") as through:
+                through.writelines(parts)
+            return
+        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as beside:
+                beside.writelines(parts)
+                beside.flush()
+                os.fsync(beside.fileno())
+            Path(name).replace(file)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise Failure(f"{file} cannot be written: {error.strerror}.") from error

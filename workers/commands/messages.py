@@ -1,0 +1,95 @@
+"""`perdure messages`: conversations from and into files, one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from perdure.memory.embedding import embed_sessions
+from perdure.memory.exchange import Imported, export_messages, import_messages
+from perdure.runtime import Runtime
+from workers.commands import connecting
+from workers.commands.display import AsJson, write_fields, write_json
+from workers.commands.failing import Failure
+from workers.commands.files import write_whole
+
+commands = typer.Typer(help="Conversations from and into files.", no_args_is_help=True)
+
+_STDIO = Path("-")
+
+
+@commands.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE.jsonl", help="One message a line; -: stdin.")],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Import conversations: searchable when this returns, and consolidated like others.
+
+    Importing a file twice changes nothing. Bad lines are told with their number and reason, the good ones are kept;
+    then the status is 1.
+    """
+    with connecting.runtime() as runtime, _opened(file) as lines:
+        result = _imported(runtime, lines)
+    done = {"added": result.added, "known": result.known, "refused": result.refused, "sessions": len(result.sessions)}
+    if as_json:
+        write_json({**done, "bad": [{"line": bad.number, "reason": bad.reason} for bad in result.bad]})
+    else:
+        write_fields(done)
+    for bad in result.bad:
+        sys.stderr.write(f"line {bad.number}: {bad.reason}\n")
+    if result.refused > len(result.bad):
+        sys.stderr.write(f"... and {result.refused - len(result.bad)} more\n")
+    if result.refused:
+        raise Failure(f"{result.refused} lines were not imported; the good ones were.")
+
+
+@commands.command()
+def export(
+    user: Annotated[str | None, typer.Option(help="Only what was said by and to this user.")] = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; - or nothing: stdout.")] = _STDIO,
+) -> None:
+    """Export conversations, one message a line, as they can be imported elsewhere."""
+    with connecting.database() as database:
+        lines = (json.dumps(line, ensure_ascii=False) + "\n" for line in export_messages(database, user))
+        if file == _STDIO:
+            sys.stdout.writelines(lines)
+        else:
+            write_whole(file, lines)
+
+
+def _imported(runtime: Runtime, lines: TextIO) -> Imported:
+    """What became of the lines, once what they say can be found: by words, and where there are vectors by meaning."""
+    result = Imported()
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as shown:
+        read = shown.add_task("lines", total=None)
+        for result in import_messages(runtime.database, runtime.clock, runtime.agents.default.name, lines):
+            shown.update(read, completed=result.added + result.known + result.refused)
+        shown.update(shown.add_task("vectors", total=None))
+        filled = embed_sessions(runtime.database, runtime.embedder, result.sessions)
+    if filled.error is not None:
+        sys.stderr.write(f"Not all vectors could be made now ({filled.error}); the workers make them later.\n")
+    return result
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[TextIO]:
+    """The lines of a file; what is no UTF-8 in it becomes U+FFFD, and the line is judged by what is left."""
+    if file == _STDIO:
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]  # it is a text stream
+        yield sys.stdin
+        return
+    try:
+        with file.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+            yield lines
+    except OSError as error:
+        raise Failure(f"{file} cannot be read: {error.strerror}.") from error

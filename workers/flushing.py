@@ -1,0 +1,64 @@
+"""Flush: what is known of a session outside of PostgreSQL only is written there, before a process goes.
+
+For each session that the process worked on, under the token that it had: where somebody else
+has claimed the session since, nothing is written. Bounded in time as a whole, since it
+talks to servers that may have fallen silent.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from uuid import UUID
+
+from perdure.errors import Unavailable
+from perdure.runtime import Runtime
+from tasks.process import Flusher
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Flushed:
+    """How far a flush came: `sessions` of `touched`, and what was `written` for them."""
+
+    touched: int
+    sessions: int = 0
+    written: int = 0
+
+
+def flushers(runtime: Runtime) -> tuple[Flusher, ...]:
+    """What a process with these parts has to flush."""
+    return () if runtime.volatile is None else (partial(runtime.volatile.flush, runtime.database),)
+
+
+def flush(touched: Sequence[tuple[UUID, int]], flushers: Sequence[Flusher], within_s: float) -> Flushed:
+    """Flush the sessions in their order, for at most `within_s` seconds."""
+    flushed = Flushed(len(touched))
+    until = time.monotonic() + within_s
+    # A flusher that hangs is left behind: it writes under a token, so that a late write does no harm.
+    thread = threading.Thread(
+        target=_flush, args=(touched, flushers, flushed, until), name="perdure-flush", daemon=True
+    )
+    thread.start()
+    thread.join(within_s)
+    return flushed
+
+
+def _flush(touched: Sequence[tuple[UUID, int]], flushers: Sequence[Flusher], flushed: Flushed, until: float) -> None:
+    for session_id, token in touched:
+        if time.monotonic() >= until:
+            return
+        for flusher in flushers:
+            try:
+                flushed.written += flusher(session_id, token)
+            except Unavailable as error:
+                log.warning("sessions could not be flushed: %s", error.message)
+                return
+            except Exception:
+                log.exception("session %s could not be flushed", session_id)
+        flushed.sessions += 1

@@ -1,0 +1,133 @@
+"""A worker's way out, in four phases with a budget each, told in the log one by one.
+
+    1  no more work is taken; what was prefetched is handed back     (see `taking`)
+    2  drain: what runs goes on; at the deadline a turn that waits for a model is parked and
+       released, and a successor woken; a tool is awaited
+    3  flush: sessions that were worked on here are written down     (see `flushing`)
+    4  connections are closed; exit 0
+
+One thread holds the clock. It waits for whatever comes first: the end, another signal, or the
+time. A second signal makes the drain's deadline now, and leaves the hard limit where it is;
+a third makes the hard limit now. At the hard limit leases are given back, successors woken,
+and the process leaves by `os._exit` with status 1, whatever its threads do.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from enum import Enum, auto
+
+from perdure.errors import Unavailable
+from perdure.settings import ShutdownSettings
+from perdure.turns.incoming import DEFAULT_PRIORITY
+from tasks.process import Process
+from workers.alone import Isolation
+from workers.flushing import flush
+from workers.taking import Taking
+
+log = logging.getLogger(__name__)
+
+_GIVE_BACK_S = 3.0
+
+
+class _Event(Enum):
+    ASKED = auto()
+    ENDED = auto()
+
+
+class Shutdown:
+    """The end of one worker process."""
+
+    def __init__(self, budget: ShutdownSettings, isolation: Isolation, taking: Taking) -> None:
+        self.asked = False
+        self.begun = threading.Event()
+        self._hard = False
+        self._budget = budget
+        self._isolation = isolation
+        self._taking = taking
+        # Its `put` may be called in a signal handler, even in one that interrupts another.
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._began = 0.0
+
+    def ask(self) -> None:
+        """Begin, or hasten. Safe in a signal handler."""
+        self.asked = True
+        self._events.put(_Event.ASKED)
+
+    def watch(self, process: Process) -> None:
+        """See the process out. Returns when it has ended in time; else does not return."""
+        self._next(None)
+        self._began = time.monotonic()
+        self.begun.set()
+        self._taking.notice()
+        keeper = process.runner.keeper
+        running = keeper.turns + self._isolation.running
+        log.info("shutdown: %d turns run; %g s to drain, %g s at most", running, *self._limits())
+        if self._next(self._budget.drain_s) is _Event.ENDED:
+            return
+        log.info("shutdown: parks %d turns after %.3f s", keeper.turns + self._isolation.running, self._passed_s())
+        keeper.drain()
+        self._isolation.leave()
+        if self._next(self._budget.hard_exit_s) is _Event.ENDED:
+            return
+        self._leave_hard(process)
+
+    def finish(self, process: Process) -> None:
+        """The pool has ended: flush."""
+        self._stay_behind()
+        log.info("shutdown, 2 of 4: drained (%.3f s)", self._passed_s())
+        began = time.monotonic()
+        flushed = flush(process.runner.keeper.touched(), process.flushers, self._budget.flush_s)
+        level = logging.INFO if flushed.sessions == flushed.touched else logging.WARNING
+        log.log(
+            level, "shutdown, 3 of 4: flushed %d of %d sessions, %d entries (%.3f s)",
+            flushed.sessions, flushed.touched, flushed.written, time.monotonic() - began,
+        )  # fmt: skip
+
+    def ended(self) -> None:
+        """All is closed."""
+        self._stay_behind()
+        log.info("shutdown, 4 of 4: closed, %.3f s after it began", self._passed_s())
+        self._events.put(_Event.ENDED)
+
+    def _next(self, within_s: float | None) -> _Event | None:
+        """The next event; None if there is none until so many seconds after the beginning."""
+        try:
+            return self._events.get(timeout=None if within_s is None else max(within_s - self._passed_s(), 0))
+        except queue.Empty:
+            return None
+
+    def _passed_s(self) -> float:
+        return time.monotonic() - self._began if self._began else 0.0
+
+    def _limits(self) -> tuple[float, float]:
+        return self._budget.drain_s, self._budget.hard_exit_s
+
+    def _stay_behind(self) -> None:
+        """Past the hard limit the status is 1, even if giving the leases back has set free what held the process up."""
+        if self._hard:
+            threading.Event().wait()
+
+    def _leave_hard(self, process: Process) -> None:
+        self._hard = True
+        log.error("shutdown: %d sessions are still held: leaves the hard way", process.runner.keeper.running)
+        giving = threading.Thread(target=_give_back, args=(process,), name="perdure-give-back", daemon=True)
+        giving.start()
+        self._isolation.park()
+        giving.join(_GIVE_BACK_S)
+        logging.shutdown()
+        os._exit(1)
+
+
+def _give_back(process: Process) -> None:
+    try:
+        released = process.runner.keeper.release_all()
+    except Unavailable as error:
+        log.warning("leases were not given back, and run out: %s", error.message)
+        return
+    for session_id in released:
+        process.runtime.wake.session(session_id, DEFAULT_PRIORITY)
