@@ -11,6 +11,7 @@ from celery import shared_task
 from perdure.errors import InvalidRequest
 from perdure.memory.consolidation import Consolidated, Consolidator, Failed, NotDue, Progress, Skipped
 from perdure.memory.decay import decay as let_decay
+from perdure.memory.embedding import build_index, register
 from perdure.memory.meta import refresh_hot as refresh
 from perdure.models.protocol import CallAborted
 from perdure.turns.lease import Claimed
@@ -60,8 +61,15 @@ def decay(self: ScheduledTask) -> int:
 
 @shared_task(name="memory.refresh_hot", bind=True, base=ScheduledTask)
 def refresh_hot(self: ScheduledTask) -> int:
-    """Reckon everybody's hot memories anew; returns how many there are."""
-    return refresh(self.process.runtime.database)
+    """Reckon everybody's hot memories anew; returns how many there are. Indexes their vectors once they are many."""
+    runtime = self.process.runtime
+    hot = refresh(runtime.database)
+    embedder = runtime.embedder
+    if embedder.dimensions is not None:
+        known = register(runtime.database, embedder.name, embedder.dimensions)
+        if build_index(runtime.database, known, runtime.settings.memory.index_rows):
+            log.info("the vectors of %s have an index now", embedder.name)
+    return hot
 
 
 def consolidator(process: Process) -> Consolidator:

@@ -15,12 +15,16 @@ from perdure.clock import SystemClock
 from perdure.database.engine import Database
 from perdure.errors import Unavailable
 from perdure.memory.volatile import Volatile
+from perdure.models.embedders.guarded import guard_with
 from perdure.models.embedders.resolve import resolve as resolve_embedder
 from perdure.models.resolve import Models
 from perdure.resilience.registry import Breakers
 from perdure.runtime import Runtime, Waker
 from perdure.settings import Settings
 from perdure.snapshots.resolve import resolve
+from perdure.tools.mcp.connections import Connections
+from perdure.tools.mcp.server import McpServer
+from perdure.tools.mcp.server import check as check_servers
 from perdure.turns.parking import recall
 from workers.embedded import postgres, redis
 
@@ -84,38 +88,56 @@ def check(settings: Settings) -> None:
     """Find out now what would stop every process at its start.
 
     Raises:
-        SettingsError: `PERDURE_AGENTS`, `PERDURE_MODEL` or `PERDURE_SNAPSHOTS` names what cannot be had.
+        SettingsError: `PERDURE_AGENTS`, `PERDURE_MODEL` or `PERDURE_SNAPSHOTS` names what cannot be had, or
+            `PERDURE_MCP__COMMANDS` does not name what an agent's MCP server would start.
     """
-    Agents.from_module(settings.agents)
+    check_servers(_servers(Agents.from_module(settings.agents)), settings.mcp)
     Models(settings, SystemClock()).get()
     resolve(settings.snapshots, settings, Database("postgresql://"), _NO_REDIS).close()
 
 
-def assemble(settings: Settings, database_url: str, wake: Waker, redis_url: str | None = None) -> Runtime:
+def assemble(
+    settings: Settings, database_url: str, wake: Waker, redis_url: str | None = None, *, turns: bool = False
+) -> Runtime:
     """The parts of one process; with `redis_url`, of one that runs turns and ends sessions.
+
+    Only with `turns` are the agents' MCP servers connected: by a process that runs turns, once it is forked.
 
     Raises:
         SettingsError: `PERDURE_AGENTS`, `PERDURE_MODEL`, `PERDURE_SUMMARY_MODEL`, `PERDURE_EMBEDDER` or
-            `PERDURE_SNAPSHOTS` names what cannot be had.
+            `PERDURE_SNAPSHOTS` names what cannot be had, or `PERDURE_MCP__COMMANDS` does not name what
+            an agent's MCP server would start.
     """
+    agents = Agents.from_module(settings.agents)
+    servers = _servers(agents)
+    check_servers(servers, settings.mcp)
     clock = SystemClock()
     database = Database(database_url, lease_s=settings.turn.lease_s)
     breakers = Breakers(settings.breaker, clock, redis_url or _redis_if_found(settings), partial(recall, database))
     models = Models(settings, clock, breakers)
     for name in {settings.model, settings.summary_model or settings.model}:
         models.get(name)  # a model that cannot be set up stops the start, not the first turn
-    return Runtime(
+    connections = Connections(settings, breakers, clock) if turns else None
+    made = Runtime(
         settings=settings,
         clock=clock,
         database=database,
-        agents=Agents.from_module(settings.agents),
+        agents=agents,
         models=models.get,
         wake=wake,
         snapshots=resolve(settings.snapshots, settings, database, redis_url or _redis_of_snapshots(settings)),
         volatile=Volatile.at(redis_url, settings.memory, clock) if redis_url else None,
-        embedder=resolve_embedder(settings.embedder, settings, clock),
+        embedder=resolve_embedder(settings.embedder, settings, clock, guard_with(breakers, settings, clock)),
         breakers=breakers,
+        connections=connections,
     )
+    if connections is not None:
+        connections.open(servers)  # last: this starts processes, which nobody would end if anything failed below
+    return made
+
+
+def _servers(agents: Agents) -> list[McpServer]:
+    return [server for agent in agents for server in agent.servers]
 
 
 def _redis_of_snapshots(settings: Settings) -> str:

@@ -33,6 +33,7 @@ from tasks.scheduled import fire
 from workers import logs, taking
 from workers.alone import Isolation
 from workers.assembly import Addresses, assemble
+from workers.embedding import Embedding
 from workers.flushing import flushers
 from workers.shutdown import Shutdown
 from workers.standby import Standby
@@ -47,6 +48,7 @@ class Lifecycle:
     def __init__(self, app: Celery, settings: Settings, where: Addresses) -> None:
         self.taking = taking.Taking()
         self.standby: Standby | None = None
+        self._embedding: Embedding | None = None
         self._app = app
         self._settings = settings
         self._where = where
@@ -69,7 +71,9 @@ class Lifecycle:
         """Assemble now, and begin to sweep and to wait for the end."""
         process = self()
         standby = self.standby = Standby(process, self._settings, self._isolation, self.taking)
-        _thread("perdure-sweeper", lambda: self._sweep(process, standby))
+        embedding = self._embedding = Embedding(process.runtime)
+        embedding.start()
+        _thread("perdure-sweeper", lambda: self._sweep(process, standby, embedding))
         _thread("perdure-drain", lambda: self._shutdown.watch(process))
 
     def leave(self) -> None:
@@ -87,8 +91,12 @@ class Lifecycle:
             process, self._process = self._process, None
         if process is None:
             return
+        if self._embedding is not None:
+            self._embedding.leave()
         self._shutdown.finish(process)
         process.runner.close()
+        if process.runtime.connections is not None:
+            process.runtime.connections.close()
         if self._waker is not None:
             self._waker.close()
         if process.runtime.volatile is not None:
@@ -101,18 +109,19 @@ class Lifecycle:
 
     def _assemble(self) -> Process:
         waker = self._waker = CeleryWaker(self._settings, self._where)
-        runtime = assemble(self._settings, self._where.database_url, waker, self._where.redis_url)
+        found = schedules.entries(self._app.tasks, self._settings)
+        runtime = assemble(self._settings, self._where.database_url, waker, self._where.redis_url, turns=True)
         runtime.leaks.on_too_many = _leave_for_leaks
         runner = Runner(runtime, owner=f"{socket.gethostname()}:{os.getpid()}")
         runner.start()
         carriers: dict[str, Carrier] = {"url": UrlCarrier(self._settings.signing_key()), "task": TaskCarrier(waker)}
-        found = schedules.entries(self._app.tasks, self._settings)
         return Process(runtime, runner, carriers, self._isolation.run, found, flushers(runtime))
 
-    def _sweep(self, process: Process, standby: Standby) -> None:
+    def _sweep(self, process: Process, standby: Standby, embedding: Embedding) -> None:
         while not self._shutdown.begun.wait(standby.pause_s):
             try:
-                sweep(process.runtime, turns=standby.look())
+                if sweep(process.runtime, turns=standby.look()) is not None:
+                    embedding.look()
                 self._sweep_slots(process)
             except Unavailable as error:
                 log.warning("could not sweep: %s", error.message)

@@ -74,7 +74,7 @@ class GuardedModel:
             return self._breaker.execute(lambda: self._try_until(request, part), part.remaining())
 
     def _try_until(self, request: ModelRequest, part: ModelCall) -> ModelReply:
-        window = _Window(part, self._wait)
+        window = Window(part, self._wait)
         return retrying(self.name, lambda: self._try(request, part), self._retry, window, self._draw)
 
     def _try(self, request: ModelRequest, part: ModelCall) -> ModelReply:
@@ -87,16 +87,18 @@ class GuardedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
+class Window:
     """A call's time, as a retry sees it."""
 
     call: ModelCall
     wait_within: Callable[[ModelCall, float], None]
 
     def remaining(self) -> float:
+        """Seconds that are left of the call."""
         return self.call.remaining()
 
     def wait(self, seconds: float) -> None:
+        """Let `seconds` pass; see `wait_within`."""
         self.wait_within(self.call, seconds)
 
 

@@ -121,7 +121,7 @@ async def _get(client: httpx2.AsyncClient, url: httpx2.URL, allowed: Sequence[Ne
         "GET",
         url.copy_with(host=str(address), username=None, password=None),
         headers={
-            "Host": url.netloc.decode("ascii").rpartition("@")[2],
+            "Host": _host(url),
             "Accept": "text/*, application/json, */*;q=0.5",
         },
         extensions={"sni_hostname": url.raw_host.decode("ascii")},

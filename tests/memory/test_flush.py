@@ -33,7 +33,8 @@ SETTLED_BEFORE = Verdict(
 )
 GO_BACK = """
     WITH a AS (DELETE FROM inbox WHERE text <> 'hello'), b AS (DELETE FROM tool_effects),
-         c AS (DELETE FROM messages WHERE seq > 2), d AS (DELETE FROM turns WHERE seq > 1)
+         c AS (DELETE FROM messages WHERE seq > 2), d AS (DELETE FROM message_words WHERE seq > 2),
+         e AS (DELETE FROM unembedded WHERE seq > 2), f AS (DELETE FROM turns WHERE seq > 1)
     UPDATE sessions SET message_count = 2, last_turn_seq = 1, turn_count = 1, tick = 1, token = 1
 """
 

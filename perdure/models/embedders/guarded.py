@@ -1,0 +1,67 @@
+"""An embedder that fails well: `breaker(retry(embed))`, as models are called.
+
+The breaker is `embed:SCHEME`, one for the whole fleet. What is built in cannot fail, and is not guarded.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from perdure.clock import Clock
+from perdure.models.embedders.hashing import HashEmbedder
+from perdure.models.embedders.protocol import Embedder, Vector
+from perdure.models.embedders.resolve import Guard
+from perdure.models.protocol import ModelCall
+from perdure.models.resilient import Window, wait_within
+from perdure.resilience.registry import Breaker, BreakerRegistry
+from perdure.resilience.retry import retrying
+from perdure.settings import Settings
+
+
+class GuardedEmbedder:
+    """An embedder behind a breaker, tried again when it fails in a way that can pass."""
+
+    def __init__(self, embedder: Embedder, breaker: Breaker, settings: Settings, clock: Clock) -> None:
+        self._embedder = embedder
+        self._breaker = breaker
+        self._settings = settings
+        self._clock = clock
+
+    @property
+    def name(self) -> str:
+        """The embedder's own."""
+        return self._embedder.name
+
+    @property
+    def dimensions(self) -> int | None:
+        """The embedder's own."""
+        return self._embedder.dimensions
+
+    def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
+        """One vector for each text; see `Embedder.embed`.
+
+        Raises:
+            CircuitBreakerOpen: the breaker lets no call through.
+        """
+        whole = call or ModelCall(self._clock, self._settings.model_timeout_s)
+        with whole.part(self._settings.model_timeout_s) as part:
+            return self._breaker.execute(lambda: self._try_until(texts, part), part.remaining())
+
+    def _try_until(self, texts: Sequence[str], part: ModelCall) -> list[Vector]:
+        window = Window(part, wait_within)
+        return retrying(
+            self.name, lambda: self._embedder.embed(texts, part), self._settings.retry, window, random.random
+        )
+
+
+def guard_with(breakers: BreakerRegistry, settings: Settings, clock: Clock) -> Guard:
+    """What stands between the embedder of `settings` and its cache."""
+
+    def guard(embedder: Embedder) -> Embedder:
+        if isinstance(embedder, HashEmbedder):
+            return embedder
+        breaker = breakers.get(f"embed:{embedder.name.partition(':')[0]}")
+        return GuardedEmbedder(embedder, breaker, settings, clock)
+
+    return guard

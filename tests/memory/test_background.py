@@ -1,0 +1,64 @@
+"""A worker gives what was said its vectors, in the background."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from perdure.models.embedders.hashing import HashEmbedder
+from perdure.models.embedders.protocol import Vector
+from perdure.models.protocol import CallAborted, ModelCall
+from perdure.runtime import Runtime
+from tests.processes.scene import wait_until
+from tests.turns.stage import Stage
+from workers.embedding import Embedding
+
+_LACKING = "SELECT count(*) FROM unembedded"
+_VECTORS = "SELECT count(*) FROM message_vectors WHERE vector IS NOT NULL"
+
+
+def _count(runtime: Runtime, sql: str) -> int:
+    with runtime.database.engine.connect() as connection:
+        return int(connection.exec_driver_sql(sql).scalar_one())
+
+
+def test_what_was_said_gets_its_vectors(stage: Stage) -> None:
+    """Question and answer, once a worker looks."""
+    stage.run(stage.send("I have a cat").session_id)
+    runtime = replace(stage.runtime, embedder=HashEmbedder(64))
+    embedding = Embedding(runtime)
+    embedding.start()
+    embedding.look()
+    wait_until(lambda: _count(runtime, _VECTORS) == 2 and _count(runtime, _LACKING) == 0, "both lines have a vector")
+    embedding.leave()
+
+
+class _Hanging(HashEmbedder):
+    """Answers nobody until its call is ended."""
+
+    def __init__(self) -> None:
+        super().__init__(64)
+        self.entered = threading.Event()
+        self.ended = threading.Event()
+
+    def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
+        """Hang."""
+        assert call is not None
+        with call.aborting(self.ended.set):
+            self.entered.set()
+            assert self.ended.wait(30)
+        raise CallAborted("The call was ended.")
+
+
+def test_a_process_that_leaves_waits_for_no_embedder(stage: Stage) -> None:
+    """The call is ended; what it was for waits for another worker."""
+    stage.run(stage.send("I have a cat").session_id)
+    hanging = _Hanging()
+    embedding = Embedding(replace(stage.runtime, embedder=hanging))
+    embedding.start()
+    embedding.look()
+    assert hanging.entered.wait(30)
+    embedding.leave()
+    assert hanging.ended.wait(30)
+    assert _count(stage.runtime, _VECTORS) == 0

@@ -1,0 +1,83 @@
+"""An embedder that keeps failing is left alone for a while, by the whole process; one that can pass is tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from perdure.clock import MovedClock
+from perdure.errors import CircuitBreakerOpen, InvalidRequest, ProviderError
+from perdure.models.embedders.guarded import guard_with
+from perdure.models.embedders.hashing import HashEmbedder
+from perdure.models.embedders.protocol import Vector
+from perdure.models.protocol import ModelCall
+from perdure.resilience.registry import Breakers
+from perdure.settings import RetrySettings, Settings
+
+
+class _Failing:
+    """Fails so many times with `error`, then answers."""
+
+    name = "openai:small"
+    dimensions = 1
+
+    def __init__(self, error: Exception, times: int) -> None:
+        self.left = times
+        self.asked = 0
+        self._error = error
+
+    def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
+        """One number for each text."""
+        assert call is not None
+        self.asked += 1
+        if self.left:
+            self.left -= 1
+            raise self._error
+        return [[1.0] for _ in texts]
+
+
+@pytest.fixture
+def quick(settings: Settings) -> Settings:
+    """Tries follow each other at once."""
+    return settings.model_copy(update={"retry": RetrySettings(base_s=0.001, cap_s=0.001)})
+
+
+def test_what_can_pass_is_tried_again(quick: Settings, clock: MovedClock) -> None:
+    """Whoever asked notices nothing."""
+    failing = _Failing(ProviderError("away", transient=True), 2)
+    guarded = guard_with(Breakers(quick.breaker, clock), quick, clock)(failing)
+    assert guarded.embed(["a", "b"]) == [[1.0], [1.0]]
+    assert (failing.asked, guarded.name, guarded.dimensions) == (3, "openai:small", 1)
+
+
+def test_what_keeps_failing_is_left_alone(quick: Settings, clock: MovedClock) -> None:
+    """Its breaker counts a call once, however often it was tried."""
+    breakers = Breakers(quick.breaker, clock)
+    failing = _Failing(ProviderError("away", transient=True), 1000)
+    guarded = guard_with(breakers, quick, clock)(failing)
+    for _ in range(quick.breaker.failure_threshold):
+        with pytest.raises(ProviderError):
+            guarded.embed(["a"])
+    asked = failing.asked
+    with pytest.raises(CircuitBreakerOpen):
+        guarded.embed(["a"])
+    assert failing.asked == asked == quick.breaker.failure_threshold * quick.retry.max_attempts
+    assert [(each.name, each.state) for each in breakers.list()] == [("embed:openai", "open")]
+
+
+def test_a_refusal_is_nobodys_failure(quick: Settings, clock: MovedClock) -> None:
+    """The next text may be a better one."""
+    failing = _Failing(InvalidRequest("too long"), 10)
+    guarded = guard_with(Breakers(quick.breaker, clock), quick, clock)(failing)
+    for _ in range(10):
+        with pytest.raises(InvalidRequest):
+            guarded.embed(["a"])
+    assert failing.asked == 10
+    assert guarded.embed(["a"]) == [[1.0]]
+
+
+def test_what_is_built_in_is_not_guarded(quick: Settings, clock: MovedClock) -> None:
+    """It asks nobody."""
+    built_in = HashEmbedder(64)
+    assert guard_with(Breakers(quick.breaker, clock), quick, clock)(built_in) is built_in
