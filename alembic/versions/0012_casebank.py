@@ -1,4 +1,4 @@
-"""The CaseBank: cases, their executions, archive and history, and the runs that prune them.
+"""The CaseBank: cases, executions, archive and history, the runs that prune them; what people say of a turn.
 
 Revision: 0012, after 0011.
 """
@@ -18,6 +18,15 @@ depends_on = None
 
 def upgrade() -> None:
     """Go up."""
+    op.add_column(
+        "turns",
+        sa.Column(
+            "feedback",
+            postgresql.JSONB(astext_type=sa.Text()),
+            nullable=True,
+            comment="what a person said of it: a score, -1 or 1, and a comment",
+        ),
+    )
     op.create_table(
         "case_runs",
         sa.Column("run_id", sa.Uuid(), nullable=False),
@@ -88,6 +97,13 @@ def upgrade() -> None:
         sa.UniqueConstraint("turn_id", name=op.f("cases_turn_id_key")),
         comment="Questions answered before, and how well. Vectors are compared within one embedder and size only.",
         postgresql_with={"fillfactor": "80"},
+    )
+    op.create_index(
+        "cases_searchable_idx",
+        "cases",
+        ["embedder"],
+        unique=False,
+        postgresql_where=sa.text("status = 'active' AND query_vector IS NOT NULL"),
     )
     op.create_index(
         "cases_flagged_idx", "cases", ["case_id"], unique=False, postgresql_where=sa.text("review IS NOT NULL")
@@ -227,6 +243,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Go down."""
+    op.drop_column("turns", "feedback")
     op.drop_table("case_run_items")
     op.drop_table("case_history")
     op.drop_table("case_executions")

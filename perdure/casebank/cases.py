@@ -95,7 +95,7 @@ def learn(
 ) -> str | None:
     """Store what a turn answered, because somebody praised it: the case's id, None if it was stored before.
 
-    Without a vector it is found once it has been given one (`give_vector`).
+    Without a vector it is found once it has been given one (`embedding`).
 
     Raises:
         InvalidRequest: the question or the answer is empty, or the vector is none.
@@ -153,27 +153,6 @@ def list_cases(
     """Cases behind the id `after`, in the order of their ids; those of one status, or only flagged ones."""
     parameters = {"after": after, "most": most, "status": status, "flagged": flagged}
     return [shown(row) for row in executor.run(queries.LIST, parameters)]
-
-
-def without_vector(executor: Executor, embedder: str, after: str = "", most: int = 100) -> list[tuple[str, str]]:
-    """Active cases that no search with this embedder finds: id and question."""
-    rows = executor.run(queries.WITHOUT_VECTOR, {"embedder": embedder, "after": after, "most": most})
-    return [(row.case_id, row.query) for row in rows]
-
-
-def give_vector(executor: Executor, case_id: str, query: str, vector: Sequence[float], embedder: str) -> bool:
-    """Store the vector of a case's question; False if it has been archived or erased meanwhile.
-
-    Raises:
-        InvalidRequest: it is no vector.
-    """
-    parameters = {
-        "case_id": case_id,
-        "query": query,
-        "query_vector": vectors.literal(vector),
-        "embedder": embedder,
-    }
-    return bool(executor.run(queries.GIVE_VECTOR, parameters))
 
 
 def shown(row: Row[Any]) -> dict[str, Any]:

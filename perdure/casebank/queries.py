@@ -93,12 +93,12 @@ HISTORY = Statement(
     writes=False,
 )
 
-# Cases that no search of this embedder finds.
+# Cases that no search finds; with an embedder, those that none by it does.
 WITHOUT_VECTOR = Statement(
     "casebank.without_vector",
     """
     SELECT case_id, query FROM cases
-    WHERE status = 'active' AND case_id > %(after)s AND (query_vector IS NULL OR embedder <> %(embedder)s)
+    WHERE status = 'active' AND case_id > %(after)s AND (query_vector IS NULL OR embedder <> %(embedder)s::text)
     ORDER BY case_id LIMIT %(most)s
     """,
     writes=False,

@@ -203,6 +203,7 @@ turns = Table(
     Column("settled_tick", BigInteger, comment="the session's when it was settled"),
     Column("held", JSON, comment="how it ends, once the session's snapshot is saved"),
     Column("held_error", Text, comment="why it is not saved yet"),
+    Column("feedback", JSONB, comment="what a person said of it: a score, -1 or 1, and a comment"),
     _one_of("status", TURN_STATUSES),
     CheckConstraint(
         "(settled_at IS NULL) = (status IN ('accepted', 'running', 'waiting_approval', 'parked'))", name="settled"
@@ -590,6 +591,7 @@ cases = Table(
     CheckConstraint("query_vector IS NULL OR embedder IS NOT NULL", name="embedder"),
     UniqueConstraint("turn_id"),
     Index("cases_user_id_idx", "user_id", postgresql_where=text("user_id IS NOT NULL")),
+    Index("cases_searchable_idx", "embedder", postgresql_where=text("status = 'active' AND query_vector IS NOT NULL")),
     Index("cases_flagged_idx", "case_id", postgresql_where=text("review IS NOT NULL")),
     postgresql_with={"fillfactor": "80"},
     comment="Questions answered before, and how well. Vectors are compared within one embedder and size only.",

@@ -915,3 +915,22 @@ SETTLED_AMONG = Statement(
     "SELECT turn_id FROM turns WHERE turn_id = ANY (%(turn_ids)s::uuid[]) AND settled_at IS NOT NULL",
     writes=False,
 )
+
+# --- feedback ----------------------------------------------------------------------------
+
+# Notes what a person said of a turn that has a reply, and returns what was asked and answered.
+FEEDBACK = Statement(
+    "turns.feedback",
+    """
+    WITH told AS (
+        UPDATE turns SET feedback = %(feedback)s::jsonb
+        WHERE turn_id = %(turn_id)s AND reply_seq IS NOT NULL
+        RETURNING session_id, turn_id, user_id, status, first_seq, reply_seq
+    )
+    SELECT told.user_id, told.status, reply.content AS reply,
+           (SELECT string_agg(m.content, E'\\n' ORDER BY m.seq) FROM messages AS m
+            WHERE m.session_id = told.session_id AND m.seq BETWEEN told.first_seq AND told.reply_seq
+              AND m.turn_id = told.turn_id AND m.role = 'user') AS asked
+    FROM told JOIN messages AS reply ON reply.session_id = told.session_id AND reply.seq = told.reply_seq
+    """,
+)

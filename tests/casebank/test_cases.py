@@ -74,11 +74,31 @@ def test_a_case_is_learnt_once(database: Database, clock: MovedClock) -> None:
     case_id = cases.learn(database, clock, **known)
     assert case_id is not None
     assert cases.learn(database, clock, **known) is None
-    assert cases.without_vector(database, "hash:2") == [(case_id, "how?")]
-    assert cases.give_vector(database, case_id, "how?", [1.0, 2.0], "hash:2")
-    assert cases.without_vector(database, "hash:2") == []
-    assert cases.without_vector(database, "other:2") == [(case_id, "how?")]
-    assert not cases.give_vector(database, case_id, "another question", [1.0, 2.0], "hash:2")
+    embedder = HashEmbedder(16)
+    assert search.search(database, embedder.embed(["how?"])[0], embedder.name, 1) == []
+    assert list(embed_cases(database, embedder)) == [1]
+    assert [each.case_id for each in search.search(database, embedder.embed(["how?"])[0], embedder.name, 1)] == [case_id]
+
+
+class _Refusing(HashEmbedder):
+    """Takes no text with `bad` in it."""
+
+    def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
+        if any("bad" in text for text in texts):
+            raise InvalidRequest("That cannot be embedded.")
+        return super().embed(texts, call)
+
+
+def test_vectors_are_kept_until_new_ones_are_asked_for(database: Database) -> None:
+    """A vector that a case came with tells its duplicates; one refused question stops none of the others."""
+    put(database, "a", query="one", vector=[1.0, 0.0], embedder="other:2")
+    put(database, "b", query="bad")
+    put(database, "c", query="two")
+    made = "SELECT embedder FROM cases ORDER BY case_id"
+    assert list(embed_cases(database, _Refusing(16))) == [2]
+    assert column(database, made) == ["other:2", None, "hash:16"]
+    assert list(embed_cases(database, _Refusing(16), others=True)) == [2]
+    assert column(database, made) == ["hash:16", None, "hash:16"]
 
 
 # --- files -----------------------------------------------------------------------------
