@@ -232,6 +232,7 @@ class CasebankSettings(_Group):
     approval: PruneApproval = PruneApproval.AUTO
     approval_expires_s: Seconds = 259_200
     notify_url: SecretStr | None = None
+    suggestions: bool = False
 
     @field_validator("notify_url")
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -10,11 +11,14 @@ from uuid import UUID
 
 import pytest
 
-from perdure.casebank import cases, executions, reflection, transfer
+from perdure.casebank import cases, executions, reflection, search, transfer
 from perdure.casebank.cases import NewCase
+from perdure.casebank.embedding import embed_cases
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import InvalidRequest, ProviderError
+from perdure.models.embedders.hashing import HashEmbedder
+from perdure.models.embedders.protocol import Vector
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from tests.casebank.bank import NOW, column, put
 
@@ -77,7 +81,9 @@ def test_a_case_is_learnt_once(database: Database, clock: MovedClock) -> None:
     embedder = HashEmbedder(16)
     assert search.search(database, embedder.embed(["how?"])[0], embedder.name, 1) == []
     assert list(embed_cases(database, embedder)) == [1]
-    assert [each.case_id for each in search.search(database, embedder.embed(["how?"])[0], embedder.name, 1)] == [case_id]
+    assert [each.case_id for each in search.search(database, embedder.embed(["how?"])[0], embedder.name, 1)] == [
+        case_id
+    ]
 
 
 class _Refusing(HashEmbedder):
