@@ -101,12 +101,18 @@ class Agent:
         """The agent's tools, in the order given."""
         return tuple(self._by_name.values())
 
-    def toolset(self, connections: Connections) -> Toolset:
+    def toolset(self, connections: Connections | None) -> Toolset:
         """All that the agent may call at this moment, its servers' tools as far as they are known.
 
         The first look at a server waits until it is connected, for its `connect_timeout_s` at most.
+        A process without connections knows of none.
         """
-        return Toolset([*self.tool_list, *connections.tools(self.servers)])
+        remote = connections.tools(self.servers) if connections is not None else ()
+        return Toolset([*self.tool_list, *remote])
+
+    def may_have(self, name: str) -> bool:
+        """Whether a tool of that name would belong to one of the agent's servers, which alone know if there is one."""
+        return any(name.startswith(f"{server.name}:") for server in self.servers)
 
 
 class Agents:

@@ -22,6 +22,7 @@ from perdure.resilience.registry import Breakers
 from perdure.settings import Settings
 from perdure.snapshots.store import SnapshotStore
 from perdure.tools.leaks import Leaks
+from perdure.tools.mcp.connections import Connections
 
 
 class Waker(Protocol):
@@ -60,6 +61,8 @@ class Runtime:
 
     `volatile` is the memory in Redis, None in a process that neither runs turns nor ends sessions.
 
+    `connections` are those to the agents' MCP servers, None in a process that runs no turns.
+
     `embedder` makes the vectors that memory is searched by; the built-in one unless another is given.
     """
 
@@ -73,4 +76,5 @@ class Runtime:
     volatile: Volatile | None = None
     embedder: Embedder = field(default_factory=lambda: HashEmbedder(384))
     breakers: Breakers | None = None
+    connections: Connections | None = None
     leaks: Leaks = field(default_factory=Leaks)

@@ -129,6 +129,7 @@ def _emptied(connection: Connection) -> bool:
     rows = 0
     with connection.cursor() as cursor:
         cursor.execute("SET session_replication_role = replica")  # no foreign key is looked up
+        cursor.execute("SELECT setval(oid, 1, false) FROM pg_class WHERE relkind = 'S'")  # numbers begin anew
         for table in metadata.tables:
             cursor.execute(f"DELETE FROM {table}")  # noqa: S608 (our own tables)
             rows += cursor.rowcount

@@ -21,6 +21,7 @@ from uuid import UUID
 
 from perdure.errors import Unavailable
 from perdure.settings import Settings
+from perdure.tools.mcp.connections import Connections
 from perdure.turns.runner import Runner
 from workers.assembly import addresses, assemble
 from workers.embedded import launch
@@ -99,14 +100,16 @@ def main(session_id: UUID) -> None:
     configure()
     where = addresses(settings)
     waker = CeleryWaker(settings, where)
-    runtime = assemble(settings, where.database_url, waker, where.redis_url)
+    runtime = assemble(settings, where.database_url, waker, where.redis_url, turns=True)
     runner = Runner(runtime, owner=f"{socket.gethostname()}:{os.getpid()} alone")
     runner.start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the worker too, which has the say
-    signal.signal(signal.SIGTERM, _leave(runner))
+    signal.signal(signal.SIGTERM, _leave(runner, runtime.connections))
     log.info("%s", runner.run(session_id, alone=True))
     flush(runner.keeper.touched(), flushers(runtime), settings.shutdown.flush_s)
     runner.close()
+    if runtime.connections is not None:
+        runtime.connections.close()
     waker.close()
     if runtime.volatile is not None:
         runtime.volatile.close()
@@ -115,9 +118,9 @@ def main(session_id: UUID) -> None:
     runtime.database.close()
 
 
-def _leave(runner: Runner) -> Callable[[int, FrameType | None], None]:
+def _leave(runner: Runner, connections: Connections | None) -> Callable[[int, FrameType | None], None]:
     """The first time it drains; the second time, or when its parent has gone meanwhile, it leaves the hard way."""
-    ways = iter((runner.keeper.drain, partial(_leave_now, runner)))
+    ways = iter((runner.keeper.drain, partial(_leave_now, runner, connections)))
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
         way = next(ways, None)
@@ -127,11 +130,13 @@ def _leave(runner: Runner) -> Callable[[int, FrameType | None], None]:
     return handle
 
 
-def _leave_now(runner: Runner) -> None:
+def _leave_now(runner: Runner, connections: Connections | None) -> None:
     try:
         runner.keeper.release_all()
     except Unavailable as error:
         log.warning("the lease was not given back, and runs out: %s", error.message)
+    if connections is not None:
+        connections.close(0)
     os._exit(1)
 
 

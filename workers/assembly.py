@@ -132,7 +132,7 @@ def assemble(
         connections=connections,
     )
     if connections is not None:
-        connections.open(servers)  # last: this starts processes, which nobody would end if anything failed below
+        connections.open(servers)  # last: this starts processes, which nobody would end if anything failed after it
     return made
 
 

@@ -119,6 +119,8 @@ class Shutdown:
         giving.start()
         self._isolation.park()
         giving.join(_GIVE_BACK_S)
+        if process.runtime.connections is not None:
+            process.runtime.connections.close(0)  # servers that are processes are killed, lest they outlive this one
         logging.shutdown()
         os._exit(1)
 

@@ -141,14 +141,8 @@ class Tool:
         return {name.removeprefix(_FIELD): getattr(model, name) for name in self._arguments.model_fields}
 
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether a person must approve of a call with what `parse` returned. One that cannot tell, must."""
-        if not callable(self.requires_approval):
-            return self.requires_approval
-        try:
-            return bool(self.requires_approval(arguments))
-        except Exception:
-            log.exception("tool %s cannot tell whether a call needs approval, so it does", self.name)
-            return True
+        """Whether a person must approve of a call with what `parse` returned."""
+        return must_be_approved(self.name, self.requires_approval, arguments)
 
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str:
         """Run the function with what `parse` returned and render its result for the model.
@@ -245,6 +239,17 @@ def tool(
         )
 
     return make if function is None else make(function)
+
+
+def must_be_approved(tool: str, declared: Approval, arguments: Mapping[str, Any]) -> bool:
+    """Whether a call of `tool` waits for a person, as its author `declared`. Where that cannot be told, it does."""
+    if not callable(declared):
+        return declared
+    try:
+        return bool(declared(arguments))
+    except Exception:
+        log.exception("tool %s cannot tell whether a call needs approval, so it does", tool)
+        return True
 
 
 def _unfit(function: Callable[..., Any], why: str) -> SettingsError:

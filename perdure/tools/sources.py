@@ -53,6 +53,10 @@ class RunnableTool(Protocol):
         """
         ...
 
+    def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether a person must approve of a call with what `parse` returned."""
+        ...
+
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str:
         """Run it with what `parse` returned.
 

@@ -10,6 +10,7 @@ turn a bounded wait and what it would have recalled, never the turn.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy.exc import DBAPIError
@@ -69,9 +70,8 @@ def brief(runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript:
     return Briefing("\n\n".join(part for part in parts if part), case_ids)
 
 
-def offered(agent: Agent, budget: int) -> tuple[ToolSchema, ...]:
-    """The agent's tools as a model is told of them; those beyond the budget are left out, which is reported."""
-    schemas = [tool.schema() for tool in agent.tool_list]
+def offered(agent: Agent, schemas: Sequence[ToolSchema], budget: int) -> tuple[ToolSchema, ...]:
+    """Of the agent's tools those that a model is told of; the ones beyond the budget are left out, and reported."""
     told = affordable(schemas, budget)
     if len(told) < len(schemas):
         log.warning(

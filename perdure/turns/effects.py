@@ -33,10 +33,10 @@ from perdure.tools.registry import (
     Effect,
     Happened,
     ProbeOutcome,
-    Tool,
     ToolContext,
     Unknown,
 )
+from perdure.tools.sources import RunnableTool, Toolset
 from perdure.tools.variables import Change, VariableSet, WorkingVariables
 from perdure.turns import approvals, queries
 from perdure.turns.lease import Hold, LeaseLost, TurnRef
@@ -57,18 +57,26 @@ UNKNOWN_OUTCOME = (
 )
 
 
+TRIED_BEFORE = "An earlier attempt at this call was interrupted and may have taken effect."
+"""Beside the failure of a repeated call: without it the model would ask again, under another effect id."""
+
+
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One call of a reply: either ready to run, or refused with a reason for the model."""
+    """One call of a reply: either ready to run, or refused with a reason for the model.
+
+    `repeated`: it has begun before, and nobody knows what came of that.
+    """
 
     position: int
     call: ToolCall
     effect_id: UUID
-    tool: Tool | None = None
+    tool: RunnableTool | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
     timeout_s: float = 0
     needs_approval: bool = False
     refusal: str | None = None
+    repeated: bool = False
 
     def intent(self) -> dict[str, Any]:
         """The row that is committed before the call begins."""
@@ -110,16 +118,26 @@ class Interrupted(Exception):
     """A wait ended because the turn is to stop; the hold says why."""
 
 
-def plan(agent: Agent, calls: Sequence[ToolCall], runtime: Runtime) -> list[Planned]:
-    """Match a reply's calls with the agent's tools and check their arguments."""
-    return [_planned(agent, position, call, runtime) for position, call in enumerate(calls)]
+def equip(runtime: Runtime, hold: Hold, agent: Agent) -> Toolset:
+    """What the agent may call in the step that begins; waits for servers that are being connected for the first time.
+
+    They are connected side by side, so the slowest one bounds the wait.
+    """
+    if agent.servers:
+        hold.step_within(max(server.connect_timeout_s for server in agent.servers))
+    return agent.toolset(runtime.connections)
 
 
-def _planned(agent: Agent, position: int, call: ToolCall, runtime: Runtime) -> Planned:
+def plan(tools: Toolset, calls: Sequence[ToolCall], runtime: Runtime) -> list[Planned]:
+    """Match a reply's calls with the tools and check their arguments."""
+    return [_planned(tools, position, call, runtime) for position, call in enumerate(calls)]
+
+
+def _planned(tools: Toolset, position: int, call: ToolCall, runtime: Runtime) -> Planned:
     effect_id = new_id(runtime.clock)
-    tool = agent.find_tool(call.name)
+    tool = tools.find(call.name)
     if tool is None:
-        known = ", ".join(each.name for each in agent.tool_list) or "none"
+        known = ", ".join(tools.names) or "none"
         return Planned(position, call, effect_id, refusal=f"There is no tool {call.name!r}. Available: {known}.")
     if position >= MAX_CALLS:
         refusal = f"Not run: at most {MAX_CALLS} calls are run for one reply. Ask again for fewer at once."
@@ -208,7 +226,7 @@ class Ledger:
 
     def _begun(self, asking: Entry, rows: Mapping[int, Row[Any]]) -> tuple[list[Result], list[Planned]]:
         """What is settled of calls that waited for a person, and those that are begun by this."""
-        planned = plan(self._agent, _decided(asking, rows), self._runtime)
+        planned = plan(self._tools(), _decided(asking, rows), self._runtime)
         calls = [
             replace(each, effect_id=rows[each.position].effect_id) if each.position in rows else each
             for each in planned
@@ -237,7 +255,7 @@ class Ledger:
         self._variables.replay(_changes(rows))
         results: list[Result] = []
         again: list[Planned] = []
-        for fresh in plan(self._agent, _decided(asking, rows), self._runtime):
+        for fresh in plan(self._tools(), _decided(asking, rows), self._runtime):
             found = self._known_or_again(fresh, rows.get(fresh.position))
             if isinstance(found, Result):
                 results.append(found)
@@ -254,7 +272,7 @@ class Ledger:
             return _as_recorded(fresh.position, row)
         if fresh.tool is None:
             return Result(fresh.position, "unknown", UNKNOWN_OUTCOME, row.effect_id)
-        same = Planned(fresh.position, fresh.call, row.effect_id, fresh.tool, fresh.arguments, fresh.timeout_s)
+        same = replace(fresh, effect_id=row.effect_id, needs_approval=False, repeated=True)
         return self._decide(same, Effect(row.effect)) or same
 
     def _decide(self, planned: Planned, effect: Effect) -> Result | None:
@@ -378,7 +396,7 @@ class Ledger:
 
         return _Run(planned, work, until, context.working_variables, done)
 
-    def _call(self, tool: Tool, planned: Planned, context: ToolContext) -> str:
+    def _call(self, tool: RunnableTool, planned: Planned, context: ToolContext) -> str:
         """What the tool returns, with the agent's hooks around it.
 
         Raises:
@@ -403,7 +421,7 @@ class Ledger:
 
     def _start_again(self, planned: Planned, done: queue.SimpleQueue[_Run], *, record: bool) -> _Run:
         self._extend(planned)
-        return self._start(planned, done, record=record)
+        return self._start(replace(planned, repeated=True), done, record=record)
 
     def _timed_out(self, run: _Run, *, again: bool) -> Result | None:
         """What is said of a call whose time is up, or None if it may run `again`."""
@@ -472,6 +490,9 @@ class Ledger:
             memory=own_memory(self._runtime, self._hold.session_id, self._turn, planned.effect_id),
         )
 
+    def _tools(self) -> Toolset:
+        return equip(self._runtime, self._hold, self._agent)
+
     def _now(self) -> float:
         return self._runtime.clock.monotonic()
 
@@ -526,7 +547,10 @@ def _settled(planned: Planned, row: Row[Any] | None) -> Result:
 def _ran(run: _Run) -> Result:
     planned = run.planned
     if isinstance(run.outcome, PerdureError):
-        return Result(planned.position, "failed", f"Error: {run.outcome.message}", planned.effect_id)
+        text = f"Error: {run.outcome.message}"
+        if planned.repeated and planned.tool is not None and planned.tool.effect is Effect.IDEMPOTENT:
+            text = f"{text}\n{TRIED_BEFORE}"
+        return Result(planned.position, "failed", text, planned.effect_id)
     return Result(planned.position, "done", str(run.outcome), planned.effect_id)
 
 

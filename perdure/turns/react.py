@@ -21,14 +21,15 @@ from perdure.errors import (
     Unavailable,
 )
 from perdure.hooks import TurnOver, TurnSeen, call_hooks
-from perdure.models.protocol import CallAborted, Model, ModelCall, ModelReply, ModelRequest, Role
+from perdure.models.protocol import CallAborted, Model, ModelCall, ModelReply, ModelRequest, Role, ToolSchema
 from perdure.runtime import Runtime
 from perdure.settings import OnUnavailable
+from perdure.tools.sources import Toolset
 from perdure.tools.variables import VariableSet
 from perdure.turns import approvals, parking, queries
 from perdure.turns.approvals import Undecided
 from perdure.turns.briefing import Briefing, brief, offered
-from perdure.turns.effects import Interrupted, Ledger, Planned, Result, plan
+from perdure.turns.effects import Interrupted, Ledger, Planned, Result, equip, plan
 from perdure.turns.lease import Hold, LeaseLost, TurnRef
 from perdure.turns.settlement import Cancelled, Ending, Failed, Replied
 from perdure.turns.transcript import Entry, Transcript, result_of, said
@@ -80,7 +81,9 @@ class Turn:
         self._agent: Agent = runtime.agents.get(ref.agent)
         self._model: Model = runtime.models(self._agent.model or runtime.settings.model)
         self._briefing: Briefing | None = None
-        self._tools = offered(self._agent, runtime.settings.memory.budget_tools)
+        self._tools = Toolset()
+        self._schemas: tuple[ToolSchema, ...] = ()
+        self._offered: tuple[ToolSchema, ...] = ()
         self._variables = variables or VariableSet()
         self._ledger = Ledger(runtime, hold, ref, self._agent, self._variables)
         self._max_steps = self._agent.max_steps or runtime.settings.turn.max_steps
@@ -218,12 +221,13 @@ class Turn:
     def _query(self) -> ModelReply:
         if self._briefing is None:
             self._briefing = brief(self._runtime, self._hold, self._agent, self.ref, self.transcript)
+        self._look_for_tools()
         self._before_call_s = self.spent_s
         # For the model and its fallbacks together; each has its own limit besides.
         limit_s = max(self._timeout_s - self._before_call_s, 0.001)
         call = ModelCall(self._runtime.clock, limit_s)
         prompt = self.transcript.prompt(self._briefing.text, self._runtime.settings.memory.budget_working)
-        request = ModelRequest(prompt, self._tools)
+        request = ModelRequest(prompt, self._offered)
         self._hold.step_within(limit_s)
         with self._hold.calling(call):
             try:
@@ -234,8 +238,16 @@ class Turn:
             raise InvalidResponse("The model's answer was empty.")
         return reply
 
+    def _look_for_tools(self) -> None:
+        """Have what the agent may call now; servers' tools come and go between two steps."""
+        self._tools = equip(self._runtime, self._hold, self._agent)
+        schemas = self._tools.schemas()
+        if schemas != self._schemas:  # else they were weighed, and what is left out reported, a step ago
+            self._schemas = schemas
+            self._offered = offered(self._agent, schemas, self._runtime.settings.memory.budget_tools)
+
     def _ask(self, asking: Entry) -> None:
-        planned = plan(self._agent, asking.tool_calls, self._runtime)
+        planned = plan(self._tools, asking.tool_calls, self._runtime)
         runnable = [each for each in planned if each.refusal is None]
         waits = any(each.needs_approval for each in runnable)
         expires_s = self._runtime.settings.approval.expires_s

@@ -95,6 +95,13 @@ ROUTES = [
     ("GET", "/v1/sessions/here/messages"),
     ("POST", "/v1/sessions/here/end"),
     ("POST", "/v1/sessions/here/fork"),
+    ("POST", "/v1/turns/here/approval"),
+    ("POST", "/v1/memory/search"),
+    ("POST", "/v1/memory/consolidate"),
+    ("GET", "/v1/users/here/export"),
+    ("DELETE", "/v1/users/here"),
+    ("GET", "/v1/breakers"),
+    ("POST", "/v1/breakers/here/reset"),
 ]
 
 

@@ -47,10 +47,14 @@ def test_a_session_is_ended_by_its_id(perdure: Perdure, database: Database) -> N
 def test_what_runs_when_is_listed(perdure: Perdure) -> None:
     """The entries whose tasks there are."""
     listed = json.loads(perdure("schedules", "list", "--json").stdout)
-    assert [(each["entry"], each["task"], each["schedule"]) for each in listed] == [
-        ("expire_idle", "sessions.expire_idle", "each minute")
-    ]
-    assert perdure("schedules", "list").stdout.startswith("expire_idle\teach minute\t")
+    six_hourly = "daily at 00:00, 06:00, 12:00 and 18:00 UTC"
+    assert {(each["entry"], each["task"], each["schedule"]) for each in listed} == {
+        ("expire_idle", "sessions.expire_idle", "each minute"),
+        ("consolidate", "memory.consolidate", six_hourly),
+        ("decay", "memory.decay", six_hourly),
+        ("refresh_hot", "memory.refresh_hot", six_hourly),
+    }
+    assert "expire_idle\teach minute\t" in perdure("schedules", "list").stdout
 
 
 @pytest.fixture

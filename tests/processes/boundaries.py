@@ -45,10 +45,15 @@ BESIDE = (
 )
 """Commits that a worker makes beside its turns, every few seconds."""
 
-EACH_MINUTE = ("slots.fired", "slots.take", "slots.renew", "slots.settle", "sessions.expire_idle")
-"""Commits of schedules, which have tests of their own."""
+_ELSEWHERE = ("slots.", "sessions.expire_idle", "embedding.", "consolidation.", "erasure.", "decay.", "meta.")
+"""How the names of those begin that belong to no turn and to no end, and have kill tests of their own."""
 
 MODEL_CALLS = 2
+
+
+def is_beside(name: str) -> bool:
+    """Whether a commit is none of a turn's or of a session's end."""
+    return name in BESIDE or name.startswith(_ELSEWHERE)
 
 
 def commits(kind: str) -> list[str]:
@@ -143,7 +148,7 @@ class Lane:
         seen: list[tuple[str, str]] = []
         for note in scene.notes(since):
             place = (note.moment, note.name)
-            if note.name not in (*BESIDE, *EACH_MINUTE) and not (note.name in REPEATABLE and place in seen):
+            if not is_beside(note.name) and not (note.name in REPEATABLE and place in seen):
                 seen.append(place)
         return sorted(seen)
 

@@ -15,7 +15,7 @@ import pytest
 
 from perdure.sessions.ending import request_end
 from tests.databases import Databases
-from tests.processes.boundaries import BESIDE, EACH_MINUTE, Lane
+from tests.processes.boundaries import Lane, is_beside
 from tests.processes.installation import Installation
 from tests.processes.mind import Gate, answer_to
 from tests.processes.nodes import Worker
@@ -158,7 +158,7 @@ def test_a_message_waits_for_no_summary(fleet: Fleet) -> None:
 def _passed(fleet: Fleet, since: int) -> list[tuple[str, str]]:
     """What an end passes, each place once: a hint may come twice, and claims in vain."""
     notes = fleet.installation.scene.notes(since)
-    places = [(note.moment, note.name) for note in notes if note.name not in (*BESIDE, *EACH_MINUTE)]
+    places = [(note.moment, note.name) for note in notes if not is_beside(note.name)]
     return list(dict.fromkeys(places))
 
 

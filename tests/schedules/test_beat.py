@@ -227,6 +227,8 @@ def test_a_task_that_would_not_settle_its_slots_is_refused(settings: Settings) -
     def decay() -> None:
         """An ordinary task."""
 
+    app.finalize()
+    app.tasks.pop("memory.decay", None)  # the real one, if another test of this process has imported it
     app.task(decay, name="memory.decay", shared=False)
 
     with pytest.raises(TypeError, match=r"memory\.decay is no ScheduledTask"):

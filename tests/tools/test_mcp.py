@@ -392,6 +392,24 @@ def test_a_servers_own_word_counts_only_where_the_author_says_so(declared: dict[
     assert made.effect is expected
 
 
+def test_approval_is_declared_for_all_tools_or_for_single_ones(caplog: pytest.LogCaptureFixture) -> None:
+    """A name that the server does not have is reported: a call that should wait would not."""
+    listed = [Listed(name=name, input_schema={"type": "object"}) for name in ("look", "pay")]
+
+    def waits(declared: Any) -> list[bool]:
+        server = McpServer("s", url="http://localhost/mcp", requires_approval=declared)
+        return [each.needs_approval({"cents": 5}) for each in fit(server, listed, no_answer)]
+
+    assert waits(False) == [False, False]
+    assert waits(True) == [True, True]
+    assert waits(lambda arguments: arguments["cents"] > 1) == [True, True]
+    assert waits({"pay": lambda arguments: arguments["no such"]}) == [False, True]
+    assert waits({"pey": True}) == [False, False]
+    assert "has no tool 'pey'" in caplog.text
+    with pytest.raises(SettingsError, match="requires_approval"):
+        waits({"pay": "yes"})
+
+
 def test_a_command_must_be_allowed() -> None:
     """An agent's module does not decide alone what runs on a machine: the refusal says what to set."""
     servers = [McpServer("w", command=["uvx", "weather"]), McpServer("s", url="https://s.example/mcp")]

@@ -26,6 +26,8 @@ from perdure.sessions.reading import read_messages
 from perdure.settings import Settings
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.snapshots.store import SnapshotStore
+from perdure.tools.mcp.connections import Connections
+from perdure.tools.mcp.server import McpServer
 from perdure.tools.registry import Tool
 from perdure.turns.inbox import Accepted, accept
 from perdure.turns.incoming import Incoming
@@ -64,6 +66,7 @@ class Stage:
         self.snapshots: SnapshotStore = PostgresSnapshots(database)
         self.volatile: Volatile | None = None
         self.embedder: Embedder = HashEmbedder(384)
+        self.connections: Connections | None = None
         self._observer = create_engine(database.url, isolation_level="AUTOCOMMIT")
 
     @property
@@ -79,6 +82,7 @@ class Stage:
             self.snapshots,
             self.volatile,
             self.embedder,
+            connections=self.connections,
         )
 
     def _model(self, name: str) -> Model:
@@ -88,7 +92,7 @@ class Stage:
         """What the model says next; then it says `ok`."""
         self.model.lines = list(lines)
 
-    def equip(self, *tools: Tool, **limits: Any) -> None:
+    def equip(self, *tools: Tool | McpServer, **limits: Any) -> None:
         """Give the default agent these tools and limits."""
         self.agents = Agents([Agent("assistant", "You help.", tools, **limits), Agent("other", "You do not.")])
 

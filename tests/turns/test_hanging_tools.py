@@ -8,10 +8,10 @@ from uuid import UUID
 import pytest
 
 from perdure import DidNotHappen, Happened, ToolContext, Unknown, tool
-from perdure.errors import OutcomeUnknown
+from perdure.errors import OutcomeUnknown, ToolError
 from perdure.tools.leaks import Leaks
 from perdure.tools.registry import ProbeOutcome
-from perdure.turns.effects import UNKNOWN_OUTCOME
+from perdure.turns.effects import TRIED_BEFORE, UNKNOWN_OUTCOME
 from perdure.turns.runner import Runner
 from tests.turns.scripted import calls, says
 from tests.turns.stage import PATIENCE_S, Stage, until
@@ -84,3 +84,20 @@ def test_a_call_that_broke_off(stage: Stage, effect: str, answer: ProbeOutcome |
     assert (len(ran), len(set(ran))) == (tries, 1)
     [result] = [text for role, text in stage.lines(UUID(turn["session_id"])) if role == "tool"]
     assert result == said
+
+
+@pytest.mark.parametrize(("effect", "told"), [("pure", ""), ("idempotent", f"\n{TRIED_BEFORE}")])
+def test_a_call_that_broke_off_and_fails_the_second_time(stage: Stage, effect: str, told: str) -> None:
+    """That the second attempt was not made says nothing of the first one."""
+    outcomes = iter([OutcomeUnknown("The line broke."), ToolError("Not called.")])
+
+    @tool(effect=effect)
+    def call() -> str:
+        """Call something far away."""
+        raise next(outcomes)
+
+    stage.equip(call)
+    stage.script(calls(("call", {})), says("well"))
+    turn = stage.ask()
+    [result] = [text for role, text in stage.lines(UUID(turn["session_id"])) if role == "tool"]
+    assert result == f"Error: Not called.{told}"

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from perdure.errors import SettingsError
 from perdure.settings import McpSettings
-from perdure.tools.registry import MAX_RESULT_CHARS, Effect, Probe
+from perdure.tools.registry import MAX_RESULT_CHARS, Approval, Effect, Probe
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,32}")
 
@@ -27,6 +27,7 @@ class McpServer:
     `effect` is the class of the server's tools, `effects` that of single ones by the server's
     name for them. What the server itself says of its tools (`readOnlyHint`, `idempotentHint`)
     counts between the two, and only with `trust_hints`: a server may say anything.
+    `requires_approval` is that of all its tools, or a mapping with that of single ones.
     """
 
     name: str
@@ -39,6 +40,7 @@ class McpServer:
     effect: Effect | str = Effect.UNSAFE
     effects: Mapping[str, Effect | str] = field(default_factory=dict)
     probes: Mapping[str, Probe] = field(default_factory=dict)
+    requires_approval: Approval | Mapping[str, Approval] = False
     trust_hints: bool = False
     timeout_s: float | None = None
     connect_timeout_s: float = 15
@@ -57,13 +59,34 @@ class McpServer:
         wrong = sorted({str(each) for each in [self.effect, *self.effects.values()] if each not in [*Effect]})
         if wrong:
             raise self._unfit(f"declares the effect {wrong[0]!r}; accepted: {', '.join(Effect)}")
+        declared = self.requires_approval
+        approvals = declared.values() if isinstance(declared, Mapping) else [declared]
+        if not all(isinstance(each, bool) or callable(each) for each in approvals):
+            raise self._unfit(
+                f"has requires_approval={declared!r}; accepted: True, False, a function, or these by tool"
+            )
         self._check_limits()
+
+    @property
+    def spoken_of(self) -> frozenset[str]:
+        """The tools of which the declaration speaks, by the server's names for them."""
+        return frozenset({*self.effects, *self.probes, *self._approvals})
 
     def effect_of(self, tool: str, hinted: Effect | None) -> Effect:
         """The class of the server's tool named `tool`, of which the server itself says `hinted`."""
         if tool in self.effects:
             return Effect(self.effects[tool])
         return hinted if self.trust_hints and hinted is not None else Effect(self.effect)
+
+    def approval_of(self, tool: str) -> Approval:
+        """Whether calls of the server's tool named `tool` wait for a person."""
+        if isinstance(self.requires_approval, Mapping):
+            return self.requires_approval.get(tool, False)
+        return self.requires_approval
+
+    @property
+    def _approvals(self) -> Mapping[str, Approval]:
+        return self.requires_approval if isinstance(self.requires_approval, Mapping) else {}
 
     def _check_limits(self) -> None:
         for given in (self.timeout_s, self.connect_timeout_s):

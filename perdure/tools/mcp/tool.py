@@ -22,7 +22,7 @@ from perdure.models.protocol import ToolSchema
 from perdure.tools.mcp.faults import Away, Lost, Unreadable
 from perdure.tools.mcp.results import render
 from perdure.tools.mcp.server import McpServer
-from perdure.tools.registry import Effect, Probe, ToolContext
+from perdure.tools.registry import Approval, Effect, Probe, ToolContext, must_be_approved
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ class RemoteTool:
     timeout_s: float | None
     probe: Probe | None
     max_result_chars: int
+    requires_approval: Approval
     _server: str
     _remote: str
     _ask: Ask
@@ -67,6 +68,10 @@ class RemoteTool:
             return untrusted.load_object(arguments)
         except (ValueError, OverflowError) as error:
             raise ToolError(f"The arguments of {self.name} were refused: {untrusted.storable(str(error))}.") from None
+
+    def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether a person must approve of a call with `arguments`, which are unchecked: see `parse`."""
+        return must_be_approved(self.name, self.requires_approval, arguments)
 
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str:
         """Ask the server, and render what it answers.
@@ -104,7 +109,7 @@ def fit(server: McpServer, listed: Iterable[Listed], ask: Ask) -> tuple[RemoteTo
             made[each.name] = _made(server, each, ask)
         else:
             log.warning("the tool %r of MCP server %s is left out: %s", each.name[:100], server.name, why)
-    for name in sorted({*server.effects, *server.probes} - made.keys()):
+    for name in sorted(server.spoken_of - made.keys()):
         log.warning("MCP server %s has no tool %r, of which its declaration speaks", server.name, name)
     return tuple(made.values())
 
@@ -119,6 +124,7 @@ def _made(server: McpServer, listed: Listed, ask: Ask) -> RemoteTool:
         timeout_s=server.timeout_s,
         probe=server.probes.get(listed.name),
         max_result_chars=server.max_result_chars,
+        requires_approval=server.approval_of(listed.name),
         _server=server.name,
         _remote=listed.name,
         _ask=ask,

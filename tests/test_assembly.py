@@ -1,0 +1,56 @@
+"""A process put together: its MCP servers are connected where turns run, and only those that are allowed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from perdure import Agent, McpServer
+from perdure.errors import SettingsError
+from perdure.settings import Settings
+from tests.conftest import RecordingWaker
+from workers.assembly import assemble, check
+
+PROGRAM = Path(__file__).with_name("tools") / "mcp_server.py"
+NOWHERE = "postgresql://127.0.0.1:1/none"
+
+
+def _settings(monkeypatch: pytest.MonkeyPatch, directory: Path, commands: str) -> Settings:
+    """An installation whose one agent has the test server."""
+    module = ModuleType("agents_with_a_server")
+    server = McpServer("local", command=[sys.executable, str(PROGRAM), "stdio"], connect_timeout_s=60)
+    module.assistant = Agent("assistant", "You help.", [server])  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    given = {"agents": module.__name__, "mcp": {"commands": commands}, "data_dir": directory}
+    return Settings.model_validate(given)
+
+
+def test_a_process_that_runs_turns_has_the_servers_tools(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waker: RecordingWaker
+) -> None:
+    """Another one has no connections at all."""
+    settings = _settings(monkeypatch, tmp_path, sys.executable)
+    check(settings)
+    assert assemble(settings, NOWHERE, waker).connections is None
+
+    made = assemble(settings, NOWHERE, waker, turns=True)
+    assert made.connections is not None
+    try:
+        assert "local:add" in made.agents.default.toolset(made.connections).names
+    finally:
+        made.connections.close()
+
+
+def test_a_command_that_is_not_allowed_stops_every_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waker: RecordingWaker
+) -> None:
+    """Also those that would never start it: whoever deploys hears of it at once."""
+    settings = _settings(monkeypatch, tmp_path, "uvx")
+    with pytest.raises(SettingsError, match="PERDURE_MCP__COMMANDS"):
+        check(settings)
+    for turns in (False, True):
+        with pytest.raises(SettingsError, match="PERDURE_MCP__COMMANDS"):
+            assemble(settings, NOWHERE, waker, turns=turns)

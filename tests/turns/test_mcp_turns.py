@@ -1,0 +1,110 @@
+"""Turns that call tools of an MCP server: a real one, over stdio."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from perdure import McpServer
+from perdure.clock import MovedClock
+from perdure.resilience.registry import Breakers
+from perdure.settings import Settings
+from perdure.tools.mcp.connections import Connections
+from perdure.turns.approvals import decide, parse_decision
+from perdure.turns.effects import UNKNOWN_OUTCOME
+from tests.turns.scripted import calls, says
+from tests.turns.stage import Stage
+
+PROGRAM = Path(__file__).parents[1] / "tools" / "mcp_server.py"
+SERVER = McpServer(
+    "local",
+    command=[sys.executable, str(PROGRAM), "stdio"],
+    effects={"add": "pure", "key": "idempotent"},
+    requires_approval={"key": True, "add": lambda arguments: arguments["a"] > 100},
+    connect_timeout_s=60,
+)
+
+
+@pytest.fixture(scope="module")
+def connections() -> Iterator[Connections]:
+    """The process's connections, which the tests of this module share."""
+    settings = Settings.model_validate({"mcp": {"commands": sys.executable}})
+    clock = MovedClock()
+    breakers = Breakers(settings.breaker, clock)
+    made = Connections(settings, breakers, clock)
+    made.open([SERVER])
+    yield made
+    made.close()
+    breakers.close()
+
+
+@pytest.fixture(autouse=True)
+def equipped(stage: Stage, connections: Connections) -> None:
+    """An agent that has the server's tools."""
+    stage.connections = connections
+    stage.equip(SERVER)
+
+
+def _results(stage: Stage, turn: dict[str, Any]) -> list[str]:
+    return [text for role, text in stage.lines(UUID(turn["session_id"])) if role == "tool"]
+
+
+def _effects(stage: Stage) -> list[tuple[str, str, str]]:
+    return [tuple(row) for row in stage.sql("SELECT tool, effect, status FROM tool_effects ORDER BY position")]
+
+
+def test_a_turn_calls_a_tool_of_the_server(stage: Stage) -> None:
+    """The first step waits until the server is known; the model is told of its tools, and of those it has not."""
+    stage.script(calls(("local:add", {"a": 2, "b": 3}), ("local:subtract", {})), says("It is 5."))
+    turn = stage.ask("What is 2 + 3?")
+    assert (turn["status"], turn["reply"]["text"]) == ("done", "It is 5.")
+    assert {"local:add", "local:die"} <= {schema.name for schema in stage.model.requests[0].tools}
+    added, refused = _results(stage, turn)
+    assert added == "5"
+    assert refused.startswith("Error: There is no tool 'local:subtract'. Available: local:")
+    assert _effects(stage) == [("local:add", "pure", "done")]
+
+
+def test_a_call_waits_for_a_person_as_declared(stage: Stage) -> None:
+    """Whoever decides has no connection to the server, and may change the arguments all the same."""
+    stage.script(calls(("local:add", {"a": 101, "b": 1}), ("local:key", {})), says("done"))
+    turn = stage.ask()
+    assert [each["tool"] for each in turn["pending_approvals"]] == ["local:add", "local:key"]
+
+    stage.connections, connected = None, stage.connections
+    for call_id, given in (("call_0", {"arguments": {"a": 7, "b": 1}}), ("call_1", {})):
+        decision = parse_decision({"call_id": call_id, "decision": "approve", **given})
+        decide(stage.runtime, UUID(turn["turn_id"]), decision)
+    stage.connections = connected
+    stage.run(UUID(turn["session_id"]))
+
+    added, key = _results(stage, turn)
+    assert added.endswith("\n8")
+    [effect] = stage.sql("SELECT effect_id FROM tool_effects WHERE tool = 'local:key'")
+    assert key == str(effect.effect_id)
+
+
+def test_an_agent_without_connections_has_no_tools_of_servers(stage: Stage) -> None:
+    """As when the server was never reached: the turn is answered without."""
+    stage.connections = None
+    stage.script(calls(("local:add", {"a": 1, "b": 1})), says("I cannot."))
+    turn = stage.ask()
+    assert turn["reply"]["text"] == "I cannot."
+    assert _results(stage, turn) == ["Error: There is no tool 'local:add'. Available: none."]
+
+
+def test_a_server_that_dies_in_the_middle_of_an_unsafe_call(stage: Stage) -> None:
+    """The call is not repeated, the model is told that nobody knows, and the turn goes on."""
+    stage.script(calls(("local:die", {})), says("I cannot tell."))
+    turn = stage.ask()
+    assert (turn["status"], turn["reply"]["text"]) == ("done", "I cannot tell.")
+    [result] = _results(stage, turn)
+    assert result.startswith("local:die was called, and there is no answer")
+    assert result.endswith(f"\n{UNKNOWN_OUTCOME}")
+    assert _effects(stage) == [("local:die", "unsafe", "unknown")]
+    assert "local:die" in {schema.name for schema in stage.model.requests[1].tools}, "what it had stays known"
