@@ -19,10 +19,10 @@ from sqlalchemy import Row
 
 from perdure import contradiction
 from perdure.casebank import policy, queries, runs
-from perdure.casebank.plan import Action, facts_of
-from perdure.casebank.policy import Facts, Rule, Verdict
+from perdure.casebank.cosines import cosine, from_wire
+from perdure.casebank.plan import facts_of
+from perdure.casebank.policy import Action, Facts, Rule, Verdict
 from perdure.casebank.runs import Held, RunLost
-from perdure.casebank.vectors import cosine, from_wire
 from perdure.database.engine import Database, Transaction, as_json
 from perdure.settings import CasebankSettings
 

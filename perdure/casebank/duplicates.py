@@ -8,7 +8,7 @@ A sketch is a vector's part in a few directions and the length of the rest. By C
 Schwarz the inner product of two sketches is at least that of the vectors, so what it rules
 out is ruled out for certain, for a sixth of the work or less. The directions are those in
 which a sample of the cases extends most; which ones they are decides how fast this is and
-never what is found. What remains near the threshold is decided by `vectors.cosine`, which
+never what is found. What remains near the threshold is decided by `cosines.cosine`, which
 knows nothing of blocks: the result is a function of the cases alone.
 """
 
@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perdure import contradiction
+from perdure.casebank.cosines import Vector, cosine
 from perdure.casebank.policy import Facts, Rule, Verdict
 from perdure.casebank.roster import Roster
 from perdure.casebank.spool import Rows, Texts
-from perdure.casebank.vectors import Vector, cosine
 from perdure.settings import CasebankSettings
 
 Step = Callable[[int, int], None]

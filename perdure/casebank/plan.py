@@ -12,23 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 
 from perdure.casebank import policy, queries
+from perdure.casebank.cosines import Vector, from_wire, has_direction
 from perdure.casebank.duplicates import Found, Group, Step
-from perdure.casebank.policy import Facts, Rule, Verdict
-from perdure.casebank.vectors import Vector, from_wire, has_direction
+from perdure.casebank.policy import Action, Facts, Rule, Verdict
 from perdure.database.engine import Executor
 from perdure.settings import CasebankSettings
-
-
-class Action(StrEnum):
-    """What the plan says of a case."""
-
-    REMOVE = "remove"
-    MERGE = "merge"
-    ARCHIVE = "archive"
-    SPARE = "spare"
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,15 @@ class Rule(StrEnum):
     CHANGED = "changed"
 
 
+class Action(StrEnum):
+    """What the plan says of a case."""
+
+    REMOVE = "remove"
+    MERGE = "merge"
+    ARCHIVE = "archive"
+    SPARE = "spare"
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What the policy knows of a case. `success_rate` is in percent, None while unknown."""

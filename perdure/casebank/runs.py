@@ -17,7 +17,7 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from perdure.casebank import queries
-from perdure.casebank.plan import Action
+from perdure.casebank.policy import Action
 from perdure.clock import Clock
 from perdure.database.engine import Database, Executor
 from perdure.errors import Conflict, NotFound

@@ -10,7 +10,7 @@ import logging
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from perdure.casebank import cases, executions
 from perdure.casebank.embedding import embed_case
@@ -27,12 +27,19 @@ log = logging.getLogger(__name__)
 MAX_COMMENT_CHARS = 2_000
 
 
+def _no_truth_value(value: object) -> object:
+    """`value`, unless it is `true`, which Python takes for 1."""
+    if isinstance(value, bool):
+        raise ValueError("must be -1 or 1")  # noqa: TRY004 (pydantic reports only this one)
+    return value
+
+
 class Feedback(BaseModel):
     """What a person says of a turn, as `POST /v1/turns/{id}/feedback` takes it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    score: Annotated[Literal[-1, 1], Field(strict=True)]
+    score: Annotated[Literal[-1, 1], BeforeValidator(_no_truth_value)]
     comment: Annotated[str, Field(max_length=MAX_COMMENT_CHARS)] | None = None
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from perdure import contradiction
 from perdure.casebank import policy
-from perdure.casebank.plan import Action, Candidate, Item, compute
-from perdure.casebank.policy import Facts, Rule
-from perdure.casebank.vectors import cosine
+from perdure.casebank.cosines import cosine
+from perdure.casebank.plan import Candidate, Item, compute
+from perdure.casebank.policy import Action, Facts, Rule
 from perdure.settings import CasebankSettings
 from tests.casebank.bank import LIMITS, NOW, candidate, facts, unit
 

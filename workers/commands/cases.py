@@ -14,11 +14,10 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from perdure.casebank import archive, prune, reflection, runs, transfer
+from perdure.casebank import archive, reflection, runs, transfer
 from perdure.casebank import cases as stored
 from perdure.casebank.embedding import embed_cases
 from perdure.casebank.search import build_indexes
-from perdure.channels.notices import bank_of
 from perdure.errors import PerdureError, Unavailable
 from perdure.runtime import Runtime
 from perdure.turns.recalling import cases_near
@@ -143,6 +142,9 @@ def prune_(
 
     Where runs need approval, --apply only makes the plan. A run that was broken off is gone on with.
     """
+    from perdure.casebank import prune  # noqa: PLC0415 (with its arithmetic, it takes a while)
+    from perdure.channels.notices import bank_of  # noqa: PLC0415 (the same)
+
     with connecting.runtime() as runtime, _progress("cases") as (shown, task):
         bank = bank_of(runtime)
         if apply:
@@ -198,6 +200,9 @@ def show_run(run_id: RunId, *, as_json: AsJson = False) -> None:
 @commands.command()
 def approve(run_id: RunId, *, as_json: AsJson = False) -> None:
     """Approve the plan of a run that waits for it, and have it applied here and now."""
+    from perdure.casebank import prune  # noqa: PLC0415 (with its arithmetic, it takes a while)
+    from perdure.channels.notices import bank_of  # noqa: PLC0415 (the same)
+
     wanted = connecting.parse_id(run_id, "run")
     with connecting.runtime() as runtime, _progress("cases"):
         runs.approve(runtime.database, wanted, _WHO)
