@@ -90,6 +90,8 @@ def test_suggestions_are_asked_for_where_they_are_wanted(runtime: Runtime) -> No
     """Of the summary model; one that fails is asked again another day."""
 
     class _Model:
+        name = "ill"
+
         def respond(self, *_given: Any) -> Any:
             raise ProviderError("ill")
 

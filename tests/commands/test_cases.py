@@ -11,7 +11,7 @@ import pytest
 
 from perdure.errors import NotFound
 from perdure.runtime import Runtime
-from perdure.settings import CasebankSettings
+from perdure.settings import CasebankSettings, PruneApproval
 from tests.casebank.bank import put, statuses
 from tests.commands.conftest import Perdure
 from tests.commands.test_memory import Command, command
@@ -25,7 +25,7 @@ LINES = [
     {"case_id": "b", "query": "boil another egg", "response_text": "nine minutes"},
     {"case_id": "c", "query": "", "response_text": "nothing"},
 ]
-_RUN_LIMITS = CasebankSettings(load_percent=100, recent_access_days=1, approval="manual")
+_RUN_LIMITS = CasebankSettings(load_percent=100, recent_access_days=1, approval=PruneApproval.MANUAL)
 
 
 @pytest.fixture
