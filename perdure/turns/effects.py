@@ -242,7 +242,7 @@ class Ledger:
             lease_s=limits.lease_s,
         )
         begun = _rows(self._runtime.database, self._turn.turn_id, asking)
-        again = [each for each in calls if each.refusal is None and begun[each.position].status == "intended"]
+        again = [each for each in calls if each.refusal is None and _is_intended(begun.get(each.position))]
         running = {each.position for each in again}
         return [_settled(each, begun.get(each.position)) for each in calls if each.position not in running], again
 
@@ -537,10 +537,16 @@ def _noting_changes(asking: Entry, rows: Mapping[int, Row[Any]], results: Iterab
     return noted
 
 
+def _is_intended(row: Row[Any] | None) -> bool:
+    return row is not None and row.status == "intended"
+
+
 def _settled(planned: Planned, row: Row[Any] | None) -> Result:
     """The result of a call that is not begun: denied, or refused before or after it was decided."""
     if row is not None and row.status == "denied":
         return _as_recorded(planned.position, row)
+    if row is None and planned.refusal is None:  # it could not be run when it was asked, and was shown to nobody
+        return _as_recorded(planned.position, None)
     return replace(_refused(planned), effect_id=None if row is None else row.effect_id)
 
 

@@ -65,8 +65,8 @@ def park(executor: Executor, hold: Hold, turn: TurnRef, *, wait_s: float, spent_
 
 
 def recall(executor: Executor, change: Transition) -> None:
-    """A breaker changed its state: if it lets calls through again, parked turns need not wait longer."""
-    if change.after is not Breaker.CLOSED:
+    """A model's breaker changed its state: if it lets calls through again, parked turns need not wait longer."""
+    if change.after is not Breaker.CLOSED or not change.name.startswith("llm:"):
         return
     found = executor.run(queries.RECALL, {})
     if found:

@@ -725,7 +725,7 @@ CANCEL = Statement(
             not_before = CASE WHEN asked.settled THEN s.not_before END,
             state = CASE WHEN asked.settled AND s.unsettled = 1
                          THEN {sql(Trigger.TURN_STOPPED, column="s.state")} ELSE s.state END
-        FROM asked WHERE s.session_id = asked.session_id AND (asked.settled OR s.not_before IS NOT NULL)
+        FROM asked WHERE s.session_id = asked.session_id  -- whatever it was when this began: it may just be parked
         RETURNING asked.settled AND s.unsettled = 0 AND s.end_requested_at IS NOT NULL AS may_end
     ), owed AS (
         INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)

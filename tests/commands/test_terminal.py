@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from perdure.database.engine import Database
@@ -19,6 +20,7 @@ from tests.commands.conftest import Environment, Perdure
 
 _PATIENCE_S = 60.0
 _PRESSES = 4
+_LOOKS = 10
 
 
 class Terminal:
@@ -65,15 +67,24 @@ class Terminal:
         self._process.join(_PATIENCE_S)
         return self._process.exitcode
 
+    def _wait_asleep(self) -> None:
+        """Wait until the process has slept for a while."""
+        deadline, asleep = time.monotonic() + _PATIENCE_S, 0
+        with contextlib.suppress(psutil.NoSuchProcess):  # it leaves already
+            while asleep < _LOOKS and time.monotonic() < deadline:
+                asleep = asleep + 1 if psutil.Process(self._process.pid).status() == psutil.STATUS_SLEEPING else 0
+                time.sleep(0.01)
+
     def interrupt_until(self, text: str) -> None:
         """Press Ctrl-C until `text` is shown, as a person does.
 
         Python's line editing loses a signal that arrives just before it begins to wait for keys: it has begun
-        when it shows one, or has at any rate the next time.
+        when it has shown one and sleeps again.
         """
         for _ in range(_PRESSES):
             self.type("x")
             self.see("x")
+            self._wait_asleep()
             self.interrupt()
             with contextlib.suppress(TimeoutError):
                 self.see(text, _PATIENCE_S / _PRESSES)

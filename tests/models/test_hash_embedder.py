@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.models.embedders.hashing import HashEmbedder, words
@@ -49,7 +49,6 @@ def test_a_number_counts_as_much_as_a_long_word() -> None:
 
 
 @given(st.text(max_size=60))
-@settings(max_examples=50)
 def test_texts_without_a_word_in_common_are_far(text: str) -> None:
     """Collisions in 384 numbers are few; nothing looks alike by chance."""
     other = "zyqqwvxjk kqjzvwxqy"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import InvalidResponse
@@ -19,7 +19,6 @@ from tests.models.transcripts import TEXT, calls, interleavings, splits, transcr
 TOOL = ToolSchema("weather:today", "", {"type": "object", "properties": {}})
 
 
-@settings(max_examples=40)
 @given(transcripts(), st.booleans())
 def test_any_committed_transcript_is_one_that_the_provider_accepts(
     messages: tuple[Message, ...], with_tools: bool
@@ -37,7 +36,6 @@ def test_whoever_speaks_first_or_last_the_prompt_is_accepted(messages: list[Mess
     assert validate_body(request_body("m", ModelRequest(tuple(messages)))) == []
 
 
-@settings(max_examples=40)
 @given(transcripts(), TEXT, TEXT)
 def test_a_prompt_only_grows(messages: tuple[Message, ...], now: str, then: str) -> None:
     """Providers cache by prefix: what was sent before is sent again in the same words, ids included."""
@@ -65,7 +63,6 @@ def test_without_tools_the_calls_of_the_conversation_are_named_and_forbidden() -
     assert validate_body(body) == []
 
 
-@settings(max_examples=40)
 @given(st.data(), TEXT, calls(TEXT))
 def test_any_split_into_events_gives_the_same_reply(
     data: st.DataObject, text: str, wanted: tuple[ToolCall, ...]

@@ -73,6 +73,7 @@ def test_a_tool_call_under_way_is_awaited(celery_setup: CeleryTestSetup, install
     installation.check()
 
 
+@pytest.mark.long
 def test_an_isolated_turn_leaves_with_its_worker(celery_setup: CeleryTestSetup, installation: Installation) -> None:
     """A turn in a process of its own is parked like any other, and holds nobody's shutdown up."""
     gate = installation.mind.gate("hello", nth=1)

@@ -306,7 +306,7 @@ def moved_fleet(redis_url: str) -> Iterator[tuple[FleetCircuits, list[int]]]:
     fleet.close()
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(POLICIES, SCHEDULES)
 def test_the_scripts_and_the_machine_agree(
     moved_fleet: tuple[FleetCircuits, list[int]], policy: Policy, schedule: list[tuple[str, int]]

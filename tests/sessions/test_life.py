@@ -248,7 +248,6 @@ def test_whatever_happens_every_session_ends_by_the_table(stage: Stage) -> None:
     run_state_machine_as_test(
         OnThisStage,
         settings=settings(
-            max_examples=25,
             stateful_step_count=25,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -64,7 +64,7 @@ def test_the_table_knows_the_states_of_the_tables() -> None:
     assert {before for before, _ in ways} == set(State) - {State.ENDED}
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(triggers=st.lists(st.sampled_from(Trigger), max_size=12), begin=st.sampled_from(State))
 def test_random_triggers_reach_only_what_the_table_holds(stage: Stage, triggers: list[Trigger], begin: State) -> None:
     """Whatever happens in whatever order: the row moves by the table, or stays and says why."""

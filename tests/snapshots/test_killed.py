@@ -30,6 +30,10 @@ def address(request: pytest.FixtureRequest) -> str:
     return str(getattr(world, "url", None) or getattr(world, "path", None) or world.directory)
 
 
+ONE_AND_THE_LONG = [KINDS[0], *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS[1:])]
+"""Each store; `make test` takes the first."""
+
+
 @contextmanager
 def program(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """`killing.py`, in a process group of its own, of which nothing is left afterwards."""
@@ -60,7 +64,7 @@ def at_every_point(how: str, kind: str, address: str) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ONE_AND_THE_LONG)
 def test_a_save_that_is_killed_leaves_the_old_snapshot_or_the_new(kind: str, address: str) -> None:
     """Never a part of one, never none, never a lock: the successor loads, and saves the next."""
     report = at_every_point("kill", kind, address)
@@ -68,7 +72,7 @@ def test_a_save_that_is_killed_leaves_the_old_snapshot_or_the_new(kind: str, add
     assert sum(report["found"].values()) == report["events"] >= 8
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ONE_AND_THE_LONG)
 def test_a_save_that_is_stopped_neither_holds_up_its_successor_nor_undoes_its_work(kind: str, address: str) -> None:
     """A paused process goes on when its session is long somebody else's. SQLite has one lock, which it may hold."""
     report = at_every_point("stop", kind, address)
@@ -76,7 +80,7 @@ def test_a_save_that_is_stopped_neither_holds_up_its_successor_nor_undoes_its_wo
     assert sum(report["found"].values()) == report["events"] >= 8
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ONE_AND_THE_LONG)
 def test_what_was_saved_before_the_kill_is_there_after_it(kind: str, address: str) -> None:
     """`save` has returned, so the reply may go out: from then on the snapshot must not be lost."""
     world = world_of(kind, address)

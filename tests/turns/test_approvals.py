@@ -136,6 +136,24 @@ def test_nothing_of_a_reply_begins_before_all_of_it_is_decided(stage: Stage) -> 
     assert [status for status, _ in _effects(stage)] == ["done", "done", "denied"]
 
 
+def test_a_tool_that_appears_while_a_call_waits_is_not_run_for_it(stage: Stage) -> None:
+    """A deploy adds it, or its MCP server comes back. What was approved runs; what nobody was asked for does not."""
+
+    @tool(effect="pure")
+    def nobody() -> str:
+        """Was not there."""
+        _ran.append(("nobody", None))
+        return "here now"
+
+    turn = _asked(stage, ("nobody", {}), ("pay", {"amount": 1}))
+    stage.equip(pay, lend, look, nobody)
+    _decide(stage, turn, "call_1", "approve")
+    assert _go_on(stage, turn)["status"] == "done"
+    assert _ran == [("pay", 1)]
+    missing, paid = _results(stage, turn)
+    assert (missing, paid) == ("Error: this call was not run.", "paid 1")
+
+
 def test_edited_arguments_are_what_runs(stage: Stage) -> None:
     """They are checked like the model's own; the effect's row has them, and the model is told."""
     turn = _asked(stage)

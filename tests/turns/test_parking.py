@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +20,7 @@ from perdure.turns.inbox import Accepted
 from perdure.turns.lease import NotNeeded
 from perdure.turns.parking import LONGEST, MOST_A_ROUND, recall
 from perdure.turns.sweep import sweep
+from tests.processes.scene import wait_until
 from tests.turns.scripted import Scripted, calls, says
 from tests.turns.stage import Stage
 
@@ -139,6 +141,26 @@ def test_a_parked_turn_is_cancelled(parking: Stage) -> None:
     assert parking.waker.sessions[-1] == UUID(turn["session_id"])
     parking.run(UUID(turn["session_id"]))
     assert parking.turn(UUID(turn["turn_id"]))["status"] == "cancelled"
+
+
+def test_cancelled_at_the_moment_of_being_parked(parking: Stage) -> None:
+    """The cancellation waits for the commit that parks, and must not go by what it saw before: it ends the wait."""
+    parking.script(OPEN)
+    turn = parking.ask()
+    parking.sql("UPDATE sessions SET not_before = NULL")
+    parked = parking.database.engine.execution_options(isolation_level="READ COMMITTED").connect()
+    with parked as other, ThreadPoolExecutor(1) as pool:
+        other.exec_driver_sql("UPDATE sessions SET not_before = perdure_now() + interval '600 s'")
+        cancelling = pool.submit(cancel, parking.runtime, UUID(turn["turn_id"]))
+        wait_until(lambda: _waits_for_a_lock(parking), "the cancellation waits for the row")
+        other.commit()
+        cancelling.result(30)
+    assert [row.not_before for row in parking.sql("SELECT not_before FROM sessions")] == [None]
+
+
+def _waits_for_a_lock(stage: Stage) -> bool:
+    rows = stage.sql("SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+    return bool(rows)
 
 
 def test_cancelled_on_the_way_to_being_parked(parking: Stage) -> None:

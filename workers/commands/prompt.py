@@ -56,7 +56,7 @@ class Prompt:
             self._greet()
             while True:
                 self._turn(self._line())
-        except _Left:
+        except (_Left, KeyboardInterrupt):  # who presses Ctrl-C between two lines leaves as well
             self._leave()
         except _Ended:
             self._interrupted()
@@ -77,6 +77,7 @@ class Prompt:
             self._note(f"{error.message} ({error.code}) The conversation ends by itself after a while.")
             return
         except KeyboardInterrupt:
+            self._note("\nThis conversation ends by itself after a while, or goes on when you come back.")
             return
         if not self._at_terminal:
             return

@@ -59,6 +59,7 @@ _MAX_PAGES = 20
 _MAX_TOOLS = 200
 _NEWS_S = 1.0  # a server whose tools change all the time is asked no more often
 _LISTEN_S = 30.0
+_BEFORE_S, _BEFORE = 0.5, 0.9
 _LOOK_UP_S = 0.1
 
 
@@ -136,7 +137,9 @@ class Link:
 
     def _await(self, future: Future[CallToolResult], context: ToolContext) -> CallToolResult:
         """Wait for an answer; a call that is given up is cancelled, of which the SDK tells the server."""
-        until = self._clock.monotonic() + self._timeout_s
+        # A little less than the turn waits: else the turn would find this thread still at it, and count it as one
+        # that a tool has left behind.
+        until = self._clock.monotonic() + max(self._timeout_s - _BEFORE_S, self._timeout_s * _BEFORE)
         try:
             while not future.done():
                 left_s = until - self._clock.monotonic()
