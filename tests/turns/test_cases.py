@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID
 
@@ -12,10 +13,11 @@ from perdure.casebank.cases import NewCase
 from perdure.errors import Conflict, InvalidRequest, NotFound, ProviderError
 from perdure.settings import MemorySettings
 from perdure.turns.cancelling import cancel
+from perdure.turns.erasing import erase
 from perdure.turns.feedback import give_feedback, parse_feedback
 from tests.casebank.bank import bank
 from tests.turns.scripted import says
-from tests.turns.stage import Stage
+from tests.turns.stage import PATIENCE_S, Stage, until
 from tests.turns.test_briefing import _Away
 from tests.turns.test_cost import counted
 
@@ -136,6 +138,27 @@ def test_praise_is_learnt_and_found_by_the_next_who_asks(stage: Stage) -> None:
     assert ANSWER in _system(stage)
     kept = stage.sql("SELECT feedback FROM turns WHERE turn_id = %(id)s", id=blamed["turn_id"])
     assert kept[0].feedback == {"score": -1, "comment": None}
+
+
+def test_what_is_learnt_while_its_user_is_erased_goes_too(stage: Stage) -> None:
+    """The erasure waits for the feedback that has begun; feedback that comes after finds no turn."""
+    turn = stage.ask(ASKED, user_id="zoe")
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with ThreadPoolExecutor(1) as pool:
+        erasing: list[Any] = []
+
+        def hook(moment: str, name: str) -> None:
+            if (moment, name) == ("before", "turns.feedback"):
+                erasing.append(pool.submit(erase, stage.runtime, "zoe"))
+                until(lambda: stage.sql(waiting), "the erasure waits")
+
+        with stage.hooked(hook):
+            _say(stage, turn, 1)
+        erased = erasing[0].result(PATIENCE_S)
+    assert (erased.rows["cases"], erased.rows["turns"]) == (1, 1)
+    assert cases.list_cases(stage.database) == []
+    with pytest.raises(NotFound):
+        _say(stage, turn, 1)
 
 
 def test_only_a_reply_can_be_praised(stage: Stage) -> None:
