@@ -55,6 +55,13 @@ class OnBusy(StrEnum):
     MERGE = "merge"
 
 
+class PruneApproval(StrEnum):
+    """Whether a plan of the CaseBank is applied as it is, or waits for a person."""
+
+    AUTO = "auto"
+    MANUAL = "manual"
+
+
 class OnUnavailable(StrEnum):
     """What becomes of a turn when neither its model nor a fallback answers."""
 
@@ -209,6 +216,42 @@ class ShutdownSettings(_Group):
         return self
 
 
+class CasebankSettings(_Group):
+    """`PERDURE_CASEBANK__*`: which cases go, which are spared, and who is told."""
+
+    low_success_percent: Annotated[float, Field(ge=0, le=100)] = 30
+    low_success_min_usage: Annotated[int, Field(ge=0)] = 10
+    duplicate_similarity: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    duplicate_batch: Annotated[int, Field(ge=1, le=100)] = 100
+    duplicate_guard: bool = True
+    inactive_days: Annotated[int, Field(ge=1)] = 90
+    inactive_exempt_usage: Annotated[int, Field(ge=0)] = 100
+    recent_access_days: Annotated[int, Field(ge=1)] = 7
+    protected_usage: Annotated[int, Field(ge=0)] = 500
+    load_percent: Annotated[int, Field(ge=1, le=100)] = 25
+    approval: PruneApproval = PruneApproval.AUTO
+    approval_expires_s: Seconds = 259_200
+    notify_url: SecretStr | None = None
+    suggestions: bool = False
+
+    @field_validator("notify_url")
+    @classmethod
+    def _http(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not value.get_secret_value().startswith(("http://", "https://")):
+            raise ValueError("it must be a URL that begins with http:// or https://")
+        return value
+
+    @model_validator(mode="after")
+    def _recent_is_not_inactive(self) -> Self:
+        if self.inactive_days < self.recent_access_days:
+            raise ValueError(
+                f"PERDURE_CASEBANK__INACTIVE_DAYS is {self.inactive_days}, fewer than "
+                f"PERDURE_CASEBANK__RECENT_ACCESS_DAYS ({self.recent_access_days}): "
+                "a case that is protected as recently accessed cannot be inactive"
+            )
+        return self
+
+
 class Settings(BaseSettings):
     """All settings of one program, checked and immutable."""
 
@@ -248,6 +291,7 @@ class Settings(BaseSettings):
     retry: RetrySettings = RetrySettings()
     mcp: McpSettings = McpSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
+    casebank: CasebankSettings = CasebankSettings()
 
     @field_validator("api_keys", "admin_keys", "fallback_models", "reply_tasks", mode="before")
     @classmethod

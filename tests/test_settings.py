@@ -61,11 +61,11 @@ def test_a_name_that_is_no_setting_is_told_of(
 ) -> None:
     """A misspelt variable does nothing; somebody must learn of that. Those of later releases stop no program."""
     monkeypatch.setenv("PERDURE_TURN__MAXSTEPS", "3")
-    monkeypatch.setenv("PERDURE_CASEBANK__APPROVAL", "auto")
+    monkeypatch.setenv("PERDURE_CASEBANK__OF_LATER", "auto")
     with caplog.at_level(logging.WARNING):
         assert Settings.load(_env_file=None).turn.max_steps == 15
     told = {record.getMessage().split()[0] for record in caplog.records}
-    assert told >= {"PERDURE_CASEBANK__APPROVAL", "PERDURE_TURN__MAXSTEPS"}
+    assert told >= {"PERDURE_CASEBANK__OF_LATER", "PERDURE_TURN__MAXSTEPS"}
 
 
 def test_the_signing_key_is_made_once(tmp_path: Path) -> None:

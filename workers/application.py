@@ -17,7 +17,7 @@ from workers.assembly import Addresses
 
 QUEUES = ("ingress", "turns", "deliveries", "sessions", "memory", "maintenance")
 
-INCLUDED = ("tasks.turns", "tasks.deliveries", "tasks.sessions", "tasks.memory", "workers.control")
+INCLUDED = ("tasks.turns", "tasks.deliveries", "tasks.sessions", "tasks.memory", "tasks.casebank", "workers.control")
 
 ROUTES = {
     "turns.submit": {"queue": "ingress"},
@@ -25,6 +25,7 @@ ROUTES = {
     "deliveries.*": {"queue": "deliveries"},
     "sessions.*": {"queue": "sessions"},
     "memory.*": {"queue": "memory"},
+    "casebank.*": {"queue": "maintenance"},
 }
 
 CONCURRENCY = 100

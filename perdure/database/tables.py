@@ -9,6 +9,8 @@ Over 500 lines on purpose: the schema is read as a whole, and Alembic compares i
 
 from __future__ import annotations
 
+from typing import Any
+
 from pgvector.sqlalchemy import VECTOR
 from sqlalchemy import (
     BigInteger,
@@ -60,6 +62,19 @@ TURN_STATUSES = ("accepted", "running", "waiting_approval", "parked", "done", "f
 EFFECT_STATUSES = ("asked", "approved", "intended", "done", "failed", "unknown", "denied")
 DELIVERY_STATUSES = ("pending", "delivered", "failed")
 MEMORY_KINDS = ("fact", "preference", "insight", "conversation")
+CASE_STATUSES = ("active", "archived")
+CASE_EVENTS = ("added", "archived", "absorbed", "restored")
+RUN_PHASES = (
+    "planning",
+    "notifying",
+    "waiting_approval",
+    "applying",
+    "reporting",
+    "done",
+    "withheld",
+    "rejected",
+    "expired",
+)
 
 
 def _one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
@@ -190,6 +205,7 @@ turns = Table(
     Column("settled_tick", BigInteger, comment="the session's when it was settled"),
     Column("held", JSON, comment="how it ends, once the session's snapshot is saved"),
     Column("held_error", Text, comment="why it is not saved yet"),
+    Column("feedback", JSONB, comment="what a person said of it: a score, -1 or 1, and a comment"),
     _one_of("status", TURN_STATUSES),
     CheckConstraint(
         "(settled_at IS NULL) = (status IN ('accepted', 'running', 'waiting_approval', 'parked'))", name="settled"
@@ -540,4 +556,139 @@ hot_memories = Table(
     Column("refreshed_at", _timestamp, nullable=False),
     PrimaryKeyConstraint("user_id", "rank"),
     comment="Layer 5: the memories that a user's conversations come back to.",
+)
+
+# --- casebank ----------------------------------------------------------------------------
+
+_case_id = Text(collation="C")  # in the order of its code points, as Python sorts
+
+
+def _case_columns() -> list[Column[Any]]:
+    """What a case is. Its archive row has the same, so that a restore brings back just what was there."""
+    return [
+        Column("query", Text, nullable=False),
+        Column("response_text", Text, nullable=False),
+        Column("category_path", Text),
+        Column("query_vector", VECTOR),
+        Column("embedder", Text),
+        Column("usage_count", BigInteger, nullable=False, server_default="0"),
+        Column("success_rate", Double, comment="percent; NULL while unknown"),
+        Column("last_accessed_at", _timestamp),
+        Column("created_at", _timestamp, nullable=False),
+        Column("user_id", Text, comment="whose words it was learnt from; NULL where it was imported"),
+        Column("turn_id", Uuid, comment="the turn that it was learnt from"),
+        Column("review", JSONB, comment="what reflection found wrong with it"),
+    ]
+
+
+cases = Table(
+    "cases",
+    metadata,
+    Column("case_id", _case_id, primary_key=True),
+    *_case_columns(),
+    Column("status", Text, nullable=False, server_default="active"),
+    _one_of("status", CASE_STATUSES),
+    CheckConstraint("usage_count >= 0", name="usage_count"),
+    CheckConstraint("success_rate BETWEEN 0 AND 100", name="success_rate"),
+    CheckConstraint("query_vector IS NULL OR embedder IS NOT NULL", name="embedder"),
+    UniqueConstraint("turn_id"),
+    Index("cases_user_id_idx", "user_id", postgresql_where=text("user_id IS NOT NULL")),
+    Index("cases_searchable_idx", "embedder", postgresql_where=text("status = 'active' AND query_vector IS NOT NULL")),
+    Index("cases_flagged_idx", "case_id", postgresql_where=text("review IS NOT NULL")),
+    postgresql_with={"fillfactor": "80"},
+    comment="Questions answered before, and how well. Vectors are compared within one embedder and size only.",
+)
+
+case_executions = Table(
+    "case_executions",
+    metadata,
+    Column("case_id", _case_id, ForeignKey("cases.case_id", ondelete="CASCADE"), nullable=False),
+    Column("turn_id", Uuid, nullable=False, index=True),
+    Column("succeeded", Boolean, nullable=False, comment="whether the turn did"),
+    Column("feedback", SmallInteger, comment="-1 or 1; where given, it decides"),
+    Column("error", Text),
+    Column("executed_at", _timestamp, nullable=False),
+    PrimaryKeyConstraint("case_id", "turn_id"),
+    CheckConstraint("feedback IN (-1, 1)", name="feedback"),
+    Index("case_executions_newest_idx", "case_id", "executed_at", "turn_id"),
+    comment="Turns that had a case in their prompt, and what came of it.",
+)
+
+case_archive = Table(
+    "case_archive",
+    metadata,
+    Column("archive_id", BigInteger, Identity(always=True), primary_key=True),
+    Column("case_id", _case_id, ForeignKey("cases.case_id", ondelete="CASCADE"), nullable=False, index=True),
+    *_case_columns(),
+    Column("archived_at", _timestamp, nullable=False, index=True),
+    Column("archived_reason", Text, nullable=False),
+    Column("keeper_id", Text, comment="the case that took over its counts"),
+    Column("run_id", Uuid),
+    Column("restored_at", _timestamp, comment="set once it is active again; the row stays"),
+    comment="Cases as they were when they were archived.",
+)
+
+case_history = Table(
+    "case_history",
+    metadata,
+    Column("history_id", BigInteger, Identity(always=True), primary_key=True),
+    Column("case_id", _case_id, ForeignKey("cases.case_id", ondelete="CASCADE"), nullable=False, index=True),
+    Column("event", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("details", JSONB),
+    Column("run_id", Uuid),
+    Column("at", _timestamp, nullable=False),
+    _one_of("event", CASE_EVENTS),
+    comment="Every change of a case's status, and of its counts by a merge. Appended, never rewritten.",
+)
+
+case_runs = Table(
+    "case_runs",
+    metadata,
+    Column("run_id", Uuid, primary_key=True),
+    Column("phase", Text, nullable=False),
+    Column("done", BigInteger, nullable=False, server_default="0", comment="of this phase"),
+    Column("total", BigInteger, nullable=False, server_default="0", comment="of this phase"),
+    Column("started_at", _timestamp, nullable=False),
+    Column("planned_at", _timestamp, comment="the moment that the plan is reckoned from"),
+    Column("notified_at", _timestamp),
+    Column("expires_at", _timestamp, comment="of a plan that waits for approval"),
+    Column("decided_by", Text, comment="who approved or rejected the plan"),
+    Column("finished_at", _timestamp),
+    Column("error", Text, comment="what went wrong last"),
+    Column("token", BigInteger, nullable=False, server_default="1", comment="fencing token; grows with each claim"),
+    Column("lease_until", _timestamp),
+    _one_of("phase", RUN_PHASES),
+    CheckConstraint(
+        "(finished_at IS NULL) = (phase IN ('planning', 'notifying', 'waiting_approval', 'applying', 'reporting'))",
+        name="finished",
+    ),
+    Index("case_runs_one_at_a_time_key", text("(true)"), unique=True, postgresql_where=text("finished_at IS NULL")),
+    Index("case_runs_started_at_idx", "started_at"),
+    comment="Runs of the weekly policy. One at a time is under way.",
+)
+
+case_run_items = Table(
+    "case_run_items",
+    metadata,
+    Column("run_id", Uuid, ForeignKey("case_runs.run_id", ondelete="CASCADE"), nullable=False),
+    Column("position", Integer, nullable=False, comment="order in which the plan is applied"),
+    Column("action", Text, nullable=False),
+    Column("case_id", _case_id, nullable=False),
+    Column("rule", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("keeper_id", _case_id, comment="of a duplicate: the case that takes over its counts, or would"),
+    Column("similarity", Double, comment="of a duplicate to its keeper"),
+    Column("keeper_weight", BigInteger, comment="uses behind the keeper's rate when the plan was made"),
+    Column("usage_count", BigInteger, nullable=False, comment="the case's, when the plan was made or by its merges"),
+    Column("success_rate", Double, comment="likewise"),
+    Column("last_accessed_at", _timestamp, comment="likewise"),
+    Column("outcome", Text),
+    Column("outcome_rule", Text, comment="why it was spared after all"),
+    Column("outcome_reason", Text),
+    PrimaryKeyConstraint("run_id", "position"),
+    _one_of("action", ("remove", "merge", "archive", "spare")),
+    _one_of("outcome", ("done", "spared")),
+    Index("case_run_items_keeper_idx", "run_id", "keeper_id", postgresql_where=text("action = 'merge'")),
+    comment="A run's plan, one row a case, and what came of it.",
 )

@@ -47,12 +47,18 @@ def tokens(text: str) -> int:
 
 def render(section: Section) -> str:
     """The section as a prompt has it; nothing if its budget does not bear even a part of its first piece."""
+    kept = fitting(section)
+    return quoted(section.mark, section.title, kept[::-1] if section.backwards else kept)
+
+
+def fitting(section: Section) -> list[str]:
+    """The first of its pieces, as far as the budget goes; of the first one at least what it bears."""
     room = section.budget * _BYTES_PER_TOKEN - _size(quoted(section.mark, section.title, ["."])) + 1
     spent = accumulate(_size(piece) + 1 for piece in section.pieces)
     kept = [piece for piece, total in zip(section.pieces, spent, strict=True) if total - 1 <= room]
     if not kept and section.pieces:
-        kept = [_head(section.pieces[0], room)]
-    return quoted(section.mark, section.title, kept[::-1] if section.backwards else kept)
+        kept = [head for head in [_head(section.pieces[0], room)] if head]
+    return kept
 
 
 def cut_to(text: str, budget: int) -> str:

@@ -6,8 +6,9 @@ from perdure.database.engine import Statement
 
 # What does not depend on what is asked: the summaries of earlier sessions, newest first, and the
 # memories that conversations come back to. A row of the section `past` says that there is
-# something to recall at all. Only the newest sessions are looked at: one that said nothing has
-# no summary, and there may be any number of those.
+# something to recall at all, one of `bank` that the CaseBank has questions of this embedder. Only
+# the newest sessions are looked at: one that said nothing has no summary, and there may be any
+# number of those.
 PAST = Statement(
     "context.past",
     """
@@ -32,6 +33,10 @@ PAST = Statement(
     SELECT 'past', 1, '', NULL
     WHERE EXISTS (SELECT FROM sessions WHERE user_id = %(user_id)s AND session_id <> %(session_id)s)
        OR EXISTS (SELECT FROM memories WHERE user_id = %(user_id)s)
+    UNION ALL
+    SELECT 'bank', 1, '', NULL
+    WHERE EXISTS (SELECT FROM cases
+                  WHERE embedder = %(embedder)s AND status = 'active' AND query_vector IS NOT NULL)
     ORDER BY section, position
     """,
     writes=False,

@@ -61,6 +61,7 @@ class Eraser:
             transaction.run(queries.LOCK_USER, asked)
             # Once more: a session may have been opened before the user was locked.
             sessions = [row.session_id for row in transaction.run(queries.RAISE_TOKENS, asked)]
+            transaction.run(queries.LOCK_CASES, asked)
             rows = {table: transaction.run(delete, asked)[0].gone for table, delete in queries.ERASE.items()}
             left = {"erasure_id": new_id(self.clock), "session_ids": sessions, "lease_s": self.lease_s, **asked}
             noted = transaction.run(queries.NOTE, left)[0]

@@ -18,6 +18,11 @@ RAISE_TOKENS = Statement(
 # Until this commits nothing can refer to the user: no session is opened, no memory formed.
 LOCK_USER = Statement("erasure.lock_user", "SELECT FROM users WHERE user_id = %(user_id)s FOR UPDATE")
 
+# In the order in which a run of the CaseBank takes cases and then the lines of its plan.
+LOCK_CASES = Statement(
+    "erasure.lock_cases", "SELECT FROM cases WHERE user_id = %(user_id)s ORDER BY case_id FOR UPDATE"
+)
+
 # What is left to be done outside PostgreSQL, when whoever was paused has lost its lease.
 NOTE = Statement(
     "erasure.note",

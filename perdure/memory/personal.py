@@ -11,6 +11,7 @@ from dataclasses import dataclass
 _OF_SESSIONS = "session_id IN (SELECT session_id FROM sessions WHERE user_id = %(user_id)s)"
 _OF_TURNS = f"turn_id IN (SELECT turn_id FROM turns WHERE {_OF_SESSIONS})"  # noqa: S608 (constants)
 _OF_MEMORIES = "memory_id IN (SELECT memory_id FROM memories WHERE user_id = %(user_id)s)"
+_OF_CASES = "SELECT case_id FROM cases WHERE user_id = %(user_id)s"
 _OF_USER = "user_id = %(user_id)s"
 
 
@@ -38,6 +39,12 @@ HOLDINGS = (
     Holding("unembedded", _OF_USER),
     Holding("message_vectors", _OF_USER, ("vector",)),
     Holding("message_words", _OF_USER, ("words",)),
+    # A line of a plan quotes the words in which a case differs from the one that it is near to.
+    Holding("case_run_items", f"case_id IN ({_OF_CASES}) OR keeper_id IN ({_OF_CASES})"),
+    Holding("case_executions", f"case_id IN ({_OF_CASES}) OR {_OF_TURNS}"),
+    Holding("case_history", f"case_id IN ({_OF_CASES})"),
+    Holding("case_archive", _OF_USER, ("query_vector",)),
+    Holding("cases", _OF_USER, ("query_vector",)),
     Holding("deliveries", _OF_TURNS),
     Holding("tool_effects", _OF_TURNS),
     Holding("messages", _OF_SESSIONS),
@@ -50,7 +57,7 @@ HOLDINGS = (
 )
 """In the order in which they are erased: whoever refers to another goes first."""
 
-IMPERSONAL = frozenset({"schedule_slots", "schedule_entries", "sweeps", "intake", "embedders"})
+IMPERSONAL = frozenset({"schedule_slots", "schedule_entries", "sweeps", "intake", "embedders", "case_runs"})
 """The tables that hold nothing of users."""
 
 ERASING = frozenset({"erasures"})

@@ -155,7 +155,7 @@ class Recall:
         return self._asked(user_id, query, None, None).near(queries.MEMORIES_NEAR)
 
     def _asked(self, user_id: str, query: str, seen: Seen | None, call: ModelCall | None) -> _Asked:
-        text = _bounded(storable(query))
+        text = embedded_text(query)
         when = spans(text, self.clock.now(), ZoneInfo(self.timezone))
         return _Asked(self, storable(user_id), text, when, self._vector(text, call), seen)
 
@@ -330,7 +330,9 @@ class _Asked:
         return told
 
 
-def _bounded(text: str) -> str:
+def embedded_text(query: str) -> str:
+    """What of a question is looked for, and made a vector."""
+    text = storable(query)
     if len(text) <= MAX_QUERY_CHARS:
         return text
     half = MAX_QUERY_CHARS // 2

@@ -2,6 +2,7 @@
 
 Made once a turn. The past speaks through sections of bounded size (`memory.gathering`), the session
 before last of all: through its summary, or through its last messages while that is being written.
+Beside what is known of the user stand the cases of the CaseBank that are nearest to what they ask.
 All of it is quoted, as what was said and not as what to do. A memory that cannot be reached costs a
 turn a bounded wait and what it would have recalled, never the turn.
 """
@@ -10,11 +11,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sqlalchemy.exc import DBAPIError
 
 from perdure.agents import Agent
-from perdure.errors import PerdureError
+from perdure.casebank.search import Found
+from perdure.errors import Abandoned, PerdureError, Unavailable
 from perdure.memory.context import Section, affordable, cut_to, render, tokens
 from perdure.memory.gathering import MOST_RECALLED, Occasion, gather
 from perdure.memory.quoting import CONVERSATION
@@ -24,7 +27,7 @@ from perdure.runtime import Runtime
 from perdure.sessions.ending import read_conversation
 from perdure.settings import MemorySettings
 from perdure.turns.lease import Before, Hold, TurnRef
-from perdure.turns.recalling import recall_of
+from perdure.turns.recalling import Once, cases_near, recall_of
 from perdure.turns.transcript import Transcript
 from perdure.untrusted import cut
 
@@ -33,14 +36,26 @@ log = logging.getLogger(__name__)
 MAX_MESSAGES = 20
 """Messages of the session before, the newest, that stand in for its summary."""
 
+MOST_CASES = 4
+"""Cases of the CaseBank that a turn is told of."""
+
 _MAX_CHARS = 500
+_CASE_CHARS = 2_000
 
 
-def brief(runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript: Transcript) -> str:
-    """The system message of a turn; `transcript` is what the prompt holds besides.
+@dataclass(frozen=True, slots=True)
+class Briefing:
+    """The system message of a turn, and the cases of the CaseBank that are in it."""
 
-    One statement; with a past to recall, those of the recall and one more; one more if the session
-    before has no summary yet.
+    text: str
+    case_ids: tuple[str, ...] = ()
+
+
+def brief(runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript: Transcript) -> Briefing:
+    """What a turn's model is told; `transcript` is what the prompt holds besides.
+
+    One statement; with a past to recall, those of the recall and one more; with cases to search, one
+    transaction; one more if the session before has no summary yet.
 
     Raises:
         CallAborted: the turn is to stop; the hold says why.
@@ -50,13 +65,9 @@ def brief(runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript:
     channel = _channel(turn.channel, turn.before.channel)
     earlier = _earlier(runtime, turn.before)
     left = limits.model_copy(update={"budget_archive": limits.budget_archive - tokens(earlier)})
-    parts = [
-        cut_to(agent.instructions, limits.budget_system - tokens(channel)),
-        channel,
-        *_past(runtime, hold, turn, transcript, left),
-        earlier,
-    ]
-    return "\n\n".join(part for part in parts if part)
+    past, case_ids = _past(runtime, hold, turn, transcript, left)
+    parts = [cut_to(agent.instructions, limits.budget_system - tokens(channel)), channel, *past, earlier]
+    return Briefing("\n\n".join(part for part in parts if part), case_ids)
 
 
 def offered(agent: Agent, schemas: Sequence[ToolSchema], budget: int) -> tuple[ToolSchema, ...]:
@@ -70,27 +81,53 @@ def offered(agent: Agent, schemas: Sequence[ToolSchema], budget: int) -> tuple[T
     return told
 
 
-def _past(runtime: Runtime, hold: Hold, turn: TurnRef, transcript: Transcript, limits: MemorySettings) -> list[str]:
-    """What is remembered; nothing where memory cannot be reached."""
+def _past(
+    runtime: Runtime, hold: Hold, turn: TurnRef, transcript: Transcript, limits: MemorySettings
+) -> tuple[list[str], tuple[str, ...]]:
+    """What is remembered, and which cases are among it; nothing where memory cannot be reached."""
     seen = Seen(hold.session_id, transcript.first_seen(limits.budget_working))
-    occasion = Occasion(turn.user_id, hold.session_id, turn.before.session_id, transcript.asked, long=seen.from_seq > 1)
+    embedder = Once(runtime.embedder)
+    occasion = Occasion(
+        turn.user_id,
+        hold.session_id,
+        turn.before.session_id,
+        transcript.asked,
+        embedder.name,
+        long=seen.from_seq > 1,
+    )
     stream = runtime.volatile.stream if runtime.volatile is not None else None
     call = ModelCall(runtime.clock, limits.recall_timeout_s)
     hold.step_within(limits.recall_timeout_s)
+    cases: list[Found] = []
 
     def search(query: str) -> list[Recalled]:
-        return recall_of(runtime).search(turn.user_id, query, MOST_RECALLED, seen=seen, call=call)
+        return recall_of(runtime, embedder).search(turn.user_id, query, MOST_RECALLED, seen=seen, call=call)
+
+    def answers(query: str) -> list[str]:
+        try:
+            cases.extend(cases_near(runtime, query, MOST_CASES, embedder=embedder, call=call))
+        except (Abandoned, Unavailable):
+            raise
+        except PerdureError as error:
+            log.warning("turn %s goes on without the CaseBank: %s", turn.turn_id, error.message)
+        return [_case(each) for each in cases]
 
     try:
         with hold.calling(call):
-            return gather(runtime.database, occasion, limits, search, stream)
+            gathered = gather(runtime.database, occasion, limits, search, answers=answers, stream=stream)
+            return gathered.sections, tuple(each.case_id for each in cases[: gathered.answers])
     except CallAborted:
         raise
     except PerdureError as error:
         log.warning("turn %s goes on without what is remembered: %s", turn.turn_id, error.message)
     except DBAPIError:  # a text that the search stumbles over: no reason to leave its sender without an answer
         log.exception("turn %s goes on without what is remembered", turn.turn_id)
-    return []
+    return [], ()
+
+
+def _case(case: Found) -> str:
+    served = "" if case.success_rate is None else f" (it served in {case.success_rate:.0f} % of its uses)"
+    return f"- Asked: {cut(case.query, _CASE_CHARS)}\n  Answered{served}: {cut(case.response_text, _CASE_CHARS)}"
 
 
 def _channel(present: str, previous: str | None) -> str:

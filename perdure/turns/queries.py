@@ -915,3 +915,26 @@ SETTLED_AMONG = Statement(
     "SELECT turn_id FROM turns WHERE turn_id = ANY (%(turn_ids)s::uuid[]) AND settled_at IS NOT NULL",
     writes=False,
 )
+
+# --- feedback ----------------------------------------------------------------------------
+
+# Notes what a person said of a turn that has a reply, and returns what was asked and answered. The
+# user's row is held, so that an erasure comes before this or after what is learnt from it.
+FEEDBACK = Statement(
+    "turns.feedback",
+    """
+    WITH held AS (
+        SELECT u.user_id FROM users AS u
+        WHERE u.user_id = (SELECT user_id FROM turns WHERE turn_id = %(turn_id)s) FOR KEY SHARE
+    ), told AS (
+        UPDATE turns AS t SET feedback = %(feedback)s::jsonb FROM held
+        WHERE t.turn_id = %(turn_id)s AND t.reply_seq IS NOT NULL
+        RETURNING t.session_id, t.turn_id, held.user_id, t.status, t.first_seq, t.reply_seq
+    )
+    SELECT told.user_id, told.status, reply.content AS reply,
+           (SELECT string_agg(m.content, E'\\n' ORDER BY m.seq) FROM messages AS m
+            WHERE m.session_id = told.session_id AND m.seq BETWEEN told.first_seq AND told.reply_seq
+              AND m.turn_id = told.turn_id AND m.role = 'user') AS asked
+    FROM told JOIN messages AS reply ON reply.session_id = told.session_id AND reply.seq = told.reply_seq
+    """,
+)

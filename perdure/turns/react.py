@@ -28,7 +28,7 @@ from perdure.tools.sources import Toolset
 from perdure.tools.variables import VariableSet
 from perdure.turns import approvals, parking, queries
 from perdure.turns.approvals import Undecided
-from perdure.turns.briefing import brief, offered
+from perdure.turns.briefing import Briefing, brief, offered
 from perdure.turns.effects import Interrupted, Ledger, Planned, Result, equip, plan
 from perdure.turns.lease import Hold, LeaseLost, TurnRef
 from perdure.turns.settlement import Cancelled, Ending, Failed, Replied
@@ -80,7 +80,7 @@ class Turn:
         self._began = runtime.clock.monotonic() - spent_s
         self._agent: Agent = runtime.agents.get(ref.agent)
         self._model: Model = runtime.models(self._agent.model or runtime.settings.model)
-        self._briefing: str | None = None
+        self._briefing: Briefing | None = None
         self._tools = Toolset()
         self._schemas: tuple[ToolSchema, ...] = ()
         self._offered: tuple[ToolSchema, ...] = ()
@@ -97,6 +97,11 @@ class Turn:
     def spent_s(self) -> float:
         """Seconds under lease, over all the runners that the turn has had."""
         return self._runtime.clock.monotonic() - self._began
+
+    @property
+    def case_ids(self) -> tuple[str, ...]:
+        """The cases of the CaseBank that the model was told of."""
+        return () if self._briefing is None else self._briefing.case_ids
 
     def run(self) -> Ending | Stop:
         """Step until the turn ends.
@@ -221,7 +226,7 @@ class Turn:
         # For the model and its fallbacks together; each has its own limit besides.
         limit_s = max(self._timeout_s - self._before_call_s, 0.001)
         call = ModelCall(self._runtime.clock, limit_s)
-        prompt = self.transcript.prompt(self._briefing, self._runtime.settings.memory.budget_working)
+        prompt = self.transcript.prompt(self._briefing.text, self._runtime.settings.memory.budget_working)
         request = ModelRequest(prompt, self._offered)
         self._hold.step_within(limit_s)
         with self._hold.calling(call):

@@ -1,18 +1,81 @@
-"""Recall and an agent's own memory, with the parts of a process: what briefing, tools, routes and commands share."""
+"""Recall, an agent's own memory and the CaseBank, with the parts of a process.
+
+What briefing, tools, routes and commands share.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from uuid import UUID
 
+from perdure.casebank.search import Found
+from perdure.casebank.search import search as search_cases
+from perdure.errors import Abandoned, PerdureError
 from perdure.memory.own import Means, OwnMemory
-from perdure.memory.recall import Recall
+from perdure.memory.recall import Recall, embedded_text
+from perdure.models.embedders.protocol import Embedder, Vector
+from perdure.models.protocol import ModelCall
 from perdure.runtime import Runtime
 from perdure.turns.lease import TurnRef
 
 
-def recall_of(runtime: Runtime) -> Recall:
-    """How this process recalls."""
-    return Recall(runtime.database, runtime.embedder, runtime.settings.memory, runtime.clock, runtime.settings.timezone)
+class Once:
+    """An embedder that is asked once for each text, by whoever asks it, also where it fails."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+        self._made: dict[tuple[str, ...], list[Vector] | PerdureError] = {}
+
+    @property
+    def name(self) -> str:
+        """Of the embedder that is asked."""
+        return self._embedder.name
+
+    @property
+    def dimensions(self) -> int | None:
+        """Likewise."""
+        return self._embedder.dimensions
+
+    def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
+        """As the embedder does, or did."""
+        asked = tuple(texts)
+        if asked not in self._made:
+            try:
+                self._made[asked] = self._embedder.embed(texts, call)
+            except Abandoned:
+                raise
+            except PerdureError as error:
+                self._made[asked] = error
+        made = self._made[asked]
+        if isinstance(made, PerdureError):
+            raise made
+        return made
+
+
+def recall_of(runtime: Runtime, embedder: Embedder | None = None) -> Recall:
+    """How this process recalls; with `embedder`, by the vectors that it makes."""
+    settings = runtime.settings
+    return Recall(runtime.database, embedder or runtime.embedder, settings.memory, runtime.clock, settings.timezone)
+
+
+def cases_near(
+    runtime: Runtime,
+    query: str,
+    k: int,
+    *,
+    embedder: Embedder | None = None,
+    call: ModelCall | None = None,
+    include_archived: bool = False,
+) -> list[Found]:
+    """The `k` cases of the CaseBank whose questions are nearest to `query`.
+
+    Raises:
+        PerdureError: the question could not be made a vector.
+        Unavailable: the database cannot be reached.
+    """
+    asked = embedder or runtime.embedder
+    vector = asked.embed([embedded_text(query)], call)[0]
+    return search_cases(runtime.database, vector, asked.name, k, include_archived=include_archived)
 
 
 def own_memory(runtime: Runtime, session_id: UUID, turn: TurnRef, effect_id: UUID) -> OwnMemory:

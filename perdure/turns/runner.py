@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import assert_never
 from uuid import UUID
 
+from perdure.database.engine import Executor
 from perdure.errors import BudgetExhausted, PerdureError, SettingsError, Unavailable, reworded
 from perdure.runtime import Runtime
 from perdure.snapshots.snapshot import Memory
@@ -150,12 +153,12 @@ class Runner:
             verdict = Verdict.from_json(ref.held)
         else:
             variables = hydrate(self._runtime, claimed, hold)
-            ending = self._ending(claimed, ref, hold, transcript, variables)
+            ending, case_ids = self._ending(claimed, ref, hold, transcript, variables)
             if isinstance(ending, Stop):
                 return self._stop(hold, ref, began, ending)
             _report(ref, ending)
             ending = self._worded(ref, ending)
-            verdict = conclude(self._runtime.database, hold.session_id, ref, transcript, ending)
+            verdict = conclude(self._runtime.database, hold.session_id, ref, transcript, ending, case_ids=case_ids)
         memory = Memory(transcript.committed_messages(), variables.kept())
         ended = self._end(claimed, ref, hold, verdict, memory)
         if isinstance(ended, Settled):
@@ -164,15 +167,16 @@ class Runner:
 
     def _ending(
         self, claimed: Claimed, ref: TurnRef, hold: Hold, transcript: Transcript, variables: VariableSet
-    ) -> Ending | Stop:
+    ) -> tuple[Ending | Stop, Sequence[str]]:
+        """How the turn ends or stops, and the cases of the CaseBank that its model was told of."""
         if claimed.strikes > self._limits.max_attempts and ref.cancel_requested_at is None:
-            return Failed(_given_up(self._limits.max_attempts))
+            return Failed(_given_up(self._limits.max_attempts)), ()
         try:
             turn = Turn(self._runtime, hold, ref, transcript, claimed.spent_s, variables=variables)
         except (PerdureError, SettingsError) as error:
             log.exception("turn %s cannot begin", ref.turn_id)
-            return Failed(error if isinstance(error, PerdureError) else _misconfigured())
-        return turn.run()
+            return Failed(error if isinstance(error, PerdureError) else _misconfigured()), ()
+        return turn.run(), turn.case_ids
 
     def _worded(self, ref: TurnRef, ending: Ending) -> Ending:
         """A failure in the agent's own words, where it has some."""
@@ -194,21 +198,31 @@ class Runner:
                 save(self._runtime, hold, ref, verdict, memory)
             except NotSaved as error:
                 return self._put_off(claimed, ref, hold, str(error))
-        settled = settle(
-            self._runtime.database,
-            self._runtime.clock,
-            Tenure(hold.session_id, hold.token, self._limits.lease_s),
-            turn=ref,
-            verdict=verdict,
-            keep=not hold.draining,
-            saved=saved,
-        )
+        with self._committing(verdict) as executor:
+            settled = settle(
+                executor,
+                self._runtime.clock,
+                Tenure(hold.session_id, hold.token, self._limits.lease_s),
+                turn=ref,
+                verdict=verdict,
+                keep=not hold.draining,
+                saved=saved,
+            )
         log.info("turn %s is %s", ref.turn_id, verdict.status)
         if settled.delivery_id is not None:
             self._runtime.wake.delivery(settled.delivery_id)
         if settled.may_end:
             self._runtime.wake.ending(hold.session_id)
         return settled
+
+    @contextmanager
+    def _committing(self, verdict: Verdict) -> Iterator[Executor]:
+        """One commit: the statement's own, unless uses of cases are counted with it."""
+        if not verdict.case_ids:
+            yield self._runtime.database
+            return
+        with self._runtime.database.transaction(queries.SETTLE.name) as transaction:
+            yield transaction
 
     def _stop(self, hold: Hold, ref: TurnRef, began: float, stop: Stop) -> Parked:
         """Leave a turn where it is, for whoever goes on with it."""

@@ -5,7 +5,8 @@ closed in the same commit, saying how) and that nothing reaches a channel before
 (the reply and what is owed to its receiver are one statement). Called by the runner, and by
 accept when a message interrupts.
 
-What that commit writes is put together first, as a `Verdict`: JSON, which can wait in the turn's row
+The cases of the CaseBank that the model was told of are counted in the same transaction, with what
+came of the turn. What that commit writes is put together first, as a `Verdict`: JSON, which can wait in the turn's row
 while the session's snapshot is saved elsewhere.
 """
 
@@ -13,10 +14,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, assert_never
 from uuid import UUID
 
+from perdure.casebank import executions
 from perdure.clock import Clock
 from perdure.database.engine import Executor, as_json
 from perdure.errors import PerdureError, TurnCancelled
@@ -81,7 +83,7 @@ class Verdict:
     """All that the commit of an ending writes, in words of JSON.
 
     `messages` are records of entries, in order; `variables` the working variables, None if they
-    are left as they are.
+    are left as they are; `case_ids` the cases of the CaseBank that had a part in it.
     """
 
     status: str
@@ -92,6 +94,7 @@ class Verdict:
     error_code: str | None
     error_message: str | None
     variables: dict[str, Any] | None
+    case_ids: list[str] = field(default_factory=list)
 
     def to_json(self) -> str:
         """The verdict as text."""
@@ -103,8 +106,19 @@ class Verdict:
         return cls(**json.loads(text))
 
 
-def conclude(executor: Executor, session_id: UUID, turn: TurnRef, transcript: Transcript, ending: Ending) -> Verdict:
-    """What is to be written of a turn that ends so; calls that are still open are answered in it."""
+def conclude(
+    executor: Executor,
+    session_id: UUID,
+    turn: TurnRef,
+    transcript: Transcript,
+    ending: Ending,
+    *,
+    case_ids: Sequence[str] = (),
+) -> Verdict:
+    """What is to be written of a turn that ends so; calls that are still open are answered in it.
+
+    `case_ids` are the cases of the CaseBank that its model was told of.
+    """
     closing, variables = _closed(executor, session_id, turn, transcript)
     entries = [*transcript.uncommitted, *closing, *_reply(turn.turn_id, ending)]
     error = _error(ending)
@@ -120,6 +134,8 @@ def conclude(executor: Executor, session_id: UUID, turn: TurnRef, transcript: Tr
         error_code=error.code if error else None,
         error_message=storable(error.message) if error else None,
         variables=variables,
+        # Of a turn that somebody ended nobody knows whether it would have served.
+        case_ids=[] if isinstance(ending, Cancelled) else list(case_ids),
     )
 
 
@@ -133,7 +149,7 @@ def settle(
     keep: bool = False,
     saved: bool = False,
 ) -> Settled:
-    """Settle a turn.
+    """Settle a turn; where cases had a part in it, `executor` is a transaction.
 
     `keep` holds on to the lease where more turns wait; `saved` says that the snapshot of the tick
     that this makes is in its store.
@@ -165,6 +181,9 @@ def settle(
     )
     if not rows:
         raise LeaseLost
+    if verdict.case_ids:
+        succeeded = verdict.status == "done"
+        executions.record(executor, verdict.case_ids, turn.turn_id, succeeded=succeeded, error=verdict.error_code)
     return Settled(rows[0].unsettled, rows[0].may_end, rows[0].delivery_id)
 
 

@@ -58,6 +58,26 @@ _KNOWN = """
         FROM entity, memory GROUP BY memory_id
     ), accessed AS (
         INSERT INTO memory_accesses SELECT memory_id, now(), gen_random_uuid(), %(user)s FROM memory
+    ), learnt AS (
+        INSERT INTO cases (case_id, query, response_text, created_at, user_id, query_vector, embedder)
+        VALUES ('of ' || %(word)s, 'who am I', 'you are ' || %(word)s, now(), %(user)s, '[1,0,0]', 'three')
+        RETURNING *
+    ), used AS (
+        INSERT INTO case_executions (case_id, turn_id, succeeded, error, executed_at)
+        SELECT case_id, gen_random_uuid(), false, 'no such ' || %(word)s, now() FROM learnt
+    ), archived AS (
+        INSERT INTO case_archive (case_id, query, response_text, query_vector, embedder, created_at, user_id,
+                                  archived_at, archived_reason)
+        SELECT case_id, query, response_text, query_vector, embedder, created_at, user_id, now(), 'asleep' FROM learnt
+    ), happened AS (
+        INSERT INTO case_history (case_id, event, reason, at) SELECT case_id, 'added', 'learnt', now() FROM learnt
+    ), run AS (
+        INSERT INTO case_runs (run_id, phase, started_at, finished_at)
+        VALUES (gen_random_uuid(), 'done', now(), now()) RETURNING run_id
+    ), planned AS (
+        INSERT INTO case_run_items (run_id, position, action, case_id, rule, reason, keeper_id, usage_count)
+        SELECT run_id, 1, 'spare', 'somebody else''s', 'guard', 'they differ in a name: ' || %(word)s, case_id, 0
+        FROM run, learnt
     )
     INSERT INTO hot_memories SELECT %(user)s, 1, memory_id, 1, now() FROM memory
 """

@@ -45,7 +45,16 @@ BESIDE = (
 )
 """Commits that a worker makes beside its turns, every few seconds."""
 
-_ELSEWHERE = ("slots.", "sessions.expire_idle", "embedding.", "consolidation.", "erasure.", "decay.", "meta.")
+_ELSEWHERE = (
+    "slots.",
+    "sessions.expire_idle",
+    "embedding.",
+    "consolidation.",
+    "erasure.",
+    "decay.",
+    "meta.",
+    "casebank.",
+)
 """How the names of those begin that belong to no turn and to no end, and have kill tests of their own."""
 
 MODEL_CALLS = 2

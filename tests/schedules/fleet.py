@@ -29,6 +29,8 @@ TASKS = (
     "memory.refresh_hot",
     "casebank.prune",
     "casebank.reflect",
+    "casebank.advance",
+    "casebank.suggest",
     "maintenance.retain",
 )
 

@@ -4,7 +4,7 @@
     processes.py   migrate, gateway, worker, beat, flower: one process each
     drain.py       the whole fleet takes nothing in, and lets go of what it has
     talking.py     send, chat; prompt.py is the terminal's side of chat
-    sessions.py, snapshots.py, turns.py, schedules.py, messages.py, memory.py    what is kept
+    sessions.py, snapshots.py, turns.py, schedules.py, messages.py, memory.py, cases.py    what is kept
     breakers.py    what is not called for a while
 
     connecting.py  what a command needs of the system
@@ -23,7 +23,19 @@ from pathlib import Path
 
 import typer
 
-from workers.commands import breakers, drain, memory, messages, processes, schedules, sessions, talking, turns, up
+from workers.commands import (
+    breakers,
+    cases,
+    drain,
+    memory,
+    messages,
+    processes,
+    schedules,
+    sessions,
+    talking,
+    turns,
+    up,
+)
 from workers.commands.failing import explained
 
 app = typer.Typer(
@@ -47,6 +59,7 @@ app.add_typer(sessions.commands, name="sessions")
 app.add_typer(turns.commands, name="turns")
 app.add_typer(messages.commands, name="messages")
 app.add_typer(memory.commands, name="memory")
+app.add_typer(cases.commands, name="cases")
 app.add_typer(schedules.commands, name="schedules")
 app.add_typer(breakers.commands, name="breakers")
 

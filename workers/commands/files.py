@@ -1,13 +1,19 @@
-"""Files that commands write: whole, or not at all."""
+"""Files that commands read, forgivingly, and write, whole or not at all."""
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from workers.commands.failing import Failure
+
+STDIO = Path("-")
+"""Stands for stdin or stdout."""
 
 
 def write_whole(file: Path, text: str | Iterable[str]) -> None:
@@ -31,3 +37,17 @@ def write_whole(file: Path, text: str | Iterable[str]) -> None:
             raise
     except OSError as error:
         raise Failure(f"{file} cannot be written: {error.strerror}.") from error
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[TextIO]:
+    """The lines of a file; what is no UTF-8 in it becomes U+FFFD, and the line is judged by what is left."""
+    if file == STDIO:
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]  # it is a text stream
+        yield sys.stdin
+        return
+    try:
+        with file.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+            yield lines
+    except OSError as error:
+        raise Failure(f"{file} cannot be read: {error.strerror}.") from error

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -19,11 +17,9 @@ from perdure.runtime import Runtime
 from workers.commands import connecting
 from workers.commands.display import AsJson, write_fields, write_json
 from workers.commands.failing import Failure
-from workers.commands.files import write_whole
+from workers.commands.files import STDIO, opened, write_whole
 
 commands = typer.Typer(help="Conversations from and into files.", no_args_is_help=True)
-
-_STDIO = Path("-")
 
 
 @commands.command("import")
@@ -37,7 +33,7 @@ def import_(
     Importing a file twice changes nothing. Bad lines are told with their number and reason, the good ones are kept;
     then the status is 1.
     """
-    with connecting.runtime() as runtime, _opened(file) as lines:
+    with connecting.runtime() as runtime, opened(file) as lines:
         result = _imported(runtime, lines)
     done = {"added": result.added, "known": result.known, "refused": result.refused, "sessions": len(result.sessions)}
     if as_json:
@@ -55,12 +51,12 @@ def import_(
 @commands.command()
 def export(
     user: Annotated[str | None, typer.Option(help="Only what was said by and to this user.")] = None,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; - or nothing: stdout.")] = _STDIO,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; - or nothing: stdout.")] = STDIO,
 ) -> None:
     """Export conversations, one message a line, as they can be imported elsewhere."""
     with connecting.database() as database:
         lines = (json.dumps(line, ensure_ascii=False) + "\n" for line in export_messages(database, user))
-        if file == _STDIO:
+        if file == STDIO:
             sys.stdout.writelines(lines)
         else:
             write_whole(file, lines)
@@ -79,17 +75,3 @@ def _imported(runtime: Runtime, lines: TextIO) -> Imported:
     if filled.error is not None:
         sys.stderr.write(f"Not all vectors could be made now ({filled.error}); the workers make them later.\n")
     return result
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[TextIO]:
-    """The lines of a file; what is no UTF-8 in it becomes U+FFFD, and the line is judged by what is left."""
-    if file == _STDIO:
-        sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]  # it is a text stream
-        yield sys.stdin
-        return
-    try:
-        with file.open(encoding="utf-8", errors="replace", newline="\n") as lines:
-            yield lines
-    except OSError as error:
-        raise Failure(f"{file} cannot be read: {error.strerror}.") from error

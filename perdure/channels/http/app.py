@@ -9,7 +9,19 @@ from functools import partial
 
 from fastapi import APIRouter, FastAPI
 
-from perdure.channels.http import breakers, health, memory, messages, problems, schema, sessions, turns, users
+from perdure.channels.http import (
+    breakers,
+    casebank,
+    consolidation,
+    health,
+    memory,
+    messages,
+    problems,
+    schema,
+    sessions,
+    turns,
+    users,
+)
 from perdure.channels.http.auth import Keys
 from perdure.channels.http.gateway import Gateway
 from perdure.runtime import Runtime
@@ -48,8 +60,8 @@ def create_app(runtime: Runtime, broker_reachable: Callable[[], bool]) -> FastAP
     problems.install(app)
     app.include_router(health.router)
     v1 = APIRouter(prefix="/v1")
-    for router in (messages.router, turns.router, sessions.router, memory.router, users.router, breakers.router):
-        v1.include_router(router)
+    for room in (messages, turns, sessions, memory, users, casebank, consolidation, breakers):
+        v1.include_router(room.router)
     app.include_router(v1)
     app.openapi = partial(schema.describe, app)  # type: ignore[method-assign]
     return app

@@ -4,32 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Response
 
-from perdure.channels.http.auth import Caller
-from perdure.channels.http.gateway import TheCaller, TheGateway
+from perdure.channels.http.gateway import TheAdministrator, TheGateway
 from perdure.channels.http.schema import BREAKER, BREAKERS
-from perdure.errors import Forbidden
 from perdure.resilience.registry import Breakers
 from perdure.runtime import Runtime
 
-
-async def _administrator(caller: TheCaller) -> None:
-    if caller is not Caller.ADMIN:
-        raise Forbidden("The breakers are the operator's: this takes an admin key.")
-
-
-router = APIRouter(prefix="/breakers", tags=["breakers"], dependencies=[Depends(_administrator)])
+router = APIRouter(prefix="/breakers", tags=["breakers"])
 
 
 @router.get("", responses=BREAKERS)
-async def list_(gateway: TheGateway) -> Response:
+async def list_(gateway: TheGateway, _admin: TheAdministrator) -> Response:
     """List the breakers that were asked in the last week, by name."""
     return await gateway.answer(lambda: _list(gateway.runtime))
 
 
 @router.post("/{name}/reset", responses=BREAKER)
-async def reset(name: str, gateway: TheGateway) -> Response:
+async def reset(name: str, gateway: TheGateway, _admin: TheAdministrator) -> Response:
     """Close a breaker for the whole fleet: calls are let through, and parked turns come back."""
     return await gateway.answer(lambda: _breakers(gateway.runtime).reset(name).record())
 

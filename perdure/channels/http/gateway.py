@@ -26,7 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.requests import ClientDisconnect
 
 from perdure.channels.http.auth import Caller, Keys
-from perdure.errors import PerdureError, Unavailable
+from perdure.errors import Forbidden, PerdureError, Unavailable
 from perdure.runtime import Runtime
 from perdure.turns import intake
 from perdure.turns.reading import SettlementWatch
@@ -34,6 +34,9 @@ from perdure.turns.reading import SettlementWatch
 log = logging.getLogger(__name__)
 
 _THREADS = 32
+_LONG_THREADS = 4
+"""For work of minutes, so that it leaves the others to those who wait for an answer."""
+
 _LEAVING = "This gateway is shutting down. Send the message again, to another one or a little later."
 _CLOSED = "Nothing is taken in at the moment: the installation is being drained. Send the message again later."
 
@@ -55,6 +58,7 @@ class Gateway:
         self._stopping = asyncio.Event()
         self._drained: asyncio.TimerHandle | None = None
         self._threads = CapacityLimiter(_THREADS)
+        self._long_threads = CapacityLimiter(_LONG_THREADS)
 
     def admit(self) -> None:
         """Each route that brings in work asks here first.
@@ -68,6 +72,10 @@ class Gateway:
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Do blocking work beside the event loop."""
         return await to_thread.run_sync(work, limiter=self._threads)
+
+    async def at_length(self, work: Callable[[], T]) -> T:
+        """Do work that takes minutes beside the event loop; what is beyond a few of these waits its turn."""
+        return await to_thread.run_sync(work, limiter=self._long_threads)
 
     async def answer(self, work: Callable[[], Any], status: int = 200) -> Response:
         """A response with what `work` returns as JSON; both happen in a thread."""
@@ -170,6 +178,16 @@ TheGateway = Annotated[Gateway, Depends(_gateway)]
 async def _caller(request: Request, gateway: TheGateway) -> Caller:
     return gateway.keys.caller(request)
 
+
+async def _administrator(gateway: TheGateway, request: Request) -> Caller:
+    caller = gateway.keys.caller(request)
+    if caller is not Caller.ADMIN:
+        raise Forbidden("This is the operator's: it takes an admin key.")
+    return caller
+
+
+TheAdministrator = Annotated[Caller, Depends(_administrator)]
+"""A route that declares it is for callers with an admin key."""
 
 TheCaller = Annotated[Caller, Depends(_caller)]
 """A route that declares it is for callers with a key (or, on loopback without keys, for any)."""

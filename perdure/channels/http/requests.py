@@ -112,6 +112,17 @@ def optional_member(body: bytes, member: str) -> object:
     return given.get(member)
 
 
+def parse_name(text: str, thing: str) -> str:
+    """A name of others' in a path.
+
+    Raises:
+        NotFound: no text in the database is like it, so there is no `thing` of that name.
+    """
+    if _UNSTORABLE.search(text):
+        raise NotFound(f"There is no such {thing}.")
+    return text
+
+
 def parse_id(text: str, thing: str) -> UUID:
     """The id in a path.
 

@@ -18,6 +18,7 @@ from pydantic.json_schema import models_json_schema
 from perdure.channels.http import problems
 from perdure.memory.recall import MAX_K, Layer
 from perdure.turns.approvals import Decision
+from perdure.turns.feedback import Feedback
 from perdure.turns.incoming import MAX_REASON_CHARS, Incoming, Name, Text
 
 Status = Literal["accepted", "running", "waiting_approval", "parked", "done", "failed", "cancelled"]
@@ -193,6 +194,95 @@ class BreakerList(_Answer):
     breakers: list[Breaker]
 
 
+class Merged(_Answer):
+    """A duplicate, and the case that takes over its counts."""
+
+    keeper: str
+    removed: str
+    similarity: float
+
+
+class Spared(_Answer):
+    """A case that a rule would take, another spares."""
+
+    case_id: str
+    rule: str
+    reason: str
+
+
+class PruningDetails(_Answer):
+    """Case by case."""
+
+    removed: list[str]
+    merged: list[Merged]
+    archived: list[str]
+    spared: list[Spared]
+
+
+class Pruning(_Answer):
+    """What goes and what is spared."""
+
+    removed_cases: int
+    merged_cases: int
+    archived_cases: int
+    details: PruningDetails
+
+
+class Pruned(Pruning):
+    """What went, or with `dry_run` would go; `phase` is a run's."""
+
+    dry_run: bool
+    run_id: UUID | None
+    phase: str | None = None
+
+
+class PruningRun(_Answer):
+    """A run: where it stands, its plan once there is one, its outcome as far as it is applied."""
+
+    run_id: UUID
+    phase: Literal[
+        "planning", "notifying", "waiting_approval", "applying", "reporting", "done", "withheld", "rejected", "expired"
+    ]
+    done: int
+    total: int
+    under_way: bool
+    decided_by: str | None
+    error: str | None
+    started_at: datetime
+    planned_at: datetime | None
+    notified_at: datetime | None
+    expires_at: datetime | None
+    finished_at: datetime | None
+    plan: Pruning | None
+    outcome: Pruning | None
+
+
+class Restored(_Answer):
+    """A case that is active again."""
+
+    case_id: str
+    status: Literal["restored"]
+
+
+class NearCase(_Answer):
+    """A case and the cosine of its question with what was asked."""
+
+    case_id: str
+    query: str
+    response_text: str
+    category_path: str | None
+    usage_count: int
+    success_rate: float | None
+    status: Literal["active", "archived"]
+    similarity: float
+
+
+class NearCases(_Answer):
+    """The nearest cases, nearest first."""
+
+    results: list[NearCase]
+
+
 class Health(_Answer):
     """That the gateway lives, or that it can work."""
 
@@ -230,6 +320,16 @@ ACCEPTED: Responses = {
 TURN = _answers(Turn)
 CANCELLING = _answers(Turn, 202, "Asked for; the turn as it is now.")
 DECIDING = _answers(Turn, 202, "Decided; the turn as it is now.")
+THANKED = _answers(Turn, 202, "Noted; the turn as it is.")
+PRUNED: Responses = {
+    **_answers(Pruned, 200, "It is finished."),
+    202: {"model": Pruned, "description": "The plan, which waits for approval."},
+}
+DRY_RUN = _answers(Pruned, 200, "The plan as a run would make it now.")
+PRUNING_RUN = _answers(PruningRun)
+DECIDED = _answers(PruningRun, 202, "Decided; the run as it is now.")
+RESTORED = _answers(Restored)
+NEAR_CASES = _answers(NearCases)
 BREAKERS = _answers(BreakerList)
 BREAKER = _answers(Breaker, 200, "It is closed.")
 SESSION = _answers(Session)
@@ -253,6 +353,7 @@ def _body(name: str) -> dict[str, Any]:
 INCOMING = _body("Incoming")
 SEARCH = _body("Search")
 DECISION = _body("Decision")
+FEEDBACK = _body("Feedback")
 
 
 def _optional_body(name: str, described: dict[str, Any]) -> dict[str, Any]:
@@ -271,7 +372,10 @@ def describe(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         _, named = models_json_schema(
-            [(Incoming, "validation"), (Search, "validation"), (Decision, "validation"), (Problem, "serialization")],
+            [
+                *((body, "validation") for body in (Incoming, Search, Decision, Feedback)),
+                (Problem, "serialization"),
+            ],
             ref_template="#/components/schemas/{model}",
         )
         components = made.setdefault("components", {})

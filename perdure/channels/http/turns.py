@@ -1,4 +1,4 @@
-"""`/v1/turns`: what became of a message."""
+"""`/v1/turns`: what became of a message, and what people say of that."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from fastapi import APIRouter, Request, Response
 
 from perdure.channels.http import requests
 from perdure.channels.http.gateway import TheCaller, TheGateway
-from perdure.channels.http.schema import CANCELLING, DECIDING, DECISION, TURN
+from perdure.channels.http.schema import CANCELLING, DECIDING, DECISION, FEEDBACK, THANKED, TURN
 from perdure.runtime import Runtime
 from perdure.turns.approvals import decide, parse_decision
 from perdure.turns.cancelling import cancel as cancel_turn
+from perdure.turns.feedback import give_feedback, parse_feedback
 from perdure.turns.reading import SETTLED, read_turn
 
 router = APIRouter(prefix="/turns/{turn_id}", tags=["turns"])
@@ -46,6 +47,19 @@ async def approval(turn_id: str, request: Request, gateway: TheGateway, _caller:
     wanted = requests.parse_id(turn_id, "turn")
     body = await requests.read_body(request)
     return await gateway.answer(lambda: _decide(gateway.runtime, wanted, body), HTTPStatus.ACCEPTED)
+
+
+@router.post("/feedback", status_code=HTTPStatus.ACCEPTED, responses=THANKED, openapi_extra=FEEDBACK)
+async def feedback(turn_id: str, request: Request, gateway: TheGateway, _caller: TheCaller) -> Response:
+    """Say whether a reply was of use, 1 or -1; the last word counts. What is praised is learnt as a case."""
+    wanted = requests.parse_id(turn_id, "turn")
+    body = await requests.read_body(request)
+    return await gateway.answer(lambda: _feedback(gateway.runtime, wanted, body), HTTPStatus.ACCEPTED)
+
+
+def _feedback(runtime: Runtime, turn_id: UUID, body: bytes) -> dict[str, Any]:
+    give_feedback(runtime, turn_id, parse_feedback(requests.parse_object(body)))
+    return read_turn(runtime.database, turn_id)
 
 
 def _decide(runtime: Runtime, turn_id: UUID, body: bytes) -> dict[str, Any]:

@@ -1,0 +1,317 @@
+"""The CaseBank at size: how long a plan takes, what it holds in memory, what a search notices of it.
+
+A made bank whose truth is known: groups of near duplicates around centres of their own, low
+performers, sleepers, and those that are spared from each. The plan must be just that, pair by
+pair. Memory is that of this process, above what it had before. Searches are timed one after
+the other on a connection of their own, before the run and while a run is under way at its
+default pace.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import StringIO
+from statistics import quantiles
+from typing import Any, Self
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+from sqlalchemy import create_engine
+from sqlalchemy.engine import URL
+
+from benchmarks.report import Section
+from benchmarks.stage import BenchmarkFailed, Stage, until
+from perdure.casebank import prune, search
+from perdure.casebank.notify import NotifyFailed
+from perdure.clock import SystemClock
+from perdure.database.engine import Database
+from perdure.settings import CasebankSettings
+
+NAME = "casebank"
+
+_DIMENSIONS = 384
+_EMBEDDER = f"hash:{_DIMENSIONS}"
+_CASES = 100_000
+_SEED = 20251009
+_SEARCHES = 400
+_SLICE = 2_000
+_LOOK_S = 0.05
+_BEGIN_S = 60
+_COLUMNS = (
+    "case_id, query, response_text, query_vector, embedder, usage_count, success_rate, last_accessed_at, created_at"
+)
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What the plan must say of the made cases."""
+
+    removed: set[str]
+    merged: set[tuple[str, str]]
+    archived: set[str]
+    spared: set[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One made case, without its vector."""
+
+    case_id: str
+    kind: str
+    usage: int
+    rate: float
+    idle_days: int
+
+
+class Made:
+    """A bank of `count` cases: of ten, four stand alone, three are a group of duplicates, one performs
+    badly, one sleeps, and one is either of the two but spared."""  # noqa: D205, D209 (one thought)
+
+    def __init__(self, count: int) -> None:
+        self._rng = np.random.default_rng(_SEED)
+        self._shuffled = self._rng.permutation(count)
+        self.truth = Truth(set(), set(), set(), set())
+        self.count = count
+
+    def slices(self) -> Iterator[tuple[list[Case], NDArray[np.float32]]]:
+        """The cases with their vectors, some at a time; `truth` is whole when they are over."""
+        for start in range(0, self.count, _SLICE):
+            cases: list[Case] = []
+            vectors = []
+            for ten in range(start, min(start + _SLICE, self.count), 10):
+                cases += self._ten(ten)
+                vectors.append(self._directions())
+            yield cases, np.concatenate(vectors).astype(np.float32)
+
+    def _ten(self, first: int) -> list[Case]:
+        names = [f"case-{self._shuffled[first + number]:07}" for number in range(10)]
+        used = int(self._rng.integers(20, 80))
+        kinds = [
+            *(("alone", used, 70.0, 30),) * 4,
+            ("keeper", 90, 75.0, 30),
+            ("duplicate", 80, 75.0, 30),
+            ("duplicate", 70, 60.0, 40),
+            ("low", 11 + used, 29.0, 30),
+            ("sleeper", used, 70.0, 120),
+            ("spared low", 11, 10.0, 3) if first % 20 else ("spared sleeper", 101, 70.0, 120),
+        ]
+        cases = [Case(name, *kind) for name, kind in zip(names, kinds, strict=True)]
+        self._tell(cases)
+        return cases
+
+    def _tell(self, cases: Sequence[Case]) -> None:
+        keeper = cases[4].case_id
+        self.truth.removed.add(cases[7].case_id)
+        self.truth.merged.update((keeper, each.case_id) for each in cases[5:7])
+        self.truth.archived.add(cases[8].case_id)
+        self.truth.spared.add(cases[9].case_id)
+
+    def _directions(self) -> NDArray[np.float64]:
+        """Random ones; the duplicates' are their keeper's, turned by an angle whose cosine is from 0.951 to 1."""
+        vectors = self._rng.normal(size=(10, _DIMENSIONS))
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        keeper = vectors[4]
+        for number in (5, 6):
+            across = vectors[number] - (vectors[number] @ keeper) * keeper
+            across /= np.linalg.norm(across)
+            cosine = self._rng.uniform(0.951, 1.0)
+            vectors[number] = cosine * keeper + np.sqrt(1 - cosine * cosine) * across
+        return vectors
+
+
+class Watched:
+    """The most memory that this process had within the block, above what it had at its beginning, in MiB."""
+
+    def __enter__(self) -> Self:
+        self._process = psutil.Process()
+        self._before = self._process.memory_info().rss
+        self._most = self._before
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    @property
+    def mib(self) -> float:
+        """So much."""
+        return (self._most - self._before) / 2**20
+
+    def _look(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            self._most = max(self._most, self._process.memory_info().rss)
+
+
+def measure(stage: Stage) -> Section:
+    """The section."""
+    count = stage.scaled(_CASES)
+    small_s, small_mib = _planned(stage, count // 10)
+    with stage.database("bench_casebank") as url:
+        made = _filled(stage, url, count)
+        database = Database(url)
+        stage.tell(f"planning over {count:,} cases")
+        with Watched() as watched:
+            seconds, told = _timed(database)
+        recall = _checked(told, made.truth)
+        before, during = _searches(stage, database)
+        database.close()
+    return Section(
+        name=NAME,
+        title=f"Pruning a bank of {count:,} cases of {_DIMENSIONS} dimensions",
+        method=(
+            "Made cases: of ten, four alone, a keeper with two duplicates (cosine 0.951 to 1), a low performer, a "
+            "sleeper, one spared; ids shuffled. The plan at full speed is compared with the generator's truth, pair by "
+            f"pair. Memory above the process's own, sampled each {_LOOK_S * 1_000:.0f} ms. Searches: 4 nearest by the "
+            f"index, {_SEARCHES} one after the other, before and while another plan is made at its default pace."
+        ),
+        columns=["", f"{count // 10:,} cases", f"{count:,} cases"],
+        rows=[
+            ["seconds to plan", f"{small_s:.1f}", f"{seconds:.1f}"],
+            ["MiB of memory", f"{small_mib:.0f}", f"{watched.mib:.0f}"],
+            ["recall of duplicate pairs", "", f"{recall:.4f}"],
+            ["search p99 before, ms", "", f"{before:.1f}"],
+            ["search p99 during a run, ms", "", f"{during:.1f}"],
+            ["ratio", "", f"{during / before:.2f}"],
+        ],
+        figures={
+            "plan_s": seconds,
+            "plan_tenth_s": small_s,
+            "memory_mib": watched.mib,
+            "memory_tenth_mib": small_mib,
+            "recall": recall,
+            "search_p99_before_ms": before,
+            "search_p99_during_ms": during,
+            "search_p99_ratio": during / before,
+        },
+    )
+
+
+def _planned(stage: Stage, count: int) -> tuple[float, float]:
+    """Seconds and MiB of a plan over so many cases, which must be right."""
+    with stage.database("bench_casebank") as url:
+        made = _filled(stage, url, count)
+        database = Database(url)
+        _timed(database)  # what is loaded once is loaded
+        with Watched() as watched:
+            seconds, told = _timed(database)
+        _checked(told, made.truth)
+        database.close()
+    return seconds, watched.mib
+
+
+def _timed(database: Database) -> tuple[float, dict[str, Any]]:
+    began = time.perf_counter()
+    told = prune.dry_run(_bank(database, 100))
+    return time.perf_counter() - began, told
+
+
+def _checked(told: dict[str, Any], truth: Truth) -> float:
+    """The share of the duplicate pairs that was found; everything else must be exactly right."""
+    details = told["details"]
+    merged = {(each["keeper"], each["removed"]) for each in details["merged"]}
+    assert set(details["removed"]) == truth.removed
+    assert set(details["archived"]) == truth.archived
+    assert {each["case_id"] for each in details["spared"]} == truth.spared
+    assert merged <= truth.merged
+    return len(merged) / len(truth.merged)
+
+
+def _searches(stage: Stage, database: Database) -> tuple[float, float]:
+    """The 99th percentile of a search, in ms, before and during a plan at the default pace."""
+    stage.tell("building the index of the search (minutes, at full size)")
+    search.build_indexes(database, index_from=1)
+    rng = np.random.default_rng(_SEED + 1)
+    asked = rng.normal(size=(_SEARCHES, _DIMENSIONS)).tolist()
+    stage.tell("searching")
+    _p99(database, asked)
+    before = _p99(database, asked)
+    with _planning(database.url):
+        during = _p99(database, asked)
+    return before, during
+
+
+@contextmanager
+def _planning(url: URL) -> Iterator[None]:
+    """Plans at the default pace within the block, one after the other, in a process of its own as a worker is."""
+    context = multiprocessing.get_context("spawn")
+    began = context.Event()
+    process = context.Process(target=_plan_on, args=(url.render_as_string(hide_password=False), began), daemon=True)
+    process.start()
+    try:
+        until(began.is_set, _BEGIN_S)
+        yield
+        if not process.is_alive():
+            raise BenchmarkFailed("the planner died while searches were timed")
+    finally:
+        process.kill()
+        process.join()
+
+
+def _plan_on(url: str, began: Any) -> None:
+    database = Database(url)
+    while True:
+        prune.dry_run(_bank(database, CasebankSettings().load_percent), lambda *_: began.set())
+
+
+def _p99(database: Database, asked: Sequence[Sequence[float]]) -> float:
+    taken = []
+    for vector in asked:
+        began = time.perf_counter()
+        search.search(database, vector, _EMBEDDER, 4)
+        taken.append((time.perf_counter() - began) * 1_000)
+    return quantiles(taken, n=100)[-1]
+
+
+def _filled(stage: Stage, url: URL, count: int) -> Made:
+    """The made bank, written by COPY."""
+    stage.tell(f"making {count:,} cases")
+    made = Made(count)
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        raw: Any = connection.connection.driver_connection
+        with raw.cursor() as cursor:
+            for cases, vectors in made.slices():
+                cursor.copy_expert(f"COPY cases ({_COLUMNS}) FROM STDIN", StringIO(_copied(cases, vectors)))
+        connection.commit()
+        connection.exec_driver_sql("ANALYZE cases")
+        connection.commit()
+    engine.dispose()
+    return made
+
+
+def _copied(cases: Sequence[Case], vectors: NDArray[np.float32]) -> str:
+    now = time.time()
+    lines = []
+    for case, vector in zip(cases, vectors, strict=True):
+        idle = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now - case.idle_days * 86_400))
+        query = "how is a thing of this kind done" if case.kind in {"keeper", "duplicate"} else f"about {case.case_id}"
+        written = f"[{','.join(f'{number:.7g}' for number in vector.tolist())}]"
+        fields = (
+            case.case_id,
+            query,
+            "like this",
+            written,
+            _EMBEDDER,
+            case.usage,
+            case.rate,
+            idle,
+            "2024-01-01T00:00:00Z",
+        )
+        lines.append("\t".join(map(str, fields)))
+    return "\n".join(lines) + "\n"
+
+
+def _bank(database: Database, load_percent: int) -> prune.Bank:
+    def nobody(_url: str, _body: bytes) -> None:
+        raise NotifyFailed("a dry run tells nobody")
+
+    return prune.Bank(database, SystemClock(), CasebankSettings(load_percent=load_percent), nobody)

@@ -1,0 +1,10 @@
+"""The CaseBank: questions answered before, kept as long as they serve.
+
+A case is fed by use: it enters the context of turns that ask something like it (`search`),
+each of these turns says what came of it (`executions`), and reflection sets its rate from
+that (`reflection`). Once a week the policy (`policy`) says which cases go: low performers,
+duplicates, sleepers. What it says is a plan (`plan`, `duplicates`), made the same way for a
+dry run, which shows it, and for a run (`runs`, `prune`), which tells the administrator
+(`notify`), waits for approval where that is asked for, and applies it (`apply`). Archiving
+(`archive`) never deletes, and restoring brings back what was there, bit for bit.
+"""

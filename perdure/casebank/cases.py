@@ -1,0 +1,203 @@
+"""Cases: added once, read by id.
+
+A case comes from an import or is learnt from a turn that somebody praised. Either way it is
+checked here, before it is a row; what is there already is never overwritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from perdure.casebank import queries, vectors
+from perdure.casebank.archive import warn_of_archived
+from perdure.clock import Clock
+from perdure.database.engine import Executor
+from perdure.errors import InvalidRequest, NotFound
+from perdure.ids import new_id
+from perdure.untrusted import storable
+
+LONGEST_ID = 255
+LONGEST_EMBEDDER = 255
+MOST_USES = 2**53
+"""So that a program that reads the count as a float reads the same number."""
+
+_WHOLE = 100
+_SKEW = timedelta(minutes=1)
+"""How far ahead of ours the clock of whoever says a time may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewCase:
+    """A case to be added. `embedder` names what made the vector, and stands exactly where a vector does."""
+
+    case_id: str
+    query: str
+    response_text: str
+    category_path: str | None = None
+    query_vector: Sequence[float] | None = None
+    embedder: str | None = None
+    usage_count: int = 0
+    success_rate: float | None = None
+    last_accessed_at: datetime | None = None
+    status: str = "active"
+    created_at: datetime | None = None
+    user_id: str | None = None
+    turn_id: UUID | None = None
+
+
+def add(executor: Executor, case: NewCase, *, now: datetime, dimensions: int | None = None) -> bool:
+    """Add a case; False if there is one of that id, or learnt from that turn, already.
+
+    `dimensions` are those of the case's embedder, where they are known.
+
+    Raises:
+        InvalidRequest: something about it is wrong; the message says what.
+    """
+    vector = check(case, now=now, dimensions=dimensions)
+    added = executor.run(
+        queries.ADD,
+        {
+            "case_id": case.case_id,
+            "query": storable(case.query),
+            "response_text": storable(case.response_text),
+            "category_path": None if case.category_path is None else storable(case.category_path),
+            "query_vector": vector,
+            "embedder": None if vector is None else case.embedder,
+            "usage_count": case.usage_count,
+            "success_rate": case.success_rate,
+            "last_accessed_at": case.last_accessed_at,
+            "status": case.status,
+            "created_at": case.created_at,
+            "user_id": case.user_id,
+            "turn_id": case.turn_id,
+            "reason": "imported" if case.turn_id is None else "learnt from a turn",
+        },
+    )
+    return bool(added)
+
+
+def learn(
+    executor: Executor,
+    clock: Clock,
+    *,
+    turn_id: UUID,
+    user_id: str,
+    query: str,
+    response_text: str,
+    query_vector: Sequence[float] | None = None,
+    embedder: str | None = None,
+) -> str | None:
+    """Store what a turn answered, because somebody praised it: the case's id, None if it was stored before.
+
+    Without a vector it is found once it has been given one (`embedding`).
+
+    Raises:
+        InvalidRequest: the question or the answer is empty, or the vector is none.
+    """
+    case = NewCase(
+        case_id=str(new_id(clock)),
+        query=query,
+        response_text=response_text,
+        query_vector=query_vector,
+        embedder=embedder,
+        user_id=user_id,
+        turn_id=turn_id,
+    )
+    return case.case_id if add(executor, case, now=clock.now()) else None
+
+
+def check(case: NewCase, *, now: datetime, dimensions: int | None = None) -> str | None:
+    """The vector of a case in which nothing is wrong, as a parameter.
+
+    Raises:
+        InvalidRequest: something is; the message says what.
+    """
+    if not 1 <= len(case.case_id) <= LONGEST_ID or storable(case.case_id) != case.case_id:
+        raise InvalidRequest(f"case_id must have 1 to {LONGEST_ID} characters, none of them NUL.")
+    for name, text in (("query", case.query), ("response_text", case.response_text)):
+        if not text.strip():
+            raise InvalidRequest(f"{name} is empty.")
+    if not 0 <= case.usage_count <= MOST_USES:
+        raise InvalidRequest(f"usage_count is {case.usage_count}; accepted: 0 to {MOST_USES}.")
+    if case.success_rate is not None and not 0 <= case.success_rate <= _WHOLE:  # NaN is not, either
+        raise InvalidRequest(f"success_rate is {case.success_rate:g}; accepted: 0 to 100 percent, or null.")
+    for name, at in (("last_accessed_at", case.last_accessed_at), ("created_at", case.created_at)):
+        _check_time(name, at, now)
+    return _check_vector(case, dimensions)
+
+
+def read(executor: Executor, case_id: str) -> dict[str, Any]:
+    """One case with its history. Asking for an archived one is noted in the log.
+
+    Raises:
+        NotFound: there is no such case.
+    """
+    rows = executor.run(queries.READ, {"case_id": case_id})
+    if not rows:
+        raise NotFound("There is no such case.")
+    if rows[0].status == "archived":
+        warn_of_archived(case_id)
+    history = executor.run(queries.HISTORY, {"case_id": case_id})
+    return {**shown(rows[0]), "history": [_event(row) for row in history]}
+
+
+def list_cases(
+    executor: Executor, *, after: str = "", most: int = 100, status: str | None = None, flagged: bool = False
+) -> list[dict[str, Any]]:
+    """Cases behind the id `after`, in the order of their ids; those of one status, or only flagged ones."""
+    parameters = {"after": after, "most": most, "status": status, "flagged": flagged}
+    return [shown(row) for row in executor.run(queries.LIST, parameters)]
+
+
+def shown(row: Row[Any]) -> dict[str, Any]:
+    """A case as the outside sees it."""
+    return {
+        "case_id": row.case_id,
+        "query": row.query,
+        "response_text": row.response_text,
+        "category_path": row.category_path,
+        "embedder": row.embedder,
+        "usage_count": row.usage_count,
+        "success_rate": row.success_rate,
+        "last_accessed_at": _text(row.last_accessed_at),
+        "status": row.status,
+        "created_at": _text(row.created_at),
+        "review": row.review,
+    }
+
+
+def _event(row: Row[Any]) -> dict[str, Any]:
+    return {
+        "event": row.event,
+        "reason": row.reason,
+        "details": row.details,
+        "run_id": None if row.run_id is None else str(row.run_id),
+        "at": _text(row.at),
+    }
+
+
+def _text(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat()
+
+
+def _check_time(name: str, at: datetime | None, now: datetime) -> None:
+    if at is None:
+        return
+    if at.tzinfo is None:
+        raise InvalidRequest(f"{name} has no time zone.")
+    if at > now + _SKEW:
+        raise InvalidRequest(f"{name} is in the future: {at.isoformat()}.")
+
+
+def _check_vector(case: NewCase, dimensions: int | None) -> str | None:
+    if case.query_vector is None:
+        return None
+    if not case.embedder or len(case.embedder) > LONGEST_EMBEDDER:
+        raise InvalidRequest("A query_vector needs the name of its embedder: vectors of different ones do not compare.")
+    return vectors.literal(case.query_vector, dimensions)

@@ -1,0 +1,298 @@
+"""Duplicates: which case absorbs which, exactly, in memory that does not grow with their pairs.
+
+Greedy, in keeper order: each case that is left absorbs those left that are nearer to it than
+the threshold. Cases are taken a batch at a time, and a batch is compared with all later ones
+block by block: first by sketches, then what is left by the vectors themselves.
+
+A sketch is a vector's part in a few directions and the length of the rest. By Cauchy and
+Schwarz the inner product of two sketches is at least that of the vectors, so what it rules
+out is ruled out for certain, for a sixth of the work or less. The directions are those in
+which a sample of the cases extends most; which ones they are decides how fast this is and
+never what is found. What remains near the threshold is decided by `cosines.cosine`, which
+knows nothing of blocks: the result is a function of the cases alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perdure import contradiction
+from perdure.casebank.cosines import Vector, cosine
+from perdure.casebank.policy import Facts, Rule, Verdict
+from perdure.casebank.roster import Roster
+from perdure.casebank.spool import Rows, Texts
+from perdure.settings import CasebankSettings
+
+Step = Callable[[int, int], None]
+"""Called after each piece of work with what is done and the total: to report, to rest, to stop."""
+
+_BLOCK = 4_096
+_VERIFIED = 512
+_SAMPLE = 512
+_FEWEST_DIRECTIONS = 64
+_DIRECTIONS_IN = 6
+"""A sketch has one direction for so many dimensions."""
+
+_SKETCH_ERROR = 1e-4
+"""By which float32 may put the product of two sketches too low, with much to spare."""
+
+_PRODUCT_ERROR = 1e-9
+"""The same for the product of two unit vectors in float64."""
+
+_READINGS = 20_000
+_UNREAD = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A case and the one that absorbs it, or would: by their numbers in the group's roster."""
+
+    keeper: int
+    loser: int
+    similarity: float
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What absorbs what, in keeper order, and which pairs were left as they are, and why."""
+
+    absorbed: list[Pair]
+    spared: list[tuple[Pair, Verdict]]
+
+
+class Group:
+    """Cases whose vectors may be compared: of one embedder and size. Holds files; use it in a `with`."""
+
+    def __init__(self, dimensions: int) -> None:
+        self.roster = Roster()
+        self._files = ExitStack()
+        self._vectors = self._files.enter_context(Rows(dimensions))
+        self._texts = self._files.enter_context(Texts())
+        self._pending: list[Vector] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._files.close()
+
+    def add(self, case: Facts, query: str, vector: Vector) -> None:
+        """Add a case whose vector has a direction."""
+        self.roster.append(case)
+        self._texts.append(query)
+        self._pending.append(vector)
+        if len(self._pending) == _VERIFIED:
+            self._flush()
+
+    def duplicates(self, limits: CasebankSettings, protection: Callable[[Facts], Verdict | None], step: Step) -> Found:
+        """Who absorbs whom. A loser that `protection` speaks for is left as it is."""
+        self._flush()
+        with ExitStack() as files:
+            ordered = _Ordered(self.roster, self._vectors, self._texts, files, step)
+            return _Search(ordered, limits, protection, step).run()
+
+    def _flush(self) -> None:
+        if self._pending:
+            self._vectors.append(np.stack(self._pending))
+            self._pending.clear()
+
+
+class _Ordered:
+    """A group in keeper order. Positions, from here on, are places in that order."""
+
+    def __init__(self, roster: Roster, vectors: Rows, texts: Texts, files: ExitStack, step: Step) -> None:
+        self.numbers = roster.keeper_order()
+        self._roster = roster
+        self._texts = texts
+        self._directions = _directions(vectors)
+        self.vectors = files.enter_context(Rows(vectors.width))
+        self.sketches = files.enter_context(Rows(_sketch_width(vectors.width)))
+        for start in range(0, len(roster), _VERIFIED):
+            self._copy(vectors, start)
+            step(0, len(roster))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def facts(self, position: int) -> Facts:
+        """What the policy knows of the case there."""
+        return self._roster[int(self.numbers[position])]
+
+    def reading(self, position: int) -> contradiction.Reading:
+        """Its question, read for what decides its sense."""
+        return contradiction.read(self._texts[int(self.numbers[position])])
+
+    def units(self, positions: NDArray[np.intp]) -> NDArray[np.float64]:
+        """`(k, d)` vectors of length 1."""
+        return _unit(self.vectors.take(positions))
+
+    def _copy(self, vectors: Rows, start: int) -> None:
+        numbers = self.numbers[start : start + _VERIFIED]
+        block = vectors.take(numbers)
+        self.vectors.append(block)
+        self.sketches.append(_sketched(_unit(block), self._directions))
+
+
+class _Keepers:
+    """The cases of a batch that may absorb others."""
+
+    def __init__(self, ordered: _Ordered, positions: NDArray[np.intp]) -> None:
+        self.positions = positions
+        self.sketches = ordered.sketches.take(positions)
+        self._ordered = ordered
+
+    @cached_property
+    def units(self) -> NDArray[np.float64]:
+        """Their vectors, of length 1; needed only where a sketch does not decide."""
+        return self._ordered.units(self.positions)
+
+
+class _Search:
+    """One pass over a group."""
+
+    def __init__(
+        self,
+        ordered: _Ordered,
+        limits: CasebankSettings,
+        protection: Callable[[Facts], Verdict | None],
+        step: Step,
+    ) -> None:
+        self._cases = ordered
+        self._limits = limits
+        self._threshold = limits.duplicate_similarity
+        self._protection = protection
+        self._step = step
+        self._left = np.ones(len(ordered), dtype=np.bool_)
+        self._absorbed: list[Pair] = []
+        self._spared: dict[int, tuple[Pair, Verdict]] = {}
+        self._reading = lru_cache(_READINGS)(ordered.reading)
+        self._essences = np.full(len(ordered), _UNREAD, dtype=np.int64)
+
+    def run(self) -> Found:
+        """All of it."""
+        for batch in self._batches():
+            keepers = _Keepers(self._cases, self._among(batch))
+            for start in range(int(batch[-1]) + 1, len(self._cases), _BLOCK):
+                self._against(keepers, start, min(start + _BLOCK, len(self._cases)))
+                self._step(int(batch[0]), len(self._cases))
+        spared = [self._spared[position] for position in sorted(self._spared) if self._left[position]]
+        place = np.empty(len(self._cases), dtype=np.intp)
+        place[self._cases.numbers] = np.arange(len(self._cases))
+        self._absorbed.sort(key=lambda pair: (place[pair.keeper], place[pair.loser]))
+        return Found(self._absorbed, spared)
+
+    def _batches(self) -> Iterator[NDArray[np.intp]]:
+        """The positions that are left, from the first on, so many at a time."""
+        after = 0
+        while (ahead := np.flatnonzero(self._left[after:])[: self._limits.duplicate_batch]).size:
+            batch = ahead + after
+            yield batch
+            after = int(batch[-1]) + 1
+
+    def _among(self, batch: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Let the batch absorb of itself; those that are left of it."""
+        units = self._cases.units(batch)
+        near = units @ units.T > self._threshold - _PRODUCT_ERROR
+        for at in range(1, len(batch)):
+            earlier = batch[:at][near[:at, at] & self._left[batch[:at]]]
+            if earlier.size:
+                self._decide(earlier, int(batch[at]))
+        return batch[self._left[batch]]
+
+    def _against(self, keepers: _Keepers, start: int, stop: int) -> None:
+        """Let the keepers absorb of a block of later cases."""
+        left = self._left[start:stop]
+        if not left.any():
+            return
+        products = keepers.sketches @ self._cases.sketches.block(start, stop).T
+        columns = np.flatnonzero((products.max(axis=0) > self._threshold - _SKETCH_ERROR) & left)
+        for at in range(0, len(columns), _VERIFIED):
+            some = columns[at : at + _VERIFIED]
+            near = keepers.units @ self._cases.units(some + start).T > self._threshold - _PRODUCT_ERROR
+            for column in np.flatnonzero(near.any(axis=0)).tolist():
+                self._decide(keepers.positions[near[:, column]], start + int(some[column]))
+
+    def _decide(self, keepers: NDArray[np.intp], loser: int) -> None:
+        """Let the first of the keepers that may absorb the loser do so."""
+        alike = self._essence(keepers) == self._essence(np.array([loser]))
+        for keeper, same in zip(keepers.tolist(), alike.tolist(), strict=True):
+            if self._limits.duplicate_guard and not same and loser in self._spared:
+                continue  # refused for its numbers or negations, as one before was
+            if self._absorbs(keeper, loser):
+                return
+
+    def _essence(self, positions: NDArray[np.intp]) -> NDArray[np.int64]:
+        """The essences of these cases' questions, each read when it is first asked for."""
+        for position in positions[self._essences[positions] == _UNREAD].tolist():
+            self._essences[position] = self._reading(position).essence
+        return self._essences[positions]
+
+    def _absorbs(self, keeper: int, loser: int) -> bool:
+        """Whether the loser's fate is decided by this keeper: absorbed, or left because it is protected."""
+        similarity = cosine(self._vector(keeper), self._vector(loser))
+        if similarity <= self._threshold:
+            return False
+        pair = Pair(int(self._cases.numbers[keeper]), int(self._cases.numbers[loser]), similarity)
+        if (different := self._difference(keeper, loser)) is not None:
+            self._spared.setdefault(loser, (pair, different))
+            return False
+        if (protected := self._protection(self._cases.facts(loser))) is not None:
+            known = self._spared.get(loser)
+            if known is None or known[1].rule is Rule.DIFFERENT:
+                self._spared[loser] = (pair, protected)
+            return True
+        self._left[loser] = False
+        self._absorbed.append(pair)
+        return True
+
+    def _difference(self, keeper: int, loser: int) -> Verdict | None:
+        if not self._limits.duplicate_guard:
+            return None
+        found = contradiction.between(self._reading(keeper), self._reading(loser))
+        return None if found is None else Verdict(Rule.DIFFERENT, str(found))
+
+    def _vector(self, position: int) -> Vector:
+        vector: Vector = self._cases.vectors.block(position, position + 1)[0]
+        return vector
+
+
+def _sketch_width(dimensions: int) -> int:
+    directions = max(_FEWEST_DIRECTIONS, dimensions // _DIRECTIONS_IN)
+    return dimensions if dimensions <= 2 * directions else directions + 1
+
+
+def _directions(vectors: Rows) -> NDArray[np.float64] | None:
+    """Orthonormal directions, `(d, m)`; None where the vectors are as short as sketches."""
+    width = _sketch_width(vectors.width)
+    if width == vectors.width:
+        return None
+    sample = np.unique(np.linspace(0, len(vectors) - 1, _SAMPLE).astype(np.intp))
+    # Completed by the axes, for a sample that spans too few dimensions.
+    spanned = np.concatenate([_unit(vectors.take(sample)), np.eye(width - 1, vectors.width) * 1e-6])
+    _, _, directions = np.linalg.svd(spanned, full_matrices=False)
+    chosen: NDArray[np.float64] = np.ascontiguousarray(directions[: width - 1].T)
+    return chosen
+
+
+def _sketched(units: NDArray[np.float64], directions: NDArray[np.float64] | None) -> NDArray[np.float32]:
+    if directions is None:
+        return units.astype(np.float32)
+    parts = units @ directions
+    rest = np.sqrt(np.maximum(0.0, 1.0 - np.einsum("ij,ij->i", parts, parts)))
+    return np.concatenate([parts, rest[:, None]], axis=1).astype(np.float32)
+
+
+def _unit(vectors: NDArray[Any]) -> NDArray[np.float64]:
+    wide = vectors.astype(np.float64)
+    scaled: NDArray[np.float64] = wide / np.sqrt(np.einsum("ij,ij->i", wide, wide))[:, None]
+    return scaled

@@ -1,0 +1,162 @@
+"""The policy: which cases go, which are spared, and why. Pure: facts in, verdicts out.
+
+Three rules, in this order, each seeing what the earlier ones left: low performance,
+duplicates, inactivity. The safety rules bind all three. The plan is made by these functions,
+and applying it asks them again about each row under its lock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from perdure.settings import CasebankSettings
+
+
+class Rule(StrEnum):
+    """Why a case goes, or why one that would have gone is spared."""
+
+    LOW_PERFORMANCE = "low_performance"
+    DUPLICATE = "duplicate"
+    INACTIVE = "inactive"
+
+    RECENT_ACCESS = "recent_access"
+    RECENTLY_RESTORED = "recently_restored"
+    PROTECTED_USAGE = "protected_usage"
+    EXEMPT_USAGE = "exempt_usage"
+    DIFFERENT = "different"
+    CHANGED = "changed"
+
+
+class Action(StrEnum):
+    """What the plan says of a case."""
+
+    REMOVE = "remove"
+    MERGE = "merge"
+    ARCHIVE = "archive"
+    SPARE = "spare"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the policy knows of a case. `success_rate` is in percent, None while unknown."""
+
+    case_id: str
+    usage_count: int
+    success_rate: float | None
+    last_accessed_at: datetime | None
+    created_at: datetime
+    restored_at: datetime | None = None
+
+    @property
+    def awake_at(self) -> datetime:
+        """When it was last accessed, or else created."""
+        return self.last_accessed_at or self.created_at
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A rule that holds for a case, and the sentence that says so."""
+
+    rule: Rule
+    reason: str
+
+
+def low_performance(case: Facts, limits: CasebankSettings) -> Verdict | None:
+    """Rate below the limit after more uses than the limit. An unknown rate is no low one."""
+    if case.success_rate is None or case.usage_count <= limits.low_success_min_usage:
+        return None
+    if case.success_rate >= limits.low_success_percent:
+        return None
+    return Verdict(
+        Rule.LOW_PERFORMANCE,
+        f"succeeds in {case.success_rate:.4g} % of {case.usage_count} uses, under {limits.low_success_percent:g} %",
+    )
+
+
+def inactivity(case: Facts, limits: CasebankSettings, now: datetime) -> Verdict | None:
+    """Not accessed for more days than the limit; never accessed counts from its creation."""
+    if now - case.awake_at <= timedelta(days=limits.inactive_days):
+        return None
+    since = "not accessed since" if case.last_accessed_at else "never accessed since it was created on"
+    return Verdict(
+        Rule.INACTIVE, f"{since} {case.awake_at.date().isoformat()}, more than {limits.inactive_days} days ago"
+    )
+
+
+def exemption(case: Facts, limits: CasebankSettings) -> Verdict | None:
+    """Whether an inactive case was used so often that it stays."""
+    if case.usage_count <= limits.inactive_exempt_usage:
+        return None
+    return Verdict(Rule.EXEMPT_USAGE, f"used {case.usage_count} times, more than {limits.inactive_exempt_usage}")
+
+
+def protection(case: Facts, limits: CasebankSettings, now: datetime) -> Verdict | None:
+    """The safety rule that spares the case from all three rules, if one does.
+
+    A time in the future counts as just now: a clock that was wrong costs no case.
+    """
+    recent = timedelta(days=limits.recent_access_days)
+    if case.usage_count > limits.protected_usage:
+        return Verdict(Rule.PROTECTED_USAGE, f"used {case.usage_count} times, more than {limits.protected_usage}")
+    if case.last_accessed_at is not None and now - case.last_accessed_at <= recent:
+        return Verdict(Rule.RECENT_ACCESS, f"accessed within {limits.recent_access_days} days")
+    if case.restored_at is not None and now - case.restored_at <= recent:
+        return Verdict(Rule.RECENTLY_RESTORED, f"restored within {limits.recent_access_days} days")
+    return None
+
+
+def keeper_order(case: Facts) -> tuple[int, bool, float, datetime, str]:
+    """Sorts by who keeps: higher usage, higher rate with unknown last, older, case id."""
+    known = case.success_rate is not None
+    return -case.usage_count, not known, -(case.success_rate or 0.0), case.created_at, case.case_id
+
+
+def weight(case: Facts) -> int:
+    """The uses that its rate speaks for: none while the rate is unknown."""
+    return case.usage_count if case.success_rate is not None else 0
+
+
+def merged(keeper: Facts, losers: Iterable[Facts], keeper_weight: int | None = None) -> Facts:
+    """The keeper with what it takes over: usage adds up, the later access counts, and the rate is
+    the mean of the known ones, weighted by usage.
+
+    `keeper_weight` says what the keeper's rate speaks for, where that is not its present usage.
+    """  # noqa: D205 (one thought)
+    absorbed = sorted(losers, key=keeper_order)
+    rated = [(each.success_rate, weight(each)) for each in absorbed if each.success_rate is not None]
+    if keeper.success_rate is not None:
+        rated.append((keeper.success_rate, weight(keeper) if keeper_weight is None else keeper_weight))
+    accesses = [each.last_accessed_at for each in (keeper, *absorbed) if each.last_accessed_at is not None]
+    return replace(
+        keeper,
+        usage_count=keeper.usage_count + sum(each.usage_count for each in absorbed),
+        success_rate=_mean(rated),
+        last_accessed_at=max(accesses, default=None),
+    )
+
+
+def _mean(rated: list[tuple[float, int]]) -> float | None:
+    """The weighted mean, whatever the order; of rates that nothing speaks for, the plain one."""
+    if not rated:
+        return None
+    uses = sum(count for _, count in rated)
+    if uses == 0:
+        mean = math.fsum(rate for rate, _ in rated) / len(rated)
+    else:
+        mean = math.fsum(rate * count for rate, count in rated) / uses
+    return min(max(mean, min(rate for rate, _ in rated)), max(rate for rate, _ in rated))
+
+
+def unchanged(planned: Facts, found: Facts) -> bool:
+    """Whether nothing that the plan was made from has changed since, rounding of a merged rate aside."""
+    if (planned.success_rate is None) != (found.success_rate is None):
+        return False
+    return (
+        planned.usage_count == found.usage_count
+        and planned.last_accessed_at == found.last_accessed_at
+        and math.isclose(planned.success_rate or 0.0, found.success_rate or 0.0, rel_tol=1e-9, abs_tol=1e-9)
+    )

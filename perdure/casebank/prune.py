@@ -1,0 +1,210 @@
+"""A run from its beginning to its end: plan, notify, approve, apply, report; and the dry run.
+
+Each phase begins with a commit and may be entered again: whoever takes up a run goes on from
+the phase that its row names. A dry run computes the same plan and writes nothing at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from perdure.casebank import queries, runs
+from perdure.casebank.apply import apply
+from perdure.casebank.notify import NotifyFailed, Post, notify
+from perdure.casebank.pace import Pace
+from perdure.casebank.plan import Item, compute, read_candidates
+from perdure.casebank.runs import Held, Line, Phase, RunLost
+from perdure.clock import Clock
+from perdure.database.engine import Database, as_json
+from perdure.settings import CasebankSettings, PruneApproval
+from perdure.untrusted import first_line
+
+log = logging.getLogger(__name__)
+
+_PAGE = 100
+_TOLD_EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Bank:
+    """What a run needs. `post` sends a notice; `pause` waits for so many seconds."""
+
+    database: Database
+    clock: Clock
+    limits: CasebankSettings
+    post: Post
+    pause: Callable[[float], object] = time.sleep
+
+
+def dry_run(bank: Bank, tell: Callable[[int, int], None] = lambda _done, _total: None) -> dict[str, Any]:
+    """The plan as a run would make it now, as the dry-run route answers. `tell` learns of done and total."""
+    pace = _pace(bank)
+
+    def step(done: int, total: int) -> None:
+        tell(done, total)
+        pace.rest()
+
+    items = _compute(bank, bank.database.run(queries.NOW, {})[0].now, step)
+    told = runs.summed(map(_line, items))
+    _log("a dry run of the CaseBank would have", told)
+    return {**told, "dry_run": True, "run_id": None}
+
+
+def run(bank: Bank) -> dict[str, Any]:
+    """Begin a run, or go on with one that was broken off, as far as it goes now; the run route's answer.
+
+    With approval `manual` that is as far as its plan: the answer's `phase` says so.
+
+    Raises:
+        Conflict: a run is under way or waits for approval.
+    """
+    return _advance(bank, runs.begin_or_resume(bank.database, bank.clock))
+
+
+def advance(bank: Bank) -> dict[str, Any] | None:
+    """Go on with the run that was approved or broken off, if there is one."""
+    held = runs.resume(bank.database)
+    return None if held is None else _advance(bank, held)
+
+
+def _advance(bank: Bank, held: Held) -> dict[str, Any]:
+    """Phase by phase, until the run is finished or waits."""
+    try:
+        while (step := _STEPS.get(held.phase)) is not None:
+            held = step(bank, held)
+    except RunLost:
+        log.warning("run %s was taken over by another process", held.run_id)
+    except Exception as error:
+        runs.release(bank.database, held, first_line(f"{type(error).__name__}: {error}"))
+        raise
+    return runs.result(bank.database, held.run_id)
+
+
+def _plan(bank: Bank, held: Held) -> Held:
+    """Make the plan and write it down."""
+    rows = bank.database.run(queries.PLANNED_AT, held.fence)
+    if not rows:
+        raise RunLost
+    items = _compute(bank, rows[0].planned_at, _Telling(bank, held).step)
+    for start in range(0, len(items), _PAGE):
+        page = [_written(number, items[number]) for number in range(start, min(start + _PAGE, len(items)))]
+        if not bank.database.run(queries.WRITE_ITEMS, {**held.fence, "items": as_json(page)}):
+            raise RunLost
+        runs.progress(bank.database, held, start + len(page), len(items))
+    _log(f"run {held.run_id} of the CaseBank plans to have", runs.summed(map(_line, items)))
+    planned = replace(held, planned_at=rows[0].planned_at)
+    return runs.enter(bank.database, planned, Phase.NOTIFYING)
+
+
+def _notify(bank: Bank, held: Held) -> Held:
+    """Tell of the plan. If that fails nothing is removed."""
+    run = runs.read_run(bank.database, held.run_id)
+    try:
+        notify("casebank.plan", run, run["plan"], url=_url(bank), post=bank.post, pause=bank.pause)
+    except NotifyFailed as error:
+        withheld = f"nothing was removed, because the notice of the plan did not arrive: {error}"
+        log.error("run %s of the CaseBank: %s", held.run_id, withheld)  # noqa: TRY400 (a receiver's failure, not ours)
+        return runs.enter(bank.database, held, Phase.WITHHELD, error=withheld)
+    total = _total(run["plan"])
+    if bank.limits.approval is PruneApproval.MANUAL and total:
+        expires_s = bank.limits.approval_expires_s
+        return runs.enter(bank.database, held, Phase.WAITING_APPROVAL, total=total, notified=True, expires_s=expires_s)
+    return runs.enter(bank.database, held, Phase.APPLYING, total=total, notified=True)
+
+
+def _apply(bank: Bank, held: Held) -> Held:
+    """Carry out what is left of the plan."""
+    total = runs.count_planned(bank.database, held.run_id)
+    apply(bank.database, held, bank.limits, total, _pace(bank).rest)
+    return runs.enter(bank.database, held, Phase.REPORTING)
+
+
+def _report(bank: Bank, held: Held) -> Held:
+    """Tell of the results. What was done is done, whether or not that arrives."""
+    run = runs.read_run(bank.database, held.run_id)
+    _log(f"run {held.run_id} of the CaseBank has", run["outcome"])
+    try:
+        notify("casebank.outcome", run, run["outcome"], url=_url(bank), post=bank.post, pause=bank.pause)
+    except NotifyFailed as error:
+        return runs.enter(bank.database, held, Phase.DONE, error=f"the notice of the results did not arrive: {error}")
+    return runs.enter(bank.database, held, Phase.DONE)
+
+
+_STEPS: dict[Phase, Callable[[Bank, Held], Held]] = {
+    Phase.PLANNING: _plan,
+    Phase.NOTIFYING: _notify,
+    Phase.APPLYING: _apply,
+    Phase.REPORTING: _report,
+}
+
+
+class _Telling:
+    """Says how far the planning is, every second or so, and rests in between."""
+
+    def __init__(self, bank: Bank, held: Held) -> None:
+        self._bank = bank
+        self._held = held
+        self._pace = _pace(bank)
+        self._told_at = time.monotonic()
+
+    def step(self, done: int, total: int) -> None:
+        """A piece of work is done."""
+        if time.monotonic() - self._told_at >= _TOLD_EVERY_S:
+            runs.progress(self._bank.database, self._held, done, total)
+            self._told_at = time.monotonic()
+        self._pace.rest()
+
+
+def _compute(bank: Bank, now: datetime, step: Callable[[int, int], None]) -> list[Item]:
+    total = bank.database.run(queries.COUNT_ACTIVE, {})[0].cases
+    return compute(read_candidates(bank.database, _PAGE), bank.limits, now, total, step)
+
+
+def _pace(bank: Bank) -> Pace:
+    return Pace(bank.limits.load_percent, bank.pause)
+
+
+def _url(bank: Bank) -> str | None:
+    url = bank.limits.notify_url
+    return None if url is None else url.get_secret_value()
+
+
+def _total(plan: dict[str, Any]) -> int:
+    return int(plan["removed_cases"] + plan["merged_cases"] + plan["archived_cases"])
+
+
+def _line(item: Item) -> Line:
+    return Line(item.action, item.facts.case_id, item.rule, item.reason, item.keeper_id, item.similarity)
+
+
+def _written(position: int, item: Item) -> dict[str, Any]:
+    accessed = item.facts.last_accessed_at
+    return {
+        "position": position,
+        "action": item.action,
+        "case_id": item.facts.case_id,
+        "rule": item.rule,
+        "reason": item.reason,
+        "keeper_id": item.keeper_id,
+        "similarity": item.similarity,
+        "keeper_weight": item.keeper_weight,
+        "usage_count": item.facts.usage_count,
+        "success_rate": item.facts.success_rate,
+        "last_accessed_at": None if accessed is None else accessed.isoformat(),
+    }
+
+
+def _log(who: str, told: dict[str, Any]) -> None:
+    log.info(
+        "%s removed %d, merged %d and archived %d cases, and spared %d",
+        who,
+        told["removed_cases"],
+        told["merged_cases"],
+        told["archived_cases"],
+        len(told["details"]["spared"]),
+    )

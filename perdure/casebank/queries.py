@@ -1,0 +1,588 @@
+"""Every statement of the CaseBank, named, in the order of a case's life.
+
+Whatever locks several cases locks them in the order of their ids, so that turns, runs and
+restores never wait for each other in a circle. What a run writes hangs on its fencing token.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from perdure.database.engine import Statement
+
+
+class CaseRow(Protocol):
+    """A row of any statement here that returns what the policy knows of a case."""
+
+    case_id: str
+    usage_count: int
+    success_rate: float | None
+    last_accessed_at: Any
+    created_at: Any
+    restored_at: Any
+
+
+_COPIED = """query, response_text, category_path, query_vector, embedder, usage_count, success_rate, last_accessed_at,
+           created_at, user_id, turn_id, review"""
+"""The columns that a case and its archive row share."""
+
+_RESTORED_AT = "(SELECT max(a.restored_at) FROM case_archive AS a WHERE a.case_id = c.case_id) AS restored_at"
+
+# --- add, read ---------------------------------------------------------------------------
+
+NOW = Statement("casebank.now", "SELECT perdure_now() AS now", writes=False)
+
+# A case that is there already, by its id or by the turn that it was learnt from, is left alone.
+# One that comes archived has its archive row, so that it can be restored.
+ADD = Statement(
+    "casebank.add",
+    f"""
+    WITH added AS (
+        INSERT INTO cases (case_id, query, response_text, category_path, query_vector, embedder, usage_count,
+                           success_rate, last_accessed_at, created_at, user_id, turn_id, status)
+        VALUES (%(case_id)s, %(query)s, %(response_text)s, %(category_path)s, %(query_vector)s::vector, %(embedder)s,
+                %(usage_count)s, %(success_rate)s, %(last_accessed_at)s, coalesce(%(created_at)s, perdure_now()),
+                %(user_id)s, %(turn_id)s::uuid, %(status)s)
+        ON CONFLICT DO NOTHING
+        RETURNING *
+    ), kept AS (
+        INSERT INTO case_archive (case_id, {_COPIED}, archived_at, archived_reason)
+        SELECT case_id, {_COPIED}, perdure_now(), 'archived when it was imported' FROM added WHERE status = 'archived'
+    ), told AS (
+        INSERT INTO case_history (case_id, event, reason, at)
+        SELECT case_id, 'added', %(reason)s, perdure_now() FROM added
+    )
+    SELECT case_id FROM added
+    """,  # noqa: S608 (constants)
+)
+
+_CASE = f"""
+    SELECT c.case_id, c.query, c.response_text, c.category_path, c.embedder, c.usage_count, c.success_rate,
+           c.last_accessed_at, c.status, c.created_at, c.review, {_RESTORED_AT}
+    FROM cases AS c
+"""  # noqa: S608 (constants)
+
+READ = Statement("casebank.read", _CASE + " WHERE c.case_id = %(case_id)s", writes=False)
+
+LIST = Statement(
+    "casebank.list",
+    _CASE
+    + """
+    WHERE c.case_id > %(after)s AND (%(status)s::text IS NULL OR c.status = %(status)s)
+          AND (NOT %(flagged)s OR c.review IS NOT NULL)
+    ORDER BY c.case_id LIMIT %(most)s
+    """,
+    writes=False,
+)
+
+EXPORT = Statement(
+    "casebank.export",
+    """
+    SELECT case_id, query, response_text, category_path, query_vector::real[] AS query_vector, embedder, usage_count,
+           success_rate, last_accessed_at, status, created_at
+    FROM cases WHERE case_id > %(after)s ORDER BY case_id LIMIT %(most)s
+    """,
+    writes=False,
+)
+
+HISTORY = Statement(
+    "casebank.history",
+    """
+    SELECT event, reason, details, run_id, at FROM case_history WHERE case_id = %(case_id)s ORDER BY history_id
+    """,
+    writes=False,
+)
+
+# Cases that no search finds; with an embedder, those that none by it does.
+WITHOUT_VECTOR = Statement(
+    "casebank.without_vector",
+    """
+    SELECT case_id, query FROM cases
+    WHERE status = 'active' AND case_id > %(after)s AND (query_vector IS NULL OR embedder <> %(embedder)s::text)
+    ORDER BY case_id LIMIT %(most)s
+    """,
+    writes=False,
+)
+
+GIVE_VECTOR = Statement(
+    "casebank.give_vector",
+    """
+    UPDATE cases SET query_vector = %(query_vector)s::vector, embedder = %(embedder)s
+    WHERE case_id = %(case_id)s AND status = 'active' AND query = %(query)s
+    RETURNING case_id
+    """,
+)
+
+# --- search ------------------------------------------------------------------------------
+
+# The index, where there is one, returns in about the right order, so this sorts again.
+_NEAREST = """
+    WITH near AS MATERIALIZED (
+        SELECT c.case_id, c.query_vector::vector({size}) <=> %(vector)s::vector({size}) AS distance
+        FROM cases AS c
+        WHERE {status} AND vector_dims(c.query_vector) = {size} AND c.embedder = %(embedder)s
+        ORDER BY c.query_vector::vector({size}) <=> %(vector)s::vector({size})
+        LIMIT %(k)s
+    )
+    SELECT c.case_id, c.query, c.response_text, c.category_path, c.usage_count, c.success_rate, c.status,
+           c.last_accessed_at, 1 - near.distance AS similarity
+    FROM near JOIN cases AS c USING (case_id)
+    WHERE near.distance <> 'NaN'
+    ORDER BY near.distance, c.case_id
+"""
+
+# Without it an index returns only what it meets first, filters or no.
+SCAN_ON = Statement(
+    "casebank.scan_on",
+    "SELECT set_config('hnsw.iterative_scan', 'relaxed_order', true), set_config('hnsw.ef_search', '100', true)",
+    writes=False,
+)
+
+SIZES = Statement(
+    "casebank.sizes",
+    """
+    SELECT vector_dims(query_vector) AS size, count(*) AS cases
+    FROM cases WHERE status = 'active' AND query_vector IS NOT NULL GROUP BY 1 ORDER BY 1
+    """,
+    writes=False,
+)
+
+
+def nearest(size: int, *, archived: bool) -> Statement:
+    """The cases nearest to a vector of `size` dimensions, active or archived."""
+    status = f"c.status = '{'archived' if archived else 'active'}'"
+    name = f"casebank.nearest_{'archived_' if archived else ''}{size:d}"
+    return Statement(name, _NEAREST.format(size=int(size), status=status), writes=False)
+
+
+def index(size: int) -> str:
+    """The SQL that builds the index for vectors of `size` dimensions, while everybody else reads and writes."""
+    return f"""
+        CREATE INDEX CONCURRENTLY IF NOT EXISTS cases_nearest_{size:d}_idx
+        ON cases USING hnsw ((query_vector::vector({size:d})) vector_cosine_ops)
+        WHERE status = 'active' AND vector_dims(query_vector) = {size:d}
+    """
+
+
+def drop_broken_index(size: int) -> str:
+    """The SQL that drops that index if its building was broken off."""
+    name = f"cases_nearest_{size:d}_idx"
+    return f"""
+        DO $$ BEGIN
+            IF EXISTS (SELECT FROM pg_index WHERE indexrelid = to_regclass('{name}') AND NOT indisvalid) THEN
+                DROP INDEX {name};
+            END IF;
+        END $$
+    """
+
+
+# --- use ---------------------------------------------------------------------------------
+
+# Once for each case and turn. A case that was archived or erased meanwhile counts no use.
+RECORD = Statement(
+    "casebank.record",
+    """
+    WITH locked AS (
+        SELECT case_id FROM cases WHERE case_id = ANY (%(case_ids)s::text[]) AND status = 'active'
+        ORDER BY case_id FOR NO KEY UPDATE
+    ), recorded AS (
+        INSERT INTO case_executions (case_id, turn_id, succeeded, error, executed_at)
+        SELECT case_id, %(turn_id)s::uuid, %(succeeded)s, %(error)s, perdure_now() FROM locked
+        ON CONFLICT DO NOTHING
+        RETURNING case_id
+    )
+    UPDATE cases AS c SET usage_count = c.usage_count + 1, last_accessed_at = perdure_now()
+    FROM recorded WHERE c.case_id = recorded.case_id
+    RETURNING c.case_id
+    """,
+)
+
+FEEDBACK = Statement(
+    "casebank.feedback",
+    "UPDATE case_executions SET feedback = %(score)s WHERE turn_id = %(turn_id)s::uuid RETURNING case_id",
+)
+
+# --- reflect -----------------------------------------------------------------------------
+
+# Sets the rate of a page of cases from their newest executions, and says of those that fail
+# more often than not how. A suggestion stays while the case is flagged.
+REFLECT = Statement(
+    "casebank.reflect",
+    """
+    WITH page AS (
+        SELECT c.case_id FROM cases AS c
+        WHERE c.status = 'active' AND c.case_id > %(after)s
+              AND EXISTS (SELECT FROM case_executions AS e WHERE e.case_id = c.case_id)
+        ORDER BY c.case_id LIMIT %(most)s
+        FOR NO KEY UPDATE
+    ), newest AS (
+        SELECT page.case_id, e.good, e.error
+        FROM page, LATERAL (
+            SELECT coalesce(feedback > 0, succeeded) AS good,
+                   coalesce(error, CASE WHEN feedback < 0 THEN 'negative feedback' END, 'unknown error') AS error
+            FROM case_executions WHERE case_id = page.case_id
+            ORDER BY executed_at DESC, turn_id DESC LIMIT %(executions)s
+        ) AS e
+    ), rated AS (
+        SELECT case_id, 100.0 * count(*) FILTER (WHERE good) / count(*) AS rate, count(*) AS executions
+        FROM newest GROUP BY case_id
+    ), errors AS (
+        SELECT case_id, jsonb_agg(jsonb_build_object('error', error, 'count', times)
+                                  ORDER BY times DESC, error COLLATE "C") FILTER (WHERE place <= %(errors)s) AS errors
+        FROM (
+            SELECT case_id, error, count(*) AS times,
+                   row_number() OVER (PARTITION BY case_id ORDER BY count(*) DESC, error COLLATE "C") AS place
+            FROM newest WHERE NOT good GROUP BY case_id, error
+        ) AS counted
+        GROUP BY case_id
+    ), judged AS (
+        UPDATE cases AS c
+        SET success_rate = rated.rate,
+            review = CASE WHEN rated.rate < %(flag_below)s THEN
+                jsonb_strip_nulls(jsonb_build_object(
+                    'executions', rated.executions, 'errors', errors.errors,
+                    'flagged_at', coalesce(c.review -> 'flagged_at', to_jsonb(perdure_now())),
+                    'asked_at', c.review -> 'asked_at', 'suggestion', c.review -> 'suggestion')) END
+        FROM rated LEFT JOIN errors USING (case_id)
+        WHERE c.case_id = rated.case_id
+        RETURNING c.case_id, c.review IS NOT NULL AS flagged
+    )
+    SELECT case_id, flagged FROM judged ORDER BY case_id
+    """,
+)
+
+# Whoever moves the minute ahead may ask the model for this minute's suggestions.
+TAKE_MINUTE = Statement(
+    "casebank.take_minute",
+    """
+    INSERT INTO sweeps AS s (name, due_at) VALUES ('casebank.suggest', perdure_now() + interval '1 minute')
+    ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at
+    WHERE s.due_at <= perdure_now() OR s.due_at > excluded.due_at + interval '1 second'
+    RETURNING s.name
+    """,
+)
+
+ASK = Statement(
+    "casebank.ask",
+    """
+    WITH wanting AS (
+        SELECT case_id FROM cases
+        WHERE status = 'active' AND review IS NOT NULL AND NOT review ? 'suggestion'
+              AND coalesce((review ->> 'asked_at')::timestamptz < perdure_now() - interval '20 hours', true)
+        ORDER BY case_id LIMIT %(most)s
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
+    UPDATE cases AS c SET review = c.review || jsonb_build_object('asked_at', perdure_now())
+    FROM wanting WHERE c.case_id = wanting.case_id
+    RETURNING c.case_id, c.query, c.response_text, c.success_rate, c.review
+    """,
+)
+
+SUGGEST = Statement(
+    "casebank.suggest",
+    """
+    UPDATE cases SET review = review || jsonb_build_object('suggestion', %(suggestion)s::text)
+    WHERE case_id = %(case_id)s AND status = 'active' AND review IS NOT NULL
+    RETURNING case_id
+    """,
+)
+
+# --- plan --------------------------------------------------------------------------------
+
+CANDIDATES = Statement(
+    "casebank.candidates",
+    f"""
+    SELECT c.case_id, c.query, c.embedder, vector_send(c.query_vector) AS vector, c.usage_count, c.success_rate,
+           c.last_accessed_at, c.created_at, {_RESTORED_AT}
+    FROM cases AS c WHERE c.status = 'active' AND c.case_id > %(after)s
+    ORDER BY c.case_id LIMIT %(most)s
+    """,  # noqa: S608 (constants)
+    writes=False,
+)
+
+COUNT_ACTIVE = Statement(
+    "casebank.count_active", "SELECT count(*) AS cases FROM cases WHERE status = 'active'", writes=False
+)
+
+# --- run ---------------------------------------------------------------------------------
+
+BEGIN = Statement(
+    "casebank.begin",
+    """
+    INSERT INTO case_runs (run_id, phase, started_at, lease_until)
+    VALUES (%(run_id)s::uuid, 'planning', perdure_now(), perdure_now() + make_interval(secs => %(lease_s)s))
+    ON CONFLICT ((true)) WHERE finished_at IS NULL DO NOTHING
+    RETURNING run_id, phase, token, planned_at
+    """,
+)
+
+_RUN = """
+    SELECT run_id, phase, done, total, started_at, planned_at, notified_at, expires_at, decided_by, finished_at, error,
+           coalesce(lease_until > perdure_now(), false) AS held
+    FROM case_runs
+"""
+
+UNDER_WAY = Statement("casebank.under_way", _RUN + " WHERE finished_at IS NULL", writes=False)
+READ_RUN = Statement("casebank.read_run", _RUN + " WHERE run_id = %(run_id)s::uuid", writes=False)
+LIST_RUNS = Statement(
+    "casebank.list_runs", _RUN + " ORDER BY started_at DESC, run_id DESC LIMIT %(most)s", writes=False
+)
+
+# Takes up a run that nobody works on. One that waits for a person is not taken up.
+TAKE_OVER = Statement(
+    "casebank.take_over",
+    """
+    UPDATE case_runs SET token = token + 1, lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
+    WHERE finished_at IS NULL AND phase <> 'waiting_approval' AND coalesce(lease_until <= perdure_now(), true)
+    RETURNING run_id, phase, token, planned_at
+    """,
+)
+
+# A run that stands still holds its lease no longer than this: each piece of work renews it.
+PROGRESS = Statement(
+    "casebank.progress",
+    """
+    UPDATE case_runs
+    SET done = %(done)s, total = %(total)s, lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
+    WHERE run_id = %(run_id)s::uuid AND token = %(token)s AND finished_at IS NULL
+    RETURNING run_id
+    """,
+)
+
+RELEASE = Statement(
+    "casebank.release",
+    """
+    UPDATE case_runs SET lease_until = NULL, error = %(error)s
+    WHERE run_id = %(run_id)s::uuid AND token = %(token)s AND finished_at IS NULL
+    """,
+)
+
+PLANNED_AT = Statement(
+    "casebank.planned_at",
+    """
+    WITH fenced AS (
+        UPDATE case_runs SET planned_at = perdure_now(), error = NULL
+        WHERE run_id = %(run_id)s::uuid AND token = %(token)s AND phase = 'planning'
+        RETURNING run_id, planned_at
+    ), cleared AS (
+        DELETE FROM case_run_items AS i USING fenced WHERE i.run_id = fenced.run_id
+    )
+    SELECT planned_at FROM fenced
+    """,
+)
+
+WRITE_ITEMS = Statement(
+    "casebank.write_items",
+    """
+    WITH fenced AS (
+        SELECT run_id FROM case_runs
+        WHERE run_id = %(run_id)s::uuid AND token = %(token)s AND phase = 'planning' FOR NO KEY UPDATE
+    )
+    INSERT INTO case_run_items (run_id, position, action, case_id, rule, reason, keeper_id, similarity, keeper_weight,
+                                usage_count, success_rate, last_accessed_at)
+    SELECT fenced.run_id, i.*
+    FROM fenced, jsonb_to_recordset(%(items)s::jsonb) AS i (
+        position int, action text, case_id text, rule text, reason text, keeper_id text, similarity float8,
+        keeper_weight bigint, usage_count bigint, success_rate float8, last_accessed_at timestamptz)
+    RETURNING position
+    """,
+)
+
+# From one phase to the next; the last ones finish the run. A run that waits holds no lease.
+ENTER = Statement(
+    "casebank.enter",
+    """
+    UPDATE case_runs
+    SET phase = %(phase)s, done = 0, total = %(total)s, error = coalesce(%(error)s, error),
+        notified_at = CASE WHEN %(notified)s THEN perdure_now() ELSE notified_at END,
+        expires_at = CASE WHEN %(phase)s = 'waiting_approval'
+                          THEN perdure_now() + make_interval(secs => %(expires_s)s) ELSE expires_at END,
+        finished_at = CASE WHEN %(finished)s THEN perdure_now() END,
+        lease_until = CASE WHEN %(finished)s OR %(phase)s = 'waiting_approval' THEN NULL
+                           ELSE perdure_now() + make_interval(secs => %(lease_s)s) END
+    WHERE run_id = %(run_id)s::uuid AND token = %(token)s AND finished_at IS NULL
+    RETURNING run_id
+    """,
+)
+
+DECIDE = Statement(
+    "casebank.decide",
+    """
+    UPDATE case_runs
+    SET phase = %(phase)s, decided_by = %(by)s, token = token + 1,
+        finished_at = CASE WHEN %(phase)s = 'rejected' THEN perdure_now() END
+    WHERE run_id = %(run_id)s::uuid AND phase = 'waiting_approval' AND expires_at > perdure_now()
+    RETURNING run_id
+    """,
+)
+
+EXPIRE = Statement(
+    "casebank.expire",
+    """
+    UPDATE case_runs SET phase = 'expired', finished_at = perdure_now(), token = token + 1
+    WHERE phase = 'waiting_approval' AND expires_at <= perdure_now()
+    RETURNING run_id
+    """,
+)
+
+COUNTS = Statement(
+    "casebank.counts",
+    "SELECT action, count(*) AS items FROM case_run_items WHERE run_id = %(run_id)s::uuid GROUP BY action",
+    writes=False,
+)
+
+ITEMS = Statement(
+    "casebank.items",
+    """
+    SELECT position, action, case_id, rule, reason, keeper_id, similarity, outcome, outcome_rule, outcome_reason
+    FROM case_run_items WHERE run_id = %(run_id)s::uuid AND position > %(after)s
+    ORDER BY position LIMIT %(most)s
+    """,
+    writes=False,
+)
+
+# The plan's lines with the texts that they speak of, for people.
+REPORT = Statement(
+    "casebank.report",
+    """
+    SELECT i.position, i.action, i.case_id, i.rule, i.reason, i.keeper_id, i.similarity, i.usage_count, i.success_rate,
+           i.last_accessed_at, i.outcome, i.outcome_rule, i.outcome_reason, c.query, c.response_text,
+           k.query AS keeper_query, k.response_text AS keeper_response_text
+    FROM case_run_items AS i
+    LEFT JOIN cases AS c ON c.case_id = i.case_id LEFT JOIN cases AS k ON k.case_id = i.keeper_id
+    WHERE i.run_id = %(run_id)s::uuid AND i.position > %(after)s
+          AND (%(action)s::text IS NULL OR i.action = %(action)s)
+    ORDER BY i.position LIMIT %(most)s
+    """,
+    writes=False,
+)
+
+# --- apply -------------------------------------------------------------------------------
+
+FENCE = Statement(
+    "casebank.fence",
+    """
+    SELECT perdure_now() AS now FROM case_runs
+    WHERE run_id = %(run_id)s::uuid AND token = %(token)s AND phase = 'applying' FOR NO KEY UPDATE
+    """,
+)
+
+PENDING = Statement(
+    "casebank.pending",
+    """
+    SELECT position, action, case_id, rule, reason, keeper_id, similarity, keeper_weight, usage_count, success_rate,
+           last_accessed_at
+    FROM case_run_items
+    WHERE run_id = %(run_id)s::uuid AND position > %(after)s AND action <> 'spare' AND outcome IS NULL
+    ORDER BY position LIMIT %(most)s
+    """,
+    writes=False,
+)
+
+LOCK_CASES = Statement(
+    "casebank.lock_cases",
+    f"""
+    SELECT c.case_id, c.status, c.query, c.embedder, c.usage_count, c.success_rate, c.last_accessed_at, c.created_at,
+           CASE WHEN c.case_id = ANY (%(compared)s::text[]) THEN vector_send(c.query_vector) END AS vector,
+           {_RESTORED_AT}
+    FROM cases AS c WHERE c.case_id = ANY (%(case_ids)s::text[]) ORDER BY c.case_id FOR NO KEY UPDATE OF c
+    """,  # noqa: S608 (constants)
+)
+
+# Uses behind what the keepers have taken over in this run so far.
+TAKEN_OVER = Statement(
+    "casebank.taken_over",
+    """
+    SELECT keeper_id, sum(usage_count) FILTER (WHERE success_rate IS NOT NULL)::bigint AS weight
+    FROM case_run_items
+    WHERE run_id = %(run_id)s::uuid AND action = 'merge' AND outcome = 'done'
+          AND keeper_id = ANY (%(keeper_ids)s::text[])
+    GROUP BY keeper_id
+    """,
+    writes=False,
+)
+
+# A batch goes: archive rows as the cases were, then their status, their history, their lines
+# of the plan, and the keepers' new counts.
+ARCHIVE = Statement(
+    "casebank.archive",
+    f"""
+    WITH going AS (
+        SELECT * FROM jsonb_to_recordset(%(going)s::jsonb) AS g (
+            position int, case_id text, rule text, reason text, keeper_id text, similarity float8)
+    ), kept AS (
+        INSERT INTO case_archive (case_id, {_COPIED}, archived_at, archived_reason, keeper_id, run_id)
+        SELECT case_id, {_COPIED}, perdure_now(), going.reason, going.keeper_id, %(run_id)s::uuid
+        FROM cases JOIN going USING (case_id) WHERE status = 'active'
+        ORDER BY going.position
+    ), archived AS (
+        UPDATE cases AS c SET status = 'archived' FROM going WHERE c.case_id = going.case_id AND c.status = 'active'
+        RETURNING c.case_id
+    ), told AS (
+        INSERT INTO case_history (case_id, event, reason, details, run_id, at)
+        SELECT case_id, 'archived', reason, jsonb_strip_nulls(jsonb_build_object(
+                   'rule', rule, 'keeper', keeper_id, 'similarity', similarity)), %(run_id)s::uuid, perdure_now()
+        FROM going JOIN archived USING (case_id) ORDER BY going.position
+    )
+    UPDATE case_run_items AS i SET outcome = 'done'
+    FROM going WHERE i.run_id = %(run_id)s::uuid AND i.position = going.position
+    RETURNING i.position
+    """,  # noqa: S608 (constants)
+)
+
+ABSORB = Statement(
+    "casebank.absorb",
+    """
+    WITH keeping AS (
+        SELECT * FROM jsonb_to_recordset(%(keepers)s::jsonb) AS k (
+            case_id text, usage_count bigint, success_rate float8, last_accessed_at timestamptz, losers jsonb,
+            before jsonb)
+    ), told AS (
+        INSERT INTO case_history (case_id, event, reason, details, run_id, at)
+        SELECT case_id, 'absorbed', 'took over the counts of its duplicates',
+               jsonb_build_object('losers', losers, 'before', before), %(run_id)s::uuid, perdure_now()
+        FROM keeping ORDER BY case_id
+    )
+    UPDATE cases AS c
+    SET usage_count = keeping.usage_count, success_rate = keeping.success_rate,
+        last_accessed_at = keeping.last_accessed_at
+    FROM keeping WHERE c.case_id = keeping.case_id
+    """,
+)
+
+SPARE = Statement(
+    "casebank.spare",
+    """
+    UPDATE case_run_items AS i SET outcome = 'spared', outcome_rule = s.rule, outcome_reason = s.reason
+    FROM jsonb_to_recordset(%(spared)s::jsonb) AS s (position int, rule text, reason text)
+    WHERE i.run_id = %(run_id)s::uuid AND i.position = s.position
+    RETURNING i.position
+    """,
+)
+
+# --- restore -----------------------------------------------------------------------------
+
+RESTORE = Statement(
+    "casebank.restore",
+    """
+    WITH locked AS (
+        SELECT case_id FROM cases WHERE case_id = %(case_id)s AND status = 'archived' FOR NO KEY UPDATE
+    ), newest AS (
+        SELECT a.* FROM case_archive AS a JOIN locked USING (case_id)
+        WHERE a.restored_at IS NULL ORDER BY a.archive_id DESC LIMIT 1
+    ), marked AS (
+        UPDATE case_archive AS a SET restored_at = perdure_now() FROM newest WHERE a.archive_id = newest.archive_id
+    ), told AS (
+        INSERT INTO case_history (case_id, event, reason, details, at)
+        SELECT case_id, 'restored', 'on request', jsonb_build_object('archive_id', archive_id), perdure_now()
+        FROM newest
+    )
+    UPDATE cases AS c
+    SET status = 'active', query = a.query, response_text = a.response_text, category_path = a.category_path,
+        query_vector = a.query_vector, embedder = a.embedder, usage_count = a.usage_count,
+        success_rate = a.success_rate, last_accessed_at = a.last_accessed_at, created_at = a.created_at,
+        user_id = a.user_id, turn_id = a.turn_id, review = a.review
+    FROM newest AS a WHERE c.case_id = a.case_id
+    RETURNING c.case_id
+    """,
+)

@@ -1,0 +1,95 @@
+"""Search: the cases nearest to a question, by their vectors.
+
+Vectors are compared within one embedder and size only. A small bank is scanned, which is
+exact; a large one has an index for each size of vector, which `build_indexes` makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import Row
+
+from perdure.casebank import queries, vectors
+from perdure.casebank.archive import warn_of_archived
+from perdure.database.engine import Database, Statement
+
+INDEX_FROM = 10_000
+"""Active cases from which on a scan is slower than one would wait for: some five milliseconds."""
+
+MOST_INDEXED_DIMENSIONS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A case and its cosine with what was asked, from -1 to 1."""
+
+    case_id: str
+    query: str
+    response_text: str
+    category_path: str | None
+    usage_count: int
+    success_rate: float | None
+    status: str
+    similarity: float
+
+
+def search(
+    database: Database, vector: Sequence[float], embedder: str, k: int, *, include_archived: bool = False
+) -> list[Found]:
+    """The `k` nearest cases, nearest first: active ones, and if asked for, archived ones among them.
+
+    Archived ones are noted in the log.
+
+    Raises:
+        InvalidRequest: it is no vector.
+    """
+    parameters = {"vector": vectors.literal(vector), "embedder": embedder, "k": k}
+    with database.transaction("casebank.search") as transaction:
+        transaction.run(queries.SCAN_ON, {})
+        rows = list(transaction.run(_nearest(len(vector), archived=False), parameters))
+        if include_archived:
+            rows += transaction.run(_nearest(len(vector), archived=True), parameters)
+    found = sorted(map(_found, rows), key=lambda each: (-each.similarity, each.case_id))[:k]
+    for each in found:
+        if each.status == "archived":
+            warn_of_archived(each.case_id)
+    return found
+
+
+def build_indexes(database: Database, index_from: int = INDEX_FROM) -> list[int]:
+    """Build the index for each size of vector of which there are many; the sizes that have one then.
+
+    Others read and write meanwhile. An index whose building was broken off is built anew.
+    """
+    sizes = [
+        row.size
+        for row in database.run(queries.SIZES, {})
+        if row.cases >= index_from and row.size <= MOST_INDEXED_DIMENSIONS
+    ]
+    for size in sizes:
+        with database.engine.connect() as connection:
+            connection.exec_driver_sql(queries.drop_broken_index(size))
+            connection.exec_driver_sql(queries.index(size))
+    return sizes
+
+
+@lru_cache
+def _nearest(size: int, *, archived: bool) -> Statement:
+    return queries.nearest(size, archived=archived)
+
+
+def _found(row: Row[Any]) -> Found:
+    return Found(
+        row.case_id,
+        row.query,
+        row.response_text,
+        row.category_path,
+        row.usage_count,
+        row.success_rate,
+        row.status,
+        row.similarity,
+    )

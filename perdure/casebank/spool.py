@@ -1,0 +1,99 @@
+"""Where the planner keeps what would not stay small in memory: unlinked temporary files.
+
+Read and written in blocks by offset, so that what a run holds in memory is a few blocks,
+however many cases there are.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from array import array
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class _File:
+    """A temporary file that nobody else sees, gone with the block or the process."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (closed by close)
+        self._end = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the space back."""
+        self._file.close()
+
+    def _append(self, data: bytes | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        while view:
+            written = os.pwrite(self._file.fileno(), view, self._end)
+            self._end += written
+            view = view[written:]
+
+    def _read(self, start: int, size: int) -> bytes:
+        """The bytes from `start`; a read may return fewer than it was asked for."""
+        parts = []
+        while size:
+            part = os.pread(self._file.fileno(), size, start)
+            if not part:
+                raise EOFError(f"the spool ends before byte {start + size}")
+            parts.append(part)
+            start, size = start + len(part), size - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class Rows(_File):
+    """Rows of one width: `(n, width)` float32."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self._row_bytes = width * 4
+
+    def __len__(self) -> int:
+        return self._end // self._row_bytes
+
+    def append(self, rows: NDArray[np.float32]) -> None:
+        """Add `(k, width)` rows at the end."""
+        self._append(np.ascontiguousarray(rows, dtype=np.float32).data)
+
+    def block(self, start: int, stop: int) -> NDArray[np.float32]:
+        """The rows from `start` to before `stop`."""
+        data = self._read(start * self._row_bytes, (stop - start) * self._row_bytes)
+        return np.frombuffer(data, dtype=np.float32).reshape(stop - start, self.width)
+
+    def take(self, numbers: NDArray[np.intp]) -> NDArray[np.float32]:
+        """The rows of these numbers, in this order."""
+        taken = np.empty((len(numbers), self.width), dtype=np.float32)
+        for at, number in enumerate(numbers.tolist()):
+            taken[at] = np.frombuffer(self._read(number * self._row_bytes, self._row_bytes), dtype=np.float32)
+        return taken
+
+
+class Texts(_File):
+    """Texts by their number, eight bytes of memory each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._starts = array("q", [0])
+
+    def append(self, text: str) -> None:
+        """Add a text."""
+        self._append(text.encode("utf-8", "surrogatepass"))
+        self._starts.append(self._end)
+
+    def __getitem__(self, number: int) -> str:
+        start = self._starts[number]
+        return self._read(start, self._starts[number + 1] - start).decode("utf-8", "surrogatepass")

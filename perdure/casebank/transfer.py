@@ -1,0 +1,114 @@
+"""Cases as lines of JSON: in from a file, out to one.
+
+A bad line is told of with its number and reason, and the good ones are kept; a line whose
+case is there already changes nothing, so that a file may be imported twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from sqlalchemy import Row
+
+from perdure.casebank import queries
+from perdure.casebank.cases import NewCase, add
+from perdure.database.engine import Executor
+from perdure.errors import InvalidRequest
+from perdure.untrusted import load_object, what_is_wrong
+
+_PAGE = 100
+
+
+class _Line(BaseModel):
+    """One line of the file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    case_id: str
+    query: str
+    response_text: str
+    category_path: str | None = None
+    query_vector: list[Annotated[float, Field(allow_inf_nan=False)]] | None = None
+    embedder: str | None = None
+    usage_count: int = 0
+    success_rate: float | None = None
+    last_accessed_at: AwareDatetime | None = Field(default=None, strict=False)
+    status: Literal["active", "archived"] = "active"
+    created_at: AwareDatetime | None = Field(default=None, strict=False)
+
+
+@dataclass(slots=True)
+class Imported:
+    """What became of a file's lines. `bad` has the numbers of lines, from 1, and what is wrong with each."""
+
+    added: int = 0
+    unchanged: int = 0
+    bad: list[tuple[int, str]] = field(default_factory=list)
+
+
+def import_lines(
+    executor: Executor,
+    lines: Iterable[str],
+    *,
+    now: datetime,
+    dimensions: Callable[[str], int | None] = lambda _embedder: None,
+) -> Imported:
+    """Add the cases of a file, each by itself. `dimensions` says those of an embedder, where they are known."""
+    imported = Imported()
+    for number, text in enumerate(lines, start=1):
+        if not text.strip():
+            continue
+        try:
+            line = _parsed(text)
+            known = None if line.embedder is None else dimensions(line.embedder)
+            new = _add(executor, line, now, known)
+        except (ValueError, InvalidRequest) as error:
+            imported.bad.append((number, str(error)))
+            continue
+        imported.added += new
+        imported.unchanged += not new
+    return imported
+
+
+def export_lines(executor: Executor) -> Iterator[dict[str, Any]]:
+    """Every case, archived ones included, in the order of their ids."""
+    after = ""
+    while rows := executor.run(queries.EXPORT, {"after": after, "most": _PAGE}):
+        yield from map(_line, rows)
+        after = rows[-1].case_id
+
+
+def _parsed(text: str) -> _Line:
+    try:
+        return _Line.model_validate(load_object(text))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the line"
+        raise ValueError(f"{where} {what_is_wrong(first)}") from None
+
+
+def _add(executor: Executor, line: _Line, now: datetime, dimensions: int | None) -> bool:
+    return add(executor, NewCase(**line.model_dump()), now=now, dimensions=dimensions)
+
+
+def _line(row: Row[Any]) -> dict[str, Any]:
+    optional = {
+        "category_path": row.category_path,
+        "query_vector": row.query_vector,
+        "embedder": row.embedder,
+        "last_accessed_at": None if row.last_accessed_at is None else row.last_accessed_at.isoformat(),
+    }
+    return {
+        "case_id": row.case_id,
+        "query": row.query,
+        "response_text": row.response_text,
+        **{name: value for name, value in optional.items() if value is not None},
+        "usage_count": row.usage_count,
+        "success_rate": row.success_rate,
+        "status": row.status,
+        "created_at": row.created_at.isoformat(),
+    }

@@ -1,0 +1,97 @@
+"""Feedback: what a person says of a reply, and what the CaseBank makes of it.
+
+It decides over what became of the turn for the cases that had a part in it, and what was praised is
+a case from then on. The last word about a turn counts; a case that was learnt is judged by its uses.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from perdure.casebank import cases, executions
+from perdure.casebank.embedding import embed_case
+from perdure.database.engine import as_json
+from perdure.errors import Conflict, InvalidRequest, PerdureError
+from perdure.models.protocol import ModelCall
+from perdure.runtime import Runtime
+from perdure.turns import queries
+from perdure.turns.reading import read_turn
+from perdure.untrusted import storable, what_is_wrong
+
+log = logging.getLogger(__name__)
+
+MAX_COMMENT_CHARS = 2_000
+
+
+def _no_truth_value(value: object) -> object:
+    """`value`, unless it is `true`, which Python takes for 1."""
+    if isinstance(value, bool):
+        raise ValueError("must be -1 or 1")  # noqa: TRY004 (pydantic reports only this one)
+    return value
+
+
+class Feedback(BaseModel):
+    """What a person says of a turn, as `POST /v1/turns/{id}/feedback` takes it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    score: Annotated[Literal[-1, 1], BeforeValidator(_no_truth_value)]
+    comment: Annotated[str, Field(max_length=MAX_COMMENT_CHARS)] | None = None
+
+
+def parse_feedback(given: dict[str, Any]) -> Feedback:
+    """The feedback that `given` is.
+
+    Raises:
+        InvalidRequest: it is none; the message says what is wrong.
+    """
+    try:
+        return Feedback.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InvalidRequest(f"{where}: {what_is_wrong(first)}.") from None
+
+
+def give_feedback(runtime: Runtime, turn_id: UUID, feedback: Feedback) -> None:
+    """Note `feedback`, have it count for the cases of the turn, and learn from praise.
+
+    Raises:
+        NotFound: there is no such turn.
+        Conflict: it has no reply, or none yet.
+        Unavailable: the database cannot be reached; giving it again is safe.
+    """
+    said = {"score": feedback.score, "comment": None if feedback.comment is None else storable(feedback.comment)}
+    case_id, asked = None, ""
+    with runtime.database.transaction("turns.feedback") as transaction:
+        rows = transaction.run(queries.FEEDBACK, {"turn_id": turn_id, "feedback": as_json(said)})
+        if not rows:
+            status = read_turn(transaction, turn_id)["status"]
+            raise Conflict(f"There is no reply yet to say something of: the turn is {status}.")
+        executions.feedback(transaction, turn_id, feedback.score)
+        told = rows[0]
+        if feedback.score > 0 and told.status == "done" and (told.asked or "").strip() and told.reply.strip():
+            asked = told.asked
+            case_id = cases.learn(
+                transaction,
+                runtime.clock,
+                turn_id=turn_id,
+                user_id=told.user_id,
+                query=asked,
+                response_text=told.reply,
+            )
+    if case_id is not None:
+        _embed(runtime, case_id, asked)
+
+
+def _embed(runtime: Runtime, case_id: str, query: str) -> None:
+    """Make a new case findable now, or leave it to the next reflection."""
+    call = ModelCall(runtime.clock, runtime.settings.memory.recall_timeout_s)
+    try:
+        embed_case(runtime.database, runtime.embedder, case_id, query, call)
+    except PerdureError as error:
+        log.warning("case %s gets its vector later: %s", case_id, error.message)

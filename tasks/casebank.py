@@ -1,0 +1,67 @@
+"""What is done to the CaseBank: weekly it is pruned, daily it looks at how its cases serve.
+
+A run that was approved, or broken off with its process, is taken up within a minute.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery import shared_task
+
+from perdure.casebank import prune as pruning
+from perdure.casebank import reflection, runs
+from perdure.casebank.embedding import embed_cases
+from perdure.casebank.search import build_indexes
+from perdure.channels.notices import bank_of
+from perdure.errors import PerdureError, Unavailable
+from perdure.runtime import Runtime
+from tasks.scheduled import ScheduledTask
+
+log = logging.getLogger(__name__)
+
+
+@shared_task(name="casebank.prune", bind=True, base=ScheduledTask, ignore_result=False)
+def prune(self: ScheduledTask, *, dry_run: bool = True) -> dict[str, Any]:
+    """Make the plan, and unless it is a dry run have it applied; the result is the run route's."""
+    bank = bank_of(self.process.runtime)
+    return pruning.dry_run(bank) if dry_run else pruning.run(bank)
+
+
+@shared_task(name="casebank.advance", bind=True, base=ScheduledTask)
+def advance(self: ScheduledTask) -> dict[str, Any] | None:
+    """Void a plan that nobody approved in time; go on with a run that was approved or broken off."""
+    runtime = self.process.runtime
+    if runs.expire(runtime.database):
+        log.warning("a plan of the CaseBank was not approved in time, and is void")
+    return pruning.advance(bank_of(runtime))
+
+
+@shared_task(name="casebank.reflect", bind=True, base=ScheduledTask, ignore_result=False)
+def reflect(self: ScheduledTask) -> dict[str, Any]:
+    """Set the rates of cases from what came of their newest uses; make them findable that are not."""
+    runtime = self.process.runtime
+    done = reflection.reflect(runtime.database)
+    _make_findable(runtime)
+    return {"rated": done.rated, "flagged": done.flagged}
+
+
+@shared_task(name="casebank.suggest", bind=True, base=ScheduledTask)
+def suggest(self: ScheduledTask) -> int | None:
+    """Have the summary model say how flagged cases could be better: a few a minute."""
+    runtime = self.process.runtime
+    settings = runtime.settings
+    model = runtime.models(settings.summary_model or settings.model)
+    return reflection.suggest(runtime.database, runtime.clock, model, settings.model_timeout_s)
+
+
+def _make_findable(runtime: Runtime) -> None:
+    try:
+        for looked in embed_cases(runtime.database, runtime.embedder):
+            log.info("cases that lacked a vector: %d looked at", looked)
+    except Unavailable:
+        raise
+    except PerdureError as error:  # rates are set all the same; tomorrow it is tried again
+        log.warning("cases get their vectors later: %s", error.message)
+    build_indexes(runtime.database)

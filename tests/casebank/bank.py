@@ -1,0 +1,120 @@
+"""Cases for tests: made in a line, written as they are, read back whole."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+from sqlalchemy import text
+
+from perdure.casebank.notify import NotifyFailed
+from perdure.casebank.plan import Candidate
+from perdure.casebank.policy import Facts
+from perdure.casebank.prune import Bank
+from perdure.clock import MovedClock
+from perdure.database.engine import Database
+from perdure.settings import CasebankSettings
+
+NOW = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
+LIMITS = CasebankSettings(load_percent=100)
+TABLES = ("cases", "case_executions", "case_archive", "case_history", "case_runs", "case_run_items", "sweeps")
+
+
+def facts(
+    case_id: str = "a", *, usage: int = 0, rate: float | None = None, idle_days: float = 30, **more: Any
+) -> Facts:
+    """A case that was last accessed so many days before `NOW`."""
+    made = Facts(case_id, usage, rate, NOW - timedelta(days=idle_days), NOW - timedelta(days=400))
+    return replace(made, **more)
+
+
+def candidate(
+    case: Facts, vector: Sequence[float] | None = None, query: str = "how to do it", embedder: str = "hash:4"
+) -> Candidate:
+    """The same, as the planner reads it."""
+    return Candidate(case, query, embedder, None if vector is None else np.asarray(vector, dtype=np.float32))
+
+
+def put(
+    database: Database,
+    case_id: str,
+    *,
+    query: str = "how to do it",
+    vector: Sequence[float] | None = None,
+    embedder: str | None = "hash:4",
+    usage: int = 0,
+    rate: float | None = None,
+    idle_days: float | None = 30,
+    age_days: float = 400,
+) -> None:
+    """Write one active case, as old and as idle as that by the test's clock."""
+    with database.engine.connect() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO cases (case_id, query, response_text, query_vector, embedder, usage_count, success_rate,"
+                " last_accessed_at, created_at) VALUES (:id, :query, 'like this', CAST(:vector AS vector), :embedder,"
+                " :usage, :rate, perdure_now() - make_interval(secs => :idle),"
+                " perdure_now() - make_interval(secs => :age))"
+            ),
+            {
+                "id": case_id,
+                "query": query,
+                "vector": None if vector is None else str(list(vector)),
+                "embedder": None if vector is None else embedder,
+                "usage": usage,
+                "rate": rate,
+                "idle": None if idle_days is None else idle_days * 86_400,
+                "age": age_days * 86_400,
+            },
+        )
+
+
+def everything(database: Database) -> dict[str, list[Any]]:
+    """Every row of every table that a run could touch."""
+    with database.engine.connect() as connection:
+        return {
+            table: sorted(map(str, connection.execute(text(f"SELECT {table}::text FROM {table}")).scalars()))  # noqa: S608 (constants)
+            for table in TABLES
+        }
+
+
+def statuses(database: Database) -> dict[str, str]:
+    """Each case's status."""
+    with database.engine.connect() as connection:
+        return {row.case_id: row.status for row in connection.execute(text("SELECT case_id, status FROM cases"))}
+
+
+def column(database: Database, sql: str, **parameters: Any) -> list[Any]:
+    """What a query of one column returns."""
+    with database.engine.connect() as connection:
+        return list(connection.execute(text(sql), parameters).scalars())
+
+
+def unit(rng: random.Random, dimensions: int = 4) -> list[float]:
+    """A random direction."""
+    vector = np.array([rng.gauss(0, 1) for _ in range(dimensions)])
+    return [float(each) for each in vector / np.linalg.norm(vector)]
+
+
+class Post:
+    """Where notices go: remembers them, and refuses while `away`."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, bytes]] = []
+        self.away = False
+
+    def __call__(self, url: str, body: bytes) -> None:
+        """Take a notice."""
+        if self.away:
+            raise NotifyFailed("nobody answers")
+        self.sent.append((url, body))
+
+
+def bank(database: Database, clock: MovedClock, post: Post | None = None, **limits: Any) -> Bank:
+    """A bank at full speed that never waits."""
+    settings = CasebankSettings(**{"load_percent": 100, **limits})
+    return Bank(database, clock, settings, post or Post(), pause=lambda _seconds: None)

@@ -1,0 +1,182 @@
+"""Archive and restore: what comes back is what went."""
+
+from __future__ import annotations
+
+import logging
+import math
+from datetime import timedelta
+from uuid import UUID
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import text
+
+from perdure.casebank import archive, cases, prune, search
+from perdure.clock import MovedClock
+from perdure.database.engine import Database
+from perdure.errors import NotFound
+from tests.casebank.bank import TABLES, bank, column, put, statuses
+
+ROW = "SELECT cases::text || encode(vector_send(query_vector), 'hex') FROM cases WHERE case_id = :id"
+STORABLE = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\x00"), min_size=1, max_size=40)
+FLOAT32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    query=STORABLE,
+    category=st.none() | STORABLE,
+    vector=st.lists(FLOAT32, min_size=1, max_size=8).filter(any),
+    rate=st.none() | st.floats(0, 100),
+    usage=st.integers(0, 100),
+    idle=st.none() | st.integers(91, 10**4),
+    number=st.integers(1, 2**60),
+)
+def test_restoring_gives_back_the_identical_row(  # noqa: PLR0917 (each is drawn by itself)
+    database: Database,
+    clock: MovedClock,
+    query: str,
+    category: str | None,
+    vector: list[float],
+    rate: float | None,
+    usage: int,
+    idle: int | None,
+    number: int,
+) -> None:
+    """@REQ:CONSOLIDATION-001.6: the whole row as text, and the vector bit for bit, for any case that goes."""
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql(f"TRUNCATE {', '.join(TABLES)}")
+        connection.execute(
+            text(
+                "INSERT INTO cases (case_id, query, response_text, category_path, query_vector, embedder, usage_count,"
+                " success_rate, last_accessed_at, created_at, user_id, turn_id, review) VALUES ('c', :query, :query,"
+                " :category, CAST(:vector AS vector), 'hash', :usage, :rate,"
+                " perdure_now() - make_interval(days => :idle),"
+                " perdure_now() - interval '91 days 1 second', 'ana', :turn, '{\"errors\": [1.50]}')"
+            ),
+            {
+                "query": query,
+                "category": category,
+                "vector": f"[{','.join(map(repr, vector))}]",
+                "usage": usage,
+                "rate": rate,
+                "idle": idle,
+                "turn": UUID(int=number),
+            },
+        )
+    before = column(database, ROW, id="c")
+    told = prune.run(bank(database, clock))
+    assert told["removed_cases"] + told["archived_cases"] == 1
+    assert column(database, ROW, id="c") != before
+    archive.restore(database, "c")
+    assert column(database, ROW, id="c") == before
+
+
+def test_restoring_marks_the_archive_and_tells_the_history(database: Database, clock: MovedClock) -> None:
+    """@REQ:CONSOLIDATION-001.6: the archive's row stays, and the case is spared for 7 days."""
+    put(database, "c", usage=20, rate=10.0)
+    prune.run(bank(database, clock))
+    archive.restore(database, "c")
+    assert statuses(database) == {"c": "active"}
+    assert column(database, "SELECT restored_at = perdure_now() OR restored_at IS NOT NULL FROM case_archive") == [True]
+    assert column(database, "SELECT event FROM case_history ORDER BY history_id") == ["archived", "restored"]
+    spared = prune.run(bank(database, clock))["details"]["spared"]
+    assert [(each["case_id"], each["rule"]) for each in spared] == [("c", "recently_restored")]
+    clock.advance(timedelta(days=7, seconds=1))
+    assert prune.run(bank(database, clock))["details"]["removed"] == ["c"]
+    assert column(database, "SELECT count(*) FROM case_archive") == [2]
+
+
+def test_what_is_not_archived_cannot_be_restored(database: Database) -> None:
+    """@REQ:CONSOLIDATION-001.6: neither an active case nor one that does not exist."""
+    put(database, "c")
+    for case_id in ("c", "nobody", ""):
+        with pytest.raises(NotFound):
+            archive.restore(database, case_id)
+
+
+def test_a_keeper_keeps_what_it_took_over(database: Database, clock: MovedClock) -> None:
+    """@REQ:CONSOLIDATION-001.6: the loser comes back as it was; the keeper's counts stay."""
+    put(database, "keeper", vector=[1, 2, 3], usage=20, rate=80.0)
+    put(database, "loser", vector=[1, 2, 3], usage=10, rate=50.0)
+    before = column(database, ROW, id="loser")
+    prune.run(bank(database, clock))
+    archive.restore(database, "loser")
+    assert column(database, ROW, id="loser") == before
+    assert column(database, "SELECT usage_count FROM cases WHERE case_id = 'keeper'") == [30]
+    assert prune.run(bank(database, clock))["merged_cases"] == 0, "it was restored within 7 days"
+
+
+def test_asking_for_an_archived_case_is_noted(
+    database: Database, clock: MovedClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """@REQ:CONSOLIDATION-001.6: by id and by search; a search finds it only if it is asked to."""
+    put(database, "gone", vector=[1, 2, 3, 4], usage=20, rate=10.0)
+    put(database, "there", vector=[1, 2, 3, 5], usage=20, rate=90.0)
+    prune.run(bank(database, clock))
+    caplog.clear()
+    assert [each.case_id for each in search.search(database, [1, 2, 3, 4], "hash:4", 4)] == ["there"]
+    assert not caplog.records
+    found = search.search(database, [1, 2, 3, 4], "hash:4", 4, include_archived=True)
+    assert [(each.case_id, each.status) for each in found] == [("gone", "archived"), ("there", "active")]
+    assert [(record.levelno, "gone" in record.message) for record in caplog.records] == [(logging.WARNING, True)]
+    caplog.clear()
+    history = cases.read(database, "gone")["history"]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert [event["event"] for event in history] == ["archived"]
+
+
+def test_search_compares_within_one_embedder_and_size(database: Database) -> None:
+    """Anything else would be a number without a meaning."""
+    put(database, "a", vector=[1, 0, 0, 0])
+    put(database, "b", vector=[1, 1, 0, 0])
+    put(database, "other", vector=[1, 0, 0, 0], embedder="other:4")
+    put(database, "short", vector=[1, 0, 0])
+    put(database, "none")
+    put(database, "zero", vector=[0, 0, 0, 0])
+    found = search.search(database, [2, 0, 0, 0], "hash:4", 9)
+    assert [each.case_id for each in found] == ["a", "b"]
+    assert [each.similarity for each in found] == [pytest.approx(1), pytest.approx(math.sqrt(0.5))]
+    assert [each.case_id for each in search.search(database, [2, 0, 0, 0], "hash:4", 1)] == ["a"]
+
+
+def test_a_large_bank_is_searched_by_its_index(database: Database) -> None:
+    """With other embedders and archived cases among those that the index meets first."""
+    rng = np.random.default_rng(1)
+    vectors = rng.normal(size=(2_000, 16)).round(3)
+    with database.engine.connect() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO cases (case_id, query, response_text, query_vector, embedder, created_at, status)"
+                " VALUES (:id, 'q', 'a', CAST(:vector AS vector), :embedder, now(), :status)"
+            ),
+            [
+                {
+                    "id": f"{number:04}",
+                    "vector": str(vector.tolist()),
+                    "embedder": "hash:16" if number % 10 == 0 else "other:16",
+                    "status": "archived" if number % 3 == 0 else "active",
+                }
+                for number, vector in enumerate(vectors)
+            ],
+        )
+        connection.exec_driver_sql("ANALYZE cases")
+    mine = [number for number in range(0, 2_000, 10) if number % 3]
+    cosines = vectors[mine] @ vectors[7] / np.linalg.norm(vectors[mine], axis=1)
+    nearest = [f"{mine[at]:04}" for at in np.argsort(-cosines)[:4]]
+    scanned = search.search(database, vectors[7].tolist(), "hash:16", 4)
+    assert [each.case_id for each in scanned] == nearest
+    assert search.build_indexes(database, index_from=5_000) == []
+    assert search.build_indexes(database, index_from=1_000) == [16]
+    assert search.build_indexes(database, index_from=1_000) == [16], "again changes nothing"
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql("SET enable_seqscan = off")
+        plan = connection.exec_driver_sql(
+            "EXPLAIN SELECT case_id FROM cases WHERE status = 'active' AND vector_dims(query_vector) = 16"
+            " ORDER BY query_vector::vector(16) <=> '[1,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0]'::vector(16) LIMIT 4"
+        )
+        assert "cases_nearest_16_idx" in str(plan.fetchall())
+    indexed = search.search(database, vectors[7].tolist(), "hash:16", 4)
+    assert [each.case_id for each in indexed] == nearest

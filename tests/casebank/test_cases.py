@@ -1,0 +1,273 @@
+"""Cases come in: by hand, by file, from a turn; used, rated, reviewed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from perdure.casebank import cases, executions, reflection, search, transfer
+from perdure.casebank.cases import NewCase
+from perdure.casebank.embedding import embed_cases
+from perdure.clock import MovedClock
+from perdure.database.engine import Database
+from perdure.errors import InvalidRequest, ProviderError
+from perdure.models.embedders.hashing import HashEmbedder
+from perdure.models.embedders.protocol import Vector
+from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
+from tests.casebank.bank import NOW, column, put
+
+GOOD = NewCase("c", "a question", "an answer", query_vector=[1.0, 2.0], embedder="hash:2", usage_count=3)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"success_rate": -0.1}, "success_rate"),
+        ({"success_rate": 100.1}, "success_rate"),
+        ({"success_rate": float("nan")}, "success_rate"),
+        ({"usage_count": -1}, "usage_count"),
+        ({"usage_count": 2**63}, "usage_count"),
+        ({"query_vector": []}, "0 dimensions"),
+        ({"query_vector": [0.0, 0.0]}, "no length"),
+        ({"query_vector": [1e-60, 0.0]}, "no length"),
+        ({"query_vector": [float("nan"), 1.0]}, "NaN"),
+        ({"query_vector": [float("inf"), 1.0]}, "NaN"),
+        ({"query_vector": [1e39, 1.0]}, "float32"),
+        ({"query_vector": [1.0] * 16_001}, "16001 dimensions"),
+        ({"embedder": None}, "embedder"),
+        ({"embedder": ""}, "embedder"),
+        ({"last_accessed_at": NOW + timedelta(hours=1)}, "future"),
+        ({"created_at": NOW + timedelta(hours=1)}, "future"),
+        ({"created_at": NOW.replace(tzinfo=None)}, "time zone"),
+        ({"case_id": ""}, "case_id"),
+        ({"case_id": "x" * 256}, "case_id"),
+        ({"case_id": "a\x00"}, "case_id"),
+        ({"query": " "}, "query"),
+        ({"response_text": ""}, "response_text"),
+    ],
+)
+def test_what_is_wrong_with_a_case_is_said(change: dict[str, Any], said: str) -> None:
+    """Bad data is refused where it comes in, with the reason."""
+    with pytest.raises(InvalidRequest, match=said):
+        cases.check(replace(GOOD, **change), now=NOW)
+
+
+def test_a_vector_of_another_size_than_its_embedders_is_refused() -> None:
+    """It would never be compared with anything, and nobody would know why."""
+    cases.check(GOOD, now=NOW, dimensions=2)
+    with pytest.raises(InvalidRequest, match="2 dimensions, its embedder's have 3"):
+        cases.check(GOOD, now=NOW, dimensions=3)
+
+
+@pytest.mark.parametrize("rate", [0, 100, None, 0.0, 50.5])
+def test_the_bounds_themselves_are_accepted(database: Database, clock: MovedClock, rate: float | None) -> None:
+    """0 and 100 percent are rates."""
+    assert cases.add(database, replace(GOOD, success_rate=rate, created_at=clock.now()), now=clock.now())
+    assert column(database, "SELECT success_rate FROM cases") == [rate]
+
+
+def test_a_case_is_learnt_once(database: Database, clock: MovedClock) -> None:
+    """Praise that comes twice stores one case; it is searched once it has a vector."""
+    known: dict[str, Any] = {"turn_id": UUID(int=1), "user_id": "ana", "query": "how?", "response_text": "so"}
+    case_id = cases.learn(database, clock, **known)
+    assert case_id is not None
+    assert cases.learn(database, clock, **known) is None
+    embedder = HashEmbedder(16)
+    assert search.search(database, embedder.embed(["how?"])[0], embedder.name, 1) == []
+    assert list(embed_cases(database, embedder)) == [1]
+    assert [each.case_id for each in search.search(database, embedder.embed(["how?"])[0], embedder.name, 1)] == [
+        case_id
+    ]
+
+
+class _Refusing(HashEmbedder):
+    """Takes no text with `bad` in it."""
+
+    def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
+        if any("bad" in text for text in texts):
+            raise InvalidRequest("That cannot be embedded.")
+        return super().embed(texts, call)
+
+
+def test_vectors_are_kept_until_new_ones_are_asked_for(database: Database) -> None:
+    """A vector that a case came with tells its duplicates; one refused question stops none of the others."""
+    put(database, "a", query="one", vector=[1.0, 0.0], embedder="other:2")
+    put(database, "b", query="bad")
+    put(database, "c", query="two")
+    made = "SELECT embedder FROM cases ORDER BY case_id"
+    assert list(embed_cases(database, _Refusing(16))) == [2]
+    assert column(database, made) == ["other:2", None, "hash:16"]
+    assert list(embed_cases(database, _Refusing(16), others=True)) == [2]
+    assert column(database, made) == ["hash:16", None, "hash:16"]
+
+
+# --- files -----------------------------------------------------------------------------
+
+
+def line(**fields: Any) -> str:
+    """A line of a file."""
+    return json.dumps({"case_id": "c", "query": "q", "response_text": "a", **fields})
+
+
+def test_a_file_with_bad_lines(database: Database, clock: MovedClock) -> None:
+    """Each bad line is told of by its number, and every good one is kept."""
+    lines = [
+        line(case_id="1", query_vector=[1, 2], embedder="hash:2", usage_count=4, success_rate=50),
+        "not json",
+        line(case_id="2", success_rate=101),
+        "",
+        line(case_id="3", query_vector=[1, 2, 3], embedder="hash:2"),
+        line(case_id="4", usage_count="7"),
+        line(case_id="5", colour="red"),
+        line(case_id="6", status="archived", last_accessed_at="2020-01-01T00:00:00Z"),
+        '{"case_id": "7", "query": "q", "response_text": "a", "success_rate": NaN}',
+        json.dumps({"case_id": "8", "query": "q"}),
+        line(case_id="1"),
+    ]
+    imported = transfer.import_lines(database, lines, now=clock.now(), dimensions=lambda _embedder: 2)
+    assert (imported.added, imported.unchanged) == (2, 1)
+    assert [number for number, _ in imported.bad] == [2, 3, 5, 6, 7, 9, 10]
+    said = dict(imported.bad)
+    assert "JSON" in said[2]
+    assert "success_rate" in said[3]
+    assert "3 dimensions" in said[5]
+    assert "usage_count" in said[6]
+    assert "colour" in said[7]
+    assert "response_text" in said[10]
+
+
+def test_what_is_exported_is_imported_again(database: Database, clock: MovedClock) -> None:
+    """Twice changes nothing; into an empty bank it makes the same cases, archived ones restorable."""
+    lines = [
+        line(case_id="1", query_vector=[0.1, 2], embedder="hash:2", usage_count=4, success_rate=50.5),
+        line(case_id="2", status="archived", last_accessed_at="2020-01-01T00:00:00Z", category_path="a/b"),
+    ]
+    assert transfer.import_lines(database, lines, now=clock.now()).added == 2
+    exported = list(map(json.dumps, transfer.export_lines(database)))
+    before = column(database, "SELECT cases::text FROM cases ORDER BY case_id")
+    assert transfer.import_lines(database, exported, now=clock.now()).unchanged == 2
+    assert column(database, "SELECT cases::text FROM cases ORDER BY case_id") == before
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql("TRUNCATE cases, case_executions, case_archive, case_history")
+    assert transfer.import_lines(database, exported, now=clock.now()).added == 2
+    assert column(database, "SELECT cases::text FROM cases ORDER BY case_id") == before
+    assert column(database, "SELECT case_id FROM case_archive") == ["2"]
+
+
+# --- use and reflection ------------------------------------------------------------------
+
+
+def test_a_use_counts_once_a_turn(database: Database) -> None:
+    """Whoever repeats a settlement counts nothing twice."""
+    put(database, "a", usage=1, idle_days=50)
+    put(database, "b", usage=1, idle_days=50)
+    for _ in range(2):
+        executions.record(
+            database, ["b", "a", "nobody", "a"], UUID(int=1), succeeded=False, error="it broke\nin line 2"
+        )
+    assert column(database, "SELECT usage_count FROM cases") == [2, 2]
+    assert column(database, "SELECT last_accessed_at > perdure_now() - interval '1 day' FROM cases") == [True, True]
+    assert column(database, "SELECT error FROM case_executions") == ["it broke", "it broke"]
+    assert executions.record(database, [], UUID(int=1), succeeded=True) == 0
+
+
+def uses(database: Database, clock: MovedClock, case_id: str, outcomes: str, first: int = 1) -> None:
+    """Uses in order: `+` succeeded, `-` failed."""
+    for number, outcome in enumerate(outcomes, start=first):
+        clock.advance(timedelta(seconds=1))
+        error = None if outcome == "+" else f"error {number % 2}"
+        executions.record(database, [case_id], UUID(int=number), succeeded=outcome == "+", error=error)
+
+
+def test_the_rate_is_that_of_the_last_hundred_executions(database: Database, clock: MovedClock) -> None:
+    """The hundred-and-first last one does not count; cases without executions stay as they are."""
+    put(database, "a", rate=12.0)
+    put(database, "b", rate=12.0)
+    uses(database, clock, "a", "-" * 5 + "+" * 75 + "-" * 25)
+    assert reflection.reflect(database) == reflection.Reflected(1, [])
+    assert column(database, "SELECT success_rate FROM cases ORDER BY case_id") == [75.0, 12.0]
+
+
+def test_feedback_decides_over_what_became_of_the_turn(database: Database, clock: MovedClock) -> None:
+    """A turn that ran through with a bad answer is a failure, and says so."""
+    put(database, "a")
+    uses(database, clock, "a", "++-")
+    assert executions.feedback(database, UUID(int=1), -1) == ["a"]
+    assert executions.feedback(database, UUID(int=2), -1) == ["a"]
+    assert executions.feedback(database, UUID(int=3), 1) == ["a"]
+    assert executions.feedback(database, UUID(int=4), 1) == []
+    assert reflection.reflect(database).flagged == ["a"]
+    review = cases.list_cases(database, flagged=True)[0]["review"]
+    assert review["errors"] == [{"error": "negative feedback", "count": 2}]
+    assert column(database, "SELECT round(success_rate) FROM cases") == [33]
+
+
+@pytest.mark.parametrize(("outcomes", "flagged"), [("+-", False), ("++---", True), ("-", True), ("+", False)])
+def test_under_fifty_percent_is_flagged(database: Database, clock: MovedClock, outcomes: str, flagged: bool) -> None:
+    """50 % is not, and a case that has recovered is flagged no more."""
+    put(database, "a")
+    uses(database, clock, "a", outcomes)
+    assert bool(reflection.reflect(database).flagged) is flagged
+    uses(database, clock, "a", "+" * 10, first=100)
+    assert reflection.reflect(database).flagged == []
+    assert column(database, "SELECT review FROM cases") == [None]
+
+
+def test_the_most_frequent_errors_come_first(database: Database, clock: MovedClock) -> None:
+    """Three at the most, ties by their text."""
+    put(database, "a")
+    for number, error in enumerate(["x", "y", "y", "z", "w", "w", "w"]):
+        executions.record(database, ["a"], UUID(int=number), succeeded=False, error=error)
+    reflection.reflect(database)
+    review = cases.read(database, "a")["review"]
+    assert [(each["error"], each["count"]) for each in review["errors"]] == [("w", 3), ("y", 2), ("x", 1)]
+    assert review["executions"] == 7
+
+
+class Adviser:
+    """A model that remembers what it was asked, and fails while `away`."""
+
+    name = "adviser"
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.away = False
+
+    def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
+        """Answer."""
+        self.asked.append(request.messages[-1].content)
+        if self.away:
+            raise ProviderError("The provider is away.")
+        return ModelReply("Say it in other words.")
+
+
+def test_suggestions_are_at_most_five_a_minute(database: Database, clock: MovedClock) -> None:
+    """Whoever asks: the minute is taken by one. An answer stays while the case is flagged."""
+    for number in range(7):
+        put(database, f"{number}", query=f"question {number}")
+        executions.record(database, [f"{number}"], UUID(int=number), succeeded=False, error="it broke")
+    reflection.reflect(database)
+    model = Adviser()
+    assert reflection.suggest(database, clock, model, 10) == 5
+    assert reflection.suggest(database, clock, model, 10) is None
+    assert len(model.asked) == 5
+    assert "question 0" in model.asked[0]
+    assert "1 times: it broke" in model.asked[0]
+    clock.advance(timedelta(seconds=61))
+    model.away = True
+    assert reflection.suggest(database, clock, model, 10) == 0, "two were left, and the model was away"
+    clock.advance(timedelta(seconds=61))
+    assert reflection.suggest(database, clock, model, 10) == 0
+    assert len(model.asked) == 7, "not asked again on the same day"
+    model.away = False
+    clock.advance(timedelta(days=1))
+    reflection.reflect(database)
+    assert reflection.suggest(database, clock, model, 10) == 2
+    reviews = [each["review"] for each in cases.list_cases(database, flagged=True)]
+    assert [each["suggestion"] for each in reviews] == ["Say it in other words."] * 7

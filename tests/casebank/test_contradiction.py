@@ -1,0 +1,92 @@
+"""Numbers, negations, names and opposites, in English and Korean: what a cosine cannot tell."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.contradiction import Kind, difference, read
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "kind"),
+    [
+        ("wait 30 minutes", "wait 90 minutes", Kind.NUMBER),
+        ("wait 3 minutes", "wait a few minutes", Kind.NUMBER),
+        ("he has two cats", "he has three cats", Kind.NUMBER),
+        ("version 3.11", "version 3.12", Kind.NUMBER),
+        ("at 10:30", "at 10:45", Kind.NUMBER),
+        ("on 2024-01-02", "on 2024-01-03", Kind.NUMBER),
+        ("3만원입니다", "5만원입니다", Kind.NUMBER),
+        ("고양이 두 마리", "고양이 세 마리", Kind.NUMBER),
+        ("I like coffee", "I do not like coffee", Kind.NEGATION),
+        ("it works", "it doesn’t work", Kind.NEGATION),  # noqa: RUF001 (people type this one)
+        ("it is possible", "it is never possible", Kind.NEGATION),
+        ("with sugar", "without sugar", Kind.NEGATION),
+        ("커피를 좋아한다", "커피를 좋아하지 않는다", Kind.NEGATION),
+        ("밥을 먹었다", "밥을 안 먹었다", Kind.NEGATION),
+        ("시간이 있다", "시간이 없다", Kind.NEGATION),
+        ("What is the capital of France?", "What is the capital of Germany?", Kind.NAME),
+        ("Alice likes tea", "Bob likes tea", Kind.NAME),
+        ("how do I deploy to AWS", "how do I deploy to GCP", Kind.NAME),
+        ("How do I deploy?", "How do I deploy to Kubernetes?", Kind.NAME),
+        ("서울 날씨 알려줘", "부산 날씨 알려줘", Kind.NAME),
+        ("민수는 학생이다", "영희는 학생이다", Kind.NAME),
+        ("김철수씨의 번호", "박영희씨의 번호", Kind.NAME),
+        ("how to enable dark mode", "how to disable dark mode", Kind.OPPOSITE),
+        ("turn the light on", "turn the light off", Kind.OPPOSITE),
+        ("the meeting is on monday", "the meeting is on tuesday", Kind.OPPOSITE),
+        ("i love it", "i hate it", Kind.OPPOSITE),
+        ("알림을 켜는 방법", "알림을 끄는 방법", Kind.OPPOSITE),
+        ("기능 활성화 방법", "기능 비활성화 방법", Kind.OPPOSITE),
+        ("월요일에 만나", "화요일에 만나", Kind.OPPOSITE),
+    ],
+)
+def test_what_differs(left: str, right: str, kind: Kind) -> None:
+    """Either way round, with the sides named."""
+    found, back = difference(left, right), difference(right, left)
+    assert found is not None
+    assert back is not None
+    assert found.kind is back.kind is kind
+    assert (found.left, found.right) == (back.right, back.left)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("How do I reset my password?", "how can I reset my password"),
+        ("The user prefers Python", "User prefers python"),
+        ("1,000 users", "1000 users"),
+        ("two cats", "2 cats"),
+        ("it costs 5.50", "it costs 5.5"),
+        ("Can't log in", "Cannot log in"),
+        ("enable dark mode", "Enabling dark mode"),
+        ("Where is Alice's office?", "where is the office of Alice"),
+        ("비밀번호를 재설정하는 방법", "비밀번호 재설정 방법은?"),
+        ("3만원", "30,000원"),
+        ("서울에서 날씨가 어때?", "서울의 날씨는 어때?"),
+        ("", ""),
+    ],
+)
+def test_what_says_the_same(left: str, right: str) -> None:
+    """A paraphrase is no contradiction: else nothing would ever be merged."""
+    assert difference(left, right) is None
+
+
+@given(st.text(max_size=60), st.text(max_size=60))
+def test_it_holds_for_any_text(left: str, right: str) -> None:
+    """No text breaks it, none contradicts itself, order decides nothing, and essences speak for their part."""
+    assert difference(left, left) is None
+    found, back = difference(left, right), difference(right, left)
+    assert (found is None) == (back is None)
+    if found is not None and back is not None:
+        assert (found.kind, found.left, found.right) == (back.kind, back.right, back.left)
+        assert str(found)
+    same_part = found is None or found.kind in {Kind.NAME, Kind.OPPOSITE}
+    assert (read(left).essence == read(right).essence) is same_part
+
+
+def test_the_essence_is_the_same_everywhere() -> None:
+    """It may be stored; it is no hash that a process makes up for itself."""
+    assert read("wait 30 minutes, not 90").essence == read("90 is not 30").essence == 9_164_849_144_532_300_859

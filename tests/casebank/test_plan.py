@@ -1,0 +1,247 @@
+"""The plan, against a reference that compares everything with everything, one pair at a time."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from datetime import timedelta
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perdure import contradiction
+from perdure.casebank import policy
+from perdure.casebank.cosines import cosine
+from perdure.casebank.plan import Candidate, Item, compute
+from perdure.casebank.policy import Action, Facts, Rule
+from perdure.settings import CasebankSettings
+from tests.casebank.bank import LIMITS, NOW, candidate, facts, unit
+
+
+def planned(cases: Sequence[Candidate], limits: CasebankSettings = LIMITS, page: int = 100) -> list[Item]:
+    """The plan for these cases."""
+    pages = (cases[start : start + page] for start in range(0, len(cases), page))
+    return compute(pages, limits, NOW, len(cases), lambda _done, _total: None)
+
+
+def told(items: Sequence[Item]) -> list[tuple[Action, str, Rule, str | None]]:
+    """What a plan says, without its sentences."""
+    return [(item.action, item.facts.case_id, item.rule, item.keeper_id) for item in items]
+
+
+def reference(cases: Sequence[Candidate], limits: CasebankSettings) -> set[tuple[Action, str, Rule, str | None]]:
+    """The same by the letter of the policy: exact fractions, every pair, nothing shared but the rules."""
+    said: set[tuple[Action, str, Rule, str | None]] = set()
+    left: list[Candidate] = []
+    for each in cases:
+        low = policy.low_performance(each.facts, limits)
+        protected = policy.protection(each.facts, limits, NOW)
+        if low and not protected:
+            said.add((Action.REMOVE, each.facts.case_id, Rule.LOW_PERFORMANCE, None))
+            continue
+        if low and protected:
+            said.add((Action.SPARE, each.facts.case_id, protected.rule, None))
+        left.append(each)
+    for case in _after_merging(left, limits, said):
+        if policy.inactivity(case, limits, NOW):
+            why = policy.protection(case, limits, NOW) or policy.exemption(case, limits)
+            said.add(
+                (Action.SPARE, case.case_id, why.rule, None)
+                if why
+                else (Action.ARCHIVE, case.case_id, Rule.INACTIVE, None)
+            )
+    return said
+
+
+def _after_merging(
+    cases: Sequence[Candidate], limits: CasebankSettings, said: set[tuple[Action, str, Rule, str | None]]
+) -> list[Facts]:
+    left = sorted(cases, key=lambda each: policy.keeper_order(each.facts))
+    kept: list[Facts] = []
+    spared: dict[str, tuple[Action, str, Rule, str | None]] = {}
+    while left:
+        keeper, *others = left
+        left, absorbed = [], []
+        for other in others:
+            name = other.facts.case_id
+            if not _alike(keeper, other, limits):
+                left.append(other)
+            elif limits.duplicate_guard and contradiction.difference(keeper.query, other.query):
+                spared.setdefault(name, (Action.SPARE, name, Rule.DIFFERENT, keeper.facts.case_id))
+                left.append(other)
+            elif protected := policy.protection(other.facts, limits, NOW):
+                if name not in spared or spared[name][2] is Rule.DIFFERENT:
+                    spared[name] = (Action.SPARE, name, protected.rule, keeper.facts.case_id)
+                left.append(other)
+            else:
+                absorbed.append(other.facts)
+                spared.pop(name, None)
+                said.add((Action.MERGE, name, Rule.DUPLICATE, keeper.facts.case_id))
+        kept.append(policy.merged(keeper.facts, absorbed) if absorbed else keeper.facts)
+    said.update(spared.values())
+    return kept
+
+
+def _alike(left: Candidate, right: Candidate, limits: CasebankSettings) -> bool:
+    """Cos > t, in whole numbers: (a.b)^2 > t^2 (a.a)(b.b) and a.b > 0."""
+    if left.embedder != right.embedder or left.vector is None or right.vector is None:
+        return False
+    if len(left.vector) != len(right.vector):
+        return False
+    a, b = ([Fraction(float(each)) for each in vector] for vector in (left.vector, right.vector))
+    inner = sum(x * y for x, y in zip(a, b, strict=True))
+    squares = sum(x * x for x in a) * sum(y * y for y in b)
+    return inner > 0 and inner * inner > Fraction(str(limits.duplicate_similarity)) ** 2 * squares
+
+
+QUERIES = ("how to reset it", "how to not reset it", "reset it in 3 days", "reset it in 5 days", "how to restart it")
+DIRECTIONS = [unit(random.Random(seed), 6) for seed in range(4)]  # noqa: S311 (made data)
+
+
+@st.composite
+def banks(draw: st.DrawFn) -> list[Candidate]:
+    """Small banks full of ties, near duplicates, boundaries and things that cannot be compared."""
+    made = []
+    for number in range(draw(st.integers(0, 14))):
+        idle = draw(st.sampled_from([0.5, 7, 8, 30, 90, 91, 200]))
+        case = facts(
+            f"case {number:02}",
+            usage=draw(st.sampled_from([0, 10, 11, 60, 100, 101, 500, 501])),
+            rate=draw(st.sampled_from([None, 0.0, 29.9, 30.0, 80.0])),
+            idle_days=idle,
+            created_at=NOW - timedelta(days=draw(st.sampled_from([300, 400]))),
+            restored_at=draw(st.sampled_from([None, None, None, NOW - timedelta(days=3)])),
+        )
+        direction = np.array(draw(st.sampled_from(DIRECTIONS)))
+        nudge = np.array(draw(st.sampled_from(DIRECTIONS)))
+        amount = draw(st.sampled_from([0.0, 0.1, 0.25, 0.3, 0.35]))
+        length = draw(st.sampled_from([1.0, 0.01, 7.0]))
+        vector = None if draw(st.integers(0, 9)) == 0 else list(length * (direction + amount * nudge))
+        embedder = draw(st.sampled_from(["hash:6", "hash:6", "hash:6", "other:6"]))
+        made.append(candidate(case, vector, draw(st.sampled_from(QUERIES)), embedder))
+    return made
+
+
+@settings(max_examples=100)
+@given(banks(), st.booleans())
+def test_it_is_what_the_policy_says_by_its_letter(cases: list[Candidate], guard: bool) -> None:
+    """@REQ:CONSOLIDATION-001.2: blocks, sketches and batches are ways to be fast, and decide nothing."""
+    limits = CasebankSettings(duplicate_guard=guard)
+    assert set(told(planned(cases, limits))) == reference(cases, limits)
+
+
+@settings(max_examples=60)
+@given(banks(), st.randoms(use_true_random=False), st.integers(1, 100), st.integers(1, 20))
+def test_the_same_data_give_the_same_plan(
+    cases: list[Candidate], shuffle: random.Random, batch: int, page: int
+) -> None:
+    """@REQ:CONSOLIDATION-001.10: whatever the order of rows, the size of pages and the size of batches."""
+    expected = planned(cases)
+    shuffle.shuffle(cases)
+    assert planned(cases, CasebankSettings(load_percent=100, duplicate_batch=batch), page) == expected
+
+
+def test_0_95_is_no_duplicate_and_the_next_number_is() -> None:
+    """@REQ:CONSOLIDATION-001.2: 380 / (20 * 20) is 0.95 exactly."""
+    keeper, at = [20.0, 0, 0, 0, 0], [19.0, 6, 1, 1, 1]
+    over = [float(np.nextafter(np.float32(19), np.float32(20))), 6, 1, 1, 1]
+    assert cosine(np.asarray(keeper, dtype=np.float32), np.asarray(at, dtype=np.float32)) == 0.95
+    cases = [candidate(facts("k", usage=2), keeper), candidate(facts("a"), at)]
+    assert planned(cases) == []
+    cases[1] = candidate(facts("a"), over)
+    assert told(planned(cases)) == [(Action.MERGE, "a", Rule.DUPLICATE, "k")]
+
+
+def test_a_chain_is_cut_where_the_keeper_is_no_more_near() -> None:
+    """@REQ:CONSOLIDATION-001.2: groups collapse to one keeper, and nothing goes for being near to what went."""
+    step = math.acos(0.96)
+    chain = [
+        candidate(facts(name, usage=usage), [math.cos(at * step), math.sin(at * step), 0, 0])
+        for name, usage, at in [("a", 9, 0), ("b", 8, 1), ("c", 7, 2)]
+    ]
+    assert told(planned(chain)) == [(Action.MERGE, "b", Rule.DUPLICATE, "a")]
+
+
+def test_what_cannot_be_compared_is_no_duplicate() -> None:
+    """Another embedder, another size, no vector, one of zero length or with NaN: none is near to anything."""
+    vector = [1.0, 2.0, 3.0, 4.0]
+    cases = [
+        candidate(facts("a", usage=9), vector),
+        candidate(facts("b"), vector, embedder="other:4"),
+        candidate(facts("c"), [*vector, 0.0]),
+        candidate(facts("d"), None),
+        candidate(facts("e"), [0.0] * 4),
+        candidate(facts("f"), [math.nan, 0, 0, 0]),
+        candidate(facts("g"), [0.0] * 4),
+    ]
+    assert planned(cases) == []
+
+
+def test_ten_thousand_identical_cases_collapse_to_one() -> None:
+    """@REQ:CONSOLIDATION-001.10: fifty million pairs, none of them held or looked at one by one."""
+    cases = [candidate(facts(f"{number:05}", usage=1, rate=50.0), [1.0, 2.0, 3.0, 4.0]) for number in range(10_000)]
+    items = planned(cases)
+    assert len(items) == 9_999
+    assert {item.keeper_id for item in items} == {"00000"}
+
+
+def test_numbers_that_differ_keep_cases_apart_in_any_number() -> None:
+    """The guard is asked in blocks, too: else a thousand orders would be a million readings."""
+    cases = [
+        candidate(facts(f"{number:04}"), [1.0, 2.0, 3.0, 4.0], f"where is order {number}") for number in range(1_500)
+    ]
+    items = planned(cases)
+    assert {item.action for item in items} == {Action.SPARE}
+    assert len(items) == 1_499
+    assert planned(cases, CasebankSettings(duplicate_guard=False, load_percent=100))[0].action is Action.MERGE
+
+
+def test_merged_values_decide_about_inactivity() -> None:
+    """@REQ:CONSOLIDATION-001.3: a sleeper that takes over a later access, or enough uses, is awake."""
+    vector = [1.0, 2.0, 3.0, 4.0]
+    sleepers = [facts("a", usage=60, idle_days=100), facts("b", usage=50, idle_days=100)]
+    items = planned([candidate(each, vector) for each in sleepers])
+    assert told(items) == [
+        (Action.MERGE, "b", Rule.DUPLICATE, "a"),
+        (Action.SPARE, "a", Rule.EXEMPT_USAGE, None),
+    ]
+    waker = facts("c", usage=1, idle_days=60)
+    items = planned([candidate(sleepers[0], vector), candidate(waker, vector)])
+    assert told(items) == [(Action.MERGE, "c", Rule.DUPLICATE, "a")]
+
+
+def test_a_removed_case_takes_part_in_nothing_further() -> None:
+    """Each rule sees what the earlier ones left: a low performer neither keeps nor is merged."""
+    vector = [1.0, 2.0, 3.0, 4.0]
+    low = candidate(facts("low", usage=50, rate=10.0), vector)
+    good = candidate(facts("good", usage=5, rate=90.0), vector)
+    assert told(planned([low, good])) == [(Action.REMOVE, "low", Rule.LOW_PERFORMANCE, None)]
+
+
+@pytest.mark.parametrize("dimensions", [2, 64, 130, 384, 1_536])
+def test_sketches_rule_out_nothing_that_is_near(dimensions: int) -> None:
+    """@REQ:CONSOLIDATION-001.2: of any size, on both sides of the threshold, in a bank of several blocks."""
+    rng = np.random.default_rng(dimensions)
+    count = 300 if dimensions > 1_000 else 1_200
+    centres = rng.normal(size=(count // 4, dimensions))
+    centres[: count // 8] += 3  # half of them on one side of space, as real embeddings are
+    vectors = np.concatenate(
+        [centres + rng.normal(size=centres.shape) * spread for spread in (0.0, 0.1, 0.3, 0.34)]
+    ).astype(np.float32)
+    cases = [candidate(facts(f"{number:04}", usage=number), vector.tolist()) for number, vector in enumerate(vectors)]
+    wide = vectors.astype(np.float64)
+    wide /= np.linalg.norm(wide, axis=1, keepdims=True)
+    near = wide @ wide.T > 0.95
+    left, expected = np.ones(count, dtype=bool), set()
+    for keeper in range(count - 1, -1, -1):  # in keeper order: the most used first
+        if left[keeper]:
+            for loser in np.flatnonzero(near[keeper, :keeper] & left[:keeper]).tolist():
+                left[loser] = False
+                expected.add((f"{loser:04}", f"{keeper:04}"))
+    items = planned(cases, CasebankSettings(protected_usage=10_000))
+    assert {(item.facts.case_id, item.keeper_id) for item in items if item.action is Action.MERGE} == expected
+    assert len(expected) > count // 10

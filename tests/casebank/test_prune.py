@@ -1,0 +1,476 @@
+"""Runs from their beginning to their end, dry and wet, killed and resumed, refused and approved."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from perdure.casebank import archive, executions, prune, runs
+from perdure.casebank.cases import NewCase, add
+from perdure.casebank.runs import Phase
+from perdure.clock import MovedClock
+from perdure.database.engine import Database
+from perdure.errors import Conflict, NotFound
+from perdure.settings import PruneApproval
+from tests.casebank.bank import TABLES, Post, bank, column, everything, put, statuses
+
+NORTH, NEARLY, EAST, UP = [1.0, 0, 0, 0], [0.99, 0.01, 0, 0], [0, 1.0, 0, 0], [0, 0, 1.0, 0]
+URL = "https://hooks.example/casebank"
+
+
+def fill(database: Database) -> None:
+    """One of each: a low performer, two duplicates, a sleeper, and those that are spared."""
+    put(database, "good", vector=NORTH, usage=20, rate=80.0)
+    put(database, "twin", vector=NEARLY, usage=10, rate=50.0, idle_days=20)
+    put(database, "low", vector=EAST, usage=11, rate=20.0)
+    put(database, "low but new", vector=EAST, usage=11, rate=20.0, idle_days=1)
+    put(database, "unknown", vector=UP, usage=50)
+    put(database, "sleeper", usage=100, idle_days=91)
+    put(database, "old friend", usage=101, idle_days=91)
+    put(database, "pillar", usage=501, rate=1.0, idle_days=200)
+
+
+@pytest.fixture
+def filled(database: Database) -> Database:
+    """A bank with one of each."""
+    fill(database)
+    return database
+
+
+def details(told: dict[str, Any]) -> dict[str, Any]:
+    """What a plan or an outcome says, its sentences aside."""
+    said: dict[str, Any] = dict(told["details"])
+    said["spared"] = [(each["case_id"], each["rule"]) for each in said["spared"]]
+    said["merged"] = [(each["keeper"], each["removed"]) for each in said["merged"]]
+    return said
+
+
+EXPECTED = {
+    "removed": ["low"],
+    "merged": [("good", "twin")],
+    "archived": ["sleeper"],
+    "spared": [
+        ("low but new", "recent_access"),
+        ("old friend", "exempt_usage"),
+        ("pillar", "protected_usage"),
+        ("pillar", "protected_usage"),
+    ],
+}
+
+
+def test_a_dry_run_says_what_would_go_and_changes_nothing(filled: Database, clock: MovedClock) -> None:
+    """@REQ:CONSOLIDATION-001.8: every table is the same before and after."""
+    before = everything(filled)
+    told = prune.dry_run(bank(filled, clock))
+    assert everything(filled) == before
+    assert details(told) == EXPECTED
+    assert (told["removed_cases"], told["merged_cases"], told["archived_cases"]) == (1, 1, 1)
+    assert (told["dry_run"], told["run_id"]) == (True, None)
+    assert all(each["reason"] for each in told["details"]["spared"])
+    assert told["details"]["merged"][0]["similarity"] == pytest.approx(0.99995, abs=1e-5)
+
+
+def test_a_run_does_what_the_dry_run_said(
+    filled: Database, clock: MovedClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """@REQ:CONSOLIDATION-001.4 (with .1, .2, .3, .5): low performers, duplicates, sleepers go, and it is told."""
+    caplog.set_level(logging.INFO)
+    told = prune.run(bank(filled, clock))
+    assert details(told) == EXPECTED
+    assert (told["dry_run"], told["phase"]) == (False, "done")
+    gone = {"low", "twin", "sleeper"}
+    assert {name for name, status in statuses(filled).items() if status == "archived"} == gone
+    assert set(column(filled, "SELECT case_id FROM case_archive WHERE run_id = :run", run=told["run_id"])) == gone
+    archived = column(filled, "SELECT case_id FROM case_history WHERE event = 'archived' AND reason <> ''")
+    assert set(archived) == gone
+    assert "removed 1, merged 1 and archived 1 cases, and spared 4" in caplog.text
+    assert "1 removed, 1 merged, 1 archived" in caplog.text, "without a URL the log is the notice"
+
+
+def test_the_keeper_takes_over_the_counts(filled: Database, clock: MovedClock) -> None:
+    """@REQ:CONSOLIDATION-001.5: usage adds up, the rate is weighted by it, the later access counts."""
+    prune.run(bank(filled, clock))
+    assert column(filled, "SELECT usage_count FROM cases WHERE case_id = 'good'") == [30]
+    assert column(filled, "SELECT success_rate FROM cases WHERE case_id = 'good'") == [70.0]
+    assert column(
+        filled,
+        "SELECT c.last_accessed_at = a.last_accessed_at FROM cases AS c, case_archive AS a"
+        " WHERE c.case_id = 'good' AND a.case_id = 'twin' AND a.keeper_id = 'good'",
+    ) == [True]
+    assert column(filled, "SELECT details ->> 'losers' FROM case_history WHERE event = 'absorbed'") == ['["twin"]']
+
+
+def test_a_second_run_finds_nothing_more(filled: Database, clock: MovedClock) -> None:
+    """What a plan leaves is what the policy wants: running it again changes no case."""
+    first = prune.run(bank(filled, clock))
+    before = {name: rows for name, rows in everything(filled).items() if not name.startswith("case_run")}
+    second = prune.run(bank(filled, clock))
+    assert second["run_id"] != first["run_id"]
+    assert (second["removed_cases"], second["merged_cases"], second["archived_cases"]) == (0, 0, 0)
+    assert {name: rows for name, rows in everything(filled).items() if not name.startswith("case_run")} == before
+
+
+def test_the_row_of_a_run_tells_its_phase_plan_and_outcome(filled: Database, clock: MovedClock) -> None:
+    """@REQ:CONSOLIDATION-001.7: whoever watches learns how far it is, and afterwards what it did."""
+    seen: list[tuple[str, int, int]] = []
+
+    def look(moment: str, name: str) -> None:
+        if moment == "after" and name in {"casebank.enter", "casebank.progress"}:
+            shown = runs.list_runs(filled)[0]
+            seen.append((shown["phase"], shown["done"], shown["total"]))
+
+    filled.observe = look
+    told = prune.run(bank(filled, clock))
+    run = runs.read_run(filled, UUID(told["run_id"]))
+    assert next(phase for phase, _, _ in seen if phase != "planning") == "notifying"
+    assert ("applying", 3, 3) in seen
+    assert seen[-1][0] == "done"
+    assert details(run["plan"]) == details(run["outcome"]) == EXPECTED
+    report = runs.read_report(filled, UUID(told["run_id"]), action="merge")
+    assert [(line["query"], line["keeper_query"], line["outcome"]) for line in report] == [
+        ("how to do it", "how to do it", "done")
+    ]
+    with pytest.raises(NotFound):
+        runs.read_run(filled, UUID(int=1))
+
+
+# --- what changes in between ---------------------------------------------------------------
+
+
+def planned_then(database: Database, clock: MovedClock, change: Any) -> dict[str, Any]:
+    """A run with `change` between its plan and its first archiving."""
+    post = Post()
+
+    def tell(url: str, body: bytes) -> None:
+        if json.loads(body)["event"] == "casebank.plan":
+            change()
+        post(url, body)
+
+    parts = bank(database, clock, notify_url=URL)
+    return prune.run(prune.Bank(parts.database, parts.clock, parts.limits, tell, parts.pause))
+
+
+def test_a_case_used_between_plan_and_apply_is_spared(filled: Database, clock: MovedClock) -> None:
+    """@REQ:CONSOLIDATION-001.9: each row is asked again under its lock."""
+
+    def use() -> None:
+        assert executions.record(filled, ["low", "twin", "sleeper"], UUID(int=7), succeeded=True) == 3
+
+    told = planned_then(filled, clock, use)
+    assert (told["removed_cases"], told["merged_cases"], told["archived_cases"]) == (0, 0, 0)
+    assert {(each["case_id"], each["rule"]) for each in told["details"]["spared"]} >= {
+        ("low", "recent_access"),
+        ("twin", "recent_access"),
+        ("sleeper", "recent_access"),
+    }
+    assert set(statuses(filled).values()) == {"active"}
+    assert column(filled, "SELECT usage_count FROM cases WHERE case_id = 'good'") == [20]
+
+
+@pytest.mark.parametrize(
+    ("change", "spared"),
+    [
+        ("UPDATE cases SET success_rate = 25 WHERE case_id = 'low'", "low"),
+        ("UPDATE cases SET query_vector = '[0,0,0,1]' WHERE case_id = 'twin'", "twin"),
+        ("UPDATE cases SET embedder = 'other:4' WHERE case_id = 'good'", "twin"),
+        ("UPDATE cases SET query = 'how not to do it' WHERE case_id = 'good'", "twin"),
+        ("UPDATE cases SET status = 'archived' WHERE case_id = 'good'", "twin"),
+        ("DELETE FROM cases WHERE case_id = 'good'", "twin"),
+        ("DELETE FROM cases WHERE case_id = 'sleeper'", "sleeper"),
+        ("UPDATE cases SET usage_count = 99 WHERE case_id = 'sleeper'", "sleeper"),
+    ],
+)
+def test_whatever_changed_since_the_plan_is_spared(
+    filled: Database, clock: MovedClock, change: str, spared: str
+) -> None:
+    """Applying executes the plan that was shown, or nothing."""
+
+    def happen() -> None:
+        with filled.engine.connect() as connection:
+            connection.exec_driver_sql(change)
+
+    told = planned_then(filled, clock, happen)
+    assert told["removed_cases"] + told["merged_cases"] + told["archived_cases"] == 2
+    assert spared in {each["case_id"] for each in told["details"]["spared"]}
+
+
+def test_a_case_restored_while_a_run_plans_to_archive_it_stays(filled: Database, clock: MovedClock) -> None:
+    """@REQ:CONSOLIDATION-001.6: somebody wanted it back after the plan was made."""
+
+    def archive_and_restore() -> None:
+        with filled.engine.connect() as connection:
+            connection.exec_driver_sql("UPDATE cases SET status = 'archived' WHERE case_id = 'sleeper'")
+            connection.exec_driver_sql(
+                "INSERT INTO case_archive (case_id, query, response_text, created_at, usage_count, last_accessed_at,"
+                " archived_at, archived_reason) SELECT case_id, query, response_text, created_at, usage_count,"
+                " last_accessed_at, now(), 'by hand' FROM cases WHERE case_id = 'sleeper'"
+            )
+        archive.restore(filled, "sleeper")
+
+    told = planned_then(filled, clock, archive_and_restore)
+    assert statuses(filled)["sleeper"] == "active"
+    assert ("sleeper", "recently_restored") in details(told)["spared"]
+
+
+# --- killed, resumed, two at once ------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def kill_at(database: Database, boundary: int) -> None:
+    """End the process at the commit of that number, before or after it in turn."""
+    seen = iter(range(10_000))
+
+    def look(_moment: str, _name: str) -> None:
+        if next(seen) == boundary:
+            raise Killed
+
+    database.observe = look
+
+
+def test_a_run_killed_anywhere_is_resumed_and_nothing_is_done_twice(database: Database, clock: MovedClock) -> None:
+    """@REQ:CONSOLIDATION-001.4: at each of its commits, before and after; a batch is one case, so there are many."""
+    parts = bank(database, clock, duplicate_batch=1)
+    for boundary in range(1_000):
+        clear(database)
+        fill(database)
+        kill_at(database, boundary)
+        try:
+            prune.run(parts)
+        except Killed:
+            database.observe = None
+            assert details(gone_on(parts, clock)) == EXPECTED
+        else:
+            break
+        archived = column(database, "SELECT case_id FROM case_history WHERE event = 'archived' ORDER BY case_id")
+        assert archived == column(database, "SELECT case_id FROM case_archive ORDER BY case_id")
+        assert archived == ["low", "sleeper", "twin"]
+        assert column(database, "SELECT usage_count FROM cases WHERE case_id = 'good'") == [30]
+        assert len(runs.list_runs(database)) == 1
+    assert boundary > 20
+
+
+def gone_on(parts: prune.Bank, clock: MovedClock) -> dict[str, Any]:
+    """What becomes of a run whose process was killed: nobody takes it up before its lease is over."""
+    left = runs.list_runs(parts.database)
+    if left and left[0]["finished_at"]:  # killed after its very last commit
+        return runs.result(parts.database, UUID(left[0]["run_id"]))
+    if left and left[0]["under_way"]:
+        with pytest.raises(Conflict):
+            prune.run(parts)
+        clock.advance(timedelta(seconds=runs.LEASE_S + 1))
+    return prune.run(parts)
+
+
+def clear(database: Database) -> None:
+    """An empty bank."""
+    database.observe = None
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql(f"TRUNCATE {', '.join(TABLES)}")
+
+
+def test_a_group_merged_over_many_batches_has_the_planned_counts(database: Database, clock: MovedClock) -> None:
+    """@REQ:CONSOLIDATION-001.10: the keeper's rate is the same as if all had been merged at once."""
+    for number in range(30):
+        put(
+            database, f"{number:02}", vector=NORTH, usage=30 - number, rate=[None, 10.0, 95.0][number % 3], idle_days=95
+        )
+    prune.run(bank(database, clock, duplicate_batch=4, low_success_min_usage=100, inactive_exempt_usage=500))
+    rates = [(30 - number, [None, 10.0, 95.0][number % 3]) for number in range(30)]
+    known = [(uses, rate) for uses, rate in rates if rate is not None]
+    expected = sum(uses * rate for uses, rate in known) / sum(uses for uses, _ in known)
+    assert column(database, "SELECT usage_count FROM cases WHERE case_id = '00'") == [sum(range(1, 31))]
+    assert column(database, "SELECT success_rate FROM cases WHERE case_id = '00'") == [pytest.approx(expected)]
+    assert set(statuses(database).values()) == {"archived"}, "the keeper slept, its merged counts included"
+
+
+def test_of_two_runs_at_once_the_second_says_that_one_is_under_way(filled: Database, clock: MovedClock) -> None:
+    """@REQ:CONSOLIDATION-001.7: and the first is not disturbed."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait(_url: str, _body: bytes) -> None:
+        inside.set()
+        assert go_on.wait(60)
+
+    parts = bank(filled, clock, notify_url=URL)
+    first = prune.Bank(parts.database, parts.clock, parts.limits, wait, parts.pause)
+    told: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: told.append(prune.run(first)))
+    thread.start()
+    try:
+        assert inside.wait(60)
+        with pytest.raises(Conflict, match="under way"):
+            prune.run(bank(filled, clock))
+        assert prune.advance(bank(filled, clock)) is None
+        assert prune.dry_run(bank(filled, clock))["removed_cases"] == 1, "a dry run disturbs nobody"
+    finally:
+        go_on.set()
+        thread.join(60)
+    assert details(told[0]) == EXPECTED
+
+
+def test_a_run_that_was_taken_over_writes_nothing_more(filled: Database, clock: MovedClock) -> None:
+    """A paused process finds its token outdated at its next commit."""
+    held = runs.begin_or_resume(filled, clock)
+    clock.advance(timedelta(seconds=runs.LEASE_S + 1))
+    successor = runs.begin_or_resume(filled, clock)
+    assert (successor.run_id, successor.token) == (held.run_id, held.token + 1)
+    with pytest.raises(runs.RunLost):
+        runs.progress(filled, held, 1, 2)
+    with pytest.raises(runs.RunLost):
+        runs.enter(filled, held, Phase.NOTIFYING)
+    runs.progress(filled, successor, 1, 2)
+
+
+def test_a_failure_gives_the_run_back_at_once(
+    filled: Database, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next attempt need not wait for the lease, and the row says what went wrong."""
+
+    def break_down(*_given: Any) -> None:
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prune, "compute", break_down)
+        with pytest.raises(OSError, match="disk full"):
+            prune.run(bank(filled, clock))
+    assert "disk full" in runs.list_runs(filled)[0]["error"]
+    assert details(prune.run(bank(filled, clock))) == EXPECTED
+    assert runs.list_runs(filled)[0]["error"] is None
+
+
+def test_cases_are_searched_used_and_added_during_a_run(filled: Database, clock: MovedClock) -> None:
+    """@REQ:CONSOLIDATION-001.7: between any two commits of a run there is no lock that anybody would wait for."""
+    number = iter(range(1_000))
+
+    def look(_moment: str, _name: str) -> None:
+        filled.observe = None
+        turn = next(number)
+        executions.record(filled, ["unknown"], UUID(int=turn), succeeded=True)
+        add(filled, NewCase(f"new {turn}", "a question", "an answer"), now=clock.now())
+        filled.observe = look
+
+    filled.observe = look
+    told = prune.run(bank(filled, clock))
+    assert details(told) == EXPECTED
+    used = next(number)
+    assert column(filled, "SELECT usage_count FROM cases WHERE case_id = 'unknown'") == [50 + used]
+    assert used > 10
+
+
+# --- notices and approval -----------------------------------------------------------------
+
+
+def test_the_administrator_is_told_before_and_after(filled: Database, clock: MovedClock) -> None:
+    """@REQ:CONSOLIDATION-001.1: of the plan before anything is removed, and of the results."""
+    active: list[int] = []
+    post = Post()
+
+    def tell(url: str, body: bytes) -> None:
+        active.append(list(statuses(filled).values()).count("active"))
+        post(url, body)
+
+    parts = bank(filled, clock, notify_url=URL)
+    told = prune.run(prune.Bank(parts.database, parts.clock, parts.limits, tell, parts.pause))
+    assert active == [8, 5]
+    before, after = (json.loads(body) for _, body in post.sent)
+    assert [url for url, _ in post.sent] == [URL, URL]
+    assert (before["event"], after["event"]) == ("casebank.plan", "casebank.outcome")
+    assert before["run_id"] == after["run_id"] == told["run_id"]
+    assert (before["removed_cases"], before["spared_cases"], before["complete"]) == (1, 4, True)
+    assert before["details"]["removed"] == ["low"]
+
+
+def test_without_the_notice_nothing_is_removed(filled: Database, clock: MovedClock) -> None:
+    """@REQ:CONSOLIDATION-001.1: the run says so, and the next one tries again."""
+    post, pauses = Post(), list[float]()
+    post.away = True
+    parts = bank(filled, clock, post, notify_url=URL)
+    told = prune.run(prune.Bank(parts.database, parts.clock, parts.limits, post, pauses.append))
+    assert told["phase"] == "withheld"
+    assert set(statuses(filled).values()) == {"active"}
+    run = runs.read_run(filled, UUID(told["run_id"]))
+    assert "nothing was removed" in run["error"]
+    assert run["outcome"]["removed_cases"] == 0
+    assert len(pauses) == 2, "three attempts"
+    post.away = False
+    assert details(prune.run(parts)) == EXPECTED
+
+
+def test_a_notice_of_the_results_that_does_not_arrive_is_noted(filled: Database, clock: MovedClock) -> None:
+    """What was done is done; the row says that nobody was told."""
+    post = Post()
+
+    def once(url: str, body: bytes) -> None:
+        post.away = bool(post.sent)
+        post(url, body)
+
+    parts = bank(filled, clock, notify_url=URL)
+    told = prune.run(prune.Bank(parts.database, parts.clock, parts.limits, once, parts.pause))
+    assert told["phase"] == "done"
+    assert "did not arrive" in runs.read_run(filled, UUID(told["run_id"]))["error"]
+
+
+def waiting(database: Database, clock: MovedClock) -> tuple[prune.Bank, UUID]:
+    """A run whose plan waits for approval."""
+    parts = bank(database, clock, approval=PruneApproval.MANUAL)
+    told = prune.run(parts)
+    assert told["phase"] == "waiting_approval"
+    assert told["removed_cases"] == 1, "the plan"
+    assert set(statuses(database).values()) == {"active"}
+    return parts, UUID(told["run_id"])
+
+
+def test_a_plan_that_is_approved_is_applied(filled: Database, clock: MovedClock) -> None:
+    """Until then nothing changes, and no other run begins."""
+    parts, run_id = waiting(filled, clock)
+    with pytest.raises(Conflict, match="waiting_approval"):
+        prune.run(parts)
+    assert prune.advance(parts) is None
+    runs.approve(filled, run_id, "ana")
+    told = prune.advance(parts)
+    assert told is not None
+    assert details(told) == EXPECTED
+    assert runs.read_run(filled, run_id)["decided_by"] == "ana"
+    with pytest.raises(Conflict):
+        runs.approve(filled, run_id, "bob")
+    with pytest.raises(NotFound):
+        runs.approve(filled, UUID(int=1), "bob")
+
+
+def test_a_plan_that_is_rejected_is_void(filled: Database, clock: MovedClock) -> None:
+    """And the way is free for another."""
+    parts, run_id = waiting(filled, clock)
+    runs.reject(filled, run_id, "ana")
+    assert prune.advance(parts) is None
+    run = runs.read_run(filled, run_id)
+    assert (run["phase"], run["outcome"]) == ("rejected", None)
+    with pytest.raises(Conflict):
+        runs.approve(filled, run_id, "bob")
+    waiting(filled, clock)
+
+
+def test_a_plan_that_nobody_approves_expires(filled: Database, clock: MovedClock) -> None:
+    """It would be a plan for cases that have changed."""
+    parts, run_id = waiting(filled, clock)
+    clock.advance(timedelta(seconds=parts.limits.approval_expires_s + 1))
+    with pytest.raises(Conflict, match="expired"):
+        runs.approve(filled, run_id, "ana")
+    assert runs.read_run(filled, run_id)["phase"] == "expired"
+    _, another = waiting(filled, clock)
+    assert another != run_id
+    clock.advance(timedelta(seconds=parts.limits.approval_expires_s + 1))
+    assert runs.expire(filled) == 1
+
+
+def test_a_plan_of_nothing_waits_for_nobody(database: Database, clock: MovedClock) -> None:
+    """Nobody is asked to approve that nothing happens."""
+    assert prune.run(bank(database, clock, approval=PruneApproval.MANUAL))["phase"] == "done"

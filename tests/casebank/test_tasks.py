@@ -1,0 +1,119 @@
+"""The CaseBank's tasks: what they return, and who goes on with a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from celery import Celery
+
+from perdure.casebank import executions, prune, runs
+from perdure.casebank.cases import read
+from perdure.casebank.search import search
+from perdure.channels.notices import bank_of
+from perdure.clock import MovedClock
+from perdure.errors import ProviderError
+from perdure.models.embedders.hashing import HashEmbedder
+from perdure.runtime import Runtime
+from perdure.settings import CasebankSettings, PruneApproval
+from perdure.turns.runner import Runner
+from schedules import entries
+from tasks import casebank
+from tasks.process import Process
+from tests.casebank.bank import put, statuses
+from tests.turns.test_briefing import _Away
+
+Call = Callable[..., Any]
+
+
+def _calling(runtime: Runtime) -> Call:
+    process = Process(runtime, Runner(runtime, "tests"), {}, lambda _: True)
+    app = Celery("tests", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.perdure = lambda: process
+    app.loader.import_default_modules()
+    assert casebank.prune.name in app.tasks
+    return lambda name, **arguments: app.tasks[name].apply(kwargs=arguments, throw=True).get()
+
+
+def _with(runtime: Runtime, **limits: Any) -> Runtime:
+    changed = runtime.settings.model_copy(update={"casebank": CasebankSettings(load_percent=100, **limits)})
+    return replace(runtime, settings=changed)
+
+
+def test_pruning_is_a_dry_run_unless_told_otherwise(runtime: Runtime) -> None:
+    """Beat tells it otherwise; both return what the route does."""
+    call = _calling(_with(runtime))
+    put(runtime.database, "bad", usage=20, rate=10)
+    put(runtime.database, "good", usage=20, rate=90)
+    planned = call("casebank.prune")
+    assert (planned["removed_cases"], planned["dry_run"], planned["run_id"]) == (1, True, None)
+    assert set(statuses(runtime.database).values()) == {"active"}
+    done = call("casebank.prune", dry_run=False)
+    assert (done["removed_cases"], done["dry_run"], done["phase"]) == (1, False, "done")
+    assert done["details"] == planned["details"]
+    assert statuses(runtime.database) == {"bad": "archived", "good": "active"}
+
+
+def test_an_approved_run_is_taken_up_and_an_old_plan_is_void(runtime: Runtime, clock: MovedClock) -> None:
+    """By whichever worker comes by within the minute."""
+    manual = _with(runtime, approval=PruneApproval.MANUAL, approval_expires_s=3_600)
+    call = _calling(manual)
+    put(runtime.database, "bad", usage=20, rate=10)
+    waits = prune.run(bank_of(manual))
+    assert call("casebank.advance") is None
+    clock.advance(timedelta(hours=1, seconds=1))
+    assert call("casebank.advance") is None
+    assert runs.list_runs(runtime.database)[0]["phase"] == "expired"
+    again = prune.run(bank_of(manual))
+    assert again["run_id"] != waits["run_id"]
+    runs.approve(runtime.database, UUID(again["run_id"]), "somebody")
+    assert call("casebank.advance")["removed_cases"] == 1
+    assert statuses(runtime.database) == {"bad": "archived"}
+
+
+def test_reflection_rates_and_makes_findable(runtime: Runtime) -> None:
+    """An embedder that is away keeps no rate from being set."""
+    parts = replace(runtime, embedder=HashEmbedder(16))
+    put(runtime.database, "a", query="how to do it")
+    executions.record(runtime.database, ["a"], UUID(int=1), succeeded=False, error="TOOL_ERROR")
+    assert _calling(replace(runtime, embedder=_Away()))("casebank.reflect") == {"rated": 1, "flagged": ["a"]}
+    vector = parts.embedder.embed(["how to do it"])[0]
+    assert search(runtime.database, vector, "hash:16", 1) == []
+    assert _calling(parts)("casebank.reflect") == {"rated": 1, "flagged": ["a"]}
+    assert search(runtime.database, vector, "hash:16", 1)[0].case_id == "a"
+
+
+def test_suggestions_are_asked_for_where_they_are_wanted(runtime: Runtime) -> None:
+    """Of the summary model; one that fails is asked again another day."""
+
+    class _Model:
+        name = "ill"
+
+        def respond(self, *_given: Any) -> Any:
+            raise ProviderError("ill")
+
+    put(runtime.database, "a")
+    executions.record(runtime.database, ["a"], UUID(int=1), succeeded=False)
+    call = _calling(replace(runtime, models=lambda _: _Model()))
+    call("casebank.reflect")
+    assert call("casebank.suggest") == 0
+    assert "suggestion" not in (read(runtime.database, "a")["review"] or {})
+    wanted = runtime.settings.model_copy(update={"casebank": CasebankSettings(suggestions=True)})
+    names = {"casebank.suggest", "casebank.prune"}
+    assert set(entries(names, runtime.settings)) == {"prune"}
+    assert set(entries(names, wanted)) == {"prune", "suggest"}
+
+
+def test_the_schedule_prunes_on_sundays(runtime: Runtime) -> None:
+    """At two o'clock, for good; reflection comes daily."""
+    found = entries({"casebank.prune", "casebank.reflect", "casebank.advance"}, runtime.settings)
+    prunes = found["prune"]
+    assert (prunes.arguments, prunes.queue) == ({"dry_run": False}, "maintenance")
+    slot = prunes.cadence.previous(runtime.clock.now())
+    assert (slot.weekday(), slot.hour, slot.minute) == (6, 2, 0)
+    before = found["reflect"].cadence.previous(runtime.clock.now())
+    assert found["reflect"].cadence.next(before) - before == timedelta(days=1)
+    assert found["advance"].task == "casebank.advance"

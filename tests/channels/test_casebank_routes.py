@@ -1,0 +1,148 @@
+"""`/v1/consolidation`, `/v1/casebank` and feedback: shapes of the contract, and who may ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from pydantic import SecretStr
+from starlette.testclient import TestClient
+
+from perdure.casebank import cases
+from perdure.casebank.cases import NewCase
+from perdure.channels.http import schema
+from perdure.channels.http.app import create_app
+from perdure.runtime import Runtime
+from perdure.settings import CasebankSettings, PruneApproval
+from tests.casebank.bank import put, statuses
+from tests.channels.conftest import BASE_URL
+from tests.channels.test_bad_input import refused
+
+
+@contextmanager
+def _gateway(runtime: Runtime, **limits: Any) -> Iterator[TestClient]:
+    changed = runtime.settings.model_copy(update={"casebank": CasebankSettings(load_percent=100, **limits)})
+    with TestClient(create_app(replace(runtime, settings=changed), lambda: True), base_url=BASE_URL) as client:
+        yield client
+
+
+@pytest.fixture
+def bank(runtime: Runtime) -> None:
+    """One that goes, two that are one, one that sleeps, one that is spared."""
+    put(runtime.database, "low", usage=20, rate=10)
+    put(runtime.database, "one", vector=[1.0, 0.0], usage=9)
+    put(runtime.database, "same", vector=[1.0, 0.0], usage=3)
+    put(runtime.database, "a/sleeper", idle_days=91)
+    put(runtime.database, "used", usage=501, rate=10)
+
+
+@pytest.mark.usefixtures("bank")
+def test_a_dry_run_tells_what_a_run_then_does(runtime: Runtime) -> None:
+    """The same shape and the same details; then a case comes back by its id, slashes and all."""
+    with _gateway(runtime) as client:
+        planned = client.post("/v1/consolidation/dry-run")
+        assert planned.status_code == 200
+        schema.Pruned.model_validate(planned.json())
+        assert (planned.json()["dry_run"], planned.json()["run_id"]) == (True, None)
+        assert set(statuses(runtime.database).values()) == {"active"}
+        done = client.post("/v1/consolidation/run", json={})
+        assert done.status_code == 200
+        schema.Pruned.model_validate(done.json())
+        told = done.json()
+        assert told["details"] == planned.json()["details"]
+        assert [told[f"{what}_cases"] for what in ("removed", "merged", "archived")] == [1, 1, 1]
+        assert told["details"]["merged"] == [{"keeper": "one", "removed": "same", "similarity": 1.0}]
+        assert told["details"]["spared"][0]["rule"] == "protected_usage"
+        shown = client.get(f"/v1/consolidation/runs/{told['run_id']}").json()
+        schema.PruningRun.model_validate(shown)
+        assert (shown["phase"], shown["outcome"]["removed_cases"]) == ("done", 1)
+        restored = client.post("/v1/consolidation/restore/a/sleeper")
+        assert (restored.status_code, restored.json()) == (200, {"case_id": "a/sleeper", "status": "restored"})
+        assert statuses(runtime.database)["a/sleeper"] == "active"
+        for nothing in ("a/sleeper", "nobody", "%00"):
+            refused(client.post(f"/v1/consolidation/restore/{nothing}"), 404, "NOT_FOUND")
+
+
+@pytest.mark.usefixtures("bank")
+def test_a_plan_waits_for_approval(runtime: Runtime) -> None:
+    """202 with the plan; while it waits no other run begins; what is decided is not decided again."""
+    with _gateway(runtime, approval=PruneApproval.MANUAL) as client:
+        first = client.post("/v1/consolidation/run")
+        assert (first.status_code, first.json()["phase"]) == (202, "waiting_approval")
+        assert first.json()["removed_cases"] == 1
+        refused(client.post("/v1/consolidation/run"), 409, "CONFLICT")
+        path = f"/v1/consolidation/runs/{first.json()['run_id']}"
+        rejected = client.post(f"{path}/reject")
+        assert (rejected.status_code, rejected.json()["phase"]) == (202, "rejected")
+        refused(client.post(f"{path}/approve"), 409, "CONFLICT")
+        second = client.post("/v1/consolidation/run").json()
+        approved = client.post(f"/v1/consolidation/runs/{second['run_id']}/approve")
+        schema.PruningRun.model_validate(approved.json())
+        assert (approved.status_code, approved.json()["phase"]) == (202, "applying")
+    assert set(statuses(runtime.database).values()) == {"active"}  # a worker applies it
+
+
+def test_what_is_no_run_is_refused(client: TestClient, rows: Callable[[], dict[str, int]]) -> None:
+    """A dry run that was sent to the wrong route above all: nothing is begun."""
+    before = rows()
+    refused(client.post("/v1/consolidation/run", json={"dry_run": True}), 400, "INVALID_REQUEST")
+    refused(client.post("/v1/consolidation/run", content=b"["), 400, "INVALID_REQUEST")
+    for name in (uuid4(), "none"):
+        refused(client.get(f"/v1/consolidation/runs/{name}"), 404, "NOT_FOUND")
+        for decided in ("approve", "reject"):
+            refused(client.post(f"/v1/consolidation/runs/{name}/{decided}"), 404, "NOT_FOUND")
+    assert rows() == before
+
+
+def test_runs_take_an_admin_key(runtime: Runtime) -> None:
+    """A service key is told so, and searches; without one nobody does anything."""
+    keys = {"api_keys": (SecretStr("service"),), "admin_keys": (SecretStr("admin"),)}
+    guarded = replace(runtime, settings=runtime.settings.model_copy(update=keys))
+    run = f"/v1/consolidation/runs/{uuid4()}"
+    with TestClient(create_app(guarded, lambda: True), base_url=BASE_URL) as client:
+        asked = [("POST", f"/v1/consolidation/{each}") for each in ("run", "dry-run", "restore/a")]
+        asked += [("GET", run), ("POST", f"{run}/approve"), ("POST", f"{run}/reject")]
+        for method, path in asked:
+            refused(client.request(method, path), 401, "UNAUTHORIZED")
+            refused(client.request(method, path, headers={"Authorization": "Bearer service"}), 403, "FORBIDDEN")
+        refused(client.get("/v1/casebank/search?q=x"), 401, "UNAUTHORIZED")
+        for key in ("service", "admin"):
+            assert client.get("/v1/casebank/search?q=x", headers={"Authorization": f"Bearer {key}"}).is_success
+        assert client.post("/v1/consolidation/dry-run", headers={"Authorization": "Bearer admin"}).is_success
+
+
+def test_cases_are_searched(client: TestClient, runtime: Runtime) -> None:
+    """Nearest first, `k` of them, archived ones if asked for; what is no question is refused."""
+    for name, query, status in (("a", "reset the router", "active"), ("b", "reset the router now", "archived")):
+        vector = runtime.embedder.embed([query])[0]
+        new = NewCase(name, query, "so", query_vector=vector, embedder=runtime.embedder.name, status=status)
+        cases.add(runtime.database, new, now=runtime.clock.now())
+    answer = client.get("/v1/casebank/search", params={"q": "reset the router"})
+    schema.NearCases.model_validate(answer.json())
+    [found] = answer.json()["results"]
+    assert (found["case_id"], round(found["similarity"], 3)) == ("a", 1.0)
+    both = client.get("/v1/casebank/search", params={"q": "reset the router now", "include_archived": True, "k": 5})
+    assert [each["case_id"] for each in both.json()["results"]] == ["b", "a"]
+    for wrong in ("", "?q=", "?q=%20", "?q=x&k=0", "?q=x&k=101", "?q=x&k=many"):
+        refused(client.get(f"/v1/casebank/search{wrong}"), 400, "INVALID_REQUEST")
+
+
+def test_feedback_is_taken(
+    client: TestClient, say: Callable[..., dict[str, Any]], run: Callable[[str], None], runtime: Runtime
+) -> None:
+    """202 with the turn once there is a reply; before that 409."""
+    sent = say("what is 12*7+5?")
+    path = f"/v1/turns/{sent['turn_id']}/feedback"
+    refused(client.post(path, json={"score": 1}), 409, "CONFLICT")
+    run(sent["session_id"])
+    answer = client.post(path, json={"score": 1, "comment": "right"})
+    assert answer.status_code == 202
+    schema.Turn.model_validate(answer.json())
+    assert [each["query"] for each in cases.list_cases(runtime.database)] == ["what is 12*7+5?"]
+    for wrong in ({}, {"score": 2}, {"score": 1, "comment": 5}, {"score": 1, "comment": "x" * 2_001}):
+        refused(client.post(path, json=wrong), 400, "INVALID_REQUEST")
+    refused(client.post(f"/v1/turns/{uuid4()}/feedback", json={"score": 1}), 404, "NOT_FOUND")

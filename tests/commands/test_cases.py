@@ -1,0 +1,102 @@
+"""`perdure cases`: within this process, since each command is a few lines over the domain."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.errors import NotFound
+from perdure.runtime import Runtime
+from perdure.settings import CasebankSettings, PruneApproval
+from tests.casebank.bank import put, statuses
+from tests.commands.conftest import Perdure
+from tests.commands.test_memory import Command, command
+from workers.commands.failing import Failure
+
+__all__ = ["command"]
+
+LINES = [
+    {"case_id": "a", "query": "reset the router", "response_text": "hold it", "usage_count": 20, "success_rate": 10},
+    {"case_id": "b", "query": "boil an egg", "response_text": "six minutes", "usage_count": 2, "success_rate": None},
+    {"case_id": "b", "query": "boil another egg", "response_text": "nine minutes"},
+    {"case_id": "c", "query": "", "response_text": "nothing"},
+]
+_RUN_LIMITS = CasebankSettings(load_percent=100, recent_access_days=1, approval=PruneApproval.MANUAL)
+
+
+@pytest.fixture
+def runtime(runtime: Runtime) -> Runtime:
+    """A process whose runs wait for approval."""
+    return replace(runtime, settings=runtime.settings.model_copy(update={"casebank": _RUN_LIMITS}))
+
+
+def _json(command: Command, *arguments: str) -> Any:
+    result = command("cases", *arguments, "--json")
+    assert result.exit_code == 0, (result.stdout, result.stderr)
+    return json.loads(result.stdout)
+
+
+def test_a_file_is_imported_found_and_exported(command: Command, tmp_path: Path) -> None:
+    """Bad lines are told, the good ones are searchable at once; twice changes nothing; what comes out goes in again."""
+    file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    result = command("cases", "import", str(file), "--json")
+    assert isinstance(result.exception, Failure)
+    done = json.loads(result.stdout)
+    assert (done["added"], done["unchanged"], done["refused"]) == (2, 1, 1)
+    assert done["bad"][0]["line"] == 4
+    assert "line 4: query" in result.stderr
+    [found] = _json(command, "search", "how to boil an egg", "-k", "1")["results"]
+    assert found["case_id"] == "b"
+    assert command("cases", "export", str(out)).exit_code == 0
+    assert [json.loads(line)["case_id"] for line in out.read_text().splitlines()] == ["a", "b"]
+    assert _json(command, "import", str(out)) == {"added": 0, "unchanged": 2, "refused": 0, "bad": []}
+    assert out.read_text() == command("cases", "export").stdout
+
+
+def test_cases_are_listed_and_shown(command: Command, runtime: Runtime) -> None:
+    """In the order of their ids; one of them with its history."""
+    for case_id in ("a", "b", "c"):
+        put(runtime.database, case_id)
+    assert [each["case_id"] for each in _json(command, "list", "--after", "a", "--limit", "1")] == ["b"]
+    assert _json(command, "list", "--archived") == _json(command, "list", "--flagged") == []
+    assert _json(command, "show", "a")["status"] == "active"
+    assert "usage_count" in command("cases", "show", "a").stdout
+    assert isinstance(command("cases", "show", "nobody").exception, NotFound)
+
+
+def test_a_plan_is_shown_decided_applied_and_undone(command: Command, runtime: Runtime) -> None:
+    """Nothing changes without --apply; a person reads why, with the texts of a pair, and what came of it."""
+    put(runtime.database, "low", usage=20, rate=10)
+    put(runtime.database, "one", query="how to do it", vector=[1.0, 0.0], usage=9)
+    put(runtime.database, "two", query="how do I do it", vector=[1.0, 0.0], usage=3)
+    assert _json(command, "prune")["dry_run"] is True
+    assert "merged\ttwo\tinto one\t1.0000" in command("cases", "prune").stdout
+    assert _json(command, "runs") == []
+    made = _json(command, "prune", "--apply")
+    assert (made["phase"], set(statuses(runtime.database).values())) == ("waiting_approval", {"active"})
+    assert _json(command, "reject", made["run_id"])["phase"] == "rejected"
+    made = _json(command, "prune", "--apply")
+    assert _json(command, "approve", made["run_id"])["phase"] == "done"
+    assert statuses(runtime.database) == {"low": "archived", "one": "active", "two": "archived"}
+    assert [each["phase"] for each in _json(command, "runs")] == ["done", "rejected"]
+    assert _json(command, "runs", "show", made["run_id"])["outcome"]["merged_cases"] == 1
+    report = command("cases", "runs", "show", made["run_id"]).stdout
+    assert "merge two (done)" in report
+    assert report.index("how do I do it") < report.index("how to do it")
+    assert _json(command, "restore", "low") == {"case_id": "low", "status": "restored"}
+    assert isinstance(command("cases", "restore", "low").exception, NotFound)
+    assert _json(command, "reflect") == {"rated": 0, "flagged": []}
+
+
+def test_a_person_starts_it(perdure: Perdure) -> None:
+    """As a process, over the servers; JSON and nothing else on stdout."""
+    done = perdure("cases", "prune", "--json")
+    assert (done.returncode, json.loads(done.stdout)["removed_cases"]) == (0, 0)
+    wrong = perdure("cases", "runs", "show", "it")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "UUID" in wrong.stderr

@@ -1,0 +1,209 @@
+"""Cases in the life of a turn: in its prompt, counted with its ending, learnt from praise, gone when they fail."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from perdure.casebank import archive, cases, prune, reflection, search
+from perdure.casebank.cases import NewCase
+from perdure.errors import Conflict, InvalidRequest, NotFound, ProviderError
+from perdure.settings import MemorySettings
+from perdure.turns.cancelling import cancel
+from perdure.turns.erasing import erase
+from perdure.turns.feedback import give_feedback, parse_feedback
+from tests.casebank.bank import bank
+from tests.turns.scripted import says
+from tests.turns.stage import PATIENCE_S, Stage, until
+from tests.turns.test_briefing import _Away
+from tests.turns.test_cost import counted
+
+ASKED = "how do I reset the router"
+ANSWER = "Hold the button for ten seconds."
+DAY_S = 86_400
+
+
+def _put(stage: Stage, case_id: str = "router", query: str = ASKED, answer: str = ANSWER) -> None:
+    vector = stage.embedder.embed([query])[0]
+    new = NewCase(case_id, query, answer, query_vector=vector, embedder=stage.embedder.name)
+    assert cases.add(stage.database, new, now=stage.clock.now())
+
+
+def _system(stage: Stage) -> str:
+    return stage.model.requests[-1].messages[0].content
+
+
+def _executions(stage: Stage) -> list[tuple[Any, ...]]:
+    rows = stage.sql("SELECT case_id, succeeded, feedback, error FROM case_executions ORDER BY executed_at, case_id")
+    return [tuple(row) for row in rows]
+
+
+def _say(stage: Stage, turn: dict[str, Any], score: int) -> None:
+    give_feedback(stage.runtime, UUID(turn["turn_id"]), parse_feedback({"score": score}))
+
+
+def test_what_is_near_is_in_the_prompt_and_counted_with_the_ending(stage: Stage) -> None:
+    """The four nearest, quoted as data; a turn that failed says so of them."""
+    for number in range(5):
+        _put(stage, f"other {number}", f"colour of flower number {number}", "red")
+    _put(stage)
+    stage.ask("please, how do I reset the router?")
+    system = _system(stage)
+    assert system.index("<recalled_memory>") < system.index(ANSWER) < system.index("</recalled_memory>")
+    assert system.count("Answered") == len(_executions(stage)) == 4
+    assert ("router", True, None, None) in _executions(stage)
+    assert cases.read(stage.database, "router")["usage_count"] == 1
+    stage.script(ProviderError("the model is ill"))
+    assert stage.ask("how do I reset the router")["status"] == "failed"
+    assert ("router", False, None, "PROVIDER_ERROR") in _executions(stage)
+
+
+def test_without_cases_a_turn_costs_no_statement_more(stage: Stage) -> None:
+    """And with some, the search's transaction and the counting; the commits are the same."""
+    for _ in range(2):
+        stage.ask()
+    with counted(stage.database) as (before, commits):
+        stage.ask()
+    _put(stage)
+    stage.ask()
+    with counted(stage.database) as (after, with_cases):
+        stage.ask()
+    assert [each for each in with_cases if each.startswith("turns.")] == commits
+    assert 0 < len(after) - len(before) <= 4, after
+
+
+def test_a_cancelled_turn_says_nothing_of_its_cases(stage: Stage) -> None:
+    """Nobody knows whether it would have served."""
+    _put(stage)
+
+    def cancelled(*_given: Any) -> Any:
+        cancel(stage.runtime, sent.turn_id)
+        return says("too late")
+
+    stage.script(cancelled)
+    sent = stage.send(ASKED)
+    stage.run(sent.session_id)
+    assert ANSWER in _system(stage)
+    if stage.turn(sent.turn_id)["status"] == "cancelled":
+        assert _executions(stage) == []
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_use_is_counted_once_wherever_the_process_dies(stage: Stage, moment: Any) -> None:
+    """It is one commit with the ending: neither is there without the other."""
+    _put(stage)
+    sent = stage.send(ASKED)
+    with stage.crashing(moment, "turns.settle"):
+        stage.run(sent.session_id)
+    settled = stage.turn(sent.turn_id)["settled_at"] is not None
+    assert len(_executions(stage)) == settled == (moment == "after")
+    stage.move(stage.settings.turn.lease_s + 1)
+    stage.run(sent.session_id)
+    assert stage.turn(sent.turn_id)["status"] == "done"
+    assert _executions(stage) == [("router", True, None, None)]
+    assert cases.read(stage.database, "router")["usage_count"] == 1
+
+
+def test_a_case_that_finds_no_room_is_not_counted(stage: Stage) -> None:
+    """The budget is that of what is recalled."""
+    _put(stage, answer="x" * 1_500)
+    memory = MemorySettings(budget_semantic=0)
+    stage.settings = stage.settings.model_copy(update={"memory": memory})
+    stage.ask(ASKED)
+    assert "xxx" not in _system(stage)
+    assert _executions(stage) == []
+
+
+def test_while_the_embedder_is_away_turns_go_on_without(stage: Stage) -> None:
+    """A case costs nobody a reply."""
+    _put(stage)
+    stage.embedder = _Away()
+    assert stage.ask(ASKED)["status"] == "done"
+    assert ANSWER not in _system(stage)
+
+
+def test_praise_is_learnt_and_found_by_the_next_who_asks(stage: Stage) -> None:
+    """Once, however often it comes; blame of an answer nobody praised teaches nothing."""
+    stage.script(says(ANSWER), says("no idea"))
+    praised, blamed = stage.ask(ASKED), stage.ask("what is the weather like")
+    for _ in range(2):
+        _say(stage, praised, 1)
+    _say(stage, blamed, -1)
+    [learnt] = cases.list_cases(stage.database)
+    assert (learnt["query"], learnt["response_text"]) == (ASKED, ANSWER)
+    stage.ask("tell me, how do I reset the router", user_id="bob")
+    assert ANSWER in _system(stage)
+    kept = stage.sql("SELECT feedback FROM turns WHERE turn_id = %(id)s", id=blamed["turn_id"])
+    assert kept[0].feedback == {"score": -1, "comment": None}
+
+
+def test_what_is_learnt_while_its_user_is_erased_goes_too(stage: Stage) -> None:
+    """The erasure waits for the feedback that has begun; feedback that comes after finds no turn."""
+    turn = stage.ask(ASKED, user_id="zoe")
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with ThreadPoolExecutor(1) as pool:
+        erasing: list[Any] = []
+
+        def hook(moment: str, name: str) -> None:
+            if (moment, name) == ("before", "turns.feedback"):
+                erasing.append(pool.submit(erase, stage.runtime, "zoe"))
+                until(lambda: stage.sql(waiting), "the erasure waits")
+
+        with stage.hooked(hook):
+            _say(stage, turn, 1)
+        erased = erasing[0].result(PATIENCE_S)
+    assert (erased.rows["cases"], erased.rows["turns"]) == (1, 1)
+    assert cases.list_cases(stage.database) == []
+    with pytest.raises(NotFound):
+        _say(stage, turn, 1)
+
+
+def test_only_a_reply_can_be_praised(stage: Stage) -> None:
+    """A turn that has none yet is refused with its status, and one that failed is no case."""
+    sent = stage.send()
+    good = parse_feedback({"score": 1, "comment": "thanks"})
+    with pytest.raises(Conflict, match="accepted"):
+        give_feedback(stage.runtime, sent.turn_id, good)
+    with pytest.raises(NotFound):
+        give_feedback(stage.runtime, UUID(int=1), good)
+    stage.script(ProviderError("ill"))
+    stage.run(sent.session_id)
+    give_feedback(stage.runtime, sent.turn_id, good)
+    assert cases.list_cases(stage.database) == []
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"score": 0}, {"score": "1"}, {"score": 1.5}, {"score": True}, {"score": 1, "x": 1}]
+)
+def test_what_is_no_feedback_is_refused(given: dict[str, Any]) -> None:
+    """With the name of what is wrong."""
+    with pytest.raises(InvalidRequest, match=r"score|x"):
+        parse_feedback(given)
+
+
+def test_the_story_of_a_case(stage: Stage) -> None:
+    """Learnt from praise, used, blamed, rated, archived by a weekly run, restored: by turns alone, the clock moved."""
+    stage.script(says(ANSWER))
+    _say(stage, stage.ask(ASKED), 1)
+    [case_id] = [each["case_id"] for each in cases.list_cases(stage.database)]
+    for number in range(11):
+        turn = stage.ask(ASKED, user_id=f"user {number}")
+        assert ANSWER in _system(stage)
+        if number > 1:  # of the first two nobody says anything: they succeeded
+            _say(stage, turn, -1)
+    assert cases.read(stage.database, case_id)["success_rate"] is None
+    assert reflection.reflect(stage.database).flagged == [case_id]
+    assert round(cases.read(stage.database, case_id)["success_rate"]) == 18
+    parts = bank(stage.database, stage.clock)
+    assert prune.run(parts)["details"]["spared"][0]["rule"] == "recent_access"
+    stage.move(8 * DAY_S)
+    assert prune.run(parts)["details"]["removed"] == [case_id]
+    stage.ask(ASKED, user_id="somebody")
+    assert ANSWER not in _system(stage)
+    archive.restore(stage.database, case_id)
+    stage.ask(ASKED, user_id="somebody else")
+    assert ANSWER in _system(stage)
+    assert search.search(stage.database, stage.embedder.embed([ASKED])[0], stage.embedder.name, 1)[0].case_id == case_id
