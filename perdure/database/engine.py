@@ -117,6 +117,7 @@ class Database:
         self.engine: Engine = create_engine(
             self.url.difference_update_query(["options"]),
             isolation_level="AUTOCOMMIT",
+            use_native_hstore=False,  # else each connection begins with a query for a type that no table has
             pool_size=_POOL_SIZE,
             max_overflow=0,  # a connection beyond the pool would be opened and prepared for one statement
             pool_timeout=_POOL_WAIT_S,

@@ -102,6 +102,14 @@ ROUTES = [
     ("DELETE", "/v1/users/here"),
     ("GET", "/v1/breakers"),
     ("POST", "/v1/breakers/here/reset"),
+    ("POST", "/v1/turns/here/feedback"),
+    ("GET", "/v1/casebank/search"),
+    ("POST", "/v1/consolidation/run"),
+    ("POST", "/v1/consolidation/dry-run"),
+    ("GET", "/v1/consolidation/runs/here"),
+    ("POST", "/v1/consolidation/runs/here/approve"),
+    ("POST", "/v1/consolidation/runs/here/reject"),
+    ("POST", "/v1/consolidation/restore/here"),
 ]
 
 

@@ -53,6 +53,9 @@ def test_what_runs_when_is_listed(perdure: Perdure) -> None:
         ("consolidate", "memory.consolidate", six_hourly),
         ("decay", "memory.decay", six_hourly),
         ("refresh_hot", "memory.refresh_hot", six_hourly),
+        ("prune", "casebank.prune", "Sundays at 02:00 UTC"),
+        ("reflect", "casebank.reflect", "daily at 03:30 UTC"),
+        ("advance", "casebank.advance", "each minute"),
     }
     assert "expire_idle\teach minute\t" in perdure("schedules", "list").stdout
 
