@@ -39,7 +39,7 @@ _shared = pytest.StashKey[Path]()
 
 # A loaded machine is no failure: what an example may take is bounded by the test's own timeout.
 hypothesis.settings.register_profile("perdure", deadline=None, max_examples=150)
-hypothesis.settings.register_profile("brief", deadline=None, max_examples=25)
+hypothesis.settings.register_profile("brief", deadline=None, max_examples=15)
 
 # A shell script's background jobs ignore Ctrl-C, and so would every process that a test starts and presses it for.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -28,6 +28,7 @@ def _settings(monkeypatch: pytest.MonkeyPatch, directory: Path, commands: str) -
     return Settings.model_validate(given)
 
 
+@pytest.mark.long
 def test_a_process_that_runs_turns_has_the_servers_tools(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waker: RecordingWaker
 ) -> None:

@@ -24,6 +24,7 @@ STORABLE = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characte
 FLOAT32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
+@pytest.mark.long
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     query=STORABLE,
@@ -142,6 +143,7 @@ def test_search_compares_within_one_embedder_and_size(database: Database) -> Non
     assert [each.case_id for each in search.search(database, [2, 0, 0, 0], "hash:4", 1)] == ["a"]
 
 
+@pytest.mark.long
 def test_a_large_bank_is_searched_by_its_index(database: Database) -> None:
     """With other embedders and archived cases among those that the index meets first."""
     rng = np.random.default_rng(1)

@@ -181,6 +181,7 @@ def test_what_cannot_be_compared_is_no_duplicate() -> None:
     assert planned(cases) == []
 
 
+@pytest.mark.long
 def test_ten_thousand_identical_cases_collapse_to_one() -> None:
     """@REQ:CONSOLIDATION-001.10: fifty million pairs, none of them held or looked at one by one."""
     cases = [candidate(facts(f"{number:05}", usage=1, rate=50.0), [1.0, 2.0, 3.0, 4.0]) for number in range(10_000)]

@@ -236,6 +236,7 @@ def kill_at(database: Database, boundary: int) -> None:
     database.observe = look
 
 
+@pytest.mark.long
 def test_a_run_killed_anywhere_is_resumed_and_nothing_is_done_twice(database: Database, clock: MovedClock) -> None:
     """@REQ:CONSOLIDATION-001.4: at each of its commits, before and after; a batch is one case, so there are many."""
     parts = bank(database, clock, duplicate_batch=1)

@@ -48,6 +48,7 @@ def test_a_message_goes_through_the_queue_and_comes_back(perdure: Perdure, datab
     assert (session["turn_count"], later["turn_count"]) == (3, 1)
 
 
+@pytest.mark.long
 def test_sending_without_waiting_prints_the_ids(perdure: Perdure, database: Database) -> None:
     """A script reads them; nobody has to be there to answer."""
     plain = perdure("send", "hello", "--message-id", "m1", whole=True)
@@ -171,6 +172,7 @@ def test_what_cannot_be_done_is_a_sentence_and_a_status(perdure: Perdure, enviro
     assert "sesame" not in ended.stderr
 
 
+@pytest.mark.long
 def test_without_servers_it_says_how_to_start_them(perdure: Perdure, nowhere: Environment) -> None:
     """What everybody meets who forgets `make up`."""
     for arguments in (("send", "hi"), ("worker",), ("gateway",)):
@@ -191,6 +193,7 @@ def test_a_message_is_accepted_without_a_broker(
     assert len(list_sessions(database, "local")) == 1
 
 
+@pytest.mark.long
 def test_a_database_without_tables_is_migrated_by_the_command_that_it_names(
     perdure: Perdure, database_url: str
 ) -> None:

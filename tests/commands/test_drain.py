@@ -23,6 +23,7 @@ def _report(finished: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.long
 def test_a_drained_fleet_is_quiet_until_it_is_resumed(perdure: Perdure, working: BaseProcess) -> None:
     """What is accepted meanwhile waits, and is answered afterwards; sessions with turns to run cannot end before."""
     assert perdure("send", "what is 12*7+5?", "--wait", "30").returncode == 0

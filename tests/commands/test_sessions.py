@@ -32,6 +32,7 @@ def test_talk_leave_come_back(perdure: Perdure, database: Database) -> None:
     until(lambda: [each["state"] for each in list_sessions(database)] == ["ended", "ended"], "the end of the second")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("working")
 def test_a_session_is_ended_by_its_id(perdure: Perdure, database: Database) -> None:
     """Status 0 until it has ended, 1 afterwards and for one that there is not."""

@@ -68,6 +68,7 @@ def _downgrade(empty: URL, revision: str) -> None:
     command.downgrade(config(empty), revision)
 
 
+@pytest.mark.long
 def test_up_and_down_and_up_again(empty: URL, engine: Engine) -> None:
     """Each step back leaves just what was there before it, and the second way up what the first did."""
     before = _catalogue(engine)

@@ -78,6 +78,7 @@ def test_of_two_users_the_first_to_leave_stops_nothing(module: ModuleType, direc
     assert module.find(directory) is None
 
 
+@pytest.mark.long
 def test_two_processes_that_start_at_once_share_one_server(kind: str, directory: Path, program: Start) -> None:
     """Two servers on one directory would destroy it."""
     both = [program(HOLD, kind, directory) for _ in range(2)]
@@ -89,6 +90,7 @@ def test_two_processes_that_start_at_once_share_one_server(kind: str, directory:
     assert sorted(json.loads(each.until("stopped"))["stopped"] for each in both) == [False, True]
 
 
+@pytest.mark.long
 def test_a_server_outlives_a_killed_starter_and_belongs_to_the_next(
     kind: str, module: ModuleType, directory: Path, program: Start
 ) -> None:
@@ -126,6 +128,7 @@ def test_a_killed_server_ends_the_wait_and_the_next_start_makes_another(module: 
     assert second.stop()
 
 
+@pytest.mark.long
 def test_a_keeper_ends_with_its_server_and_stops_it_on_sigterm(
     kind: str, module: ModuleType, directory: Path, program: Start
 ) -> None:
@@ -144,6 +147,7 @@ def test_a_keeper_ends_with_its_server_and_stops_it_on_sigterm(
     assert module.find(directory) is None
 
 
+@pytest.mark.long
 def test_an_ordinary_user_runs_it_too(kind: str, nobody: account.Account, public_path: Path, program: Start) -> None:
     """Root is the exception that these tests usually run as; the rule must work as well."""
     os.chown(public_path, nobody.uid, nobody.gid)
@@ -154,6 +158,7 @@ def test_an_ordinary_user_runs_it_too(kind: str, nobody: account.Account, public
     assert json.loads(holder.until("stopped"))["stopped"]
 
 
+@pytest.mark.long
 def test_a_directory_of_another_account_is_refused(
     kind: str, nobody: account.Account, public_path: Path, program: Start
 ) -> None:
@@ -178,13 +183,14 @@ def test_a_full_disk_is_named_with_what_is_free(module: ModuleType, kind: str, s
     assert not (small_disk / kind / "initialising").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [
         "x" * 90,
         "with a space",
-        pytest.param("ünïcode", marks=pytest.mark.long),
-        pytest.param("per%20cent", marks=pytest.mark.long),
+        "ünïcode",
+        "per%20cent",
     ],
 )
 def test_a_path_that_no_socket_or_url_takes_gets_a_socket_elsewhere(
@@ -206,7 +212,8 @@ def test_a_path_that_no_socket_or_url_takes_gets_a_socket_elsewhere(
     shutil.rmtree(socket_directory)
 
 
-@pytest.mark.parametrize("name", ["plain", pytest.param("with a space", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["plain", "with a space"])
 def test_a_copy_of_a_running_directory_is_an_installation_of_its_own(
     module: ModuleType, kind: str, directory: Path, name: str
 ) -> None:

@@ -153,6 +153,7 @@ def test_a_failed_start_shows_what_the_server_said(cluster: Path) -> None:
     assert postgres.find(cluster) is None
 
 
+@pytest.mark.long
 def test_a_half_made_cluster_is_made_again(tmp_path: Path) -> None:
     """A power cut during the first start must not need a person to clean up."""
     (tmp_path / "postgres" / "initialising" / "base").mkdir(parents=True)
@@ -201,6 +202,7 @@ def copies(public_path: Path) -> list[Path]:
     return list(public_path.glob("perdure-postgresql-*"))
 
 
+@pytest.mark.long
 def test_programs_behind_a_closed_directory_run_from_a_copy(closed_installation: Path, public_path: Path) -> None:
     """PostgreSQL refuses to run from where only a capability leads; a checkout under /root must work all the same."""
     with postgres.start(public_path / "postgres") as running:
@@ -210,6 +212,7 @@ def test_programs_behind_a_closed_directory_run_from_a_copy(closed_installation:
     assert closed_installation.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.long
 def test_the_copy_is_used_again_made_whole_and_not_believed(
     nobody: account.Account, closed_installation: Path, public_path: Path
 ) -> None:
@@ -228,6 +231,7 @@ def test_the_copy_is_used_again_made_whole_and_not_believed(
         programs.runnable(installation, "1", nobody)
 
 
+@pytest.mark.long
 def test_only_the_account_that_started_it_may_connect(
     nobody: account.Account, public_path: Path, program: Callable[..., Program]
 ) -> None:

@@ -105,6 +105,7 @@ def test_what_dies_is_started_again(program: Start) -> None:
     assert supervisor.ends() == 0
 
 
+@pytest.mark.long
 def test_children_are_stopped_rank_by_rank(program: Start) -> None:
     """Beat and gateway must be gone before the workers drain, or they hand out new work meanwhile."""
     supervisor = program(
@@ -118,6 +119,7 @@ def test_children_are_stopped_rank_by_rank(program: Start) -> None:
     assert [line.split()[0] for line in supervisor.lines if "leaving" in line] == ["first", "middle", "last"]
 
 
+@pytest.mark.long
 def test_what_will_not_end_is_killed_with_all_that_it_started(program: Start) -> None:
     """A hung worker must not hold the shutdown up, nor leave children behind that hold its port."""
     supervisor = program(SUPERVISE, "[python('deaf', DEAF, stop_within_s=0.1), python('polite', POLITE, stop_rank=1)]")
@@ -129,6 +131,7 @@ def test_what_will_not_end_is_killed_with_all_that_it_started(program: Start) ->
     assert all(gone(pid) for pid in pids)
 
 
+@pytest.mark.long
 def test_a_second_signal_hastens(program: Start) -> None:
     """Whoever presses Ctrl-C twice is in a hurry: each child is told, by a signal that is not the first one's."""
     supervisor = program(SUPERVISE, "[python('slow', SLOW, stop_within_s=600), python('later', POLITE, stop_rank=1)]")
@@ -141,6 +144,7 @@ def test_a_second_signal_hastens(program: Start) -> None:
     assert [line.split()[0] for line in supervisor.lines if "leaving" in line] == ["slow", "later"]
 
 
+@pytest.mark.long
 def test_a_third_signal_kills(program: Start) -> None:
     """Whoever presses Ctrl-C three times means it."""
     supervisor = program(SUPERVISE, "[python('deaf', DEAF, stop_rank=1, stop_within_s=600), python('polite', POLITE)]")
@@ -155,6 +159,7 @@ def test_a_third_signal_kills(program: Start) -> None:
     assert all(gone(int(word)) for word in deaf.split()[-2:])
 
 
+@pytest.mark.long
 def test_what_a_dead_child_started_dies_with_it(program: Start) -> None:
     """Else the next worker would find the last one's children at its work."""
     orphaning = "import subprocess, os; p = subprocess.Popen(['sleep', '600']); print('is', p.pid); os._exit(7)"
@@ -166,6 +171,7 @@ def test_what_a_dead_child_started_dies_with_it(program: Start) -> None:
     assert supervisor.ends() == 0
 
 
+@pytest.mark.long
 def test_children_do_not_outlive_a_killed_supervisor(program: Start, tmp_path: Path) -> None:
     """Workers that nobody supervises would go on taking turns beside the next `perdure up`."""
     supervisor = program(SUPERVISE, "[python('worker', POLITE)]")
@@ -208,6 +214,7 @@ def test_any_output_passes_through_line_by_line(program: Start) -> None:
     assert sum(line.count("x") for line in supervisor.lines) == 200_000
 
 
+@pytest.mark.long
 def test_a_program_that_is_not_there_is_named(program: Start) -> None:
     """A typing mistake in a command should read as one."""
     supervisor = program(SUPERVISE, "[Process('typo', ['perdure-no-such-program'])]")
@@ -219,6 +226,7 @@ def test_a_program_that_is_not_there_is_named(program: Start) -> None:
     assert supervisor.ends() == 0
 
 
+@pytest.mark.long
 def test_a_reader_that_goes_away_ends_it(program: Start, tmp_path: Path) -> None:
     """`perdure up | head` must not run on unseen."""
     reading, writing = os.pipe()

@@ -358,6 +358,7 @@ def test_a_claim_is_one_workers(archive: Archive) -> None:
     assert met == [NotDue(), Counts()]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_four_workers_share_a_batch(archive: Archive) -> None:
     """Two hundred sessions of forty users: each session once, no fact twice."""

@@ -74,6 +74,7 @@ def _plan(connection: Connection, statement: Statement, user_id: str, **given: A
     return "\n".join(lines)
 
 
+@pytest.mark.long
 def test_plans(filled: Connection) -> None:
     """By words, exactly and by the index: never the whole table."""
     for user_id in ("half", "user 7"):
@@ -92,6 +93,7 @@ def test_plans(filled: Connection) -> None:
             assert "Seq Scan" not in plan, (statement.name, plan)
 
 
+@pytest.mark.long
 def test_the_index_finds_enough_of_whoever_asks(filled: Connection, database: Database) -> None:
     """A user of half and one of a hundredth get as many as they ask for, mostly the nearest, and nobody else's."""
     vector = as_parameter(_EMBEDDER.embed(["word7 word9"])[0])

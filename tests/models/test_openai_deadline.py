@@ -114,6 +114,7 @@ def test_hanging_up_wakes_a_thread_that_reads_over_tls(
         accepted[0].close()
 
 
+@pytest.mark.long
 def test_hundreds_of_calls_wait_at_once(model: OpenAIModel, server: OpenAIServer) -> None:
     """Turns wait on a slow model by the hundred in one process; none may wait for a connection."""
     server.script(*[Silence() for _ in range(300)])

@@ -80,6 +80,7 @@ def played(wanted: list[Case], lanes: list[Lane], undisturbed: object) -> Iterat
     players.shutdown(cancel_futures=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_enumeration_is_complete(undisturbed: dict[str, list[tuple[str, str]]], kind: str) -> None:
     """A commit that is added to a turn must be added to the kills."""

@@ -34,9 +34,10 @@ def _lose_all(installation: Installation) -> None:
     installation.redis.restart()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "disturb",
-    [pytest.param(_flush, marks=pytest.mark.long), pytest.param(_restart, marks=pytest.mark.long), _lose_all],
+    [_flush, _restart, _lose_all],
 )
 def test_messages_in_flight_survive_what_befalls_redis(
     celery_setup: CeleryTestSetup, installation: Installation, disturb: Callable[[Installation], None]

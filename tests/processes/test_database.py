@@ -35,11 +35,12 @@ def database_url(server: PostgresServer) -> str:
     return server.url
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "number",
     [
-        pytest.param(signal.SIGINT, marks=pytest.mark.long),
-        pytest.param(signal.SIGQUIT, marks=pytest.mark.long),
+        signal.SIGINT,
+        signal.SIGQUIT,
         signal.SIGKILL,
     ],
     ids=lambda number: number.name,

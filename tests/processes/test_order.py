@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from pytest_celery import CeleryTestSetup
 
 from tests.processes.installation import Installation
@@ -12,6 +13,7 @@ from tests.processes.mind import answer_to
 MESSAGES = 200
 
 
+@pytest.mark.long
 def test_messages_sent_at_once_are_answered_in_the_order_accepted(
     celery_setup: CeleryTestSetup, installation: Installation
 ) -> None:

@@ -19,7 +19,8 @@ from tests.processes.scene import Place, done, wait_until
 PAST_LEASE_S = LEASE_S * 2
 
 
-@pytest.mark.parametrize("deaths", [1, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("deaths", [1, 4])
 def test_another_worker_goes_on_within_lease_and_sweep(
     celery_setup: CeleryTestSetup, installation: Installation, deaths: int
 ) -> None:
@@ -113,14 +114,8 @@ def test_a_worker_stopped_in_a_model_call(stopped: Stopped, installation: Instal
     stopped.writes_nothing_and_lives()
 
 
-@pytest.mark.parametrize(
-    ("tool", "point"),
-    [
-        ("unsafe", "acted"),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in product(["pure", "probed"], ["entered", "acted"])),
-        pytest.param("unsafe", "entered", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("tool", "point"), [*product(["pure", "probed", "unsafe"], ["entered", "acted"])])
 def test_a_worker_stopped_in_a_tool(stopped: Stopped, installation: Installation, tool: str, point: str) -> None:
     """Its result comes too late: what is said of the call has been decided without it."""
     place = Place("within", f"{tool}.{point}")
@@ -142,6 +137,7 @@ def test_a_worker_stopped_before_its_commit(stopped: Stopped, installation: Inst
     stopped.writes_nothing_and_lives()
 
 
+@pytest.mark.long
 def test_a_worker_stopped_between_update_and_commit(
     stopped: Stopped, celery_setup: CeleryTestSetup, installation: Installation
 ) -> None:

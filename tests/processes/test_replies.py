@@ -8,6 +8,7 @@ import json
 import threading
 from typing import Any
 
+import pytest
 from celery import Celery
 from kombu import Consumer, Queue
 from pytest_celery import CeleryTestSetup
@@ -48,6 +49,7 @@ def test_a_url_is_posted_to_until_it_takes_the_reply(
     assert (str(recorded_id), attempts) == (delivery_id, 2)
 
 
+@pytest.mark.long
 def test_a_task_is_sent_the_reply(celery_setup: CeleryTestSetup, installation: Installation) -> None:
     """A service that speaks Celery gets the turn as keyword arguments of its own task."""
     came: list[dict[str, Any]] = []

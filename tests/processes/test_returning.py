@@ -65,6 +65,7 @@ def _talking(installation: Installation, text: str) -> Iterator[subprocess.Popen
         chat.communicate()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("worker_count", [1])
 def test_whoever_comes_back_is_known(celery_setup: CeleryTestSetup, installation: Installation) -> None:
     """Left, the conversation is summed up for the next; killed, it goes on; on another channel, too."""

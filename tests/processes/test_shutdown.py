@@ -60,6 +60,7 @@ def test_a_turn_in_a_model_call_is_parked_and_finished_elsewhere(
     installation.check()
 
 
+@pytest.mark.long
 def test_a_tool_call_under_way_is_awaited(celery_setup: CeleryTestSetup, installation: Installation) -> None:
     """A side effect that has begun is seen to its end, so that nobody need wonder about it."""
     installation.scene.arm(Place("within", "unsafe.entered"), signal.SIGTERM)
@@ -98,6 +99,7 @@ def test_an_isolated_turn_leaves_with_its_worker(celery_setup: CeleryTestSetup, 
     installation.check()
 
 
+@pytest.mark.long
 def test_what_was_fetched_and_has_not_begun_is_handed_back_at_once(installation: Installation) -> None:
     """Others go on with it while the worker still drains; the sweeper, which is far off here, is not needed."""
     rare = {**PATIENT, "PERDURE_TURN__SWEEP_S": "60"}
@@ -124,6 +126,7 @@ def test_what_was_fetched_and_has_not_begun_is_handed_back_at_once(installation:
     installation.check()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_hastens(installation: Installation, first: signal.Signals) -> None:
     """The drain's deadline is now; nothing is lost by it, and the status is still 0."""
@@ -142,6 +145,7 @@ def test_a_second_signal_hastens(installation: Installation, first: signal.Signa
     installation.check()
 
 
+@pytest.mark.long
 def test_at_the_hard_limit_leases_are_given_back(installation: Installation) -> None:
     """A tool that never ends costs its process a status of 1, and its session no wait for the lease."""
     long_lease = {"PERDURE_TURN__LEASE_S": "90", "PERDURE_TURN__HEARTBEAT_S": "10", "PERDURE_TURN__TOOL_TIMEOUT_S": "5"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+import pytest
 from celery.exceptions import TimeoutError as ResultTimeout
 from pytest_celery import CeleryTestSetup
 
@@ -27,6 +28,7 @@ def test_the_result_says_that_the_message_is_accepted(
     assert turn["reply"]["text"] == answer_to("hello")
 
 
+@pytest.mark.long
 def test_a_task_sent_twice_is_one_turn(celery_setup: CeleryTestSetup, installation: Installation) -> None:
     """Brokers and senders repeat messages; the task's id tells a repetition."""
     message = {"user_id": "ana", "text": "hello"}
@@ -53,6 +55,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.long
 def test_wrong_arguments_fail_with_a_code_and_a_sentence(
     celery_setup: CeleryTestSetup, installation: Installation
 ) -> None:
@@ -67,6 +70,7 @@ def test_wrong_arguments_fail_with_a_code_and_a_sentence(
     assert len(installation.query("SELECT 1 FROM inbox")) == 0
 
 
+@pytest.mark.long
 def test_workers_killed_amid_submissions_lose_none_that_is_sent_again(
     celery_setup: CeleryTestSetup, installation: Installation
 ) -> None:

@@ -92,6 +92,7 @@ def test_weeks_of_two_beats(
     assert fleet.lost > 4 * duration.days
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("begin", [datetime(2027, 3, 28, tzinfo=UTC), datetime(2027, 10, 31, tzinfo=UTC)])
 def test_each_minute_of_a_change_of_clocks(clock: MovedClock, runtime_in: Any, begin: datetime) -> None:
     """Two hours around the change; idle sessions are looked for in each of their minutes, once."""
@@ -143,6 +144,7 @@ def test_after_a_weekend_of_being_down_the_newest_of_each_is_caught_up(clock: Mo
     assert fleet.settled() == {name: slots[-1:] for name, slots in fleet.slots(friday, clock.now()).items()}
 
 
+@pytest.mark.long
 def test_a_clock_set_back_fires_nothing_that_runs_twice(clock: MovedClock, runtime_in: Any) -> None:
     """Beats that go on, a beat that is started in the repeated hours, and a sweeper: none runs a slot again."""
     begin = clock.now()

@@ -32,10 +32,19 @@ BERLIN = ZONES["Europe/Berlin"]
 
 def changes(zone: ZoneInfo) -> list[datetime]:
     """The days on which the zone's clocks were or will be changed, 1990 to 2060, in UTC."""
-    days = [datetime(1990, 1, 1, tzinfo=UTC) + timedelta(days=number) for number in range(70 * 365)]
+    weeks = [datetime(1990, 1, 1, tzinfo=UTC) + timedelta(weeks=number) for number in range(70 * 52)]
     return [
-        one for one, other in pairwise(days) if one.astimezone(zone).utcoffset() != other.astimezone(zone).utcoffset()
+        week + timedelta(days=day)
+        for week, following in pairwise(weeks)
+        if offset(week, zone) != offset(following, zone)
+        for day in range(7)
+        if offset(week + timedelta(days=day), zone) != offset(week + timedelta(days=day + 1), zone)
     ]
+
+
+def offset(at: datetime, zone: ZoneInfo) -> timedelta | None:
+    """How far the zone's clocks are ahead of UTC."""
+    return at.astimezone(zone).utcoffset()
 
 
 CHANGES = {name: changes(zone) for name, zone in ZONES.items()}

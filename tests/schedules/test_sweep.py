@@ -89,6 +89,7 @@ def test_firings_that_nobody_takes_become_rarer(sweep: Sweep, wire: list[str], c
     assert gaps[-1] > 100
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("at_one")
 def test_the_next_slot_does_not_wait_for_that_pause(sweep: Sweep, clock: MovedClock) -> None:
     """A new slot is new."""

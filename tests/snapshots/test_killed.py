@@ -31,7 +31,7 @@ def address(request: pytest.FixtureRequest) -> str:
 
 
 ONE_AND_THE_LONG = [KINDS[0], *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS[1:])]
-"""Each store; `make test` takes the first."""
+"""Each store, of which `make test` takes the first."""
 
 
 @contextmanager
@@ -72,7 +72,8 @@ def test_a_save_that_is_killed_leaves_the_old_snapshot_or_the_new(kind: str, add
     assert sum(report["found"].values()) == report["events"] >= 8
 
 
-@pytest.mark.parametrize("kind", ONE_AND_THE_LONG)
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_save_that_is_stopped_neither_holds_up_its_successor_nor_undoes_its_work(kind: str, address: str) -> None:
     """A paused process goes on when its session is long somebody else's. SQLite has one lock, which it may hold."""
     report = at_every_point("stop", kind, address)
@@ -80,7 +81,8 @@ def test_a_save_that_is_stopped_neither_holds_up_its_successor_nor_undoes_its_wo
     assert sum(report["found"].values()) == report["events"] >= 8
 
 
-@pytest.mark.parametrize("kind", ONE_AND_THE_LONG)
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_was_saved_before_the_kill_is_there_after_it(kind: str, address: str) -> None:
     """`save` has returned, so the reply may go out: from then on the snapshot must not be lost."""
     world = world_of(kind, address)

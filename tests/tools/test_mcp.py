@@ -213,6 +213,7 @@ def test_a_server_tells_of_a_new_tool(rig: Rig, local: McpServer) -> None:
     assert rig.tool(local, "grown").call({}, context()) == "new"
 
 
+@pytest.mark.long
 def test_a_server_that_dies_in_mid_call_is_started_again(rig: Rig, local: McpServer) -> None:
     """That call's outcome is unknown; meanwhile its tools stay known and fail with a sentence."""
     die, add = rig.tool(local, "die"), rig.tool(local, "add")
@@ -227,6 +228,7 @@ def test_a_server_that_dies_in_mid_call_is_started_again(rig: Rig, local: McpSer
     rig.answers(local)
 
 
+@pytest.mark.long
 def test_a_server_that_floods_is_held_up_and_ended() -> None:
     """Gigabytes without an end of line reach neither memory nor the log."""
     script = "import os\nwhile True: os.write(1, b'y' * 65536); os.write(2, b'z' * 65536)"
@@ -258,6 +260,7 @@ def test_a_server_that_is_not_there_is_waited_for_once(caplog: pytest.LogCapture
         rig.connections.close()
 
 
+@pytest.mark.long
 def test_a_server_over_http_is_called_goes_and_returns(rig: Rig) -> None:
     """While it is away its tools are known and fail; a call that could not be sent is no unknown outcome."""
     with closing(socket.socket()) as probe:

@@ -75,6 +75,7 @@ def test_a_repetition_of_a_message_never_interrupts_its_own_turn(stage: Stage) -
     assert stage.turn(first.turn_id)["status"] == "accepted"
 
 
+@pytest.mark.long
 def test_fifty_threads_to_one_new_user_make_one_session(stage: Stage) -> None:
     """A new user's first messages arrive at once: one session, and an order without gaps."""
     found = side_by_side(*[lambda number=number: stage.send(f"message {number}") for number in range(50)])

@@ -153,6 +153,7 @@ MORE_ROWS = {
 """What is bounded by the window, by the backlog, by the limit of a round, and by what a rate let in (here: all)."""
 
 
+@pytest.mark.long
 def test_each_statement_of_a_turn_goes_by_index_and_reads_few_rows(large: Stage) -> None:
     """At some 20,000 turns, in a session of 2,000, with a custom plan and with a generic one.
 
