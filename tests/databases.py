@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg2
+from psycopg2.errors import ObjectInUse
 from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, by its name)
 from sqlalchemy.engine import URL
 
@@ -109,8 +110,7 @@ class Databases:
         """Have a database of that name; its catalogue."""
         if self._idle:
             former, catalogue = self._idle.popleft()
-            self._alone(former)
-            self.administer(f"ALTER DATABASE {former} RENAME TO {name}")
+            self._rename(former, name)
             return catalogue
         self.administer(f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE} STRATEGY wal_log")
         connection = _connected(self._server.set(database=name))
@@ -130,6 +130,17 @@ class Databases:
             self._idle.append((name, catalogue))
         else:
             self.administer(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def _rename(self, former: str, name: str) -> None:
+        give_up = time.monotonic() + _PATIENCE_S
+        while True:
+            self._alone(former)
+            try:
+                self.administer(f"ALTER DATABASE {former} RENAME TO {name}")
+            except ObjectInUse:  # a thread that outlived its test came in between
+                assert time.monotonic() < give_up, f"somebody comes back to {former} again and again"
+            else:
+                return
 
     def _alone(self, name: str) -> None:
         """End whoever is connected to the database, and wait until they are gone."""
@@ -151,7 +162,9 @@ def _emptied(connection: Connection) -> bool:
         emptied = ", ".join(f"{name} AS (DELETE FROM {name} RETURNING 1)" for name in used)  # noqa: S608 (our own tables)
         rows = " + ".join(f"(SELECT count(*) FROM {name})" for name in used)  # noqa: S608
         cursor.execute(f"WITH {emptied} SELECT {rows}")
-        return bool(cursor.fetchone()[0] < _MANY_ROWS)
+        row = cursor.fetchone()
+        assert row is not None
+        return bool(row[0] < _MANY_ROWS)
 
 
 def _connected(url: URL) -> Connection:

@@ -25,8 +25,8 @@ from workers.embedded import redis
 from workers.embedded.lifecycle import Running
 
 BIG = {"v": "x" * 60_000}
-WITHIN_S = 3.0
-"""Two seconds by design; the third is for a loaded machine."""
+WITHIN_S = 10.0
+"""Two seconds by design; the others are for a loaded machine."""
 
 STORES_ON_DISK: dict[str, Callable[[Path], SnapshotStore]] = {
     "file": FileSnapshots,
