@@ -32,7 +32,10 @@ def end(self: PerdureTask, session_id: str, reason: str | None = None) -> None:
     """
     wanted = _id(session_id)
     if reason is not None:
-        request_end(self.process.runtime.database, wanted, parse_reason(reason))
+        requested = request_end(self.process.runtime.database, wanted, parse_reason(reason))
+        if not requested.may_end:
+            requested.wake(self.process.runtime.wake)
+            return
     if not self.process.endings.acquire(blocking=False):
         put_off(self.process.runtime, wanted)
         return

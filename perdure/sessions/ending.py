@@ -58,6 +58,38 @@ class NotDue:
 Outcome = Ended | Postponed | NotDue
 
 
+class Waker(Protocol):
+    """Whoever hears that a session may go on. Hints, which may be lost: the sweeper issues them again."""
+
+    def session(self, session_id: UUID, priority: int) -> bool:
+        """It has turns to run."""
+        ...
+
+    def ending(self, session_id: UUID) -> bool:
+        """It has none left, and is to end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """An end is asked for. Whoever asked is to wake those whom that sets free, once it is committed.
+
+    `may_end` says that it can begin now, else the session's turns are run first; `freed` is the priority
+    of the one that waited for a person and waits no more.
+    """
+
+    session_id: UUID
+    may_end: bool
+    freed: int | None
+
+    def wake(self, waker: Waker) -> None:
+        """Have a worker end the session, or go on with its turn; where a turn runs, its runner sees to both."""
+        if self.may_end:
+            waker.ending(self.session_id)
+        elif self.freed is not None:
+            waker.session(self.session_id, self.freed)
+
+
 class Hold(Protocol):
     """What ending a session knows of its lease, which somebody else keeps."""
 
@@ -152,8 +184,8 @@ class Ender:
             return extract(conversation) if attempt == MAX_ATTEMPTS else None
 
 
-def request_end(executor: Executor, session_id: UUID, reason: str) -> bool:
-    """Ask for a session to end; whether it can begin to now (else its turns are run first).
+def request_end(executor: Executor, session_id: UUID, reason: str) -> Requested:
+    """Ask for a session to end.
 
     Asking again while it has not ended changes nothing: the first reason stays.
 
@@ -163,19 +195,20 @@ def request_end(executor: Executor, session_id: UUID, reason: str) -> bool:
     """
     rows = executor.run(queries.REQUEST_END, {"session_id": session_id, "reason": reason})
     if rows:
-        return bool(rows[0].unsettled == 0)
+        return Requested(session_id, rows[0].may_end, rows[0].freed)
     if not executor.run(queries.READ, {"session_id": session_id}):
         raise NotFound("There is no such session.")
     raise Conflict("That session has ended already.")
 
 
-def leave(executor: Executor, session_id: UUID, channel: str, idle_s: float) -> bool:
+def leave(executor: Executor, session_id: UUID, channel: str, idle_s: float) -> Requested | None:
     """Ask for a session to end that its user leaves, unless another channel was used within `idle_s` seconds.
 
-    Returns whether it was asked; what is asked already stays so.
+    Returns None where that was not asked for, or had been before.
     """
     parameters = {"session_id": session_id, "channel": channel, "idle_s": idle_s, "reason": f"left {channel}"}
-    return bool(executor.run(queries.LEAVE, parameters))
+    rows = executor.run(queries.LEAVE, parameters)
+    return Requested(session_id, rows[0].may_end, rows[0].freed) if rows else None
 
 
 def expire_idle(database: Database, idle_s: float) -> list[UUID]:

@@ -64,7 +64,7 @@ class Fleet:
 
     def request_end(self, session_id: UUID) -> None:
         """Ask for its end, and wake a worker for it."""
-        assert request_end(self.installation.database, session_id, "enough")
+        assert request_end(self.installation.database, session_id, "enough").may_end
         self.installation.runtime.wake.ending(session_id)
 
     def state(self, session_id: UUID) -> str:

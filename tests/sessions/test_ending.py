@@ -39,7 +39,7 @@ def _over(stage: Stage) -> UUID:
     """A session with one turn, which was asked to end."""
     sent = stage.send("hello there")
     stage.run(sent.session_id)
-    assert request_end(stage.database, sent.session_id, "enough")
+    assert request_end(stage.database, sent.session_id, "enough").may_end
     return sent.session_id
 
 
@@ -74,7 +74,7 @@ def test_a_session_that_nobody_asked_to_end_does_not(stage: Stage, end: End) -> 
 def test_what_is_queued_is_answered_before_the_end(stage: Stage, end: End) -> None:
     """An explicit end is a request: accepted turns run, and the last of them wakes the ending."""
     first, second = stage.send("one"), stage.send("two")
-    assert not request_end(stage.database, first.session_id, "enough")
+    assert not request_end(stage.database, first.session_id, "enough").may_end
     assert end(first.session_id) == NotDue()
     assert stage.run(first.session_id) == Ran(2)
     assert stage.turn(second.turn_id)["status"] == "done"
@@ -88,7 +88,7 @@ def test_an_end_in_the_middle_of_a_turn_waits_for_its_reply(stage: Stage, end: E
     sent = stage.send()
 
     def asked_meanwhile(request: ModelRequest, call: ModelCall) -> ModelReply:
-        assert not request_end(stage.database, sent.session_id, "enough")
+        assert not request_end(stage.database, sent.session_id, "enough").may_end
         assert end(sent.session_id) == NotDue()
         return says("done")
 
@@ -110,7 +110,7 @@ def test_cancelling_the_last_turn_lets_the_session_end(stage: Stage) -> None:
 def test_asking_again_changes_nothing_and_after_the_end_is_refused(stage: Stage, end: End) -> None:
     """A request whose answer was lost is safe to repeat; one that comes too late is told so."""
     session_id = _over(stage)
-    assert request_end(stage.database, session_id, "again")
+    assert request_end(stage.database, session_id, "again").may_end
     stage.script(SUMMARY)
     assert end(session_id) == Ended()
     before = stage.session(session_id)
