@@ -51,11 +51,16 @@ class Postponed:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOn:
+    """This process shuts down, and has given the session back as it was: somebody else may go on at once."""
+
+
+@dataclass(frozen=True, slots=True)
 class NotDue:
     """Not asked to end, not yet to be, ended already, or being ended elsewhere."""
 
 
-Outcome = Ended | Postponed | NotDue
+Outcome = Ended | Postponed | HandedOn | NotDue
 
 
 class Waker(Protocol):
@@ -106,8 +111,9 @@ class Hold(Protocol):
 class Ender:
     """What ending a session takes.
 
-    `holding` keeps the lease that was taken under a token; `clean`, given the session and that
-    token, removes what is kept of it outside PostgreSQL, and may be called again after a crash.
+    A summary may take the model `timeout_s`. `holding` keeps the lease that was taken under a token;
+    `clean`, given the session and that token, removes what is kept of it outside PostgreSQL, and may be
+    called again after a crash.
     """
 
     database: Database
@@ -139,8 +145,8 @@ class Ender:
             try:
                 summary = self._summary(session_id, attempt, hold)
             except CallAborted:
-                self.database.run(queries.RELEASE_ENDING, {**tenure, "forgiven": True})
-                return Postponed()
+                given_back = self.database.run(queries.RELEASE_ENDING, {**tenure, "forgiven": True})
+                return HandedOn() if given_back else NotDue()  # or it was somebody's claim that ended the call
             if summary is None:
                 self.database.run(queries.RELEASE_ENDING, {**tenure, "forgiven": False})
                 return Postponed()
@@ -165,7 +171,7 @@ class Ender:
         """The summary; None if the model failed and is to be asked again.
 
         Raises:
-            CallAborted: the process shuts down.
+            CallAborted: the process shuts down, or has lost the session.
         """
         conversation = read_conversation(self.database, session_id, MAX_MESSAGES)
         if not conversation:
@@ -213,6 +219,9 @@ def leave(executor: Executor, session_id: UUID, channel: str, idle_s: float) -> 
 
 def expire_idle(database: Database, idle_s: float) -> list[UUID]:
     """Ask for the sessions to end in which nothing happened for `idle_s` seconds; returns them."""
+    ahead = database.run(queries.COUNT_FROM_NOW, {})
+    if ahead:
+        log.warning("the clock was set back: %d sessions were used in the future, and idle from now on", len(ahead))
     found: list[UUID] = []
     while True:
         rows = database.run(queries.EXPIRE_IDLE, {"idle_s": idle_s, "most": _MOST_A_ROUND, "reason": IDLE})

@@ -142,6 +142,22 @@ LEAVE = Statement(
     """,
 )
 
+# Last used at a time that is still to come: the server's clock was ahead, and nobody can tell how long ago that
+# was. From now on, then. By less, a transaction only began later and was first.
+COUNT_FROM_NOW = Statement(
+    "sessions.count_from_now",
+    """
+    WITH ahead AS (
+        SELECT session_id FROM sessions
+        WHERE end_requested_at IS NULL AND last_activity_at > perdure_now() + interval '1 second'
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
+    UPDATE sessions AS s SET last_activity_at = perdure_now()
+    FROM ahead WHERE s.session_id = ahead.session_id
+    RETURNING s.session_id
+    """,
+)
+
 # Sessions that nobody has used, forks as well. Reads the live ones only, which are few: whatever is found here is
 # one no more.
 EXPIRE_IDLE = Statement(
@@ -192,6 +208,7 @@ RELEASE_ENDING = Statement(
         end_attempts = end_attempts - CASE WHEN %(forgiven)s THEN 1 ELSE 0 END,
         woken_at = CASE WHEN NOT %(forgiven)s THEN perdure_now() END
     WHERE session_id = %(session_id)s AND token = %(token)s
+    RETURNING session_id
     """,
 )
 
