@@ -86,10 +86,10 @@ class Fleet:
         known = "SELECT m.content FROM memories AS m JOIN sessions AS s USING (user_id) WHERE s.session_id = %(id)s"
         return [row.content for row in self.sql(known, id=session_id)]
 
-    def buried(self, pid: int) -> int:
+    def buried(self, pid: int) -> int | None:
         """Wait until the worker is dead, and start it again; its exit status."""
         worker: Worker = next(each for each in self.installation.workers if each.pid == pid)
-        status: int = worker.container.wait()
+        status: int | None = worker.container.wait()
         worker.container.start()
         return status
 

@@ -73,7 +73,12 @@ def test_a_flusher_that_hangs_is_left_behind() -> None:
     """A server that has fallen silent keeps no process from leaving, and nothing is begun behind it."""
     opened, ended = threading.Event(), threading.Event()
     flusher = Recorder()
-    flusher.happens[SECOND] = lambda: opened.wait(PATIENCE_S) and ended.set()
+
+    def hang() -> None:
+        opened.wait(PATIENCE_S)
+        ended.set()
+
+    flusher.happens[SECOND] = hang
     flushed = flush(TOUCHED, [flusher], 0.05)
     assert (flushed.touched, flushed.sessions) == (3, 1)
     assert not ended.is_set()
