@@ -25,6 +25,7 @@ from perdure.sessions.drawing import draw
 from perdure.sessions.ending import Ended, request_end
 from perdure.sessions.states import TRANSITIONS, State, Trigger, sql
 from perdure.turns import queries as turns
+from perdure.turns.approvals import Decision, decide
 from perdure.turns.lease import Keeper
 from tests.sessions.conftest import ender
 from tests.turns.scripted import calls, says
@@ -131,7 +132,7 @@ def test_a_turn_settles_only_where_the_table_lets_it(stage: Stage, status: str, 
 def test_a_state_is_visible_while_it_lasts(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keeper: Keeper
 ) -> None:
-    """Over HTTP and on the command line: that the agent thinks, uses a tool, sums up, and cleans up."""
+    """Over HTTP and on the command line: that the agent thinks, uses a tool, waits for a person, sums up, cleans up."""
     monkeypatch.setattr(connecting, "database", lambda: nullcontext(stage.database))
     session_id = UUID(int=0)
     seen: list[tuple[str, str]] = []
@@ -154,16 +155,25 @@ def test_a_state_is_visible_while_it_lasts(
         look()
         return "seen"
 
-    stage.equip(peep)
-    stage.script(looking(calls(("peep", {}))), looking(says("done")), looking(says("They looked.")))
+    ask_first = tool(effect="pure", name="ask_first", requires_approval=True)(peep.function)
+    stage.equip(peep, ask_first)
+    asking = [looking(calls((name, {}))) for name in ("peep", "ask_first")]
+    stage.script(*asking, looking(says("done")), looking(says("They looked.")))
     with TestClient(create_app(stage.runtime, lambda: True), base_url="http://127.0.0.1:8080") as client:
-        session_id = stage.send().session_id
+        sent = stage.send()
+        session_id = sent.session_id
+        look()
+        stage.run(session_id)
+        look()
+        (asked,) = stage.turn(sent.turn_id)["pending_approvals"]
+        decide(stage.runtime, sent.turn_id, Decision(call_id=asked["call_id"], decision="approve"))
         look()
         stage.run(session_id)
         request_end(stage.database, session_id, "enough")
         assert ender(stage, keeper, look).end(session_id) == Ended()
         look()
-    states = ["active", "thinking", "tool_executing", "thinking", "summarizing", "ending", "ended"]
+    states = ["active", "thinking", "tool_executing", "thinking", "waiting_approval", "thinking", "tool_executing",
+              "thinking", "summarizing", "ending", "ended"]  # fmt: skip
     assert seen == [(state, state) for state in states]
 
 
