@@ -11,7 +11,7 @@ from celery import shared_task
 
 from perdure.errors import InvalidRequest
 from perdure.runtime import Runtime
-from perdure.sessions.ending import Ended, Ender, NotDue, Postponed, expire_idle, request_end
+from perdure.sessions.ending import Ended, Ender, HandedOn, NotDue, Postponed, expire_idle, request_end
 from perdure.snapshots.forgetting import forget
 from perdure.turns.incoming import parse_reason
 from perdure.turns.lease import Claimed
@@ -32,7 +32,10 @@ def end(self: PerdureTask, session_id: str, reason: str | None = None) -> None:
     """
     wanted = _id(session_id)
     if reason is not None:
-        request_end(self.process.runtime.database, wanted, parse_reason(reason))
+        requested = request_end(self.process.runtime.database, wanted, parse_reason(reason))
+        if not requested.may_end:
+            requested.wake(self.process.runtime.wake)
+            return
     if not self.process.endings.acquire(blocking=False):
         put_off(self.process.runtime, wanted)
         return
@@ -44,6 +47,8 @@ def end(self: PerdureTask, session_id: str, reason: str | None = None) -> None:
         case Ended():
             log.info("session %s has ended", wanted)
             self.process.runtime.wake.consolidation(wanted)
+        case HandedOn():
+            self.process.runtime.wake.ending(wanted)
         case Postponed() | NotDue():
             return
         case _:
@@ -68,7 +73,7 @@ def ender(process: Process) -> Ender:
         database=runtime.database,
         clock=runtime.clock,
         model=runtime.models(settings.summary_model or settings.model),
-        timeout_s=settings.turn.timeout_s,
+        timeout_s=settings.model_timeout_s,
         lease_s=settings.turn.lease_s,
         holding=lambda session_id, token: process.runner.keeper.holding(Claimed(session_id, token, 0, 0.0, None)),
         clean=partial(_clean, runtime),

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Flushed:
-    """How far a flush came: `sessions` of `touched`, and what was `written` for them."""
+    """How far a flush came: for so many `sessions` of `touched` all is written down; `written` is how much it was."""
 
     touched: int
     sessions: int = 0
@@ -53,6 +53,7 @@ def _flush(touched: Sequence[tuple[UUID, int]], flushers: Sequence[Flusher], flu
     for session_id, token in touched:
         if time.monotonic() >= until:
             return
+        whole = True
         for flusher in flushers:
             try:
                 flushed.written += flusher(session_id, token)
@@ -61,4 +62,5 @@ def _flush(touched: Sequence[tuple[UUID, int]], flushers: Sequence[Flusher], flu
                 return
             except Exception:
                 log.exception("session %s could not be flushed", session_id)
-        flushed.sessions += 1
+                whole = False
+        flushed.sessions += whole

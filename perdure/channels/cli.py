@@ -128,8 +128,7 @@ class Conversation:
         session_id, self._session_id, self._turn_id = self._session_id, None, None
         if session_id is None:
             return False
-        if request_end(self._runtime.database, session_id, f"ended on {CHANNEL}"):
-            self._runtime.wake.ending(session_id)
+        request_end(self._runtime.database, session_id, f"ended on {CHANNEL}").wake(self._runtime.wake)
         return True
 
     def leave(self) -> bool:
@@ -141,10 +140,10 @@ class Conversation:
         if self._session_id is None:
             return False
         idle_s = self._runtime.settings.session.idle_timeout_s
-        ends = leave(self._runtime.database, self._session_id, CHANNEL, idle_s)
-        if ends:
-            self._runtime.wake.ending(self._session_id)
-        return ends
+        requested = leave(self._runtime.database, self._session_id, CHANNEL, idle_s)
+        if requested is not None:
+            requested.wake(self._runtime.wake)
+        return requested is not None
 
     def close(self) -> None:
         """Stop waiting."""

@@ -51,11 +51,48 @@ class Postponed:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOn:
+    """This process shuts down, and has given the session back as it was: somebody else may go on at once."""
+
+
+@dataclass(frozen=True, slots=True)
 class NotDue:
     """Not asked to end, not yet to be, ended already, or being ended elsewhere."""
 
 
-Outcome = Ended | Postponed | NotDue
+Outcome = Ended | Postponed | HandedOn | NotDue
+
+
+class Waker(Protocol):
+    """Whoever hears that a session may go on. Hints, which may be lost: the sweeper issues them again."""
+
+    def session(self, session_id: UUID, priority: int) -> bool:
+        """It has turns to run."""
+        ...
+
+    def ending(self, session_id: UUID) -> bool:
+        """It has none left, and is to end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """An end is asked for. Whoever asked is to wake those whom that sets free, once it is committed.
+
+    `may_end` says that it can begin now, else the session's turns are run first; `freed` is the priority
+    of the one that waited for a person and waits no more.
+    """
+
+    session_id: UUID
+    may_end: bool
+    freed: int | None
+
+    def wake(self, waker: Waker) -> None:
+        """Have a worker end the session, or go on with its turn; where a turn runs, its runner sees to both."""
+        if self.may_end:
+            waker.ending(self.session_id)
+        elif self.freed is not None:
+            waker.session(self.session_id, self.freed)
 
 
 class Hold(Protocol):
@@ -74,8 +111,9 @@ class Hold(Protocol):
 class Ender:
     """What ending a session takes.
 
-    `holding` keeps the lease that was taken under a token; `clean`, given the session and that
-    token, removes what is kept of it outside PostgreSQL, and may be called again after a crash.
+    A summary may take the model `timeout_s`. `holding` keeps the lease that was taken under a token;
+    `clean`, given the session and that token, removes what is kept of it outside PostgreSQL, and may be
+    called again after a crash.
     """
 
     database: Database
@@ -107,8 +145,8 @@ class Ender:
             try:
                 summary = self._summary(session_id, attempt, hold)
             except CallAborted:
-                self.database.run(queries.RELEASE_ENDING, {**tenure, "forgiven": True})
-                return Postponed()
+                given_back = self.database.run(queries.RELEASE_ENDING, {**tenure, "forgiven": True})
+                return HandedOn() if given_back else NotDue()  # or it was somebody's claim that ended the call
             if summary is None:
                 self.database.run(queries.RELEASE_ENDING, {**tenure, "forgiven": False})
                 return Postponed()
@@ -133,7 +171,7 @@ class Ender:
         """The summary; None if the model failed and is to be asked again.
 
         Raises:
-            CallAborted: the process shuts down.
+            CallAborted: the process shuts down, or has lost the session.
         """
         conversation = read_conversation(self.database, session_id, MAX_MESSAGES)
         if not conversation:
@@ -152,8 +190,8 @@ class Ender:
             return extract(conversation) if attempt == MAX_ATTEMPTS else None
 
 
-def request_end(executor: Executor, session_id: UUID, reason: str) -> bool:
-    """Ask for a session to end; whether it can begin to now (else its turns are run first).
+def request_end(executor: Executor, session_id: UUID, reason: str) -> Requested:
+    """Ask for a session to end.
 
     Asking again while it has not ended changes nothing: the first reason stays.
 
@@ -163,23 +201,27 @@ def request_end(executor: Executor, session_id: UUID, reason: str) -> bool:
     """
     rows = executor.run(queries.REQUEST_END, {"session_id": session_id, "reason": reason})
     if rows:
-        return bool(rows[0].unsettled == 0)
+        return Requested(session_id, rows[0].may_end, rows[0].freed)
     if not executor.run(queries.READ, {"session_id": session_id}):
         raise NotFound("There is no such session.")
     raise Conflict("That session has ended already.")
 
 
-def leave(executor: Executor, session_id: UUID, channel: str, idle_s: float) -> bool:
+def leave(executor: Executor, session_id: UUID, channel: str, idle_s: float) -> Requested | None:
     """Ask for a session to end that its user leaves, unless another channel was used within `idle_s` seconds.
 
-    Returns whether it was asked; what is asked already stays so.
+    Returns None where that was not asked for, or had been before.
     """
     parameters = {"session_id": session_id, "channel": channel, "idle_s": idle_s, "reason": f"left {channel}"}
-    return bool(executor.run(queries.LEAVE, parameters))
+    rows = executor.run(queries.LEAVE, parameters)
+    return Requested(session_id, rows[0].may_end, rows[0].freed) if rows else None
 
 
 def expire_idle(database: Database, idle_s: float) -> list[UUID]:
     """Ask for the sessions to end in which nothing happened for `idle_s` seconds; returns them."""
+    ahead = database.run(queries.COUNT_FROM_NOW, {})
+    if ahead:
+        log.warning("the clock was set back: %d sessions were used in the future, and idle from now on", len(ahead))
     found: list[UUID] = []
     while True:
         rows = database.run(queries.EXPIRE_IDLE, {"idle_s": idle_s, "most": _MOST_A_ROUND, "reason": IDLE})

@@ -89,21 +89,34 @@ MESSAGES = Statement(
 # A turn that waits for a person waits no more: what is undecided is denied by the end that was asked for,
 # and the turn goes on from there.
 _NOBODY_DECIDES = f"""
-        state = CASE state WHEN '{State.WAITING_APPROVAL}' THEN {sql(Trigger.APPROVAL_DECIDED)} ELSE state END,
-        not_before = CASE state WHEN '{State.WAITING_APPROVAL}' THEN NULL ELSE not_before END,
-        woken_at = CASE state WHEN '{State.WAITING_APPROVAL}' THEN NULL ELSE woken_at END
+        state = CASE s.state WHEN '{State.WAITING_APPROVAL}' THEN {sql(Trigger.APPROVAL_DECIDED, column="s.state")}
+                             ELSE s.state END,
+        not_before = CASE s.state WHEN '{State.WAITING_APPROVAL}' THEN NULL ELSE s.not_before END,
+        woken_at = CASE s.state WHEN '{State.WAITING_APPROVAL}' THEN NULL ELSE s.woken_at END
+""".strip()
+
+# The priority of the turn that waited for a person until now, and is to be woken; NULL if none did.
+_FREED = f"""
+    CASE found.state WHEN '{State.WAITING_APPROVAL}' THEN (
+        SELECT t.priority FROM turns AS t
+        WHERE t.session_id = s.session_id AND t.settled_at IS NULL ORDER BY t.seq LIMIT 1) END AS freed
 """.strip()
 
 # Asks for the end: no message is routed here any more. The first who asks says why.
 REQUEST_END = Statement(
     "sessions.request_end",
     f"""
-    UPDATE sessions
+    WITH found AS (
+        SELECT session_id, state FROM sessions
+        WHERE session_id = %(session_id)s AND ended_at IS NULL
+        FOR NO KEY UPDATE
+    )
+    UPDATE sessions AS s
     SET end_requested_at = coalesce(end_requested_at, perdure_now()), end_reason = coalesce(end_reason, %(reason)s),
         routable = false,
         {_NOBODY_DECIDES}
-    WHERE session_id = %(session_id)s AND ended_at IS NULL
-    RETURNING unsettled
+    FROM found WHERE s.session_id = found.session_id
+    RETURNING s.unsettled = 0 AS may_end, {_FREED}
     """,
 )
 
@@ -111,15 +124,37 @@ REQUEST_END = Statement(
 LEAVE = Statement(
     "sessions.leave",
     f"""
+    WITH found AS (
+        SELECT session_id, state FROM sessions
+        WHERE session_id = %(session_id)s AND end_requested_at IS NULL
+        FOR NO KEY UPDATE
+    )
     UPDATE sessions AS s
     SET end_requested_at = perdure_now(), end_reason = %(reason)s, routable = false,
         {_NOBODY_DECIDES}
-    WHERE s.session_id = %(session_id)s AND s.end_requested_at IS NULL
+    FROM found
+    WHERE s.session_id = found.session_id
       AND NOT EXISTS (
             SELECT FROM turns AS t
             WHERE t.session_id = s.session_id AND t.channel <> %(channel)s
               AND (t.settled_at IS NULL OR t.settled_at > perdure_now() - make_interval(secs => %(idle_s)s)))
-    RETURNING s.unsettled
+    RETURNING s.unsettled = 0 AS may_end, {_FREED}
+    """,
+)
+
+# Last used at a time that is still to come: the server's clock was ahead, and nobody can tell how long ago that
+# was. From now on, then. By less, a transaction only began later and was first.
+COUNT_FROM_NOW = Statement(
+    "sessions.count_from_now",
+    """
+    WITH ahead AS (
+        SELECT session_id FROM sessions
+        WHERE end_requested_at IS NULL AND last_activity_at > perdure_now() + interval '1 second'
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
+    UPDATE sessions AS s SET last_activity_at = perdure_now()
+    FROM ahead WHERE s.session_id = ahead.session_id
+    RETURNING s.session_id
     """,
 )
 
@@ -173,6 +208,7 @@ RELEASE_ENDING = Statement(
         end_attempts = end_attempts - CASE WHEN %(forgiven)s THEN 1 ELSE 0 END,
         woken_at = CASE WHEN NOT %(forgiven)s THEN perdure_now() END
     WHERE session_id = %(session_id)s AND token = %(token)s
+    RETURNING session_id
     """,
 )
 

@@ -40,6 +40,7 @@ GRACE_S = 5.0
 _WATCH_S = 1.0
 _NO_LIMIT = 2**31 - 1
 _MOST_TOUCHED = 10_000
+"""Sessions that a process knows to have worked on, for its last flush."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +238,7 @@ class Keeper:
         self._thread = threading.Thread(target=self._run, name="perdure-keeper", daemon=True)
         self._draining = False
         self._touched: OrderedDict[UUID, int] = OrderedDict()
+        self._forgets = False
 
     def start(self) -> None:
         """Begin to keep."""
@@ -326,8 +328,14 @@ class Keeper:
     def _touch(self, claim: Claimed) -> None:
         self._touched[claim.session_id] = claim.token
         self._touched.move_to_end(claim.session_id)
-        if len(self._touched) > _MOST_TOUCHED:
-            self._touched.popitem(last=False)
+        if len(self._touched) <= _MOST_TOUCHED:
+            return
+        self._touched.popitem(last=False)
+        if not self._forgets:
+            self._forgets = True
+            log.warning(
+                "more than %d sessions were worked on here: the oldest are not flushed at the end", _MOST_TOUCHED
+            )
 
     def _run(self) -> None:
         pause = min(_WATCH_S, self._limits.heartbeat_s / 2)

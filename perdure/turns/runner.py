@@ -163,6 +163,8 @@ class Runner:
         ended = self._end(claimed, ref, hold, verdict, memory)
         if isinstance(ended, Settled):
             remember(self._runtime, hold.session_id, hold.token, turn=ref, transcript=transcript, verdict=verdict)
+            if ended.may_end:  # behind what is remembered, which whoever ends the session removes
+                self._runtime.wake.ending(hold.session_id)
         return ended
 
     def _ending(
@@ -211,8 +213,6 @@ class Runner:
         log.info("turn %s is %s", ref.turn_id, verdict.status)
         if settled.delivery_id is not None:
             self._runtime.wake.delivery(settled.delivery_id)
-        if settled.may_end:
-            self._runtime.wake.ending(hold.session_id)
         return settled
 
     @contextmanager

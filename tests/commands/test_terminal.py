@@ -17,6 +17,7 @@ import pytest
 from perdure.database.engine import Database
 from perdure.sessions.reading import list_sessions
 from tests.commands.conftest import Environment, Perdure
+from tests.turns.stage import until
 
 _PATIENCE_S = 60.0
 _PRESSES = 4
@@ -108,16 +109,24 @@ def terminal(perdure: Perdure, environment: Environment) -> Iterator[Terminal]:
 
 
 @pytest.mark.usefixtures("working")
-def test_an_answer_and_the_tools_it_took_are_shown(terminal: Terminal) -> None:
-    """The call comes before the reply, both committed; Ctrl-D leaves with status 0."""
+def test_an_answer_and_the_tools_it_took_are_shown(terminal: Terminal, database: Database) -> None:
+    """The call comes before the reply, both committed; `/end` closes the conversation; Ctrl-D leaves with status 0."""
     terminal.see("> ")
     terminal.type("what is 12*7+5?\n")
     shown = terminal.see("89")
     terminal.see("> ")
+    terminal.type("/end\n")
+    terminal.see("This conversation is over.")
+    terminal.see("> ")
+    terminal.type("/end\n")
+    terminal.see("There is none yet.")
+    terminal.see("> ")
     terminal.type("\x04")
+    terminal.see("Until you come back.")
 
     assert '"12*7+5"' in shown
     assert terminal.ends() == 0
+    until(lambda: [each["state"] for each in list_sessions(database)] == ["ended"], "the end of the conversation")
 
 
 def test_ctrl_c_cancels_what_is_being_answered(terminal: Terminal, database: Database) -> None:

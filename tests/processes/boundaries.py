@@ -47,6 +47,7 @@ BESIDE = (
 
 _ELSEWHERE = (
     "slots.",
+    "sessions.count_from_now",
     "sessions.expire_idle",
     "embedding.",
     "consolidation.",

@@ -4,6 +4,8 @@ A message `pure: 3` has it call the tool `pure` with the whole text as its note,
 tools side by side; anything else is answered at once. Since the answer follows from the
 transcript alone, a call that is repeated after a crash is answered alike. A gate holds the
 answers to one text back, so that a test can act while a worker is inside the call.
+
+Asked what is worth remembering of a conversation, it names one memory, of its first line.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import threading
 from collections import Counter
 from typing import Any
 
+from perdure.memory.extraction import PROMPT as EXTRACTION
 from tests.models.openai_server import Answer, Call, OpenAIServer, Step, Wire
 
 SIDE_BY_SIDE = ("pure", "idempotent", "unsafe")
@@ -89,11 +92,20 @@ def answer_to(text: str, *results: str) -> str:
     return f"answer to {text!r}: {' and '.join(results)}"
 
 
+def memory_of(text: str) -> str:
+    """What it remembers of a conversation that begins with `text`."""
+    return f"The user spoke of {text}."
+
+
 def _newest(body: Wire) -> str:
     return next(str(each["content"]) for each in reversed(body["messages"]) if each["role"] == "user")
 
 
 def _answer(messages: list[dict[str, Any]], text: str, latency_s: float) -> Answer:
+    if messages[0]["content"] == EXTRACTION:
+        first = text.splitlines()[0].partition("user: ")[2]
+        memory = {"content": memory_of(first), "type": "fact", "importance": 0.5, "sources": [1]}
+        return Answer(json.dumps([memory]), piece=64, latency_s=latency_s)
     if messages[-1]["role"] == "tool":
         return Answer(answer_to(text, *_results(messages)), piece=64, latency_s=latency_s)
     tools = PLANS.get(text.partition(":")[0], ())

@@ -1,4 +1,4 @@
-"""kill -9 of the worker at every commit boundary of a session's end; and what does not wait for it.
+"""kill -9 of the worker at every commit boundary of a session's end; what does not wait for it, and what hands it on.
 
 One fleet for all: two workers, of which one at a time is killed and started again.
 """
@@ -17,10 +17,13 @@ from perdure.sessions.ending import request_end
 from tests.databases import Databases
 from tests.processes.boundaries import Lane, is_beside
 from tests.processes.installation import Installation
-from tests.processes.mind import Gate, answer_to
+from tests.processes.mind import Gate, answer_to, memory_of
 from tests.processes.nodes import Worker
 from tests.processes.scene import Fired, Place, wait_until
 from tests.sessions.chronicle import Chronicle
+
+TURNS = 5
+"""Of a session that is long enough to be remembered."""
 
 COMMITS = ("sessions.claim_ending", "sessions.save_summary", "snapshots.delete", "sessions.finish_ending")
 """The commits of one undisturbed end, in order."""
@@ -56,15 +59,15 @@ class Fleet:
             result = connection.exec_driver_sql(text, parameters)
             return result.fetchall() if result.returns_rows else ()
 
-    def talk(self, text: str) -> UUID:
-        """A session with one turn, which is answered."""
-        accepted = self.installation.accept(text, user=text)
-        self.installation.settled(accepted.turn_id)
-        return accepted.session_id
+    def talk(self, text: str, turns: int = 1) -> UUID:
+        """A session in which the user `text` has said `text` so often, and was answered."""
+        accepted = [self.installation.accept(text, user=text) for _ in range(turns)]
+        self.installation.settled(*(each.turn_id for each in accepted))
+        return accepted[0].session_id
 
     def request_end(self, session_id: UUID) -> None:
         """Ask for its end, and wake a worker for it."""
-        assert request_end(self.installation.database, session_id, "enough")
+        assert request_end(self.installation.database, session_id, "enough").may_end
         self.installation.runtime.wake.ending(session_id)
 
     def state(self, session_id: UUID) -> str:
@@ -76,11 +79,19 @@ class Fleet:
         """Wait for the session's end."""
         wait_until(lambda: self.state(session_id) == "ended", f"session {session_id} ends", 60)
 
-    def buried(self, pid: int) -> None:
-        """Wait until the worker is dead, and start it again."""
+    def wait_consolidated(self, session_id: UUID) -> list[str]:
+        """Wait until memories were drawn from it; what its user is known by then."""
+        done = "SELECT FROM sessions WHERE session_id = %(id)s AND consolidated_at IS NOT NULL"
+        wait_until(lambda: self.sql(done, id=session_id), f"session {session_id} is consolidated", 60)
+        known = "SELECT m.content FROM memories AS m JOIN sessions AS s USING (user_id) WHERE s.session_id = %(id)s"
+        return [row.content for row in self.sql(known, id=session_id)]
+
+    def buried(self, pid: int) -> int | None:
+        """Wait until the worker is dead, and start it again; its exit status."""
         worker: Worker = next(each for each in self.installation.workers if each.pid == pid)
-        worker.container.wait()
+        status: int | None = worker.container.wait()
         worker.container.start()
+        return status
 
     def holder(self, session_id: UUID) -> int:
         """The process that ends the session at this moment."""
@@ -100,9 +111,9 @@ def fleet(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Ite
             lane.close()
 
 
-def summarised_as(text: str) -> str:
-    """What the model is shown of a session in which `text` was said, to summarise it."""
-    return f"user: {text}\nassistant: {answer_to(text)}"
+def summarised_as(text: str, turns: int = 1) -> str:
+    """What the model is shown of a session in which `text` was said so often, to summarise it."""
+    return "\n".join([f"user: {text}\nassistant: {answer_to(text)}"] * turns)
 
 
 def test_the_enumeration_is_complete(fleet: Fleet) -> None:
@@ -118,11 +129,11 @@ def test_the_enumeration_is_complete(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_killed_there_a_session_ends_with_one_summary(fleet: Fleet, place: Place) -> None:
-    """Wherever its process dies, another goes on; it is marked for consolidation once."""
+    """Wherever its process dies, another goes on; memories are drawn from it once."""
     text = f"killed {place}"
-    session_id = fleet.talk(text)
+    session_id = fleet.talk(text, TURNS)
     if place == SUMMARIZING:
-        gate = fleet.installation.mind.gate(summarised_as(text))
+        gate = fleet.installation.mind.gate(summarised_as(text, TURNS))
         fleet.request_end(session_id)
         struck = _killed_in_call(fleet, gate, session_id)
     else:
@@ -134,7 +145,29 @@ def test_killed_there_a_session_ends_with_one_summary(fleet: Fleet, place: Place
     fleet.chronicle.check_ended(session_id)
     fleet.chronicle.check_arrows()
     row = fleet.sql("SELECT summary, summary_extractive FROM sessions WHERE session_id = %(id)s", id=session_id)[0]
-    assert (row.summary, row.summary_extractive) == (answer_to(summarised_as(text)).strip(), False)
+    assert (row.summary, row.summary_extractive) == (answer_to(summarised_as(text, TURNS)).strip(), False)
+    assert fleet.wait_consolidated(session_id) == [memory_of(text)]
+    fleet.chronicle.check_consolidated(session_id)
+
+
+@pytest.mark.long
+def test_a_worker_that_is_told_to_leave_hands_the_summary_on(fleet: Fleet) -> None:
+    """It waits for the model no longer than its drain may take, and leaves with status 0; another is asked anew."""
+    text = "handed on"
+    session_id = fleet.talk(text, TURNS)
+    gate = fleet.installation.mind.gate(summarised_as(text, TURNS))
+    fleet.request_end(session_id)
+    gate.wait()
+    leaving = fleet.holder(session_id)
+    os.kill(leaving, signal.SIGTERM)
+    fleet.wait_ended(session_id)  # the gate is closed still: only this first call hangs at it
+    assert fleet.buried(leaving) == 0
+    gate.opened.set()
+    fleet.chronicle.check_ended(session_id)
+    row = fleet.sql("SELECT summary_extractive, end_attempts FROM sessions WHERE session_id = %(id)s", id=session_id)[0]
+    assert (row.summary_extractive, row.end_attempts) == (False, 1)
+    assert fleet.wait_consolidated(session_id) == [memory_of(text)]
+    fleet.chronicle.check_consolidated(session_id)
 
 
 def test_a_message_waits_for_no_summary(fleet: Fleet) -> None:

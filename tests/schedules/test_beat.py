@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, time, timedelta
+from itertools import pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -47,17 +48,32 @@ def nothing_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("zone", "begin", "sundays"),
+    ("zone", "begin", "changing", "sundays"),
     [
         # Clocks go forward at two on 28 March: that Sunday's slot is the first instant after the gap.
-        pytest.param(BERLIN, datetime(2027, 2, 24, 9, tzinfo=UTC), {time(2): 9, time(3): 1}, marks=pytest.mark.long),
+        pytest.param(
+            BERLIN,
+            datetime(2027, 2, 24, 9, tzinfo=UTC),
+            datetime(2027, 3, 28, 1, tzinfo=UTC),
+            {time(2): 9, time(3): 1},
+            marks=pytest.mark.long,
+        ),
+        # Clocks go back at three on 31 October, to two: two o'clock comes twice, and the first one counts.
+        pytest.param(
+            BERLIN,
+            datetime(2027, 10, 28, 9, tzinfo=UTC),
+            datetime(2027, 10, 31, 0, tzinfo=UTC),
+            {time(2): 1},
+            marks=pytest.mark.long,
+        ),
         # Clocks go back at two on 7 November, to one: two o'clock comes once.
-        (NEW_YORK, datetime(2027, 11, 1, 15, tzinfo=UTC), {time(2): 2}),
+        (NEW_YORK, datetime(2027, 11, 1, 15, tzinfo=UTC), datetime(2027, 11, 7, 7, tzinfo=UTC), {time(2): 2}),
     ],
 )
+@pytest.mark.timeout(400)
 @pytest.mark.usefixtures("nothing_is_forgotten")
 def test_weeks_of_two_beats(
-    clock: MovedClock, runtime_in: Any, zone: str, begin: datetime, sundays: dict[time, int]
+    clock: MovedClock, runtime_in: Any, *, zone: str, begin: datetime, changing: datetime, sundays: dict[time, int]
 ) -> None:
     """Redis is flushed before every third run, a third of all messages come twice, beats die and forget."""
     duration = weeks(sum(sundays.values()))
@@ -88,6 +104,9 @@ def test_weeks_of_two_beats(
     prunes = [slot.astimezone(ZoneInfo(zone)) for slot in expected["casebank.prune"]]
     assert {slot.weekday() for slot in prunes} == {6}
     assert {at: sum(slot.time() == at for slot in prunes) for at in {slot.time() for slot in prunes}} == sundays
+    assert {later - earlier for earlier, later in pairwise(slot.date() for slot in prunes)} <= {timedelta(days=7)}
+    (of_that_day,) = (slot for slot in prunes if slot.date() == changing.astimezone(ZoneInfo(zone)).date())
+    assert of_that_day.astimezone(UTC) == changing
     assert all(arguments == ({"dry_run": False} if name == "casebank.prune" else {}) for name, arguments in fleet.did)
     assert fleet.lost > 4 * duration.days
 

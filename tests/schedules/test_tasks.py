@@ -6,9 +6,11 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
+import redis as redis_py
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
 from celery.signals import setup_logging
@@ -20,9 +22,11 @@ from perdure.slots.cadence import Each
 from perdure.slots.entry import Entry
 from perdure.slots.ledger import register
 from perdure.slots.reading import Standing, read_schedules
+from perdure.slots.sweep import sweep_slots
 from perdure.turns.runner import Runner
 from tasks.process import Process
 from tasks.scheduled import HEADER, ScheduledTask, fire
+from workers.embedded.redis import client_url
 
 PATIENCE_S = 30
 ENTRY = Entry("hourly", Each(60), "tests.work", "maintenance", {"dry_run": False})
@@ -108,6 +112,28 @@ def test_a_firing_crosses_the_broker(runtime: Runtime, work: Work, worker: Publi
     )
 
     assert fire(worker, ENTRY)
+
+    assert settled.wait(PATIENCE_S)
+    assert work.did == [{"dry_run": False}]
+    assert _standing(runtime).last_done_slot == ENTRY.cadence.previous(runtime.clock.now())
+
+
+def test_a_firing_that_a_flush_of_redis_swallows_is_fired_again(
+    app: Celery, runtime: Runtime, work: Work, request: pytest.FixtureRequest, redis_url: str
+) -> None:
+    """Between firing and run the queue is gone; the sweeper finds the slot undone, and a worker does it once."""
+    settled = threading.Event()
+    runtime.database.observe = lambda moment, name: (
+        settled.set() if (moment, name) == ("after", "slots.settle") else None
+    )
+    wire = Publisher(app)
+    assert fire(wire, ENTRY)
+    with redis_py.Redis.from_url(client_url(redis_url)) as client:
+        assert client.llen("maintenance") == 1
+        client.flushall()
+
+    request.getfixturevalue("worker")
+    sweep_slots(runtime.database, runtime.settings.turn, [ENTRY], partial(fire, wire))
 
     assert settled.wait(PATIENCE_S)
     assert work.did == [{"dry_run": False}]

@@ -24,6 +24,14 @@ CHRONICLE = """
             INSERT INTO chronicle (session_id, before, after, what)
             VALUES (NEW.session_id, OLD.summary, NEW.summary, 'summarised');
         END IF;
+        IF OLD.consolidation_attempts <> NEW.consolidation_attempts THEN
+            INSERT INTO chronicle (session_id, before, after, what)
+            VALUES (NEW.session_id, OLD.consolidation_attempts, NEW.consolidation_attempts, 'being consolidated');
+        END IF;
+        IF OLD.consolidated_at IS DISTINCT FROM NEW.consolidated_at THEN
+            INSERT INTO chronicle (session_id, before, after, what)
+            VALUES (NEW.session_id, OLD.consolidated_at, NEW.consolidated_at, 'consolidated');
+        END IF;
         IF OLD.ended_at IS DISTINCT FROM NEW.ended_at THEN
             INSERT INTO chronicle (session_id, before, after, what)
             VALUES (NEW.session_id, OLD.ended_at, NEW.ended_at, 'marked for consolidation');
@@ -77,9 +85,18 @@ class Chronicle:
         """It came to its end as every session does: with one summary, and marked once for whoever consolidates."""
         assert self.states(session_id)[-3:] == [State.SUMMARIZING, State.ENDING, State.ENDED]
         for what in ONCE:
-            found = self.sql(
-                "SELECT before FROM chronicle WHERE session_id = %(id)s AND what = %(what)s",
-                id=str(session_id),
-                what=what,
-            )
-            assert [row.before for row in found] == [None], what
+            assert self._before(session_id, what) == [None], what
+
+    def check_consolidated(self, session_id: object) -> None:
+        """What was said in it was drawn from it in one run, the first."""
+        assert self._before(session_id, "being consolidated") == ["0"]
+        assert self._before(session_id, "consolidated") == [None]
+
+    def _before(self, session_id: object, what: str) -> list[str | None]:
+        """What there was before each change of that kind."""
+        found = self.sql(
+            "SELECT before FROM chronicle WHERE session_id = %(id)s AND what = %(what)s ORDER BY entry",
+            id=str(session_id),
+            what=what,
+        )
+        return [row.before for row in found]

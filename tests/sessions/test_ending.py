@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from uuid import UUID, uuid4
 
 import pytest
@@ -13,13 +14,16 @@ from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest
 from perdure.sessions.ending import (
     MAX_ATTEMPTS,
     Ended,
+    HandedOn,
     NotDue,
     Outcome,
     Postponed,
     endings_due,
     expire_idle,
+    leave,
     request_end,
 )
+from perdure.sessions.reading import find_live
 from perdure.sessions.summary import MAX_PROMPT_CHARS, extract, summarise
 from perdure.turns.cancelling import cancel
 from perdure.turns.lease import Keeper
@@ -39,7 +43,7 @@ def _over(stage: Stage) -> UUID:
     """A session with one turn, which was asked to end."""
     sent = stage.send("hello there")
     stage.run(sent.session_id)
-    assert request_end(stage.database, sent.session_id, "enough")
+    assert request_end(stage.database, sent.session_id, "enough").may_end
     return sent.session_id
 
 
@@ -74,7 +78,7 @@ def test_a_session_that_nobody_asked_to_end_does_not(stage: Stage, end: End) -> 
 def test_what_is_queued_is_answered_before_the_end(stage: Stage, end: End) -> None:
     """An explicit end is a request: accepted turns run, and the last of them wakes the ending."""
     first, second = stage.send("one"), stage.send("two")
-    assert not request_end(stage.database, first.session_id, "enough")
+    assert not request_end(stage.database, first.session_id, "enough").may_end
     assert end(first.session_id) == NotDue()
     assert stage.run(first.session_id) == Ran(2)
     assert stage.turn(second.turn_id)["status"] == "done"
@@ -88,7 +92,7 @@ def test_an_end_in_the_middle_of_a_turn_waits_for_its_reply(stage: Stage, end: E
     sent = stage.send()
 
     def asked_meanwhile(request: ModelRequest, call: ModelCall) -> ModelReply:
-        assert not request_end(stage.database, sent.session_id, "enough")
+        assert not request_end(stage.database, sent.session_id, "enough").may_end
         assert end(sent.session_id) == NotDue()
         return says("done")
 
@@ -110,7 +114,7 @@ def test_cancelling_the_last_turn_lets_the_session_end(stage: Stage) -> None:
 def test_asking_again_changes_nothing_and_after_the_end_is_refused(stage: Stage, end: End) -> None:
     """A request whose answer was lost is safe to repeat; one that comes too late is told so."""
     session_id = _over(stage)
-    assert request_end(stage.database, session_id, "again")
+    assert request_end(stage.database, session_id, "again").may_end
     stage.script(SUMMARY)
     assert end(session_id) == Ended()
     before = stage.session(session_id)
@@ -206,7 +210,7 @@ def test_a_worker_that_shuts_down_hands_the_ending_on(stage: Stage, keeper: Keep
         raise AssertionError("the call was not ended")
 
     stage.script(interrupted)
-    assert end(session_id) == Postponed()
+    assert end(session_id) == HandedOn()
     row = stage.session(session_id)
     assert (row.state, row.end_attempts, row.lease_until) == ("summarizing", 0, None)
     assert endings_due(stage.database, 10, 5, 30) == [session_id]
@@ -352,6 +356,85 @@ def test_idle_sessions_are_asked_to_end(stage: Stage) -> None:
     assert expire_idle(stage.database, IDLE_S) == []
     assert stage.session(old.session_id).end_reason == "idle"
     assert stage.session(waiting.session_id).end_requested_at is None
+
+
+@pytest.mark.parametrize("noticed_by", ["beat", "a message"])
+def test_a_clock_that_was_a_day_ahead_keeps_no_session_alive(stage: Stage, end: End, noticed_by: str) -> None:
+    """What was used tomorrow is idle from the moment on that the clock is right again, like any other."""
+    stage.move(DAY_S)
+    old = stage.send()
+    stage.run(old.session_id)
+    stage.move(-DAY_S)
+    live = partial(find_live, stage.database, "ana", "", IDLE_S)
+    assert live() == (old.session_id, 2)
+    assert expire_idle(stage.database, IDLE_S) == []
+    stage.move(IDLE_S - 1)
+    assert live() == (old.session_id, 2)
+    stage.move(2)
+    assert live() is None
+    if noticed_by == "beat":
+        assert expire_idle(stage.database, IDLE_S) == [old.session_id]
+    else:
+        assert stage.send("again").session_id != old.session_id
+    assert stage.session(old.session_id).end_reason == "idle"
+    stage.script(SUMMARY)
+    assert end(old.session_id) == Ended()
+
+
+def test_a_message_after_the_clock_was_set_back_goes_where_the_last_one_went(stage: Stage) -> None:
+    """No beat has come yet; from that message on the time counts, whatever the row said before."""
+    stage.move(DAY_S)
+    old = stage.send()
+    stage.run(old.session_id)
+    stage.move(-DAY_S)
+    assert stage.ask("again")["session_id"] == str(old.session_id)
+    stage.move(IDLE_S + 1)
+    assert stage.send("and again").session_id != old.session_id
+
+
+def test_who_leaves_after_the_clock_was_set_back_keeps_no_session_alive(stage: Stage) -> None:
+    """Another channel was used tomorrow, so perhaps just now: the session stays, and falls idle like any other."""
+    stage.move(DAY_S)
+    sent = stage.send(channel="http")
+    stage.run(sent.session_id)
+    stage.move(-DAY_S)
+    stage.ask("hello", channel="cli")
+    assert leave(stage.database, sent.session_id, "cli", IDLE_S) is None
+    stage.move(IDLE_S + 1)
+    assert expire_idle(stage.database, IDLE_S) == [sent.session_id]
+
+
+def test_a_clock_that_jumps_ahead_ends_what_it_makes_idle_and_nothing_else(stage: Stage, end: End) -> None:
+    """The next session begins behind it, stays when the clock is set right, and the one before ends all the same."""
+    old = stage.send()
+    stage.run(old.session_id)
+    stage.move(DAY_S)
+    assert expire_idle(stage.database, IDLE_S) == [old.session_id]
+    new = stage.send("what day is it?")
+    stage.run(new.session_id)
+    assert stage.session(new.session_id).previous_session_id == old.session_id
+    stage.move(-DAY_S)
+    assert expire_idle(stage.database, IDLE_S) == []
+    assert stage.send("and now?").session_id == new.session_id
+    assert endings_due(stage.database, 10, 5, 30) == [old.session_id]
+    stage.script(SUMMARY)
+    assert end(old.session_id) == Ended()
+    stage.run(new.session_id)
+
+
+def test_a_session_in_the_middle_of_a_turn_is_not_idle_however_the_clock_jumps(stage: Stage) -> None:
+    """Nor one that waits for its turn."""
+    sent = stage.send()
+
+    def jumping(_: ModelRequest, __: ModelCall) -> ModelReply:
+        for days in (1, -2, 1):
+            stage.move(days * DAY_S)
+            assert expire_idle(stage.database, IDLE_S) == []
+            assert stage.send("and", channel="cli").session_id == sent.session_id
+        return says("done")
+
+    stage.script(jumping)
+    assert stage.run(sent.session_id) == Ran(4)
 
 
 def test_an_ending_that_the_broker_did_not_take_is_swept_again(stage: Stage) -> None:

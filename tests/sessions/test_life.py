@@ -8,7 +8,8 @@ down by the database (`chronicle`), so that no commit escapes, whoever made it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from uuid import UUID, uuid4
 
 import pytest
@@ -18,18 +19,27 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from perdure import tool
 from perdure.database.engine import Moment
-from perdure.errors import Conflict, NotFound, ProviderError
+from perdure.errors import CircuitBreakerOpen, Conflict, NotFound, ProviderError
+from perdure.memory.volatile import Volatile
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
-from perdure.sessions.ending import expire_idle, leave, request_end
+from perdure.resilience.circuit import State as Breaker
+from perdure.resilience.shared import Transition
+from perdure.sessions.ending import Ender, expire_idle, leave, request_end
 from perdure.settings import OnBusy
+from perdure.turns.approvals import Decision, decide
 from perdure.turns.cancelling import cancel
 from perdure.turns.lease import Keeper
+from perdure.turns.parking import recall
 from perdure.turns.runner import Runner
 from perdure.turns.sweep import sweep
-from tests.sessions.chronicle import Chronicle
-from tests.sessions.conftest import ender
+from tasks.process import Process
+from tasks.sessions import ender
+from tests.memory.conftest import Remembered, away, remembered, volatile
+from tests.sessions.chronicle import ARROWS, Chronicle
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Crash, Stage
+
+__all__ = ["away", "remembered", "volatile"]
 
 IDLE_S = 1_800.0
 LEASE_S = 31.0
@@ -38,6 +48,21 @@ ROUNDS = 40
 
 MEANWHILE = ("cancel", "drain", "end", "idle", "lapse", "message", "nothing", "overtaken")
 """What may happen while a model is thinking."""
+
+ASKS: dict[str, list[ModelReply]] = {
+    "nothing": [],
+    "double": [calls(("double", {"number": 2}))],
+    "pay": [calls(("pay", {"number": 2}))],
+    "both": [calls(("double", {"number": 2}), ("pay", {"number": 2}))],
+}
+"""What a turn's model asks for before it answers."""
+
+FAULTS: dict[str, Exception | None] = {
+    "none": None,
+    "broken": ProviderError("it is broken", transient=False),
+    "open": CircuitBreakerOpen(retry_after_s=LEASE_S),
+}
+"""Why it does not answer; behind an open breaker a turn is parked."""
 
 CRASHES = st.none() | st.integers(1, 12)
 """At which commit boundary the process dies, if at any."""
@@ -49,12 +74,46 @@ def double(number: int) -> int:
     return number * 2
 
 
+@tool(effect="pure", requires_approval=True)
+def pay(number: int) -> int:
+    """Pay it, if a person approves."""
+    return number
+
+
+@dataclass(frozen=True)
+class World:
+    """What sessions are in: a process's parts, a Redis that may be away, and what was written down."""
+
+    stage: Stage
+    volatile: Volatile
+    away: Volatile
+    remembered: Remembered
+
+    def ender(self, *, redis_is_there: bool = True) -> tuple[Ender, Keeper]:
+        """Ends sessions as the task does, cleaning included; and who keeps its leases."""
+        runtime = replace(self.stage.runtime, volatile=self.volatile if redis_is_there else self.away)
+        process = Process(runtime, Runner(runtime, "an ender"), {}, lambda _: True)
+        return ender(process), process.runner.keeper
+
+
+@pytest.fixture
+def world(stage: Stage, volatile: Volatile, away: Volatile, remembered: Remembered) -> World:
+    """With tools, one of which needs a person; turns wait for their model; whatever becomes of sessions is noted."""
+    stage.equip(double, pay)
+    # What a clock that was set back leaves undecided is waited for by real time.
+    stage.set(tool_timeout_s=0.1, on_unavailable="park")
+    stage.volatile = volatile
+    Chronicle(stage.sql).begin()
+    return World(stage, volatile, away, remembered)
+
+
 class Life(RuleBasedStateMachine):
     """One user's sessions."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, world: World) -> None:
         super().__init__()
-        self.stage = stage
+        self.world = world
+        self.stage = stage = world.stage
         self.chronicle = Chronicle(stage.sql)
         self.user = str(uuid4())
         self.sessions: list[UUID] = []
@@ -76,13 +135,13 @@ class Life(RuleBasedStateMachine):
 
     @precondition(lambda self: self.turns)
     @rule(which=st.integers(0, 50))
-    def cancel(self, which: int = -1) -> None:
+    def cancel(self, which: int = 0) -> None:
         """One of the last messages is taken back."""
         cancel(self.stage.runtime, self.turns[-1 - which % len(self.turns)])
 
     @precondition(lambda self: self.sessions)
     @rule(which=st.integers(0, 50))
-    def request_end(self, which: int = -1) -> None:
+    def request_end(self, which: int = 0) -> None:
         """An end is asked for; of what has ended it is refused, and nothing changes."""
         session_id = self.sessions[-1 - which % len(self.sessions)]
         before = self.stage.session(session_id)
@@ -98,35 +157,69 @@ class Life(RuleBasedStateMachine):
         """The person at the terminal goes."""
         leave(self.stage.database, self.sessions[-1], "cli", IDLE_S)
 
+    @precondition(lambda self: self.turns)
+    @rule(approve=st.booleans())
+    def decide(self, *, approve: bool = True) -> None:
+        """A person decides about the next call that waits."""
+        for turn_id in self.turns[-3:]:
+            for pending in self.stage.turn(turn_id)["pending_approvals"][:1]:
+                decision = Decision(call_id=pending["call_id"], decision="approve" if approve else "deny")
+                decide(self.stage.runtime, turn_id, decision)
+
     # --- what workers do -----------------------------------------------------------------
 
     @precondition(lambda self: self.sessions)
     @rule(
-        asks=st.booleans(),
+        asks=st.sampled_from(sorted(ASKS)),
         meanwhile=st.lists(st.sampled_from(MEANWHILE), min_size=2, max_size=2),
-        fails=st.booleans(),
+        fault=st.sampled_from(sorted(FAULTS)),
         crash=CRASHES,
     )
     def run(
-        self, asks: bool = False, meanwhile: list[str] | None = None, fails: bool = False, crash: int | None = None
+        self, asks: str = "nothing", meanwhile: Sequence[str] = (), fault: str = "none", crash: int | None = None
     ) -> None:
         """A worker runs the newest session, or dies of it."""
         runner = Runner(self.stage.runtime, "a worker")
-        answer = ProviderError("it is down") if fails else says("done")
-        first, second = meanwhile or ["nothing", "nothing"]
-        asking = [self._line(first, runner.keeper, calls(("double", {"number": 2})))] if asks else []
-        self.stage.script(*asking, self._line(second, runner.keeper, answer))
+        first, second = meanwhile or ("nothing", "nothing")
+        lines = [self._line(first, runner.keeper, reply) for reply in ASKS[asks]]
+        self.stage.script(*lines, self._line(second, runner.keeper, FAULTS[fault] or says("done")))
         self._dying(crash, lambda: runner.run(self.sessions[-1]))
 
     @precondition(lambda self: self.sessions)
-    @rule(which=st.integers(0, 50), meanwhile=st.sampled_from(MEANWHILE), fails=st.booleans(), crash=CRASHES)
-    def end(self, which: int = -1, meanwhile: str = "nothing", fails: bool = False, crash: int | None = None) -> None:
-        """A worker ends a session, or dies of it."""
+    @rule(
+        which=st.integers(0, 50),
+        meanwhile=st.sampled_from(MEANWHILE),
+        fault=st.sampled_from(sorted(FAULTS)),
+        redis_is_there=st.booleans(),
+        crash=CRASHES,
+    )
+    def end(
+        self,
+        which: int = 0,
+        meanwhile: str = "nothing",
+        fault: str = "none",
+        *,
+        redis_is_there: bool = True,
+        crash: int | None = None,
+    ) -> None:
+        """A worker ends a session, or dies of it, or finds Redis away."""
         session_id = self.sessions[-1 - which % len(self.sessions)]
-        keeper = Keeper(self.stage.database, self.stage.clock, self.stage.settings.turn)
-        answer = ProviderError("it is down") if fails else says('{"summary": "They met."}')
-        self.stage.script(self._line(meanwhile, keeper, answer))
-        self._dying(crash, lambda: ender(self.stage, keeper, lambda _: None).end(session_id))
+        hands, keeper = self.world.ender(redis_is_there=redis_is_there)
+        self.stage.script(self._line(meanwhile, keeper, FAULTS[fault] or says('{"summary": "They met."}')))
+        self._dying(crash, lambda: hands.end(session_id))
+
+    @precondition(lambda self: self.sessions)
+    @rule()
+    def lose_a_turn(self) -> None:
+        """A failover loses a commit that Redis remembers the turn of."""
+        session_id = self.sessions[-1]
+        token = self.stage.session(session_id).token
+        self.world.volatile.working.remember_turn(session_id, self.world.remembered(token))
+
+    @rule()
+    def recall(self) -> None:
+        """A breaker closes: what is parked need not wait."""
+        recall(self.stage.database, Transition("llm:scripted", Breaker.HALF_OPEN, Breaker.CLOSED, 0, fleet=True))
 
     @rule()
     def sweep(self) -> None:
@@ -160,13 +253,7 @@ class Life(RuleBasedStateMachine):
             self.stage.waker.endings.clear()
             self.stage.move(400)
             sweep(self.stage.runtime)
-            for session_id in list(self.stage.waker.sessions):
-                self.stage.script()
-                Runner(self.stage.runtime, "the last worker").run(session_id, alone=True)
-            for session_id in list(self.stage.waker.endings):
-                self.stage.script(says('{"summary": "They met."}'))
-                keeper = Keeper(self.stage.database, self.stage.clock, self.stage.settings.turn)
-                ender(self.stage, keeper, lambda _: None).end(session_id)
+            self._follow()
             if all(self.stage.session(session_id).state == "ended" for session_id in self.sessions):
                 break
         self.chronicle.check_arrows()
@@ -174,8 +261,20 @@ class Life(RuleBasedStateMachine):
             row = self.stage.session(session_id)
             assert (row.state, row.unsettled, row.lease_until) == ("ended", 0, None)
             self.chronicle.check_ended(session_id)
+            assert self.world.volatile.working.held(session_id) == ()
+            kept = "SELECT count(*) FROM snapshots WHERE session_id = %(id)s"
+            assert self.stage.sql(kept, id=session_id)[0][0] == 0
 
     # --- means ---------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """Do what was woken."""
+        for session_id in list(self.stage.waker.sessions):
+            self.stage.script()
+            Runner(self.stage.runtime, "the last worker").run(session_id, alone=True)
+        for session_id in list(self.stage.waker.endings):
+            self.stage.script(says('{"summary": "They met."}'))
+            self.world.ender()[0].end(session_id)
 
     def _line(
         self, meanwhile: str, keeper: Keeper, answer: ModelReply | Exception
@@ -235,24 +334,52 @@ class Life(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(300)
-def test_whatever_happens_every_session_ends_by_the_table(stage: Stage) -> None:
+def test_whatever_happens_every_session_ends_by_the_table(world: World) -> None:
     """Random triggers, interleaved crashes: no state outside the table is ever observable."""
-    stage.equip(double)
-    stage.set(tool_timeout_s=0.1)  # what a clock that was set back leaves undecided is waited for by real time
-    Chronicle(stage.sql).begin()
 
-    class OnThisStage(Life):
+    class InThisWorld(Life):
         def __init__(self) -> None:
-            super().__init__(stage)
+            super().__init__(world)
 
     run_state_machine_as_test(
-        OnThisStage,
+        InThisWorld,
         settings=settings(
             stateful_step_count=25,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+def test_such_a_life_may_lead_anywhere(world: World) -> None:
+    """By the same hands every arrow of the table is gone: what the random ones may find, they are able to."""
+    life = Life(world)
+    for asks in ("double", "pay", "both"):
+        life.say()
+        life.run(asks)
+        life.decide()
+        life.run()
+    life.say()
+    life.run(fault="open")
+    row = life.stage.session(life.sessions[-1])
+    assert (row.state, row.not_before > life.stage.clock.now()) == ("active", True)
+    life.recall()
+    life.run("pay")
+    life.cancel()  # it waits for a person
+    life.say()
+    life.run("double", crash=4)  # behind the commit that asks for the tool
+    assert life.stage.session(life.sessions[-1]).state == "tool_executing"
+    life.cancel()
+    life.pass_time(LEASE_S)
+    life.run()  # taken over in the middle of a tool, and cancelled
+    life.lose_a_turn()
+    life.request_end()
+    life.end(redis_is_there=False)
+    assert life.stage.session(life.sessions[-1]).state == "ending"
+    life.teardown()
+    moved = life.stage.sql("SELECT DISTINCT before, after FROM chronicle WHERE what = 'moved'")
+    assert {(row.before, row.after) for row in moved} == ARROWS
+    assert "question 1" in [content for _, content in life.stage.lines(life.sessions[-1])]
 
 
 def test_the_refusal_of_an_unknown_session_changes_nothing(stage: Stage) -> None:

@@ -1,9 +1,15 @@
-"""Endings leave room for turns: a hundred sessions that fall idle at once must not take every thread of a worker."""
+"""Endings leave room: for turns, when a hundred sessions fall idle at once, and for a process that has to leave."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
 from celery import Celery
 
+from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.sessions.ending import request_end
 from perdure.turns.runner import Runner
 from perdure.turns.sweep import sweep
@@ -14,23 +20,88 @@ from tests.turns.stage import Stage
 from workers.application import CONCURRENCY
 
 
-def test_an_ending_without_room_is_due_in_the_next_sweep(stage: Stage) -> None:
-    """It is neither begun nor lost, and no attempt is burnt."""
-    assert ENDINGS * 2 < CONCURRENCY
-    session_id = stage.ask()["session_id"]
-    request_end(stage.database, session_id, "enough")
-    sweep(stage.runtime)
-    process = Process(stage.runtime, Runner(stage.runtime, "tests"), {}, lambda _: True)
+@pytest.fixture
+def process(stage: Stage) -> Process:
+    """A worker's."""
+    return Process(stage.runtime, Runner(stage.runtime, "tests"), {}, lambda _: True)
+
+
+@pytest.fixture
+def task(process: Process) -> Iterator[Any]:
+    """Runs `sessions.end` in that process."""
     with Celery("tests", broker="memory://", set_as_current=False) as app:
         app.perdure = lambda: process
-        task = app.tasks[end.name]
-        for _ in range(ENDINGS):
-            assert process.endings.acquire(blocking=False)
-        task.apply(kwargs={"session_id": str(session_id)}, throw=True)
-        row = stage.session(session_id)
-        assert (row.state, row.end_attempts, row.woken_at) == ("active", 0, None)
-        process.endings.release()
-        stage.script(says("They met."))
-        task.apply(kwargs={"session_id": str(session_id)}, throw=True)
-    assert stage.session(session_id).state == "ended"
+        found = app.tasks[end.name]
+        yield lambda session_id: found.apply(kwargs={"session_id": str(session_id)}, throw=True)
+
+
+@pytest.fixture
+def over(stage: Stage) -> UUID:
+    """A session that is to end, and that a sweep has found."""
+    session_id = UUID(stage.ask()["session_id"])
+    request_end(stage.database, session_id, "enough")
+    sweep(stage.runtime)
+    stage.waker.endings.clear()
+    return session_id
+
+
+def test_an_ending_without_room_is_due_in_the_next_sweep(stage: Stage, process: Process, task: Any, over: UUID) -> None:
+    """It is neither begun nor lost, and no attempt is burnt."""
+    assert ENDINGS * 2 < CONCURRENCY
+    for _ in range(ENDINGS):
+        assert process.endings.acquire(blocking=False)
+    task(over)
+    row = stage.session(over)
+    assert (row.state, row.end_attempts, row.woken_at) == ("active", 0, None)
+    process.endings.release()
+    stage.script(says("They met."))
+    task(over)
+    assert stage.session(over).state == "ended"
     assert process.endings.acquire(blocking=False), "the room is given back"
+
+
+def test_a_summary_takes_no_longer_than_a_call_of_the_model_may(stage: Stage, task: Any, over: UUID) -> None:
+    """A turn has time for many of them; an ending, which a drain of the fleet waits for, for one."""
+    assert stage.settings.model_timeout_s < stage.settings.turn.timeout_s
+    given: list[float] = []
+
+    def summarise(_: ModelRequest, call: ModelCall) -> ModelReply:
+        given.append(call.remaining())
+        return says("They met.")
+
+    stage.script(summarise)
+    task(over)
+    assert 0 < given[0] <= stage.settings.model_timeout_s
+    assert stage.session(over).state == "ended"
+
+
+def test_a_summary_that_a_shutdown_cuts_short_is_somebody_elses_at_once(
+    stage: Stage, process: Process, task: Any, over: UUID
+) -> None:
+    """The call is given up when the drain's time is up; another worker is woken and needs no sweep."""
+
+    def interrupted(_: ModelRequest, call: ModelCall) -> ModelReply:
+        process.runner.keeper.drain()
+        call.check()
+        raise AssertionError("the call was not ended")
+
+    stage.script(interrupted)
+    task(over)
+    row = stage.session(over)
+    assert (row.state, row.end_attempts, row.lease_until) == ("summarizing", 0, None)
+    assert stage.waker.endings == [over]
+
+
+def test_a_summary_that_is_no_longer_ours_wakes_nobody(stage: Stage, process: Process, task: Any, over: UUID) -> None:
+    """Somebody else has claimed the ending, which is how the call ended."""
+
+    def overtaken(_: ModelRequest, call: ModelCall) -> ModelReply:
+        stage.sql("UPDATE sessions SET token = token + 1 WHERE session_id = %(id)s", id=over)
+        process.runner.keeper.drain()
+        call.check()
+        raise AssertionError("the call was not ended")
+
+    stage.script(overtaken)
+    task(over)
+    assert stage.session(over).lease_until is not None
+    assert stage.waker.endings == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -26,6 +25,7 @@ from perdure.sessions.drawing import draw
 from perdure.sessions.ending import Ended, request_end
 from perdure.sessions.states import TRANSITIONS, State, Trigger, sql
 from perdure.turns import queries as turns
+from perdure.turns.approvals import Decision, decide
 from perdure.turns.lease import Keeper
 from tests.sessions.conftest import ender
 from tests.turns.scripted import calls, says
@@ -132,7 +132,7 @@ def test_a_turn_settles_only_where_the_table_lets_it(stage: Stage, status: str, 
 def test_a_state_is_visible_while_it_lasts(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keeper: Keeper
 ) -> None:
-    """Over HTTP and on the command line: that the agent thinks, uses a tool, sums up, and cleans up."""
+    """Over HTTP and on the command line: that the agent thinks, uses a tool, waits for a person, sums up, cleans up."""
     monkeypatch.setattr(connecting, "database", lambda: nullcontext(stage.database))
     session_id = UUID(int=0)
     seen: list[tuple[str, str]] = []
@@ -155,30 +155,26 @@ def test_a_state_is_visible_while_it_lasts(
         look()
         return "seen"
 
-    stage.equip(peep)
-    stage.script(looking(calls(("peep", {}))), looking(says("done")), looking(says("They looked.")))
+    ask_first = tool(effect="pure", name="ask_first", requires_approval=True)(peep.function)
+    stage.equip(peep, ask_first)
+    asking = [looking(calls((name, {}))) for name in ("peep", "ask_first")]
+    stage.script(*asking, looking(says("done")), looking(says("They looked.")))
     with TestClient(create_app(stage.runtime, lambda: True), base_url="http://127.0.0.1:8080") as client:
-        session_id = stage.send().session_id
+        sent = stage.send()
+        session_id = sent.session_id
+        look()
+        stage.run(session_id)
+        look()
+        (asked,) = stage.turn(sent.turn_id)["pending_approvals"]
+        decide(stage.runtime, sent.turn_id, Decision(call_id=asked["call_id"], decision="approve"))
         look()
         stage.run(session_id)
         request_end(stage.database, session_id, "enough")
         assert ender(stage, keeper, look).end(session_id) == Ended()
         look()
-    states = ["active", "thinking", "tool_executing", "thinking", "summarizing", "ending", "ended"]
+    states = ["active", "thinking", "tool_executing", "thinking", "waiting_approval", "thinking", "tool_executing",
+              "thinking", "summarizing", "ending", "ended"]  # fmt: skip
     assert seen == [(state, state) for state in states]
-
-
-def test_no_statement_sets_a_state_by_itself() -> None:
-    """Every assignment of a state is made from the table: a new statement cannot forget it."""
-    found = [each for module in (turns, sessions) for each in vars(module).values() if isinstance(each, Statement)]
-    given = [
-        (statement.name, assigned)
-        for statement in found
-        if statement.writes
-        for assigned in re.findall(r"\bSET\b.*?\bstate = (\S+)", statement.sql, re.DOTALL)
-    ]
-    assert len(given) >= len(OWNED)
-    assert [name for name, assigned in given if assigned != "CASE"] == []
 
 
 def _held(stage: Stage, **given: Any) -> tuple[UUID, UUID, dict[str, Any]]:

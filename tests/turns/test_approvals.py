@@ -290,7 +290,7 @@ def test_an_end_that_is_asked_for_denies_what_waits(stage: Stage) -> None:
     """The turn goes on with the denial, then the session may end."""
     turn = _asked(stage)
     session_id = UUID(turn["session_id"])
-    assert not request_end(stage.database, session_id, "enough")
+    assert not request_end(stage.database, session_id, "enough").may_end
     assert stage.turn(UUID(turn["turn_id"]))["pending_approvals"] == []
     with pytest.raises(Conflict, match="waits no more"):
         _decide(stage, turn, "call_0", "approve")

@@ -12,7 +12,7 @@ from perdure.errors import DeadlineExceeded
 from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelRequest
 from perdure.turns import queries
 from perdure.turns.cancelling import cancel
-from perdure.turns.lease import GRACE_S, Hold, Keeper
+from perdure.turns.lease import GRACE_S, Claimed, Hold, Keeper
 from perdure.turns.runner import Ran, Runner
 from tests.turns.scripted import says
 from tests.turns.stage import KILL_THE_OTHERS, PATIENCE_S, Stage, until
@@ -234,3 +234,20 @@ def test_it_goes_on_when_the_database_was_away(stage: Stage, keeper: Keeper) -> 
             until(lambda: stage.session(found.session_id).lease_until > before, "a renewal")  # noqa: B023
         assert hold.still_valid()
     made.close()
+
+
+def test_it_says_when_it_forgets_sessions_that_a_shutdown_would_flush(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, and it is the oldest that go; one that is worked on again is young again."""
+    monkeypatch.setattr("perdure.turns.lease._MOST_TOUCHED", 2)
+    first, second, third, fourth = uuid4(), uuid4(), uuid4(), uuid4()
+    for session_id, token in ((first, 1), (second, 1), (first, 2)):
+        with keeper.holding(Claimed(session_id, token, 0, 0.0, None)):
+            assert keeper.touched()[0] == (session_id, token)
+    assert caplog.messages == []
+    for session_id in (third, fourth):
+        with keeper.holding(Claimed(session_id, 1, 0, 0.0, None)):
+            pass
+    assert keeper.touched() == [(fourth, 1), (third, 1)]
+    assert caplog.messages == ["more than 2 sessions were worked on here: the oldest are not flushed at the end"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from starlette.testclient import TestClient
 
 from perdure import ToolContext, tool
+from perdure.channels.http.app import create_app
 from perdure.database.engine import Moment
 from perdure.models.protocol import Role
 from perdure.sessions.reading import read_messages
@@ -28,9 +31,13 @@ from perdure.turns.cancelling import cancel
 from perdure.turns.reading import held_turns
 from perdure.turns.runner import Ran
 from perdure.turns.sweep import sweep
+from tests.snapshots.conftest import small_disk
+from tests.snapshots.test_troubles import fill
 from tests.snapshots.worlds import MemorySnapshots
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Crash, Stage
+
+__all__ = ["small_disk"]
 
 AFTER_LEASE_S = 31
 
@@ -81,6 +88,14 @@ def add(context: ToolContext) -> int:
     with context.working_variables as variables:
         variables["n"] = variables.get("n", 0) + 1
         return int(variables["n"])
+
+
+@tool(effect="pure")
+def keep(text: str, context: ToolContext) -> str:
+    """Keep a text among the variables."""
+    with context.working_variables as variables:
+        variables["text"] = text
+    return "kept"
 
 
 @pytest.fixture
@@ -426,6 +441,75 @@ def test_a_disk_that_is_not_mounted_holds_the_turn_until_it_is(stage: Stage, tmp
     assert stage.run(sent.session_id) == Ran(1)
     assert stage.turn(sent.turn_id)["status"] == "done"
     assert held_turns(stage.database, sent.session_id) == []
+
+
+@pytest.mark.parametrize("trouble", ["full", "read-only"])
+@pytest.mark.parametrize("kind", [FileSnapshots, SqliteSnapshots])
+def test_a_disk_that_takes_nothing_holds_the_turn_until_it_does(
+    stage: Stage, small_disk: Path, kind: type[FileSnapshots | SqliteSnapshots], trouble: str
+) -> None:
+    """With the real stores: no answer is seen before it is saved, the sweeper tries again, the model is asked once."""
+    store = stage.snapshots = kind(small_disk if kind is FileSnapshots else small_disk / "s.db")
+    stage.equip(keep)
+    assert _kept(stage, "little")["status"] == "done"
+    if trouble == "full":
+        fill(small_disk / "filler")
+    else:
+        store.close()  # what is open for writing keeps its disk writable
+        _remount(small_disk, "ro")
+    stage.script(calls(("keep", {"text": "x" * 60_000})), says("at last"))
+    sent = stage.send()
+    assert stage.run(sent.session_id) == Ran(0)
+    turn = stage.turn(sent.turn_id)
+    assert (turn["status"], turn["reply"], turn["attempts"]) == ("parked", None, 1)
+    (held,) = held_turns(stage.database, sent.session_id)
+    assert store.name in held["error"]
+    assert ("assistant", "at last") not in stage.lines(sent.session_id)
+
+    if trouble == "full":
+        (small_disk / "filler").unlink()
+    else:
+        _remount(small_disk, "rw")
+    stage.move(stage.settings.turn.sweep_s + 1)
+    asked = len(stage.model.requests)
+    assert sent.session_id in _woken(stage)
+    assert stage.run(sent.session_id) == Ran(1)
+    assert (stage.turn(sent.turn_id)["reply"]["text"], len(stage.model.requests)) == ("at last", asked)
+    found = store.load(sent.session_id)
+    assert found is not None
+    assert found.snapshot.memory.working_variables == {"text": "x" * 60_000}
+    store.close()
+
+
+def _kept(stage: Stage, text: str) -> dict[str, Any]:
+    stage.script(calls(("keep", {"text": text})), says("kept"))
+    return stage.ask()
+
+
+def _remount(disk: Path, how: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{how}", disk], check=True)
+
+
+def test_a_held_turn_over_http(stage: Stage, spy: Spy) -> None:
+    """Parked, without a reply; who waits is told so when the time is up, and nobody is told the store's words."""
+    spy.away("save")
+    stage.script(says("at last"))
+    sent = stage.send()
+    stage.run(sent.session_id)
+    with TestClient(create_app(stage.runtime, lambda: True), base_url="http://127.0.0.1:8080") as client:
+        turn = client.get(f"/v1/turns/{sent.turn_id}", params={"wait": "0.1"}).json()
+        assert (turn["status"], turn["reply"], turn["error"], turn["settled_at"]) == ("parked", None, None, None)
+        session = client.get(f"/v1/sessions/{sent.session_id}").json()
+        assert (session["state"], session["turn_count"]) == ("active", 0)
+        assert client.get(f"/v1/sessions/{sent.session_id}/messages").json() == []
+        for path in (f"turns/{sent.turn_id}", f"sessions/{sent.session_id}"):
+            assert "Make room" not in client.get(f"/v1/{path}").text
+        spy.trouble = {}
+        stage.run(sent.session_id)
+        turn = client.get(f"/v1/turns/{sent.turn_id}").json()
+        assert (turn["status"], turn["reply"]["text"]) == ("done", "at last")
+        said = [each["content"] for each in client.get(f"/v1/sessions/{sent.session_id}/messages").json()]
+        assert said == ["hello", "at last"]
 
 
 def test_a_session_is_forgotten_in_both_places(stage: Stage, spy: Spy) -> None:

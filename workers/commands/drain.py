@@ -119,12 +119,11 @@ class _Drain:
     def _ask_to_end(self) -> None:
         for session_id in intake.live_sessions(self._database):
             try:
-                endable = request_end(self._database, session_id, _REASON)
+                requested = request_end(self._database, session_id, _REASON)
             except Conflict:
                 continue  # it has ended meanwhile
             self._asked_to_end += 1
-            if endable:
-                self._runtime.wake.ending(session_id)
+            requested.wake(self._runtime.wake)
 
     def _is_quiet(self) -> bool:
         if self.left.running or (self._end_sessions and self.left.ending):

@@ -76,8 +76,7 @@ def end(
     """Ask for a session to end: its turns are run first, later messages begin the next one."""
     wanted = connecting.parse_id(session_id, "session")
     with connecting.runtime() as runtime:
-        if request_end(runtime.database, wanted, parse_reason(reason)):
-            runtime.wake.ending(wanted)
+        request_end(runtime.database, wanted, parse_reason(reason)).wake(runtime.wake)
 
 
 @commands.command()

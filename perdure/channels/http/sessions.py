@@ -78,8 +78,8 @@ async def messages(
 
 def _end(runtime: Runtime, session_id: UUID, body: bytes) -> dict[str, Any]:
     reason = requests.optional_member(body, "reason")
-    if request_end(runtime.database, session_id, _ASKED if reason is None else parse_reason(reason)):
-        runtime.wake.ending(session_id)
+    requested = request_end(runtime.database, session_id, _ASKED if reason is None else parse_reason(reason))
+    requested.wake(runtime.wake)
     return read_session(runtime.database, session_id)
 
 

@@ -1,0 +1,93 @@
+"""What Redis alone remembers of a session, when a worker that has worked on it is told to leave."""
+
+from __future__ import annotations
+
+import signal
+from datetime import UTC, datetime
+from uuid import UUID
+
+import pytest
+from pytest_celery import CeleryTestSetup
+
+from perdure.clock import SystemClock
+from perdure.ids import new_id
+from perdure.memory.volatile import Volatile
+from perdure.memory.working import Line, RememberedTurn
+from perdure.models.protocol import Role
+from perdure.settings import MemorySettings
+from tests.processes.installation import Installation
+from tests.processes.mind import answer_to
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize("worker_count", [1])
+def test_a_worker_that_leaves_writes_down_what_postgresql_lacks(
+    installation: Installation, celery_setup: CeleryTestSetup
+) -> None:
+    """Once, and under a current token only: what somebody else has claimed since is theirs to flush."""
+    worker = installation.workers[0]
+    redis = Volatile.at(installation.redis.url, MemorySettings(), SystemClock())
+    known = installation.accept("hello", user="ana")
+    stale = installation.accept("hello", user="ben")
+    installation.settled(known.turn_id, stale.turn_id)
+    before = {each.session_id: _said(installation, each.session_id) for each in (known, stale)}
+    lost = {}
+    for session_id in (known.session_id, stale.session_id):
+        lost[session_id] = _lost(_token(installation, session_id))
+        assert redis.working.remember_turn(session_id, lost[session_id])
+    _query = "UPDATE sessions SET token = token + 1 WHERE session_id = %(id)s RETURNING token"
+    with installation.database.engine.begin() as connection:
+        connection.exec_driver_sql(_query, {"id": stale.session_id})
+
+    worker.container.signal(signal.SIGTERM)
+    assert worker.container.wait() == 0
+    assert "flushed 2 of 2 sessions, 1 entries" in worker.logs()
+    assert _said(installation, stale.session_id) == before[stale.session_id]
+    written = [*before[known.session_id], ("user", "what was lost"), ("assistant", "is back")]
+    assert _said(installation, known.session_id) == written
+    assert _turns(installation, known.session_id) == [known.turn_id, lost[known.session_id].turn_id]
+
+    # Another one that worked on it finds the same in Redis, and nothing to write.
+    worker.container.start()
+    again = installation.accept("again", user="ana")
+    assert again.session_id == known.session_id
+    installation.settled(again.turn_id)
+    worker.container.signal(signal.SIGTERM)
+    assert worker.container.wait() == 0
+    assert "flushed 1 of 1 sessions, 0 entries" in worker.logs()
+    assert _said(installation, known.session_id) == [*written, ("user", "again"), ("assistant", answer_to("again"))]
+    installation.check()
+    redis.close()
+
+
+def _lost(token: int) -> RememberedTurn:
+    """A turn as its runner remembered it, whose commit a failover has lost."""
+    now = datetime.now(UTC)
+    return RememberedTurn(
+        turn_id=new_id(SystemClock()),
+        seq=2,
+        token=token,
+        agent="tester",
+        channel="http",
+        status="done",
+        settled_at=now,
+        messages=(
+            Line(role=Role.USER, content="what was lost", message_id="lost", token_count=3, created_at=now),
+            Line(position=2, role=Role.ASSISTANT, content="is back", token_count=3, created_at=now),
+        ),
+    )
+
+
+def _token(installation: Installation, session_id: UUID) -> int:
+    token: int = installation.query("SELECT token FROM sessions WHERE session_id = %(id)s", id=session_id)[0].token
+    return token
+
+
+def _said(installation: Installation, session_id: UUID) -> list[tuple[str, str]]:
+    return [(row.role, row.content) for row in installation.transcript(session_id)]
+
+
+def _turns(installation: Installation, session_id: UUID) -> list[UUID]:
+    rows = installation.query("SELECT turn_id FROM turns WHERE session_id = %(id)s ORDER BY seq", id=session_id)
+    return [row.turn_id for row in rows]
