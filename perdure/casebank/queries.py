@@ -115,28 +115,27 @@ GIVE_VECTOR = Statement(
 
 # --- search ------------------------------------------------------------------------------
 
-# The index, where there is one, returns in about the right order, so this sorts again.
+# The index, where there is one, returns in about the right order, so this sorts again. (Each
+# connection has `hnsw.iterative_scan` on, without which an index returns only what it meets first.)
 _NEAREST = """
-    WITH near AS MATERIALIZED (
-        SELECT c.case_id, c.query_vector::vector({size}) <=> %(vector)s::vector({size}) AS distance
-        FROM cases AS c
-        WHERE {status} AND vector_dims(c.query_vector) = {size} AND c.embedder = %(embedder)s
-        ORDER BY c.query_vector::vector({size}) <=> %(vector)s::vector({size})
-        LIMIT %(k)s
-    )
+    WITH {found}
     SELECT c.case_id, c.query, c.response_text, c.category_path, c.usage_count, c.success_rate, c.status,
            c.last_accessed_at, 1 - near.distance AS similarity
     FROM near JOIN cases AS c USING (case_id)
     WHERE near.distance <> 'NaN'
     ORDER BY near.distance, c.case_id
+    LIMIT %(k)s
 """
 
-# Without it an index returns only what it meets first, filters or no.
-SCAN_ON = Statement(
-    "casebank.scan_on",
-    "SELECT set_config('hnsw.iterative_scan', 'relaxed_order', true), set_config('hnsw.ef_search', '100', true)",
-    writes=False,
-)
+_NEAR = """
+    {name} AS MATERIALIZED (
+        SELECT c.case_id, c.query_vector::vector({size}) <=> %(vector)s::vector({size}) AS distance
+        FROM cases AS c
+        WHERE c.status = '{status}' AND vector_dims(c.query_vector) = {size} AND c.embedder = %(embedder)s
+        ORDER BY c.query_vector::vector({size}) <=> %(vector)s::vector({size})
+        LIMIT %(k)s
+    )
+"""
 
 SIZES = Statement(
     "casebank.sizes",
@@ -148,11 +147,14 @@ SIZES = Statement(
 )
 
 
-def nearest(size: int, *, archived: bool) -> Statement:
-    """The cases nearest to a vector of `size` dimensions, active or archived."""
-    status = f"c.status = '{'archived' if archived else 'active'}'"
-    name = f"casebank.nearest_{'archived_' if archived else ''}{size:d}"
-    return Statement(name, _NEAREST.format(size=int(size), status=status), writes=False)
+def nearest(size: int, *, include_archived: bool) -> Statement:
+    """The cases nearest to a vector of `size` dimensions: active ones, or of all."""
+    if not include_archived:
+        found = _NEAR.format(name="near", size=int(size), status="active")
+        return Statement(f"casebank.nearest_{size:d}", _NEAREST.format(found=found), writes=False)
+    parts = [_NEAR.format(name=name, size=int(size), status=name) for name in ("active", "archived")]
+    parts.append("near AS (SELECT * FROM active UNION ALL SELECT * FROM archived)")
+    return Statement(f"casebank.nearest_of_all_{size:d}", _NEAREST.format(found=",".join(parts)), writes=False)
 
 
 def index(size: int) -> str:

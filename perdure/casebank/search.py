@@ -42,18 +42,14 @@ def search(
 ) -> list[Found]:
     """The `k` nearest cases, nearest first: active ones, and if asked for, archived ones among them.
 
-    Archived ones are noted in the log.
+    One statement. Archived ones are noted in the log.
 
     Raises:
         InvalidRequest: it is no vector.
     """
-    parameters = {"vector": vectors.literal(vector), "embedder": embedder, "k": k}
-    with database.transaction("casebank.search") as transaction:
-        transaction.run(queries.SCAN_ON, {})
-        rows = list(transaction.run(_nearest(len(vector), archived=False), parameters))
-        if include_archived:
-            rows += transaction.run(_nearest(len(vector), archived=True), parameters)
-    found = sorted(map(_found, rows), key=lambda each: (-each.similarity, each.case_id))[:k]
+    statement = _nearest(len(vector), include_archived=include_archived)
+    rows = database.run(statement, {"vector": vectors.literal(vector), "embedder": embedder, "k": k})
+    found = [_found(row) for row in rows]
     for each in found:
         if each.status == "archived":
             warn_of_archived(each.case_id)
@@ -78,8 +74,8 @@ def build_indexes(database: Database, index_from: int = INDEX_FROM) -> list[int]
 
 
 @lru_cache
-def _nearest(size: int, *, archived: bool) -> Statement:
-    return queries.nearest(size, archived=archived)
+def _nearest(size: int, *, include_archived: bool) -> Statement:
+    return queries.nearest(size, include_archived=include_archived)
 
 
 def _found(row: Row[Any]) -> Found:
