@@ -166,17 +166,24 @@ def index(size: int) -> str:
     """
 
 
-def drop_broken_index(size: int) -> str:
-    """The SQL that drops that index if its building was broken off."""
-    name = f"cases_nearest_{size:d}_idx"
+def index_is_broken(size: int) -> str:
+    """The SQL that asks whether the building of that index was broken off, or goes on elsewhere."""
     return f"""
-        DO $$ BEGIN
-            IF EXISTS (SELECT FROM pg_index WHERE indexrelid = to_regclass('{name}') AND NOT indisvalid) THEN
-                DROP INDEX {name};
-            END IF;
-        END $$
-    """
+        SELECT EXISTS (SELECT FROM pg_index
+                       WHERE indexrelid = to_regclass('cases_nearest_{size:d}_idx') AND NOT indisvalid)
+    """  # noqa: S608 (a number)
 
+
+def drop_index(size: int) -> str:
+    """The SQL that drops it, while everybody else reads and writes."""
+    return f"DROP INDEX CONCURRENTLY IF EXISTS cases_nearest_{size:d}_idx"
+
+
+# One process at a time builds indexes: to another, one that is being built looks like one that was broken off.
+# The lock is the connection's, and goes with it.
+_BUILDING = "hashtextextended('perdure casebank indexes', 0)"
+TAKE_BUILDING = f"SELECT pg_try_advisory_lock({_BUILDING})"
+END_BUILDING = f"SELECT pg_advisory_unlock({_BUILDING})"
 
 # --- use ---------------------------------------------------------------------------------
 
@@ -429,7 +436,10 @@ EXPIRE = Statement(
 
 COUNTS = Statement(
     "casebank.counts",
-    "SELECT action, count(*) AS items FROM case_run_items WHERE run_id = %(run_id)s::uuid GROUP BY action",
+    """
+    SELECT count(*) AS planned, count(outcome) AS handled
+    FROM case_run_items WHERE run_id = %(run_id)s::uuid AND action <> 'spare'
+    """,
     writes=False,
 )
 
@@ -491,11 +501,12 @@ LOCK_CASES = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# Uses behind what the keepers have taken over in this run so far.
+# What the keepers have taken over in this run so far, and the uses of it that a rate speaks for.
 TAKEN_OVER = Statement(
     "casebank.taken_over",
     """
-    SELECT keeper_id, sum(usage_count) FILTER (WHERE success_rate IS NOT NULL)::bigint AS weight
+    SELECT keeper_id, sum(usage_count)::bigint AS uses,
+           coalesce(sum(usage_count) FILTER (WHERE success_rate IS NOT NULL), 0)::bigint AS rated
     FROM case_run_items
     WHERE run_id = %(run_id)s::uuid AND action = 'merge' AND outcome = 'done'
           AND keeper_id = ANY (%(keeper_ids)s::text[])
