@@ -16,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from perdure.casebank.policy import Action
-from perdure.untrusted import cut
 from workers.commands.display import printable
 
 _HEADINGS = {
@@ -27,7 +26,7 @@ _HEADINGS = {
 }
 _COUNTS = ("removed", "merged", "archived")
 _TIMES = ("started_at", "planned_at", "notified_at", "expires_at", "finished_at")
-_LONGEST = 400
+_LONGEST = 300
 _WIDTH = 110
 _INDENT = 4
 
@@ -102,8 +101,11 @@ def _indented(part: ConsoleRenderable) -> Padding:
 
 
 def _text(text: str) -> Text:
-    return Text(printable(text), overflow="fold")
+    """On one line, as far as it goes."""
+    return Text(printable(" ".join(text.split())), overflow="fold")
 
 
 def _cut(text: str | None) -> str:
-    return "(erased)" if text is None else cut(" ".join(text.split()), _LONGEST)
+    if text is None:
+        return "(erased)"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
