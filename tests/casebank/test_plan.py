@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from datetime import timedelta
 from fractions import Fraction
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -192,25 +193,29 @@ def test_ten_thousand_identical_cases_collapse_to_one() -> None:
 LETTERS = "abcfghijkl"  # none that an English word may end in without being another
 
 
+def _spelt(number: int) -> str:
+    return "".join(LETTERS[int(digit)] for digit in f"{number:03}")
+
+
 @pytest.mark.parametrize("kind", ["numbers", "names", "protected"])
 def test_a_crowd_that_stays_is_not_looked_at_pair_by_pair(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """@REQ:CONSOLIDATION-001.10: a quarter of a million pairs are near, and are told apart in blocks."""
     asked = {
-        "numbers": lambda number: f"where is order {number}",
-        "names": lambda number: "who is X" + "".join(LETTERS[int(digit)] for digit in f"{number:03}"),
-        "protected": lambda _number: "how to do it",
+        "numbers": "where is order {0}".format,
+        "names": "who is X{1}".format,
+        "protected": "how to do it".format,
     }[kind]
     idle_days = 1 if kind == "protected" else 30
     cases = [
-        candidate(facts(f"{number:04}", idle_days=idle_days), [1.0, 2.0, 3.0, 4.0], asked(number))
+        candidate(facts(f"{number:04}", idle_days=idle_days), [1.0, 2.0, 3.0, 4.0], asked(number, _spelt(number)))
         for number in range(700)
     ]
-    looked = []
-    monkeypatch.setattr(duplicates, "cosine", lambda *pair: looked.append(pair) or cosine(*pair))
+    looked = Mock(wraps=cosine)
+    monkeypatch.setattr(duplicates, "cosine", looked)
     items = planned(cases)
     assert {(item.action, item.keeper_id) for item in items} == {(Action.SPARE, "0000")}
     assert len(items) == 699
-    assert len(looked) == 699
+    assert looked.call_count == 699
     if kind != "protected":
         assert planned(cases, CasebankSettings(duplicate_guard=False, load_percent=100))[0].action is Action.MERGE
 
