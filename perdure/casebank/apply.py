@@ -27,17 +27,18 @@ from perdure.database.engine import Database, Transaction, as_json
 from perdure.settings import CasebankSettings
 
 
-def apply(database: Database, run: Held, limits: CasebankSettings, total: int, rest: Callable[[], None]) -> None:
+def apply(database: Database, run: Held, limits: CasebankSettings, rest: Callable[[], None]) -> None:
     """Do what is left of the run's plan, at most `limits.duplicate_batch` lines a transaction.
 
     Raises:
         RunLost: the run is somebody else's.
     """
-    after, done = -1, 0
+    total, done = runs.count_planned(database, run.run_id)
+    after = -1
     while (last := _apply_batch(database, run, limits, after)) is not None:
         after, handled = last
         done += handled
-        runs.progress(database, run, min(done, total), total)
+        runs.progress(database, run, done, total)
         rest()
 
 
@@ -157,12 +158,16 @@ class _Batch:
         if not self._merges:
             return []
         so_far = transaction.run(queries.TAKEN_OVER, {"run_id": run.run_id, "keeper_ids": sorted(self._merges)})
-        taken = {row.keeper_id: row.weight or 0 for row in so_far}
-        return [self._merged_keeper(keeper_id, taken.get(keeper_id, 0)) for keeper_id in sorted(self._merges)]
+        taken = {row.keeper_id: (row.uses, row.rated) for row in so_far}
+        return [self._merged_keeper(keeper_id, *taken.get(keeper_id, (0, 0))) for keeper_id in sorted(self._merges)]
 
-    def _merged_keeper(self, keeper_id: str, taken: int) -> dict[str, Any]:
+    def _merged_keeper(self, keeper_id: str, uses: int, rated: int) -> dict[str, Any]:
+        """The keeper, of whose uses so many are taken over in this run, with a rate for so many of these."""
         keeper, merges = facts_of(self._rows[keeper_id]), self._merges[keeper_id]
-        merged = policy.merged(keeper, [merge.loser for merge in merges], merges[0].line.keeper_weight + taken)
+        own = policy.weight(keeper) - uses  # as it is now: it may have been used or rated since the plan was made
+        if rated and not merges[0].line.keeper_weight:
+            own = 0  # its rate is that of what it took over, and it had none of its own
+        merged = policy.merged(keeper, [merge.loser for merge in merges], max(own, 0) + rated)
         return {
             "case_id": keeper_id,
             **_values(merged),

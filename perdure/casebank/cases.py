@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -24,10 +24,12 @@ from perdure.untrusted import storable
 
 LONGEST_ID = 255
 LONGEST_EMBEDDER = 255
+LONGEST_CATEGORY = 255
 MOST_USES = 2**53
 """So that a program that reads the count as a float reads the same number."""
 
 _WHOLE = 100
+_EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _SKEW = timedelta(minutes=1)
 """How far ahead of ours the clock of whoever says a time may be."""
 
@@ -123,6 +125,8 @@ def check(case: NewCase, *, now: datetime, dimensions: int | None = None) -> str
     for name, text in (("query", case.query), ("response_text", case.response_text)):
         if not text.strip():
             raise InvalidRequest(f"{name} is empty.")
+    if len(case.category_path or "") > LONGEST_CATEGORY:
+        raise InvalidRequest(f"category_path has more than {LONGEST_CATEGORY} characters.")
     if not 0 <= case.usage_count <= MOST_USES:
         raise InvalidRequest(f"usage_count is {case.usage_count}; accepted: 0 to {MOST_USES}.")
     if case.success_rate is not None and not 0 <= case.success_rate <= _WHOLE:  # NaN is not, either
@@ -191,6 +195,8 @@ def _check_time(name: str, at: datetime | None, now: datetime) -> None:
         return
     if at.tzinfo is None:
         raise InvalidRequest(f"{name} has no time zone.")
+    if at < _EARLIEST:  # some that Python can write it cannot read again from the database, whose calendar is longer
+        raise InvalidRequest(f"{name} is before 1970: {at.isoformat()}.")
     if at > now + _SKEW:
         raise InvalidRequest(f"{name} is in the future: {at.isoformat()}.")
 

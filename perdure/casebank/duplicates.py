@@ -48,7 +48,6 @@ _PRODUCT_ERROR = 1e-9
 """The same for the product of two unit vectors in float64."""
 
 _READINGS = 20_000
-_UNREAD = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +175,9 @@ class _Search:
         self._absorbed: list[Pair] = []
         self._spared: dict[int, tuple[Pair, Verdict]] = {}
         self._reading = lru_cache(_READINGS)(ordered.reading)
-        self._essences = np.full(len(ordered), _UNREAD, dtype=np.int64)
+        self._senses = _Senses(len(ordered), self._reading)
+        self._refused = np.zeros(len(ordered), dtype=np.bool_)
+        self._protected = np.zeros(len(ordered), dtype=np.bool_)
 
     def run(self) -> Found:
         """All of it."""
@@ -202,54 +203,63 @@ class _Search:
     def _among(self, batch: NDArray[np.intp]) -> NDArray[np.intp]:
         """Let the batch absorb of itself; those that are left of it."""
         units = self._cases.units(batch)
-        near = units @ units.T > self._threshold - _PRODUCT_ERROR
-        for at in range(1, len(batch)):
-            earlier = batch[:at][near[:at, at] & self._left[batch[:at]]]
-            if earlier.size:
-                self._decide(earlier, int(batch[at]))
+        near = np.triu(units @ units.T > self._threshold - _PRODUCT_ERROR, k=1)
+        for at in np.flatnonzero(near.any(axis=0) & ~self._protected[batch]).tolist():
+            earlier, loser = batch[:at][near[:at, at] & self._left[batch[:at]]], batch[at : at + 1]
+            worth = self._worth_deciding(np.ones((len(earlier), 1), dtype=np.bool_), earlier, loser)
+            self._decide(earlier[worth[:, 0]], int(loser[0]))
         return batch[self._left[batch]]
 
     def _against(self, keepers: _Keepers, start: int, stop: int) -> None:
         """Let the keepers absorb of a block of later cases."""
-        left = self._left[start:stop]
-        if not left.any():
+        open_ = self._left[start:stop] & ~self._protected[start:stop]
+        if not open_.any():
             return
         products = keepers.sketches @ self._cases.sketches.block(start, stop).T
-        columns = np.flatnonzero((products.max(axis=0) > self._threshold - _SKETCH_ERROR) & left)
+        columns = np.flatnonzero((products.max(axis=0) > self._threshold - _SKETCH_ERROR) & open_)
         for at in range(0, len(columns), _VERIFIED):
-            some = columns[at : at + _VERIFIED]
-            near = keepers.units @ self._cases.units(some + start).T > self._threshold - _PRODUCT_ERROR
+            losers = start + columns[at : at + _VERIFIED]
+            near = keepers.units @ self._cases.units(losers).T > self._threshold - _PRODUCT_ERROR
+            near = self._worth_deciding(near, keepers.positions, losers)
             for column in np.flatnonzero(near.any(axis=0)).tolist():
-                self._decide(keepers.positions[near[:, column]], start + int(some[column]))
+                self._decide(keepers.positions[near[:, column]], int(losers[column]))
+
+    def _worth_deciding(
+        self, near: NDArray[np.bool_], keepers: NDArray[np.intp], losers: NDArray[np.intp]
+    ) -> NDArray[np.bool_]:
+        """Of the `(keepers, losers)` that are near those that may merge, and all of a loser that was never refused.
+
+        In blocks, since a thousand questions that differ in a number are half a million pairs.
+        """
+        if not self._limits.duplicate_guard or not near.any():
+            return near
+        rows, columns = np.flatnonzero(near.any(axis=1)), np.flatnonzero(near.any(axis=0))
+        apart = np.zeros(near.shape, dtype=np.bool_)
+        apart[np.ix_(rows, columns)] = self._senses.apart(keepers[rows], losers[columns])
+        worth: NDArray[np.bool_] = near & ~(apart & self._refused[losers])
+        return worth
 
     def _decide(self, keepers: NDArray[np.intp], loser: int) -> None:
         """Let the first of the keepers that may absorb the loser do so."""
-        alike = self._essence(keepers) == self._essence(np.array([loser]))
-        for keeper, same in zip(keepers.tolist(), alike.tolist(), strict=True):
-            if self._limits.duplicate_guard and not same and loser in self._spared:
-                continue  # refused for its numbers or negations, as one before was
+        for keeper in keepers.tolist():
             if self._absorbs(keeper, loser):
                 return
 
-    def _essence(self, positions: NDArray[np.intp]) -> NDArray[np.int64]:
-        """The essences of these cases' questions, each read when it is first asked for."""
-        for position in positions[self._essences[positions] == _UNREAD].tolist():
-            self._essences[position] = self._reading(position).essence
-        return self._essences[positions]
-
     def _absorbs(self, keeper: int, loser: int) -> bool:
         """Whether the loser's fate is decided by this keeper: absorbed, or left because it is protected."""
+        if self._refused[loser] and self._difference(keeper, loser) is not None:
+            return False  # as by one before, which was told
         similarity = cosine(self._vector(keeper), self._vector(loser))
         if similarity <= self._threshold:
             return False
         pair = Pair(int(self._cases.numbers[keeper]), int(self._cases.numbers[loser]), similarity)
         if (different := self._difference(keeper, loser)) is not None:
             self._spared.setdefault(loser, (pair, different))
+            self._refused[loser] = True
             return False
         if (protected := self._protection(self._cases.facts(loser))) is not None:
-            known = self._spared.get(loser)
-            if known is None or known[1].rule is Rule.DIFFERENT:
-                self._spared[loser] = (pair, protected)
+            self._spared[loser] = (pair, protected)
+            self._protected[loser] = True  # nobody absorbs it: it is not looked at again
             return True
         self._left[loser] = False
         self._absorbed.append(pair)
@@ -264,6 +274,33 @@ class _Search:
     def _vector(self, position: int) -> Vector:
         vector: Vector = self._cases.vectors.block(position, position + 1)[0]
         return vector
+
+
+class _Senses:
+    """What can be told of the questions from a few numbers each, read when it is first asked for."""
+
+    def __init__(self, count: int, reading: Callable[[int], contradiction.Reading]) -> None:
+        self._reading = reading
+        self._read = np.zeros(count, dtype=np.bool_)
+        self._essences, self._names, self._words = (np.zeros(count, dtype=np.int64) for _ in range(3))
+
+    def apart(self, left: NDArray[np.intp], right: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """`(left, right)`: which pairs differ for certain, in numbers, negations or a name."""
+        self._know(left)
+        self._know(right)
+        rows, columns = left[:, None], right[None, :]
+        differ: NDArray[np.bool_] = self._essences[rows] != self._essences[columns]
+        differ |= (self._names[rows] & ~self._words[columns]) != 0
+        differ |= (self._names[columns] & ~self._words[rows]) != 0
+        return differ
+
+    def _know(self, positions: NDArray[np.intp]) -> None:
+        for position in positions[~self._read[positions]].tolist():
+            reading = self._reading(position)
+            self._essences[position] = reading.essence
+            self._names[position] = reading.name_bits
+            self._words[position] = reading.word_bits
+            self._read[position] = True
 
 
 def _sketch_width(dimensions: int) -> int:

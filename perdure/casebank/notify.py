@@ -39,19 +39,20 @@ def notify(
     url: str | None,
     post: Post,
     pause: Callable[[float], object] = time.sleep,
+    approval_within_s: float | None = None,
 ) -> None:
-    """Tell of a run's plan or outcome.
+    """Tell of a run's plan or outcome; `approval_within_s` says that the plan is void unless somebody approves it.
 
     Raises:
         NotifyFailed: it did not arrive at any of the attempts.
     """
     counts = f"{told['removed_cases']} removed, {told['merged_cases']} merged, {told['archived_cases']} archived"
     spared = len(told["details"]["spared"])
-    what = "will be" if event == "casebank.plan" else "were"
-    log.warning("run %s of the CaseBank: %s cases %s, %d spared", run["run_id"], what, counts, spared)
+    what = "plans" if event == "casebank.plan" else "is over"
+    log.warning("run %s of the CaseBank %s: %s, %d spared", run["run_id"], what, counts, spared)
     if url is None:
         return
-    body = json.dumps(_body(event, run, told)).encode()
+    body = json.dumps({**_body(event, run, told), "approval_within_s": approval_within_s}).encode()
     for attempt in range(1, ATTEMPTS + 1):
         try:
             post(url, body)
@@ -70,7 +71,6 @@ def _body(event: Event, run: dict[str, Any], told: dict[str, Any]) -> dict[str, 
         "event": event,
         "run_id": run["run_id"],
         "phase": run["phase"],
-        "expires_at": run["expires_at"],
         **{name: told[name] for name in ("removed_cases", "merged_cases", "archived_cases")},
         "spared_cases": len(details["spared"]),
         "details": {name: lines[:MOST_TOLD] for name, lines in details.items()},

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from perdure.casebank import queries, runs
@@ -90,12 +91,13 @@ def _plan(bank: Bank, held: Held) -> Held:
     rows = bank.database.run(queries.PLANNED_AT, held.fence)
     if not rows:
         raise RunLost
-    items = _compute(bank, rows[0].planned_at, _Telling(bank, held).step)
+    telling = _Telling(bank, held)
+    items = _compute(bank, rows[0].planned_at, telling.step)
     for start in range(0, len(items), _PAGE):
         page = [_written(number, items[number]) for number in range(start, min(start + _PAGE, len(items)))]
         if not bank.database.run(queries.WRITE_ITEMS, {**held.fence, "items": as_json(page)}):
             raise RunLost
-        runs.progress(bank.database, held, start + len(page), len(items))
+        telling.step(start + len(page), len(items))
     _log(f"run {held.run_id} of the CaseBank plans to have", runs.summed(map(_line, items)))
     planned = replace(held, planned_at=rows[0].planned_at)
     return runs.enter(bank.database, planned, Phase.NOTIFYING)
@@ -104,23 +106,23 @@ def _plan(bank: Bank, held: Held) -> Held:
 def _notify(bank: Bank, held: Held) -> Held:
     """Tell of the plan. If that fails nothing is removed."""
     run = runs.read_run(bank.database, held.run_id)
+    total = _total(run["plan"])
+    waits_s = bank.limits.approval_expires_s if bank.limits.approval is PruneApproval.MANUAL and total else None
+    tell = partial(notify, url=_url(bank), post=bank.post, pause=bank.pause)
     try:
-        notify("casebank.plan", run, run["plan"], url=_url(bank), post=bank.post, pause=bank.pause)
+        tell("casebank.plan", run, run["plan"], approval_within_s=waits_s)
     except NotifyFailed as error:
         withheld = f"nothing was removed, because the notice of the plan did not arrive: {error}"
         log.error("run %s of the CaseBank: %s", held.run_id, withheld)  # noqa: TRY400 (a receiver's failure, not ours)
         return runs.enter(bank.database, held, Phase.WITHHELD, error=withheld)
-    total = _total(run["plan"])
-    if bank.limits.approval is PruneApproval.MANUAL and total:
-        expires_s = bank.limits.approval_expires_s
-        return runs.enter(bank.database, held, Phase.WAITING_APPROVAL, total=total, notified=True, expires_s=expires_s)
+    if waits_s is not None:
+        return runs.enter(bank.database, held, Phase.WAITING_APPROVAL, total=total, notified=True, expires_s=waits_s)
     return runs.enter(bank.database, held, Phase.APPLYING, total=total, notified=True)
 
 
 def _apply(bank: Bank, held: Held) -> Held:
     """Carry out what is left of the plan."""
-    total = runs.count_planned(bank.database, held.run_id)
-    apply(bank.database, held, bank.limits, total, _pace(bank).rest)
+    apply(bank.database, held, bank.limits, _pace(bank).rest)
     return runs.enter(bank.database, held, Phase.REPORTING)
 
 

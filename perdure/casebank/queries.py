@@ -115,28 +115,27 @@ GIVE_VECTOR = Statement(
 
 # --- search ------------------------------------------------------------------------------
 
-# The index, where there is one, returns in about the right order, so this sorts again.
+# The index, where there is one, returns in about the right order, so this sorts again. (Each
+# connection has `hnsw.iterative_scan` on, without which an index returns only what it meets first.)
 _NEAREST = """
-    WITH near AS MATERIALIZED (
-        SELECT c.case_id, c.query_vector::vector({size}) <=> %(vector)s::vector({size}) AS distance
-        FROM cases AS c
-        WHERE {status} AND vector_dims(c.query_vector) = {size} AND c.embedder = %(embedder)s
-        ORDER BY c.query_vector::vector({size}) <=> %(vector)s::vector({size})
-        LIMIT %(k)s
-    )
+    WITH {found}
     SELECT c.case_id, c.query, c.response_text, c.category_path, c.usage_count, c.success_rate, c.status,
            c.last_accessed_at, 1 - near.distance AS similarity
     FROM near JOIN cases AS c USING (case_id)
     WHERE near.distance <> 'NaN'
     ORDER BY near.distance, c.case_id
+    LIMIT %(k)s
 """
 
-# Without it an index returns only what it meets first, filters or no.
-SCAN_ON = Statement(
-    "casebank.scan_on",
-    "SELECT set_config('hnsw.iterative_scan', 'relaxed_order', true), set_config('hnsw.ef_search', '100', true)",
-    writes=False,
-)
+_NEAR = """
+    {name} AS MATERIALIZED (
+        SELECT c.case_id, c.query_vector::vector({size}) <=> %(vector)s::vector({size}) AS distance
+        FROM cases AS c
+        WHERE c.status = '{status}' AND vector_dims(c.query_vector) = {size} AND c.embedder = %(embedder)s
+        ORDER BY c.query_vector::vector({size}) <=> %(vector)s::vector({size})
+        LIMIT %(k)s
+    )
+"""
 
 SIZES = Statement(
     "casebank.sizes",
@@ -148,11 +147,14 @@ SIZES = Statement(
 )
 
 
-def nearest(size: int, *, archived: bool) -> Statement:
-    """The cases nearest to a vector of `size` dimensions, active or archived."""
-    status = f"c.status = '{'archived' if archived else 'active'}'"
-    name = f"casebank.nearest_{'archived_' if archived else ''}{size:d}"
-    return Statement(name, _NEAREST.format(size=int(size), status=status), writes=False)
+def nearest(size: int, *, include_archived: bool) -> Statement:
+    """The cases nearest to a vector of `size` dimensions: active ones, or of all."""
+    if not include_archived:
+        found = _NEAR.format(name="near", size=int(size), status="active")
+        return Statement(f"casebank.nearest_{size:d}", _NEAREST.format(found=found), writes=False)
+    parts = [_NEAR.format(name=name, size=int(size), status=name) for name in ("active", "archived")]
+    parts.append("near AS (SELECT * FROM active UNION ALL SELECT * FROM archived)")
+    return Statement(f"casebank.nearest_of_all_{size:d}", _NEAREST.format(found=",".join(parts)), writes=False)
 
 
 def index(size: int) -> str:
@@ -164,17 +166,24 @@ def index(size: int) -> str:
     """
 
 
-def drop_broken_index(size: int) -> str:
-    """The SQL that drops that index if its building was broken off."""
-    name = f"cases_nearest_{size:d}_idx"
+def index_is_broken(size: int) -> str:
+    """The SQL that asks whether the building of that index was broken off, or goes on elsewhere."""
     return f"""
-        DO $$ BEGIN
-            IF EXISTS (SELECT FROM pg_index WHERE indexrelid = to_regclass('{name}') AND NOT indisvalid) THEN
-                DROP INDEX {name};
-            END IF;
-        END $$
-    """
+        SELECT EXISTS (SELECT FROM pg_index
+                       WHERE indexrelid = to_regclass('cases_nearest_{size:d}_idx') AND NOT indisvalid)
+    """  # noqa: S608 (a number)
 
+
+def drop_index(size: int) -> str:
+    """The SQL that drops it, while everybody else reads and writes."""
+    return f"DROP INDEX CONCURRENTLY IF EXISTS cases_nearest_{size:d}_idx"
+
+
+# One process at a time builds indexes: to another, one that is being built looks like one that was broken off.
+# The lock is the connection's, and goes with it.
+_BUILDING = "hashtextextended('perdure casebank indexes', 0)"
+TAKE_BUILDING = f"SELECT pg_try_advisory_lock({_BUILDING})"
+END_BUILDING = f"SELECT pg_advisory_unlock({_BUILDING})"
 
 # --- use ---------------------------------------------------------------------------------
 
@@ -427,7 +436,10 @@ EXPIRE = Statement(
 
 COUNTS = Statement(
     "casebank.counts",
-    "SELECT action, count(*) AS items FROM case_run_items WHERE run_id = %(run_id)s::uuid GROUP BY action",
+    """
+    SELECT count(*) AS planned, count(outcome) AS handled
+    FROM case_run_items WHERE run_id = %(run_id)s::uuid AND action <> 'spare'
+    """,
     writes=False,
 )
 
@@ -489,11 +501,12 @@ LOCK_CASES = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# Uses behind what the keepers have taken over in this run so far.
+# What the keepers have taken over in this run so far, and the uses of it that a rate speaks for.
 TAKEN_OVER = Statement(
     "casebank.taken_over",
     """
-    SELECT keeper_id, sum(usage_count) FILTER (WHERE success_rate IS NOT NULL)::bigint AS weight
+    SELECT keeper_id, sum(usage_count)::bigint AS uses,
+           coalesce(sum(usage_count) FILTER (WHERE success_rate IS NOT NULL), 0)::bigint AS rated
     FROM case_run_items
     WHERE run_id = %(run_id)s::uuid AND action = 'merge' AND outcome = 'done'
           AND keeper_id = ANY (%(keeper_ids)s::text[])

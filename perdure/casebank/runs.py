@@ -203,10 +203,10 @@ def result(executor: Executor, run_id: UUID) -> dict[str, Any]:
     return {**told, "dry_run": False, "run_id": str(run_id), "phase": run["phase"]}
 
 
-def count_planned(executor: Executor, run_id: UUID) -> int:
-    """How many cases the plan takes away."""
-    rows = executor.run(queries.COUNTS, {"run_id": run_id})
-    return sum(row.items for row in rows if row.action != Action.SPARE)
+def count_planned(executor: Executor, run_id: UUID) -> tuple[int, int]:
+    """How many cases the plan takes away, and how many of them have been handled."""
+    row = executor.run(queries.COUNTS, {"run_id": run_id})[0]
+    return row.planned, row.handled
 
 
 def read_report(

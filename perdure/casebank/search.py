@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Row
+from sqlalchemy import Connection, Row
 
 from perdure.casebank import queries, vectors
 from perdure.casebank.archive import warn_of_archived
@@ -42,18 +42,14 @@ def search(
 ) -> list[Found]:
     """The `k` nearest cases, nearest first: active ones, and if asked for, archived ones among them.
 
-    Archived ones are noted in the log.
+    One statement. Archived ones are noted in the log.
 
     Raises:
         InvalidRequest: it is no vector.
     """
-    parameters = {"vector": vectors.literal(vector), "embedder": embedder, "k": k}
-    with database.transaction("casebank.search") as transaction:
-        transaction.run(queries.SCAN_ON, {})
-        rows = list(transaction.run(_nearest(len(vector), archived=False), parameters))
-        if include_archived:
-            rows += transaction.run(_nearest(len(vector), archived=True), parameters)
-    found = sorted(map(_found, rows), key=lambda each: (-each.similarity, each.case_id))[:k]
+    statement = _nearest(len(vector), include_archived=include_archived)
+    rows = database.run(statement, {"vector": vectors.literal(vector), "embedder": embedder, "k": k})
+    found = [_found(row) for row in rows]
     for each in found:
         if each.status == "archived":
             warn_of_archived(each.case_id)
@@ -63,23 +59,37 @@ def search(
 def build_indexes(database: Database, index_from: int = INDEX_FROM) -> list[int]:
     """Build the index for each size of vector of which there are many; the sizes that have one then.
 
-    Others read and write meanwhile. An index whose building was broken off is built anew.
+    Others read and write meanwhile. An index whose building was broken off is built anew. Nothing is
+    done while another process builds.
     """
     sizes = [
         row.size
         for row in database.run(queries.SIZES, {})
         if row.cases >= index_from and row.size <= MOST_INDEXED_DIMENSIONS
     ]
-    for size in sizes:
-        with database.engine.connect() as connection:
-            connection.exec_driver_sql(queries.drop_broken_index(size))
-            connection.exec_driver_sql(queries.index(size))
+    if not sizes:
+        return []
+    with database.engine.connect() as connection:
+        if not connection.exec_driver_sql(queries.TAKE_BUILDING).scalar_one():
+            return []
+        try:
+            for size in sizes:
+                _build(connection, size)
+        finally:
+            connection.exec_driver_sql(queries.END_BUILDING)
     return sizes
 
 
+def _build(connection: Connection, size: int) -> None:
+    """Build an index, unless it is there. What another process left half-built is dropped first, as it is no use."""
+    if connection.exec_driver_sql(queries.index_is_broken(size)).scalar_one():
+        connection.exec_driver_sql(queries.drop_index(size))
+    connection.exec_driver_sql(queries.index(size))
+
+
 @lru_cache
-def _nearest(size: int, *, archived: bool) -> Statement:
-    return queries.nearest(size, archived=archived)
+def _nearest(size: int, *, include_archived: bool) -> Statement:
+    return queries.nearest(size, include_archived=include_archived)
 
 
 def _found(row: Row[Any]) -> Found:

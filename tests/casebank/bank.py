@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
-from sqlalchemy import text
+from sqlalchemy import TextClause, text
 
 from perdure.casebank.notify import NotifyFailed
 from perdure.casebank.plan import Candidate
@@ -17,11 +17,13 @@ from perdure.casebank.policy import Facts
 from perdure.casebank.prune import Bank
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
+from perdure.database.tables import metadata
 from perdure.settings import CasebankSettings
 
 NOW = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
 LIMITS = CasebankSettings(load_percent=100)
 TABLES = ("cases", "case_executions", "case_archive", "case_history", "case_runs", "case_run_items", "sweeps")
+_SEQUENCES = "SELECT concat_ws(' ', sequencename, last_value) FROM pg_sequences ORDER BY 1"
 
 
 def facts(
@@ -73,13 +75,15 @@ def put(
         )
 
 
-def everything(database: Database) -> dict[str, list[Any]]:
-    """Every row of every table that a run could touch."""
+def everything(database: Database) -> dict[str, list[str]]:
+    """Every row of every table, with its place and the transactions that wrote it; and every sequence."""
     with database.engine.connect() as connection:
-        return {
-            table: sorted(map(str, connection.execute(text(f"SELECT {table}::text FROM {table}")).scalars()))  # noqa: S608 (constants)
-            for table in TABLES
-        }
+        found = {table: list(connection.execute(_every_row(table)).scalars()) for table in metadata.tables}
+        return {**found, "sequences": list(connection.execute(text(_SEQUENCES)).scalars())}
+
+
+def _every_row(table: str) -> TextClause:
+    return text(f"SELECT concat_ws(' ', t.ctid, t.xmin, t.xmax, t::text) FROM {table} AS t ORDER BY 1")  # noqa: S608 (ours)
 
 
 def statuses(database: Database) -> dict[str, str]:

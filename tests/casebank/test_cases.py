@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
@@ -45,6 +45,9 @@ GOOD = NewCase("c", "a question", "an answer", query_vector=[1.0, 2.0], embedder
         ({"last_accessed_at": NOW + timedelta(hours=1)}, "future"),
         ({"created_at": NOW + timedelta(hours=1)}, "future"),
         ({"created_at": NOW.replace(tzinfo=None)}, "time zone"),
+        ({"created_at": datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=14)))}, "before 1970"),
+        ({"last_accessed_at": datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC)}, "before 1970"),
+        ({"category_path": "x" * 256}, "category_path"),
         ({"case_id": ""}, "case_id"),
         ({"case_id": "x" * 256}, "case_id"),
         ({"case_id": "a\x00"}, "case_id"),

@@ -76,7 +76,7 @@ def test_what_says_the_same(left: str, right: str) -> None:
 
 @given(st.text(max_size=60), st.text(max_size=60))
 def test_it_holds_for_any_text(left: str, right: str) -> None:
-    """No text breaks it, none contradicts itself, order decides nothing, and essences speak for their part."""
+    """No text breaks it, none contradicts itself, order decides nothing, and essences and bits speak for their part."""
     assert difference(left, left) is None
     found, back = difference(left, right), difference(right, left)
     assert (found is None) == (back is None)
@@ -85,6 +85,15 @@ def test_it_holds_for_any_text(left: str, right: str) -> None:
         assert str(found)
     same_part = found is None or found.kind in {Kind.NAME, Kind.OPPOSITE}
     assert (read(left).essence == read(right).essence) is same_part
+    if found is None or found.kind is Kind.OPPOSITE:
+        assert not read(left).name_bits & ~read(right).word_bits
+        assert not read(right).name_bits & ~read(left).word_bits
+
+
+@pytest.mark.parametrize(("left", "right"), [("ask Anna", "ask Bob"), ("서울의 날씨는", "부산의 날씨는")])
+def test_names_that_differ_differ_in_their_bits(left: str, right: str) -> None:
+    """As a rule: bits of names may coincide, and then the names themselves decide."""
+    assert read(left).name_bits & ~read(right).word_bits
 
 
 def test_the_essence_is_the_same_everywhere() -> None:

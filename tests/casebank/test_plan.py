@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from datetime import timedelta
 from fractions import Fraction
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure import contradiction
-from perdure.casebank import policy
+from perdure.casebank import duplicates, policy
 from perdure.casebank.cosines import cosine
 from perdure.casebank.plan import Candidate, Item, compute
 from perdure.casebank.policy import Action, Facts, Rule
@@ -190,15 +191,34 @@ def test_ten_thousand_identical_cases_collapse_to_one() -> None:
     assert {item.keeper_id for item in items} == {"00000"}
 
 
-def test_numbers_that_differ_keep_cases_apart_in_any_number() -> None:
-    """The guard is asked in blocks, too: else a thousand orders would be a million readings."""
+LETTERS = "abcfghijkl"  # none that an English word may end in without being another
+
+
+def _spelt(number: int) -> str:
+    return "".join(LETTERS[int(digit)] for digit in f"{number:03}")
+
+
+@pytest.mark.parametrize("kind", ["numbers", "names", "protected"])
+def test_a_crowd_that_stays_is_not_looked_at_pair_by_pair(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """@REQ:CONSOLIDATION-001.10: a quarter of a million pairs are near, and are told apart in blocks."""
+    asked = {
+        "numbers": "where is order {0}".format,
+        "names": "who is X{1}".format,
+        "protected": "how to do it".format,
+    }[kind]
+    idle_days = 1 if kind == "protected" else 30
     cases = [
-        candidate(facts(f"{number:04}"), [1.0, 2.0, 3.0, 4.0], f"where is order {number}") for number in range(1_500)
+        candidate(facts(f"{number:04}", idle_days=idle_days), [1.0, 2.0, 3.0, 4.0], asked(number, _spelt(number)))
+        for number in range(700)
     ]
+    looked = Mock(wraps=cosine)
+    monkeypatch.setattr(duplicates, "cosine", looked)
     items = planned(cases)
-    assert {item.action for item in items} == {Action.SPARE}
-    assert len(items) == 1_499
-    assert planned(cases, CasebankSettings(duplicate_guard=False, load_percent=100))[0].action is Action.MERGE
+    assert {(item.action, item.keeper_id) for item in items} == {(Action.SPARE, "0000")}
+    assert len(items) == 699
+    assert looked.call_count == 699
+    if kind != "protected":
+        assert planned(cases, CasebankSettings(duplicate_guard=False, load_percent=100))[0].action is Action.MERGE
 
 
 def test_merged_values_decide_about_inactivity() -> None:
@@ -224,10 +244,12 @@ def test_a_removed_case_takes_part_in_nothing_further() -> None:
 
 
 @pytest.mark.parametrize("dimensions", [2, 64, 130, 384, 1_536])
-def test_sketches_rule_out_nothing_that_is_near(dimensions: int) -> None:
+def test_sketches_rule_out_nothing_that_is_near(dimensions: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """@REQ:CONSOLIDATION-001.2: of any size, on both sides of the threshold, in a bank of several blocks."""
+    monkeypatch.setattr(duplicates, "_BLOCK", 64)
+    monkeypatch.setattr(duplicates, "_VERIFIED", 16)
     rng = np.random.default_rng(dimensions)
-    count = 300 if dimensions > 1_000 else 1_200
+    count = 240
     centres = rng.normal(size=(count // 4, dimensions))
     centres[: count // 8] += 3  # half of them on one side of space, as real embeddings are
     vectors = np.concatenate(

@@ -51,6 +51,7 @@ def details(told: dict[str, Any]) -> dict[str, Any]:
     return said
 
 
+LASTING = {"cases", "case_executions", "case_archive", "case_history"}
 EXPECTED = {
     "removed": ["low"],
     "merged": [("good", "twin")],
@@ -67,6 +68,7 @@ EXPECTED = {
 def test_a_dry_run_says_what_would_go_and_changes_nothing(filled: Database, clock: MovedClock) -> None:
     """@REQ:CONSOLIDATION-001.8: every table is the same before and after."""
     before = everything(filled)
+    assert set(TABLES) < set(before)
     told = prune.dry_run(bank(filled, clock))
     assert everything(filled) == before
     assert details(told) == EXPECTED
@@ -90,7 +92,7 @@ def test_a_run_does_what_the_dry_run_said(
     archived = column(filled, "SELECT case_id FROM case_history WHERE event = 'archived' AND reason <> ''")
     assert set(archived) == gone
     assert "removed 1, merged 1 and archived 1 cases, and spared 4" in caplog.text
-    assert "1 removed, 1 merged, 1 archived" in caplog.text, "without a URL the log is the notice"
+    assert "is over: 1 removed, 1 merged, 1 archived, 4 spared" in caplog.text, "without a URL the log is the notice"
 
 
 def test_the_keeper_takes_over_the_counts(filled: Database, clock: MovedClock) -> None:
@@ -109,11 +111,11 @@ def test_the_keeper_takes_over_the_counts(filled: Database, clock: MovedClock) -
 def test_a_second_run_finds_nothing_more(filled: Database, clock: MovedClock) -> None:
     """What a plan leaves is what the policy wants: running it again changes no case."""
     first = prune.run(bank(filled, clock))
-    before = {name: rows for name, rows in everything(filled).items() if not name.startswith("case_run")}
+    before = {name: rows for name, rows in everything(filled).items() if name in LASTING}
     second = prune.run(bank(filled, clock))
     assert second["run_id"] != first["run_id"]
     assert (second["removed_cases"], second["merged_cases"], second["archived_cases"]) == (0, 0, 0)
-    assert {name: rows for name, rows in everything(filled).items() if not name.startswith("case_run")} == before
+    assert {name: rows for name, rows in everything(filled).items() if name in LASTING} == before
 
 
 def test_the_row_of_a_run_tells_its_phase_plan_and_outcome(filled: Database, clock: MovedClock) -> None:
@@ -171,6 +173,22 @@ def test_a_case_used_between_plan_and_apply_is_spared(filled: Database, clock: M
     }
     assert set(statuses(filled).values()) == {"active"}
     assert column(filled, "SELECT usage_count FROM cases WHERE case_id = 'good'") == [20]
+
+
+def test_a_keeper_rated_while_its_plan_waits_weighs_as_it_is_then(filled: Database, clock: MovedClock) -> None:
+    """@REQ:CONSOLIDATION-001.5: a plan may wait for days, and keepers are in use."""
+    put(filled, "unrated", vector=[0, 0, 0, 1.0], usage=40)
+    put(filled, "its twin", vector=[0, 0, 0, 1.0], usage=10, rate=50.0)
+
+    def rate() -> None:
+        with filled.engine.connect() as connection:
+            connection.exec_driver_sql("UPDATE cases SET success_rate = 100 WHERE case_id = 'unrated'")
+            connection.exec_driver_sql("UPDATE cases SET usage_count = 40 WHERE case_id = 'good'")
+
+    told = planned_then(filled, clock, rate)
+    assert told["merged_cases"] == 2
+    rates = "SELECT success_rate FROM cases WHERE case_id IN ('unrated', 'good') ORDER BY case_id"
+    assert column(filled, rates) == [(80.0 * 40 + 50.0 * 10) / 50, (100.0 * 40 + 50.0 * 10) / 50]
 
 
 @pytest.mark.parametrize(
@@ -388,6 +406,7 @@ def test_the_administrator_is_told_before_and_after(filled: Database, clock: Mov
     assert before["run_id"] == after["run_id"] == told["run_id"]
     assert (before["removed_cases"], before["spared_cases"], before["complete"]) == (1, 4, True)
     assert before["details"]["removed"] == ["low"]
+    assert (before["approval_within_s"], after["approval_within_s"]) == (None, None)
 
 
 def test_without_the_notice_nothing_is_removed(filled: Database, clock: MovedClock) -> None:
@@ -422,7 +441,7 @@ def test_a_notice_of_the_results_that_does_not_arrive_is_noted(filled: Database,
 
 def waiting(database: Database, clock: MovedClock) -> tuple[prune.Bank, UUID]:
     """A run whose plan waits for approval."""
-    parts = bank(database, clock, approval=PruneApproval.MANUAL)
+    parts = bank(database, clock, approval=PruneApproval.MANUAL, notify_url=URL)
     told = prune.run(parts)
     assert told["phase"] == "waiting_approval"
     assert told["removed_cases"] == 1, "the plan"
@@ -431,8 +450,10 @@ def waiting(database: Database, clock: MovedClock) -> tuple[prune.Bank, UUID]:
 
 
 def test_a_plan_that_is_approved_is_applied(filled: Database, clock: MovedClock) -> None:
-    """Until then nothing changes, and no other run begins."""
+    """Until then nothing changes, and no other run begins; who is told of the plan learns that it waits."""
     parts, run_id = waiting(filled, clock)
+    assert isinstance(parts.post, Post)
+    assert json.loads(parts.post.sent[0][1])["approval_within_s"] == parts.limits.approval_expires_s
     with pytest.raises(Conflict, match="waiting_approval"):
         prune.run(parts)
     assert prune.advance(parts) is None

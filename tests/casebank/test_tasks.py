@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -19,12 +20,16 @@ from perdure.errors import ProviderError
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.runtime import Runtime
 from perdure.settings import CasebankSettings, PruneApproval
+from perdure.turns.outbox import signature
 from perdure.turns.runner import Runner
 from schedules import entries
 from tasks import casebank
 from tasks.process import Process
 from tests.casebank.bank import put, statuses
+from tests.channels.test_callback import Receiver, receiver
 from tests.turns.test_briefing import _Away
+
+__all__ = ["receiver"]
 
 Call = Callable[..., Any]
 
@@ -72,6 +77,20 @@ def test_an_approved_run_is_taken_up_and_an_old_plan_is_void(runtime: Runtime, c
     runs.approve(runtime.database, UUID(again["run_id"]), "somebody")
     assert call("casebank.advance")["removed_cases"] == 1
     assert statuses(runtime.database) == {"bad": "archived"}
+
+
+def test_the_notice_travels_signed(runtime: Runtime, receiver: Receiver) -> None:
+    """As every callback does, so that its receiver can tell it from anybody's."""
+    put(runtime.database, "bad", usage=20, rate=10)
+    told = prune.run(bank_of(_with(runtime, notify_url=receiver.url)))
+    assert [json.loads(body)["event"] for _, _, body in receiver.received] == ["casebank.plan", "casebank.outcome"]
+    for _, headers, body in receiver.received:
+        assert headers["X-Perdure-Signature"] == signature(runtime.settings.signing_key(), body)
+        assert json.loads(body)["run_id"] == told["run_id"]
+    receiver.status = 500
+    parts = replace(bank_of(_with(runtime, notify_url=receiver.url)), pause=lambda _seconds: None)
+    assert prune.run(parts)["phase"] == "withheld"
+    assert receiver.url not in runs.list_runs(runtime.database)[0]["error"], "the URL is a secret"
 
 
 def test_reflection_rates_and_makes_findable(runtime: Runtime) -> None:

@@ -86,8 +86,12 @@ def test_a_plan_is_shown_decided_applied_and_undone(command: Command, runtime: R
     assert [each["phase"] for each in _json(command, "runs")] == ["done", "rejected"]
     assert _json(command, "runs", "show", made["run_id"])["outcome"]["merged_cases"] == 1
     report = command("cases", "runs", "show", made["run_id"]).stdout
-    assert "merge two (done)" in report
-    assert report.index("how do I do it") < report.index("how to do it")
+    assert "1 removed, 1 merged, 0 archived, 0 spared" in report
+    assert "1. low: succeeds in 10 % of 20 uses, under 30 %" in report
+    [pair] = [line for line in report.splitlines() if line.split()[:1] == ["asked"]]
+    assert " ".join(pair.split()) == "asked how do I do it how to do it", "side by side, the keeper on the right"
+    assert "1.0000" in report
+    assert "low:" not in command("cases", "runs", "show", made["run_id"], "--only", "merge").stdout
     assert _json(command, "restore", "low") == {"case_id": "low", "status": "restored"}
     assert isinstance(command("cases", "restore", "low").exception, NotFound)
     assert _json(command, "reflect") == {"rated": 0, "flagged": []}

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, TextIO
+from uuid import UUID
 
 import typer
 from rich.console import Console
@@ -17,12 +18,15 @@ from rich.progress import Progress, TaskID
 from perdure.casebank import archive, reflection, runs, transfer
 from perdure.casebank import cases as stored
 from perdure.casebank.embedding import embed_cases
+from perdure.casebank.policy import Action
 from perdure.casebank.search import build_indexes
+from perdure.database.engine import Database
 from perdure.errors import PerdureError, Unavailable
 from perdure.runtime import Runtime
 from perdure.turns.recalling import cases_near
 from workers.commands import connecting
-from workers.commands.display import AsJson, write_fields, write_json, write_table, write_text
+from workers.commands.case_report import write_report
+from workers.commands.display import AsJson, write_fields, write_json, write_table
 from workers.commands.failing import WRONG_USAGE, Failure
 from workers.commands.files import STDIO, opened, write_whole
 
@@ -178,23 +182,20 @@ def list_runs(
 
 
 @of_runs.command("show")
-def show_run(run_id: RunId, *, as_json: AsJson = False) -> None:
-    """Show a run: counts, then line by line what goes and what is spared, why, and duplicates side by side."""
+def show_run(
+    run_id: RunId,
+    only: Annotated[Action | None, typer.Option(help="Only these lines of its plan.")] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Show a run: counts, then case by case what goes and what is spared, why, and duplicates side by side."""
     wanted = connecting.parse_id(run_id, "run")
     with connecting.database() as database:
         found = runs.read_run(database, wanted)
         if as_json:
             write_json(found)
             return
-        told = found.pop("outcome") or {}
-        planned = found.pop("plan") or {}
-        counts = {f"planned: {name}": planned[name] for name in _COUNTS if planned}
-        write_fields({**found, **counts, **{name: told[name] for name in _COUNTS if told}})
-        after = -1
-        while lines := runs.read_report(database, wanted, after=after):
-            for line in lines:
-                write_text(_reported(line))
-            after = lines[-1]["position"]
+        write_report(found, _reported(database, wanted, only))
 
 
 @commands.command()
@@ -292,20 +293,12 @@ def _write_told(told: dict[str, Any]) -> None:
     write_table(("what", "case_id", "rule", "why"), rows)
 
 
-def _reported(line: dict[str, Any]) -> str:
-    """A line of a report, with the texts of a pair below it, side by side as far as a line of text allows."""
-    outcome = line["outcome"] or "planned"
-    told = f"{line['action']} {line['case_id']} ({outcome}): {line['rule']}: {line['reason']}"
-    if line["outcome_reason"]:
-        told += f"\n  {line['outcome_rule']}: {line['outcome_reason']}"
-    if line["keeper_id"] is None:
-        return told
-    similarity = "" if line["similarity"] is None else f", similarity {line['similarity']:.4f}"
-    return told + (
-        f"\n  with {line['keeper_id']}{similarity}"
-        f"\n    this:   {line['query']}\n            {line['response_text']}"
-        f"\n    keeper: {line['keeper_query']}\n            {line['keeper_response_text']}"
-    )
+def _reported(database: Database, run_id: UUID, only: Action | None) -> Iterator[dict[str, Any]]:
+    """The lines of a run's plan, a page at a time."""
+    after = -1
+    while lines := runs.read_report(database, run_id, action=only, after=after):
+        yield from lines
+        after = lines[-1]["position"]
 
 
 @contextmanager
