@@ -8,3 +8,8 @@ dry run, which shows it, and for a run (`runs`, `prune`), which tells the admini
 (`notify`), waits for approval where that is asked for, and applies it (`apply`). Archiving
 (`archive`) never deletes, and restoring brings back what was there, bit for bit.
 """
+
+import os
+
+# Read when numpy is first imported. A run works a share of one core; BLAS would take all of them, in bursts.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
