@@ -45,19 +45,7 @@ class Waiting:
     """A person is to decide about calls. The session is given back already."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delayed:
-    """No model answers, and the turn would rather wait: it goes on after `wait_s` seconds.
-
-    `spent_s` is its time under lease without the call that failed.
-    """
-
-    error: PerdureError
-    wait_s: float
-    spent_s: float
-
-
-Stop = Parked | Waiting | Delayed
+Stop = Parked | Waiting | parking.Delayed
 
 
 class Turn:
@@ -179,7 +167,7 @@ class Turn:
             self._hold.cancel(self.ref.turn_id)
         return Waiting() if waits is approvals.Waits.YES else None
 
-    def _delayed(self, error: PerdureError) -> Delayed | None:
+    def _delayed(self, error: PerdureError) -> parking.Delayed | None:
         """Whether the turn waits until a model may answer. One whose own time is over does not."""
         settings = self._runtime.settings
         if (self._agent.on_unavailable or settings.turn.on_unavailable) != OnUnavailable.PARK:
@@ -187,7 +175,7 @@ class Turn:
         wait_s = parking.pause_s(error, settings.breaker.cooldown_s)
         if wait_s is None or self.spent_s >= self._timeout_s or not parking.may_wait(self.ref, self._runtime.clock):
             return None
-        return Delayed(error, wait_s, self._before_call_s)
+        return parking.Delayed(error, wait_s, self._before_call_s, self.transcript.steps)
 
     def _over(self) -> Ending | Parked | None:
         if self._hold.lost:
