@@ -36,7 +36,8 @@ _LONGEST_PAUSE_S = 600.0
 def pause_s(error: PerdureError, cooldown_s: float) -> float | None:
     """Seconds after which a model that failed so may answer; None if waiting is no help."""
     if isinstance(error, CircuitBreakerOpen):
-        wanted = error.retry_after_s
+        # While a probe is under way that says when its time is over; should it fail or be lost, nobody tells.
+        wanted = None if error.retry_after_s is None else min(error.retry_after_s, cooldown_s)
     elif verdict(error) is Verdict.PASSING:
         wanted = max(asked_pause_s(error) or 0.0, cooldown_s)
     else:

@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from typing import Any
 
-from tests.models.openai_server import Answer, Call, OpenAIServer, Step, Wire
+from tests.models.openai_server import Answer, Call, OpenAIServer, Status, Step, Wire
 
 SIDE_BY_SIDE = ("pure", "idempotent", "unsafe")
 ALONE = ("pure", "idempotent", "unsafe", "probed", "deadly", "stuck")
@@ -37,10 +37,11 @@ class Gate:
 
 
 class Mind:
-    """A model's server. `latency_s` is how long it thinks about each answer."""
+    """A model's server. `latency_s` is how long it thinks about each answer; `down` has it answer none."""
 
     def __init__(self) -> None:
         self.latency_s = 0.0
+        self.down = False
         self.server = _Server(self)
         self._gates: dict[str, Gate] = {}
         self._asked: Counter[str] = Counter()
@@ -59,6 +60,8 @@ class Mind:
 
     def answer(self, body: Wire) -> Step:
         """What it says to a prompt."""
+        if self.down:
+            return Status(503, message="The model is down.")
         return _answer(body["messages"], _newest(body), self.latency_s)
 
     def pass_gate(self, body: Wire) -> None:

@@ -131,6 +131,14 @@ def _try_again(stage: Stage, session_id: UUID) -> None:
     stage.run(session_id)
 
 
+def test_it_does_not_wait_for_the_time_of_somebody_elses_probe(parking: Stage) -> None:
+    """A probe may fail, or be lost with its process, and nobody would tell: it is asked again after a cooldown."""
+    parking.script(CircuitBreakerOpen(retry_after_s=600))
+    turn = parking.ask()
+    _try_again(parking, UUID(turn["session_id"]))
+    assert parking.turn(UUID(turn["turn_id"]))["status"] == "done"
+
+
 def test_it_goes_on_from_its_last_step(parking: Stage) -> None:
     """Down in the middle of a turn: what the tools did stays done."""
     parking.equip(look)
