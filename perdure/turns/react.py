@@ -20,7 +20,7 @@ from perdure.errors import (
     ProviderError,
     Unavailable,
 )
-from perdure.hooks import TurnOver, TurnSeen, call_hooks
+from perdure.hooks import Hooks, Seen, TurnOver, TurnSeen, call_hooks
 from perdure.models.protocol import CallAborted, Model, ModelCall, ModelReply, ModelRequest, Role, ToolSchema
 from perdure.runtime import Runtime
 from perdure.settings import OnUnavailable
@@ -111,14 +111,25 @@ class Turn:
                 return left
 
     def _refused(self) -> Failed | None:
-        """Whether a required hook keeps the turn from beginning."""
-        if self.transcript.steps or self._hold.stopping.is_set():
+        """Whether a required hook keeps the turn from beginning. Once the user's words are committed, all have passed.
+
+        Raises:
+            LeaseLost: the session is somebody else's now.
+        """
+        uncommitted = self.transcript.uncommitted
+        if not self._agent.before_turn or not uncommitted or self._hold.stopping.is_set():
             return None
         try:
-            call_hooks(self._agent.before_turn, self._seen())
+            self._call_hooks(self._agent.before_turn, self._seen())
         except PerdureError as error:
             return Failed(error)
+        self._commit(uncommitted, asks=False)
         return None
+
+    def _call_hooks(self, hooks: Hooks[Seen], seen: Seen) -> None:
+        within_s = self._runtime.settings.turn.hook_timeout_s
+        self._hold.step_within(within_s * len(hooks))
+        call_hooks(hooks, seen, within_s, self._runtime.leaks)
 
     def _let_go(self, ending: Ending) -> Ending:
         """How the turn ends, once its hooks have seen it: a required one may take the reply back."""
@@ -132,7 +143,7 @@ class Turn:
             case _:
                 assert_never(ending)
         try:
-            call_hooks(self._agent.after_turn, over)
+            self._call_hooks(self._agent.after_turn, over)
         except PerdureError as error:
             return Failed(error) if isinstance(ending, Replied) else ending
         return ending

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from perdure.turns.parking import MOST_A_ROUND
 from perdure.turns.reading import DELAYED
 from tests.commands.conftest import Perdure
+from tests.processes.gateway import serving
 from tests.processes.installation import Installation
 from tests.processes.mind import answer_to
 from tests.processes.scene import wait_until
@@ -29,24 +29,10 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 
 
 @pytest.fixture
-def perdure(installation: Installation) -> Perdure:
-    """Runs commands, as the operator of this installation."""
-    return Perdure(installation.environment, installation.directory)
-
-
-@pytest.fixture
-def gateway(installation: Installation, perdure: Perdure) -> Iterator[str]:
+def gateway(perdure: Perdure) -> Iterator[str]:
     """A gateway of this installation; its URL."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = perdure.start("gateway", "--port", str(port))
-    url = f"http://127.0.0.1:{port}"
-    wait_until(lambda: _lives(url), "the gateway lives", PATIENCE_S)
-    yield url
-    process.terminate()
-    process.join(PATIENCE_S)
-    process.kill()
+    with serving(perdure) as url:
+        yield url
 
 
 def test_retried_then_open_then_a_fallback_and_closed_by_one_probe(
@@ -144,10 +130,3 @@ def _breaker(perdure: Perdure, gateway: str) -> dict[str, Any]:
 
 def _parks(installation: Installation) -> int:
     return sum((note.moment, note.name) == ("after", "turns.park_for") for note in installation.scene.notes())
-
-
-def _lives(url: str) -> bool:
-    try:
-        return httpx2.get(f"{url}/healthz").status_code == 200
-    except httpx2.TransportError:
-        return False
