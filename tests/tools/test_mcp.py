@@ -72,11 +72,11 @@ class Rig:
         with ThreadPoolExecutor(1) as pool:
             yield pool.submit(add.call, {"a": 1, "b": 2}, context())
 
-    def pass_pause(self, call: Future[str]) -> None:
+    def pass_pause(self, call: Future[str], caplog: pytest.LogCaptureFixture) -> None:
         """Have the clock pass the pause before the next connection, and not all of what a call waits for that."""
-        for _ in range(3):
-            wait([call], timeout=0.3)
-            self.clock.advance(timedelta(seconds=1))
+        rig_waits(lambda: call.done() or "is not connected" in caplog.text)
+        wait([call], timeout=0.3)  # the pause begins when that is said
+        self.clock.advance(timedelta(seconds=2))
 
     def answers(self, server: McpServer) -> None:
         """Wait until a call gets its answer."""
@@ -225,7 +225,9 @@ def test_a_server_tells_of_a_new_tool(rig: Rig, local: McpServer) -> None:
     assert rig.tool(local, "grown").call({}, context()) == "new"
 
 
-def test_a_server_that_dies_in_mid_call_is_started_again(rig: Rig, local: McpServer) -> None:
+def test_a_server_that_dies_in_mid_call_is_started_again(
+    rig: Rig, local: McpServer, caplog: pytest.LogCaptureFixture
+) -> None:
     """That call's outcome is unknown; the next one, or its repetition, waits until the server is back."""
     die, add = rig.tool(local, "die"), rig.tool(local, "add")
 
@@ -234,7 +236,7 @@ def test_a_server_that_dies_in_mid_call_is_started_again(rig: Rig, local: McpSer
 
     assert "local:add" in Agent("a", "x", tools=[local]).toolset(rig.connections).names
     with rig.calling(add) as call:
-        rig.pass_pause(call)
+        rig.pass_pause(call, caplog)
         assert call.result(WAIT_S) == "3"
 
 
@@ -289,7 +291,7 @@ def test_a_server_that_is_not_there_is_waited_for_once(caplog: pytest.LogCapture
         rig.connections.close()
 
 
-def test_a_server_over_http_is_called_goes_and_returns(rig: Rig) -> None:
+def test_a_server_over_http_is_called_goes_and_returns(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     """While it is away its tools are known and fail; a call that could not be sent is no unknown outcome."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
@@ -308,7 +310,7 @@ def test_a_server_over_http_is_called_goes_and_returns(rig: Rig) -> None:
         served.wait(WAIT_S)
         served = serve(port)
         with rig.calling(add) as call:
-            rig.pass_pause(call)
+            rig.pass_pause(call, caplog)
             assert call.result(WAIT_S) == "3"
         served.kill()
         served.wait()
