@@ -8,18 +8,26 @@
 
 A hook that fails is logged and stops nothing, unless it is `required`: then the turn fails with its
 error (or `GUARD_REJECTED`), or the tool is not run or its result withheld, which the model is told.
-After a crash a hook may be called again for the same turn or call, with the same ids.
+One that is not back within `PERDURE_TURN__HOOK_TIMEOUT_S` has failed; it runs in a thread of its own, which
+nobody can end and which is counted among the leaked ones.
+
+`before_turn` is called once for a turn, however often that is parked: that it was is committed with the
+user's words. After a crash any hook may be called again for the same turn or call, with the same ids.
 """
 
 from __future__ import annotations
 
+import contextvars
 import logging
+import queue
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from perdure.errors import GuardRejected, PerdureError
+from perdure.tools.leaks import Leaks
 
 log = logging.getLogger(__name__)
 
@@ -83,18 +91,22 @@ def required(function: Callable[[Seen], object]) -> Required[Seen]:
     return Required(function)
 
 
-def call_hooks(hooks: Hooks[Seen], seen: Seen) -> None:
-    """Call each in order.
+class _NotBack(Exception):
+    """A hook took too long, or ended its thread instead of returning."""
+
+
+def call_hooks(hooks: Hooks[Seen], seen: Seen, within_s: float, leaks: Leaks) -> None:
+    """Call each in order, and wait `within_s` seconds for each at the most.
 
     Raises:
         PerdureError: a required one failed, as it says, or as `GuardRejected` where it says nothing for people.
     """
     for hook in hooks:
         function = hook.function if isinstance(hook, Required) else hook
+        name = getattr(function, "__qualname__", repr(function))
         try:
-            function(seen)
+            _call(function, seen, name, within_s, leaks)
         except Exception as error:
-            name = getattr(function, "__qualname__", repr(function))
             if not isinstance(hook, Required):
                 log.exception("the hook %s failed; what it was called for goes on", name)
                 continue
@@ -102,3 +114,34 @@ def call_hooks(hooks: Hooks[Seen], seen: Seen) -> None:
             if isinstance(error, PerdureError):
                 raise
             raise GuardRejected("A guard of this installation refused this.") from error
+
+
+def _call(function: Callable[[Seen], object], seen: Seen, name: str, within_s: float, leaks: Leaks) -> None:
+    """Call one hook in a thread of its own, in the caller's context.
+
+    Raises:
+        Exception: the hook's own.
+        _NotBack: it has none, and has not returned.
+    """
+    ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            context.run(function, seen)
+        except BaseException as error:  # noqa: BLE001 (the caller raises it)
+            ended.put(error)
+        else:
+            ended.put(None)
+
+    thread = threading.Thread(target=work, name=f"perdure-hook-{name[:40]}", daemon=True)
+    thread.start()
+    try:
+        error = ended.get(timeout=within_s)
+    except queue.Empty:
+        leaks.add(thread)
+        raise _NotBack(f"it is not back within {within_s:g} s") from None
+    if isinstance(error, Exception):
+        raise error
+    if error is not None:
+        raise _NotBack(f"it ended its thread by {type(error).__name__}") from error

@@ -19,7 +19,7 @@ from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Embedder
 from perdure.models.protocol import Model
 from perdure.resilience.registry import Breakers
-from perdure.settings import Settings
+from perdure.settings import Settings, TurnSettings
 from perdure.snapshots.store import SnapshotStore
 from perdure.tools.leaks import Leaks
 from perdure.tools.mcp.connections import Connections
@@ -55,7 +55,7 @@ class Runtime:
 
     `snapshots` is where `PERDURE_SNAPSHOTS` says that sessions are saved before they answer.
 
-    `leaks` counts the threads of tools that ran past their time.
+    `leaks` counts the threads of tools and hooks that ran past their time.
 
     `breakers` are the fleet's, for those who look at them; models have theirs already.
 
@@ -77,4 +77,4 @@ class Runtime:
     embedder: Embedder = field(default_factory=lambda: HashEmbedder(384))
     breakers: Breakers | None = None
     connections: Connections | None = None
-    leaks: Leaks = field(default_factory=Leaks)
+    leaks: Leaks = field(default_factory=lambda: Leaks(TurnSettings().max_leaked_threads))

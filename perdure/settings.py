@@ -99,6 +99,8 @@ class TurnSettings(_Group):
     sweep_s: Seconds = 5
     on_busy: OnBusy = OnBusy.ENQUEUE
     on_unavailable: OnUnavailable = OnUnavailable.FAIL
+    hook_timeout_s: Seconds = 5
+    max_leaked_threads: Count = 50
 
     @model_validator(mode="after")
     def _renewed_before_it_expires(self) -> Self:

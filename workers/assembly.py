@@ -22,6 +22,7 @@ from perdure.resilience.registry import Breakers
 from perdure.runtime import Runtime, Waker
 from perdure.settings import Settings
 from perdure.snapshots.resolve import resolve
+from perdure.tools.leaks import Leaks
 from perdure.tools.mcp.connections import Connections
 from perdure.tools.mcp.server import McpServer
 from perdure.tools.mcp.server import check as check_servers
@@ -130,6 +131,7 @@ def assemble(
         embedder=resolve_embedder(settings.embedder, settings, clock, guard_with(breakers, settings, clock)),
         breakers=breakers,
         connections=connections,
+        leaks=Leaks(settings.turn.max_leaked_threads),
     )
     if connections is not None:
         connections.open(servers)  # last: this starts processes, which nobody would end if anything failed after it

@@ -1,4 +1,4 @@
-"""What `celery -A workers inspect perdure` answers: turns that run here, the intake, the tasks' tallies."""
+"""What `celery -A workers inspect perdure` answers: turns that run here, leaked threads, the intake, the tallies."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from celery.worker.control import inspect_command
 
 @inspect_command(name="perdure")  # type: ignore[untyped-decorator]  # celery carries no types
 def inspect_perdure(state: Any) -> dict[str, Any]:
-    """Turns that run in this process now, whether it takes more, and how its tasks ended so far."""
+    """Turns that run in this process now, threads that it leaked, whether it takes more, how its tasks ended."""
     lifecycle = state.app.perdure
     process = lifecycle()
     standby = {} if lifecycle.standby is None else lifecycle.standby.report()
-    return {"turns_running": process.runner.keeper.turns, **standby, "tasks": process.metrics.snapshot()}
+    return {
+        "turns_running": process.runner.keeper.turns,
+        "leaked_threads": process.runtime.leaks.count,
+        **standby,
+        "tasks": process.metrics.snapshot(),
+    }

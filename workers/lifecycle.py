@@ -166,8 +166,8 @@ def _start_or_exit(lifecycle: Lifecycle) -> None:
 
 
 def _leave_for_leaks() -> None:
-    """Tools that hang have taken too many threads: shut down as for any SIGTERM; a supervisor starts another worker."""
-    log.error("too many tools run past their time and cannot be ended: this worker drains and leaves")
+    """What hangs has taken too many threads: shut down as for any SIGTERM; a supervisor starts another worker."""
+    log.error("too many tools or hooks run past their time and cannot be ended: this worker drains and leaves")
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -20,7 +20,7 @@ from perdure.settings import Scope
 from perdure.turns.cancelling import cancel
 from perdure.turns.inbox import Accepted, accept
 from perdure.turns.incoming import parse_incoming
-from perdure.turns.reading import SettlementWatch, read_turn
+from perdure.turns.reading import Delays, SettlementWatch, read_turn
 
 CHANNEL = "cli"
 
@@ -37,14 +37,15 @@ class Conversation:
         runtime: The parts of this process.
         user_id: Who speaks.
         agent: Who is spoken to; None: the session's own.
-        on_trouble: Told in a sentence that the database is away, each time it is tried again.
+        on_note: Told in a sentence that the answer is delayed, once a time; that the database is away,
+            each time it is tried again.
     """
 
-    def __init__(self, runtime: Runtime, user_id: str, agent: str | None, on_trouble: Callable[[str], None]) -> None:
+    def __init__(self, runtime: Runtime, user_id: str, agent: str | None, on_note: Callable[[str], None]) -> None:
         self._runtime = runtime
         self._user_id = user_id
         self._agent = agent
-        self._on_trouble = on_trouble
+        self._on_note = on_note
         self._watch = SettlementWatch(runtime.database)
         self._session_id: UUID | None = None
         self._turn_id: UUID | None = None
@@ -96,11 +97,15 @@ class Conversation:
         if self._turn_id is None or self._session_id is None:
             raise LookupError("nothing was said yet")
         turn_id, session_id = self._turn_id, self._session_id
+        delays = Delays(self._runtime.database, turn_id)
         settled = self._watch.settled(turn_id)
         try:
             while not settled.done():
                 wait((settled,), timeout=_LOOK_S)
                 self._insist(lambda: self._show_new(session_id, turn_id, on_message))
+                sentence = self._insist(delays.look)
+                if sentence is not None:
+                    self._on_note(sentence)
         finally:
             settled.cancel()
         turn: dict[str, Any] = self._insist(lambda: read_turn(self._runtime.database, turn_id))
@@ -160,5 +165,5 @@ class Conversation:
             try:
                 return work()
             except Unavailable as error:
-                self._on_trouble(error.message)
+                self._on_note(error.message)
                 time.sleep(_AGAIN_S)

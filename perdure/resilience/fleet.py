@@ -167,6 +167,15 @@ class FleetCircuits:
         with _explained():
             return _answer(self._settle[outcome](_keys(name), self._arguments(name, admission.id, admission.epoch)))
 
+    def free(self, name: str, call_id: str) -> None:
+        """Free the slot of a probe that was admitted, if it was, without its caller learning of it.
+
+        Raises:
+            Unavailable: Redis cannot be reached.
+        """
+        with _explained():
+            self._client.zrem(_keys(name)[1], call_id)
+
     def reset(self, name: str) -> Answer | None:
         """Close a circuit; see `CircuitStore.reset`."""
         with _explained():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,6 +22,9 @@ log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
 """Seconds for which a Redis that did not answer is left alone."""
+
+_MOST_LEFT = 100
+"""Slots of probes that are remembered while Redis is away; others are freed by their leases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ class SharedCircuits:
         self._lock = threading.Lock()
         self._is_away = False
         self._away_until = 0.0
+        self._left: deque[tuple[str, str]] = deque(maxlen=_MOST_LEFT)
 
     @property
     def store(self) -> CircuitStore:
@@ -67,7 +72,7 @@ class SharedCircuits:
 
     def admit(self, name: str, call_id: str, lease_ms: int) -> Asked:
         """Let a call through, or not. Never fails."""
-        answer = self._ask_fleet(name, lambda fleet: fleet.admit(name, call_id, lease_ms))
+        answer = self._ask_fleet(name, lambda fleet: self._admitted(fleet, name, call_id, lease_ms))
         if answer is not None:
             return Asked(answer, fleet=True)
         answer = self._own.admit(name, call_id, lease_ms)
@@ -77,10 +82,11 @@ class SharedCircuits:
     def settle(self, name: str, admission: Admission, outcome: Outcome, *, fleet: bool) -> None:
         """Tell whoever admitted the call what became of it. Never fails.
 
-        If that was Redis and it is gone, the outcome is lost; a probe's slot is freed by its lease.
+        If that was Redis and it is gone, the outcome is lost; a probe's slot is free when it is back.
         """
         if fleet:
-            self._ask_fleet(name, lambda circuits: circuits.settle(name, admission, outcome))
+            if self._ask_fleet(name, lambda circuits: circuits.settle(name, admission, outcome)) is None:
+                self._left.append((name, admission.id))
         else:
             self._tell(name, self._own.settle(name, admission, outcome), fleet=False)
 
@@ -103,12 +109,21 @@ class SharedCircuits:
         if self._fleet is not None:
             self._fleet.close()
 
+    def _admitted(self, fleet: FleetCircuits, name: str, call_id: str, lease_ms: int) -> Answer:
+        """The fleet's answer; one that was lost may have been a probe's slot, which nobody would use."""
+        try:
+            return fleet.admit(name, call_id, lease_ms)
+        except Unavailable:
+            self._left.append((name, call_id))
+            raise
+
     def _ask_fleet(self, name: str, ask: Callable[[FleetCircuits], Answer]) -> Answer | None:
         """The fleet's answer, or None while it is out of reach."""
         if self._fleet is None or not self._may_ask():
             return None
         try:
             answer = ask(self._fleet)
+            self._free_slots(self._fleet)
         except Unavailable as error:
             self._note_away(error)
             return None
@@ -116,6 +131,14 @@ class SharedCircuits:
         self._own.follow(name, answer)
         self._tell(name, answer, fleet=True)
         return answer
+
+    def _free_slots(self, fleet: FleetCircuits) -> None:
+        while self._left:
+            try:
+                name, call_id = self._left.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            fleet.free(name, call_id)  # if that fails, the slot is freed by its lease
 
     def _may_ask(self) -> bool:
         """Whether to ask Redis. After a pause one caller does, and the others do not wait for what it finds."""

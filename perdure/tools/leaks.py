@@ -1,6 +1,7 @@
-"""Threads of tools that ran past their time: nobody can end them, so they are counted.
+"""Threads of tools and hooks that ran past their time: nobody can end them, so they are counted.
 
-A process that has too many of them is asked to leave, before it has no room left for turns.
+A process that has more than `PERDURE_TURN__MAX_LEAKED_THREADS` of them is asked to leave, before it has no room
+left for turns.
 """
 
 from __future__ import annotations
@@ -11,14 +12,11 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-MOST = 50
-"""Threads that a process may have leaked; with one more it leaves."""
-
 
 class Leaks:
     """The threads of one process that no turn waits for any more, as far as they still run."""
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int) -> None:
         self.on_too_many: Callable[[], None] | None = None
         """Called once, in the thread of whoever leaked one too many."""
         self._most = most

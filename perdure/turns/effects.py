@@ -408,9 +408,12 @@ class Ledger:
         seen = CallSeen(
             turn.user_id, self._hold.session_id, turn.turn_id, planned.effect_id, tool.name, planned.arguments
         )
-        self._hooked(lambda: call_hooks(self._agent.before_tool, seen))
+        # Within the call's own time: a hook that hangs must leave some of it.
+        within_s = min(self._runtime.settings.turn.hook_timeout_s, planned.timeout_s / 2)
+        leaks = self._runtime.leaks
+        self._hooked(lambda: call_hooks(self._agent.before_tool, seen, within_s, leaks))
         text = tool.call(planned.arguments, context)
-        self._hooked(lambda: call_hooks(self._agent.after_tool, CallOver(seen, text)))
+        self._hooked(lambda: call_hooks(self._agent.after_tool, CallOver(seen, text), within_s, leaks))
         return text
 
     def _hooked(self, call: Callable[[], None]) -> None:

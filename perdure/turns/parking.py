@@ -10,6 +10,7 @@ model that has just recovered is not to be overrun.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from datetime import timedelta
 
 from perdure.clock import Clock
@@ -35,7 +36,8 @@ _LONGEST_PAUSE_S = 600.0
 def pause_s(error: PerdureError, cooldown_s: float) -> float | None:
     """Seconds after which a model that failed so may answer; None if waiting is no help."""
     if isinstance(error, CircuitBreakerOpen):
-        wanted = error.retry_after_s
+        # While a probe is under way that says when its time is over; should it fail or be lost, nobody tells.
+        wanted = None if error.retry_after_s is None else min(error.retry_after_s, cooldown_s)
     elif verdict(error) is Verdict.PASSING:
         wanted = max(asked_pause_s(error) or 0.0, cooldown_s)
     else:
@@ -48,14 +50,37 @@ def may_wait(turn: TurnRef, clock: Clock) -> bool:
     return turn.started_at is None or clock.now() - turn.started_at < LONGEST
 
 
-def park(executor: Executor, hold: Hold, turn: TurnRef, *, wait_s: float, spent_s: float) -> bool:
-    """Give a turn back for `wait_s` seconds; whether it was cancelled meanwhile, and is to be claimed at once.
+@dataclass(frozen=True, slots=True)
+class Delayed:
+    """No model answers, and the turn would rather wait: it goes on after `wait_s` seconds.
+
+    `steps` are those that it has taken; `spent_s` is its time under lease without the call that failed.
+    """
+
+    error: PerdureError
+    wait_s: float
+    spent_s: float
+    steps: int
+
+
+def park(executor: Executor, hold: Hold, turn: TurnRef, delayed: Delayed) -> bool:
+    """Give a turn back; whether it was cancelled meanwhile, and is to be claimed at once.
 
     Raises:
         LeaseLost: the token has moved on; nothing was written.
     """
     tenure = {"session_id": hold.session_id, "token": hold.token}
-    rows = executor.run(queries.PARK_FOR, {**tenure, "turn_id": turn.turn_id, "wait_s": wait_s, "spent_s": spent_s})
+    rows = executor.run(
+        queries.PARK_FOR,
+        {
+            **tenure,
+            "turn_id": turn.turn_id,
+            "error_code": delayed.error.code,
+            "steps": delayed.steps,
+            "wait_s": delayed.wait_s,
+            "spent_s": delayed.spent_s,
+        },
+    )
     if not rows:
         raise LeaseLost
     cancelled = rows[0].cancel_requested_at is not None

@@ -517,6 +517,8 @@ PARK = Statement(
     """,
 )
 
+# The same until a model may answer. The turn says why, and after how many steps: its answer is delayed until it
+# has taken another one, however often it is tried meanwhile.
 PARK_FOR = Statement(
     "turns.park_for",
     f"""
@@ -529,7 +531,8 @@ PARK_FOR = Statement(
         WHERE session_id = %(session_id)s AND token = %(token)s
         RETURNING session_id
     )
-    UPDATE turns AS t SET status = 'parked' FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
+    UPDATE turns AS t SET status = 'parked', error_code = %(error_code)s, steps = %(steps)s
+    FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
     RETURNING t.turn_id, t.cancel_requested_at
     """,
 )
@@ -886,6 +889,9 @@ _TURN = """
                 SELECT count(*) FROM messages AS m
                 WHERE m.session_id = t.session_id AND m.seq >= t.first_seq AND m.role = 'assistant')
                 ELSE t.steps END AS steps,
+           t.steps AS steps_when_parked,
+           CASE WHEN t.status = 'parked' THEN (
+                SELECT not_before FROM sessions WHERE session_id = t.session_id) END AS not_before,
            r.content AS reply, t.error_code, t.error_message, t.usage, t.channel, t.agent,
            CASE WHEN t.status = 'waiting_approval' THEN (
                 SELECT jsonb_agg(jsonb_build_object('call_id', m.tool_calls -> e.position ->> 'id', 'tool', e.tool,

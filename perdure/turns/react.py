@@ -20,7 +20,7 @@ from perdure.errors import (
     ProviderError,
     Unavailable,
 )
-from perdure.hooks import TurnOver, TurnSeen, call_hooks
+from perdure.hooks import Hooks, Seen, TurnOver, TurnSeen, call_hooks
 from perdure.models.protocol import CallAborted, Model, ModelCall, ModelReply, ModelRequest, Role, ToolSchema
 from perdure.runtime import Runtime
 from perdure.settings import OnUnavailable
@@ -45,19 +45,7 @@ class Waiting:
     """A person is to decide about calls. The session is given back already."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delayed:
-    """No model answers, and the turn would rather wait: it goes on after `wait_s` seconds.
-
-    `spent_s` is its time under lease without the call that failed.
-    """
-
-    error: PerdureError
-    wait_s: float
-    spent_s: float
-
-
-Stop = Parked | Waiting | Delayed
+Stop = Parked | Waiting | parking.Delayed
 
 
 class Turn:
@@ -123,14 +111,25 @@ class Turn:
                 return left
 
     def _refused(self) -> Failed | None:
-        """Whether a required hook keeps the turn from beginning."""
-        if self.transcript.steps or self._hold.stopping.is_set():
+        """Whether a required hook keeps the turn from beginning. Once the user's words are committed, all have passed.
+
+        Raises:
+            LeaseLost: the session is somebody else's now.
+        """
+        uncommitted = self.transcript.uncommitted
+        if not self._agent.before_turn or not uncommitted or self._hold.stopping.is_set():
             return None
         try:
-            call_hooks(self._agent.before_turn, self._seen())
+            self._call_hooks(self._agent.before_turn, self._seen())
         except PerdureError as error:
             return Failed(error)
+        self._commit(uncommitted, asks=False)
         return None
+
+    def _call_hooks(self, hooks: Hooks[Seen], seen: Seen) -> None:
+        within_s = self._runtime.settings.turn.hook_timeout_s
+        self._hold.step_within(within_s * len(hooks))
+        call_hooks(hooks, seen, within_s, self._runtime.leaks)
 
     def _let_go(self, ending: Ending) -> Ending:
         """How the turn ends, once its hooks have seen it: a required one may take the reply back."""
@@ -144,7 +143,7 @@ class Turn:
             case _:
                 assert_never(ending)
         try:
-            call_hooks(self._agent.after_turn, over)
+            self._call_hooks(self._agent.after_turn, over)
         except PerdureError as error:
             return Failed(error) if isinstance(ending, Replied) else ending
         return ending
@@ -179,7 +178,7 @@ class Turn:
             self._hold.cancel(self.ref.turn_id)
         return Waiting() if waits is approvals.Waits.YES else None
 
-    def _delayed(self, error: PerdureError) -> Delayed | None:
+    def _delayed(self, error: PerdureError) -> parking.Delayed | None:
         """Whether the turn waits until a model may answer. One whose own time is over does not."""
         settings = self._runtime.settings
         if (self._agent.on_unavailable or settings.turn.on_unavailable) != OnUnavailable.PARK:
@@ -187,7 +186,7 @@ class Turn:
         wait_s = parking.pause_s(error, settings.breaker.cooldown_s)
         if wait_s is None or self.spent_s >= self._timeout_s or not parking.may_wait(self.ref, self._runtime.clock):
             return None
-        return Delayed(error, wait_s, self._before_call_s)
+        return parking.Delayed(error, wait_s, self._before_call_s, self.transcript.steps)
 
     def _over(self) -> Ending | Parked | None:
         if self._hold.lost:

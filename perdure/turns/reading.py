@@ -23,6 +23,10 @@ from perdure.untrusted import load_object
 log = logging.getLogger(__name__)
 
 SETTLED = frozenset({"done", "failed", "cancelled"})
+
+DELAYED = "The answer is delayed: no model answers at present. It comes by itself, as soon as one does."
+"""What is said of a turn that is parked until a model may answer."""
+
 _ROUND_S = 0.05
 
 
@@ -53,7 +57,8 @@ def _body(row: Row[Any]) -> dict[str, Any]:
         "attempts": row.attempts,
         "steps": row.steps,
         "reply": None if row.reply is None else {"text": row.reply, "format": "text"},
-        "error": None if row.error_code is None else {"code": row.error_code, "message": row.error_message},
+        "error": _error(row) if row.settled_at is not None else None,
+        "delayed": _delay(row) if row.settled_at is None else None,
         "usage": row.usage,
         "pending_approvals": [
             {**each, "arguments": load_object(each["arguments"])} for each in row.pending_approvals or ()
@@ -62,6 +67,36 @@ def _body(row: Row[Any]) -> dict[str, Any]:
         "started_at": _instant(row.started_at),
         "settled_at": _instant(row.settled_at),
     }
+
+
+def _error(row: Row[Any]) -> dict[str, str] | None:
+    return None if row.error_code is None else {"code": row.error_code, "message": row.error_message}
+
+
+def _delay(row: Row[Any]) -> dict[str, str | None] | None:
+    """Why an answer is delayed, and until when its turn is left alone at the latest (None: it is being tried)."""
+    if row.error_code is None or row.steps != row.steps_when_parked:
+        return None
+    return {"code": row.error_code, "message": DELAYED, "until": _instant(row.not_before)}
+
+
+class Delays:
+    """Notices that a turn's answer is delayed: once a park, not once a try."""
+
+    def __init__(self, executor: Executor, turn_id: UUID) -> None:
+        self._executor = executor
+        self._turn_id = turn_id
+        self._told = False
+
+    def look(self) -> str | None:
+        """The sentence for whoever waits, where it has not been returned already.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+        """
+        delayed = read_turn(self._executor, self._turn_id)["delayed"]
+        told, self._told = self._told, delayed is not None
+        return None if delayed is None or told else str(delayed["message"])
 
 
 def _instant(value: datetime | None) -> str | None:

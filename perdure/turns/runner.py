@@ -33,7 +33,8 @@ from perdure.turns.lease import (
     claim,
     is_claimable,
 )
-from perdure.turns.react import Delayed, Parked, Stop, Turn, Waiting
+from perdure.turns.parking import Delayed
+from perdure.turns.react import Parked, Stop, Turn, Waiting
 from perdure.turns.remembering import remember
 from perdure.turns.saving import NotSaved, hydrate, is_elsewhere, kept_variables, save
 from perdure.turns.settlement import Ending, Failed, Settled, Tenure, Verdict, conclude, settle
@@ -232,9 +233,9 @@ class Runner:
             case Waiting():
                 log.info("turn %s waits for a person to decide about its calls", ref.turn_id)
                 return Parked()
-            case Delayed(error, wait_s, spent_s):
+            case Delayed(error, wait_s):
                 log.warning("turn %s waits %g s for a model: %s: %s", ref.turn_id, wait_s, error.code, error.message)
-                if parking.park(self._runtime.database, hold, ref, wait_s=wait_s, spent_s=spent_s):
+                if parking.park(self._runtime.database, hold, ref, stop):
                     self._runtime.wake.session(hold.session_id, DEFAULT_PRIORITY)
                 return Parked()
             case _:

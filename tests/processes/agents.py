@@ -88,4 +88,19 @@ def stuck(note: str, context: ToolContext) -> str:
     return result
 
 
-tester = Agent("tester", "You are under test.", tools=[pure, idempotent, unsafe, probed, deadly, stuck])
+@tool(effect="unsafe", requires_approval=True)
+def guarded(note: str, context: ToolContext) -> str:
+    """Must not be run unless a person approves."""
+    return _act("guarded", note, context)
+
+
+@tool(effect="unsafe")
+def hanging(note: str, context: ToolContext) -> str:
+    """Never comes back."""
+    _act("hanging", note, context)
+    threading.Event().wait()
+    return "unreachable"
+
+
+tools = [pure, idempotent, unsafe, probed, deadly, stuck, guarded, hanging]
+tester = Agent("tester", "You are under test.", tools=tools)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from pytest_celery import CeleryBackendCluster, CeleryBrokerCluster, CeleryTestSetup, CeleryWorkerCluster
 
+from tests.commands.conftest import Perdure
 from tests.processes import nodes
 from tests.processes.installation import Installation
 from tests.processes.mind import Mind
@@ -66,6 +67,12 @@ def installation(
     request.node.stash.setdefault(_installations, []).append(made)
     yield made
     made.close()
+
+
+@pytest.fixture
+def perdure(installation: Installation) -> Perdure:
+    """Runs commands, as the operator of this installation."""
+    return Perdure(installation.environment, installation.directory)
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from collections import Counter
 from typing import Any
 
 from perdure.memory.extraction import PROMPT as EXTRACTION
-from tests.models.openai_server import Answer, Call, OpenAIServer, Step, Wire
+from tests.models.openai_server import Answer, Call, OpenAIServer, Status, Step, Wire
 
 SIDE_BY_SIDE = ("pure", "idempotent", "unsafe")
-ALONE = ("pure", "idempotent", "unsafe", "probed", "deadly", "stuck")
+ALONE = ("pure", "idempotent", "unsafe", "probed", "deadly", "stuck", "guarded", "hanging")
 PLANS = {name: (name,) for name in ALONE} | {"all": SIDE_BY_SIDE}
 
 _LONGEST_S = 60.0
@@ -40,10 +40,11 @@ class Gate:
 
 
 class Mind:
-    """A model's server. `latency_s` is how long it thinks about each answer."""
+    """A model's server. `latency_s` is how long it thinks about each answer; `down` has it answer none."""
 
     def __init__(self) -> None:
         self.latency_s = 0.0
+        self.down = False
         self.server = _Server(self)
         self._gates: dict[str, Gate] = {}
         self._asked: Counter[str] = Counter()
@@ -62,6 +63,8 @@ class Mind:
 
     def answer(self, body: Wire) -> Step:
         """What it says to a prompt."""
+        if self.down:
+            return Status(503, message="The model is down.")
         return _answer(body["messages"], _newest(body), self.latency_s)
 
     def pass_gate(self, body: Wire) -> None:

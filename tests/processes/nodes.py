@@ -214,8 +214,16 @@ class PostgresServer:
 
     def restart(self, number: signals.Signals) -> None:
         """End the server by a signal, and start it on what it had committed."""
+        self.end(number)
+        self.start()
+
+    def end(self, number: signals.Signals) -> None:
+        """End the server by a signal."""
         os.kill(self._runs[-1].pid, number)
-        wait_until(lambda: postgres.find(self._directory) is None, "PostgreSQL is away")
+        wait_until(lambda: postgres.find(self._directory) is None, "PostgreSQL is away", 60)
+
+    def start(self) -> None:
+        """Start the server again, on what it had committed."""
         self._runs.append(postgres.start(self._directory))
 
     def stop(self) -> None:

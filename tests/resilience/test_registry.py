@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis as redis_py
@@ -26,11 +27,11 @@ from perdure.errors import (
     RateLimited,
     Unavailable,
 )
-from perdure.resilience.circuit import State
+from perdure.resilience.circuit import Outcome, Policy, State
 from perdure.resilience.fleet import FleetCircuits
 from perdure.resilience.registry import Breaker, Breakers
-from perdure.resilience.shared import PAUSE_S, Transition
-from perdure.resilience.stores import Answer
+from perdure.resilience.shared import PAUSE_S, SharedCircuits, Transition
+from perdure.resilience.stores import Answer, OwnCircuits
 from perdure.settings import BreakerSettings
 from workers.embedded import redis
 from workers.embedded.lifecycle import Running
@@ -112,6 +113,42 @@ def test_a_transition_is_told_once_by_the_process_that_made_it(
         "breaker llm:test of the fleet: from open to closed, failures in a row: 0",
     ]
     other.close()
+
+
+@pytest.mark.parametrize("lost", ["admit", "settle"])
+def test_a_probes_slot_is_not_left_behind_by_an_answer_that_was_lost(
+    redis_url: str, clock: MovedClock, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """Redis did what it was asked, or did not, and was too slow to say so: nobody waits for the lease of a probe."""
+    policy = Policy.of(SETTINGS)
+    fleet = FleetCircuits(redis_url, policy, lambda: round(clock.offset.total_seconds() * 1_000))
+    circuits = SharedCircuits(OwnCircuits(policy, clock), fleet, clock, None)
+    for call in ("1", "2"):
+        admission = circuits.admit("llm:test", call, 600_000).answer.admission
+        assert admission is not None
+        circuits.settle("llm:test", admission, Outcome.FAILED, fleet=True)
+    clock.advance(timedelta(seconds=61))
+    ask = getattr(fleet, lost)
+
+    def slow(*given: Any) -> Answer:
+        if lost == "admit":
+            ask(*given)
+        raise Unavailable("Too slow.")
+
+    with monkeypatch.context() as patch:
+        if lost == "settle":
+            probe = circuits.admit("llm:test", "3", 600_000).answer.admission
+            assert probe is not None
+            patch.setattr(fleet, lost, slow)
+            circuits.settle("llm:test", probe, Outcome.SUCCEEDED, fleet=True)
+        else:
+            patch.setattr(fleet, lost, slow)
+            assert not circuits.admit("llm:test", "3", 600_000).fleet
+    assert len(fleet.read()["llm:test"].probes) == 1
+    clock.advance(timedelta(seconds=PAUSE_S + 1))
+    assert circuits.admit("llm:test", "4", 600_000).fleet
+    assert circuits.admit("llm:test", "5", 600_000).answer.admission is not None
+    circuits.close()
 
 
 def test_a_listener_that_fails_stops_no_call(redis_url: str, clock: MovedClock) -> None:

@@ -25,8 +25,8 @@ SESSION_KEYS = {
 }  # fmt: skip
 MESSAGE_KEYS = {"seq", "turn_id", "role", "content", "channel", "token_count", "created_at"}
 TURN_KEYS = {
-    "turn_id", "session_id", "seq", "status", "attempts", "steps", "reply", "error", "usage", "pending_approvals",
-    "accepted_at", "started_at", "settled_at",
+    "turn_id", "session_id", "seq", "status", "attempts", "steps", "reply", "error", "delayed", "usage",
+    "pending_approvals", "accepted_at", "started_at", "settled_at",
 }  # fmt: skip
 
 

@@ -65,6 +65,15 @@ def die() -> str:
     os._exit(3)
 
 
+@server.tool(annotations=ToolAnnotations(idempotent_hint=True), structured_output=False)
+def die_once(mark: str) -> str:
+    """End in the middle of the first call, and answer the next one."""
+    if not Path(mark).exists():
+        leave(mark)
+        os._exit(3)
+    return "done"
+
+
 @server.tool(structured_output=False)
 async def hang(mark: str) -> str:
     """Never answer; leave a mark when told that nobody waits any more."""

@@ -12,8 +12,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,18 @@ class Rig:
             assert time.monotonic() < deadline, "waited in vain"
             self.clock.advance(timedelta(seconds=1))
             time.sleep(0.02)
+
+    @contextmanager
+    def calling(self, add: RunnableTool) -> Iterator[Future[str]]:
+        """A call of a server's `add` under way; what it comes to is 3."""
+        with ThreadPoolExecutor(1) as pool:
+            yield pool.submit(add.call, {"a": 1, "b": 2}, context())
+
+    def pass_pause(self, call: Future[str], caplog: pytest.LogCaptureFixture) -> None:
+        """Have the clock pass the pause before the next connection, and not all of what a call waits for that."""
+        rig_waits(lambda: call.done() or "is not connected" in caplog.text)
+        wait([call], timeout=0.3)  # the pause begins when that is said
+        self.clock.advance(timedelta(seconds=2))
 
     def answers(self, server: McpServer) -> None:
         """Wait until a call gets its answer."""
@@ -214,18 +226,39 @@ def test_a_server_tells_of_a_new_tool(rig: Rig, local: McpServer) -> None:
 
 
 @pytest.mark.long
-def test_a_server_that_dies_in_mid_call_is_started_again(rig: Rig, local: McpServer) -> None:
-    """That call's outcome is unknown; meanwhile its tools stay known and fail with a sentence."""
+def test_a_server_that_dies_in_mid_call_is_started_again(
+    rig: Rig, local: McpServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That call's outcome is unknown; the next one, or its repetition, waits until the server is back."""
     die, add = rig.tool(local, "die"), rig.tool(local, "add")
 
     with pytest.raises(OutcomeUnknown, match="local:die was called, and there is no answer"):
         die.call({}, context())
-    with pytest.raises(ToolError, match="Not called: the server local cannot be reached") as caught:
-        add.call({"a": 1, "b": 2}, context())
 
-    assert not isinstance(caught.value, OutcomeUnknown)
     assert "local:add" in Agent("a", "x", tools=[local]).toolset(rig.connections).names
-    rig.answers(local)
+    with rig.calling(add) as call:
+        rig.pass_pause(call, caplog)
+        assert call.result(WAIT_S) == "3"
+
+
+def test_a_server_that_does_not_come_back_is_waited_for_once(rig: Rig, tmp_path: Path) -> None:
+    """Within a bound, and only a moment after it was lost: later calls fail at once, and its tools stay known."""
+    mark = tmp_path / "started"
+    script = f"import pathlib, runpy, sys; pathlib.Path({str(mark)!r}).touch(exist_ok=False)\n"
+    script += f"sys.argv = ['', 'stdio']; runpy.run_path({PROGRAM!r}, run_name='__main__')"
+    server = McpServer("once", command=[sys.executable, "-c", script], connect_timeout_s=WAIT_S)
+    die, add = rig.tool(server, "die"), rig.tool(server, "add")
+    with pytest.raises(OutcomeUnknown):
+        die.call({}, context())
+
+    with rig.calling(add) as call:
+        rig.until(call.done)
+        with pytest.raises(ToolError, match="Not called: the server once cannot be reached") as caught:
+            call.result()
+    assert not isinstance(caught.value, OutcomeUnknown)
+    with pytest.raises(ToolError, match="Not called"):  # the clock stands still: this does not wait
+        add.call({"a": 1, "b": 2}, context())
+    assert "once:add" in Agent("a", "x", tools=[server]).toolset(rig.connections).names
 
 
 @pytest.mark.long
@@ -261,7 +294,7 @@ def test_a_server_that_is_not_there_is_waited_for_once(caplog: pytest.LogCapture
 
 
 @pytest.mark.long
-def test_a_server_over_http_is_called_goes_and_returns(rig: Rig) -> None:
+def test_a_server_over_http_is_called_goes_and_returns(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     """While it is away its tools are known and fail; a call that could not be sent is no unknown outcome."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
@@ -278,8 +311,16 @@ def test_a_server_over_http_is_called_goes_and_returns(rig: Rig) -> None:
         with pytest.raises(OutcomeUnknown, match="remote:die was called, and there is no answer"):
             rig.tool(remote, "die").call({}, context())
         served.wait(WAIT_S)
-        with pytest.raises(ToolError, match="Not called: the server remote cannot be reached") as caught:
-            add.call({"a": 1, "b": 2}, context())
+        served = serve(port)
+        with rig.calling(add) as call:
+            rig.pass_pause(call, caplog)
+            assert call.result(WAIT_S) == "3"
+        served.kill()
+        served.wait()
+        with rig.calling(add) as call:
+            rig.until(call.done)
+            with pytest.raises(ToolError, match="Not called: the server remote cannot be reached") as caught:
+                call.result()
         assert not isinstance(caught.value, OutcomeUnknown)
         served = serve(port)
         rig.answers(remote)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from typing import Any
 from uuid import UUID
 
@@ -9,10 +11,12 @@ import pytest
 
 from perdure import tool
 from perdure.agents import Sentences
-from perdure.errors import GuardRejected
+from perdure.errors import CircuitBreakerOpen, GuardRejected
 from perdure.hooks import CallOver, CallSeen, TurnOver, TurnSeen, required
+from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelRequest
+from perdure.turns.runner import Runner
 from tests.turns.scripted import calls, says
-from tests.turns.stage import Stage
+from tests.turns.stage import PATIENCE_S, Stage, until
 
 _ran: list[int] = []
 
@@ -104,3 +108,87 @@ def test_failures_in_the_agents_own_words(stage: Stage) -> None:
 
     stage.equip(before_turn=[required(_refuses)], error_messages=Broken())
     assert stage.ask()["reply"]["text"] == "Not with me."
+
+
+@pytest.mark.parametrize("name", ["before_turn", "after_turn", "before_tool", "after_tool"])
+def test_a_late_one_stops_nothing_unless_it_is_required(stage: Stage, name: str) -> None:
+    """It is waited for so long and no longer; its thread, which nobody can end, is counted as long as it is there."""
+    let_go = threading.Event()
+
+    def hangs(seen: Any) -> None:
+        let_go.wait(PATIENCE_S)
+
+    stage.set(hook_timeout_s=0.05)
+    stage.equip(act, **{name: [hangs]})
+    stage.script(calls(("act", {"number": 1})), says("done"))
+    assert stage.ask()["reply"]["text"] == "done"
+    assert _ran == [1]
+
+    stage.equip(act, **{name: [required(hangs)]})
+    stage.script(calls(("act", {"number": 2})), says("well"))
+    runtime = stage.runtime
+    sent = stage.send(user_id="bea")
+    Runner(runtime, "stage").run(sent.session_id)
+    turn, refused = stage.turn(sent.turn_id), "A guard of this installation refused this."
+    if name.endswith("turn"):
+        assert turn["error"] == {"code": "GUARD_REJECTED", "message": refused}
+    else:
+        assert ("tool", f"Error: {refused}") in stage.lines(sent.session_id)
+    assert _ran == ([1] if name.startswith("before") else [1, 2])
+    assert runtime.leaks.count == 1
+    let_go.set()
+    until(lambda: runtime.leaks.count == 0, "its thread ends")
+
+
+def test_one_that_leaves_its_thread_has_failed(stage: Stage) -> None:
+    """Like any other failure: it takes nobody with it."""
+
+    def leaves(seen: Any) -> None:
+        sys.exit(3)
+
+    stage.equip(before_turn=[leaves])
+    assert stage.ask()["status"] == "done"
+    stage.equip(before_turn=[required(leaves)])
+    assert stage.ask()["error"]["code"] == "GUARD_REJECTED"
+
+
+def test_before_a_turn_they_are_called_once_however_often_it_is_parked(stage: Stage) -> None:
+    """For a model that is down, and for a worker that shuts down; what they let through is committed at once."""
+    seen: list[Any] = []
+    stage.set(on_unavailable="park")
+    stage.equip(before_turn=[required(seen.append)])
+    sent = stage.send("count me")
+
+    def drains(request: ModelRequest, call: ModelCall) -> ModelReply:
+        runner.keeper.drain()
+        raise CallAborted("the worker leaves")
+
+    stage.script(CircuitBreakerOpen(retry_after_s=60), CircuitBreakerOpen(retry_after_s=60), drains, says("counted"))
+    for number in range(3):
+        runner = Runner(stage.runtime, "stage")
+        runner.run(sent.session_id)
+        assert stage.turn(sent.turn_id)["status"] == "parked", number
+        assert stage.lines(sent.session_id) == [("user", "count me")]
+        stage.move(61)
+    stage.run(sent.session_id)
+
+    assert stage.turn(sent.turn_id)["reply"]["text"] == "counted"
+    assert len(seen) == 1
+    assert [request.messages[-1].content for request in stage.model.requests] == ["count me"] * 4
+
+
+def test_after_a_crash_they_may_be_called_again(stage: Stage) -> None:
+    """Between a hook and the commit that says so nobody knows; its ids are the same. Afterwards they are not."""
+    seen: list[Any] = []
+    stage.equip(before_turn=[seen.append])
+    sent = stage.send()
+    with stage.crashing("before", "turns.step"):
+        stage.run(sent.session_id)
+    stage.move(stage.settings.turn.lease_s + 1)
+    with stage.crashing("after", "turns.step"):
+        stage.run(sent.session_id)
+    assert seen == [seen[0]] * 2
+    stage.move(stage.settings.turn.lease_s + 1)
+    stage.run(sent.session_id, alone=True)
+    assert stage.turn(sent.turn_id)["status"] == "done"
+    assert len(seen) == 2

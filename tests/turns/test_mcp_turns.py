@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -11,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from perdure import McpServer
-from perdure.clock import MovedClock
+from perdure.clock import MovedClock, SystemClock
 from perdure.resilience.registry import Breakers
 from perdure.settings import Settings
 from perdure.tools.mcp.connections import Connections
@@ -21,10 +22,11 @@ from tests.turns.scripted import calls, says
 from tests.turns.stage import Stage
 
 PROGRAM = Path(__file__).parents[1] / "tools" / "mcp_server.py"
+PATIENCE_S = 60.0
 SERVER = McpServer(
     "local",
     command=[sys.executable, str(PROGRAM), "stdio"],
-    effects={"add": "pure", "key": "idempotent"},
+    effects={"add": "pure", "key": "idempotent", "die_once": "idempotent"},
     requires_approval={"key": True, "add": lambda arguments: arguments["a"] > 100},
     connect_timeout_s=60,
 )
@@ -108,3 +110,24 @@ def test_a_server_that_dies_in_the_middle_of_an_unsafe_call(stage: Stage) -> Non
     assert result.endswith(f"\n{UNKNOWN_OUTCOME}")
     assert _effects(stage) == [("local:die", "unsafe", "unknown")]
     assert "local:die" in {schema.name for schema in stage.model.requests[1].tools}, "what it had stays known"
+
+
+def test_a_server_that_dies_in_the_middle_of_a_call_that_may_be_repeated(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is repeated once the server is back, with the same key, and the model learns nothing of all that."""
+    monkeypatch.setattr("perdure.tools.mcp.link.RETURN_S", PATIENCE_S)  # however busy this machine is
+    server = replace(SERVER, timeout_s=PATIENCE_S * 2)
+    stage.equip(server)
+    settings = Settings.model_validate({"mcp": {"commands": sys.executable}})
+    breakers = Breakers(settings.breaker, SystemClock())
+    stage.connections = Connections(settings, breakers, SystemClock())  # its pauses are short, and pass by themselves
+    stage.connections.open([server])
+    try:
+        stage.script(calls(("local:die_once", {"mark": str(tmp_path / "mark")})), says("It is done."))
+        turn = stage.ask()
+    finally:
+        stage.connections.close()
+        breakers.close()
+    assert _results(stage, turn) == ["done"]
+    assert _effects(stage) == [("local:die_once", "idempotent", "done")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +20,7 @@ from perdure.turns.cancelling import cancel
 from perdure.turns.inbox import Accepted
 from perdure.turns.lease import NotNeeded
 from perdure.turns.parking import LONGEST, MOST_A_ROUND, recall
+from perdure.turns.reading import DELAYED, Delays
 from perdure.turns.sweep import sweep
 from tests.processes.scene import wait_until
 from tests.turns.scripted import Scripted, calls, says
@@ -85,6 +87,56 @@ def test_it_waits_at_no_cost(parking: Stage, error: Exception) -> None:
     answered = parking.turn(UUID(turn["turn_id"]))
     assert (answered["status"], answered["attempts"], answered["reply"]["text"]) == ("done", 1, "here I am")
     assert parking.turn(behind.turn_id)["reply"]["text"] == "and there"
+
+
+def test_the_delay_is_said_once_a_park_and_not_once_a_try(parking: Stage) -> None:
+    """From the first failure until a model has answered, whoever tries meanwhile; anew when it fails again later."""
+    parking.equip(look)
+    parking.script(OPEN)
+    sent = parking.send()
+    delays = Delays(parking.database, sent.turn_id)
+    assert delays.look() is None
+    parking.run(sent.session_id)
+    turn = parking.turn(sent.turn_id)
+    assert (turn["delayed"]["code"], turn["delayed"]["message"]) == ("CIRCUIT_BREAKER_OPEN", DELAYED)
+    assert datetime.fromisoformat(turn["delayed"]["until"]) > parking.clock.now()
+    assert (delays.look(), delays.look()) == (DELAYED, None)
+
+    def looks_and_fails(request: Any, call: Any) -> ModelReply:
+        assert parking.turn(sent.turn_id)["delayed"] == {**turn["delayed"], "until": None}
+        assert delays.look() is None
+        raise OPEN
+
+    parking.script(looks_and_fails)
+    _try_again(parking, sent.session_id)
+    assert delays.look() is None
+
+    def looks_in_the_middle(request: Any, call: Any) -> ModelReply:
+        assert parking.turn(sent.turn_id)["delayed"] is None
+        assert delays.look() is None
+        raise DOWN
+
+    parking.script(calls(("look", {})), looks_in_the_middle)
+    _try_again(parking, sent.session_id)
+    assert (delays.look(), delays.look()) == (DELAYED, None)
+    assert parking.turn(sent.turn_id)["delayed"]["code"] == "PROVIDER_ERROR"
+    _try_again(parking, sent.session_id)
+    turn = parking.turn(sent.turn_id)
+    assert (turn["status"], turn["delayed"], turn["error"], turn["steps"]) == ("done", None, None, 2)
+    assert delays.look() is None
+
+
+def _try_again(stage: Stage, session_id: UUID) -> None:
+    stage.move(COOLDOWN_S + 1)
+    stage.run(session_id)
+
+
+def test_it_does_not_wait_for_the_time_of_somebody_elses_probe(parking: Stage) -> None:
+    """A probe may fail, or be lost with its process, and nobody would tell: it is asked again after a cooldown."""
+    parking.script(CircuitBreakerOpen(retry_after_s=600))
+    turn = parking.ask()
+    _try_again(parking, UUID(turn["session_id"]))
+    assert parking.turn(UUID(turn["turn_id"]))["status"] == "done"
 
 
 def test_it_goes_on_from_its_last_step(parking: Stage) -> None:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from concurrent.futures import wait as wait_for
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 
 from perdure.channels.cli import CHANNEL
+from perdure.errors import Unavailable
 from perdure.runtime import Runtime
 from perdure.turns.inbox import Accepted, accept
 from perdure.turns.incoming import parse_incoming
-from perdure.turns.reading import SETTLED, SettlementWatch, read_turn
+from perdure.turns.reading import SETTLED, Delays, SettlementWatch, read_turn
 from workers.commands import connecting
 from workers.commands.display import AsJson, write_json, write_text
 from workers.commands.failing import FAILED, WRONG_USAGE, Failure
 from workers.commands.prompt import Prompt
+
+_LOOK_S = 0.25
+"""How often it is looked whether the answer is delayed."""
 
 
 def _finite(seconds: float | None) -> float | None:
@@ -87,10 +93,20 @@ def _text(given: str | None) -> str:
 
 def _settled(runtime: Runtime, accepted: Accepted, seconds: float) -> dict[str, Any]:
     """The turn as it is once it is settled or the time is up."""
-    watch = SettlementWatch(runtime.database)
-    wait_for((watch.settled(accepted.turn_id),), timeout=seconds)
+    watch, delays = SettlementWatch(runtime.database), Delays(runtime.database, accepted.turn_id)
+    settled, until = watch.settled(accepted.turn_id), time.monotonic() + seconds
+    while not settled.done() and (left_s := until - time.monotonic()) > 0:
+        wait_for((settled,), timeout=min(left_s, _LOOK_S))
+        with suppress(Unavailable):  # the watch goes on, and is told when the database is back
+            _note(delays.look())
     watch.close()
     return read_turn(runtime.database, accepted.turn_id)
+
+
+def _note(sentence: str | None) -> None:
+    if sentence is not None:
+        sys.stderr.write(f"{sentence}\n")
+        sys.stderr.flush()
 
 
 def _write_accepted(accepted: Accepted, *, as_json: bool) -> None:

@@ -35,6 +35,7 @@ def show(turn_id: TurnId, *, as_json: AsJson = False) -> None:
         **turn,
         "reply": turn["reply"] and turn["reply"]["text"],
         "error": turn["error"] and f"{turn['error']['code']}: {turn['error']['message']}",
+        "delayed": turn["delayed"] and f"{turn['delayed']['code']}: {turn['delayed']['message']}",
         "usage": turn["usage"] and [f"{count} {name}" for name, count in turn["usage"].items()],
         "pending_approvals": [_asked(each) for each in turn["pending_approvals"]],
     }

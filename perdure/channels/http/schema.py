@@ -52,6 +52,14 @@ class Error(_Answer):
     message: str
 
 
+class Delay(_Answer):
+    """Why an answer is delayed, and when a model is asked again at the latest, unless it is being asked now."""
+
+    code: str
+    message: str
+    until: datetime | None
+
+
 class Approval(_Answer):
     """A tool call that waits for a person."""
 
@@ -72,6 +80,7 @@ class Turn(_Answer):
     steps: int
     reply: Reply | None
     error: Error | None
+    delayed: Delay | None
     usage: dict[str, int] | None
     pending_approvals: list[Approval]
     accepted_at: datetime

@@ -54,6 +54,9 @@ EFFECT_ID = "perdure/effect_id"
 RECONNECTS = RetrySettings(base_s=0.5, multiplier=2, cap_s=60, jitter=0.25)
 """How long to wait before connecting again; `max_attempts` counts for nothing, for it never ends."""
 
+RETURN_S = 10.0
+"""Seconds after a connection was lost for which calls wait for the next one: most servers are back at once."""
+
 _STEADY_S = 60.0  # a connection that held so long was a good one: the waits begin anew
 _MAX_PAGES = 20
 _MAX_TOOLS = 200
@@ -91,6 +94,7 @@ class Link:
         self._ended = anyio.Event()
         self._scope: anyio.CancelScope | None = None
         self._over = False
+        self._back_by = -math.inf
         self._doubted = anyio.Event()
 
     def tools(self) -> tuple[RemoteTool, ...]:
@@ -117,29 +121,57 @@ class Link:
 
     def _answer(self, tool: str, arguments: Mapping[str, Any], context: ToolContext) -> CallToolResult | MCPError:
         """The result, or a refusal, from which nothing is to be learnt of the server's health."""
-        session, loop = self._session, self._loop
-        if session is None or loop is None or self._ended.is_set():
-            raise Away("not connected")
+        # A little less than the turn waits: else the turn would find this thread still at it, and count it as one
+        # that a tool has left behind.
+        until = self._clock.monotonic() + max(self._timeout_s - _BEFORE_S, self._timeout_s * _BEFORE)
+        patient_until = until - self._timeout_s / 2
         meta = {EFFECT_ID: str(context.effect_id)}
         params = CallToolRequestParams.model_validate({"name": tool, "arguments": arguments, "_meta": meta})
-        asked = session.send_request(CallToolRequest(params=params), CallToolResult)
+        request = CallToolRequest(params=params)
+        while True:
+            session, loop = self._connected(patient_until, context)
+            try:
+                return self._answer_of(session, loop, request, context, until)
+            except Away:  # it was not sent; where that is news, the connection is made anew
+                if not self._ended.is_set() or self._clock.monotonic() >= patient_until:
+                    raise
+
+    def _connected(self, patient_until: float, context: ToolContext) -> tuple[ClientSession, asyncio.AbstractEventLoop]:
+        """The connection. One that was lost a moment ago is waited for, until `patient_until` at the most.
+
+        Raises:
+            Away: there is none.
+        """
+        while True:
+            session, loop = self._session, self._loop
+            if session is not None and loop is not None and not self._ended.is_set():
+                return session, loop
+            if self._clock.monotonic() >= min(self._back_by, patient_until) or context.cancelled.wait(_LOOK_UP_S):
+                raise Away("not connected")
+
+    def _answer_of(
+        self,
+        session: ClientSession,
+        loop: asyncio.AbstractEventLoop,
+        request: CallToolRequest,
+        context: ToolContext,
+        until: float,
+    ) -> CallToolResult | MCPError:
+        asked = session.send_request(request, CallToolResult)
         try:
             future = asyncio.run_coroutine_threadsafe(asked, loop)
         except RuntimeError as error:  # the loop is closed: the process is ending
             asked.close()
             raise Away("not connected") from error
         try:
-            return self._await(future, context)
+            return self._await(future, context, until)
         except MCPError as error:
             return _sorted_out(error)
         except ValidationError as error:
             raise Unreadable("it is no result of a tool") from error
 
-    def _await(self, future: Future[CallToolResult], context: ToolContext) -> CallToolResult:
+    def _await(self, future: Future[CallToolResult], context: ToolContext, until: float) -> CallToolResult:
         """Wait for an answer; a call that is given up is cancelled, of which the SDK tells the server."""
-        # A little less than the turn waits: else the turn would find this thread still at it, and count it as one
-        # that a tool has left behind.
-        until = self._clock.monotonic() + max(self._timeout_s - _BEFORE_S, self._timeout_s * _BEFORE)
         try:
             while not future.done():
                 left_s = until - self._clock.monotonic()
@@ -165,6 +197,7 @@ class Link:
             with anyio.CancelScope() as self._scope:
                 await self._stay_for_good()
         finally:
+            self._back_by = -math.inf
             self._settled.set()
 
     def end(self) -> None:
@@ -198,6 +231,8 @@ class Link:
         else:
             return "it ended the connection"
         finally:
+            if self._session is not None:
+                self._back_by = self._clock.monotonic() + RETURN_S
             self._session = None
 
     async def _stay(self) -> None:
@@ -213,6 +248,7 @@ class Link:
             ) as client:
                 await self._list(client)
                 limit.deadline = math.inf
+                self._back_by = math.inf  # for whoever finds it lost before this does
                 self._session = client.session
                 self._settled.set()
                 log.info("MCP server %s is connected: %d tools", self._server.name, len(self._tools))

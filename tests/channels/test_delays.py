@@ -1,0 +1,94 @@
+"""A turn that is parked until a model may answer: whoever waits for it is told, on each channel in its way."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+from starlette.testclient import TestClient
+
+from perdure.channels.cli import Conversation
+from perdure.channels.http import schema
+from perdure.channels.http.app import create_app
+from perdure.clock import MovedClock
+from perdure.errors import CircuitBreakerOpen
+from perdure.runtime import Runtime
+from perdure.settings import OnUnavailable, TurnSettings
+from perdure.turns.inbox import accept
+from perdure.turns.incoming import parse_incoming
+from perdure.turns.reading import DELAYED
+from perdure.turns.runner import Runner
+from tests.channels.conftest import BASE_URL
+from tests.conftest import RecordingWaker
+from tests.processes.scene import wait_until
+from tests.turns.scripted import Scripted
+from tests.turns.stage import PATIENCE_S
+
+COOLDOWN_S = 60
+
+
+@pytest.fixture
+def model() -> Scripted:
+    """A model that is not there twice, and then is."""
+    return Scripted(CircuitBreakerOpen(retry_after_s=COOLDOWN_S), CircuitBreakerOpen(retry_after_s=COOLDOWN_S))
+
+
+@pytest.fixture
+def waiting(runtime: Runtime, model: Scripted) -> Runtime:
+    """A process whose turns wait for their model."""
+    settings = runtime.settings.model_copy(update={"turn": TurnSettings(on_unavailable=OnUnavailable.PARK)})
+    return replace(runtime, settings=settings, models=lambda _name: model)
+
+
+def test_who_waits_by_http_is_answered_with_the_delay(waiting: Runtime, clock: MovedClock) -> None:
+    """When the time is up, as ever: the present status, and beside it why and until when."""
+    turn_id = accept(
+        waiting, parse_incoming({"user_id": "ann", "text": "hello", "reply_to": {"url": "http://localhost/r"}})
+    ).turn_id
+    with TestClient(create_app(waiting, lambda: True), base_url=BASE_URL) as client:
+        session_id = UUID(client.get(f"/v1/turns/{turn_id}").json()["session_id"])
+        Runner(waiting, "test").run(session_id)
+        turn = client.get(f"/v1/turns/{turn_id}", params={"wait": 0.05}).json()
+        assert schema.Turn.model_validate(turn).status == "parked"
+        assert (turn["delayed"]["code"], turn["delayed"]["message"]) == ("CIRCUIT_BREAKER_OPEN", DELAYED)
+        assert (turn["reply"], turn["error"]) == (None, None)
+        _try_again(waiting, clock, session_id)
+        assert not _owed(waiting), "whoever gave an address to reply to is sent the reply, and nothing before it"
+        _try_again(waiting, clock, session_id)
+        turn = client.get(f"/v1/turns/{turn_id}", params={"wait": PATIENCE_S}).json()
+    assert (turn["status"], turn["delayed"], turn["reply"]["text"]) == ("done", None, "ok")
+    assert _owed(waiting)
+
+
+def test_who_listens_in_a_terminal_is_told_once(
+    waiting: Runtime, model: Scripted, clock: MovedClock, waker: RecordingWaker
+) -> None:
+    """The line comes while the answer is waited for, and not again with each try."""
+    notes: list[str] = []
+    conversation = Conversation(waiting, "local", None, notes.append)
+    conversation.say("hello")
+    [session_id] = waker.sessions
+    with ThreadPoolExecutor(1) as pool:
+        listening = pool.submit(conversation.listen, lambda _message: None)
+        Runner(waiting, "test").run(session_id)
+        wait_until(lambda: notes, "the delay is said", PATIENCE_S)
+        _try_again(waiting, clock, session_id)
+        _try_again(waiting, clock, session_id)
+        turn = listening.result(PATIENCE_S)
+    conversation.close()
+    assert turn["reply"]["text"] == "ok"
+    assert len(model.requests) == 3
+    assert notes == [DELAYED]
+
+
+def _try_again(runtime: Runtime, clock: MovedClock, session_id: UUID) -> None:
+    clock.advance(timedelta(seconds=COOLDOWN_S + 1))
+    Runner(runtime, "test").run(session_id)
+
+
+def _owed(runtime: Runtime) -> bool:
+    with runtime.database.engine.connect() as connection:
+        return bool(connection.exec_driver_sql("SELECT FROM deliveries").all())

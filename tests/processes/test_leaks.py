@@ -1,0 +1,53 @@
+"""A tool that hangs in a real worker: its turn goes on, its thread is counted, and too many of them end the worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from perdure.turns.effects import UNKNOWN_OUTCOME
+from tests.processes.installation import Installation
+from tests.processes.mind import answer_to
+from tests.processes.nodes import Worker
+from tests.processes.scene import wait_until
+
+PATIENCE_S = 60.0
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
+
+
+def test_a_worker_with_too_many_hanging_tools_leaves_and_another_takes_over(installation: Installation) -> None:
+    """Nobody need notice: the turns are answered, and so is the one that was in a model call when the worker left."""
+    worker = installation.worker(PERDURE_TURN__MAX_LEAKED_THREADS="1")
+    worker.ready()
+    first = installation.accept("hanging: 1", user="ana")
+    (turn,) = installation.settled(first.turn_id, within_s=PATIENCE_S)
+    assert turn["reply"]["text"] == answer_to("hanging: 1", UNKNOWN_OUTCOME)
+    assert _inspected(installation, worker)["leaked_threads"] == 1
+    assert worker.container.status == "running"
+
+    gate = installation.mind.gate("hello", nth=1)
+    bystander = installation.accept("hello", user="bea")
+    gate.wait()
+    second = installation.accept("hanging: 2", user="cleo")
+    wait_until(lambda: "this worker drains and leaves" in worker.logs(), "the limit is passed", PATIENCE_S)
+    installation.worker().ready()
+    assert worker.container.wait(PATIENCE_S) == 0
+    turns = installation.settled(bystander.turn_id, second.turn_id, within_s=PATIENCE_S)
+    gate.opened.set()
+
+    assert [turn["reply"]["text"] for turn in turns] == [answer_to("hello"), answer_to("hanging: 2", UNKNOWN_OUTCOME)]
+    assert [effect.note for effect in installation.scene.effects()] == ["hanging: 1", "hanging: 2"], "each once"
+    installation.check()
+
+
+def _inspected(installation: Installation, worker: Worker) -> dict[str, Any]:
+    """What `celery -A workers inspect perdure` says of a worker."""
+    with Celery(broker=installation.redis.url) as app:
+        answers = app.control.broadcast("perdure", reply=True, timeout=PATIENCE_S, limit=1)
+    [(name, said)] = answers[0].items()
+    assert name.startswith(worker.container.name)
+    answer: dict[str, Any] = said
+    return answer

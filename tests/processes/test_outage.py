@@ -1,0 +1,132 @@
+"""A model that goes down and comes back, through real workers, the real SDK and the fleet's breaker."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from perdure.turns.parking import MOST_A_ROUND
+from perdure.turns.reading import DELAYED
+from tests.commands.conftest import Perdure
+from tests.processes.gateway import serving
+from tests.processes.installation import Installation
+from tests.processes.mind import answer_to
+from tests.processes.scene import wait_until
+
+BREAKER = "llm:openai"
+TRIES = 3
+COOLDOWN_S = 5
+PATIENCE_S = 90.0
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def gateway(perdure: Perdure) -> Iterator[str]:
+    """A gateway of this installation; its URL."""
+    with serving(perdure) as url:
+        yield url
+
+
+def test_retried_then_open_then_a_fallback_and_closed_by_one_probe(
+    installation: Installation, perdure: Perdure, gateway: str
+) -> None:
+    """What users get while it is down says who answered; what operators see is the same by command and by HTTP."""
+    mind = installation.mind
+    _configure(installation, FALLBACK_MODELS="offline", BREAKER__FAILURE_THRESHOLD="2")
+    installation.worker().ready()
+    mind.down = True
+
+    for number in (1, 2):
+        assert _answered_by(installation, f"hello {number}") == ("offline", True)
+        assert len(mind.server.requests) == TRIES * number, "each call is tried again, and counts once"
+    assert _answered_by(installation, "hello 3") == ("offline", True)
+    assert len(mind.server.requests) == TRIES * 2, "an open breaker lets nobody through"
+    opened = _breaker(perdure, gateway)
+    assert (opened["state"], opened["failure_count"], opened["success_count"]) == ("open", 2, 0)
+
+    mind.down = False
+    over_ms = opened["opened_at"] + COOLDOWN_S * 1_000
+    wait_until(lambda: time.time() * 1_000 > over_ms, "the cooldown is over", PATIENCE_S)
+    gate = mind.gate("is it back?")
+    probe = installation.accept("is it back?", user="probe")
+    gate.wait()
+    assert _breaker(perdure, gateway)["state"] == "half_open"
+    for number in (4, 5):
+        assert _answered_by(installation, f"hello {number}") == ("offline", True)
+    gate.opened.set()
+    (turn,) = installation.settled(probe.turn_id)
+    assert len(mind.server.requests) == TRIES * 2 + 1, "one probe, and nobody beside it"
+    assert turn["reply"]["text"] == answer_to("is it back?")
+    closed = _breaker(perdure, gateway)
+    assert (closed["state"], closed["failure_count"], closed["success_count"]) == ("closed", 0, 1)
+    assert _answered_by(installation, "hello 6") == ("test", None)
+    installation.check()
+
+
+def test_parked_turns_are_answered_when_it_is_back(
+    installation: Installation, perdure: Perdure, tmp_path: Path
+) -> None:
+    """Many at once and many in one session: a few a round, in order, at the cost of one attempt each."""
+    mind = installation.mind
+    _configure(installation, TURN__ON_UNAVAILABLE="park", BREAKER__FAILURE_THRESHOLD="1", RETRY__MAX_ATTEMPTS="1")
+    worker = installation.worker()
+    worker.ready()
+    mind.down = True
+    queued = [installation.accept(f"and {number}", user="talker") for number in range(4)]
+    alone = [installation.accept(f"hello {number}", user=f"user {number}") for number in range(MOST_A_ROUND + 3)]
+    parked = [queued[0], *alone]
+    out, err = tmp_path / "out", tmp_path / "err"
+    waiting = perdure.start("send", "hello?", "--user", "waiter", "--wait", str(PATIENCE_S), stdout=out, stderr=err)
+
+    wait_until(lambda: err.exists() and DELAYED in err.read_text(), "who waits is told", PATIENCE_S)
+    wait_until(lambda: _parks(installation) > 2 * len(parked), "all were tried in vain, and again", PATIENCE_S)
+    states = {row.status for row in installation.query("SELECT status FROM turns")}
+    assert states <= {"parked", "running", "accepted"}
+    so_far = len(worker.logs())
+    mind.down = False
+    turns = installation.settled(*(each.turn_id for each in (*queued, *alone)), within_s=PATIENCE_S)
+
+    assert {(turn["status"], turn["attempts"]) for turn in turns} == {("done", 1)}
+    assert [turn["reply"]["text"] for turn in turns[:4]] == [answer_to(f"and {number}") for number in range(4)]
+    woken = [int(found) for found in re.findall(r"swept: woke (\d+) sessions", worker.logs()[so_far:])]
+    assert woken, "the sweeper brought them back"
+    assert max(woken) <= MOST_A_ROUND, "and not all at once"
+    waiting.join(PATIENCE_S)
+    assert (waiting.exitcode, out.read_text()) == (0, f"{answer_to('hello?')}\n")
+    assert err.read_text().count(DELAYED) == 1
+    installation.check()
+
+
+def _configure(installation: Installation, **settings: str) -> None:
+    settings = {"RETRY__BASE_S": "0.01", "BREAKER__COOLDOWN_S": str(COOLDOWN_S), **settings}
+    installation.environment.update({f"PERDURE_{name}": value for name, value in settings.items()})
+
+
+def _answered_by(installation: Installation, text: str) -> tuple[str, bool | None]:
+    """Ask, as a user of its own; which model's reply is in the transcript, and whether that was a fallback."""
+    sent = installation.accept(text, user=text)
+    (turn,) = installation.settled(sent.turn_id)
+    assert turn["status"] == "done"
+    reply = installation.transcript(sent.session_id)[-1]
+    return reply.model, reply.fallback
+
+
+def _breaker(perdure: Perdure, gateway: str) -> dict[str, Any]:
+    """The model's breaker, of which the command and the route say the same."""
+    listed = perdure("breakers", "list", "--json")
+    assert listed.returncode == 0, listed.stderr
+    found: dict[str, Any] = json.loads(listed.stdout)
+    assert httpx2.get(f"{gateway}/v1/breakers").json() == found
+    return next(each for each in found["breakers"] if each["name"] == BREAKER)
+
+
+def _parks(installation: Installation) -> int:
+    return sum((note.moment, note.name) == ("after", "turns.park_for") for note in installation.scene.notes())
