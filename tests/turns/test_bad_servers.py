@@ -16,16 +16,19 @@ import pytest
 from perdure import Agent, ToolContext, tool
 from perdure.agents import Agents
 from perdure.clock import SystemClock
+from perdure.models.resilient import OtherModels, ResilientModel
 from perdure.models.resolve import Models
 from perdure.resilience.registry import Breakers
 from perdure.runtime import Runtime
 from perdure.settings import BreakerSettings, RetrySettings, Settings
+from perdure.turns.cancelling import cancel
 from perdure.turns.inbox import accept
 from perdure.turns.incoming import Incoming
 from perdure.turns.runner import Runner
 from tests.models.anthropic_server import AnthropicServer
 from tests.models.openai_server import OpenAIServer
-from tests.models.server import Answer, Broken, Call, Drip, ProviderServer, Raw, Silence, Status, Step
+from tests.models.server import Answer, Broken, Call, Drip, ProviderServer, Raw, Silence, Status, Step, Wire
+from tests.turns.scripted import Scripted
 from tests.turns.stage import PATIENCE_S, Stage
 
 Make = Callable[[ProviderServer], Step]
@@ -52,6 +55,8 @@ class Provider:
 
     name: str
     server: ProviderServer
+    settings: Settings
+    breakers: Breakers
     models: Models
 
 
@@ -70,9 +75,9 @@ def provider(request: pytest.FixtureRequest) -> Iterator[Provider]:
         patch.setenv(f"{request.param.upper()}_BASE_URL", server.base_url)
         patch.setenv(f"{request.param.upper()}_API_KEY", "sk-of-the-tests")
         clock = SystemClock()
-        models = Models(settings, clock, Breakers(settings.breaker, clock))
-        models.get()
-        yield Provider(f"{request.param}:test-model", server, models)
+        breakers = Breakers(settings.breaker, clock)
+        models = Models(settings, clock, breakers)
+        yield Provider(models.get().name, server, settings, breakers, models)
 
 
 @pytest.fixture
@@ -151,6 +156,43 @@ def test_a_server_that_never_finishes(stage: Stage, runtime: Runtime, provider: 
     turn = ask(stage, hurried)
     assert (turn["status"], turn["error"]["code"]) == ("failed", "TIMEOUT")
     assert len(provider.server.requests) == 1
+
+
+@pytest.mark.parametrize("step", [Silence(), HTML, Status(401), Status(413)], ids=["silent", "HTML", "401", "413"])
+def test_another_model_answers_for_it(stage: Stage, provider: Provider, step: Step) -> None:
+    """After whatever failure; each model has its own time, so that one that hangs leaves some to the next."""
+    models = Models(
+        provider.settings.model_copy(update={"model_timeout_s": DEADLINE_S, "fallback_models": ("offline",)}),
+        SystemClock(),
+        provider.breakers,
+    )
+    provider.server.player = lambda _: step
+    turn = ask(stage, replace(stage.runtime, models=lambda _: models.get(provider.name)))
+    assert turn["status"] == "done"
+    [_, reply] = stage.messages(turn["session_id"])
+    assert (reply["model"], reply["fallback"]) == ("offline", True)
+
+
+def test_nobody_answers_for_it_once_the_turn_is_cancelled(stage: Stage, provider: Provider) -> None:
+    """Cancelled while the server is silent: no second try, no other model, and no failure of the provider."""
+    other = Scripted()
+    model = ResilientModel(provider.models.get(provider.name), OtherModels([other]))
+    runtime = replace(stage.runtime, models=lambda _: model)
+    runner = Runner(runtime, "stage")
+    accepted = accept(runtime, Incoming(user_id="ana", text="Never mind."))
+
+    def cancelling(_: Wire) -> Step:
+        cancel(stage.runtime, accepted.turn_id)
+        runner.keeper.beat()
+        return Silence()
+
+    provider.server.player = cancelling
+    provider.server.requests.clear()
+    before = provider.breakers.list()
+    runner.run(accepted.session_id)
+    assert stage.turn(accepted.turn_id)["status"] == "cancelled"
+    assert (len(provider.server.requests), other.requests) == (1, [])
+    assert provider.breakers.list() == before
 
 
 ODD = [
