@@ -14,12 +14,12 @@ from datetime import UTC, datetime
 import psutil
 from rich.console import Console
 
-from benchmarks import casebank, history, statements, throughput, waiting
+from benchmarks import breaker, casebank, history, statements, throughput, waiting
 from benchmarks.report import Section, console
 from benchmarks.stage import BenchmarkFailed, Stage, Tell, stage
 
 SECTIONS: dict[str, Callable[[Stage], Section]] = {
-    module.NAME: module.measure for module in (throughput, history, waiting, statements, casebank)
+    module.NAME: module.measure for module in (throughput, history, waiting, statements, breaker, casebank)
 }
 
 

@@ -22,6 +22,7 @@ from benchmarks.stage import Stage, ledger
 from perdure.agents import Agents
 from perdure.clock import SystemClock
 from perdure.database.engine import Database, Moment, Statement
+from perdure.models.protocol import Model
 from perdure.runtime import Runtime
 from perdure.settings import Settings
 from perdure.snapshots.postgres import PostgresSnapshots
@@ -83,16 +84,17 @@ class CountingDatabase(Database):
 
 
 class Bench:
-    """perdure in this process: a session's messages accepted and run, one after the other."""
+    """perdure in this process: a session's messages accepted and run, one after the other, by `model`."""
 
     def __init__(self, url: URL) -> None:
         self.database = CountingDatabase(url)
+        self.model: Model = InProcessModel()
         self._runtime = Runtime(
             settings=Settings(_env_file=None),
             clock=SystemClock(),
             database=self.database,
             agents=Agents([assistant]),
-            models=lambda _name: InProcessModel(),
+            models=lambda _name: self.model,
             wake=SilentWaker(),
             snapshots=PostgresSnapshots(self.database),
         )

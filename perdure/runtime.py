@@ -18,7 +18,7 @@ from perdure.memory.volatile import Volatile
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Embedder
 from perdure.models.protocol import Model
-from perdure.resilience.registry import Breakers
+from perdure.resilience.registry import Switchboard
 from perdure.settings import Settings, TurnSettings
 from perdure.snapshots.store import SnapshotStore
 from perdure.tools.leaks import Leaks
@@ -75,6 +75,6 @@ class Runtime:
     snapshots: SnapshotStore
     volatile: Volatile | None = None
     embedder: Embedder = field(default_factory=lambda: HashEmbedder(384))
-    breakers: Breakers | None = None
+    breakers: Switchboard | None = None
     connections: Connections | None = None
     leaks: Leaks = field(default_factory=lambda: Leaks(TurnSettings().max_leaked_threads))

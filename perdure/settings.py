@@ -166,9 +166,13 @@ class ConsolidationSettings(_Group):
 
 
 class BreakerSettings(_Group):
-    """`PERDURE_BREAKER__*`: when calls to what keeps failing are refused, and when it is tried again."""
+    """`PERDURE_BREAKER__*`: when calls to what keeps failing are refused, and when it is tried again.
+
+    `registry` names whose breakers they are: `fleet`, perdure's own, or a third party's.
+    """
 
     enabled: bool = True
+    registry: str = "fleet"
     failure_threshold: Count = 5
     cooldown_s: Seconds = 60
     half_open_max_probes: Count = 1
@@ -273,6 +277,7 @@ class Settings(BaseSettings):
     data_dir: Path = Path(".perdure")
     timezone: str = "UTC"
     model: str = "offline"
+    fallback: str = "models"
     fallback_models: Annotated[tuple[str, ...], NoDecode] = ()
     summary_model: str | None = None
     embedder: str = "hash:384"

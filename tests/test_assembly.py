@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from perdure import Agent, McpServer
-from perdure.errors import SettingsError
+from perdure.errors import CircuitBreakerOpen, ProviderError, SettingsError
 from perdure.settings import Settings
 from tests.conftest import RecordingWaker
 from workers.assembly import assemble, check
@@ -43,6 +43,24 @@ def test_a_process_that_runs_turns_has_the_servers_tools(
         assert "local:add" in made.agents.default.toolset(made.connections).names
     finally:
         made.connections.close()
+
+
+def test_a_remote_embedder_stands_behind_a_breaker_of_the_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waker: RecordingWaker
+) -> None:
+    """Nobody listens at its address: it is tried again, its breaker opens, and it is left alone."""
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    given = {"embedder": "openai:small", "breaker": {"failure_threshold": 2}, "retry": {"base_s": 0.001}}
+    made = assemble(Settings.model_validate({**given, "data_dir": tmp_path}), NOWHERE, waker)
+    assert made.breakers is not None
+    for _ in range(2):
+        with pytest.raises(ProviderError):
+            made.embedder.embed(["hello"])
+    with pytest.raises(CircuitBreakerOpen):
+        made.embedder.embed(["hello"])
+    assert [(each.name, each.state, each.failure_count) for each in made.breakers.list()] == [
+        ("embed:openai", "open", 2)
+    ]
 
 
 def test_a_command_that_is_not_allowed_stops_every_process(

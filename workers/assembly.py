@@ -18,7 +18,7 @@ from perdure.memory.volatile import Volatile
 from perdure.models.embedders.guarded import guard_with
 from perdure.models.embedders.resolve import resolve as resolve_embedder
 from perdure.models.resolve import Models
-from perdure.resilience.registry import Breakers
+from perdure.resilience.resolve import resolve as resolve_breakers
 from perdure.runtime import Runtime, Waker
 from perdure.settings import Settings
 from perdure.snapshots.resolve import resolve
@@ -89,11 +89,14 @@ def check(settings: Settings) -> None:
     """Find out now what would stop every process at its start.
 
     Raises:
-        SettingsError: `PERDURE_AGENTS`, `PERDURE_MODEL` or `PERDURE_SNAPSHOTS` names what cannot be had, or
-            `PERDURE_MCP__COMMANDS` does not name what an agent's MCP server would start.
+        SettingsError: `PERDURE_AGENTS`, `PERDURE_MODEL`, `PERDURE_FALLBACK`, `PERDURE_BREAKER__REGISTRY` or
+            `PERDURE_SNAPSHOTS` names what cannot be had, or `PERDURE_MCP__COMMANDS` does not name what an
+            agent's MCP server would start.
     """
     check_servers(_servers(Agents.from_module(settings.agents)), settings.mcp)
-    Models(settings, SystemClock()).get()
+    breakers = resolve_breakers(settings, SystemClock(), _NO_REDIS, lambda _: None)
+    Models(settings, SystemClock(), breakers).get()
+    breakers.close()
     resolve(settings.snapshots, settings, Database("postgresql://"), _NO_REDIS).close()
 
 
@@ -105,16 +108,16 @@ def assemble(
     Only with `turns` are the agents' MCP servers connected: by a process that runs turns, once it is forked.
 
     Raises:
-        SettingsError: `PERDURE_AGENTS`, `PERDURE_MODEL`, `PERDURE_SUMMARY_MODEL`, `PERDURE_EMBEDDER` or
-            `PERDURE_SNAPSHOTS` names what cannot be had, or `PERDURE_MCP__COMMANDS` does not name what
-            an agent's MCP server would start.
+        SettingsError: `PERDURE_AGENTS`, `PERDURE_MODEL`, `PERDURE_SUMMARY_MODEL`, `PERDURE_EMBEDDER`,
+            `PERDURE_FALLBACK`, `PERDURE_BREAKER__REGISTRY` or `PERDURE_SNAPSHOTS` names what cannot be had, or
+            `PERDURE_MCP__COMMANDS` does not name what an agent's MCP server would start.
     """
     agents = Agents.from_module(settings.agents)
     servers = _servers(agents)
     check_servers(servers, settings.mcp)
     clock = SystemClock()
     database = Database(database_url, lease_s=settings.turn.lease_s)
-    breakers = Breakers(settings.breaker, clock, redis_url or _redis_if_found(settings), partial(recall, database))
+    breakers = resolve_breakers(settings, clock, redis_url or _redis_if_found(settings), partial(recall, database))
     models = Models(settings, clock, breakers)
     for name in {settings.model, settings.summary_model or settings.model}:
         models.get(name)  # a model that cannot be set up stops the start, not the first turn

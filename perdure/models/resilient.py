@@ -114,11 +114,11 @@ ModelFallback: TypeAlias = FallbackStrategy[Asked, ModelReply]
 
 
 class ResilientModel:
-    """A model, and a strategy for when it fails."""
+    """A model, and a strategy for when it fails, whoever wrote that."""
 
     def __init__(self, model: Model, strategy: ModelFallback) -> None:
         self._model = model
-        self._strategy = strategy
+        self._strategy = _Answers(strategy)
 
     @property
     def name(self) -> str:
@@ -133,6 +133,24 @@ class ResilientModel:
         """
         asked = Asked(request, call)
         return with_fallback(self.name, lambda: self._model.respond(request, call), self._strategy, asked)
+
+
+class _Answers:
+    """A strategy that finds an answer or nothing: one that ends the turn, is marked, and comes after no other words."""
+
+    def __init__(self, strategy: ModelFallback) -> None:
+        self._strategy = strategy
+
+    def execute(self, asked: Asked, error: Exception) -> ModelReply | None:
+        """What the strategy finds. Raises as `FallbackStrategy.execute`, and InvalidResponse for what is no answer."""
+        found = None
+        try:
+            reply = self._strategy.execute(asked, error)
+            found = None if reply is None else _ending(reply)
+        finally:
+            if found is None:
+                asked.call.rewind()
+        return found
 
 
 class OtherModels:
@@ -160,12 +178,16 @@ class OtherModels:
 
 
 def _marked(model: Model, reply: ModelReply) -> ModelReply:
-    """The reply as one that ends a turn: a call of a tool that was not offered is none.
+    return replace(_ending(reply), model=reply.model or model.name)
+
+
+def _ending(reply: ModelReply) -> ModelReply:
+    """The reply as one that ends a turn, marked: a call of a tool that was not offered is none.
 
     Raises:
         InvalidResponse: nothing else is in it.
     """
-    return replace(_not_empty(replace(reply, tool_calls=())), model=reply.model or model.name, fallback=True)
+    return _not_empty(replace(reply, tool_calls=(), fallback=True))
 
 
 def _not_empty(reply: ModelReply) -> ModelReply:

@@ -2,6 +2,8 @@
 
 A third party adds a provider by an entry point of the group `perdure.models`: its name is
 the scheme, and its object is called with what follows the colon, the settings and the clock.
+What answers when a model fails is `PERDURE_FALLBACK`: `models`, or an entry point of the group
+`perdure.fallbacks`, called with the settings, the clock and whatever finds a guarded model by its name.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from perdure.clock import Clock
 from perdure.errors import SettingsError
@@ -20,7 +23,16 @@ from perdure.settings import Settings
 
 ENTRY_POINT_GROUP = "perdure.models"
 
+FALLBACKS_GROUP = "perdure.fallbacks"
+
 ModelFactory = Callable[[str, Settings, Clock], Model]
+
+Guarded = Callable[[str], Model]
+"""Finds a model by its name, behind its breaker and tried again, and without a fallback of its own."""
+
+FallbackFactory = Callable[[Settings, Clock, Guarded], ModelFallback]
+
+_OTHER_MODELS = "models"
 
 
 def resolve(name: str, settings: Settings, clock: Clock, variable: str = "PERDURE_MODEL") -> Model:
@@ -42,7 +54,8 @@ def resolve(name: str, settings: Settings, clock: Clock, variable: str = "PERDUR
         return AnthropicModel(rest, clock)
     found = entry_points(group=ENTRY_POINT_GROUP)
     if rest and scheme in found.names:
-        return _load(f"{variable} is {name!r}", found[scheme])(rest, settings, clock)
+        factory: ModelFactory = _load(f"{variable} is {name!r}", found[scheme])
+        return factory(rest, settings, clock)
     accepted = ["offline", "openai:NAME", "anthropic:NAME", *[f"{other}:NAME" for other in sorted(found.names)]]
     raise SettingsError(
         f"{variable} is {name!r}: accepted: {', '.join(accepted)}, "
@@ -50,20 +63,38 @@ def resolve(name: str, settings: Settings, clock: Clock, variable: str = "PERDUR
     )
 
 
-def _load(setting: str, entry_point: EntryPoint) -> ModelFactory:
+def resolve_fallback(settings: Settings, clock: Clock, guarded: Guarded) -> ModelFallback | None:
+    """Make the strategy that `PERDURE_FALLBACK` names; None means the models of `PERDURE_FALLBACK_MODELS`.
+
+    Raises:
+        SettingsError: there is none of that name, or it cannot be set up.
+    """
+    name = settings.fallback
+    if name == _OTHER_MODELS:
+        return None
+    found = entry_points(group=FALLBACKS_GROUP)
+    if name in found.names:
+        factory: FallbackFactory = _load(f"PERDURE_FALLBACK is {name!r}", found[name])
+        return factory(settings, clock, guarded)
+    raise SettingsError(
+        f"PERDURE_FALLBACK is {name!r}: accepted: {', '.join([_OTHER_MODELS, *sorted(found.names)])}, "
+        f"or the name of an installed entry point of the group {FALLBACKS_GROUP}"
+    )
+
+
+def _load(setting: str, entry_point: EntryPoint) -> Any:
     try:
-        factory: ModelFactory = entry_point.load()
+        return entry_point.load()
     except (ImportError, AttributeError) as error:
         raise SettingsError(f"{setting}: the entry point {entry_point.value!r} cannot be loaded: {error}") from error
-    return factory
 
 
 class Models:
     """The models of one process, each made once. Threads may share it.
 
     Each but `offline` (which needs nobody, and so never fails) is guarded by the breaker
-    `llm:SCHEME` of `breakers` and tried again; when it fails, `fallback` is asked, or the
-    models of `PERDURE_FALLBACK_MODELS` if none is given.
+    `llm:SCHEME` of `breakers` and tried again; when it fails, `fallback` is asked, or what
+    `PERDURE_FALLBACK` names if none is given.
     """
 
     def __init__(
@@ -73,14 +104,18 @@ class Models:
         breakers: BreakerRegistry | None = None,
         fallback: ModelFallback | None = None,
     ) -> None:
-        """Without `breakers`, this process has some of its own."""
+        """Without `breakers`, this process has some of its own.
+
+        Raises:
+            SettingsError: `PERDURE_FALLBACK` names what cannot be had.
+        """
         self._settings = settings
         self._clock = clock
         self._breakers = breakers or Breakers(settings.breaker, clock)
-        self._fallback = fallback
         self._lock = threading.RLock()
         self._guarded: dict[str, Model] = {}
         self._made: dict[str, Model] = {}
+        self._fallback = fallback or resolve_fallback(settings, clock, self.guarded)
 
     def get(self, name: str | None = None) -> Model:
         """The model called `name`, or the one of `PERDURE_MODEL`.
@@ -93,6 +128,15 @@ class Models:
             if wanted not in self._made:
                 self._made[wanted] = self._with_fallback(wanted)
             return self._made[wanted]
+
+    def guarded(self, name: str) -> Model:
+        """The model called `name` behind its breaker, without a fallback, for a strategy that asks it.
+
+        Raises:
+            SettingsError: there is none of that name, or it cannot be set up.
+        """
+        with self._lock:
+            return self._guard(name, "PERDURE_FALLBACK")
 
     def _with_fallback(self, name: str) -> Model:
         model = self._guard(name, "PERDURE_MODEL")

@@ -84,7 +84,10 @@ class Admission:
 
 
 def admit(circuit: Circuit, policy: Policy, now: int, call_id: str, lease_ms: int) -> tuple[Circuit, Admission | None]:
-    """Let a call through, or not: the circuit after it, and the admission if there is one."""
+    """Let a call through, or not: the circuit after it, and the admission if there is one.
+
+    A probe that asks again under the id by which it was admitted is admitted again, to the same slot.
+    """
     if circuit.state is State.OPEN and _is_cool(circuit, policy, now):
         circuit = _move(circuit, State.HALF_OPEN, now)
     match circuit.state:
@@ -94,7 +97,7 @@ def admit(circuit: Circuit, policy: Policy, now: int, call_id: str, lease_ms: in
             return circuit, None
         case State.HALF_OPEN:
             alive = {each: end for each, end in circuit.probes.items() if end > now}
-            if len(alive) >= policy.half_open_max_probes:
+            if call_id not in alive and len(alive) >= policy.half_open_max_probes:
                 return replace(circuit, probes=alive), None
             probing = replace(circuit, probes={**alive, call_id: now + lease_ms})
             return probing, Admission(call_id, circuit.epoch)

@@ -84,7 +84,8 @@ end
 local admitted = circuit.state == 'closed'
 if circuit.state == 'half_open' then
     redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
-    admitted = redis.call('ZCARD', KEYS[2]) < most
+    -- A client that lost the answer asks again: it has its slot already.
+    admitted = redis.call('ZSCORE', KEYS[2], ARGV[6]) or redis.call('ZCARD', KEYS[2]) < most
     if admitted then
         redis.call('ZADD', KEYS[2], now + ARGV[7], ARGV[6])
         redis.call('EXPIRE', KEYS[2], 604800)
@@ -134,16 +135,18 @@ return answer()
 class FleetCircuits:
     """The circuits in the Redis at `url`, in kombu's spelling or redis-py's. Threads may share it.
 
-    `ahead_ms` are milliseconds by which a test is ahead of Redis's time.
+    For tests: `ahead_ms` are milliseconds by which one is ahead of Redis's time, `timeout_s` how patient it is.
     """
 
-    def __init__(self, url: str, policy: Policy, ahead_ms: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self, url: str, policy: Policy, ahead_ms: Callable[[], int] = lambda: 0, timeout_s: float = _TIMEOUT_S
+    ) -> None:
         self._policy = policy
         self._ahead_ms = ahead_ms
         self._client = redis.Redis.from_url(
             _as_redis_py_spells(url),
-            socket_timeout=_TIMEOUT_S,
-            socket_connect_timeout=_TIMEOUT_S,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
             max_connections=_CONNECTIONS,
             decode_responses=True,
             # Once more, at once: after a restart of Redis every pooled connection is a dead one.

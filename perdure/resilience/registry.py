@@ -1,9 +1,10 @@
-"""Circuit breakers by name, such as `llm:openai`, `embed:openai`, `mcp:weather`, `channel:telegram`.
+"""Circuit breakers by name, such as `llm:openai`, `embed:openai`, `mcp:weather`, `tool:bank`.
 
 One circuit per name for the whole fleet while Redis answers, one per process while it does not.
 A breaker is never the reason for which a call fails, but by being open.
 
-`Breaker` and `BreakerRegistry` are protocols: whoever wants other breakers gives another registry.
+`Breaker` and `BreakerRegistry` are protocols: whoever wants other breakers gives another registry,
+and to a whole process a `Switchboard` (`resolve.py`).
 """
 
 from __future__ import annotations
@@ -54,6 +55,35 @@ class BreakerRegistry(Protocol):
         ...
 
 
+class Switchboard(BreakerRegistry, Protocol):
+    """Breakers that a process goes by, and that operators look at and close by hand."""
+
+    def list(self) -> list[Metrics]:
+        """Every breaker that there is, by name.
+
+        Raises:
+            Unavailable: where they are kept cannot be reached.
+        """
+        ...
+
+    def reset(self, name: str) -> Metrics:
+        """Close the breaker called `name`.
+
+        Raises:
+            NotFound: there is none of that name.
+            Unavailable: where they are kept cannot be reached.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of whatever is held open: the process ends."""
+        ...
+
+
+Listener = Callable[[Transition], None]
+"""Is told of each change of state that an event in this process made, in the thread of that event."""
+
+
 @dataclass(frozen=True, slots=True)
 class Metrics:
     """A breaker as operators see it. Moments are in milliseconds since 1970.
@@ -81,11 +111,10 @@ class Metrics:
 
 
 class Breakers:
-    """The registry of one process; see `BreakerRegistry`. Threads may share it.
+    """perdure's own breakers; see `Switchboard`. Threads may share it.
 
     Without `redis_url` (in kombu's spelling or redis-py's) the circuits are this process's own.
-    `listen` is told of each change of state that an event in this process made, in the thread
-    of that event; no other process is told of the same one.
+    No other process is told of the change of state that `listen` is told of.
     """
 
     def __init__(
@@ -93,7 +122,7 @@ class Breakers:
         settings: BreakerSettings,
         clock: Clock,
         redis_url: str | None = None,
-        listen: Callable[[Transition], None] | None = None,
+        listen: Listener | None = None,
     ) -> None:
         policy = Policy.of(settings)
         fleet = FleetCircuits(redis_url, policy) if redis_url is not None else None

@@ -100,7 +100,8 @@ class Tool:
     """A function that a model may call. Make one with `@tool`.
 
     `parameters` is a JSON schema of type object; `timeout_s` overrides the setting, in
-    seconds; `probe` asks the outside world whether an effect in doubt took place.
+    seconds; `probe` asks the outside world whether an effect in doubt took place; `breaker` names
+    that of whoever the tool calls, which several tools may share.
     """
 
     name: str
@@ -112,6 +113,7 @@ class Tool:
     function: Callable[..., Any]
     max_result_chars: int
     requires_approval: Approval
+    breaker: str | None
     _arguments: type[BaseModel]
     _context_parameter: str | None
 
@@ -189,6 +191,7 @@ def tool(
     probe: Probe | None = None,
     max_result_chars: int = MAX_RESULT_CHARS,
     requires_approval: Approval = False,
+    breaker: str | None = None,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 
 
@@ -202,12 +205,14 @@ def tool(
     probe: Probe | None = None,
     max_result_chars: int = MAX_RESULT_CHARS,
     requires_approval: Approval = False,
+    breaker: str | None = None,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function with type hints and a docstring: `@tool` or `@tool(effect="pure")`.
 
     The docstring's text becomes the description, its `Args:` section (Google style) describes
     the parameters, and a parameter annotated `ToolContext` is injected. `requires_approval` is True, or a
-    function of the arguments that says so: such a call waits until a person has approved of it.
+    function of the arguments that says so: such a call waits until a person has approved of it. Calls go through
+    the circuit breaker `tool:NAME` if `breaker` gives a name.
 
     Raises:
         SettingsError: the function cannot be a tool; the message names it and says why.
@@ -220,6 +225,8 @@ def tool(
         _check_declaration(given, chosen, effect, timeout_s, max_result_chars)
         if not isinstance(requires_approval, bool) and not callable(requires_approval):
             raise _unfit(given, f"has requires_approval={requires_approval!r}; accepted: True, False or a function")
+        if breaker is not None and not _NAME.fullmatch(breaker):
+            raise _unfit(given, f"has breaker={breaker!r}; accepted: 1 to 64 of a-z, A-Z, 0-9, _ and -")
         described = describe(given.__doc__)
         if not described.description:
             raise _unfit(given, "has no docstring, and a model chooses a tool by its description")
@@ -234,6 +241,7 @@ def tool(
             function=given,
             max_result_chars=max_result_chars,
             requires_approval=requires_approval,
+            breaker=breaker,
             _arguments=arguments,
             _context_parameter=context_parameter,
         )

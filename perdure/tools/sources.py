@@ -37,6 +37,11 @@ class RunnableTool(Protocol):
         ...
 
     @property
+    def breaker(self) -> str | None:
+        """The breaker `tool:NAME` of whoever the tool needs; None if it needs nobody, or has a breaker of its own."""
+        ...
+
+    @property
     def max_result_chars(self) -> int:
         """Characters of a result that reach the transcript."""
         ...

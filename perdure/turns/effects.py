@@ -29,6 +29,7 @@ from perdure.hooks import CallOver, CallSeen, call_hooks
 from perdure.ids import new_id
 from perdure.models.protocol import ToolCall
 from perdure.runtime import Runtime
+from perdure.tools import guarded
 from perdure.tools.registry import (
     MAX_RESULT_CHARS,
     DidNotHappen,
@@ -387,7 +388,7 @@ class Ledger:
 
         def work() -> str:
             try:
-                text = self._call(tool, planned, context)
+                text = self._call(tool, planned, context, until)
             except OutcomeUnknown:
                 raise  # nothing is known to be recorded
             except ToolError as error:
@@ -398,7 +399,7 @@ class Ledger:
 
         return _Run(planned, work, until, context.working_variables, done)
 
-    def _call(self, tool: RunnableTool, planned: Planned, context: ToolContext) -> str:
+    def _call(self, tool: RunnableTool, planned: Planned, context: ToolContext, until: float) -> str:
         """What the tool returns, with the agent's hooks around it.
 
         Raises:
@@ -412,7 +413,7 @@ class Ledger:
         within_s = min(self._runtime.settings.turn.hook_timeout_s, planned.timeout_s / 2)
         leaks = self._runtime.leaks
         self._hooked(lambda: call_hooks(self._agent.before_tool, seen, within_s, leaks))
-        text = tool.call(planned.arguments, context)
+        text = guarded.call(tool, planned.arguments, context, self._runtime.breakers, until - self._now())
         self._hooked(lambda: call_hooks(self._agent.after_tool, CallOver(seen, text), within_s, leaks))
         return text
 
@@ -437,6 +438,7 @@ class Ledger:
         log.warning("tool %s ran for more than %g s", tool.name, planned.timeout_s)
         run.variables.revoke()
         self._runtime.leaks.add(run.thread)
+        guarded.note_overdue(tool, self._runtime.breakers)
         decided = self._decide(planned, tool.effect)
         if decided is None and tool.effect is Effect.UNSAFE and run.alive:
             # The probe looked before the effect, which this very thread may still bring about.

@@ -10,12 +10,20 @@ from starlette.testclient import TestClient
 
 from perdure.channels.http import schema
 from perdure.channels.http.app import create_app
-from perdure.errors import ProviderError
+from perdure.errors import CircuitBreakerOpen, ProviderError
 from perdure.resilience.registry import Breakers
 from perdure.runtime import Runtime
 from perdure.settings import BreakerSettings
+from perdure.turns.inbox import accept
+from perdure.turns.incoming import Incoming
+from perdure.turns.lease import NotNeeded
+from perdure.turns.reading import read_turn
+from perdure.turns.runner import Ran, Runner
 from tests.channels.conftest import BASE_URL
 from tests.channels.test_bad_input import refused
+from tests.conftest import RecordingWaker
+from tests.turns.scripted import Scripted, says
+from workers.assembly import assemble
 
 
 def _fail() -> None:
@@ -45,6 +53,29 @@ def test_they_are_listed_and_reset(runtime: Runtime, redis_url: str, breakers: B
         refused(client.post("/v1/breakers/nobody/reset"), 404, "NOT_FOUND")
     breakers.get("llm:openai").execute(lambda: None, 5)
     for each in (own, breakers):
+        each.close()
+
+
+def test_a_reset_brings_parked_turns_back(
+    runtime: Runtime, redis_url: str, database_url: str, waker: RecordingWaker, breakers: Breakers
+) -> None:
+    """The gateway runs no turns: it is put together as in production, and whoever claims the session next may."""
+    limits = runtime.settings.turn.model_copy(update={"on_unavailable": "park"})
+    settings = runtime.settings.model_copy(update={"turn": limits, "redis_url": SecretStr(redis_url)})
+    model = Scripted(CircuitBreakerOpen(retry_after_s=600), says("back"))
+    parking = replace(runtime, settings=settings, models=lambda _name: model)
+    sent = accept(parking, Incoming(user_id="ana", text="hello"))
+    runner = Runner(parking, "test")
+    runner.run(sent.session_id)
+    assert isinstance(runner.run(sent.session_id), NotNeeded)
+
+    gateway = assemble(settings, database_url, waker)
+    assert gateway.breakers is not None
+    with TestClient(create_app(gateway, lambda: True), base_url=BASE_URL) as client:
+        assert client.post("/v1/breakers/llm:openai/reset").status_code == 200
+    assert runner.run(sent.session_id) == Ran(1)
+    assert read_turn(runtime.database, sent.turn_id)["reply"]["text"] == "back"
+    for each in (gateway.breakers, breakers, gateway.database):
         each.close()
 
 

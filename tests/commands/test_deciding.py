@@ -10,14 +10,15 @@ import pytest
 
 from perdure import Agent, tool
 from perdure.agents import Agents
-from perdure.errors import ProviderError
+from perdure.errors import CircuitBreakerOpen, ProviderError
 from perdure.resilience.registry import Breakers
 from perdure.runtime import Runtime
 from perdure.settings import BreakerSettings
 from perdure.turns import inbox
 from perdure.turns.incoming import Incoming
+from perdure.turns.lease import NotNeeded
 from perdure.turns.reading import read_turn
-from perdure.turns.runner import Runner
+from perdure.turns.runner import Ran, Runner
 from tests.commands.conftest import Environment, Perdure
 from tests.turns.scripted import Scripted, calls, says
 
@@ -70,7 +71,16 @@ def test_calls_are_shown_and_decided(
 
 
 def test_breakers_are_listed_and_reset(perdure: Perdure, runtime: Runtime, redis_url: str) -> None:
-    """The fleet's, from whichever process; one that there is not is an error."""
+    """The fleet's, from whichever process; parked turns come back. One that there is not is an error."""
+    limits = runtime.settings.turn.model_copy(update={"on_unavailable": "park"})
+    model = Scripted(CircuitBreakerOpen(retry_after_s=600), says("back"))
+    parking = replace(
+        runtime, settings=runtime.settings.model_copy(update={"turn": limits}), models=lambda _name: model
+    )
+    sent = inbox.accept(parking, Incoming(user_id="ann", text="hello"))
+    runner = Runner(parking, "test")
+    runner.run(sent.session_id)
+    assert isinstance(runner.run(sent.session_id), NotNeeded)
     breakers = Breakers(BreakerSettings(failure_threshold=1), runtime.clock, redis_url)
     with pytest.raises(ProviderError):
         breakers.get("llm:openai").execute(_fail, 5)
@@ -79,6 +89,8 @@ def test_breakers_are_listed_and_reset(perdure: Perdure, runtime: Runtime, redis
     reset = perdure("breakers", "reset", "llm:openai")
     missing = perdure("breakers", "reset", "nobody")
 
+    assert runner.run(sent.session_id) == Ran(1)
+    assert read_turn(runtime.database, sent.turn_id)["reply"]["text"] == "back"
     [found] = json.loads(listed.stdout)["breakers"]
     assert (found["name"], found["state"]) == ("llm:openai", "open")
     assert (reset.returncode, missing.returncode) == (0, 1)

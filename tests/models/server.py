@@ -315,7 +315,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send_chunk(owner.frame(owner.error(error)))
                 self._send_chunk(b"")
             case rest:
-                self._send_chunk(rest)
+                if rest:  # an empty chunk is the end, and a second end would begin the next answer
+                    self._send_chunk(rest)
                 self._send_chunk(b"")
 
     def _send_raw(self, raw: Raw) -> None:

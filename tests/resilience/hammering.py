@@ -1,88 +1,197 @@
 """Processes that hammer one breaker at once.
 
-    python -m tests.resilience.hammering REDIS_URL
+    python -m tests.resilience.hammering DIRECTORY
 
 Eight children are forked, each with connections of its own, and do the same at the same moment.
 What they counted is printed as JSON: first failures below the threshold, then probes of the
-half-open circuit, of which one is killed while it holds its slot.
+half-open circuit, of which those that hold a slot are killed, and at last calls that go on while
+the Redis in DIRECTORY is stopped and started again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
 import signal
 import sys
+import time
+from collections.abc import Sequence
+from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from perdure.clock import MovedClock
 from perdure.resilience.circuit import Admission, Outcome, Policy
 from perdure.resilience.fleet import FleetCircuits
+from perdure.resilience.registry import Breakers
+from perdure.resilience.shared import PAUSE_S
+from perdure.settings import BreakerSettings
+from workers.embedded import redis
 
 CHILDREN = 8
 FAILURES = 100
+PROBES = 3
 NAME = "llm:test"
+OTHER = "llm:other"
 LEASE_MS = 100_000
-POLICY = Policy(failure_threshold=CHILDREN * FAILURES + 1, cooldown_ms=60_000, half_open_max_probes=1)
+PATIENCE_S = 30.0
+POLICY = Policy(failure_threshold=CHILDREN * FAILURES + 1, cooldown_ms=60_000, half_open_max_probes=PROBES)
 
 
-def hammer(url: str, line: Connection) -> None:
-    """A child: does what it is told to, and answers."""
-    ahead = [0]
-    circuits = FleetCircuits(url, POLICY, lambda: ahead[0])
-    admission: Admission | None = None
-    while True:
-        what, ahead[0] = line.recv()
-        match what:
-            case "fail":
-                for _ in range(FAILURES):
-                    taken = circuits.admit(NAME, str(uuid4()), LEASE_MS).admission
-                    assert taken is not None
-                    circuits.settle(NAME, taken, Outcome.FAILED)
-            case "probe":
-                admission = circuits.admit(NAME, str(uuid4()), LEASE_MS).admission
-            case "succeed" if admission is not None:
-                circuits.settle(NAME, admission, Outcome.SUCCEEDED)
-        line.send((os.getpid(), admission is not None))
+class Child:
+    """One of the processes."""
+
+    def __init__(self, url: str, line: Connection) -> None:
+        self._line = line
+        self._ahead_ms = 0
+        self._circuits = FleetCircuits(url, POLICY, lambda: self._ahead_ms, PATIENCE_S)
+        self._clock = MovedClock()
+        self._breaker = Breakers(BreakerSettings(), self._clock, url).get(OTHER)
+        self._admission: Admission | None = None
+
+    def obey(self) -> None:
+        """Do what it is told to, and answer with a number, until it is killed."""
+        deeds = {
+            "fail": self.fail,
+            "probe": self.probe,
+            "succeed": self.succeed,
+            "call until told": self.call_until_told,
+            "call once": self.call_once,
+        }
+        while True:
+            what, self._ahead_ms = self._line.recv()
+            self._line.send(deeds[what]())
+
+    def fail(self) -> int:
+        """Many calls that fail."""
+        for _ in range(FAILURES):
+            taken = self._circuits.admit(NAME, str(uuid4()), LEASE_MS).admission
+            assert taken is not None
+            self._circuits.settle(NAME, taken, Outcome.FAILED)
+        return FAILURES
+
+    def probe(self) -> int:
+        """Ask to be let through."""
+        self._admission = self._circuits.admit(NAME, str(uuid4()), LEASE_MS).admission
+        return int(self._admission is not None)
+
+    def succeed(self) -> int:
+        """End what was let through."""
+        if self._admission is not None:
+            self._circuits.settle(NAME, self._admission, Outcome.SUCCEEDED)
+        return 0
+
+    def call_until_told(self) -> int:
+        """One call after another, the first of them before it says that it has begun."""
+        self._line.send(self._breaker.execute(lambda: 1, 10))
+        done = 0
+        while not self._line.poll():
+            done += self._breaker.execute(lambda: 1, 10)
+        self._line.recv()
+        return done
+
+    def call_once(self) -> int:
+        """One call, at a moment when Redis is asked again."""
+        self._clock.advance(timedelta(seconds=PAUSE_S))
+        return self._breaker.execute(lambda: 1, 10)
 
 
-def everybody(lines: list[Connection], what: str, ahead_ms: int = 0) -> list[int]:
-    """Have all children do the same; the process ids of those that hold an admission."""
-    for line in lines:
-        line.send((what, ahead_ms))
-    return [pid for pid, admitted in (line.recv() for line in lines) if admitted]
+def hammer(line: Connection, others: Sequence[Connection]) -> None:
+    """What a child runs, once it is told where Redis is, until its line ends: the parent alone holds the other end."""
+    for each in others:
+        each.close()
+    with contextlib.suppress(EOFError):
+        Child(line.recv(), line).obey()
 
 
-def main(url: str) -> None:
-    """Run the scene and print what was seen."""
-    fork = multiprocessing.get_context("fork")
-    lines: dict[int, Connection] = {}
-    for _ in range(CHILDREN):
-        here, there = fork.Pipe()
-        child = fork.Process(target=hammer, args=(url, there), daemon=True)
-        child.start()
-        there.close()
-        lines[child.pid or 0] = here
-    everybody(list(lines.values()), "fail")
-    circuits = FleetCircuits(url, POLICY)
+class Fleet:
+    """The children, by their process ids. Forked before Redis is started, they hold nothing of the server's."""
+
+    def __init__(self) -> None:
+        fork = multiprocessing.get_context("fork")
+        self.lines: dict[int, Connection] = {}
+        for _ in range(CHILDREN):
+            here, there = fork.Pipe()
+            child = fork.Process(target=hammer, args=(there, [here, *self.lines.values()]), daemon=True)
+            child.start()
+            there.close()
+            self.lines[child.pid or 0] = here
+
+    def meet(self, url: str) -> None:
+        """Tell them where Redis is."""
+        for line in self.lines.values():
+            line.send(url)
+
+    def tell(self, what: str, ahead_ms: int = 0) -> None:
+        """Have all children do the same."""
+        for line in self.lines.values():
+            line.send((what, ahead_ms))
+
+    def ask(self, what: str, ahead_ms: int = 0) -> dict[int, int]:
+        """Have all children do the same; what they answered."""
+        self.tell(what, ahead_ms)
+        return self.hear()
+
+    def hear(self) -> dict[int, int]:
+        """The children's next answers."""
+        return {pid: line.recv() for pid, line in self.lines.items()}
+
+    def kill(self, pid: int) -> None:
+        """As the kernel does when memory is short."""
+        os.kill(pid, signal.SIGKILL)
+        del self.lines[pid]
+
+
+def probing(fleet: Fleet, circuits: FleetCircuits) -> dict[str, Any]:
+    """From closed to open to half-open to closed, by all of them."""
+    fleet.ask("fail")
     seen: dict[str, Any] = {"failures": circuits.read()[NAME].failures, "probes": []}
     last = circuits.admit(NAME, "the last drop", LEASE_MS).admission
     if last is not None:
         circuits.settle(NAME, last, Outcome.FAILED)
     seen["opened"] = circuits.read()[NAME].state
     for ahead_ms in (0, 60_000, 60_000 + LEASE_MS // 2, 61_000 + LEASE_MS):
-        holders = everybody(list(lines.values()), "probe", ahead_ms)
+        holders = [pid for pid, admitted in fleet.ask("probe", ahead_ms).items() if admitted]
         seen["probes"].append(len(holders))
         if ahead_ms == 60_000:
             for pid in holders:
-                os.kill(pid, signal.SIGKILL)
-                del lines[pid]
-    everybody(list(lines.values()), "succeed", 61_000 + LEASE_MS)
+                fleet.kill(pid)
+    fleet.ask("succeed", 61_000 + LEASE_MS)
     seen["closed"] = circuits.read()[NAME].state
+    return seen
+
+
+def returning(fleet: Fleet, url: str) -> dict[str, Any]:
+    """Calls have gone on without Redis; now it is back, and they are the fleet's again."""
+    fleet.tell("enough")
+    made = fleet.hear()
+    circuits = FleetCircuits(url, POLICY, timeout_s=PATIENCE_S)
+    before, asked, counted = circuits.read()[OTHER].successes, 0, 0
+    until = time.monotonic() + PATIENCE_S
+    while counted < len(fleet.lines) and time.monotonic() < until:
+        asked += sum(fleet.ask("call once").values())  # on a loaded machine, Redis may be late once more
+        counted = circuits.read()[OTHER].successes - before
+    circuits.close()
+    return {"all_went_on": all(made.values()), "counted_again": len(fleet.lines) <= counted <= asked}
+
+
+def main(directory: Path) -> None:
+    """Run the scenes and print what was seen."""
+    fleet = Fleet()
+    with redis.start(directory) as server:
+        fleet.meet(server.url)
+        circuits = FleetCircuits(server.url, POLICY, timeout_s=PATIENCE_S)
+        seen = probing(fleet, circuits)
+        circuits.close()
+        fleet.ask("call until told")
+    with redis.start(directory) as server:
+        seen |= returning(fleet, server.url)
     print(json.dumps(seen))  # noqa: T201 (this is what the program is for)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(Path(sys.argv[1]))

@@ -205,6 +205,19 @@ def test_it_admits_as_many_probes_as_it_may_and_a_released_one_frees_its_slot(
     assert scene.ask().admission is not None
 
 
+def test_a_probe_that_asks_again_keeps_its_one_slot(store: CircuitStore, clock: MovedClock) -> None:
+    """A client that lost the answer repeats the question; a second slot would be nobody's, until its lease is over."""
+    scene = Scene(store, clock)
+    scene.bring_to(HALF_OPEN)
+    first = scene.admitted[0]
+    for _ in range(2):
+        assert store.admit(NAME, first.id, LEASE_MS).admission == first
+    assert len(store.read()[NAME].probes) == 1
+    assert scene.ask().admission is not None
+    assert scene.ask().admission is None
+    assert store.admit(NAME, first.id, LEASE_MS).admission == first
+
+
 def test_a_dead_probe_frees_its_slot_when_its_lease_is_over(store: CircuitStore, clock: MovedClock) -> None:
     """Its process was killed: nobody will ever tell what became of it."""
     scene = Scene(store, clock)
@@ -253,15 +266,22 @@ POLICIES = st.builds(
     cooldown_ms=st.sampled_from([1, 1_000, 60_000]),
     half_open_max_probes=st.integers(1, 3),
 )
-# Somebody asks, with a lease; one of the calls under way ends, or its process dies; time passes.
+# Somebody asks, with a lease, or again, since the answer was lost; one of the calls under way ends, or its
+# process dies; time passes.
 EVENTS = st.one_of(
     st.tuples(st.just("ask"), st.sampled_from([1, 1_000, 100_000])),
+    st.tuples(st.just("asks again"), st.sampled_from([1, 1_000])),
     st.tuples(st.just("failed"), st.integers(0, 5)),
     st.tuples(st.sampled_from([*Outcome, "dies"]), st.integers(0, 5)),
     st.tuples(st.just("time"), st.sampled_from([1, 1_000, 60_000, 200_000, -60_000])),
     st.tuples(st.sampled_from(["ask", "ask", "reset"]), st.just(1_000)),
 )
 SCHEDULES = st.lists(EVENTS, min_size=10, max_size=60)
+
+
+def named(event: str, number: int, admitted: list[Admission]) -> str:
+    """The id of the call that asks: a new one, or that of the last one admitted."""
+    return admitted[-1].id if event == "asks again" and admitted else str(number)
 
 
 @given(POLICIES, SCHEDULES)
@@ -273,8 +293,9 @@ def test_what_holds_after_every_schedule(policy: Policy, schedule: list[tuple[st
     for number, (event, value) in enumerate(schedule):
         before = circuit
         match event:
-            case "ask":
-                circuit, admission = machine.admit(circuit, policy, now, str(number), value)
+            case "ask" | "asks again":
+                call_id = named(event, number, admitted)
+                circuit, admission = machine.admit(circuit, policy, now, call_id, value)
                 admitted += [admission] if admission else []
             case "time":
                 now += value
@@ -319,11 +340,10 @@ def test_the_scripts_and_the_machine_agree(
     admitted: list[Admission] = []
     for number, (event, value) in enumerate(schedule):
         match event:
-            case "ask":
-                answer = fleet.admit(NAME, str(number), value)
-                circuit, admission = machine.admit(
-                    circuit or Circuit(answer.now), policy, answer.now, str(number), value
-                )
+            case "ask" | "asks again":
+                call_id = named(event, number, admitted)
+                answer = fleet.admit(NAME, call_id, value)
+                circuit, admission = machine.admit(circuit or Circuit(answer.now), policy, answer.now, call_id, value)
                 assert answer.admission == admission
                 assert answer.until == machine.lets_through_at(circuit, policy)
                 admitted += [admission] if admission else []

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import cast
 
 import pytest
 
@@ -349,25 +350,38 @@ def test_a_cancelled_call_has_no_fallback(stage: Stage) -> None:
     assert other.requests == []
 
 
-@pytest.mark.parametrize("found", [None, RuntimeError("a bug in the strategy"), ModelReply("From the cache.")])
-def test_the_strategy_is_replaceable(stage: Stage, found: ModelReply | Exception | None) -> None:
-    """Nothing, or an error, from it keeps the original error."""
+class Own:
+    """A strategy that says half a word and then does as it is told."""
 
-    class Own:
-        def execute(self, asked: Asked, error: Exception) -> ModelReply | None:
-            assert asked.request is REQUEST
-            assert error is DOWN
-            if isinstance(found, Exception):
-                raise found
-            return found
+    def __init__(self, found: object) -> None:
+        self._found = found
 
-    resilient = ResilientModel(stage.guard(Scripted("a", DOWN)), Own())
-    if isinstance(found, ModelReply):
-        assert resilient.respond(REQUEST, stage.call()) is found
-        return
+    def execute(self, asked: Asked, error: Exception) -> ModelReply | None:
+        assert asked.request is REQUEST
+        assert error is DOWN
+        asked.call.delta("Fr")
+        if isinstance(self._found, Exception):
+            raise self._found
+        return cast("ModelReply | None", self._found)
+
+
+@pytest.mark.parametrize(
+    "found", [None, RuntimeError("a bug in the strategy"), ModelReply(" "), "no reply at all"], ids=repr
+)
+def test_a_strategy_of_ones_own_that_finds_nothing(stage: Stage, found: object) -> None:
+    """Nothing, an error or nonsense from it keeps the original error, and leaves none of its words."""
     with pytest.raises(ProviderError) as caught:
-        resilient.respond(REQUEST, stage.call())
+        ResilientModel(stage.guard(Scripted("a", DOWN)), Own(found)).respond(REQUEST, stage.call())
     assert caught.value is DOWN
+    assert stage.heard == ["Fr", "<rewind>"]
+
+
+def test_a_strategy_of_ones_own_that_finds_an_answer(stage: Stage) -> None:
+    """Its answer is marked whether it thinks of that or not, and ends the turn: it was offered no tools."""
+    found = ModelReply("From the cache.", (ToolCall("1", "calculator", "{}"),), model="cache")
+    reply = ResilientModel(stage.guard(Scripted("a", DOWN)), Own(found)).respond(REQUEST, stage.call())
+    assert reply == ModelReply("From the cache.", model="cache", fallback=True)
+    assert stage.heard == ["Fr"]
 
 
 def test_the_others_get_no_tools_and_the_whole_conversation_as_text(stage: Stage) -> None:
@@ -432,10 +446,11 @@ def test_models_are_resolved_with_their_fallbacks(monkeypatch: pytest.MonkeyPatc
     large, small = models.get(), models.get("openai:small")
     assert isinstance(large, ResilientModel)
     assert isinstance(small, ResilientModel)
-    assert isinstance(large._strategy, OtherModels)
-    assert isinstance(small._strategy, OtherModels)
-    assert names(large._strategy._models) == ["openai:small", "offline"]
-    assert names(small._strategy._models) == ["offline"]
+    others = [each._strategy._strategy for each in (large, small)]
+    assert [names(each._models) for each in others if isinstance(each, OtherModels)] == [
+        ["openai:small", "offline"],
+        ["offline"],
+    ]
     assert isinstance(models.get("offline"), OfflineModel)
     reply = large.respond(REQUEST, ModelCall(SystemClock(), 60))
     assert (reply.fallback, reply.content[:6]) == (True, "Hello.")

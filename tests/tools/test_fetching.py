@@ -87,37 +87,80 @@ def test_a_page_is_its_status_type_and_text(site: str, context: ToolContext) -> 
     assert text == f"200 {site}/page\ntext/plain\n\nhello"
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://127.0.0.1:1/",
-        "http://localhost:1/",
-        "http://[::1]:1/",
-        "http://[::ffff:127.0.0.1]:1/",
-        "http://2130706433:1/",
-        "http://127.1:1/",
-        "http://0.0.0.0:1/",
-        "http://10.1.2.3/",
-        "http://169.254.169.254/latest/meta-data/",
-        "http://[64:ff9b::7f00:1]/",
-        "http://[fe80::1]/",
-        "http://user:pass@192.168.0.1/",
-        "file:///etc/passwd",
-        "gopher://127.0.0.1/",
-        "http://",
-        "nonsense",
-    ],
-)
-def test_what_is_not_public_is_refused(url: str, context: ToolContext) -> None:
-    """Every spelling of a private address is one."""
-    with pytest.raises(ToolError, match=r"refused|cannot be read"):
+LOOPBACKS = [
+    "127.0.0.1",
+    "localhost",
+    "127.1",
+    "2130706433",  # decimal
+    "0177.0.0.1",  # octal
+    "0x7f000001",  # hexadecimal
+    "\uff11\uff12\uff17.0.0.1",  # full-width digits
+    "[::1]",
+    "[::ffff:127.0.0.1]",  # IPv4 in IPv6
+    "[64:ff9b::7f00:1]",  # NAT64
+    "[2002:7f00:1::]",  # 6to4
+    "0.0.0.0",  # noqa: S104 (nothing is bound)
+]
+PRIVATE = [
+    "10.0.0.1",
+    "user:pass@10.0.0.1",
+    "10.1",
+    "167772161",
+    "012.0.0.1",
+    "0xa.0.0.1",
+    "[::ffff:10.0.0.1]",
+    "[::ffff:a00:1]",
+    "[64:ff9b::a00:1]",
+    "[2002:a00:1::]",
+    "192.168.0.1",
+    "169.254.169.254",
+    "[fe80::1]",
+    "[fd00::1]",
+]
+NOT_PUBLIC = "is not an address of the public Internet"
+REFUSED = f"{NOT_PUBLIC}|cannot be read: InvalidURL"  # some spellings are none to begin with
+
+
+@pytest.mark.parametrize("host", [*LOOPBACKS, *PRIVATE])
+def test_what_is_not_public_is_refused(site: str, context: ToolContext, host: str) -> None:
+    """Every spelling of a private address is one; nobody is connected to, though somebody listens."""
+    with pytest.raises(ToolError, match=REFUSED):
+        http_get.call({"url": f"http://{host}:{site.rpartition(':')[2]}/"}, context)
+    assert _Site.asked == []
+
+
+@pytest.mark.parametrize("host", PRIVATE)
+def test_a_redirect_to_a_private_address_is_refused(site: str, context: ToolContext, host: str) -> None:
+    """The check is made anew at each hop: only 127.0.0.0/8 may be reached here."""
+    with pytest.raises(ToolError, match=REFUSED):
+        http_get_tool([LOOPBACK]).call({"url": f"{site}/to?http://{host}/secret"}, context)
+    assert len(_Site.asked) == 1
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "gopher://127.0.0.1/", "http://", "nonsense", ""])
+def test_what_is_no_address_of_a_page_is_refused(url: str, context: ToolContext) -> None:
+    """The model is told what is expected."""
+    with pytest.raises(ToolError, match="expected an address that begins with http"):
         http_get.call({"url": url}, context)
 
 
-def test_a_redirect_to_a_private_address_is_refused(site: str, context: ToolContext) -> None:
-    """The check is made anew at each hop: only 127.0.0.0/8 may be reached here."""
-    with pytest.raises(ToolError, match=r"10\.0\.0\.1 is not an address of the public Internet"):
-        http_get_tool([LOOPBACK]).call({"url": f"{site}/to?http://10.0.0.1/secret"}, context)
+@pytest.mark.parametrize("inside", ["10.0.0.1", "::ffff:192.168.0.1"])
+def test_a_name_of_a_private_address_is_refused(
+    site: str, context: ToolContext, monkeypatch: pytest.MonkeyPatch, inside: str
+) -> None:
+    """Whoever owns a domain may point it anywhere; it is refused as well where a redirect names it."""
+    real = socket.getaddrinfo
+
+    def look_up(host: str, *rest: Any, **named: Any) -> Any:
+        return real(inside if host == "inside.example" else host, *rest, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    for fetch, url in (
+        (http_get, "http://inside.example/"),
+        (http_get_tool([LOOPBACK]), f"{site}/to?http://inside.example/"),
+    ):
+        with pytest.raises(ToolError, match=rf"inside\.example is refused: .* {NOT_PUBLIC}"):
+            fetch.call({"url": url}, context)
 
 
 def test_a_redirect_to_another_scheme_is_refused(site: str, context: ToolContext) -> None:

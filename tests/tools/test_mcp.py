@@ -44,9 +44,10 @@ WAIT_S = 60.0
 class Rig:
     """The connections of a process, and a clock to move."""
 
-    def __init__(self) -> None:
+    def __init__(self, failure_threshold: int = 50) -> None:
         self.clock = MovedClock()
-        settings = Settings.model_validate({"mcp": {"commands": sys.executable}, "breaker": {"failure_threshold": 50}})
+        breaker = {"failure_threshold": failure_threshold}
+        settings = Settings.model_validate({"mcp": {"commands": sys.executable}, "breaker": breaker})
         self.breakers = Breakers(settings.breaker, self.clock)
         self.connections = Connections(settings, self.breakers, self.clock, draw=lambda: 0.5)
 
@@ -259,6 +260,26 @@ def test_a_server_that_does_not_come_back_is_waited_for_once(rig: Rig, tmp_path:
     with pytest.raises(ToolError, match="Not called"):  # the clock stands still: this does not wait
         add.call({"a": 1, "b": 2}, context())
     assert "once:add" in Agent("a", "x", tools=[server]).toolset(rig.connections).names
+
+
+def test_a_server_that_fails_again_and_again_is_left_alone(local: McpServer) -> None:
+    """Its breaker opens, for all its tools; calls fail with a sentence, and one that succeeds later closes it."""
+    rig = Rig(failure_threshold=2)
+    try:
+        die, add = rig.tool(local, "die"), rig.tool(local, "add")
+
+        def opened() -> bool:
+            with pytest.raises(ToolError):  # it dies, or is not there
+                die.call({}, context())
+            return [(each.name, each.state) for each in rig.breakers.list()] == [("mcp:local", "open")]
+
+        rig.until(opened)
+        with pytest.raises(ToolError, match=r"Not called: the server local failed too often of late\. Try again in"):
+            add.call({"a": 1, "b": 2}, context())
+        rig.answers(local)
+        assert [(each.name, each.state) for each in rig.breakers.list()] == [("mcp:local", "closed")]
+    finally:
+        rig.connections.close()
 
 
 @pytest.mark.long

@@ -308,6 +308,7 @@ def test_a_function_that_cannot_be_a_tool_is_refused_where_it_is_defined(
         ({"timeout_s": float("nan")}, "timeout_s=nan"),
         ({"timeout_s": float("inf")}, "timeout_s=inf"),
         ({"max_result_chars": 0}, "max_result_chars=0"),
+        ({"breaker": "the bank"}, "breaker='the bank'"),
     ],
 )
 def test_a_declaration_that_makes_no_sense_is_refused(declaration: dict[str, Any], reason: str) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from perdure.resilience.registry import Breakers
+from perdure.resilience.registry import Breakers, Switchboard
 from workers.commands import connecting
 from workers.commands.display import AsJson, write_fields, write_json, write_table
 
@@ -46,7 +46,7 @@ def reset(
 
 
 @contextmanager
-def _breakers() -> Iterator[Breakers]:
+def _breakers() -> Iterator[Switchboard]:
     """The fleet's breakers.
 
     Raises:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 
 from perdure.channels.http.gateway import TheAdministrator, TheGateway
 from perdure.channels.http.schema import BREAKER, BREAKERS
-from perdure.resilience.registry import Breakers
+from perdure.resilience.registry import Breakers, Switchboard
 from perdure.runtime import Runtime
 
 router = APIRouter(prefix="/breakers", tags=["breakers"])
@@ -30,6 +30,6 @@ def _list(runtime: Runtime) -> dict[str, list[dict[str, Any]]]:
     return {"breakers": [each.record() for each in _breakers(runtime).list()]}
 
 
-def _breakers(runtime: Runtime) -> Breakers:
+def _breakers(runtime: Runtime) -> Switchboard:
     """The fleet's, or none where this process was given none."""
     return runtime.breakers or Breakers(runtime.settings.breaker, runtime.clock)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, ToolAnnotations
@@ -37,7 +37,9 @@ _MAX_SCHEMA = 32_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RemoteTool:
-    """A tool that a server offers; see `sources.RunnableTool`."""
+    """A tool that a server offers; see `sources.RunnableTool`. The breaker is the server's, and stands in its link."""
+
+    breaker: ClassVar[None] = None
 
     name: str
     description: str

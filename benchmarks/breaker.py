@@ -1,0 +1,110 @@
+"""What a closed breaker costs: a call of nothing through it, and a turn with it beside a turn without.
+
+The breaker is the fleet's, its circuit in Redis. Turns with and without take turns, so that whatever
+else the machine does falls on both; without it, the model is retried all the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+from benchmarks.agents import InProcessModel
+from benchmarks.report import Section
+from benchmarks.stage import Stage
+from benchmarks.statements import bench
+from perdure.clock import SystemClock
+from perdure.models.resilient import GuardedModel
+from perdure.resilience.registry import Breaker, Breakers, Unguarded
+from perdure.settings import Settings
+
+NAME = "breaker"
+
+_CALLS = 3_000
+_TURNS = 200
+_CALLS_A_TURN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Milliseconds by the clock, and of this process's CPU: of one, or the medians of many."""
+
+    ms: float
+    cpu_ms: float
+
+    def __sub__(self, other: Cost) -> Cost:
+        return Cost(self.ms - other.ms, self.cpu_ms - other.cpu_ms)
+
+    def row(self, name: str) -> list[str]:
+        """As a row of the table."""
+        return [name, f"{self.ms:.2f}", f"{self.cpu_ms:.2f}"]
+
+
+def measure(stage: Stage) -> Section:
+    """The section."""
+    calls, turns = stage.scaled(_CALLS), stage.scaled(_TURNS)
+    settings = Settings(_env_file=None)
+    with stage.database("bench_breaker") as url, bench(url) as made:
+        breakers = Breakers(settings.breaker, SystemClock(), stage.servers.redis.url)
+        guarded, bare = breakers.get("llm:benchmark"), Unguarded()
+        stage.tell("calls through a closed breaker")
+        _, _, a_call = _compared(lambda: guarded.execute(_nothing, 120), lambda: bare.execute(_nothing, 120), calls)
+
+        def turn(breaker: Breaker, user_id: str) -> None:
+            made.model = GuardedModel(InProcessModel(), breaker, settings.retry, settings.model_timeout_s)
+            made.turn(user_id)
+
+        stage.tell("turns with a breaker and without")
+        with_it, without, added = _compared(lambda: turn(guarded, "with"), lambda: turn(bare, "without"), turns)
+        breakers.close()
+    return Section(
+        name=NAME,
+        title="What a closed breaker costs",
+        method=(
+            f"{calls} calls of a function that does nothing, and {turns} turns of {_CALLS_A_TURN} model calls and one "
+            "tool call, in one process, each in alternation with one without a breaker: medians, by the clock and of "
+            "the process's CPU. What it adds is the median of the pairs' differences. The circuit is in Redis, on "
+            "the same machine."
+        ),
+        columns=["milliseconds", "by the clock", "of CPU"],
+        rows=[
+            a_call.row("a call"),
+            with_it.row("a turn with it"),
+            without.row("a turn without"),
+            added.row("what it adds to a turn"),
+        ],
+        figures={
+            "call_ms": a_call.ms,
+            "call_cpu_ms": a_call.cpu_ms,
+            "turn_with_ms": with_it.ms,
+            "turn_without_ms": without.ms,
+            "added_to_a_turn_ms": added.ms,
+            "added_to_a_turn_cpu_ms": added.cpu_ms,
+        },
+    )
+
+
+def _compared(one: Callable[[], None], other: Callable[[], None], times: int) -> tuple[Cost, Cost, Cost]:
+    """Both in alternation, after a few that are not counted; each one's cost, and how much more the first costs."""
+    for _ in range(min(times, 20)):
+        one()
+        other()
+    pairs = [(_sample(one), _sample(other)) for _ in range(times)]
+    more = [first - second for first, second in pairs]
+    return _median([first for first, _ in pairs]), _median([second for _, second in pairs]), _median(more)
+
+
+def _sample(work: Callable[[], None]) -> Cost:
+    cpu, began = time.process_time(), time.perf_counter()
+    work()
+    return Cost((time.perf_counter() - began) * 1_000, (time.process_time() - cpu) * 1_000)
+
+
+def _median(costs: list[Cost]) -> Cost:
+    return Cost(median(cost.ms for cost in costs), median(cost.cpu_ms for cost in costs))
+
+
+def _nothing() -> None:
+    return

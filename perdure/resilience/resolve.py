@@ -1,0 +1,52 @@
+"""From `PERDURE_BREAKER__REGISTRY` to the breakers of a process.
+
+A third party adds a registry by an entry point of the group `perdure.breakers`: its name is the
+setting's value, and its object is called with the settings, the clock and who is to be told when a
+breaker changes its state (a model's breaker that closes brings parked turns back).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+
+from perdure.clock import Clock
+from perdure.errors import SettingsError
+from perdure.resilience.registry import Breakers, Listener, Switchboard
+from perdure.settings import Settings
+
+ENTRY_POINT_GROUP = "perdure.breakers"
+
+SwitchboardFactory = Callable[[Settings, Clock, Listener], Switchboard]
+
+_OWN = "fleet"
+_VARIABLE = "PERDURE_BREAKER__REGISTRY"
+
+
+def resolve(settings: Settings, clock: Clock, redis_url: str | None, listen: Listener) -> Switchboard:
+    """Make the breakers that the settings name. Switched off, they are perdure's own, which then refuse nothing.
+
+    Raises:
+        SettingsError: there are none of that name, or they cannot be set up.
+    """
+    name = settings.breaker.registry
+    found = entry_points(group=ENTRY_POINT_GROUP)
+    if name != _OWN and name not in found.names:
+        accepted = ", ".join([_OWN, *sorted(found.names)])
+        raise SettingsError(
+            f"{_VARIABLE} is {name!r}: accepted: {accepted}, "
+            f"or the name of an installed entry point of the group {ENTRY_POINT_GROUP}"
+        )
+    if name == _OWN or not settings.breaker.enabled:
+        return Breakers(settings.breaker, clock, redis_url, listen)
+    return _load(found[name])(settings, clock, listen)
+
+
+def _load(entry_point: EntryPoint) -> SwitchboardFactory:
+    try:
+        factory: SwitchboardFactory = entry_point.load()
+    except (ImportError, AttributeError) as error:
+        raise SettingsError(
+            f"{_VARIABLE} is {entry_point.name!r}: the entry point {entry_point.value!r} cannot be loaded: {error}"
+        ) from error
+    return factory

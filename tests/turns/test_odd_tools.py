@@ -1,0 +1,69 @@
+"""Tools that raise what is no exception, or return what is no text: the turn goes on, and the model is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from perdure import tool
+from tests.turns.scripted import calls, says
+from tests.turns.stage import Stage
+
+
+class Odd(BaseException):
+    """A library's own way out, which no `except Exception` sees."""
+
+
+def _raising(error: BaseException) -> Callable[[], object]:
+    def work() -> object:
+        raise error
+
+    return work
+
+
+def _circle() -> object:
+    circle: list[object] = []
+    circle.append(circle)
+    return circle
+
+
+@pytest.mark.parametrize(
+    ("work", "told"),
+    [
+        pytest.param(_raising(SystemExit(3)), "Error: SystemExit: 3", id="SystemExit"),
+        pytest.param(_raising(KeyboardInterrupt()), "Error: KeyboardInterrupt: the tool broke off.", id="Ctrl-C"),
+        pytest.param(_raising(GeneratorExit()), "Error: GeneratorExit: the tool broke off.", id="GeneratorExit"),
+        pytest.param(_raising(asyncio.CancelledError()), "Error: CancelledError: the tool broke off.", id="asyncio's"),
+        pytest.param(_raising(Odd("secret")), "Error: Odd: the tool broke off.", id="a class of its own"),
+        pytest.param(object, "Error: The tool act ran, but its result of type object cannot be shown", id="an object"),
+        pytest.param(_circle, "Error: The tool act ran, but its result of type list cannot be shown", id="a circle"),
+        pytest.param(lambda: _circle, "Error: The tool act ran, but its result of type function", id="a function"),
+    ],
+)
+@pytest.mark.parametrize("beside", [0, 1], ids=["alone", "beside another"])
+def test_the_turn_goes_on(stage: Stage, work: Callable[[], object], told: str, beside: int) -> None:
+    """Neither the worker's thread nor the other calls of the reply are touched; it is not run a second time."""
+    ran: list[int] = []
+
+    @tool(effect="unsafe")
+    def act() -> object:
+        """Act."""
+        ran.append(1)
+        return work()
+
+    @tool(effect="pure")
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    stage.equip(act, look)
+    stage.script(calls(("act", {}), *[("look", {})] * beside), says("on we go"))
+    sent = stage.send()
+    stage.run(sent.session_id)
+    assert stage.turn(sent.turn_id)["reply"]["text"] == "on we go"
+    first, *others = [text for role, text in stage.lines(sent.session_id) if role == "tool"]
+    assert first.startswith(told)
+    assert others == ["seen"] * beside
+    assert ran == [1]

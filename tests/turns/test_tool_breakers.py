@@ -1,0 +1,142 @@
+"""Tools that need somebody else, behind a breaker: who keeps failing is left alone, and the turn goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from perdure import ToolContext, tool
+from perdure.errors import CircuitBreakerOpen, OutcomeUnknown, ToolError
+from perdure.resilience.registry import Breakers
+from perdure.settings import BreakerSettings
+from perdure.tools.registry import Effect
+from perdure.turns.runner import Runner
+from tests.turns.scripted import calls, says
+from tests.turns.stage import PATIENCE_S, Stage
+
+COOLDOWN_S = 60
+REFUSED = "Error: Not called: bank failed too often of late. Try again in 60 s."
+
+
+class Bank:
+    """A tool that needs a bank, which answers as it is told to."""
+
+    def __init__(self, stage: Stage, breakers: Breakers) -> None:
+        self.answer: Callable[[ToolContext], str] = lambda _: "paid"
+        self.asked = 0
+        self._stage = stage
+        self.breakers = breakers
+
+        @tool(effect="pure", timeout_s=PATIENCE_S, breaker="bank")
+        def pay(context: ToolContext) -> str:
+            """Pay."""
+            self.asked += 1
+            return self.answer(context)
+
+        @tool(effect="pure", breaker="bank")
+        def balance() -> str:
+            """Tell the balance."""
+            return "12"
+
+        stage.equip(pay, balance, replace(pay, name="hurried", effect=Effect.UNSAFE, timeout_s=0.05))
+
+    def results(self, *names: str) -> list[str]:
+        """What the model is told of one call each, in a turn that ends well."""
+        self._stage.script(calls(*[(name, {}) for name in names]), says("so be it"))
+        sent = self._stage.send()
+        Runner(replace(self._stage.runtime, breakers=self.breakers), "stage").run(sent.session_id)
+        assert self._stage.turn(sent.turn_id)["status"] == "done"
+        told = [each for each in self._stage.messages(sent.session_id) if each["role"] == "tool"]
+        return [each["content"] for each in told[-len(names) :]]
+
+    def fails(self, error: Exception, cause: Exception | None = None) -> None:
+        """From now on it does."""
+
+        def answer(_: ToolContext) -> str:
+            raise error from cause
+
+        self.answer = answer
+
+    def state(self) -> str:
+        """Of its breaker."""
+        return {each.name: str(each.state) for each in self.breakers.list()}["tool:bank"]
+
+
+@pytest.fixture
+def bank(stage: Stage) -> Iterator[Bank]:
+    """The bank, whose breaker opens at the second failure in a row."""
+    breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=COOLDOWN_S), stage.clock)
+    yield Bank(stage, breakers)
+    breakers.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        pytest.param(ConnectionError("refused"), None, id="no connection"),
+        pytest.param(RuntimeError("a bug in its client"), None, id="any other error"),
+        pytest.param(ToolError("The bank is away."), TimeoutError(), id="a sentence with such a cause"),
+        pytest.param(OutcomeUnknown("The bank fell silent."), None, id="broken off"),
+    ],
+)
+def test_failures_open_it_and_one_call_closes_it(
+    stage: Stage, bank: Bank, error: Exception, cause: Exception | None
+) -> None:
+    """While it is open nothing that goes through it is run, the model is told when to try again, and turns go on."""
+    bank.fails(error, cause)
+    bank.results("pay")
+    bank.results("pay")
+    asked = bank.asked
+    assert bank.state() == "open"
+    assert bank.results("pay", "balance") == [REFUSED, REFUSED]
+    assert bank.asked == asked
+    stage.move(COOLDOWN_S)
+    bank.answer = lambda _: "paid"
+    assert bank.results("pay") == ["paid"]
+    assert bank.state() == "closed"
+
+
+@pytest.mark.parametrize("cause", [None, ToolError("Nor half of that.")])
+def test_what_a_tool_refuses_itself_is_nobodys_failure(bank: Bank, cause: Exception | None) -> None:
+    """The model asked for something wrong; the bank is well."""
+    bank.fails(ToolError("At most 100 may be paid at once."), cause)
+    for _ in range(3):
+        assert bank.results("pay") == ["Error: At most 100 may be paid at once."]
+    assert bank.state() == "closed"
+
+
+def test_calls_that_run_past_their_time_open_it(bank: Bank) -> None:
+    """Though their threads hang on, and will never tell."""
+    let_go = threading.Event()
+
+    def hang(_: ToolContext) -> str:
+        let_go.wait(PATIENCE_S)
+        return "late"
+
+    bank.answer = hang
+    for _ in range(2):
+        [told] = bank.results("hurried")
+        assert "outcome of this call is unknown" in told
+    assert bank.state() == "open"
+    assert bank.results("balance") == [REFUSED]
+    let_go.set()
+
+
+def test_while_one_call_probes_others_are_refused(stage: Stage, bank: Bank) -> None:
+    """Whoever has just recovered is not overrun."""
+    bank.fails(ConnectionError("refused"))
+    bank.results("pay", "pay")
+    stage.move(COOLDOWN_S)
+
+    def probed(_: ToolContext) -> str:
+        assert bank.state() == "half_open"
+        with pytest.raises(CircuitBreakerOpen):
+            bank.breakers.get("tool:bank").execute(lambda: "never", 1)
+        return "paid"
+
+    bank.answer = probed
+    assert bank.results("pay") == ["paid"]
+    assert bank.state() == "closed"
