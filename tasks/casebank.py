@@ -13,20 +13,33 @@ from celery import shared_task
 from perdure.casebank import prune as pruning
 from perdure.casebank import reflection, runs
 from perdure.casebank.embedding import embed_cases
+from perdure.casebank.prune import Bank, Interrupted
 from perdure.casebank.search import build_indexes
 from perdure.channels.notices import bank_of
-from perdure.errors import PerdureError, Unavailable
+from perdure.errors import Conflict, PerdureError, Unavailable
 from perdure.runtime import Runtime
+from tasks.process import Process
 from tasks.scheduled import ScheduledTask
 
 log = logging.getLogger(__name__)
 
 
 @shared_task(name="casebank.prune", bind=True, base=ScheduledTask, ignore_result=False)
-def prune(self: ScheduledTask, *, dry_run: bool = True) -> dict[str, Any]:
-    """Make the plan, and unless it is a dry run have it applied; the result is the run route's."""
-    bank = bank_of(self.process.runtime)
-    return pruning.dry_run(bank) if dry_run else pruning.run(bank)
+def prune(self: ScheduledTask, *, dry_run: bool = True) -> dict[str, Any] | None:
+    """Make the plan, and unless it is a dry run have it applied; the result is the run route's.
+
+    A week in which another run is under way, or still waits for its approval, is left out.
+    """
+    bank = _bank(self.process)
+    try:
+        return pruning.dry_run(bank) if dry_run else pruning.run(bank)
+    except Interrupted:
+        raise self.refused(Unavailable("This process is leaving; please ask again.")) from None
+    except Conflict as error:
+        if not self.is_firing:
+            raise
+        log.warning("this week's run of the CaseBank is left out: %s", error.message)
+        return None
 
 
 @shared_task(name="casebank.advance", bind=True, base=ScheduledTask)
@@ -35,7 +48,7 @@ def advance(self: ScheduledTask) -> dict[str, Any] | None:
     runtime = self.process.runtime
     if runs.expire(runtime.database):
         log.warning("a plan of the CaseBank was not approved in time, and is void")
-    return pruning.advance(bank_of(runtime))
+    return pruning.advance(_bank(self.process))
 
 
 @shared_task(name="casebank.reflect", bind=True, base=ScheduledTask, ignore_result=False)
@@ -54,6 +67,14 @@ def suggest(self: ScheduledTask) -> int | None:
     settings = runtime.settings
     model = runtime.models(settings.summary_model or settings.model)
     return reflection.suggest(runtime.database, runtime.clock, model, settings.model_timeout_s)
+
+
+def _bank(process: Process) -> Bank:
+    def pause(seconds: float) -> None:
+        if process.leaving.wait(seconds):
+            raise Interrupted
+
+    return bank_of(process.runtime, pause)
 
 
 def _make_findable(runtime: Runtime) -> None:

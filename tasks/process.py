@@ -29,7 +29,7 @@ class Process:
 
     `isolate` runs a session's turn in a process of its own, and returns when that has ended;
     False if there was no room for it. `entries` are the schedule's, by name. `flushers` are
-    called on the way out, for each session that was worked on here. `endings` and `consolidations` have
+    called on the way out, for each session that was worked on here. `leaving` is set when the way out begins. `endings` and `consolidations` have
     room for so many sessions at once.
     """
 
@@ -39,6 +39,7 @@ class Process:
     isolate: Callable[[UUID], bool]
     entries: Mapping[str, Entry] = field(default_factory=dict)
     flushers: Sequence[Flusher] = ()
+    leaving: threading.Event = field(default_factory=threading.Event)
     endings: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(ENDINGS))
     consolidations: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(CONSOLIDATIONS))
     metrics: TaskMetrics = field(default_factory=TaskMetrics)

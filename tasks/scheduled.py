@@ -36,11 +36,21 @@ class ScheduledTask(PerdureTask):
 
     abstract = True
 
+    @property
+    def is_firing(self) -> bool:
+        """Whether the message at hand is a slot's, and not a call by hand."""
+        return self._fired_for is not None
+
     def perform(self, *args: Any, **kwargs: Any) -> Any:
         """Call the task's function: for the slot that is due, or at once if no slot is meant."""
-        name = (self.request.headers or {}).get(HEADER)
+        name = self._fired_for
         work = partial(super().perform, *args, **kwargs)
         return work() if name is None else self._for_slot(name, work)
+
+    @property
+    def _fired_for(self) -> str | None:
+        name: str | None = (self.request.headers or {}).get(HEADER)
+        return name
 
     def _for_slot(self, name: str, work: partial[Any]) -> Any:
         entry = self.process.entries.get(name)

@@ -58,18 +58,21 @@ class PerdureTask(Task):  # type: ignore[misc]
             raise
         except PerdureError as error:
             log.info("refused: %s: %s", error.code, error.message)
-            raise self._refused(error) from None
+            raise self.refused(error) from None
         except Exception:
             log.exception("the task met an error")
-            raise self._refused(PerdureError("Something went wrong here; the operator's log says what.")) from None
+            raise self.refused(PerdureError("Something went wrong here; the operator's log says what.")) from None
         else:
             return result
         finally:
             self.process.metrics.count(self.name, clock.monotonic() - began, failed=failed)
             current_task.reset(token)
 
-    def _refused(self, error: PerdureError) -> Exception:
-        """Record the failure here: Celery would store the traceback beside it, for the caller to read."""
+    def refused(self, error: PerdureError) -> Exception:
+        """What to raise for an error that the caller is told of.
+
+        It is recorded here: Celery would store the traceback beside it, for the caller to read.
+        """
         refused = Refused(f"{error.code}: {error.message}")
         self.backend.mark_as_failure(
             self.request.id, refused, request=self.request, store_result=not self.ignore_result

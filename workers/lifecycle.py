@@ -115,7 +115,7 @@ class Lifecycle:
         runner = Runner(runtime, owner=f"{socket.gethostname()}:{os.getpid()}")
         runner.start()
         carriers: dict[str, Carrier] = {"url": UrlCarrier(self._settings.signing_key()), "task": TaskCarrier(waker)}
-        return Process(runtime, runner, carriers, self._isolation.run, found, flushers(runtime))
+        return Process(runtime, runner, carriers, self._isolation.run, found, flushers(runtime), self._shutdown.begun)
 
     def _sweep(self, process: Process, standby: Standby, embedding: Embedding) -> None:
         while not self._shutdown.begun.wait(standby.pause_s):

@@ -9,7 +9,7 @@ _SHORTEST_REST_S = 0.001
 
 
 class Pace:
-    """Works `load_percent` of the time. `pause` waits for so many seconds."""
+    """Works `load_percent` of the time. `pause` waits for so many seconds; what it raises ends the work."""
 
     def __init__(
         self,
@@ -23,8 +23,8 @@ class Pace:
         self._since = monotonic()
 
     def rest(self) -> None:
-        """Rest for what was worked since the last rest, once it is worth it."""
+        """Rest for what was worked since the last rest, once it is worth it; who owes nothing pauses for nothing."""
         owed_s = (self._monotonic() - self._since) * self._rest_per_work
-        if owed_s >= _SHORTEST_REST_S:
+        if owed_s >= _SHORTEST_REST_S or not self._rest_per_work:
             self._pause(owed_s)
             self._since = self._monotonic()

@@ -31,9 +31,13 @@ _PAGE = 100
 _TOLD_EVERY_S = 1.0
 
 
+class Interrupted(Exception):
+    """What `pause` raises where the process is told to leave: the run is somebody else's from here."""
+
+
 @dataclass(frozen=True)
 class Bank:
-    """What a run needs. `post` sends a notice; `pause` waits for so many seconds."""
+    """What a run needs. `post` sends a notice; `pause` waits for so many seconds, or raises `Interrupted`."""
 
     database: Database
     clock: Clock
@@ -80,6 +84,9 @@ def _advance(bank: Bank, held: Held) -> dict[str, Any]:
             held = step(bank, held)
     except RunLost:
         log.warning("run %s was taken over by another process", held.run_id)
+    except Interrupted:
+        runs.release(bank.database, held)
+        log.info("run %s is left to another process, which goes on with it within a minute", held.run_id)
     except Exception as error:
         runs.release(bank.database, held, first_line(f"{type(error).__name__}: {error}"))
         raise

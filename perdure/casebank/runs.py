@@ -112,8 +112,8 @@ def progress(database: Database, run: Held, done: int, total: int) -> None:
         raise RunLost
 
 
-def release(database: Database, run: Held, error: str) -> None:
-    """Give the run back after a failure, for anybody to take up at once."""
+def release(database: Database, run: Held, error: str | None = None) -> None:
+    """Give the run back, after a failure or on the way out, for anybody to take up at once."""
     database.run(queries.RELEASE, {**run.fence, "error": error})
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from perdure.casebank.notify import NotifyFailed
 from perdure.casebank.prune import Bank
 from perdure.channels.callback import UrlCarrier
@@ -9,8 +12,8 @@ from perdure.runtime import Runtime
 from perdure.turns.outbox import DeliveryFailed
 
 
-def bank_of(runtime: Runtime) -> Bank:
-    """How this process plans and runs. Threads may share it."""
+def bank_of(runtime: Runtime, pause: Callable[[float], object] = time.sleep) -> Bank:
+    """How this process plans and runs. Threads may share it. `pause` is the `Bank`'s."""
 
     def post(url: str, body: bytes) -> None:
         try:
@@ -18,4 +21,4 @@ def bank_of(runtime: Runtime) -> Bank:
         except DeliveryFailed as error:
             raise NotifyFailed(str(error)) from error
 
-    return Bank(runtime.database, runtime.clock, runtime.settings.casebank, post)
+    return Bank(runtime.database, runtime.clock, runtime.settings.casebank, post, pause)

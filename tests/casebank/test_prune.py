@@ -420,7 +420,7 @@ def test_without_the_notice_nothing_is_removed(filled: Database, clock: MovedClo
     run = runs.read_run(filled, UUID(told["run_id"]))
     assert "nothing was removed" in run["error"]
     assert run["outcome"]["removed_cases"] == 0
-    assert len(pauses) == 2, "three attempts"
+    assert len([each for each in pauses if each]) == 2, "three attempts"
     post.away = False
     assert details(prune.run(parts)) == EXPECTED
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+import pytest
 from celery import Celery
 
 from perdure.casebank import executions, prune, runs
@@ -25,6 +28,7 @@ from perdure.turns.runner import Runner
 from schedules import entries
 from tasks import casebank
 from tasks.process import Process
+from tasks.scheduled import HEADER
 from tests.casebank.bank import put, statuses
 from tests.channels.test_callback import Receiver, receiver
 from tests.turns.test_briefing import _Away
@@ -34,13 +38,18 @@ __all__ = ["receiver"]
 Call = Callable[..., Any]
 
 
-def _calling(runtime: Runtime) -> Call:
-    process = Process(runtime, Runner(runtime, "tests"), {}, lambda _: True)
+def _calling(runtime: Runtime, entry: str | None = None, leaving: threading.Event | None = None) -> Call:
+    """Call tasks by hand, or for an entry of the schedule, in a process that is told when to leave."""
     app = Celery("tests", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.perdure = lambda: process
     app.loader.import_default_modules()
     assert casebank.prune.name in app.tasks
-    return lambda name, **arguments: app.tasks[name].apply(kwargs=arguments, throw=True).get()
+    found = entries(app.tasks, runtime.settings)
+    process = Process(
+        runtime, Runner(runtime, "tests"), {}, lambda _: True, found, leaving=leaving or threading.Event()
+    )
+    app.perdure = lambda: process
+    headers = {HEADER: entry} if entry else {}
+    return lambda name, **arguments: app.tasks[name].apply(kwargs=arguments, headers=headers, throw=True).get()
 
 
 def _with(runtime: Runtime, **limits: Any) -> Runtime:
@@ -77,6 +86,48 @@ def test_an_approved_run_is_taken_up_and_an_old_plan_is_void(runtime: Runtime, c
     runs.approve(runtime.database, UUID(again["run_id"]), "somebody")
     assert call("casebank.advance")["removed_cases"] == 1
     assert statuses(runtime.database) == {"bad": "archived"}
+
+
+def test_a_week_in_which_a_plan_still_waits_is_left_out(
+    runtime: Runtime, clock: MovedClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its slot is done, and nobody tries again each hour; by hand one is told."""
+    caplog.set_level("INFO")
+    manual = _with(runtime, approval=PruneApproval.MANUAL, approval_expires_s=30 * 86_400)
+    put(runtime.database, "bad", usage=20, rate=10)
+    waits = prune.run(bank_of(manual))
+    by_hand, weekly = _calling(manual), _calling(manual, "prune")
+    by_hand("casebank.prune", dry_run=False)
+    assert "refused: CONFLICT" in caplog.text
+    weekly("casebank.prune", dry_run=False)  # a schedule begins with its next slot
+    clock.advance(timedelta(days=7))
+    assert weekly("casebank.prune", dry_run=False) is None
+    assert "this week's run of the CaseBank is left out" in caplog.text
+    assert [each["run_id"] for each in runs.list_runs(runtime.database)] == [waits["run_id"]]
+
+
+def test_a_process_that_leaves_hands_its_run_on(runtime: Runtime) -> None:
+    """In the middle of its plan or of its application; nothing is an error, and nothing is done twice."""
+    parts = _with(runtime, duplicate_batch=1)
+    for number in range(4):
+        put(runtime.database, f"bad{number}", usage=20, rate=10)
+    leaving = threading.Event()
+    leaving.set()
+    left = _calling(parts, leaving=leaving)("casebank.prune", dry_run=False)
+    assert (left["phase"], left["error"]) == ("planning", None)
+    assert _calling(parts, leaving=leaving)("casebank.prune") is None, "a dry run is refused"
+    pauses = itertools.count()
+
+    def leave(_seconds: float) -> None:
+        if next(pauses) == 3:
+            raise prune.Interrupted
+
+    applied = prune.advance(bank_of(parts, leave))
+    assert applied is not None
+    assert (applied["phase"], applied["error"]) == ("applying", None)
+    assert 0 < list(statuses(runtime.database).values()).count("archived") < 4
+    assert _calling(parts)("casebank.advance")["removed_cases"] == 4
+    assert set(statuses(runtime.database).values()) == {"archived"}
 
 
 def test_the_notice_travels_signed(runtime: Runtime, receiver: Receiver) -> None:
