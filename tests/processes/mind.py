@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import Counter
+import time
+from collections import defaultdict
 from typing import Any
 
 from tests.models.openai_server import Answer, Call, OpenAIServer, Step, Wire
@@ -37,13 +38,17 @@ class Gate:
 
 
 class Mind:
-    """A model's server. `latency_s` is how long it thinks about each answer."""
+    """A model's server. `latency_s` is how long it thinks about each answer, `latencies` about those to some texts.
+
+    `asked` says when it was asked about each text, by the machine's monotonic clock.
+    """
 
     def __init__(self) -> None:
         self.latency_s = 0.0
+        self.latencies: dict[str, float] = {}
+        self.asked: defaultdict[str, list[float]] = defaultdict(list)
         self.server = _Server(self)
         self._gates: dict[str, Gate] = {}
-        self._asked: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def gate(self, text: str, nth: int = 1) -> Gate:
@@ -59,15 +64,16 @@ class Mind:
 
     def answer(self, body: Wire) -> Step:
         """What it says to a prompt."""
-        return _answer(body["messages"], _newest(body), self.latency_s)
+        text = _newest(body)
+        return _answer(body["messages"], text, self.latencies.get(text, self.latency_s))
 
     def pass_gate(self, body: Wire) -> None:
         """Return when the answer may be given."""
         text = _newest(body)
         with self._lock:
-            self._asked[text] += 1
+            self.asked[text].append(time.monotonic())
             gate = self._gates.get(text)
-            held = gate is not None and gate.nth == self._asked[text]
+            held = gate is not None and gate.nth == len(self.asked[text])
         if gate is not None and held:
             gate.asked.set()
             gate.opened.wait(_LONGEST_S)
