@@ -148,7 +148,8 @@ def hand_back_underway(channel: Any) -> None:
         return  # RabbitMQ keeps what a channel has not acknowledged
     try:
         with suppress(Empty):
-            channel._brpop_read()  # nobody consumes from the queue any more: the message is put back to its front
+            # Nobody consumes from the queue any more: the message is put back to its front.
+            channel._brpop_read()  # noqa: SLF001 (there is no other way to it but closing the channel)
     except Exception as error:  # noqa: BLE001 (as above)
         log.warning("what the broker was sending is not known (%s); the sweeper will issue it again", error)
 
