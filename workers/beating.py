@@ -36,6 +36,7 @@ class Beating:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._leave)
         atexit.register(self._ended)
+        log.info("beats until SIGTERM or SIGINT")
 
     def _count(self, **_: Any) -> None:
         self._fired += 1

@@ -88,4 +88,12 @@ def stuck(note: str, context: ToolContext) -> str:
     return result
 
 
-tester = Agent("tester", "You are under test.", tools=[pure, idempotent, unsafe, probed, deadly, stuck])
+@tool(effect="unsafe")
+def slow(note: str, context: ToolContext) -> str:
+    """Does what it does at once, and comes back when the test lets it."""
+    result = _act("slow", note, context)
+    _scene.wait_let_go()
+    return result
+
+
+tester = Agent("tester", "You are under test.", tools=[pure, idempotent, unsafe, probed, deadly, stuck, slow])

@@ -17,7 +17,7 @@ from typing import Any
 from tests.models.openai_server import Answer, Call, OpenAIServer, Step, Wire
 
 SIDE_BY_SIDE = ("pure", "idempotent", "unsafe")
-ALONE = ("pure", "idempotent", "unsafe", "probed", "deadly", "stuck")
+ALONE = ("pure", "idempotent", "unsafe", "probed", "deadly", "stuck", "slow")
 PLANS = {name: (name,) for name in ALONE} | {"all": SIDE_BY_SIDE}
 
 _LONGEST_S = 60.0
