@@ -29,8 +29,8 @@ class Process:
 
     `isolate` runs a session's turn in a process of its own, and returns when that has ended;
     False if there was no room for it. `entries` are the schedule's, by name. `flushers` are
-    called on the way out, for each session that was worked on here. `leaving` is set when the way out begins. `endings` and `consolidations` have
-    room for so many sessions at once.
+    called on the way out, for each session that was worked on here; `leaving` is set when that
+    begins. `endings` and `consolidations` have room for so many sessions at once.
     """
 
     runtime: Runtime

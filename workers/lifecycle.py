@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -94,6 +95,7 @@ class Lifecycle:
         if self._embedding is not None:
             self._embedding.leave()
         self._shutdown.finish(process)
+        began, released = time.monotonic(), self._shutdown.release(process)
         process.runner.close()
         if process.runtime.connections is not None:
             process.runtime.connections.close()
@@ -105,7 +107,7 @@ class Lifecycle:
         if process.runtime.breakers is not None:
             process.runtime.breakers.close()
         process.runtime.database.close()
-        self._shutdown.ended()
+        self._shutdown.ended(released, began)
 
     def _assemble(self) -> Process:
         waker = self._waker = CeleryWaker(self._settings, self._where)

@@ -4,12 +4,13 @@
     2  drain: what runs goes on; at the deadline a turn that waits for a model is parked and
        released, and a successor woken; a tool is awaited
     3  flush: sessions that were worked on here are written down     (see `flushing`)
-    4  connections are closed; exit 0
+    4  leases that are still held are given back, connections closed; exit 0
 
 One thread holds the clock. It waits for whatever comes first: the end, another signal, or the
 time. A second signal makes the drain's deadline now, and leaves the hard limit where it is;
-a third makes the hard limit now. At the hard limit leases are given back, successors woken,
-and the process leaves by `os._exit` with status 1, whatever its threads do.
+a third makes the hard limit now. Shortly before the hard limit leases are given back and
+successors woken, so that at the limit the process has left by `os._exit` with status 1,
+whatever its threads do.
 """
 
 from __future__ import annotations
@@ -24,14 +25,17 @@ from enum import Enum, auto
 from perdure.errors import Unavailable
 from perdure.settings import ShutdownSettings
 from perdure.turns.incoming import DEFAULT_PRIORITY
+from perdure.turns.runner import Turns
 from tasks.process import Process
 from workers.alone import Isolation
 from workers.flushing import flush
+from workers.limit import exit_in
 from workers.taking import Taking
 
 log = logging.getLogger(__name__)
 
 _GIVE_BACK_S = 3.0
+"""For giving leases back, out of the hard limit's time: of a short one no more than a third."""
 
 
 class _Event(Enum):
@@ -52,6 +56,7 @@ class Shutdown:
         # Its `put` may be called in a signal handler, even in one that interrupts another.
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._began = 0.0
+        self._before = Turns()
 
     def ask(self) -> None:
         """Begin, or hasten. Safe in a signal handler."""
@@ -62,24 +67,32 @@ class Shutdown:
         """See the process out. Returns when it has ended in time; else does not return."""
         self._next(None)
         self._began = time.monotonic()
+        self._before = process.runner.turns()
         self.begun.set()
         self._taking.notice()
         keeper = process.runner.keeper
         running = keeper.turns + self._isolation.running
+        give_back_at_s = self._budget.hard_exit_s - min(_GIVE_BACK_S, self._budget.hard_exit_s / 3)
         log.info("shutdown: %d turns run; %g s to drain, %g s at most", running, *self._limits())
-        if self._next(self._budget.drain_s) is _Event.ENDED:
+        if self._next(min(self._budget.drain_s, give_back_at_s)) is _Event.ENDED:
             return
         log.info("shutdown: parks %d turns after %.3f s", keeper.turns + self._isolation.running, self._passed_s())
         keeper.drain()
         self._isolation.leave()
-        if self._next(self._budget.hard_exit_s) is _Event.ENDED:
+        if self._next(give_back_at_s) is _Event.ENDED:
             return
         self._leave_hard(process)
 
     def finish(self, process: Process) -> None:
         """The pool has ended: flush."""
         self._stay_behind()
-        log.info("shutdown, 2 of 4: drained (%.3f s)", self._passed_s())
+        if self.asked:
+            self.begun.wait()
+        turns = process.runner.turns() - self._before
+        log.info(
+            "shutdown, 2 of 4: drained; %d turns finished, %d parked (%.3f s)",
+            turns.settled, turns.parked, self._passed_s(),
+        )  # fmt: skip
         began = time.monotonic()
         flushed = flush(process.runner.keeper.touched(), process.flushers, self._budget.flush_s)
         level = logging.INFO if flushed.sessions == flushed.touched else logging.WARNING
@@ -88,10 +101,18 @@ class Shutdown:
             flushed.sessions, flushed.touched, flushed.written, time.monotonic() - began,
         )  # fmt: skip
 
-    def ended(self) -> None:
-        """All is closed."""
+    def release(self, process: Process) -> int:
+        """Give back what is still held, though nothing runs any more; how many leases that were."""
         self._stay_behind()
-        log.info("shutdown, 4 of 4: closed, %.3f s after it began", self._passed_s())
+        return _give_back(process)
+
+    def ended(self, released: int, began: float) -> None:
+        """All is closed, which `began` (monotonic) with so many leases given back."""
+        self._stay_behind()
+        log.info(
+            "shutdown, 4 of 4: released %d leases, closed (%.3f s; %.3f s in all)",
+            released, time.monotonic() - began, self._passed_s(),
+        )  # fmt: skip
         self._events.put(_Event.ENDED)
 
     def _next(self, within_s: float | None) -> _Event | None:
@@ -114,22 +135,30 @@ class Shutdown:
 
     def _leave_hard(self, process: Process) -> None:
         self._hard = True
-        log.error("shutdown: %d sessions are still held: leaves the hard way", process.runner.keeper.running)
-        giving = threading.Thread(target=_give_back, args=(process,), name="perdure-give-back", daemon=True)
-        giving.start()
+        held = process.runner.keeper.running
+        exit_in(min(_GIVE_BACK_S, max(self._budget.hard_exit_s - self._passed_s(), 0)))
+        log.error("shutdown: %d sessions are still held: leaves the hard way", held)
         self._isolation.park()
-        giving.join(_GIVE_BACK_S)
-        if process.runtime.connections is not None:
-            process.runtime.connections.close(0)  # servers that are processes are killed, lest they outlive this one
+        closing = threading.Thread(target=_close_servers, args=(process,), name="perdure-close", daemon=True)
+        closing.start()
+        log.error("shutdown: gave back %d of %d leases (%.3f s in all)", _give_back(process), held, self._passed_s())
+        closing.join()
         logging.shutdown()
         os._exit(1)
 
 
-def _give_back(process: Process) -> None:
+def _give_back(process: Process) -> int:
     try:
         released = process.runner.keeper.release_all()
     except Unavailable as error:
         log.warning("leases were not given back, and run out: %s", error.message)
-        return
+        return 0
     for session_id in released:
         process.runtime.wake.session(session_id, DEFAULT_PRIORITY)
+    return len(released)
+
+
+def _close_servers(process: Process) -> None:
+    """MCP servers that are processes are killed, lest they outlive this one."""
+    if process.runtime.connections is not None:
+        process.runtime.connections.close(0)

@@ -13,6 +13,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from queue import Empty
 from types import FrameType
 from typing import Any
 
@@ -107,6 +109,8 @@ class Step(bootsteps.StartStopStep):  # type: ignore[misc]  # celery carries no 
         worker.pool.executor.shutdown(wait=False, cancel_futures=True)
         waiting = [each for each in self._held if each not in state.active_requests and not each.acknowledged]
         count = hand_back(waiting)
+        if (consumer := worker.consumer.task_consumer) is not None:
+            hand_back_underway(consumer.channel)
         log.info(
             "shutdown, 1 of 4: takes no more work; handed back %d of %d tasks that had not begun (%.3f s)",
             count, len(waiting), time.monotonic() - self._began,
@@ -132,6 +136,22 @@ def hand_back(requests: Iterable[Request]) -> int:
         request.acknowledged = True
         count += 1
     return count
+
+
+def hand_back_underway(channel: Any) -> None:
+    """Have the broker give somebody else what it may be sending at this moment; waits for a second at most.
+
+    Redis has been asked for one more message by then, and pops whichever comes first. kombu would read the
+    reply when it closes the channel, which is after the last running task; its own way to do so is used here.
+    """
+    if not getattr(channel, "_in_poll", None):
+        return  # RabbitMQ keeps what a channel has not acknowledged
+    try:
+        with suppress(Empty):
+            # Nobody consumes from the queue any more: the message is put back to its front.
+            channel._brpop_read()  # noqa: SLF001 (there is no other way to it but closing the channel)
+    except Exception as error:  # noqa: BLE001 (as above)
+        log.warning("what the broker was sending is not known (%s); the sweeper will issue it again", error)
 
 
 def take_signals(worker: Any, leave: Callable[[], None]) -> None:

@@ -7,6 +7,7 @@ the outcomes below; a turn that fails is no exception here, since its failure is
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -70,6 +71,17 @@ class _LostSight:
     spent_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """How many turns ended here: answered, cancelled or failed for good; or left for somebody else to go on with."""
+
+    settled: int = 0
+    parked: int = 0
+
+    def __sub__(self, before: Turns) -> Turns:
+        return Turns(self.settled - before.settled, self.parked - before.parked)
+
+
 class Runner:
     """Runs the turns of sessions in this process. `owner` names it in the lease."""
 
@@ -77,7 +89,13 @@ class Runner:
         self._runtime = runtime
         self._owner = owner
         self._limits = runtime.settings.turn
+        self._turns = Turns()
+        self._counting = threading.Lock()
         self.keeper = Keeper(runtime.database, runtime.clock, self._limits)
+
+    def turns(self) -> Turns:
+        """How many turns have ended here so far."""
+        return self._turns
 
     def start(self) -> None:
         """Begin to keep leases. Call once, in the process that runs turns."""
@@ -119,6 +137,7 @@ class Runner:
                     claimed = self._look_again(hold, left, losses)
                     losses += 1
                     continue
+                self._count(left)
                 if isinstance(left, Parked):
                     return settled
                 settled, losses = settled + 1, 0
@@ -131,6 +150,13 @@ class Runner:
         except LeaseLost:
             log.warning("session %s was taken over; nothing more is written here", hold.session_id)
         return settled
+
+    def _count(self, ended: Settled | Parked) -> None:
+        with self._counting:
+            if isinstance(ended, Parked):
+                self._turns = replace(self._turns, parked=self._turns.parked + 1)
+            else:
+                self._turns = replace(self._turns, settled=self._turns.settled + 1)
 
     def _run_turn(self, claimed: Claimed, ref: TurnRef, hold: Hold) -> Settled | Parked | _LostSight:
         """Run one turn to its commit, or until the database is lost sight of."""

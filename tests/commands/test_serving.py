@@ -63,7 +63,7 @@ def served(runtime: Runtime) -> Iterator[Served]:
     """A gateway on a port of the system's choice."""
     app = create_app(runtime, lambda: True)
     listener = bind("127.0.0.1", 0, "--port")
-    server = Server(app)
+    server = Server(app, lambda: None)
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     yield Served(app, server, listener.getsockname())

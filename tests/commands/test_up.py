@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -32,8 +33,10 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def up(environment: Environment, directory: Path, *options: str) -> Iterator[list[str]]:
-    """Everything runs within the block; yields what it printed until then. It ends cleanly at Ctrl-C."""
+def up(
+    environment: Environment, directory: Path, *options: str, number: signal.Signals = signal.SIGINT
+) -> Iterator[list[str]]:
+    """Everything runs within the block; yields what it printed until then. It ends cleanly at a signal, Ctrl-C's."""
     process = subprocess.Popen(
         [*COMMAND, "up", *options],
         env={**environment, "PERDURE_DATA_DIR": "data"},  # relative: it means the same to every process
@@ -45,9 +48,13 @@ def up(environment: Environment, directory: Path, *options: str) -> Iterator[lis
     assert process.stdout is not None
     try:
         yield _until_up(process.stdout)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         rest = process.stdout.read()  # to its end: every process that holds the pipe has ended
         assert process.wait(timeout=60) == 0, rest
+        # The gateway's phases first, then those of two workers, and beat's line.
+        told = re.findall(r"^(\w+) +\| .*shutdown(?:, (\d) of 4)?: (?!\d)", rest, re.MULTILINE)
+        assert told[:4] == [("gateway", each) for each in "1234"], rest
+        assert sorted(told[4:]) == [("beat", ""), *((f"worker{at}", each) for at in "12" for each in "1234")], rest
     finally:
         process.terminate()
         process.stdout.close()
@@ -115,6 +122,6 @@ def test_everything_starts_answers_stops_and_remembers(perdure: Perdure, nowhere
     assert tasks == {"turns.run"}
     assert "perdure up" in perdure("sessions", "list", env=nowhere).stderr
 
-    with up(nowhere, tmp_path, *options[:2], "--no-flower"):
+    with up(nowhere, tmp_path, *options[:2], "--no-flower", number=signal.SIGTERM):
         listed = perdure("sessions", "list", "--user", "local", "--json", env=nowhere)
     assert [session["turn_count"] for session in json.loads(listed.stdout)] == [1]

@@ -102,5 +102,13 @@ def hanging(note: str, context: ToolContext) -> str:
     return "unreachable"
 
 
-tools = [pure, idempotent, unsafe, probed, deadly, stuck, guarded, hanging]
+@tool(effect="unsafe")
+def slow(note: str, context: ToolContext) -> str:
+    """Does what it does at once, and comes back when the test lets it."""
+    result = _act("slow", note, context)
+    _scene.wait_let_go()
+    return result
+
+
+tools = [pure, idempotent, unsafe, probed, deadly, stuck, slow, guarded, hanging]
 tester = Agent("tester", "You are under test.", tools=tools)

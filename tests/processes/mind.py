@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import Counter
+import time
+from collections import defaultdict
 from typing import Any
 
 from perdure.memory.extraction import PROMPT as EXTRACTION
 from tests.models.openai_server import Answer, Call, OpenAIServer, Status, Step, Wire
 
 SIDE_BY_SIDE = ("pure", "idempotent", "unsafe")
-ALONE = ("pure", "idempotent", "unsafe", "probed", "deadly", "stuck", "guarded", "hanging")
+ALONE = ("pure", "idempotent", "unsafe", "probed", "deadly", "stuck", "slow", "guarded", "hanging")
 PLANS = {name: (name,) for name in ALONE} | {"all": SIDE_BY_SIDE}
 
 _LONGEST_S = 60.0
@@ -40,14 +41,19 @@ class Gate:
 
 
 class Mind:
-    """A model's server. `latency_s` is how long it thinks about each answer; `down` has it answer none."""
+    """A model's server. `down` has it answer none.
+
+    `latency_s` is how long it thinks about each answer, `latencies` about those to some texts.
+    `asked` says when it was asked about each text, by the machine's monotonic clock.
+    """
 
     def __init__(self) -> None:
         self.latency_s = 0.0
         self.down = False
+        self.latencies: dict[str, float] = {}
+        self.asked: defaultdict[str, list[float]] = defaultdict(list)
         self.server = _Server(self)
         self._gates: dict[str, Gate] = {}
-        self._asked: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def gate(self, text: str, nth: int = 1) -> Gate:
@@ -65,15 +71,16 @@ class Mind:
         """What it says to a prompt."""
         if self.down:
             return Status(503, message="The model is down.")
-        return _answer(body["messages"], _newest(body), self.latency_s)
+        text = _newest(body)
+        return _answer(body["messages"], text, self.latencies.get(text, self.latency_s))
 
     def pass_gate(self, body: Wire) -> None:
         """Return when the answer may be given."""
         text = _newest(body)
         with self._lock:
-            self._asked[text] += 1
+            self.asked[text].append(time.monotonic())
             gate = self._gates.get(text)
-            held = gate is not None and gate.nth == self._asked[text]
+            held = gate is not None and gate.nth == len(self.asked[text])
         if gate is not None and held:
             gate.asked.set()
             gate.opened.wait(_LONGEST_S)

@@ -26,6 +26,7 @@ SCENE = "PERDURE_TEST_SCENE"
 """The environment variable that names the scene's directory to a worker."""
 
 _LOOK_S = 0.01
+_SLOWEST_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class Scene:
         self._fired = directory / "fired"
         self._journal = directory / "journal"
         self._effects = directory / "effects"
+        self._let_go = directory / "let-go"
         self._lock = threading.Lock()
         self._passed: Counter[str] = Counter()
 
@@ -108,7 +110,15 @@ class Scene:
         effects = [Effect(**json.loads(line)) for line in _lines(self._effects)]
         return [effect for effect in effects if note is None or effect.note == note]
 
+    def let_go(self) -> None:
+        """Let slow tools come to their end."""
+        self._let_go.touch()
+
     # --- a worker's side -----------------------------------------------------------------
+
+    def wait_let_go(self) -> None:
+        """What a slow tool does."""
+        wait_until(self._let_go.exists, "slow tools may end", _SLOWEST_S)
 
     def act(self, effect: Effect) -> None:
         """Do what the tool does."""

@@ -40,15 +40,21 @@ def gateway(host: Host = "127.0.0.1", port: Port = 8080) -> None:
     where = addresses(settings)
     waker = CeleryWaker(settings, where)
     runtime = assemble(settings, where.database_url, waker, where.redis_url)
-    try:
-        serve(create_app(runtime, waker.reachable), bind(host, port, "--port"))
-    finally:
+
+    def close() -> None:
         waker.close()
         if runtime.volatile is not None:
             runtime.volatile.close()
         if runtime.breakers is not None:
             runtime.breakers.close()
         runtime.database.close()
+
+    try:
+        app, listener = create_app(runtime, waker.reachable), bind(host, port, "--port")
+    except BaseException:
+        close()
+        raise
+    raise typer.Exit(serve(app, listener, settings.shutdown, close))
 
 
 def worker(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import signal
 import sys
 import time
+from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -51,7 +54,7 @@ def send(
     """Send a message.
 
     Prints the ids of the turn and the session, or with --wait the reply. Status 1 if the turn
-    failed or is not settled when the time is up.
+    failed or is not settled when the time is up, or when a signal ends the waiting.
     """
     words = _text(text)
     if not words.strip():
@@ -60,13 +63,17 @@ def send(
     session_id = None if session is None else str(connecting.parse_id(session, "session"))
     optional = {"message_id": message_id, "session_id": session_id, "agent": agent}
     incoming = parse_incoming({**given, **{name: value for name, value in optional.items() if value is not None}})
+    patience = _Patience()
     with connecting.runtime() as runtime:
+        if wait is not None:
+            patience.begin()
         accepted = accept(runtime, incoming)
         if wait is None:
             _write_accepted(accepted, as_json=as_json)
             return
-        turn = _settled(runtime, accepted, wait)
-    _write_turn(turn, wait, as_json=as_json)
+        turn = _settled(runtime, accepted, wait, patience)
+    over = "Interrupted" if patience.ended else f"No reply within {wait:g} s"
+    _write_turn(turn, over, as_json=as_json)
 
 
 def chat(
@@ -91,12 +98,46 @@ def _text(given: str | None) -> str:
         raise Failure(f"What came from stdin is not valid UTF-8 (at byte {error.start}).", WRONG_USAGE) from None
 
 
-def _settled(runtime: Runtime, accepted: Accepted, seconds: float) -> dict[str, Any]:
-    """The turn as it is once it is settled or the time is up."""
+class _Interrupted(Exception):
+    """A signal ends the waiting."""
+
+
+class _Patience:
+    """Somebody waits, until a signal: one that comes while the message is being accepted waits for its id."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._waiting = False
+
+    def begin(self) -> None:
+        """Signals are ours from here on; a second one ends the process as ever."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._end)
+
+    def wait(self, settled: Future[None], seconds: float) -> None:
+        """Return when the turn is settled, the time is up, or a signal comes."""
+        try:
+            self._waiting = True
+            if not self.ended:
+                wait_for((settled,), timeout=seconds)
+            self._waiting = False
+        except _Interrupted:
+            return
+
+    def _end(self, _number: int, _frame: FrameType | None) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        self.ended = True
+        if self._waiting:
+            raise _Interrupted
+
+
+def _settled(runtime: Runtime, accepted: Accepted, seconds: float, patience: _Patience) -> dict[str, Any]:
+    """The turn as it is once it is settled, the time is up, or a signal has come."""
     watch, delays = SettlementWatch(runtime.database), Delays(runtime.database, accepted.turn_id)
     settled, until = watch.settled(accepted.turn_id), time.monotonic() + seconds
-    while not settled.done() and (left_s := until - time.monotonic()) > 0:
-        wait_for((settled,), timeout=min(left_s, _LOOK_S))
+    while not settled.done() and not patience.ended and (left_s := until - time.monotonic()) > 0:
+        patience.wait(settled, min(left_s, _LOOK_S))
         with suppress(Unavailable):  # the watch goes on, and is told when the database is back
             _note(delays.look())
     watch.close()
@@ -117,14 +158,14 @@ def _write_accepted(accepted: Accepted, *, as_json: bool) -> None:
         write_text("\n".join(f"{name} {value}" for name, value in ids.items()))
 
 
-def _write_turn(turn: dict[str, Any], seconds: float, *, as_json: bool) -> None:
+def _write_turn(turn: dict[str, Any], over: str, *, as_json: bool) -> None:
     if as_json:
         write_json(turn)
     elif turn["status"] == "done":
         write_text(turn["reply"]["text"])
     if turn["status"] not in SETTLED:
         raise Failure(
-            f"No reply within {seconds:g} s: turn {turn['turn_id']} is {turn['status']}. "
+            f"{over}: turn {turn['turn_id']} is {turn['status']}. "
             f"Look again with `perdure turns show {turn['turn_id']}`."
         )
     if turn["error"] is not None:

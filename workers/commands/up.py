@@ -26,7 +26,7 @@ from rich.console import Console
 from perdure.settings import Settings
 from workers import logs, supervisor
 from workers.assembly import check
-from workers.commands.listening import FINISH_S, require_free
+from workers.commands.listening import require_free
 from workers.commands.processes import Host, Port
 from workers.embedded import Running, postgres, redis
 from workers.supervisor import Process
@@ -128,8 +128,7 @@ def _stop(name: str, server: Running) -> None:
 def _processes(
     settings: Settings, environment: Mapping[str, str], host: str, port: int, flower_port: int | None
 ) -> Iterator[Process]:
-    leave_s = settings.shutdown.drain_s + FINISH_S + _MARGIN_S
-    drain_s = settings.shutdown.hard_exit_s + _MARGIN_S
+    leave_s = settings.shutdown.hard_exit_s + _MARGIN_S
     reached_at = _LOOPBACK if host in {"0.0.0.0", "::"} else host  # noqa: S104 (compared, not bound)
 
     def perdure(*arguments: str) -> tuple[str, ...]:
@@ -145,7 +144,7 @@ def _processes(
     for number in range(1, WORKERS + 1):
         name = f"worker{number}"
         argv = perdure("worker", "--name", name, *(["--task-events"] if flower_port is not None else []))
-        yield Process(name, argv, environment, stop_rank=_WORK, stop_within_s=drain_s)
+        yield Process(name, argv, environment, stop_rank=_WORK, stop_within_s=leave_s)
     yield Process("beat", perdure("beat"), environment, stop_rank=_WORK)
     if flower_port is not None:
         yield Process(

@@ -53,6 +53,7 @@ class Gateway:
         self._leaving = False
         self._closed = False
         self._waits = 0
+        self._waited = 0
         self._nobody_waits = asyncio.Event()
         self._nobody_waits.set()
         self._stopping = asyncio.Event()
@@ -107,17 +108,26 @@ class Gateway:
             await asyncio.sleep(self.runtime.settings.turn.sweep_s)
 
     async def leave(self, hastened: asyncio.Event) -> None:
-        """Take nothing in any more; return when nobody waits for a turn, or was told to come again."""
+        """Take nothing in any more; return when nobody waits for a turn, or was told to come again.
+
+        The first two of the four phases of a gateway's end, whose server sees to the others.
+        """
         self._leaving = True
+        before, began = self._waited, self.runtime.clock.monotonic()
         drain_s = self.runtime.settings.shutdown.drain_s
-        log.info("shutdown: takes nothing in; %d requests wait for a turn, for at most %g s", self._waits, drain_s)
+        log.info(
+            "shutdown, 1 of 4: takes nothing in; %d requests wait for a turn, for at most %g s", self._waits, drain_s
+        )
         ends = [asyncio.ensure_future(event.wait()) for event in (self._nobody_waits, hastened)]
         try:
             await asyncio.wait(ends, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for future in ends:
                 future.cancel()
-        log.info("shutdown: %d requests are answered with their turn's present status", self._waits)
+        log.info(
+            "shutdown, 2 of 4: drained; %d waits are over, %d are answered with their turn's present status (%.3f s)",
+            self._waited - before, self._waits, self.runtime.clock.monotonic() - began,
+        )  # fmt: skip
         self._stopping.set()
 
     def _turn(self, *, closed: bool) -> None:
@@ -141,6 +151,7 @@ class Gateway:
             yield
         finally:
             self._waits -= 1
+            self._waited += 1
             if not self._waits:
                 self._nobody_waits.set()
 

@@ -1,0 +1,99 @@
+"""`perdure drain` of two workers that are in the middle of something."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.sessions.reading import read_session
+from tests.commands.conftest import Perdure
+from tests.processes.installation import Installation
+from tests.processes.mind import answer_to
+from tests.processes.scene import done, wait_until
+
+SLOW_TOOL = {"PERDURE_TURN__TOOL_TIMEOUT_S": "60"}
+
+
+@pytest.fixture
+def perdure(installation: Installation, tmp_path: Path) -> Perdure:
+    """Runs commands on this installation."""
+    return Perdure(installation.environment, tmp_path)
+
+
+class Draining:
+    """`perdure drain` while it waits."""
+
+    def __init__(self, perdure: Perdure) -> None:
+        self._ended: list[subprocess.CompletedProcess[str]] = []
+        self._thread = threading.Thread(target=lambda: self._ended.append(perdure("drain", "--json")))
+        self._thread.start()
+
+    def waits(self) -> bool:
+        """Whether it goes on."""
+        return self._thread.is_alive()
+
+    def report(self) -> dict[str, Any]:
+        """What it prints in the end, with status 0."""
+        self._thread.join()
+        assert self._ended[0].returncode == 0, self._ended[0].stderr
+        report: dict[str, Any] = json.loads(self._ended[0].stdout)
+        return report
+
+
+@pytest.mark.long
+def test_a_fleet_amid_a_model_call_and_a_tool_is_drained(installation: Installation, perdure: Perdure) -> None:
+    """The model call is given up, the tool is awaited; nothing begins; all goes on after --resume, and sessions end."""
+    gate = installation.mind.gate("hello")
+    first, second = (installation.worker("--concurrency=1", **SLOW_TOOL) for _ in range(2))
+    for worker in (first, second):
+        worker.container.ready()
+    earlier = installation.accept("earlier", user="earlier")
+    installation.settled(earlier.turn_id)
+    asking = installation.accept("hello", user="asking")
+    gate.wait()
+    acting = installation.accept("slow: tool", user="acting")
+    wait_until(lambda: installation.scene.effects("slow: tool"), "the tool is called")
+    owners = [installation.lease_owner(each.session_id) for each in (asking, acting)]
+    assert sorted(owners) == sorted((first.pid, second.pid))
+
+    draining = Draining(perdure)
+    wait_until(lambda: _status(installation, asking.turn_id) == "parked", "the model call is given up")
+    assert (draining.waits(), _status(installation, acting.turn_id)) == (True, "running")
+    late = installation.accept("late", user="late")
+    installation.scene.let_go()
+    report = draining.report()
+
+    counts = {name: report[name] for name in report if name.startswith(("turns", "workers"))}
+    assert counts == {"turns_finished": 0, "turns_parked": 2, "turns_running": 0, "turns_waiting": 3, "workers": 2}
+    assert (report["quiet"], report["flushed_sessions"]) == (True, 3)
+    for worker in (first, second):
+        assert "the intake is closed: parks 1 turns" in worker.logs()
+
+    ended = perdure("drain", "--end-sessions", "--json")
+    assert (ended.returncode, json.loads(ended.stdout)["sessions_held_back"]) == (1, 3)
+    assert read_session(installation.database, earlier.session_id)["state"] == "ended"
+    assert _status(installation, late.turn_id) == "accepted"
+
+    assert perdure("drain", "--resume").returncode == 0
+    turns = installation.settled(asking.turn_id, acting.turn_id, late.turn_id)
+    replies = [answer_to("hello"), answer_to("slow: tool", done("slow", "slow: tool")), answer_to("late")]
+    assert [turn["reply"]["text"] for turn in turns] == replies
+    assert len(installation.scene.effects("slow: tool")) == 1, "what has a side effect is not done again"
+    for each in (asking, acting, late):
+        wait_until(
+            lambda each=each: read_session(installation.database, each.session_id)["state"] == "ended",  # type: ignore[misc]
+            "the session ends, as it was asked to",
+            60,
+        )
+    assert {worker.container.status for worker in (first, second)} == {"running"}
+    installation.check()
+
+
+def _status(installation: Installation, turn_id: Any) -> str:
+    found: str = installation.query("SELECT status FROM turns WHERE turn_id = %(id)s", id=turn_id)[0].status
+    return found

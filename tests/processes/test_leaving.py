@@ -1,0 +1,202 @@
+"""Gateway, beat and a waiting `perdure send` under SIGTERM and SIGINT; workers are in test_shutdown."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import httpx2
+import pytest
+
+from perdure.turns.cancelling import cancel
+from tests.commands.conftest import Perdure
+from tests.processes.installation import Installation
+from tests.processes.scene import wait_until
+
+PATIENT = {"PERDURE_SHUTDOWN__DRAIN_S": "50", "PERDURE_SHUTDOWN__HARD_EXIT_S": "60"}
+HELLO = {"user_id": "ann", "text": "hello"}
+HALF_A_REQUEST = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\nExpect: 100-continue\r\n\r\n{"
+
+_PATIENCE_S = 60.0
+_PHASE = re.compile(r"shutdown, (\d) of 4: (.*)")
+_SECONDS = re.compile(r"[\d.]+ s")
+
+pytestmark = pytest.mark.long
+
+
+class Running:
+    """A command that runs, and what it writes."""
+
+    def __init__(self, perdure: Perdure, directory: Path, *arguments: str, **environment: str) -> None:
+        self._paths = {stream: directory / f"{arguments[0]}.{stream}" for stream in ("stdout", "stderr")}
+        self.process: BaseProcess = perdure.start(*arguments, env=environment, **self._paths)
+
+    def says(self, text: str) -> None:
+        """Wait until it has written `text`."""
+        wait_until(lambda: text in self.said(), f"{text!r} is said", _PATIENCE_S)
+
+    def said(self, stream: str = "stderr") -> str:
+        """What it has written."""
+        path = self._paths[stream]
+        return path.read_text() if path.exists() else ""
+
+    def phases(self) -> list[str]:
+        """What it tells of its end, without the seconds."""
+        return [_SECONDS.sub("# s", text) for _, text in sorted(_PHASE.findall(self.said()))]
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def ends(self) -> int | None:
+        """Wait for its end; its exit status, negative for a signal."""
+        self.process.join(_PATIENCE_S)
+        return self.process.exitcode
+
+
+@pytest.fixture
+def perdure(installation: Installation, tmp_path: Path) -> Perdure:
+    """Runs commands on this installation, which has no worker."""
+    return Perdure(installation.environment, tmp_path)
+
+
+@contextmanager
+def running(installation: Installation, perdure: Perdure, *arguments: str, **settings: str) -> Iterator[Running]:
+    """A command that runs within the block."""
+    environment = {**installation.environment, **settings}
+    made = Running(perdure, installation.directory, *arguments, **environment)
+    try:
+        yield made
+    finally:
+        made.process.kill()
+        made.process.join()
+
+
+@contextmanager
+def serving(installation: Installation, perdure: Perdure, **settings: str) -> Iterator[tuple[Running, int]]:
+    """A gateway that answers, and its port."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with running(installation, perdure, "gateway", "--port", str(port), **settings) as gateway:
+        wait_until(lambda: _answers(port), "the gateway answers", _PATIENCE_S)
+        yield gateway, port
+
+
+class Waiting:
+    """Somebody who sends a message and waits for its turn."""
+
+    def __init__(self, port: int) -> None:
+        self._url = f"http://127.0.0.1:{port}/v1"
+        self.turn_id: str = httpx2.post(f"{self._url}/messages", json=HELLO).json()["turn_id"]
+        self._socket = socket.create_connection(("127.0.0.1", port), _PATIENCE_S)
+        # The gateway asks for the body where it begins to look whether the client is still there.
+        self._socket.sendall(
+            f"GET /v1/turns/{self.turn_id}?wait=60 HTTP/1.1\r\nHost: localhost\r\n"
+            "Content-Length: 1\r\nExpect: 100-continue\r\n\r\n".encode()
+        )
+        assert self._socket.recv(65_536).startswith(b"HTTP/1.1 100"), "the turn is waited for"
+
+    def refused(self) -> Any:
+        """The answer to one more message."""
+        return httpx2.post(f"{self._url}/messages", json=HELLO)
+
+    def status(self) -> str:
+        """The status of the turn in the answer that was waited for."""
+        with self._socket, self._socket.makefile("rb") as answer:
+            head, _, body = answer.read().partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        return str(json.loads(body)["status"])
+
+
+def _answers(port: int) -> bool:
+    try:
+        return httpx2.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
+    except httpx2.TransportError:
+        return False
+
+
+@pytest.mark.parametrize("hastened", [False, True])
+def test_a_gateway_tells_each_phase_of_its_end(installation: Installation, perdure: Perdure, *, hastened: bool) -> None:
+    """Nothing new comes in, and who waits is answered: once the turn is settled, or at once after a second signal."""
+    with serving(installation, perdure, **PATIENT) as (gateway, port):
+        waiting = Waiting(port)
+        gateway.signal(signal.SIGINT if hastened else signal.SIGTERM)
+        gateway.says("1 of 4")
+        refused = waiting.refused()
+        if hastened:
+            gateway.signal(signal.SIGTERM)
+        else:
+            cancel(installation.runtime, UUID(waiting.turn_id))
+
+        assert waiting.status() == ("accepted" if hastened else "cancelled")
+        assert gateway.ends() == 0
+
+    assert (refused.status_code, refused.json()["code"]) == (503, "UNAVAILABLE")
+    assert int(refused.headers["Retry-After"]) >= 1
+    told = gateway.phases()
+    over = (0, 1) if hastened else (1, 0)
+    assert told[:2] == [
+        "takes nothing in; 1 requests wait for a turn, for at most # s",
+        f"drained; {over[0]} waits are over, {over[1]} are answered with their turn's present status (# s)",
+    ]
+    assert re.fullmatch(r"closed \d+ connections, cut off 0 of them \(# s\)", told[2])
+    assert told[3:] == ["closed (# s; # s in all)"]
+
+
+@pytest.mark.parametrize("hard_exit_s", [2, 60])
+def test_a_response_that_hangs_costs_the_status(installation: Installation, perdure: Perdure, hard_exit_s: int) -> None:
+    """It is cut off, and the status is 1; where the hard limit comes first, that ends it, with status 1 as well."""
+    settings = {"PERDURE_SHUTDOWN__DRAIN_S": "1", "PERDURE_SHUTDOWN__HARD_EXIT_S": str(hard_exit_s)}
+    with serving(installation, perdure, **settings) as (gateway, port), socket.socket() as mute:
+        mute.connect(("127.0.0.1", port))
+        mute.sendall(HALF_A_REQUEST)
+        assert mute.recv(65_536).startswith(b"HTTP/1.1 100"), "the gateway waits for the rest"
+        gateway.signal(signal.SIGTERM)
+        assert gateway.ends() == 1
+
+    if hard_exit_s == 2:
+        assert "the hard limit is reached" in gateway.said()
+        assert len(gateway.phases()) == 2
+    else:
+        assert re.fullmatch(r"closed \d+ connections, cut off 1 of them \(# s\)", gateway.phases()[2])
+        assert len(gateway.phases()) == 4
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_beat_says_that_it_stops(installation: Installation, perdure: Perdure, number: signal.Signals) -> None:
+    """Status 0 and one line, by either signal, and by two of them."""
+    with running(installation, perdure, "beat") as beat:
+        beat.says("beats until")
+        beat.signal(number)
+        beat.signal(number)
+        assert beat.ends() == 0
+
+    (line,) = [line for line in beat.said().splitlines() if "shutdown: " in line]
+    assert re.search(r"fires nothing more, \d+ slots in this life; closed \([\d.]+ s\)", line)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_who_stops_waiting_is_told_what_to_ask_for(
+    installation: Installation, perdure: Perdure, number: signal.Signals
+) -> None:
+    """The message is accepted and answered all the same: the id is what one needs to have the reply."""
+    with running(installation, perdure, "send", "hello", "--wait", "60", "--json") as sending:
+        wait_until(lambda: installation.query("SELECT turn_id FROM turns"), "the message is accepted", _PATIENCE_S)
+        sending.signal(number)
+        assert sending.ends() == 1
+
+    turn_id = str(installation.query("SELECT turn_id FROM turns")[0].turn_id)
+    assert sending.said().endswith(
+        f"perdure: Interrupted: turn {turn_id} is accepted. Look again with `perdure turns show {turn_id}`.\n"
+    )
+    assert json.loads(sending.said("stdout"))["turn_id"] == turn_id

@@ -1,0 +1,124 @@
+"""A rolling restart under load, with the budgets that are shipped, and model calls of one to twenty seconds."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from perdure.settings import ShutdownSettings, TurnSettings
+from perdure.turns.inbox import Accepted
+from tests.processes.installation import Installation
+from tests.processes.mind import answer_to
+from tests.processes.nodes import Worker
+from tests.processes.receiver import Receiver
+from tests.processes.scene import wait_until
+
+BUDGET, TURN = ShutdownSettings(), TurnSettings()
+
+AS_SHIPPED = {
+    "PERDURE_SHUTDOWN__DRAIN_S": str(BUDGET.drain_s),
+    "PERDURE_SHUTDOWN__HARD_EXIT_S": str(BUDGET.hard_exit_s),
+    "PERDURE_TURN__LEASE_S": str(TURN.lease_s),
+    "PERDURE_TURN__HEARTBEAT_S": str(TURN.heartbeat_s),
+    "PERDURE_TURN__SWEEP_S": str(TURN.sweep_s),
+    "PERDURE_TURN__TOOL_TIMEOUT_S": str(TURN.tool_timeout_s),
+}
+
+LATENCIES_S = (20, 1, 16, 5, 18, 9, 17, 3, 19, 13)
+"""Of the calls, one message after another. Those beyond the drain's budget are met by any worker that leaves."""
+
+EVERY_S = 0.4
+"""A message each. Twenty calls or so run at once then: no worker runs out of slots, so that nothing queues."""
+
+HANDED_OVER_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A message, and how long the model thinks about it."""
+
+    text: str
+    latency_s: float
+    accepted: Accepted
+
+
+class Load:
+    """Somebody says something every `EVERY_S`, each time somebody else."""
+
+    def __init__(self, installation: Installation, receiver: Receiver) -> None:
+        self.said: list[Said] = []
+        self._installation = installation
+        self._reply_to = {"url": receiver.url}
+        self._enough = threading.Event()
+        self._thread = threading.Thread(target=self._speak, name="load")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Say nothing more."""
+        self._enough.set()
+        self._thread.join()
+
+    def _speak(self) -> None:
+        for number, latency_s in enumerate(itertools.cycle(LATENCIES_S)):
+            text = f"hello {number}"
+            self._installation.mind.latencies[text] = latency_s
+            accepted = self._installation.accept(text, user=f"user {number}", reply_to=self._reply_to)
+            self.said.append(Said(text, latency_s, accepted))
+            if self._enough.wait(EVERY_S):
+                return
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_a_rolling_restart_costs_a_reply_no_more_than_the_call_it_repeats(
+    installation: Installation, receiver: Receiver
+) -> None:
+    """Each of three workers is replaced in its turn: nothing is lost, doubled, or late beyond the repeated call."""
+    workers = [installation.worker(**AS_SHIPPED) for _ in range(3)]
+    for worker in workers:
+        worker.container.ready()
+    load = Load(installation, receiver)
+    try:
+        wait_until(lambda: len(load.said) > len(LATENCIES_S), "each latency has been met")
+        deadlines = [_replaced(worker) + BUDGET.drain_s for worker in workers]
+    finally:
+        load.stop()
+
+    turns = installation.settled(*(each.accepted.turn_id for each in load.said), within_s=60)
+    for said, turn in zip(load.said, turns, strict=True):
+        begun = installation.mind.asked[said.text]
+        assert turn["status"] == "done"
+        assert turn["reply"]["text"] == answer_to(said.text)
+        assert _took_s(turn) <= len(begun) * said.latency_s + HANDED_OVER_S, (said, begun)
+        for again in begun[1:]:
+            assert any(0 <= again - deadline <= HANDED_OVER_S for deadline in deadlines), (said, again, deadlines)
+    assert any(len(installation.mind.asked[each.text]) > 1 for each in load.said), "some were parked"
+    installation.check()
+    wait_until(lambda: not _undelivered(installation), "every reply is delivered")
+    assert [len(receiver.of(turn["turn_id"])) for turn in turns] == [1] * len(turns)
+
+
+def _replaced(worker: Worker) -> float:
+    """Tell a worker to leave, and start it again; when it was told."""
+    told_at = time.monotonic()
+    worker.container.signal(signal.SIGTERM)
+    assert worker.container.wait(BUDGET.hard_exit_s) == 0
+    worker.container.start()
+    worker.container.ready()
+    return told_at
+
+
+def _took_s(turn: dict[str, Any]) -> float:
+    accepted_at, settled_at = (datetime.fromisoformat(turn[name]) for name in ("accepted_at", "settled_at"))
+    return (settled_at - accepted_at).total_seconds()
+
+
+def _undelivered(installation: Installation) -> int:
+    return int(installation.query("SELECT count(*) AS n FROM deliveries WHERE status <> 'delivered'")[0].n)
