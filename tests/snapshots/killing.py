@@ -44,7 +44,7 @@ def world_of(kind: str, address: str) -> Any:
         case "redis":
             return RedisWorld(address)
         case _:
-            return PostgresWorld(address)
+            return PostgresWorld(address, lease_s=3)
 
 
 class Countdown:

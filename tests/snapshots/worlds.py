@@ -150,9 +150,9 @@ class RedisWorld:
 
 
 class PostgresWorld:
-    """A database with the tables. `lease_s` bounds how long a stopped process holds a row."""
+    """A database with the tables. A third of `lease_s` bounds how long a stopped process holds a row."""
 
-    def __init__(self, url: str, lease_s: float = 1.0) -> None:
+    def __init__(self, url: str, lease_s: float = 30.0) -> None:
         self.url = url
         self.lease_s = lease_s
         self._opened: list[Database] = []
