@@ -152,13 +152,14 @@ MEMORIES_NEAR = Statement(
 # By the index: it gives rows of anybody in order, nearest first, until enough are the user's (the
 # connection has `hnsw.iterative_scan` on). CASE keeps off the index on users, and has the planner expect that half of
 # all rows are theirs, whoever asks: with a better guess it reads and sorts the whole table instead. The
-# index holds half precision; what it finds is ordered again by the vectors themselves.
+# index holds half precision; what it finds is ordered again by the vectors themselves (`::vector` first: a parameter
+# has the type to which it is cast first, and the question would lose precision for both).
 _NEAR_BY_INDEX = """
     WITH near AS MATERIALIZED (
         SELECT {columns}, w.vector FROM {table} AS w
         WHERE w.embedder_id = {embedder_id} AND w.vector IS NOT NULL
           AND CASE WHEN w.user_id = %(user_id)s THEN true ELSE false END
-        ORDER BY w.vector::halfvec({dimensions}) <=> %(vector)s::halfvec({dimensions})
+        ORDER BY w.vector::halfvec({dimensions}) <=> %(vector)s::vector::halfvec({dimensions})
         LIMIT %(most)s * 2
     )
     SELECT {columns}, 1 - (w.vector <=> %(vector)s::vector) AS similarity
