@@ -77,7 +77,7 @@ def measure(stage: Stage) -> Section:
     stage.tell("recall: importing a set of conversations, asking its questions")
     samples = json.loads(SHIPPED.read_text(encoding="utf-8"))
     with stage.database("bench_recall") as url:
-        return _measured(url, samples, [_lines(each) for each in samples], _EMBEDDER, _KS, SHIPPED.name)
+        return evaluate(url, samples, _EMBEDDER, _KS, SHIPPED.name)
 
 
 def main() -> int:
@@ -85,13 +85,14 @@ def main() -> int:
     given = _arguments()
     try:
         samples = json.loads(given.file.read_text(encoding="utf-8"))
-        conversations = [_lines(sample) for sample in samples]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        for sample in samples:
+            lines_of(sample)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         print(f"{given.file} is no set in LoCoMo's layout: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     with servers() as running:
         migrate(running.postgres.url)
-        section = _measured(running.postgres.url, samples, conversations, given.embedder, given.k, given.file.name)
+        section = evaluate(running.postgres.url, samples, given.embedder, given.k, given.file.name)
     if given.json:
         print(json.dumps(section.document(), indent=2))
     else:
@@ -99,17 +100,18 @@ def main() -> int:
     return 0
 
 
-def _measured(
+def evaluate(
     url: str | URL,
     samples: Sequence[Mapping[str, Any]],
-    conversations: Sequence[Sequence[Mapping[str, Any]]],
     embedder_name: str,
     ks: Sequence[int],
     file: str,
 ) -> Section:
+    """Import these conversations into an empty database and ask their questions."""
     settings = Settings(_env_file=None, embedder=embedder_name)
     clock = MovedClock()
     embedder = resolve(settings.embedder, settings, clock)
+    conversations = [lines_of(sample) for sample in samples]
     database = Database(url)
     for lines in conversations:
         _import(database, clock, embedder, lines)
@@ -134,7 +136,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _lines(sample: Mapping[str, Any]) -> list[dict[str, Any]]:
+def lines_of(sample: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The messages of a sample as a file of `perdure messages import` has them."""
     conversation = sample["conversation"]
     numbers = sorted(int(key.split("_")[1]) for key in conversation if re.fullmatch(r"session_\d+", key))
@@ -180,20 +182,21 @@ def _ask(recall: Recall, sample: Mapping[str, Any], lines: Sequence[Mapping[str,
     recall = replace(recall, clock=clock)
     there = {line["message_id"] for line in lines}
     for question in sample["qa"]:
-        evidence = _evidence(question.get("evidence")) & there
+        evidence = evidence_of(question) & there
         if not evidence:
             continue
         begun = time.perf_counter()
         found = recall.search(str(sample["sample_id"]), question["question"], k, [Layer.EPISODIC], record=False)
         ms = (time.perf_counter() - begun) * 1000
-        yield Asked(int(question["category"]), evidence, [str(each.id) for each in found], ms)
+        yield Asked(int(question.get("category") or 0), evidence, [str(each.id) for each in found], ms)
 
 
-def _evidence(told: object) -> frozenset[str]:
+def evidence_of(question: Mapping[str, Any]) -> frozenset[str]:
     """The lines that a question names: in a list or in one string, several in one entry, "D1:03" for "D1:3".
 
     What names no line ("D", "D:11:26") says nothing.
     """
+    told = question.get("evidence")
     entries = told if isinstance(told, list) else [told]
     text = " ".join(each for each in entries if isinstance(each, str))
     return frozenset(f"D{session}:{line}" for session, line in _IDS.findall(text))
