@@ -258,4 +258,3 @@ def _timed(recall: Recall, user_id: str, question: str) -> float:
     found: Sequence[object] = recall.search(user_id, question, K, [Layer.SEMANTIC], record=False)
     assert len(found) == K
     return (time.perf_counter() - begun) * 1000
-

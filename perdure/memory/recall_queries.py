@@ -10,12 +10,13 @@ from perdure.database.engine import Statement
 
 # Inverse document frequencies, and BM25's length normalisation (Robertson and Zaragoza, 2009) with k1 = 1.2,
 # b = 0.5 and every term counted once. How rare a term is, the user's newest rows tell: a user of no more than
-# `most_rows` is answered from these, exactly. Of a user of more, older rows are looked up in the index by the terms that
-# are not common in the newest, the rarest first: those with two of the terms, then those with one, up to `most_found`.
-# So the cost grows neither with a user's rows nor with how many of them hold a common word.
+# `most_rows` is answered from these, exactly. Of a user of more, older rows are looked up in the index by the
+# terms that are not common in the newest, the rarest first: those with two of the terms, then those with one, up to
+# `most_found`. So the cost grows neither with a user's rows nor with how many of them hold a common word.
 #
-# A term is quoted as a text search query wants it by way of a vector of it. `strip` unpacks a long row once, and not for
-# every term. `user_id || ''`: the words hold the owner, and to look up all of a user's rows besides gains nothing.
+# A term is quoted as a text search query wants it by way of a vector of it. `strip` unpacks a long row once, and
+# not for every term. `user_id || ''`: the words hold the owner, and to look up all of a user's rows besides gains
+# nothing.
 _BY_WORDS = """
     WITH asked AS MATERIALIZED (
         SELECT term, quoted, quoted::tsquery AS query
@@ -24,7 +25,8 @@ _BY_WORDS = """
         ORDER BY length(term) DESC, term LIMIT %(most_terms)s
     ), newest AS MATERIALIZED (
         SELECT {key}, {condition} AS fits,
-               CASE WHEN w.words @@ (SELECT string_agg(quoted, ' | ')::tsquery FROM asked) THEN strip(w.words) END AS words
+               CASE WHEN w.words @@ (SELECT string_agg(quoted, ' | ')::tsquery FROM asked)
+                    THEN strip(w.words) END AS words
         FROM {table} AS w WHERE w.user_id = %(user_id)s
         ORDER BY w.{at} DESC LIMIT %(most_rows)s + 1
     ), own AS MATERIALIZED (
@@ -46,7 +48,8 @@ _BY_WORDS = """
                (array_to_tsvector(ARRAY[perdure_owner(%(user_id)s)])::text || ' & ' || first.quoted
                   || CASE number WHEN 1 THEN ' & (' || string_agg(other.quoted, ' | ')
                                                FILTER (WHERE other.position > first.position) || ')'
-                                 ELSE coalesce(' & !(' || string_agg(other.quoted, ' | ') || ')', '') END)::tsquery AS query
+                                 ELSE coalesce(' & !(' || string_agg(other.quoted, ' | ') || ')', '') END)::tsquery
+                 AS query
         FROM own CROSS JOIN generate_series(1, 2) AS number CROSS JOIN weighed AS first
         LEFT JOIN weighed AS other ON other.uncommon AND other.position <> first.position
         WHERE own.many AND first.uncommon
@@ -63,7 +66,8 @@ _BY_WORDS = """
         SELECT {key}, length, sum(weighed.idf) AS idf, avg(length) OVER ()::double precision AS mean_length
         FROM (SELECT * FROM held
               UNION
-              SELECT {key}, length(w.words), weighed.quoted FROM older AS w JOIN weighed ON w.words @@ weighed.query) AS found
+              SELECT {key}, length(w.words), weighed.quoted
+              FROM older AS w JOIN weighed ON w.words @@ weighed.query) AS found
         JOIN weighed USING (quoted)
         GROUP BY {key}, length
     )
@@ -101,8 +105,8 @@ EMBEDDER = Statement(
 )
 
 
-# An exact search costs by the user's rows, the index by how many of anybody's it meets until enough are theirs: the two
-# cost the same at some thirty times the root of the table's size (2 and 15 microseconds a row), less to be sure.
+# An exact search costs by the user's rows, the index by how many of anybody's it meets until enough are theirs: the
+# two cost the same at some thirty times the root of the table's size (2 and 15 microseconds a row), less to be sure.
 def _few(table: str) -> Statement:
     return Statement(
         f"recall.few_{table}",

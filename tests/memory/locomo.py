@@ -1,6 +1,6 @@
 """A set of conversations in LoCoMo's layout, with the oddities that its file has, of any size.
 
-    python -m tests.memory.locomo FILE [SAMPLES] [SESSIONS] [LINES]
+python -m tests.memory.locomo FILE [SAMPLES] [SESSIONS] [LINES]
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from typing import Any
 _NAMES = ("Caroline", "Melanie", "Jon", "Gina", "Nate", "Joanna", "Tim", "Andrew")
 _DOING = ("painted", "fixed", "bought", "lost", "found", "sold", "drew", "borrowed", "cleaned", "wrapped", "weighed")
 _THINGS = ("kettle", "lantern", "bicycle", "violin", "teapot", "carpet", "ladder", "mirror", "basket", "drum", "quilt")
-_CHAT = ("That sounds lovely!", "Wow, tell me more.", "How did it go?", "I am so happy for you.", "Same here, honestly.")
+_CHAT = (
+    "That sounds lovely!",
+    "Wow, tell me more.",
+    "How did it go?",
+    "I am so happy for you.",
+    "Same here, honestly.",
+)
 _MONTHS = ("January", "February", "March", "April", "May", "June")
 
 
@@ -34,7 +40,8 @@ def _sample(number: int, sessions: int, lines: int, chance: random.Random) -> di
         conversation[f"session_{session}"] = said = []
         for line in range(1, lines + 1):
             dia_id, speaker = f"D{session}:{line}", speakers[line % 2]
-            said.append({"speaker": speaker, "dia_id": dia_id, "text": chance.choice(_CHAT)})
+            spoken: dict[str, Any] = {"speaker": speaker, "dia_id": dia_id, "text": chance.choice(_CHAT)}
+            said.append(spoken)
             if line % 5 == 0:
                 what = f"{chance.choice(_DOING)} the {chance.choice(_THINGS)} number {session * 100 + line}"
                 said[-1]["text"] = f"Yesterday I {what}."

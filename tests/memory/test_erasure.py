@@ -24,7 +24,6 @@ from perdure.memory.personal import ERASING, HOLDINGS, IMPERSONAL
 from perdure.memory.stream import Happening, Kind
 from perdure.memory.volatile import Volatile
 from perdure.snapshots.redis import RedisSnapshots
-from perdure.settings import Settings
 from perdure.turns.lease import Keeper
 from perdure.turns.runner import Runner
 from perdure.turns.sweep import sweep
@@ -247,7 +246,6 @@ def test_a_turn_that_runs_meanwhile_writes_nothing_any_more(
 def test_erased_while_consolidated_at_every_statement(
     stage: Stage,
     volatile: Volatile,
-    settings: Settings,
     everything: Callable[[str], dict[str, int]],
     monkeypatch: pytest.MonkeyPatch,
     first: str,
@@ -255,7 +253,7 @@ def test_erased_while_consolidated_at_every_statement(
     """Before each statement of the one the other begins, and goes as far as locks let it: no word stays, none fails."""
     stage.check = lambda: None  # type: ignore[method-assign]  # these sessions had no turns that ran
     stage.volatile = volatile
-    archive = Archive(stage, Keeper(stage.database, stage.clock, settings.turn))
+    archive = Archive(stage, Keeper(stage.database, stage.clock, stage.settings.turn))
     eraser = _eraser(stage, volatile)
     for number in itertools.count():
         session_id = archive.ended(f"I live in {MARKER}.", f"My dog is called {MARKER}.", user_id=MARKER)
@@ -272,7 +270,7 @@ def test_erased_while_consolidated_at_every_statement(
         erase()  # what was consolidated before is theirs, too
         assert everything(MARKER).keys() == {"erasures"}, number
         assert archive.consolidator(Echo()).batch() == Counts()
-        stage.move(settings.turn.lease_s + 1)
+        stage.move(stage.settings.turn.lease_s + 1)
         assert sweep(stage.runtime) is not None
         assert everything(MARKER) == {}, number
     assert number >= 10
