@@ -14,12 +14,13 @@ from datetime import UTC, datetime
 import psutil
 from rich.console import Console
 
-from benchmarks import breaker, casebank, history, statements, throughput, waiting
+from benchmarks import breaker, casebank, context, history, recall, recall_at_scale, statements, throughput, waiting
 from benchmarks.report import Section, console
 from benchmarks.stage import BenchmarkFailed, Stage, Tell, stage
 
 SECTIONS: dict[str, Callable[[Stage], Section]] = {
-    module.NAME: module.measure for module in (throughput, history, waiting, statements, breaker, casebank)
+    module.NAME: module.measure
+    for module in (throughput, history, waiting, statements, breaker, context, recall, recall_at_scale, casebank)
 }
 
 

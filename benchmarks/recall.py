@@ -1,6 +1,7 @@
 """What recall finds: questions about conversations, of which it is known where they are answered.
 
     python -m benchmarks.recall [FILE] [--embedder NAME] [--k 5,10,20] [--json]
+    make bench ARGS="--only recall"                                the set that is shipped
 
 FILE is a set in the layout of LoCoMo (Maharana et al., 2024): a list of samples with `sample_id`,
 `conversation` (`session_N`: lines with `speaker`, `dia_id`, `text`, perhaps `blip_caption`; and
@@ -26,7 +27,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy.engine import URL
+
 from benchmarks.report import Section, console
+from benchmarks.stage import Stage
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.database.migrate import migrate
@@ -38,12 +42,16 @@ from perdure.models.embedders.resolve import resolve
 from perdure.settings import Settings
 from workers.embedded.throwaway import servers
 
+NAME = "recall"
+
 SHIPPED = Path(__file__).parent / "data" / "conversations.json"
 
 _CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
 _DATE_FORMATS = ("%I:%M %p on %d %B, %Y", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d")
 _BETWEEN_LINES = timedelta(seconds=20)
-_IDS = re.compile(r"D\d+:\d+")
+_IDS = re.compile(r"D0*(\d+):0*(\d+)")
+_EMBEDDER = "hash:384"
+_KS = (5, 10, 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,31 +72,27 @@ class Asked:
         return self.evidence <= set(self.found[:k])
 
 
+def measure(stage: Stage) -> Section:
+    """The section: of the set that is shipped, with the built-in embedder."""
+    stage.tell("recall: importing a set of conversations, asking its questions")
+    samples = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    with stage.database("bench_recall") as url:
+        return evaluate(url, samples, _EMBEDDER, _KS, SHIPPED.name)
+
+
 def main() -> int:
     """Import, ask, print; 0 done, 1 the file is no such set."""
     given = _arguments()
     try:
         samples = json.loads(given.file.read_text(encoding="utf-8"))
-        conversations = [_lines(sample) for sample in samples]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        for sample in samples:
+            lines_of(sample)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         print(f"{given.file} is no set in LoCoMo's layout: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    settings = Settings(_env_file=None, embedder=given.embedder)
-    clock = MovedClock()
-    embedder = resolve(settings.embedder, settings, clock)
     with servers() as running:
         migrate(running.postgres.url)
-        database = Database(running.postgres.url)
-        for lines in conversations:
-            _import(database, clock, embedder, lines)
-        recall = Recall(database, embedder, settings.memory, clock)
-        asked = [
-            each
-            for sample, lines in zip(samples, conversations, strict=True)
-            for each in _ask(recall, sample, lines, max(given.k))
-        ]
-        database.close()
-    section = _section(asked, given.k, given.file.name, embedder.name, sum(map(len, conversations)))
+        section = evaluate(running.postgres.url, samples, given.embedder, given.k, given.file.name)
     if given.json:
         print(json.dumps(section.document(), indent=2))
     else:
@@ -96,18 +100,43 @@ def main() -> int:
     return 0
 
 
+def evaluate(
+    url: str | URL,
+    samples: Sequence[Mapping[str, Any]],
+    embedder_name: str,
+    ks: Sequence[int],
+    file: str,
+) -> Section:
+    """Import these conversations into an empty database and ask their questions."""
+    settings = Settings(_env_file=None, embedder=embedder_name)
+    clock = MovedClock()
+    embedder = resolve(settings.embedder, settings, clock)
+    conversations = [lines_of(sample) for sample in samples]
+    database = Database(url)
+    for lines in conversations:
+        _import(database, clock, embedder, lines)
+    recall = Recall(database, embedder, settings.memory, clock)
+    asked = [
+        each
+        for sample, lines in zip(samples, conversations, strict=True)
+        for each in _ask(recall, sample, lines, max(ks))
+    ]
+    database.close()
+    return _section(asked, ks, file, embedder.name, sum(map(len, conversations)))
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recall", description="What recall finds.")
     parser.add_argument("file", type=Path, nargs="?", default=SHIPPED, metavar="FILE", help="a set in LoCoMo's layout")
-    parser.add_argument("--embedder", default="hash:384", help="as in PERDURE_EMBEDDER")
+    parser.add_argument("--embedder", default=_EMBEDDER, help="as in PERDURE_EMBEDDER")
     parser.add_argument(
-        "--k", type=lambda text: [int(part) for part in text.split(",")], default=[5, 10, 20], help="such as 5,10,20"
+        "--k", type=lambda text: [int(part) for part in text.split(",")], default=_KS, help="such as 5,10,20"
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     return parser.parse_args()
 
 
-def _lines(sample: Mapping[str, Any]) -> list[dict[str, Any]]:
+def lines_of(sample: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The messages of a sample as a file of `perdure messages import` has them."""
     conversation = sample["conversation"]
     numbers = sorted(int(key.split("_")[1]) for key in conversation if re.fullmatch(r"session_\d+", key))
@@ -153,13 +182,24 @@ def _ask(recall: Recall, sample: Mapping[str, Any], lines: Sequence[Mapping[str,
     recall = replace(recall, clock=clock)
     there = {line["message_id"] for line in lines}
     for question in sample["qa"]:
-        evidence = frozenset(_IDS.findall(" ".join(question.get("evidence") or ()))) & there
+        evidence = evidence_of(question) & there
         if not evidence:
             continue
         begun = time.perf_counter()
         found = recall.search(str(sample["sample_id"]), question["question"], k, [Layer.EPISODIC], record=False)
         ms = (time.perf_counter() - begun) * 1000
-        yield Asked(int(question["category"]), evidence, [str(each.id) for each in found], ms)
+        yield Asked(int(question.get("category") or 0), evidence, [str(each.id) for each in found], ms)
+
+
+def evidence_of(question: Mapping[str, Any]) -> frozenset[str]:
+    """The lines that a question names: in a list or in one string, several in one entry, "D1:03" for "D1:3".
+
+    What names no line ("D", "D:11:26") says nothing.
+    """
+    told = question.get("evidence")
+    entries = told if isinstance(told, list) else [told]
+    text = " ".join(each for each in entries if isinstance(each, str))
+    return frozenset(f"D{session}:{line}" for session, line in _IDS.findall(text))
 
 
 def _section(asked: Sequence[Asked], ks: Sequence[int], file: str, embedder: str, messages: int) -> Section:
@@ -182,7 +222,7 @@ def _section(asked: Sequence[Asked], ks: Sequence[int], file: str, embedder: str
         figures[f"p{percent}_ms"] = took[min(len(took) - 1, len(took) * percent // 100)]
     latency = ", ".join(f"p{percent} {figures[f'p{percent}_ms']:.1f} ms" for percent in (50, 95, 99))
     return Section(
-        "recall",
+        NAME,
         f"Evidence found among the first k messages: {file}",
         f"{messages} messages, {embedder}, words and vectors, episodic layer alone; {latency}.",
         ["questions", "number", *(f"{measure}@{k}" for k in ks for measure in ("any", "all"))],

@@ -1,7 +1,5 @@
 """Recall among a hundred thousand memories, for a user who owns one in a hundred and one who owns half.
 
-    python -m benchmarks.recall_at_scale [--memories 100000] [--questions 200] [--json]
-
 What the vectors find (as recall asks for them: exactly, or by the index) is compared with an exact
 scan over that user's memories; the time is that of the whole recall of the semantic layer, words
 and vectors and all, the embedding of the question included.
@@ -9,30 +7,31 @@ and vectors and all, the embedding of the question included.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import create_engine
 
-from benchmarks.report import Section, console
+from benchmarks.report import Section
+from benchmarks.stage import Stage, connected
 from perdure.clock import SystemClock
 from perdure.database.engine import Database
-from perdure.database.migrate import migrate
 from perdure.ids import new_id
 from perdure.memory import recall_queries
 from perdure.memory.embedding import as_parameter, build_index, register
 from perdure.memory.recall import CANDIDATES, Layer, Recall
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.settings import MemorySettings
-from workers.embedded.throwaway import servers
+
+NAME = "recall-at-scale"
 
 K = 10
 
+_MEMORIES = 100_000
+_QUESTIONS = 200
+_INDEX_FROM = 1_000
 _EMBEDDER = HashEmbedder(384)
 _BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
 _AT_ONCE = 1_000
@@ -143,39 +142,22 @@ _THINGS = [
 ]
 
 
-def main() -> int:
-    """Fill, ask, print."""
-    given = _arguments()
-    owners = {"half": given.memories // 2, "hundredth": given.memories // 100}
-    with servers() as running:
-        migrate(running.postgres.url)
-        database = Database(running.postgres.url)
-        begun = time.perf_counter()
-        embedder_id = _fill(database, given.memories, owners)
-        filled_s = time.perf_counter() - begun
-        begun = time.perf_counter()
-        assert build_index(database, register(database, _EMBEDDER.name, 384), MemorySettings().index_rows)
-        indexed_s = time.perf_counter() - begun
-        engine = create_engine(database.url, isolation_level="AUTOCOMMIT")
-        with engine.connect() as connection:
-            connection.exec_driver_sql("VACUUM ANALYZE")
-        engine.dispose()
-        section = _measure(database, owners, embedder_id, given.questions, given.memories)
+def measure(stage: Stage) -> Section:
+    """The section."""
+    memories = stage.scaled(_MEMORIES)
+    owners = {"half": memories // 2, "hundredth": memories // 100}
+    with stage.database("bench_recall_at_scale") as url:
+        database = Database(url)
+        stage.tell(f"recall at scale: writing {memories:,} memories with their vectors")
+        embedder_id = _fill(database, memories, owners)
+        stage.tell("recall at scale: building the index (minutes, at full size)")
+        build_index(database, register(database, _EMBEDDER.name, _EMBEDDER.dimensions), _INDEX_FROM)
+        with connected(url) as admin:
+            admin.exec_driver_sql("VACUUM ANALYZE")
+        stage.tell("recall at scale: asking")
+        section = _measure(database, owners, embedder_id, stage.scaled(_QUESTIONS), memories)
         database.close()
-    if given.json:
-        print(json.dumps(section.document(), indent=2))
-    else:
-        section.show(console())
-        print(f"filled in {filled_s:.0f} s, indexed in {indexed_s:.0f} s")
-    return 0
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.recall_at_scale", description="Recall at scale.")
-    parser.add_argument("--memories", type=int, default=100_000)
-    parser.add_argument("--questions", type=int, default=200)
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    return parser.parse_args()
+    return section
 
 
 def _sentence(chance: random.Random) -> str:
@@ -248,7 +230,7 @@ def _measure(database: Database, owners: dict[str, int], embedder_id: int, quest
             ]
         )
     return Section(
-        "recall at scale",
+        NAME,
         f"Recall among {memories:,} memories",
         f"{questions} questions to each; {_EMBEDDER.name}; the ten nearest against an exact scan, the time of it all.",
         ["", f"recall@{K}", "p50 ms", "p95 ms", "p99 ms"],
@@ -276,7 +258,3 @@ def _timed(recall: Recall, user_id: str, question: str) -> float:
     found: Sequence[object] = recall.search(user_id, question, K, [Layer.SEMANTIC], record=False)
     assert len(found) == K
     return (time.perf_counter() - begun) * 1000
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -105,7 +105,7 @@ def read(text: str) -> Reading:
             poles.setdefault(found[0], set()).add(found[1])
     return Reading(
         numbers=tuple(sorted(_numbers(plain))),
-        negations=sum(_negates(token.text) for token in tokens),
+        negations=sum(_negates(token.text) for token in tokens) + len(_ENGLISH_NOT_YET.findall(plain)),
         words=words,
         names=placed | {name for token in tokens for name in _name(token)},
         poles=tuple(sorted((group, frozenset(sides)) for group, sides in poles.items())),
@@ -168,13 +168,22 @@ _ENGLISH_NUMBERS = {
     )
     if word != "one"  # as a rule a pronoun: "this one"
 } | {"thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90}
-_ENGLISH_NUMBER = re.compile(rf"\b({'|'.join(_ENGLISH_NUMBERS)})\b", re.IGNORECASE)
+_ENGLISH_NUMBERS |= {
+    word: number
+    for number, word in enumerate(_listed("second third fourth fifth sixth seventh eighth ninth tenth"), start=2)
+} | {"twice": 2, "thrice": 3, "dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6}
+_FRACTIONS = {"half": "1/2", "quarter": "1/4"}
+_ENGLISH_NUMBER = re.compile(rf"\b({'|'.join([*_ENGLISH_NUMBERS, *_FRACTIONS])})\b", re.IGNORECASE)
 _KOREAN_NUMBERS = {
-    "한": 1, "두": 2, "세": 3, "네": 4, "다섯": 5, "여섯": 6, "일곱": 7, "여덟": 8, "아홉": 9, "열": 10,
+    "한": 1, "두": 2, "세": 3, "네": 4, "다섯": 5, "여섯": 6, "일곱": 7, "여덟": 8, "아홉": 9,
+}  # fmt: skip
+_KOREAN_TENS = {
+    "열": 10, "스물": 20, "스무": 20, "서른": 30, "마흔": 40, "쉰": 50, "예순": 60, "일흔": 70, "여든": 80, "아흔": 90,
 }  # fmt: skip
 _KOREAN_NUMBER = re.compile(
-    rf"(?<![\uac00-\ud7a3])({'|'.join(_KOREAN_NUMBERS)})\s?"
-    r"(?:개|번|명|시간|시|달|살|주|배|가지|마리|장|잔|병|권|대|분)(?![\uac00-\ud7a3]{3})"
+    rf"(?<![\uac00-\ud7a3])(?=[\uac00-\ud7a3])({'|'.join(_KOREAN_TENS)})?({'|'.join(_KOREAN_NUMBERS)})?\s?"
+    r"(?:개|번|명|시간|시|달|살|주|배|가지|마리|장|잔|병|권|대|분)"
+    r"(?:(?=이에요|이었|이라|이고|입니다|정도|이상|이하)|(?![\uac00-\ud7a3]{3}))"
 )
 
 
@@ -191,9 +200,11 @@ def _numbers(text: str) -> Iterator[str]:
         else:
             yield found[0]
     for found in _ENGLISH_NUMBER.finditer(text):
-        yield str(_ENGLISH_NUMBERS[found[1].lower()])
+        word = found[1].lower()
+        yield _FRACTIONS.get(word) or str(_ENGLISH_NUMBERS[word])
     for found in _KOREAN_NUMBER.finditer(text):
-        yield str(_KOREAN_NUMBERS[found[1]])
+        if number := _KOREAN_TENS.get(found[1], 0) + _KOREAN_NUMBERS.get(found[2], 0):
+            yield str(number)
 
 
 def _spelt(number: float) -> str:
@@ -209,8 +220,12 @@ def _only(ours: tuple[str, ...], theirs: tuple[str, ...]) -> str:
 # --- negation ----------------------------------------------------------------------------
 
 _ENGLISH_NOT = frozenset(
-    _listed("not no never none nobody nothing nowhere neither nor without cannot unable refuse refuses refused")
+    _listed("""
+    not no never none nobody nothing nowhere neither nor without cannot unable refuse refuses refused
+    rarely seldom hardly scarcely barely stopped quit
+    """)
 ) | frozenset(_listed("cant dont doesnt didnt wont isnt arent wasnt werent couldnt shouldnt wouldnt hasnt havent"))
+_ENGLISH_NOT_YET = re.compile(r"\byet to\b", re.IGNORECASE)
 _KOREAN_NOT_ALONE = frozenset({"안", "못", "아니", "아니요", "말고"})
 _KOREAN_NOT = re.compile(
     r"지(?:도|는|를)?(?:않|못|마|말|아니)|^(?:않|못하|못해|못했|없|아니|아닌|아닙|아녜)"
@@ -353,13 +368,18 @@ _EXCLUSIVE = """
     before / after | increase raise / decrease lower reduce | install / uninstall | upload / download | buy / sell
     login / logout | import / export | push / pull
     encrypt / decrypt | connect / disconnect | subscribe / unsubscribe
-    add / remove delete | show / hide | always / never | hot / cold | true / false | success succeed / failure fail
+    add / remove delete | show / hide | always / never | hot / cold | true / false | success succeed pass / failure fail
     first / last | minimum min / maximum max | morning / evening | male / female | married / single divorced
     more / less fewer | above / below | inside / outside | public / private | valid / invalid | possible / impossible
     monday / tuesday / wednesday / thursday / friday / saturday / sunday | north / south / east / west
     january / february / march / april / june / july / august / september / october / november / december
     red / blue / green / yellow / black / white | tea / coffee | cat / dog
-    long / short | big large / small little | early / late | fast / slow | rich / poor | young / old
+    long tall / short | big large / small little | early / late | fast / slow | rich / poor | young / old
+    introvert / extrovert | full / part empty | expensive costly / cheap | hire / fire | window / aisle
+    good well / bad badly | better / worse | spring / summer / autumn / winter | vegetarian vegan / meat
+    husband / wife | father dad / mother mum mom | brother / sister | son / daughter | near / far | high / low
+    happy / sad | healthy / sick ill | heavy / light | strong / weak | clean / dirty | wet / dry | easy / difficult hard
+    daily / weekly / monthly / yearly | breakfast / lunch / dinner | yesterday / today / tomorrow
     켜 켠 켤 / 끄 끈 끌 꺼 | 시작 / 종료 중지 중단 | 열 / 닫
     허용 / 차단 거부 | 활성화 / 비활성화 | 증가 / 감소 | 늘 / 줄
     좋아 / 싫어 | 왼쪽 / 오른쪽 | 이전 / 이후 | 오전 / 오후
@@ -368,6 +388,9 @@ _EXCLUSIVE = """
     위 / 아래 | 북쪽 / 남쪽 / 동쪽 / 서쪽 | 결혼 / 이혼 | 연결 / 해제
     설치 / 제거 | 공개 / 비공개 | 가능 / 불가능 | 아침 / 저녁 | 커피 / 녹차 홍차 | 고양이 / 강아지
     긴 길어 길고 길게 / 짧 | 큰 / 작은 작아 작고 | 빠르 빠른 빨라 / 느리 느린 느려
+    여름 / 겨울 / 가을 | 합격 / 불합격 떨어 | 넓 / 좁 | 일찍 / 늦 | 더운 더워 더울 / 추운 추워 추울 | 많 / 적 | 높 / 낮
+    비싸 비싼 / 싸 싼 | 가까 가깝 / 멀 먼 | 알 / 모르 모릅 몰라 | 남편 / 아내 | 아버지 아빠 / 어머니 엄마 | 아들 / 딸
+    매일 / 매주 / 매달 매월 / 매년 | 어제 / 오늘 / 내일
     월요일 / 화요일 / 수요일 / 목요일 / 금요일 / 토요일 / 일요일
 """
 
@@ -398,19 +421,48 @@ _LONGEST_KOREAN_POLE = 4
 _LONGEST_SHORT_VERB = 3
 
 
+def _uncompared(word: str) -> Iterator[str]:
+    """The stem of a word, and what it is if it is a comparative or a superlative: bigger is big, earlier is early."""
+    yield _stem(word)
+    for ending in ("er", "est"):
+        bare = word.removesuffix(ending)
+        if bare == word or len(bare) < _SHORTEST_STEM:
+            continue
+        yield from (_stem(bare), bare)
+        if bare[-1] == bare[-2]:
+            yield bare[:-1]
+        if bare[-1] == "i":
+            yield f"{bare[:-1]}y"
+
+
 @lru_cache(_REMEMBERED)
 def _pole(word: str) -> tuple[int, int] | None:
     """The group of words that exclude each other in which this one stands, and its side."""
     if not _HANGUL.search(word):
-        return _POLES.get(_stem(word))
+        return next((_POLES[form] for form in _uncompared(word) if form in _POLES), None)
     for length in range(min(len(word), _LONGEST_KOREAN_POLE), 0, -1):  # verbs are inflected at their end
         if (found := _POLES.get(word[:length])) is not None and (length > 1 or len(word) <= _LONGEST_SHORT_VERB):
             return found
     return None
 
 
+_REVERSING = re.compile(r"(?:un|dis|non|in|im|ir|il|mis)(\w{4,})")
+
+
+def _reversed(ours: frozenset[str], theirs: frozenset[str]) -> tuple[str, str] | None:
+    """A word of ours, such as distrust, whose contrary the other text has instead."""
+    for word in sorted(ours - theirs):
+        if (found := _REVERSING.fullmatch(word)) is not None and found[1] in theirs and found[1] not in ours:
+            return word, found[1]
+    return None
+
+
 def _opposed(left: Reading, right: Reading) -> Difference | None:
-    """A group from which both take words, and not the same ones."""
+    """A group from which both take words, and not the same ones; a word that is another one's contrary."""
+    if found := _reversed(left.words, right.words):
+        return Difference(Kind.OPPOSITE, *found)
+    if found := _reversed(right.words, left.words):
+        return Difference(Kind.OPPOSITE, *reversed(found))
     theirs = dict(right.poles)
     for group, ours in left.poles:
         other = theirs.get(group)

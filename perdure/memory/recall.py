@@ -48,6 +48,10 @@ CANDIDATES = 60
 _WITHIN = 20
 _MOST_TERMS = 32
 _MOST_ROWS = 1_000
+_MOST_FOUND = 300
+_COMMON = 0.1
+"""A term that more than this share of a user's newest rows hold is not looked up among the older ones."""
+
 _REACH = 2
 _SEQ_REACH = 6
 _BEFORE = 0.9
@@ -277,7 +281,8 @@ class _Asked:
         )
 
     def _by_words(self, statement: Statement) -> Sequence[Any]:
-        return self._run(statement, most_terms=_MOST_TERMS, most_rows=_MOST_ROWS)
+        bounds = {"most_rows": _MOST_ROWS, "most_found": _MOST_FOUND, "most_terms": _MOST_TERMS}
+        return self._run(statement, common=_COMMON, **bounds)
 
     def near(self, exact: Statement) -> Sequence[Any]:
         """What vectors find: `exact` says which layer, and how where the user's rows are few."""

@@ -8,49 +8,72 @@ from perdure.database.engine import Statement
 
 # --- by words ----------------------------------------------------------------------------
 
-# Inverse document frequencies of the user's own rows, and BM25's length normalisation (Robertson
-# and Zaragoza, 2009) with k1 = 1.2, b = 0.5 and every term counted once. Rows are looked up by the
-# rarest terms, as far as these are in no more than `most_rows`; what is found is scored by all. A term is
-# quoted as a text search query wants it by way of a vector of it. `user_id || ''`: the words hold the owner,
-# and to look up all of a user's rows besides gains nothing.
+# Inverse document frequencies, and BM25's length normalisation (Robertson and Zaragoza, 2009) with k1 = 1.2,
+# b = 0.5 and every term counted once. How rare a term is, the user's newest rows tell: a user of no more than
+# `most_rows` is answered from these, exactly. Of a user of more, older rows are looked up in the index by the
+# terms that are not common in the newest, the rarest first: those with two of the terms, then those with one, up to
+# `most_found`. So the cost grows neither with a user's rows nor with how many of them hold a common word.
+#
+# A term is quoted as a text search query wants it by way of a vector of it. `strip` unpacks a long row once, and
+# not for every term. `user_id || ''`: the words hold the owner, and to look up all of a user's rows besides gains
+# nothing.
 _BY_WORDS = """
     WITH asked AS MATERIALIZED (
-        SELECT term FROM unnest(tsvector_to_array(perdure_words(%(query)s))) AS term
+        SELECT term, quoted, quoted::tsquery AS query
+        FROM unnest(tsvector_to_array(perdure_words(%(query)s))) AS term
+        CROSS JOIN LATERAL (SELECT array_to_tsvector(ARRAY[term])::text AS quoted OFFSET 0) AS of_term
         ORDER BY length(term) DESC, term LIMIT %(most_terms)s
-    ), owner AS MATERIALIZED (
-        SELECT array_to_tsvector(ARRAY[perdure_owner(%(user_id)s)])::text AS quoted
-    ), counted AS MATERIALIZED (
-        SELECT array_to_tsvector(ARRAY[term])::text AS quoted,
-               (SELECT count(*) FROM (
-                    SELECT FROM {table} AS w
-                    WHERE w.words @@ (owner.quoted || ' & ' || array_to_tsvector(ARRAY[term])::text)::tsquery
-                    LIMIT %(most_rows)s) AS found) AS rows
-        FROM asked, owner
+    ), newest AS MATERIALIZED (
+        SELECT {key}, {condition} AS fits,
+               CASE WHEN w.words @@ (SELECT string_agg(quoted, ' | ')::tsquery FROM asked)
+                    THEN strip(w.words) END AS words
+        FROM {table} AS w WHERE w.user_id = %(user_id)s
+        ORDER BY w.{at} DESC LIMIT %(most_rows)s + 1
     ), own AS MATERIALIZED (
-        SELECT count(*) AS rows
-        FROM (SELECT FROM {table} AS w WHERE w.user_id = %(user_id)s LIMIT %(most_rows)s) AS mine
+        SELECT count(*) FILTER (WHERE fits) AS rows, count(*) > %(most_rows)s AS many FROM newest
+    ), held AS MATERIALIZED (
+        SELECT {key}, length(n.words) AS length, asked.quoted
+        FROM newest AS n JOIN asked ON n.words @@ asked.query
+        WHERE n.fits AND n.words IS NOT NULL
+    ), counted AS (
+        SELECT quoted, count(*) AS rows FROM held GROUP BY quoted
     ), weighed AS MATERIALIZED (
-        SELECT quoted, quoted::tsquery AS query,
-               ln(1 + (greatest(own.rows - counted.rows, 0) + 0.5) / (counted.rows + 0.5))::double precision AS idf,
-               sum(counted.rows) OVER (ORDER BY counted.rows, quoted) AS up_to,
-               row_number() OVER (ORDER BY counted.rows, quoted) AS position
-        FROM counted, own WHERE counted.rows > 0
-    ), wanted AS (
-        SELECT (owner.quoted || ' & (' || string_agg(weighed.quoted, ' | ') || ')')::tsquery AS query
-        FROM weighed, owner WHERE up_to <= %(most_rows)s OR position = 1
-        GROUP BY owner.quoted
-    ), found AS (
-        SELECT w.*, length(w.words) AS words_in_it, avg(length(w.words)) OVER ()::double precision AS words_in_any
-        FROM (SELECT * FROM {table} AS w
-              WHERE w.words @@ (SELECT query FROM wanted) AND w.user_id || '' = %(user_id)s
-              LIMIT %(most_rows)s) AS w
-        WHERE {condition}
+        SELECT quoted, asked.query, coalesce(counted.rows, 0) <= %(common)s::double precision * own.rows AS uncommon,
+               ln(1 + (own.rows - coalesce(counted.rows, 0) + 0.5) / (coalesce(counted.rows, 0) + 0.5))
+                 ::double precision AS idf,
+               row_number() OVER (ORDER BY coalesce(counted.rows, 0), length(asked.term) DESC, quoted) AS position
+        FROM own, asked LEFT JOIN counted USING (quoted)
+    ), step AS MATERIALIZED (
+        SELECT number, first.position,
+               (array_to_tsvector(ARRAY[perdure_owner(%(user_id)s)])::text || ' & ' || first.quoted
+                  || CASE number WHEN 1 THEN ' & (' || string_agg(other.quoted, ' | ')
+                                               FILTER (WHERE other.position > first.position) || ')'
+                                 ELSE coalesce(' & !(' || string_agg(other.quoted, ' | ') || ')', '') END)::tsquery
+                 AS query
+        FROM own CROSS JOIN generate_series(1, 2) AS number CROSS JOIN weighed AS first
+        LEFT JOIN weighed AS other ON other.uncommon AND other.position <> first.position
+        WHERE own.many AND first.uncommon
+        GROUP BY number, first.position, first.quoted
+        ORDER BY number, first.position
+    ), older AS MATERIALIZED (
+        SELECT {key}, w.words
+        FROM step CROSS JOIN LATERAL (
+            SELECT {key}, strip(w.words) AS words FROM {table} AS w
+            WHERE w.words @@ step.query AND w.user_id || '' = %(user_id)s AND {condition}
+            LIMIT %(most_found)s) AS w
+        LIMIT %(most_found)s
+    ), scored AS (
+        SELECT {key}, length, sum(weighed.idf) AS idf, avg(length) OVER ()::double precision AS mean_length
+        FROM (SELECT * FROM held
+              UNION
+              SELECT {key}, length(w.words), weighed.quoted
+              FROM older AS w JOIN weighed ON w.words @@ weighed.query) AS found
+        JOIN weighed USING (quoted)
+        GROUP BY {key}, length
     )
-    SELECT {columns},
-           (SELECT sum(idf) FROM weighed WHERE w.words @@ weighed.query)
-             * (2.2 / (1.6 + 0.6 * w.words_in_it / w.words_in_any))::double precision AS score
-    FROM found AS w
-    ORDER BY score DESC, {columns} LIMIT %(most)s
+    SELECT {key}, idf * (2.2 / (1.6 + 0.6 * length / mean_length))::double precision AS score
+    FROM scored
+    ORDER BY score DESC, {key} LIMIT %(most)s
 """
 
 # What the prompt holds already is not recalled into it.
@@ -60,13 +83,13 @@ _KEPT = "w.archived_at IS NULL"
 
 MESSAGES_BY_WORDS = Statement(
     "recall.messages_by_words",
-    _BY_WORDS.format(table="message_words", condition=_UNSEEN_OR_NONE, columns="w.session_id, w.seq"),
+    _BY_WORDS.format(table="message_words", condition=_UNSEEN_OR_NONE, key="session_id, seq", at="occurred_at"),
     writes=False,
 )
 
 MEMORIES_BY_WORDS = Statement(
     "recall.memories_by_words",
-    _BY_WORDS.format(table="memories", condition=_KEPT, columns="w.memory_id"),
+    _BY_WORDS.format(table="memories", condition=_KEPT, key="memory_id", at="valid_from"),
     writes=False,
 )
 
@@ -82,13 +105,19 @@ EMBEDDER = Statement(
 )
 
 
+# An exact search costs by the user's rows, the index by how many of anybody's it meets until enough are theirs: the
+# two cost the same at some thirty times the root of the table's size (2 and 15 microseconds a row), less to be sure.
 def _few(table: str) -> Statement:
     return Statement(
         f"recall.few_{table}",
         f"""
-        SELECT count(*) <= %(exact_rows)s AS few
+        WITH bound AS MATERIALIZED (
+            SELECT greatest(%(exact_rows)s, 25 * sqrt(greatest(reltuples, 0)))::bigint AS rows
+            FROM pg_class WHERE oid = '{table}'::regclass
+        )
+        SELECT count(*) <= (SELECT rows FROM bound) AS few
         FROM (SELECT FROM {table} WHERE user_id = %(user_id)s AND embedder_id = %(embedder_id)s
-              LIMIT %(exact_rows)s + 1) AS own
+              LIMIT (SELECT rows FROM bound) + 1) AS own
         """,  # noqa: S608 (constants)
         writes=False,
     )
@@ -125,18 +154,20 @@ MEMORIES_NEAR = Statement(
 )
 
 # By the index: it gives rows of anybody in order, nearest first, until enough are the user's (the
-# connection has `hnsw.iterative_scan` on). `user_id || ''` again keeps off the index on users: a plan that
-# is made once for all users would look up and sort all of a user's rows, however many. The
-# index holds half precision; what it finds is ordered again by the vectors themselves.
+# connection has `hnsw.iterative_scan` on). CASE keeps off the index on users, and has the planner expect that half of
+# all rows are theirs, whoever asks: with a better guess it reads and sorts the whole table instead. The
+# index holds half precision; what it finds is ordered again by the vectors themselves (`::vector` first: a parameter
+# has the type to which it is cast first, and the question would lose precision for both).
 _NEAR_BY_INDEX = """
     WITH near AS MATERIALIZED (
         SELECT {columns}, w.vector FROM {table} AS w
-        WHERE w.embedder_id = {embedder_id} AND w.vector IS NOT NULL AND w.user_id || '' = %(user_id)s
-        ORDER BY w.vector::halfvec({dimensions}) <=> %(vector)s::halfvec({dimensions})
+        WHERE w.embedder_id = {embedder_id} AND w.vector IS NOT NULL
+          AND CASE WHEN w.user_id = %(user_id)s THEN true ELSE false END
+        ORDER BY w.vector::halfvec({dimensions}) <=> %(vector)s::vector::halfvec({dimensions})
         LIMIT %(most)s * 2
     )
-    SELECT {columns}, 1 - (near.vector <=> %(vector)s::vector) AS similarity
-    FROM near JOIN {rows} AS w USING ({key})
+    SELECT {columns}, 1 - (w.vector <=> %(vector)s::vector) AS similarity
+    FROM near AS w
     WHERE {condition}
     ORDER BY similarity DESC, {columns} LIMIT %(most)s
 """
@@ -149,8 +180,6 @@ def messages_near_by_index(embedder_id: int, dimensions: int) -> Statement:
         f"recall.messages_near_{embedder_id}",
         _NEAR_BY_INDEX.format(
             table="message_vectors",
-            rows="message_words",
-            key="session_id, seq",
             columns="w.session_id, w.seq",
             condition=_UNSEEN_OR_NONE,
             embedder_id=embedder_id,
@@ -167,10 +196,8 @@ def memories_near_by_index(embedder_id: int, dimensions: int) -> Statement:
         f"recall.memories_near_{embedder_id}",
         _NEAR_BY_INDEX.format(
             table="memory_vectors",
-            rows="memories",
-            key="memory_id",
             columns="w.memory_id",
-            condition=_KEPT,
+            condition="(SELECT m.archived_at IS NULL FROM memories AS m WHERE m.memory_id = w.memory_id)",
             embedder_id=embedder_id,
             dimensions=dimensions,
         ),

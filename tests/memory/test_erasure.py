@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,17 +13,21 @@ from sqlalchemy import text
 
 from perdure import Agent, ToolContext, tool
 from perdure.agents import Agents
+from perdure.database import engine
 from perdure.database.engine import Database
 from perdure.database.tables import metadata
 from perdure.errors import NotFound
+from perdure.memory.consolidation import Counts
 from perdure.memory.erasure import Erased, Eraser
 from perdure.memory.export import export_user
 from perdure.memory.personal import ERASING, HOLDINGS, IMPERSONAL
 from perdure.memory.stream import Happening, Kind
 from perdure.memory.volatile import Volatile
 from perdure.snapshots.redis import RedisSnapshots
+from perdure.turns.lease import Keeper
 from perdure.turns.runner import Runner
 from perdure.turns.sweep import sweep
+from tests.memory.archive import Archive, Echo
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Stage
 
@@ -231,6 +238,85 @@ def test_a_turn_that_runs_meanwhile_writes_nothing_any_more(
     stage.script(answered)
     Runner(stage.runtime, "stage").run(sent.session_id)
     assert everything(MARKER).keys() == {"erasures"}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("first", ["consolidation", "erasure"])
+def test_erased_while_consolidated_at_every_statement(
+    stage: Stage,
+    volatile: Volatile,
+    everything: Callable[[str], dict[str, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    first: str,
+) -> None:
+    """Before each statement of the one the other begins, and goes as far as locks let it: no word stays, none fails."""
+    stage.check = lambda: None  # type: ignore[method-assign]  # these sessions had no turns that ran
+    stage.volatile = volatile
+    archive = Archive(stage, Keeper(stage.database, stage.clock, stage.settings.turn))
+    eraser = _eraser(stage, volatile)
+    for number in itertools.count():
+        session_id = archive.ended(f"I live in {MARKER}.", f"My dog is called {MARKER}.", user_id=MARKER)
+        consolidate = partial(archive.consolidator(Echo()).consolidate, session_id)
+        erase = partial(eraser.erase, MARKER)
+        begun, other = (consolidate, erase) if first == "consolidation" else (erase, consolidate)
+        intruder = _Intruder(stage.database, other)
+        with monkeypatch.context() as patched:
+            patched.setattr("perdure.database.engine._rows", intruder.before(number))
+            begun()
+        if not intruder.thread.ident:
+            break
+        intruder.finish()
+        erase()  # what was consolidated before is theirs, too
+        assert everything(MARKER).keys() == {"erasures"}, number
+        assert archive.consolidator(Echo()).batch() == Counts()
+        stage.move(stage.settings.turn.lease_s + 1)
+        assert sweep(stage.runtime) is not None
+        assert everything(MARKER) == {}, number
+    assert number >= 10
+
+
+class _Intruder:
+    """Does some work in a thread of its own, begun before a statement of somebody else's."""
+
+    def __init__(self, database: Database, work: Callable[[], object]) -> None:
+        self._database = database
+        self._work = work
+        self._raised: list[Exception] = []
+        self.thread = threading.Thread(target=self._go, daemon=True)
+
+    def before(self, number: int) -> Callable[..., Any]:
+        """Runs statements as the engine does; of the caller's thread, before that of this number, the work begins."""
+        rows, caller, counted = engine._rows, threading.get_ident(), itertools.count()
+
+        def run(*given: Any) -> Any:
+            if threading.get_ident() == caller and next(counted) == number:
+                self.thread.start()
+                self._until_done_or_waiting()
+            return rows(*given)
+
+        return run
+
+    def finish(self) -> None:
+        """Wait for the end of the work, which must not fail."""
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+        assert not self._raised, self._raised
+
+    def _go(self) -> None:
+        try:
+            self._work()
+        except Exception as error:  # noqa: BLE001 (the test looks at it)
+            self._raised.append(error)
+
+    def _until_done_or_waiting(self) -> None:
+        waiting = text(
+            "SELECT EXISTS (SELECT FROM pg_stat_activity "
+            "WHERE datname = current_database() AND wait_event_type = 'Lock')"
+        )
+        with self._database.engine.connect() as connection:
+            while self.thread.is_alive() and not connection.execute(waiting).scalar_one():
+                self.thread.join(0.01)
 
 
 def test_what_is_held_is_exported_and_nobody_elses(lived: Stage, volatile: Volatile) -> None:

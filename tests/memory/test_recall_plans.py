@@ -51,8 +51,8 @@ _FILL = """
 """
 
 
-def _plan(connection: Connection, statement: Statement, user_id: str, **given: Any) -> str:
-    """The plan that is made once for all users, as a connection that lives for long has it."""
+def _plan(connection: Connection, mode: str, statement: Statement, user_id: str, **given: Any) -> str:
+    """The plan of a connection that is new (`force_custom_plan`) or has lived for long (`force_generic_plan`)."""
     parameters = {
         "user_id": user_id,
         "query": "word7 word9",
@@ -61,12 +61,14 @@ def _plan(connection: Connection, statement: Statement, user_id: str, **given: A
         "most": 60,
         "most_terms": 32,
         "most_rows": 1_000,
+        "most_found": 300,
+        "common": 0.1,
         "exact_rows": 500,
         "seen_session": None,
         "seen_from": None,
         **given,
     }
-    connection.exec_driver_sql("SET plan_cache_mode = force_generic_plan")
+    connection.exec_driver_sql(f"SET plan_cache_mode = {mode}")
     connection.exec_driver_sql(statement.prepare)
     values = tuple(parameters[name] for name in statement.parameters)
     lines = connection.exec_driver_sql(f"EXPLAIN {statement.execute}", values).scalars().all()
@@ -75,22 +77,26 @@ def _plan(connection: Connection, statement: Statement, user_id: str, **given: A
 
 
 @pytest.mark.long
-def test_plans(filled: Connection) -> None:
-    """By words, exactly and by the index: never the whole table."""
-    for user_id in ("half", "user 7"):
-        for statement, index in (
-            (queries.MESSAGES_BY_WORDS, "message_words_words_idx"),
-            (queries.MEMORIES_BY_WORDS, "memories_words_idx"),
-            (queries.FEW_MEMORIES, "memory_vectors_user_id_idx"),
-            (queries.FEW_MESSAGES, "message_vectors_user_id_idx"),
-            (queries.MESSAGES_NEAR, "message_vectors_user_id_idx"),
-            (queries.MEMORIES_NEAR, "memory_vectors_user_id_idx"),
-            (queries.messages_near_by_index(1, _DIMENSIONS), "message_vectors_1_idx"),
-            (queries.memories_near_by_index(1, _DIMENSIONS), "memory_vectors_1_idx"),
-        ):
-            plan = _plan(filled, statement, user_id)
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+def test_plans(filled: Connection, mode: str) -> None:
+    """By words, exactly and by the index: never the whole table, with a plan for this user or one for all."""
+    by_index = (
+        (queries.MESSAGES_BY_WORDS, "message_words_words_idx"),
+        (queries.MEMORIES_BY_WORDS, "memories_words_idx"),
+        (queries.FEW_MEMORIES, "memory_vectors_user_id_idx"),
+        (queries.FEW_MESSAGES, "message_vectors_user_id_idx"),
+        (queries.messages_near_by_index(1, _DIMENSIONS), "message_vectors_1_idx"),
+        (queries.memories_near_by_index(1, _DIMENSIONS), "memory_vectors_1_idx"),
+    )
+    exactly = (  # asked of who owns few; to read the whole table is right where half of it is somebody's
+        (queries.MESSAGES_NEAR, "message_vectors_user_id_idx"),
+        (queries.MEMORIES_NEAR, "memory_vectors_user_id_idx"),
+    )
+    for user_id, statements in (("half", by_index), ("user 7", by_index + exactly)):
+        for statement, index in statements:
+            plan = _plan(filled, mode, statement, user_id)
             assert index in plan, (statement.name, plan)
-            assert "Seq Scan" not in plan, (statement.name, plan)
+            assert "Seq Scan on m" not in plan, (statement.name, plan)
 
 
 @pytest.mark.long
@@ -107,3 +113,17 @@ def test_the_index_finds_enough_of_whoever_asks(filled: Connection, database: Da
             "SELECT DISTINCT user_id FROM memories WHERE memory_id = ANY (%s::uuid[])", ([str(each) for each in found],)
         )
         assert owners.scalars().all() == [user_id]
+
+
+def test_frequent_words_find_what_has_most_of_them(filled: Connection, database: Database) -> None:
+    """Among thousands of rows of one user, each with a word of the question, the oldest one has two."""
+    filled.exec_driver_sql(
+        "UPDATE memories SET content = 'word1 word2 word3', valid_from = '2001-01-01' "
+        "WHERE memory_id = (SELECT min(memory_id::text)::uuid FROM memories WHERE user_id = 'half')"
+    )
+    given = {"user_id": "half", "query": "thing word1 word2 word3", "most": 60, "most_terms": 32}
+    for most_rows in (100, 1_000, 10_000):  # looked up among many older ones, or among all
+        bounds = {"most_rows": most_rows, "most_found": 20, "common": 0.1}
+        found = database.run(queries.MEMORIES_BY_WORDS, {**given, **bounds})
+        best = filled.exec_driver_sql("SELECT content FROM memories WHERE memory_id = %s", (found[0].memory_id,))
+        assert best.scalar_one() == "word1 word2 word3"

@@ -6,6 +6,7 @@ Real commands and a real worker; what the agent knows is what its model is shown
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 import pytest
 from pytest_celery import CeleryTestSetup
 
+from perdure.sessions.ending import request_end
 from tests.commands.conftest import COMMAND
 from tests.processes.installation import Installation
 from tests.processes.mind import answer_to
@@ -93,4 +95,32 @@ def test_whoever_comes_back_is_known(celery_setup: CeleryTestSetup, installation
     assert "The user wrote on 'http' before and now writes on 'cli'." in changed
     live = installation.query("SELECT session_id FROM sessions WHERE state <> 'ended' AND end_requested_at IS NULL")
     assert [row.session_id for row in live] == [accepted.session_id], "the other channel goes on with it"
+    installation.check()
+
+
+@pytest.mark.usefixtures("redis_server")
+def test_a_fact_told_on_one_channel_is_in_the_prompt_on_another(installation: Installation) -> None:
+    """Five turns, the session's end, consolidation, a new session: all of it by a worker, the prompt as it was sent."""
+    installation.worker(PERDURE_SUMMARY_MODEL="offline").container.ready()
+    fact = "My allergy is to walnuts."
+    for text in (fact, "hello", "how are you", "nice weather", "good night"):
+        told = installation.accept(text, channel="telegram", message_id=f"sent with {text}")
+        installation.settled(told.turn_id)
+    request_end(installation.database, told.session_id, "enough")
+    installation.runtime.wake.ending(told.session_id)
+    wait_until(lambda: installation.query("SELECT 1 FROM memories WHERE content ~ 'walnut'"), "the memory", 60)
+
+    asked = installation.accept("what must I not eat, given my allergy?", channel="http")
+    installation.settled(asked.turn_id)
+    assert asked.session_id != told.session_id
+    system = _shown(installation, "what must I not eat, given my allergy?")[0]["content"]
+    [memory] = installation.query("SELECT memory_id, content FROM memories WHERE content ~ 'walnut'")
+    said = rf"\n  said on [\d-]+: (?:{re.escape(answer_to(fact))})?"  # the model echoed it: a source as well
+    with_its_source = rf"- [\d-]+: {re.escape(memory.content)}(?:{said})*{re.escape(fact)}\n"
+    assert re.search(with_its_source, system[system.index("<recalled_memory>") :]), system
+    sources = installation.query(
+        "SELECT m.message_id FROM memory_sources JOIN messages AS m USING (session_id, seq) WHERE memory_id = %(id)s",
+        id=memory.memory_id,
+    )
+    assert f"sent with {fact}" in [row.message_id for row in sources]
     installation.check()

@@ -1,0 +1,59 @@
+"""The benchmark of recall reads the layout of LoCoMo, with the oddities of its file, and counts what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import recall
+from perdure.database.engine import Database
+from tests.memory.locomo import locomo
+
+
+def test_a_set_with_oddities_is_asked(database: Database) -> None:
+    """Evidence in any of its spellings is counted; questions whose evidence names no line are not."""
+    samples = locomo(samples=2, sessions=3, lines=10)
+    section = recall.evaluate(database.url, samples, "hash:64", [1, 5, 20], "made.json")
+    numbers = {row[0]: int(row[1]) for row in section.rows}
+    assert numbers == {"multi-hop": 6, "temporal": 2, "single-hop": 12, "adversarial": 2, "all": 22}
+    figures = section.figures
+    assert figures["single-hop any@1"] == 1.0, "each has a number that no other line has"
+    assert figures["multi-hop any@5"] == figures["multi-hop all@20"] == 1.0
+    assert figures["multi-hop all@1"] == 0.0, "two lines are not among one"
+    for name in numbers:
+        for fewer, more in ((1, 5), (5, 20)):
+            assert figures[f"{name} any@{fewer}"] <= figures[f"{name} any@{more}"]
+            assert figures[f"{name} all@{fewer}"] <= figures[f"{name} all@{more}"]
+            assert figures[f"{name} all@{more}"] <= figures[f"{name} any@{more}"]
+    assert 0 < figures["p50_ms"] <= figures["p95_ms"] <= figures["p99_ms"]
+
+
+def test_lines_carry_what_was_said_shown_and_when() -> None:
+    """Who spoke, the picture's caption where there is one, and the time of the session, line after line."""
+    [sample] = locomo(samples=1, sessions=2, lines=10)
+    lines = recall.lines_of(sample)
+    assert [line["message_id"] for line in lines] == [f"D{session}:{n}" for session in (1, 2) for n in range(1, 11)]
+    assert lines[0]["content"] == "[a picture: a dog on a beach]"
+    assert {line["author"] for line in lines} == {sample["conversation"][key] for key in ("speaker_a", "speaker_b")}
+    assert [line["occurred_at"] for line in lines] == sorted(line["occurred_at"] for line in lines)
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '[{"sample_id": "a"}]', '[{"conversation": {"session_1": []}}]', "7"])
+def test_what_is_no_such_set_is_said_in_a_sentence(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before any server is started."""
+    path = tmp_path / "set.json"
+    path.write_text(content)
+    monkeypatch.setattr("sys.argv", ["recall", str(path)])
+    assert recall.main() == 1
+    assert "is no set in LoCoMo's layout" in capsys.readouterr().err
+
+
+def test_the_shipped_set_is_one() -> None:
+    """Every question of it names lines that are there."""
+    for sample in json.loads(recall.SHIPPED.read_text(encoding="utf-8")):
+        there = {line["message_id"] for line in recall.lines_of(sample)}
+        assert all(recall.evidence_of(question) & there for question in sample["qa"])
