@@ -127,6 +127,7 @@ def banks(draw: st.DrawFn) -> list[Candidate]:
     return made
 
 
+@pytest.mark.long
 @settings(max_examples=100)
 @given(banks(), st.booleans())
 def test_it_is_what_the_policy_says_by_its_letter(cases: list[Candidate], guard: bool) -> None:
@@ -198,6 +199,7 @@ def _spelt(number: int) -> str:
     return "".join(LETTERS[int(digit)] for digit in f"{number:03}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["numbers", "names", "protected"])
 def test_a_crowd_that_stays_is_not_looked_at_pair_by_pair(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """@REQ:CONSOLIDATION-001.10: a quarter of a million pairs are near, and are told apart in blocks."""
@@ -243,6 +245,7 @@ def test_a_removed_case_takes_part_in_nothing_further() -> None:
     assert told(planned([low, good])) == [(Action.REMOVE, "low", Rule.LOW_PERFORMANCE, None)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dimensions", [2, 64, 130, 384, 1_536])
 def test_sketches_rule_out_nothing_that_is_near(dimensions: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """@REQ:CONSOLIDATION-001.2: of any size, on both sides of the threshold, in a bank of several blocks."""

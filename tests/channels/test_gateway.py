@@ -214,6 +214,7 @@ def test_it_is_not_ready_without_a_broker(runtime: Runtime) -> None:
     assert "broker" in response.json()["detail"]
 
 
+@pytest.mark.long
 def test_a_service_that_hangs_does_not_hang_the_check(runtime: Runtime) -> None:
     """However often it is asked, one thread waits for the service, and the answer comes in time."""
     asked, release = [], threading.Event()

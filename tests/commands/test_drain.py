@@ -49,6 +49,7 @@ def test_a_drained_fleet_is_quiet_until_it_is_resumed(perdure: Perdure, working:
     assert working.is_alive()
 
 
+@pytest.mark.long
 def test_a_drain_that_is_not_over_in_time_says_so(perdure: Perdure) -> None:
     """The status tells a script, which must not go on; the intake stays closed."""
     drained = perdure("drain", "--within", "0", "--json")

@@ -140,6 +140,7 @@ def test_memories_are_drawn_fade_and_are_forgotten_one_by_one(command: Command, 
     assert "Nothing to do" in str(nothing.exception)
 
 
+@pytest.mark.long
 def test_a_process_of_its_own_does_the_same(perdure: Perdure, file: Path) -> None:
     """With its own database, Redis and embedder; nothing but the document on stdout."""
     assert perdure("messages", "import", str(file)).returncode == 0

@@ -72,6 +72,7 @@ def talked(runtime: Runtime) -> str:
     return str(found)
 
 
+@pytest.mark.long
 def test_a_session_is_forked_and_the_fork_spoken_to(perdure: Perdure, database: Database, talked: str) -> None:
     """The id that is printed is where `send --session` goes; a wrong tick or id is a sentence and a status."""
     forked = json.loads(perdure("sessions", "fork", talked, "--tick", "1", "--json").stdout)
@@ -116,6 +117,7 @@ def test_a_snapshot_goes_out_to_a_file_and_comes_back(
     assert 'working_variables\t{"name": "Ana"}' in perdure("sessions", "show", talked, "--snapshot").stdout
 
 
+@pytest.mark.long
 def test_a_bad_snapshot_is_refused_and_nothing_is_changed(perdure: Perdure, database: Database, talked: str) -> None:
     """Cut off, of a schema to come, of another session, of another tick: a sentence each."""
     text = perdure("sessions", "snapshot", "export", talked).stdout

@@ -114,6 +114,7 @@ def test_migrating_twice_changes_nothing(empty: URL, engine: Engine) -> None:
     assert _catalogue(engine) == before
 
 
+@pytest.mark.long
 def test_four_that_migrate_at_once(empty: URL) -> None:
     """Processes that start together migrate one after another, and all of them succeed."""
     begin = threading.Barrier(4)
@@ -137,6 +138,7 @@ def test_four_that_migrate_at_once(empty: URL) -> None:
     database.close()
 
 
+@pytest.mark.long
 def test_it_knows_whether_a_database_is_current(empty: URL) -> None:
     """A gateway must not say that it is ready on tables that are not there."""
     database = Database(empty)

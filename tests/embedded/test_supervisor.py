@@ -94,6 +94,7 @@ def test_the_documented_delays() -> None:
     assert [Backoff().delay_s(n) for n in range(1, 8)] == [1, 2, 4, 8, 16, 30, 30]
 
 
+@pytest.mark.long
 def test_what_dies_is_started_again(program: Start) -> None:
     """`perdure up` is left alone for weeks."""
     supervisor = program(SUPERVISE, "[python('worker', POLITE)]")
@@ -199,6 +200,7 @@ def test_readiness_is_told_once_when_all_are_ready(program: Start, tmp_path: Pat
     assert supervisor.lines.count("all ready") == 1
 
 
+@pytest.mark.long
 def test_any_output_passes_through_line_by_line(program: Start) -> None:
     """Half lines, bytes that are no text and lines without end are printed, and block nobody."""
     noisy = (

@@ -276,6 +276,7 @@ def test_a_worker_that_shuts_down_gives_the_session_back(archive: Archive) -> No
     assert consolidations_due(archive.stage.database, archive.limits, LEASE_S) == [[session_id]]
 
 
+@pytest.mark.long
 def test_killed_anywhere_and_run_again_gives_the_same_memories(archive: Archive) -> None:
     """Before and after every commit, one user's sessions each time; what an undisturbed run made is what there is."""
     boundaries: list[tuple[Moment, str]] = []

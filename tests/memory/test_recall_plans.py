@@ -115,6 +115,7 @@ def test_the_index_finds_enough_of_whoever_asks(filled: Connection, database: Da
         assert owners.scalars().all() == [user_id]
 
 
+@pytest.mark.long
 def test_frequent_words_find_what_has_most_of_them(filled: Connection, database: Database) -> None:
     """Among thousands of rows of one user, each with a word of the question, the oldest one has two."""
     filled.exec_driver_sql(

@@ -57,7 +57,8 @@ def test_messages_in_flight_survive_what_befalls_redis(
     _all_are_answered(installation, accepted)
 
 
-@pytest.mark.parametrize("silence", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("silence", ["SIGKILL", "SIGSTOP"])
 def test_messages_are_accepted_while_redis_is_away(
     celery_setup: CeleryTestSetup, installation: Installation, silence: str
 ) -> None:

@@ -30,15 +30,7 @@ COMMITS = ("sessions.claim_ending", "sessions.save_summary", "snapshots.delete",
 
 
 SUMMARIZING, ENDING = Place("within", "model"), Place("before", "sessions.finish_ending")
-REPRESENTATIVE = [SUMMARIZING, ENDING]
-PLACES = [
-    *REPRESENTATIVE,
-    *(
-        pytest.param(place, marks=pytest.mark.long)
-        for place in (Place(moment, name) for name in COMMITS for moment in ("before", "after"))
-        if place != ENDING
-    ),
-]
+PLACES = [SUMMARIZING, *(Place(moment, name) for name in COMMITS for moment in ("before", "after"))]
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -116,6 +108,7 @@ def summarised_as(text: str, turns: int = 1) -> str:
     return "\n".join([f"user: {text}\nassistant: {answer_to(text)}"] * turns)
 
 
+@pytest.mark.long
 def test_the_enumeration_is_complete(fleet: Fleet) -> None:
     """A commit that is added to an end must be added to the kills."""
     session_id = fleet.talk("undisturbed")
@@ -127,6 +120,7 @@ def test_the_enumeration_is_complete(fleet: Fleet) -> None:
     fleet.chronicle.check_ended(session_id)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_killed_there_a_session_ends_with_one_summary(fleet: Fleet, place: Place) -> None:
     """Wherever its process dies, another goes on; memories are drawn from it once."""
@@ -170,6 +164,7 @@ def test_a_worker_that_is_told_to_leave_hands_the_summary_on(fleet: Fleet) -> No
     fleet.chronicle.check_consolidated(session_id)
 
 
+@pytest.mark.long
 def test_a_message_waits_for_no_summary(fleet: Fleet) -> None:
     """While the model hangs over the summary, the next session begins, answers, and has heard of what was said."""
     text = "before a long summary"

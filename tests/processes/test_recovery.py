@@ -101,6 +101,7 @@ class Stopped:
         return sum(1 for note in notes if note.pid == pid and (note.moment, note.name) == ("after", "sweep.take"))
 
 
+@pytest.mark.long
 def test_a_worker_stopped_in_a_model_call(stopped: Stopped, installation: Installation) -> None:
     """Its answer comes too late: another worker has asked again, and the late one must not be written."""
     gate = installation.mind.gate("hello")

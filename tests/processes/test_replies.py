@@ -21,6 +21,7 @@ from tests.processes.scene import wait_until
 QUEUE = "another service"
 
 
+@pytest.mark.long
 def test_a_url_is_posted_to_until_it_takes_the_reply(
     celery_setup: CeleryTestSetup, installation: Installation, receiver: Receiver
 ) -> None:

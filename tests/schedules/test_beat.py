@@ -47,25 +47,14 @@ def nothing_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "KEPT_DAYS", 365)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("zone", "begin", "changing", "sundays"),
     [
         # Clocks go forward at two on 28 March: that Sunday's slot is the first instant after the gap.
-        pytest.param(
-            BERLIN,
-            datetime(2027, 2, 24, 9, tzinfo=UTC),
-            datetime(2027, 3, 28, 1, tzinfo=UTC),
-            {time(2): 9, time(3): 1},
-            marks=pytest.mark.long,
-        ),
+        (BERLIN, datetime(2027, 2, 24, 9, tzinfo=UTC), datetime(2027, 3, 28, 1, tzinfo=UTC), {time(2): 9, time(3): 1}),
         # Clocks go back at three on 31 October, to two: two o'clock comes twice, and the first one counts.
-        pytest.param(
-            BERLIN,
-            datetime(2027, 10, 28, 9, tzinfo=UTC),
-            datetime(2027, 10, 31, 0, tzinfo=UTC),
-            {time(2): 1},
-            marks=pytest.mark.long,
-        ),
+        (BERLIN, datetime(2027, 10, 28, 9, tzinfo=UTC), datetime(2027, 10, 31, 0, tzinfo=UTC), {time(2): 1}),
         # Clocks go back at two on 7 November, to one: two o'clock comes once.
         (NEW_YORK, datetime(2027, 11, 1, 15, tzinfo=UTC), datetime(2027, 11, 7, 7, tzinfo=UTC), {time(2): 2}),
     ],

@@ -30,10 +30,6 @@ def address(request: pytest.FixtureRequest) -> str:
     return str(getattr(world, "url", None) or getattr(world, "path", None) or world.directory)
 
 
-ONE_AND_THE_LONG = [KINDS[0], *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS[1:])]
-"""Each store, of which `make test` takes the first."""
-
-
 @contextmanager
 def program(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """`killing.py`, in a process group of its own, of which nothing is left afterwards."""
@@ -64,7 +60,8 @@ def at_every_point(how: str, kind: str, address: str) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.parametrize("kind", ONE_AND_THE_LONG)
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_save_that_is_killed_leaves_the_old_snapshot_or_the_new(kind: str, address: str) -> None:
     """Never a part of one, never none, never a lock: the successor loads, and saves the next."""
     report = at_every_point("kill", kind, address)

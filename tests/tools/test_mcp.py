@@ -242,6 +242,7 @@ def test_a_server_that_dies_in_mid_call_is_started_again(
         assert call.result(WAIT_S) == "3"
 
 
+@pytest.mark.long
 def test_a_server_that_does_not_come_back_is_waited_for_once(rig: Rig, tmp_path: Path) -> None:
     """Within a bound, and only a moment after it was lost: later calls fail at once, and its tools stay known."""
     mark = tmp_path / "started"
@@ -262,6 +263,7 @@ def test_a_server_that_does_not_come_back_is_waited_for_once(rig: Rig, tmp_path:
     assert "once:add" in Agent("a", "x", tools=[server]).toolset(rig.connections).names
 
 
+@pytest.mark.long
 def test_a_server_that_fails_again_and_again_is_left_alone(local: McpServer) -> None:
     """Its breaker opens, for all its tools; calls fail with a sentence, and one that succeeds later closes it."""
     rig = Rig(failure_threshold=2)

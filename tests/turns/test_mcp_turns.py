@@ -112,6 +112,7 @@ def test_a_server_that_dies_in_the_middle_of_an_unsafe_call(stage: Stage) -> Non
     assert "local:die" in {schema.name for schema in stage.model.requests[1].tools}, "what it had stays known"
 
 
+@pytest.mark.long
 def test_a_server_that_dies_in_the_middle_of_a_call_that_may_be_repeated(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
