@@ -49,8 +49,13 @@ def _said(value: str) -> str:
 
 
 def _aware(value: datetime) -> datetime:
-    return value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+    aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+    if not _EARLIEST < aware < _LATEST:  # some that Python can write it cannot read again from the database
+        raise ValueError("is too close to the ends of the calendar")
+    return aware
 
+
+_EARLIEST, _LATEST = datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinfo=UTC)
 
 _Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_plain)]
 

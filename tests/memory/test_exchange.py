@@ -102,6 +102,15 @@ def test_a_line_is_bad_by_itself(database: Database, clock: MovedClock) -> None:
     assert [row.content for row in _rows(database, "SELECT content FROM messages ORDER BY seq")] == ["good", "good too"]
 
 
+def test_what_was_said_at_the_ends_of_the_calendar_is_refused(database: Database, clock: MovedClock) -> None:
+    """In PostgreSQL's own zone it would be a time that no Python can read, and nothing could be listed or exported."""
+    ends = ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00"]
+    result = imported(database, clock, [line(number, "x", occurred_at=end) for number, end in enumerate(ends)])
+    assert {each.reason for each in result.bad} == {"occurred_at is too close to the ends of the calendar"}
+    assert _counts(result) == (0, 0, 3)
+    assert _counts(imported(database, clock, [line(9, "in the last century", occurred_at="1899-07-01")])) == (1, 0, 0)
+
+
 def test_sessions_and_users_are_kept_apart(database: Database, clock: MovedClock) -> None:
     """The same names of session and message mean others with another user."""
     lines = [line(1, "one", user_id=user, session=session) for user in ("ana", "bob") for session in ("a", "b", "a")]

@@ -29,7 +29,7 @@ COMMITS = ("sessions.claim_ending", "sessions.save_summary", "snapshots.delete",
 """The commits of one undisturbed end, in order."""
 
 
-SUMMARIZING, ENDING = Place("within", "model"), Place("before", "sessions.finish_ending")
+SUMMARIZING = Place("within", "model")
 PLACES = [SUMMARIZING, *(Place(moment, name) for name in COMMITS for moment in ("before", "after"))]
 
 pytestmark = pytest.mark.timeout(300)
