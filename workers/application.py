@@ -17,7 +17,15 @@ from workers.assembly import Addresses
 
 QUEUES = ("ingress", "turns", "deliveries", "sessions", "memory", "maintenance")
 
-INCLUDED = ("tasks.turns", "tasks.deliveries", "tasks.sessions", "tasks.memory", "tasks.casebank", "workers.control")
+INCLUDED = (
+    "tasks.turns",
+    "tasks.deliveries",
+    "tasks.sessions",
+    "tasks.memory",
+    "tasks.casebank",
+    "tasks.maintenance",
+    "workers.control",
+)
 
 ROUTES = {
     "turns.submit": {"queue": "ingress"},

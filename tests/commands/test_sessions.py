@@ -57,6 +57,7 @@ def test_what_runs_when_is_listed(perdure: Perdure) -> None:
         ("prune", "casebank.prune", "Sundays at 02:00 UTC"),
         ("reflect", "casebank.reflect", "daily at 03:30 UTC"),
         ("advance", "casebank.advance", "each minute"),
+        ("retain", "maintenance.retain", "daily at 04:30 UTC"),
     }
     assert "expire_idle\teach minute\t" in perdure("schedules", "list").stdout
 

@@ -55,6 +55,7 @@ _ELSEWHERE = (
     "decay.",
     "meta.",
     "casebank.",
+    "retention.",
 )
 """How the names of those begin that belong to no turn and to no end, and have kill tests of their own."""
 

@@ -1,0 +1,21 @@
+"""What is done once a day to keep the tables small."""
+
+from __future__ import annotations
+
+import logging
+
+from celery import shared_task
+
+from perdure.retention import retain as delete_old
+from tasks.scheduled import ScheduledTask
+
+log = logging.getLogger(__name__)
+
+
+@shared_task(name="maintenance.retain", bind=True, base=ScheduledTask, ignore_result=False)
+def retain(self: ScheduledTask) -> dict[str, int]:
+    """Delete what has been kept for long enough; returns how many of each kind."""
+    process = self.process
+    gone = delete_old(process.runtime.database, lambda: not process.leaving.is_set())
+    log.info("kept for long enough: %s", ", ".join(f"{count} {what}" for what, count in gone.items()))
+    return gone

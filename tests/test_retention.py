@@ -1,0 +1,112 @@
+"""What is deleted once it has been kept for long enough, and what is not."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import text
+
+from perdure import retention
+from perdure.casebank.executions import record
+from perdure.casebank.reflection import EXECUTIONS
+from perdure.clock import MovedClock
+from perdure.database.engine import Database
+from perdure.runtime import Runtime
+from perdure.turns.inbox import accept
+from perdure.turns.incoming import Incoming
+from perdure.turns.runner import Runner
+from tests.casebank.bank import put
+
+NOTHING = {kept.what: 0 for kept in retention.KEPT}
+
+
+def _count(database: Database, table: str) -> int:
+    with database.engine.connect() as connection:
+        return int(connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one())  # noqa: S608 (our tables)
+
+
+def _write(database: Database, statement: str, **parameters: Any) -> None:
+    with database.engine.connect() as connection:
+        connection.execute(text(statement), parameters)
+
+
+def _answered(runtime: Runtime) -> UUID:
+    """A turn that somebody waited for at a URL; its session."""
+    message = {"user_id": "ana", "text": "hello", "reply_to": {"url": "https://example.org/reply"}}
+    sent = accept(runtime, Incoming.model_validate(message))
+    Runner(runtime, "tests").run(sent.session_id)
+    return sent.session_id
+
+
+def test_replies_that_were_delivered_are_kept_for_a_month(runtime: Runtime, clock: MovedClock) -> None:
+    """One that is still owed stays, however old it is; so does the conversation."""
+    database = runtime.database
+    for _ in range(3):
+        _answered(runtime)
+    _write(
+        database,
+        "UPDATE deliveries SET status = 'delivered'"
+        " WHERE delivery_id <> (SELECT delivery_id FROM deliveries ORDER BY created_at, delivery_id LIMIT 1)",
+    )
+    clock.advance(timedelta(days=29))
+    assert retention.retain(database) == NOTHING
+    clock.advance(timedelta(days=2))
+    assert retention.retain(database) == NOTHING | {"deliveries": 2}
+    assert (_count(database, "deliveries"), _count(database, "messages")) == (1, 6)
+    assert retention.retain(database) == NOTHING
+
+
+def test_snapshots_set_aside_are_kept_for_three(runtime: Runtime, clock: MovedClock) -> None:
+    """The one that is in use stays."""
+    database = runtime.database
+    session_id = _answered(runtime)
+    for tick, set_aside in ((7, True), (8, True), (9, False)):
+        _write(
+            database,
+            "INSERT INTO snapshots (session_id, set_aside, variables, events, tick, token, saved_at)"
+            " VALUES (:session_id, :set_aside, '{}', '[]', :tick, 1, perdure_now())",
+            session_id=session_id,
+            set_aside=set_aside,
+            tick=tick,
+        )
+    clock.advance(timedelta(days=91))
+    before = _count(database, "snapshots WHERE NOT set_aside")
+    assert retention.retain(database) == NOTHING | {"snapshots set aside": 2, "deliveries": 0}
+    assert _count(database, "snapshots WHERE NOT set_aside") == before
+
+
+def test_of_the_uses_of_a_case_the_newest_hundred_stay(runtime: Runtime, clock: MovedClock) -> None:
+    """And of those behind them whatever is not old."""
+    database = runtime.database
+    put(database, "often")
+    put(database, "seldom")
+    record(database, ["seldom"], uuid4(), succeeded=True)
+    for _ in range(EXECUTIONS):
+        record(database, ["often"], uuid4(), succeeded=True)
+        clock.advance(timedelta(seconds=1))
+    clock.advance(timedelta(days=91))
+    assert retention.retain(database) == NOTHING
+    for _ in range(5):
+        record(database, ["often"], uuid4(), succeeded=False, error="TOOL_ERROR")
+    assert retention.retain(database) == NOTHING | {"uses of cases": 5}
+    assert _count(database, "case_executions WHERE case_id = 'often'") == EXECUTIONS
+    assert _count(database, "case_executions WHERE NOT succeeded") == 5
+    assert _count(database, "case_executions WHERE case_id = 'seldom'") == 1
+
+
+def test_a_process_that_leaves_stops_between_commits(
+    runtime: Runtime, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left goes the next day."""
+    database = runtime.database
+    monkeypatch.setattr(retention, "_BATCH", 1)
+    for _ in range(3):
+        _answered(runtime)
+    _write(database, "UPDATE deliveries SET status = 'failed'")
+    clock.advance(timedelta(days=31))
+    left = iter([True, True])
+    assert retention.retain(database, lambda: next(left, False)) == NOTHING | {"deliveries": 2}
+    assert retention.retain(database) == NOTHING | {"deliveries": 1}
