@@ -791,7 +791,8 @@ TAKE_SWEEP = Statement(
 # last wake-up, else backing off, so that a long backlog makes no storm. Of equal priority
 # those woken less often come first: none is woken twice while another waits for its first.
 # Of turns parked for want of a model a few come back at a time, the oldest first: a model that has just
-# recovered is not to be overrun.
+# recovered is not to be overrun. Who is woken may be claimed: that its time was no time shows in `woken_at`
+# alone, which is written here.
 WAKE_DUE = Statement(
     "sweep.wake_due",
     f"""
@@ -817,7 +818,9 @@ WAKE_DUE = Statement(
         SELECT s.session_id, due.priority FROM sessions AS s JOIN due USING (session_id)
         FOR NO KEY UPDATE OF s SKIP LOCKED
     ), marked AS (
-        UPDATE sessions AS s SET woken_at = perdure_now(), wakes = s.wakes + 1
+        UPDATE sessions AS s
+        SET woken_at = perdure_now(), wakes = s.wakes + 1,
+            not_before = CASE WHEN s.not_before IS NOT NULL THEN least(s.not_before, perdure_now()) END
         FROM locked WHERE s.session_id = locked.session_id
         RETURNING s.session_id
     )

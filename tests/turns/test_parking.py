@@ -131,6 +131,20 @@ def _try_again(stage: Stage, session_id: UUID) -> None:
     stage.run(session_id)
 
 
+def test_a_clock_set_back_does_not_keep_it_for_a_day(parking: Stage) -> None:
+    """The sweeper sees it, once, and whoever it wakes may claim it; so it is where that wake-up is lost."""
+    parking.script(OPEN)
+    turn = parking.ask()
+    session_id = UUID(turn["session_id"])
+    parking.move(-86_400)
+    assert _swept(parking) == [session_id]
+    parking.move(60)
+    assert _swept(parking) == [session_id]
+    parking.script(says("back"))
+    parking.run(session_id)
+    assert parking.turn(UUID(turn["turn_id"]))["reply"]["text"] == "back"
+
+
 def test_it_does_not_wait_for_the_time_of_somebody_elses_probe(parking: Stage) -> None:
     """A probe may fail, or be lost with its process, and nobody would tell: it is asked again after a cooldown."""
     parking.script(CircuitBreakerOpen(retry_after_s=600))
