@@ -7,6 +7,7 @@ timeouts. Retries and breakers ask here, so that they can never disagree.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import socket
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from http import HTTPStatus
 from perdure.errors import Abandoned, PerdureError
 from perdure.untrusted import first_line
 
-_CANCELLATIONS = (Abandoned, CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+_CANCELLATIONS = (Abandoned, CancelledError, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 _PASSING_STATUSES = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
 
 

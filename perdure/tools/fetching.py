@@ -180,6 +180,8 @@ def is_public(address: Address) -> bool:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
         if inner is not None:
             return is_public(inner)
+        if address.is_site_local:  # deprecated, and private where it is still in use
+            return False
     return address.is_global and not address.is_multicast and not address.is_reserved
 
 

@@ -9,13 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from perdure.errors import CircuitBreakerOpen, DeadlineExceeded, OutcomeUnknown, PerdureError, ToolError
+from perdure.errors import Abandoned, CircuitBreakerOpen, DeadlineExceeded, OutcomeUnknown, PerdureError, ToolError
 from perdure.resilience.registry import Breaker, BreakerRegistry
 from perdure.tools.registry import ToolContext
 from perdure.tools.sources import RunnableTool
+
+
+class _Late(Abandoned):
+    """What came after its time, and counts neither way: a text, or the error that is its cause."""
+
+    def __init__(self, text: str | None = None) -> None:
+        super().__init__("The tool ran past its time.")
+        self.text = text
 
 
 def call(
@@ -23,9 +31,13 @@ def call(
     arguments: Mapping[str, Any],
     context: ToolContext,
     breakers: BreakerRegistry | None,
+    *,
     lease_s: float,
+    is_over: Callable[[], bool],
 ) -> str:
     """What the tool returns; see `RunnableTool.call`. After `lease_s` it is over, or counts as overdue.
+
+    What it comes to when its time `is_over` counts neither way: that it is overdue is noted, and once.
 
     Raises:
         ToolError: as the tool does, or because its breaker lets no call through.
@@ -35,7 +47,11 @@ def call(
     if breaker is None:
         return tool.call(arguments, context)
     try:
-        return breaker.execute(lambda: _called(tool, arguments, context), lease_s)
+        return breaker.execute(lambda: _in_time(tool, arguments, context, is_over), lease_s)
+    except _Late as late:
+        if late.text is not None:
+            return late.text
+        raise late.__cause__ or late from None
     except CircuitBreakerOpen as error:
         raise ToolError(f"Not called: {tool.breaker} failed too often of late.{_in(error)}") from error
 
@@ -50,6 +66,20 @@ def note_overdue(tool: RunnableTool, breakers: BreakerRegistry | None) -> None:
 
 def _breaker_of(tool: RunnableTool, breakers: BreakerRegistry | None) -> Breaker | None:
     return None if tool.breaker is None or breakers is None else breakers.get(f"tool:{tool.breaker}")
+
+
+def _in_time(
+    tool: RunnableTool, arguments: Mapping[str, Any], context: ToolContext, is_over: Callable[[], bool]
+) -> str:
+    try:
+        text = _called(tool, arguments, context)
+    except Exception as error:
+        if is_over():
+            raise _Late from error
+        raise
+    if is_over():
+        raise _Late(text)
+    return text
 
 
 def _called(tool: RunnableTool, arguments: Mapping[str, Any], context: ToolContext) -> str:

@@ -413,7 +413,14 @@ class Ledger:
         within_s = min(self._runtime.settings.turn.hook_timeout_s, planned.timeout_s / 2)
         leaks = self._runtime.leaks
         self._hooked(lambda: call_hooks(self._agent.before_tool, seen, within_s, leaks))
-        text = guarded.call(tool, planned.arguments, context, self._runtime.breakers, until - self._now())
+        text = guarded.call(
+            tool,
+            planned.arguments,
+            context,
+            self._runtime.breakers,
+            lease_s=until - self._now(),
+            is_over=lambda: self._now() >= until,
+        )
         self._hooked(lambda: call_hooks(self._agent.after_tool, CallOver(seen, text), within_s, leaks))
         return text
 

@@ -808,14 +808,14 @@ WAKE_DUE = Statement(
                OR s.woken_at <= perdure_now() - make_interval(secs => %(backoff_s)s * 2 ^ least(s.wakes, 6)))
         GROUP BY s.session_id
     ), due AS (
-        SELECT session_id, priority FROM (
+        SELECT session_id, priority, wakes, oldest FROM (
             SELECT *, row_number() OVER (PARTITION BY paced ORDER BY priority DESC, wakes, oldest) AS place
             FROM waiting) AS placed
         WHERE NOT paced OR place <= %(most_parked)s
         ORDER BY priority DESC, wakes, oldest
         LIMIT %(most)s
     ), locked AS (
-        SELECT s.session_id, due.priority FROM sessions AS s JOIN due USING (session_id)
+        SELECT s.session_id, due.priority, due.wakes, due.oldest FROM sessions AS s JOIN due USING (session_id)
         FOR NO KEY UPDATE OF s SKIP LOCKED
     ), marked AS (
         UPDATE sessions AS s
@@ -824,7 +824,7 @@ WAKE_DUE = Statement(
         FROM locked WHERE s.session_id = locked.session_id
         RETURNING s.session_id
     )
-    SELECT session_id, priority FROM locked JOIN marked USING (session_id) ORDER BY priority DESC
+    SELECT session_id, priority FROM locked JOIN marked USING (session_id) ORDER BY priority DESC, wakes, oldest
     """,
 )
 

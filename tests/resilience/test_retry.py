@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import socket
 from collections.abc import Callable, Iterable
@@ -77,6 +78,8 @@ class Answered(Exception):
 DOWN = ProviderError("down", transient=True)
 VERDICTS: list[tuple[BaseException, Verdict]] = [
     (RateLimited("429"), Verdict.PASSING),
+    (asyncio.CancelledError(), Verdict.ABANDONED),
+    (caused_by(asyncio.CancelledError()), Verdict.ABANDONED),
     (DeadlineExceeded("timeout"), Verdict.PASSING),
     (InvalidResponse("a page of some proxy"), Verdict.PASSING),
     (DOWN, Verdict.PASSING),

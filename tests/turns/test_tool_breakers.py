@@ -125,6 +125,27 @@ def test_calls_that_run_past_their_time_open_it(bank: Bank) -> None:
     let_go.set()
 
 
+def test_a_call_that_ends_past_its_time_counts_once(bank: Bank) -> None:
+    """As overdue: that it went well after all, or failed on top, changes nothing."""
+    over, ended = threading.Event(), threading.Semaphore(0)
+
+    def late(_: ToolContext) -> str:
+        over.wait(PATIENCE_S)
+        ended.release()
+        return "late"
+
+    bank.answer = late
+    bank.results("hurried")
+    over.set()
+    assert ended.acquire(timeout=PATIENCE_S)
+    failures = [each.failure_count for each in bank.breakers.list() if each.name == "tool:bank"]
+    assert failures == [1]
+    over.clear()
+    bank.results("hurried")
+    assert bank.state() == "open"
+    over.set()
+
+
 def test_while_one_call_probes_others_are_refused(stage: Stage, bank: Bank) -> None:
     """Whoever has just recovered is not overrun."""
     bank.fails(ConnectionError("refused"))

@@ -137,7 +137,8 @@ class Gateway:
             self._drained.cancel()
         if not closed:
             log.info("the intake is open again")
-            self._stopping.clear()
+            if not self._leaving:
+                self._stopping.clear()
             return
         drain_s = self.runtime.settings.shutdown.drain_s
         log.info("the intake is closed: %d requests wait for a turn, for at most %g s", self._waits, drain_s)
