@@ -322,7 +322,7 @@ def test_what_holds_after_every_schedule(policy: Policy, schedule: list[tuple[st
 def moved_fleet(redis_url: str) -> Iterator[tuple[FleetCircuits, list[int]]]:
     """The fleet's circuits, and by how many milliseconds a test is ahead of Redis."""
     ahead = [0]
-    fleet = FleetCircuits(redis_url, POLICY, lambda: ahead[0])
+    fleet = FleetCircuits(redis_url, POLICY, lambda: ahead[0], timeout_s=30)
     yield fleet, ahead
     fleet.close()
 
