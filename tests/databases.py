@@ -79,10 +79,10 @@ class Databases:
     def make_template(self) -> None:
         """Migrate a database to copy, unless that has been done. It is never used, and complete if it is there."""
         self.administer("SELECT pg_advisory_lock(%s)", str(_ONE_AT_A_TIME))
-        # No test ends this server: those that pull the plug do so to servers of their own, which wait for the disk.
-        self.administer("ALTER SYSTEM SET synchronous_commit = off")
-        self.administer("SELECT pg_reload_conf()")
         if not self.administer("SELECT count(*) FROM pg_database WHERE datname = %s", _TEMPLATE):
+            # No test ends this server: those that pull the plug do so to servers of their own, which wait for the disk.
+            self.administer("ALTER SYSTEM SET synchronous_commit = off")
+            self.administer("SELECT pg_reload_conf()")
             self.administer(f"DROP DATABASE IF EXISTS {_UNFINISHED}")
             self.administer(f"CREATE DATABASE {_UNFINISHED}")
             migrate(self._server.set(database=_UNFINISHED))

@@ -2,6 +2,8 @@
 
 Whatever locks several cases locks them in the order of their ids, so that turns, runs and
 restores never wait for each other in a circle. What a run writes hangs on its fencing token.
+
+Over 500 lines on purpose: who locks what, and in which order, is read in one place.
 """
 
 from __future__ import annotations

@@ -86,8 +86,6 @@ class Gateway:
     async def until_settled(self, turn_id: UUID, seconds: float, request: Request) -> None:
         """Return when the turn is settled, the time is up or the gateway stops.
 
-        An event stream is to end by the same three, and to tell its client to resume on the last.
-
         Raises:
             ClientDisconnect: nobody waits for the answer any more.
         """
