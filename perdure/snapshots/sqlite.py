@@ -4,6 +4,8 @@ Each change is a transaction that holds the file's write lock from its beginning
 version is compared and the snapshot written in one piece; it is synced before it counts (WAL,
 synchronous FULL). Whoever finds the file locked waits two seconds, no longer: a process that
 was stopped in the middle of a save keeps the others from saving until it goes on or dies.
+Threads have one connection for writing and one for reading, each used by one at a time: a load
+waits for no save.
 
 A single row that is damaged is set aside. A damaged file is not replaced behind the back of
 the processes that have it open: that is the operator's to do.
@@ -33,6 +35,8 @@ from perdure.snapshots.store import (
 from perdure.untrusted import first_line
 
 _WAIT_S = 2.0
+_QUEUE_S = 10.0
+"""For the threads before one, of which each may wait for the file."""
 _TRIES = 20
 _COLUMNS = "(agent_id TEXT PRIMARY KEY, token INTEGER NOT NULL, tick INTEGER NOT NULL, snapshot TEXT NOT NULL)"
 _PRIMARY = 0xFF
@@ -57,8 +61,8 @@ class SqliteSnapshots:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = f"sqlite:///{path}"
-        self._connection: sqlite3.Connection | None = None
-        self._lock = threading.Lock()
+        self._reading = _Connection(path, self.name)
+        self._writing = _Connection(path, self.name)
 
     def save(self, snapshot: AgentSnapshot, token: int) -> None:
         """Store `snapshot` in place of an older one; see `SnapshotStore.save`."""
@@ -74,7 +78,7 @@ class SqliteSnapshots:
 
     def load(self, agent_id: UUID) -> Stored | None:
         """The agent's snapshot, or None; see `SnapshotStore.load`."""
-        with self._using() as connection:
+        with self._reading.used() as connection:
             row = _row(connection, agent_id)
         while row is not None:
             try:
@@ -98,8 +102,8 @@ class SqliteSnapshots:
 
     def close(self) -> None:
         """Close the file."""
-        with self._lock:
-            self._disconnect()
+        self._reading.close()
+        self._writing.close()
 
     def _replaced(self, agent_id: UUID, damaged: _Row, reason: str) -> _Row | None:
         """Set `damaged` aside, unless another row has taken its place: then that one."""
@@ -117,7 +121,7 @@ class SqliteSnapshots:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._using() as connection:
+        with self._writing.used() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
@@ -127,23 +131,42 @@ class SqliteSnapshots:
                 raise
             connection.execute("COMMIT")
 
+
+class _Connection:
+    """A connection to the file, opened when it is needed, for one thread at a time."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._path = path
+        self._name = name
+        self._connection: sqlite3.Connection | None = None
+        self._lock = threading.Lock()
+
     @contextmanager
-    def _using(self) -> Iterator[sqlite3.Connection]:
-        """The one connection, for one thread at a time: SQLite has one writer anyway."""
-        if not self._lock.acquire(timeout=_WAIT_S):
-            raise SnapshotUnavailable(self.name, "other threads keep it busy", "Try again, or use another store.")
+    def used(self) -> Iterator[sqlite3.Connection]:
+        """The connection, for this thread alone; it is given up after an error.
+
+        Raises:
+            SnapshotUnavailable: The file cannot be used.
+        """
+        if not self._lock.acquire(timeout=_QUEUE_S):
+            raise SnapshotUnavailable(self._name, "other threads keep it busy", "Try again, or use another store.")
         try:
             yield self._connected()
         except sqlite3.Error as error:
             self._disconnect()
-            raise SnapshotUnavailable(self.name, first_line(str(error)), _way_out(error)) from error
+            raise SnapshotUnavailable(self._name, first_line(str(error)), _way_out(error)) from error
         finally:
             self._lock.release()
+
+    def close(self) -> None:
+        """Close it, after the thread that uses it."""
+        with self._lock:
+            self._disconnect()
 
     def _connected(self) -> sqlite3.Connection:
         if self._connection is None:
             self._connection = sqlite3.connect(
-                self.path, timeout=_WAIT_S / _TRIES, isolation_level=None, check_same_thread=False
+                self._path, timeout=_WAIT_S / _TRIES, isolation_level=None, check_same_thread=False
             )
             _write_ahead(self._connection)
             for statement in _SET_UP:

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -127,6 +128,26 @@ def test_a_locked_sqlite_file_is_given_up_in_time(tmp_path: Path) -> None:
     holder.execute("ROLLBACK")
     holder.close()
     store.save(snapshot_of(agent_id, 2), 1)
+    store.close()
+
+
+def test_a_load_waits_for_no_save(tmp_path: Path) -> None:
+    """While one thread waits for the file's lock to save, another of the process reads."""
+    store = SqliteSnapshots(tmp_path / "snapshots.db")
+    agent_id = uuid4()
+    store.save(snapshot_of(agent_id, 1), 1)
+    holder = sqlite3.connect(tmp_path / "snapshots.db", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    loaded = 0
+    with ThreadPoolExecutor(1) as pool:
+        saving = pool.submit(store.save, snapshot_of(agent_id, 2), 1)
+        while not saving.done():
+            assert store.load(agent_id) == Stored(snapshot_of(agent_id, 1), 1)
+            loaded += 1
+        assert isinstance(saving.exception(), SnapshotUnavailable)
+    assert loaded > 10
+    holder.execute("ROLLBACK")
+    holder.close()
     store.close()
 
 
