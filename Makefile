@@ -9,8 +9,9 @@ PYTHON ?= $(shell for each in python3 python3.12 python3.13 python3.14 python3.1
 BIN := .venv/bin
 SOURCES := perdure workers tasks schedules alembic benchmarks tests
 ARGS ?=
-# Two for each core, for tests mostly wait for processes; more than eight cost more than they bring.
-TEST_PROCESSES ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores * 2 : 8)))
+# More than cores, for tests wait; the long ones, which `make check` adds, wait most. Each collects all tests first.
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+TEST_PROCESSES ?= $(shell echo $$(($(CORES) < 8 ? $(CORES) + 1 : 8)))
 PYTEST_ARGS ?=
 # Bytecode is kept whatever the environment says: else each test process compiles everything again.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) \
@@ -34,6 +35,8 @@ test: .venv/test.installed ## the tests, on throw-away servers of their own; the
 
 check: .venv/dev.installed lint types imports dead-code ## what continuous integration checks: all of these, and every test
 	$(PYTEST) $(PYTEST_ARGS)
+
+check: TEST_PROCESSES = $(shell echo $$(($(CORES) < 4 ? $(CORES) * 2 : 8)))
 
 lint: .venv/dev.installed ## ruff: rules, docstrings, format
 	$(BIN)/ruff check $(SOURCES)

@@ -237,9 +237,15 @@ def test_a_copy_of_a_running_directory_is_an_installation_of_its_own(
         shutil.rmtree((home / "socket-directory").read_text().strip())
 
 
-def test_throwaway_servers_leave_nothing(tmp_path: Path) -> None:
-    """Tests and benchmarks start them by the dozen."""
-    with servers(tmp_path) as both:
+def test_throwaway_servers_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests and benchmarks start them by the dozen; where paths are long, the sockets are elsewhere."""
+    elsewhere, parent = tmp_path / "elsewhere", tmp_path / ("long" * 30)
+    elsewhere.mkdir()
+    parent.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
+    with servers(parent) as both:
         assert postgres.find(both.directory / "postgres") is not None
         assert redis.find(both.directory / "redis") is not None
-    assert list(tmp_path.iterdir()) == []
+        assert len(list(elsewhere.glob("*/made-for"))) == 2
+    assert list(parent.iterdir()) == []
+    assert list(elsewhere.iterdir()) == []

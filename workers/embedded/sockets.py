@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import stat
 import tempfile
@@ -48,6 +49,13 @@ def recorded(home: Path) -> Path | None:
         return Path(_record(home).read_text(encoding="utf-8").strip())
     except FileNotFoundError:
         return None
+
+
+def discard(home: Path) -> None:
+    """Remove the directory that was made elsewhere for `home`, if any. No server of `home` may live."""
+    made = recorded(home)
+    if made is not None and made != home / "run" and made.exists() and _was_made_for(home, made, made.lstat().st_uid):
+        shutil.rmtree(made)
 
 
 def _record(home: Path) -> Path:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.embedded import postgres, redis
+from workers.embedded import postgres, redis, sockets
 from workers.embedded.lifecycle import Running
 
 
@@ -30,5 +30,10 @@ def servers(parent: Path | None = None) -> Iterator[Servers]:
     """
     with tempfile.TemporaryDirectory(prefix="perdure-", dir=parent) as name:
         directory = Path(name)
-        with postgres.start(directory / "postgres") as database, redis.start(directory / "redis") as broker:
-            yield Servers(directory, database, broker)
+        homes = directory / "postgres", directory / "redis"
+        try:
+            with postgres.start(homes[0]) as database, redis.start(homes[1]) as broker:
+                yield Servers(directory, database, broker)
+        finally:
+            for home in homes:
+                sockets.discard(home)
