@@ -13,8 +13,11 @@ from perdure.turns.outbox import Carrier
 from perdure.turns.runner import Runner
 from tasks.metrics import TaskMetrics
 
-Flusher = Callable[[UUID, int], int]
-"""Writes down what is kept of a session outside of PostgreSQL only, if the token is current; how much that was."""
+Flusher = Callable[[UUID, int], int | None]
+"""Writes down what is kept of a session outside of PostgreSQL only, if the token is current; how much that was.
+
+None where it was left to whoever works on the session next: the token is none any more, or a turn comes first.
+"""
 
 ENDINGS = 20
 """Sessions that one process ends at once. A summary model that hangs must leave threads for turns."""

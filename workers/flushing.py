@@ -24,11 +24,24 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Flushed:
-    """How far a flush came: for so many `sessions` of `touched` all is written down; `written` is how much it was."""
+    """How far a flush came: for so many `sessions` of `touched` all is written down; `written` is how much it was.
+
+    `left` are those that others have claimed since, or that have a turn to run first: they flush them.
+    """
 
     touched: int
     sessions: int = 0
     written: int = 0
+    left: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether every session was seen to."""
+        return self.sessions + self.left == self.touched
+
+    def __str__(self) -> str:
+        left = f", {self.left} left to others" if self.left else ""
+        return f"flushed {self.sessions} of {self.touched} sessions, {self.written} entries{left}"
 
 
 def flushers(runtime: Runtime) -> tuple[Flusher, ...]:
@@ -53,14 +66,18 @@ def _flush(touched: Sequence[tuple[UUID, int]], flushers: Sequence[Flusher], flu
     for session_id, token in touched:
         if time.monotonic() >= until:
             return
-        whole = True
+        whole, left = True, False
         for flusher in flushers:
             try:
-                flushed.written += flusher(session_id, token)
+                written = flusher(session_id, token)
             except Unavailable as error:
                 log.warning("sessions could not be flushed: %s", error.message)
                 return
             except Exception:
                 log.exception("session %s could not be flushed", session_id)
                 whole = False
-        flushed.sessions += whole
+            else:
+                flushed.written += written or 0
+                left |= written is None
+        flushed.sessions += whole and not left
+        flushed.left += whole and left

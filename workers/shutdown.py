@@ -95,11 +95,8 @@ class Shutdown:
         )  # fmt: skip
         began = time.monotonic()
         flushed = flush(process.runner.keeper.touched(), process.flushers, self._budget.flush_s)
-        level = logging.INFO if flushed.sessions == flushed.touched else logging.WARNING
-        log.log(
-            level, "shutdown, 3 of 4: flushed %d of %d sessions, %d entries (%.3f s)",
-            flushed.sessions, flushed.touched, flushed.written, time.monotonic() - began,
-        )  # fmt: skip
+        level = logging.INFO if flushed.whole else logging.WARNING
+        log.log(level, "shutdown, 3 of 4: %s (%.3f s)", flushed, time.monotonic() - began)
 
     def release(self, process: Process) -> int:
         """Give back what is still held, though nothing runs any more; how many leases that were."""
@@ -153,8 +150,12 @@ def _give_back(process: Process) -> int:
     except Unavailable as error:
         log.warning("leases were not given back, and run out: %s", error.message)
         return 0
-    for session_id in released:
-        process.runtime.wake.session(session_id, DEFAULT_PRIORITY)
+    wake = process.runtime.wake
+    for session_id, is_ending in released:
+        if is_ending:
+            wake.ending(session_id)
+        else:
+            wake.session(session_id, DEFAULT_PRIORITY)
     return len(released)
 
 

@@ -86,10 +86,7 @@ class Standby:
             return
         self._flushed = flush(keeper.touched(), self._process.flushers, self._settings.shutdown.flush_s)
         self._phase = Phase.QUIET
-        log.info(
-            "the intake is closed: nothing runs here; flushed %d of %d sessions, %d entries",
-            self._flushed.sessions, self._flushed.touched, self._flushed.written,
-        )  # fmt: skip
+        log.info("the intake is closed: nothing runs here; %s", self._flushed)
 
     def _reopen(self) -> None:
         if self._phase is Phase.OPEN:

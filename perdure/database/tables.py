@@ -163,6 +163,7 @@ sessions = Table(
         "previous_session_id",
         postgresql_where=text("previous_session_id IS NOT NULL"),
     ),
+    Index("sessions_forked_from_idx", "forked_from", postgresql_where=text("forked_from IS NOT NULL")),
     Index(
         "sessions_unconsolidated_idx",
         "ended_at",

@@ -4,20 +4,41 @@ from __future__ import annotations
 
 from perdure.database.engine import Statement
 
+# A session, what it was forked from, and what was forked from these: they share a beginning, and nothing later.
+_FAMILY = """
+    WITH RECURSIVE family (session_id, forked_from) AS (
+        SELECT session_id, forked_from FROM sessions WHERE session_id = %(session_id)s
+        UNION
+        SELECT near.session_id, near.forked_from
+        FROM family CROSS JOIN LATERAL (
+            SELECT session_id, forked_from FROM sessions WHERE session_id = family.forked_from
+            UNION ALL
+            SELECT session_id, forked_from FROM sessions WHERE forked_from = family.session_id) AS near
+    )
+"""
+
+KIN = Statement(
+    "context.kin",
+    f"{_FAMILY} SELECT session_id FROM family WHERE session_id <> %(session_id)s",  # noqa: S608 (constants)
+    writes=False,
+)
+
 # What does not depend on what is asked: the summaries of earlier sessions, newest first, and the
-# memories that conversations come back to. A row of the section `past` says that there is
-# something to recall at all, one of `bank` that the CaseBank has questions of this embedder. Only
-# the newest sessions are looked at: one that said nothing has no summary, and there may be any
-# number of those.
+# memories that conversations come back to. A row of the section `kin` is a session of the family; one
+# of `past` says that there is something to recall at all, one of `bank` that the CaseBank has
+# questions of this embedder. Only the newest sessions are looked at: one that said nothing has no
+# summary, and there may be any number of those.
 PAST = Statement(
     "context.past",
-    """
+    f"""
+    {_FAMILY}
     SELECT * FROM (
         SELECT 'archive' AS section, row_number() OVER (ORDER BY created_at DESC) AS position,
                summary AS content, created_at AS at
         FROM (
             SELECT s.created_at, s.summary FROM sessions AS s
-            WHERE s.user_id = %(user_id)s AND s.session_id <> %(session_id)s AND s.forked_from IS NULL
+            WHERE s.user_id = %(user_id)s AND s.session_id NOT IN (SELECT session_id FROM family)
+              AND s.forked_from IS NULL
               AND s.session_id IS DISTINCT FROM %(previous_id)s::uuid
               AND s.scope = (SELECT scope FROM sessions WHERE session_id = %(session_id)s)
             ORDER BY s.created_at DESC LIMIT %(archive)s * 2) AS newest
@@ -30,6 +51,8 @@ PAST = Statement(
         WHERE h.user_id = %(user_id)s AND m.valid_to IS NULL AND m.archived_at IS NULL
         ORDER BY h.rank LIMIT %(hot)s) AS hot
     UNION ALL
+    SELECT 'kin', 1, session_id::text, NULL FROM family WHERE session_id <> %(session_id)s
+    UNION ALL
     SELECT 'past', 1, '', NULL
     WHERE EXISTS (SELECT FROM sessions WHERE user_id = %(user_id)s AND session_id <> %(session_id)s)
        OR EXISTS (SELECT FROM memories WHERE user_id = %(user_id)s)
@@ -38,7 +61,7 @@ PAST = Statement(
     WHERE EXISTS (SELECT FROM cases
                   WHERE embedder = %(embedder)s AND status = 'active' AND query_vector IS NOT NULL)
     ORDER BY section, position
-    """,
+    """,  # noqa: S608 (constants)
     writes=False,
 )
 

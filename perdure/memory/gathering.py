@@ -41,7 +41,9 @@ _RELATIONS = 60
 _PIECE_CHARS = 2_000
 _SOURCE_CHARS = 300
 
-Search = Callable[[str], Sequence[Recalled]]
+Search = Callable[[str, Sequence[UUID]], Sequence[Recalled]]
+"""What is remembered that bears on a question, but for what was said in the sessions given."""
+
 Answers = Callable[[str], Sequence[str]]
 """What was answered to questions like this one, the nearest first, each as the prompt is to have it."""
 
@@ -96,7 +98,8 @@ def gather(
         },
     )
     worth = occasion.long or any(row.section == "past" for row in past)
-    recalled = search(occasion.asked) if worth else ()
+    kin = [UUID(row.content) for row in _of("kin", past)]
+    recalled = search(occasion.asked, kin) if worth else ()
     around = _around(executor, occasion.user_id, recalled) if recalled else ()
     given = answers(occasion.asked) if _of("bank", past) else ()
     answered = Section(MEMORY, _ANSWERED, given, limits.budget_semantic // _ANSWERS_SHARE)

@@ -18,6 +18,7 @@ from perdure.database.engine import Database, Executor
 from perdure.errors import InvalidRequest, PerdureError
 from perdure.memory import consolidation_queries, own_queries
 from perdure.memory.candidates import Kind
+from perdure.memory.context_queries import KIN
 from perdure.memory.embedding import as_parameter, register
 from perdure.memory.recall import Recall, Recalled
 from perdure.models.embedders.protocol import Embedder, Vector
@@ -88,10 +89,13 @@ class OwnMemory:
     def recall(self, query: str, k: int) -> Sequence[Recalled]:
         """What is known of the user, and what was said, that bears on `query`; the best first, at most `k`.
 
+        What was said in a session that shares its beginning with this one is left out.
+
         Raises:
             Unavailable: the database cannot be reached.
         """
-        return self.means.recall.search(self.user_id, query, k, call=self._call())
+        kin = [row.session_id for row in self.means.database.run(KIN, {"session_id": self.session_id})]
+        return self.means.recall.search(self.user_id, query, k, kin=kin, call=self._call())
 
     def forget(self, memory_id: UUID) -> bool:
         """Erase a memory of this user; whether it was there. See `forget`."""

@@ -129,12 +129,14 @@ class Recall:
         layers: Iterable[Layer] = BOTH,
         *,
         seen: Seen | None = None,
+        kin: Sequence[UUID] = (),
         call: ModelCall | None = None,
         record: bool = True,
     ) -> list[Recalled]:
         """The `k` most relevant of what this user said, was told and is known of, best first.
 
-        `call` bounds the embedding of the question. Without `record` memories do not notice.
+        What was said in the sessions `kin` is left out. `call` bounds the embedding of the question. Without
+        `record` memories do not notice.
 
         Raises:
             InvalidRequest: `k` is not within 1 and 100.
@@ -146,7 +148,7 @@ class Recall:
         wanted = frozenset(layers)
         if not query.strip() or not wanted:
             return []
-        asked = self._asked(user_id, query, seen, call)
+        asked = self._asked(user_id, query, call, seen, kin)
         found = asked.messages(k) if Layer.EPISODIC in wanted else []
         found += asked.memories(k) if Layer.SEMANTIC in wanted else []
         found.sort(key=lambda each: (-each.score, each.layer.value, str(each.id)))
@@ -156,12 +158,14 @@ class Recall:
 
     def nearest_memories(self, user_id: str, query: str) -> Sequence[Any]:
         """The memories that vectors alone find, `(memory_id, similarity)`, nearest first: for who measures them."""
-        return self._asked(user_id, query, None, None).near(queries.MEMORIES_NEAR)
+        return self._asked(user_id, query, None).near(queries.MEMORIES_NEAR)
 
-    def _asked(self, user_id: str, query: str, seen: Seen | None, call: ModelCall | None) -> _Asked:
+    def _asked(
+        self, user_id: str, query: str, call: ModelCall | None, seen: Seen | None = None, kin: Sequence[UUID] = ()
+    ) -> _Asked:
         text = embedded_text(query)
         when = spans(text, self.clock.now(), ZoneInfo(self.timezone))
-        return _Asked(self, storable(user_id), text, when, self._vector(text, call), seen)
+        return _Asked(self, storable(user_id), text, when, self._vector(text, call), seen, tuple(kin))
 
     def _vector(self, text: str, call: ModelCall | None) -> _Vector | None:
         if self.embedder is None:
@@ -210,6 +214,7 @@ class _Asked:
     when: tuple[Span, ...]
     vector: _Vector | None
     seen: Seen | None
+    kin: tuple[UUID, ...]
 
     def messages(self, k: int) -> list[Recalled]:
         """The `k` best messages."""
@@ -275,6 +280,7 @@ class _Asked:
                 "embedder_id": None if self.vector is None else self.vector.embedder_id,
                 "seen_session": None if seen is None else seen.session_id,
                 "seen_from": None if seen is None else seen.from_seq,
+                "kin": list(self.kin),
                 "most": CANDIDATES,
                 **given,
             },

@@ -76,9 +76,9 @@ _BY_WORDS = """
     ORDER BY score DESC, {key} LIMIT %(most)s
 """
 
-# What the prompt holds already is not recalled into it.
+# What the prompt holds already is not recalled into it, nor what a session that shares its beginning went on with.
 _UNSEEN = "NOT (w.session_id = %(seen_session)s AND w.seq >= %(seen_from)s)"
-_UNSEEN_OR_NONE = f"(%(seen_session)s::uuid IS NULL OR {_UNSEEN})"
+_UNSEEN_OR_NONE = f"(%(seen_session)s::uuid IS NULL OR {_UNSEEN}) AND w.session_id <> ALL (%(kin)s::uuid[])"
 _KEPT = "w.archived_at IS NULL"
 
 MESSAGES_BY_WORDS = Statement(

@@ -34,8 +34,10 @@ class Volatile:
         cache = Cache(url, clock)
         return cls(cache, Stream(cache), WorkingMemory(cache, limits.working_turns, limits.working_ttl_s))
 
-    def flush(self, database: Database, session_id: UUID, token: int) -> int:
+    def flush(self, database: Database, session_id: UUID, token: int) -> int | None:
         """Write to PostgreSQL the remembered turns that it lacks, under a current `token`; how many were written.
+
+        None where they are left to whoever holds the session next: the token is stale, or a turn is to run first.
 
         Raises:
             Unavailable: Redis or PostgreSQL cannot be reached.
@@ -48,9 +50,9 @@ class Volatile:
                 log.warning(
                     "session %s has %d turns to flush behind the one that it still has to run", session_id, lacking
                 )
-                return 0
+                return None
             case Stale():
-                return 0
+                return None
             case _:
                 assert_never(outcome)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from uuid import UUID
 
 from sqlalchemy.exc import DBAPIError
 
@@ -100,8 +101,8 @@ def _past(
     hold.step_within(limits.recall_timeout_s)
     cases: list[Found] = []
 
-    def search(query: str) -> list[Recalled]:
-        return recall_of(runtime, embedder).search(turn.user_id, query, MOST_RECALLED, seen=seen, call=call)
+    def search(query: str, kin: Sequence[UUID]) -> list[Recalled]:
+        return recall_of(runtime, embedder).search(turn.user_id, query, MOST_RECALLED, seen=seen, kin=kin, call=call)
 
     def answers(query: str) -> list[str]:
         try:

@@ -286,15 +286,15 @@ class Keeper:
         with self._lock:
             return [*reversed(self._touched.items())]
 
-    def release_all(self) -> list[UUID]:
-        """Give back every lease, for a process that must leave in mid-turn; the sessions."""
+    def release_all(self) -> list[tuple[UUID, bool]]:
+        """Give back every lease, for a process that must leave in mid-turn; the sessions, and which of them end."""
         with self._lock:
             holds = list(self._holds.values())
         for hold in holds:
             hold.lose()
         held = {"session_ids": [hold.session_id for hold in holds], "tokens": [hold.token for hold in holds]}
         rows = self._database.run(queries.RELEASE_ALL, held, urgent=True) if holds else ()
-        return [row.session_id for row in rows]
+        return [(row.session_id, row.is_ending) for row in rows]
 
     def park(self) -> int:
         """Have the turns that run now given up at their next safe point, and no ending of a session; how many."""

@@ -560,16 +560,24 @@ RECALL = Statement(
     """,
 )
 
-# A process that must leave now gives back whatever it holds.
+# A process that must leave now gives back whatever it holds: turns are parked, an ending stays as far as it is.
 RELEASE_ALL = Statement(
     "turns.release_all",
-    """
-    UPDATE sessions AS s
-    SET lease_until = NULL, lease_owner = NULL, woken_at = NULL,
-        strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0)
-    FROM unnest(%(session_ids)s::uuid[], %(tokens)s::bigint[]) AS mine (session_id, token)
-    WHERE s.session_id = mine.session_id AND s.token = mine.token
-    RETURNING s.session_id
+    f"""
+    WITH fenced AS (
+        UPDATE sessions AS s
+        SET lease_until = NULL, lease_owner = NULL, woken_at = NULL,
+            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
+            state = CASE WHEN s.state IN ('{State.SUMMARIZING}', '{State.ENDING}') THEN s.state
+                         ELSE {sql(Trigger.TURN_STOPPED, column="s.state")} END
+        FROM unnest(%(session_ids)s::uuid[], %(tokens)s::bigint[]) AS mine (session_id, token)
+        WHERE s.session_id = mine.session_id AND s.token = mine.token
+        RETURNING s.session_id, s.state <> '{State.ACTIVE}' AS is_ending
+    ), parked AS (
+        UPDATE turns AS t SET status = 'parked' FROM fenced
+        WHERE t.session_id = fenced.session_id AND t.settled_at IS NULL AND t.status = 'running'
+    )
+    SELECT session_id, is_ending FROM fenced
     """,
 )
 

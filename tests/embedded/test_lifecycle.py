@@ -237,10 +237,9 @@ def test_a_copy_of_a_running_directory_is_an_installation_of_its_own(
         shutil.rmtree((home / "socket-directory").read_text().strip())
 
 
-def test_throwaway_servers_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_throwaway_servers_leave_nothing(tmp_path: Path, public_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests and benchmarks start them by the dozen; where paths are long, the sockets are elsewhere."""
-    elsewhere, parent = tmp_path / "elsewhere", tmp_path / ("long" * 30)
-    elsewhere.mkdir()
+    elsewhere, parent = public_path, tmp_path / ("long" * 30)
     parent.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
     with servers(parent) as both:

@@ -23,12 +23,13 @@ class Recorder:
         self.written = written
         self.seen: list[tuple[UUID, int]] = []
         self.happens: dict[UUID, Callable[[], object]] = {}
+        self.leaves: set[UUID] = set()
 
-    def __call__(self, session_id: UUID, token: int) -> int:
+    def __call__(self, session_id: UUID, token: int) -> int | None:
         """Flush."""
         self.seen.append((session_id, token))
         self.happens.get(session_id, lambda: None)()
-        return self.written
+        return None if session_id in self.leaves else self.written
 
 
 def _raising(error: Exception) -> Callable[[], object]:
@@ -58,6 +59,16 @@ def test_an_error_of_one_session_is_told_and_costs_the_others_nothing(caplog: py
     assert flush(TOUCHED, [one, other], PATIENCE_S) == Flushed(touched=3, sessions=2, written=32)
     assert one.seen == other.seen == TOUCHED
     assert caplog.messages == [f"session {SECOND} could not be flushed"]
+
+
+def test_what_is_left_to_others_is_seen_to_and_not_flushed() -> None:
+    """Whoever has claimed the session since flushes it: no reason to warn of this process's leaving."""
+    one, other = Recorder(1), Recorder(10)
+    one.leaves.add(SECOND)
+    flushed = flush(TOUCHED, [one, other], PATIENCE_S)
+    assert flushed == Flushed(touched=3, sessions=2, written=32, left=1)
+    assert str(flushed) == "flushed 2 of 3 sessions, 32 entries, 1 left to others"
+    assert flushed.whole
 
 
 def test_a_server_that_is_away_ends_the_flush(caplog: pytest.LogCaptureFixture) -> None:

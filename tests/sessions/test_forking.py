@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -109,6 +110,45 @@ def test_a_fork_is_spoken_to_by_its_id_and_knows_just_what_was_copied(stage: Sta
     assert _said(stage.model.requests[-1].messages) == [*LINES, ("user", "fourth")]
     assert stage.lines(forked) == [*LINES[:6], ("user", "other"), ("assistant", "in the fork")]
     assert stage.lines(source) == [*LINES, ("user", "fourth"), ("assistant", "in the source")]
+
+
+def test_neither_is_told_of_what_the_other_went_on_with(stage: Stage, end: End) -> None:
+    """No line of it is recalled, by itself or by the tool, among forks either; nor the summary. Others do know."""
+    seen: list[str] = []
+
+    @tool
+    def look(ctx: ToolContext) -> str:
+        """Recall."""
+        assert ctx.memory is not None
+        seen.extend(each.content for each in ctx.memory.recall("what is my parrot called?", 10))
+        return "looked"
+
+    def told(session_id: UUID) -> str:
+        seen.clear()
+        stage.script(calls(("look", {})), says("well"))
+        stage.ask("What is my parrot called?", session_id=session_id)
+        (system,) = (each.content for each in stage.model.requests[-1].messages if each.role is Role.SYSTEM)
+        return system + " ".join(seen)
+
+    stage.equip(look)
+    source = UUID(stage.ask("I have a parrot.")["session_id"])
+    forks = [_fork(stage, source), _fork(stage, source)]
+    forks.append(_fork(stage, forks[0]))
+    family = [source, *forks]
+    names = ["Coco", "Rico", "Kiki", "Lora"]
+    for session_id, name in zip(family, names, strict=True):
+        stage.ask(f"My parrot is called {name}.", session_id=session_id)
+    for own, session_id in zip(names, family, strict=True):
+        heard = told(session_id)
+        assert [name for name in names if name in heard] in ([], [own])
+        assert own in " ".join(seen)
+    request_end(stage.database, source, "enough")
+    stage.script(says(json.dumps({"summary": "Of a parrot in Lima.", "key_topics": []})))
+    assert end(source) == Ended()
+    for session_id in forks:
+        assert "Lima" not in told(session_id)
+    other = stage.ask("hello")["session_id"]
+    assert {"Lima", "Coco", "Rico"} <= set(re.findall(r"\w+", told(UUID(other))))
 
 
 def test_a_fork_is_never_routed_to(stage: Stage) -> None:

@@ -208,10 +208,10 @@ class Life(RuleBasedStateMachine):
         self.stage.script(self._line(meanwhile, keeper, FAULTS[fault] or says('{"summary": "They met."}')))
         self._dying(crash, lambda: hands.end(session_id))
 
-    @precondition(lambda self: self.sessions)
+    @precondition(lambda self: self.sessions and self.stage.session(self.sessions[-1]).state != "ended")
     @rule()
     def lose_a_turn(self) -> None:
-        """A failover loses a commit that Redis remembers the turn of."""
+        """A failover loses a commit that Redis remembers the turn of; after an end it would lose that first."""
         session_id = self.sessions[-1]
         token = self.stage.session(session_id).token
         self.world.volatile.working.remember_turn(session_id, self.world.remembered(token))

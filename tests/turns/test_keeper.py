@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from uuid import uuid4
 
 import pytest
 
 from perdure.errors import DeadlineExceeded
 from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelRequest
+from perdure.sessions.ending import request_end
+from perdure.sessions.queries import CLAIM_ENDING
 from perdure.turns import queries
 from perdure.turns.cancelling import cancel
 from perdure.turns.lease import GRACE_S, Claimed, Hold, Keeper
@@ -88,6 +91,29 @@ def test_it_renews_all_in_one_statement(stage: Stage, keeper: Keeper) -> None:
     for hold in holds:
         hold.__exit__(None, None, None)
     assert ran == [queries.RENEW.name]
+
+
+def test_whatever_is_held_is_given_back_at_once(stage: Stage, keeper: Keeper) -> None:
+    """A process at its hard limit: what it runs is parked, an ending stays as far as it is; others go on with both."""
+    ended = stage.send(user_id="eva").session_id
+    assert stage.run(ended) == Ran(1)
+    request_end(stage.database, ended, "enough")
+    found, _ = stage.claimed(stage.send().session_id)
+    assert found.turn is not None
+    ending = stage.database.run(CLAIM_ENDING, {"session_id": ended, "owner": "w", "lease_s": 30.0})[0]
+    taken, _ = stage.claimed(stage.send(user_id="bob").session_id)
+    stage.sql("UPDATE sessions SET token = token + 1 WHERE session_id = %(id)s RETURNING token", id=taken.session_id)
+    with ExitStack() as held:
+        holds = [
+            held.enter_context(keeper.holding(each))
+            for each in (found, Claimed(ended, ending.token, 0, 0.0, None), taken)
+        ]
+        assert sorted(keeper.release_all()) == sorted([(found.session_id, False), (ended, True)])
+        assert all(hold.lost for hold in holds)
+    assert (stage.session(found.session_id).state, stage.session(ended).state) == ("active", "summarizing")
+    assert stage.turn(found.turn.turn_id)["status"] == "parked"
+    assert stage.run(found.session_id) == Ran(1)
+    assert stage.database.run(CLAIM_ENDING, {"session_id": ended, "owner": "v", "lease_s": 30.0})
 
 
 def test_a_cancel_for_the_turn_before_does_not_stop_the_next(stage: Stage) -> None:
