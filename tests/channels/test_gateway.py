@@ -141,6 +141,7 @@ def test_waiting_ends_with_the_present_status_when_the_time_is_up(client: TestCl
     assert client.get(f"/v1/turns/{accepted['turn_id']}?wait=0.1").json()["status"] == "accepted"
 
 
+@pytest.mark.long
 def test_a_hundred_may_wait_at_once_and_others_are_still_served(client: TestClient, say: Say) -> None:
     """Whoever waits holds no thread: with forty threads, a hundred waits would stop everybody."""
     accepted = say()

@@ -237,6 +237,7 @@ def test_a_copy_of_a_running_directory_is_an_installation_of_its_own(
         shutil.rmtree((home / "socket-directory").read_text().strip())
 
 
+@pytest.mark.long
 def test_throwaway_servers_leave_nothing(tmp_path: Path, public_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests and benchmarks start them by the dozen; where paths are long, the sockets are elsewhere."""
     elsewhere, parent = public_path, tmp_path / ("long" * 30)

@@ -147,6 +147,7 @@ def test_a_foreign_directory_is_refused_untouched(tmp_path: Path, made: dict[str
     assert {name: (tmp_path / name).read_text() for name in made} == made
 
 
+@pytest.mark.long
 def test_a_failed_start_shows_what_the_server_said(cluster: Path) -> None:
     """Whoever reads the message should not have to look for the log."""
     with (cluster / "data" / "postgresql.conf").open("a") as file:

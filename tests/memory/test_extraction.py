@@ -143,6 +143,7 @@ def test_what_is_odd_is_asked_about_and_then_put_right(item: dict[str, object], 
     assert "item 1" in model.requests[-1].messages[-1].content
 
 
+@pytest.mark.long
 def test_a_content_without_end_is_cut() -> None:
     """Ten megabytes are no burden."""
     [candidate] = extract(Scripted(*[answer("x" * 10_000_000)] * ATTEMPTS), calling, said("x"))
@@ -248,6 +249,7 @@ def test_any_language_keeps_its_words(line: str) -> None:
     assert (candidate.content, candidate.sources) == (line, (2,))
 
 
+@pytest.mark.long
 def test_ten_thousand_turns_take_a_bounded_number_of_calls() -> None:
     """Every message is shown, each at least in its beginning, and no call is shown too much."""
     conversation = said(*[f"Line {number} " + "word " * 50 for number in range(20_000)])
@@ -268,6 +270,7 @@ def test_a_pasted_megabyte_is_read_in_its_beginning() -> None:
     assert len(part) == 2
 
 
+@pytest.mark.long
 def test_lines_without_end_cost_no_more_than_words_do() -> None:
     """The label of each line counts: a text of very many lines is shown on fewer."""
     conversation = said(*["\n".join("x" for _ in range(message_chars(20_000) // 2))] * 20_000)

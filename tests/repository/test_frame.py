@@ -57,6 +57,7 @@ def test_the_scripts_can_be_run(script: str) -> None:
     assert (ROOT / ".ci" / script).stat().st_mode & 0o111
 
 
+@pytest.mark.long
 def test_the_migrations_do_not_hide_the_library_of_their_name() -> None:
     """From the root, Python finds the directory `alembic` first; without __init__.py the library wins."""
     found = subprocess.run(

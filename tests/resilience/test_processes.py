@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.repository.source import ROOT
 from tests.resilience.hammering import CHILDREN, FAILURES, PROBES
 
 
+@pytest.mark.long
 def test_eight_processes_hammer_one_breaker(tmp_path: Path) -> None:
     """What is read and then written by somebody else's side would show here; and whoever needs Redis to call."""
     finished = subprocess.run(

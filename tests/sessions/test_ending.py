@@ -302,6 +302,7 @@ def test_a_model_that_says_nothing_has_failed(stage: Stage, end: End, reply: str
 MEGABYTES = 10_000_000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "reply",
     [

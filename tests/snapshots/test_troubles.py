@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -144,6 +144,7 @@ def test_a_load_waits_for_no_save(tmp_path: Path) -> None:
         while not saving.done():
             assert store.load(agent_id) == Stored(snapshot_of(agent_id, 1), 1)
             loaded += 1
+            wait([saving], timeout=0.02)
         assert isinstance(saving.exception(), SnapshotUnavailable)
     assert loaded > 10
     holder.execute("ROLLBACK")

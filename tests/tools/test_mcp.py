@@ -352,6 +352,7 @@ def test_a_server_over_http_is_called_goes_and_returns(rig: Rig, caplog: pytest.
         served.wait()
 
 
+@pytest.mark.long
 def test_closing_leaves_no_process(rig: Rig, local: McpServer) -> None:
     """Neither the server nor what the server started; a call under way ends as well.
 

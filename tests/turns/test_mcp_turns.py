@@ -100,6 +100,7 @@ def test_an_agent_without_connections_has_no_tools_of_servers(stage: Stage) -> N
     assert _results(stage, turn) == ["Error: There is no tool 'local:add'. Available: none."]
 
 
+@pytest.mark.long
 def test_a_server_that_dies_in_the_middle_of_an_unsafe_call(stage: Stage) -> None:
     """The call is not repeated, the model is told that nobody knows, and the turn goes on."""
     stage.script(calls(("local:die", {})), says("I cannot tell."))
