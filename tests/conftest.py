@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import psycopg2
 import pytest
 import redis as redis_py
 from sqlalchemy import event
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DisconnectionError
 
 from perdure.agents import Agents
@@ -30,7 +31,7 @@ from perdure.models.resolve import Models
 from perdure.runtime import Runtime
 from perdure.settings import Settings
 from perdure.snapshots.postgres import PostgresSnapshots
-from tests.databases import Databases
+from tests.databases import Copy, Databases
 from workers.embedded import postgres, redis
 
 _FIRST = ("processes", "commands", "embedded")
@@ -119,10 +120,16 @@ def databases(pytestconfig: pytest.Config) -> Iterator[Databases]:
 
 
 @pytest.fixture
-def database_url(databases: Databases) -> Iterator[str]:
+def database_copy(databases: Databases, request: pytest.FixtureRequest) -> Iterator[tuple[URL, Copy]]:
     """A database with the tables and nothing in them."""
-    with databases.one() as url:
-        yield url.render_as_string(hide_password=False)
+    with databases.one(warm="database" in request.fixturenames) as one:
+        yield one
+
+
+@pytest.fixture
+def database_url(database_copy: tuple[URL, Copy]) -> str:
+    """Where it is."""
+    return database_copy[0].render_as_string(hide_password=False)
 
 
 @pytest.fixture(scope="session")
@@ -148,26 +155,36 @@ def clock() -> MovedClock:
 
 
 @pytest.fixture
-def database(database_url: str, clock: MovedClock) -> Iterator[Database]:
+def database(databases: Databases, database_copy: tuple[URL, Copy], clock: MovedClock) -> Iterator[Database]:
     """The test's database, whose `perdure_now()` follows the test's clock."""
-    made = Database(database_url)
+    _, copy = database_copy
+    before = set(threading.enumerate())
+    made = databases.connected(copy)
+    parts = dict(vars(made))
 
-    @event.listens_for(made.engine, "checkout")
-    def _move(connection: Any, record: Any, proxy: Any) -> None:
-        if record.info.get("clock_offset") == clock.offset:
+    def move(connection: Any, record: Any, proxy: Any) -> None:
+        if record.info.get("clock") == (clock, clock.offset):
             return
         try:
             with connection.cursor() as cursor:
+                if record.info.get("clock", (clock,))[0] is not clock:  # of a test before
+                    cursor.execute("RESET ALL; UNLISTEN *; DISCARD TEMP; SELECT pg_advisory_unlock_all()")
                 offset = str(clock.offset.total_seconds())
                 cursor.execute("SELECT set_config('perdure.clock_offset', %s, false)", [offset])
             if not connection.autocommit:
                 connection.commit()
         except psycopg2.OperationalError as error:
             raise DisconnectionError("this connection has died in the pool") from error
-        record.info["clock_offset"] = clock.offset
+        record.info["clock"] = clock, clock.offset
 
+    event.listen(made.engine, "checkout", move)
     yield made
-    made.close()
+    event.remove(made.engine, "checkout", move)
+    made.observe = None
+    if vars(made) == parts and set(threading.enumerate()) <= before:
+        databases.keep(copy, made)
+    else:
+        made.close()
 
 
 @pytest.fixture

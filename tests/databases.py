@@ -1,9 +1,13 @@
-"""A database for each test: a copy of the migrated template, emptied and renamed between tests.
+"""A database for each test: a copy of the migrated template, emptied between tests.
 
 Making a copy and dropping it costs a test more than most of them take, so a copy is handed on.
 Nobody finds anything of an earlier test in it: connections are ended, rows deleted, and the name
 is a new one, so that a thread that outlived its test meets no database. A copy that a test filled,
 or whose tables it changed, is dropped.
+
+A new connection costs more than most tests do, too: the server reads its catalogues and plans every
+statement again. So where no thread outlived a test, its `Database` is handed on with the copy,
+connections, prepared statements and all, and the copy keeps its name.
 """
 
 from __future__ import annotations
@@ -12,15 +16,19 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg2
 from psycopg2.errors import ObjectInUse
 from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, by its name)
+from sqlalchemy import event
 from sqlalchemy.engine import URL
+from sqlalchemy.pool import QueuePool
 
+from perdure.database.engine import Database
 from perdure.database.migrate import migrate
 from perdure.database.tables import metadata
 
@@ -30,6 +38,7 @@ _ONE_AT_A_TIME = 0x74656D706C617465
 """Key of the advisory lock under which the template is made."""
 
 _MANY_ROWS = 2000
+_MOST_CONNECTIONS = 6
 _PATIENCE_S = 20.0
 
 _CATALOGUE = """
@@ -55,8 +64,19 @@ _RESTART = """
 """
 
 _OTHERS = """
-    SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()
+    SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+    WHERE datname = %s AND pid <> pg_backend_pid() AND pid <> ALL (%s)
 """
+
+
+@dataclass
+class Copy:
+    """A copy of the template; `kept` are its connections, where they are handed on, and `pids` the server's ends."""
+
+    name: str
+    catalogue: Any
+    kept: Database | None = None
+    pids: set[int] = field(default_factory=set)
 
 
 class Databases:
@@ -66,13 +86,14 @@ class Databases:
         self._server = server.set(database="postgres")
         self._administrator = _connected(self._server)
         self._numbers = itertools.count(1)
-        self._idle: deque[tuple[str, Any]] = deque()
+        self._cold: deque[Copy] = deque()
+        self._warm: deque[Copy] = deque()
 
     def close(self) -> None:
         """Put the connection away; the copies go with the server."""
         self._administrator.close()
 
-    def administer(self, statement: str, *parameters: str) -> Any:
+    def administer(self, statement: str, *parameters: Any) -> Any:
         """Run a statement outside of any of the databases; its first value, if it has one."""
         return _run(self._administrator, statement, *parameters)
 
@@ -91,12 +112,32 @@ class Databases:
         self.administer("SELECT pg_advisory_unlock(%s)", str(_ONE_AT_A_TIME))
 
     @contextmanager
-    def one(self) -> Iterator[URL]:
-        """A database with the tables and nothing in them, until the end of the block."""
-        name = f"test_{os.getpid()}_{next(self._numbers)}"
-        catalogue = self._take(name)
-        yield self._server.set(database=name)
-        self._give_back(name, catalogue)
+    def one(self, *, warm: bool = False) -> Iterator[tuple[URL, Copy]]:
+        """A database with the tables and nothing in them, until the end of the block; `warm` may have connections."""
+        copy = self._take(warm=warm)
+        yield self._server.set(database=copy.name), copy
+        self._give_back(copy)
+
+    def connected(self, copy: Copy) -> Database:
+        """The copy's `Database`: what was handed on with it, or a new one."""
+        made, copy.kept = copy.kept, None
+        if made is None:
+            made = Database(self._server.set(database=copy.name))
+
+            @event.listens_for(made.engine, "connect")
+            def _note(connection: Any, record: Any) -> None:
+                copy.pids.add(connection.info.backend_pid)
+
+        return made
+
+    def keep(self, copy: Copy, database: Database) -> None:
+        """Hand `database` on with the copy, for nothing uses it any more."""
+        pool = database.engine.pool
+        assert isinstance(pool, QueuePool)
+        if pool.checkedout() or pool.checkedin() > _MOST_CONNECTIONS:
+            database.close()
+        else:
+            copy.kept = database
 
     @contextmanager
     def empty(self) -> Iterator[URL]:
@@ -106,30 +147,42 @@ class Databases:
         yield self._server.set(database=name)
         self.administer(f"DROP DATABASE {name} WITH (FORCE)")
 
-    def _take(self, name: str) -> Any:
-        """Have a database of that name; its catalogue."""
-        if self._idle:
-            former, catalogue = self._idle.popleft()
-            self._rename(former, name)
-            return catalogue
+    def _take(self, *, warm: bool) -> Copy:
+        if warm and self._warm:
+            return self._warm.popleft()
+        name = f"test_{os.getpid()}_{next(self._numbers)}"
+        if self._cold:
+            copy = self._cold.popleft()
+            self._rename(copy.name, name)
+            copy.name = name
+            return copy
         self.administer(f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE} STRATEGY wal_log")
         connection = _connected(self._server.set(database=name))
         try:
-            return _run(connection, _CATALOGUE)
+            return Copy(name, _run(connection, _CATALOGUE))
         finally:
             connection.close()
 
-    def _give_back(self, name: str, catalogue: Any) -> None:
-        self._alone(name)
-        connection = _connected(self._server.set(database=name))
-        try:
-            reusable = _run(connection, _CATALOGUE) == catalogue and _emptied(connection)
-        finally:
-            connection.close()
-        if reusable:
-            self._idle.append((name, catalogue))
+    def _give_back(self, copy: Copy) -> None:
+        if copy.kept is None:
+            copy.pids.clear()
+        self._alone(copy.name, copy.pids)
+        if copy.kept is None:
+            connection = _connected(self._server.set(database=copy.name))
+            try:
+                reusable = _run(connection, _CATALOGUE) == copy.catalogue and _emptied(connection)
+            finally:
+                connection.close()
         else:
-            self.administer(f"DROP DATABASE {name} WITH (FORCE)")
+            with copy.kept.engine.connect() as lent:
+                driver: Any = lent.connection.driver_connection
+                reusable = _run(driver, _CATALOGUE) == copy.catalogue and _emptied(driver)
+        if reusable:
+            (self._cold if copy.kept is None else self._warm).append(copy)
+            return
+        if copy.kept is not None:
+            copy.kept.close()
+        self.administer(f"DROP DATABASE {copy.name} WITH (FORCE)")
 
     def _rename(self, former: str, name: str) -> None:
         give_up = time.monotonic() + _PATIENCE_S
@@ -142,10 +195,10 @@ class Databases:
             else:
                 return
 
-    def _alone(self, name: str) -> None:
-        """End whoever is connected to the database, and wait until they are gone."""
+    def _alone(self, name: str, known: Iterable[int] = ()) -> None:
+        """End whoever else is connected to the database, and wait until they are gone."""
         give_up = time.monotonic() + _PATIENCE_S
-        while self.administer(_OTHERS, name):
+        while self.administer(_OTHERS, name, [*known]):
             assert time.monotonic() < give_up, f"somebody stays connected to {name}"
             time.sleep(0.001)
 
@@ -173,7 +226,7 @@ def _connected(url: URL) -> Connection:
     return connection
 
 
-def _run(connection: Connection, statement: str, *parameters: str) -> Any:
+def _run(connection: Connection, statement: str, *parameters: Any) -> Any:
     with connection.cursor() as cursor:
         cursor.execute(statement, parameters)
         row = cursor.fetchone() if cursor.description else None

@@ -49,7 +49,7 @@ def lanes(wanted: list[Case], databases: Databases, tmp_path_factory: pytest.Tem
         made = []
         for number in range(LANES if len(wanted) > len(ONE_OF_EACH_KIND) else 1):
             directory = tmp_path_factory.mktemp(f"lane{number}")
-            url = stack.enter_context(databases.one())
+            url, _ = stack.enter_context(databases.one())
             made.append(Lane(url.render_as_string(hide_password=False), directory))
             stack.callback(made[-1].close)
         yield made

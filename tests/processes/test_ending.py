@@ -95,7 +95,7 @@ class Fleet:
 @pytest.fixture(scope="module")
 def fleet(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """The workers that these tests kill."""
-    with databases.one() as url:
+    with databases.one() as (url, _):
         lane = Lane(url.render_as_string(hide_password=False), tmp_path_factory.mktemp("ending"))
         try:
             yield Fleet(lane)

@@ -43,7 +43,6 @@ def stage(settings: Settings, clock: MovedClock, database: Database, waker: Reco
     made.equip(double)
     yield made
     made.check()
-    made.close()
 
 
 def test_a_session_has_the_keys_of_the_contract(stage: Stage) -> None:

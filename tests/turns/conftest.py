@@ -19,4 +19,3 @@ def stage(settings: Settings, clock: MovedClock, database: Database, waker: Reco
     made = Stage(settings, clock, database, waker)
     yield made
     made.check()
-    made.close()

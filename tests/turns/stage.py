@@ -10,7 +10,8 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, create_engine
+from sqlalchemy import Row
+from sqlalchemy.exc import DBAPIError
 
 from perdure import Agent
 from perdure.agents import Agents
@@ -67,7 +68,6 @@ class Stage:
         self.volatile: Volatile | None = None
         self.embedder: Embedder = HashEmbedder(384)
         self.connections: Connections | None = None
-        self._observer = create_engine(database.url, isolation_level="AUTOCOMMIT")
 
     @property
     def runtime(self) -> Runtime:
@@ -139,15 +139,17 @@ class Stage:
 
     def sql(self, text: str, **parameters: Any) -> Sequence[Row[Any]]:
         """Run a statement of the test's own."""
-        with self._observer.connect() as connection:
-            offset = {"offset": str(self.clock.offset.total_seconds())}
-            connection.exec_driver_sql("SELECT set_config('perdure.clock_offset', %(offset)s, false)", offset)
+        try:
+            return self._sql(text, parameters)
+        except DBAPIError as error:
+            if not error.connection_invalidated:
+                raise
+        return self._sql(text, parameters)  # the test has ended the connections that lay in the pool
+
+    def _sql(self, text: str, parameters: dict[str, Any]) -> Sequence[Row[Any]]:
+        with self.database.engine.connect() as connection:
             result = connection.exec_driver_sql(text, parameters)
             return result.fetchall() if result.returns_rows else ()
-
-    def close(self) -> None:
-        """Put the test's own connection away."""
-        self._observer.dispose()
 
     def counts(self) -> dict[str, int]:
         """Rows of each table."""

@@ -64,13 +64,12 @@ LONG = UUID("00000000-0000-7000-8000-000000000000")
 
 
 @pytest.fixture
-def large(settings: Settings, clock: MovedClock, database: Database, waker: RecordingWaker) -> Iterator[Stage]:
+def large(settings: Settings, clock: MovedClock, database: Database, waker: RecordingWaker) -> Stage:
     """A stage with some 20,000 turns in 9,000 sessions, one of them 2,000 turns long."""
     made = Stage(settings, clock, database, waker)
     made.sql(_FILL, long=LONG)
     made.sql("ANALYZE")
-    yield made
-    made.close()
+    return made
 
 
 def _nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
