@@ -37,6 +37,8 @@ BATCH = 64
 
 _LEASE_S = 300
 _PAUSE_S = 10
+_DOUBLINGS = 8
+_LONGEST_S = max(_LEASE_S, _PAUSE_S * 2**_DOUBLINGS)
 _WALK_EVERY_S = 86_400
 _PAGE = 512
 _FIRST = UUID(int=0)
@@ -108,7 +110,7 @@ def embed_missing(
         CallAborted: `call` was ended; what was taken is due again when its lease is over.
         Unavailable: the database cannot be reached; doing it again is safe.
     """
-    asked = {"most": batch, "lease_s": _LEASE_S, "most_chars": MAX_CHARS}
+    asked = {"most": batch, "lease_s": _LEASE_S, "most_chars": MAX_CHARS, "furthest_s": _LONGEST_S}
     taken = database.run(queries.TAKE, asked)
     filled = _fill(database, embedder, taken, call) if taken else Filled()
     if filled.error is not None or len(taken) == batch:
@@ -189,7 +191,7 @@ def _fill(database: Database, embedder: Embedder, taken: Sequence[Row[Any]], cal
         raise
     except PerdureError as error:
         log.warning("%d texts get their vectors later: %s", len(there), error)
-        database.run(queries.POSTPONE, {**_keys(there), "pause_s": _PAUSE_S})
+        database.run(queries.POSTPONE, {**_keys(there), "pause_s": _PAUSE_S, "doublings": _DOUBLINGS})
         return Filled(error=error.message)
     registered = register(database, embedder.name, dimensions)
     by_row = {row: None if vector is None else as_parameter(vector) for row, vector in zip(there, vectors, strict=True)}

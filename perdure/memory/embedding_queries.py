@@ -30,12 +30,14 @@ _TEXTS = """
     ORDER BY t.kind, t.id, t.seq
 """
 
-# Takes some of what is due by moving its due time ahead: whoever dies with it leaves it to the next.
+# Takes some of what is due by moving its due time ahead: whoever dies with it leaves it to the next. Due further
+# ahead than any pause is what a clock that was wrong for a while has said.
 TAKE = Statement(
     "embedding.take",
     f"""
     WITH due AS (
-        SELECT kind, id, seq FROM unembedded WHERE due_at <= perdure_now()
+        SELECT kind, id, seq FROM unembedded
+        WHERE due_at <= perdure_now() OR due_at > perdure_now() + make_interval(secs => %(furthest_s)s)
         ORDER BY due_at LIMIT %(most)s
         FOR UPDATE SKIP LOCKED
     ), taken AS (
@@ -99,7 +101,7 @@ POSTPONE = Statement(
     "embedding.postpone",
     """
     UPDATE unembedded AS u
-    SET due_at = perdure_now() + make_interval(secs => %(pause_s)s * 2 ^ least(u.attempts - 1, 8))
+    SET due_at = perdure_now() + make_interval(secs => %(pause_s)s * 2 ^ least(u.attempts - 1, %(doublings)s))
     FROM unnest(%(kinds)s::text[], %(ids)s::uuid[], %(seqs)s::bigint[]) AS taken (kind, id, seq)
     WHERE (u.kind, u.id, u.seq) = (taken.kind, taken.id, taken.seq)
     """,

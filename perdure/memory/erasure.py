@@ -75,7 +75,7 @@ class Eraser:
             Unavailable: the database cannot be reached.
         """
         done = 0
-        for row in self.database.run(queries.DUE, {"most": _MOST_A_ROUND}):
+        for row in self.database.run(queries.DUE, {"most": _MOST_A_ROUND, "lease_s": self.lease_s}):
             asked = {"erasure_id": row.erasure_id, "lease_s": self.lease_s}
             if self.volatile is not None and self._cleaned(row.user_id, row.session_ids, row.erased_at):
                 self.database.run(queries.FINISH, asked)

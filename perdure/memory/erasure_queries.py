@@ -38,7 +38,8 @@ DUE = Statement(
     "erasure.due",
     """
     SELECT erasure_id, user_id, session_ids, erased_at FROM erasures
-    WHERE due_at <= perdure_now() ORDER BY due_at LIMIT %(most)s
+    WHERE due_at <= perdure_now() OR due_at > perdure_now() + make_interval(secs => %(lease_s)s)
+    ORDER BY due_at LIMIT %(most)s
     """,
     writes=False,
 )

@@ -73,7 +73,8 @@ def signature(key: bytes, body: bytes) -> str:
 
 def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UUID) -> Outcome:
     """Attempt one delivery, if it is due. `carriers` has one for `url` and one for `task`."""
-    rows = database.run(queries.TAKE_DELIVERY, {"delivery_id": delivery_id, "attempt_s": ATTEMPT_S})
+    asked = {"delivery_id": delivery_id, "attempt_s": ATTEMPT_S, "furthest_s": LONGEST_RETRY_S}
+    rows = database.run(queries.TAKE_DELIVERY, asked)
     if not rows:
         return NotDue()
     if rows[0].attempts > MAX_ATTEMPTS:  # the last one ended with its process, or in an error of ours
@@ -97,7 +98,8 @@ def retry_after(attempts: int) -> float | None:
 
 def due(database: Database, most: int) -> list[UUID]:
     """Deliveries that should be attempted now, at most `most`."""
-    return [row.delivery_id for row in database.run(queries.DELIVERIES_DUE, {"most": most})]
+    asked = {"most": most, "furthest_s": LONGEST_RETRY_S}
+    return [row.delivery_id for row in database.run(queries.DELIVERIES_DUE, asked)]
 
 
 def _postpone(database: Database, delivery_id: UUID, attempts: int, reason: str) -> Postponed:

@@ -854,12 +854,15 @@ UNWAKE = Statement(
 # --- deliver -----------------------------------------------------------------------------
 
 # Attempts are apart by construction: whoever attempts has moved the due time ahead.
+# Due further ahead than any pause is what a clock that was wrong for a while has said.
+_DELIVERY_DUE = "(due_at <= perdure_now() OR due_at > perdure_now() + make_interval(secs => %(furthest_s)s))"
+
 TAKE_DELIVERY = Statement(
     "deliveries.take",
-    """
+    f"""
     UPDATE deliveries
     SET attempts = attempts + 1, due_at = perdure_now() + make_interval(secs => %(attempt_s)s)
-    WHERE delivery_id = %(delivery_id)s AND status = 'pending' AND due_at <= perdure_now()
+    WHERE delivery_id = %(delivery_id)s AND status = 'pending' AND {_DELIVERY_DUE}
     RETURNING turn_id, target, attempts
     """,
 )
@@ -885,8 +888,8 @@ POSTPONE_DELIVERY = Statement(
 
 DELIVERIES_DUE = Statement(
     "deliveries.due",
-    """
-    SELECT delivery_id FROM deliveries WHERE status = 'pending' AND due_at <= perdure_now()
+    f"""
+    SELECT delivery_id FROM deliveries WHERE status = 'pending' AND {_DELIVERY_DUE}
     ORDER BY due_at LIMIT %(most)s
     """,
     writes=False,

@@ -92,6 +92,18 @@ def test_an_embedder_that_is_away_is_waited_for(database: Database, clock: Moved
     assert embed_missing(database, embedder).embedded == 3
 
 
+def test_a_pause_given_by_a_clock_that_was_ahead_is_none(database: Database, clock: MovedClock) -> None:
+    """The server's clock was wrong for a while and is set back: no text waits until it catches up."""
+    clock.advance(timedelta(days=1))
+    told(database, clock, _TALK)
+    embedder = Fickle()
+    embedder.fault = ProviderError("The embedder's server cannot be reached.", transient=True)
+    assert embed_missing(database, embedder).error is not None
+    embedder.fault = None
+    clock.advance(-timedelta(days=1))
+    assert embed_missing(database, embedder).embedded == 3
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_text_that_is_refused_holds_nobody_up(
     batch: int, database: Database, clock: MovedClock, connection: Connection

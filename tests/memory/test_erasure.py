@@ -31,6 +31,8 @@ from tests.memory.archive import Archive, Echo
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Stage
 
+DAY_S = 86_400.0
+
 MARKER = "zyxomma"
 """In every text of the user that is erased, their id included."""
 
@@ -209,6 +211,14 @@ def test_a_process_that_was_paused_leaves_nothing_behind_for_long(
     assert _eraser(lived, volatile).finish_due() == 1
     assert everything(MARKER).keys() == {f"perdure:stream:{user}"}  # of the user who came back
     assert [each.channel for each in volatile.stream.recent(user, 9)] == ["since"]
+
+
+def test_a_second_pass_put_off_by_a_clock_that_was_ahead_is_due(lived: Stage, volatile: Volatile) -> None:
+    """The server's clock was wrong for a while and is set back: no trace is kept until it catches up."""
+    lived.move(DAY_S)
+    _eraser(lived, volatile).erase(f"user {MARKER}")
+    lived.move(-DAY_S)
+    assert _eraser(lived, volatile).finish_due() == 1
 
 
 def test_while_redis_is_away_the_rows_go_and_the_rest_follows(

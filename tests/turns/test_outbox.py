@@ -26,6 +26,8 @@ from perdure.turns.outbox import (
 )
 from tests.turns.stage import PATIENCE_S, Stage, side_by_side
 
+DAY_S = 86_400.0
+
 
 class Recipient:
     """A carrier that keeps what arrived, and fails as often as it is told to."""
@@ -93,6 +95,17 @@ def test_a_failure_is_tried_again_later(stage: Stage) -> None:
     stage.move(FIRST_RETRY_S * 2)
     assert _deliver(stage, recipient, delivery_id) == Delivered()
     assert _row(stage, delivery_id).last_error is None
+
+
+def test_a_pause_given_by_a_clock_that_was_ahead_is_none(stage: Stage) -> None:
+    """The server's clock was wrong for a while and is set back: no receiver waits until it catches up."""
+    stage.move(DAY_S)
+    delivery_id = _owed(stage)
+    recipient = Recipient(failures=1)
+    assert _deliver(stage, recipient, delivery_id) == Postponed(FIRST_RETRY_S)
+    stage.move(-DAY_S)
+    assert due(stage.database, 10) == [delivery_id]
+    assert _deliver(stage, recipient, delivery_id) == Delivered()
 
 
 def test_it_is_given_up_in_the_end(stage: Stage) -> None:
