@@ -38,14 +38,23 @@ class ErrorMessages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sentences:
-    """Error messages by their codes; `by_language` has others for some languages. See `ErrorMessages`."""
+    """Error messages by their codes; `by_language` has others for some languages. See `ErrorMessages`.
+
+    Languages are tags as in BCP 47, looked up as RFC 4647 has it: `de-AT`, where there is none, means `de`.
+    """
 
     by_code: Mapping[str, str]
     by_language: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def find(self, code: str, language: str | None) -> str | None:
         """The sentence for an error's code."""
-        return self.by_language.get(language or "", {}).get(code) or self.by_code.get(code)
+        sentences = {tag.lower(): of_tag for tag, of_tag in self.by_language.items()}
+        wanted = (language or "").replace("_", "-").lower()
+        while wanted:
+            if found := sentences.get(wanted, {}).get(code):
+                return found
+            wanted = wanted.rpartition("-")[0]
+        return self.by_code.get(code)
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ class AnthropicModel:
                         break
             rest, reply = assembly.finish()
             call.delta(rest)
+            exchange.answered()
             return reply
 
     def close(self) -> None:

@@ -48,6 +48,10 @@ class Exchange:
     name: str
     request_id: str | None = None
 
+    def answered(self) -> None:
+        """Say in the log which request a reply came from, for who has to ask the provider about it."""
+        _log.info("%s answered: request id %s", self.name, self.request_id)
+
     def report(self, error: PerdureError, status: int | None = None, code: str | None = None) -> PerdureError:
         """Say in the log and on `error` which request failed, and return `error`."""
         said = f"{self.name}: {error.code}: status {status}, code {code}, request id {self.request_id}"

@@ -15,8 +15,10 @@ import select
 import socket
 import ssl
 import threading
+import time
 import urllib.request
 from collections.abc import Iterable, Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -25,6 +27,7 @@ import httpcore2
 import httpx2
 
 from perdure.errors import InvalidResponse, PerdureError
+from perdure.lookup import Found, look_up
 from perdure.models.protocol import ModelCall
 
 CONNECT_TIMEOUT_S = 5.0
@@ -57,6 +60,25 @@ class Line:
             self._hung_up = True
             if self._socket is not None:
                 _shut_down(self._socket)
+
+    def addresses_of(self, host: str, port: int, timeout: float | None) -> Found:
+        """Look `host` up; a resolver that takes longer than the call or `timeout` (seconds) is left behind.
+
+        Raises:
+            CallAborted, DeadlineExceeded: the call is over.
+            TimeoutError: the resolver did not answer in time.
+            OSError: there is no such host, or the call was hung up.
+        """
+        found = look_up(host, port)
+        give_up = time.monotonic() + (float("inf") if timeout is None else timeout)
+        while not found.done():
+            left = min(self._call.remaining(), self._patience_s, give_up - time.monotonic())
+            if left <= 0:
+                raise TimeoutError(f"{host} was not looked up in time")
+            wait([found], timeout=min(left, _LINGER_S))
+            if self._hung_up:
+                raise ConnectionAbortedError("the call was hung up")
+        return found.result()
 
     @contextmanager
     def waiting_on(self, sock: socket.socket, timeout: float | None) -> Iterator[None]:
@@ -177,7 +199,9 @@ class _Backend(httpcore2.NetworkBackend):
     ) -> httpcore2.NetworkStream:
         failure: Exception = httpcore2.ConnectError(f"no address for {host}")
         try:
-            addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = _line.get().addresses_of(host, port, timeout)
+        except TimeoutError as error:
+            raise httpcore2.ConnectTimeout(str(error)) from error
         except OSError as error:
             raise httpcore2.ConnectError(str(error)) from error
         for family, kind, protocol, _, address in addresses:

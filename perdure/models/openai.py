@@ -54,6 +54,7 @@ class OpenAIModel:
                     call.delta(assembly.feed(chunk))
             rest, reply = assembly.finish()
             call.delta(rest)
+            exchange.answered()
             return reply
 
     def close(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -19,6 +18,7 @@ import httpx2
 from pydantic import Field
 
 from perdure.errors import ToolError
+from perdure.lookup import look_up
 from perdure.tools.registry import Effect, Tool, ToolContext, tool
 from perdure.untrusted import first_line, storable
 
@@ -32,6 +32,8 @@ MAX_REDIRECTS = 5
 
 _LOOK_UP_S = 0.1
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_SPECIAL = (ipaddress.ip_network("192.88.99.0/24"), ipaddress.ip_network("3fff::/20"))
+"""For relays to IPv6, and for documents (RFC 7526, RFC 9637): Python 3.11 takes them for public."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -162,7 +164,7 @@ async def _checked(url: httpx2.URL, allowed: Sequence[Network]) -> Address:
     if url.scheme not in {"http", "https"} or not url.host:
         raise Refused(f"{str(url)!r} is refused: expected an address that begins with http:// or https://.")
     port = url.port or {"http": 80, "https": 443}[url.scheme]
-    found = await asyncio.get_running_loop().getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
+    found = await asyncio.wrap_future(look_up(url.host, port))
     addresses = [ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found]
     for address in addresses:
         if not (is_public(address) or any(address in network for network in allowed)):
@@ -182,6 +184,8 @@ def is_public(address: Address) -> bool:
             return is_public(inner)
         if address.is_site_local:  # deprecated, and private where it is still in use
             return False
+    if any(address in network for network in _SPECIAL):
+        return False
     return address.is_global and not address.is_multicast and not address.is_reserved
 
 

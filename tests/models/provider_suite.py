@@ -276,6 +276,15 @@ class ProviderSuite(ModelSuite):
         assert "request id req_1" in caught.value.__notes__[0]
         assert "req_1" not in caught.value.message
 
+    def test_says_where_a_reply_came_from(
+        self, model: Model, server: ProviderServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A provider is asked about answers, too, that are odd."""
+        server.script(Answer("an odd one"))
+        with caplog.at_level(logging.INFO):
+            ask(model, QUESTION)
+        assert f"{model.name} answered: request id req_1" in caplog.messages
+
     def test_a_server_that_is_not_there_is_a_failure_that_may_pass(self, model: Model, server: ProviderServer) -> None:
         """Refused connections are the provider's failure, to be retried, not the caller's."""
         server.stop()

@@ -13,6 +13,7 @@ import httpx2
 import pytest
 
 from perdure.clock import SystemClock
+from perdure.errors import DeadlineExceeded
 from perdure.models import line
 from perdure.models.openai import OpenAIModel
 from perdure.models.protocol import CallAborted, ModelReply
@@ -78,6 +79,25 @@ def test_hanging_up_ends_a_connect(
     monkeypatch.setattr(line, "_connect", noted)
     monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{full_backlog}/v1")
     _aborted_at_once(OpenAIModel("m", SystemClock()), pool, lambda: _happens(connecting))
+
+
+def test_a_resolver_that_is_silent_is_left_behind(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes half a minute to give up; a call ends when it is hung up, and at its deadline."""
+    asked, answered = threading.Event(), threading.Event()
+
+    def silent(*_: object, **__: object) -> object:
+        asked.set()
+        answered.wait(60)
+        raise socket.gaierror("nobody knows")
+
+    monkeypatch.setattr(socket, "getaddrinfo", silent)
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://silent.example/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tests")
+    model = OpenAIModel("m", SystemClock())
+    _aborted_at_once(model, pool, lambda: _happens(asked))
+    with pytest.raises(DeadlineExceeded):
+        ask(model, QUESTION, call=new_call(0.2))
+    answered.set()
 
 
 def test_hanging_up_ends_a_handshake(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import gzip
 import ipaddress
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +18,7 @@ from perdure.errors import ToolError
 from perdure.tools import fetching
 from perdure.tools.fetching import http_get, http_get_tool, is_public
 from perdure.tools.registry import ToolContext
+from tests.turns.stage import PATIENCE_S
 
 LOOPBACK = "127.0.0.0/8"
 
@@ -230,6 +232,22 @@ def test_a_server_that_drips_gains_nothing(site: str, context: ToolContext) -> N
         http_get_tool([LOOPBACK], timeout_s=0.3).call({"url": f"{site}/drip"}, context)
 
 
+def test_a_resolver_that_is_silent_gains_nothing(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take half a minute, and nothing can wake whoever asks it."""
+    answered = threading.Event()
+
+    def silent(*_: Any, **__: Any) -> Any:
+        answered.wait(PATIENCE_S)
+        raise socket.gaierror("nobody knows")
+
+    monkeypatch.setattr(socket, "getaddrinfo", silent)
+    began = time.monotonic()
+    with pytest.raises(ToolError, match=r"did not answer in full within 0\.3 s"):
+        http_get_tool([LOOPBACK], timeout_s=0.3).call({"url": "http://silent.example/"}, context)
+    assert time.monotonic() - began < PATIENCE_S / 2
+    answered.set()
+
+
 def test_a_turn_that_is_cancelled_waits_no_longer(site: str, context: ToolContext) -> None:
     """The thread is given back at once."""
     context.cancelled.set()
@@ -250,6 +268,8 @@ def test_a_turn_that_is_cancelled_waits_no_longer(site: str, context: ToolContex
         ("224.0.0.1", False),
         ("255.255.255.255", False),
         ("fc00::1", False),
+        ("192.88.99.1", False),
+        ("3fff:fff::1", False),
         ("0.0.0.0", False),  # noqa: S104 (nothing is bound)
     ],
 )

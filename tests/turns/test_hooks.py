@@ -99,6 +99,9 @@ def test_failures_in_the_agents_own_words(stage: Stage) -> None:
     assert (german["error"]["code"], german["reply"]["text"]) == ("GUARD_REJECTED", "Nein.")
     assert stage.ask(metadata={"language": {"not": "text"}})["reply"]["text"] == "No."
 
+    for tag, sentence in (("de-AT", "Nein."), ("DE_ch", "Nein."), ("fr-BE", "No."), ("deu", "No."), ("-", "No.")):
+        assert words.find("GUARD_REJECTED", tag) == sentence
+
     class Broken:
         """Finds nothing."""
 
