@@ -53,6 +53,8 @@ MAX_CALLS = 32
 """Calls of one reply that are run; the model is told to ask for fewer beyond."""
 
 _LOOK_UP_S = 0.5
+_RECORDING_S = 5.0
+"""Seconds that a result may take to be recorded, if it came in time."""
 
 UNKNOWN_OUTCOME = (
     "The outcome of this call is unknown: it was interrupted after it had begun and is not repeated, "
@@ -163,15 +165,23 @@ class _Run:
         until: float,
         variables: WorkingVariables,
         done: queue.SimpleQueue[_Run],
+        *,
+        came: threading.Event | None = None,
     ) -> None:
         self.planned = planned
-        self.until = until
+        self._until = until
+        self._came = came or threading.Event()
         self.variables = variables
         self.outcome: Any = None
         self._work = work
         self._done = done
         self.thread = threading.Thread(target=self._go, name=f"perdure-tool-{planned.call.name[:40]}", daemon=True)
         self.thread.start()
+
+    @property
+    def until(self) -> float:
+        """When its time is up; a result that `came` in time has some more, to be recorded."""
+        return self._until + (_RECORDING_S if self._came.is_set() else 0.0)
 
     @property
     def alive(self) -> bool:
@@ -381,9 +391,11 @@ class Ledger:
         if not self._hold.still_valid():
             self._extend(planned)
         context, until = self._context(planned), self._now() + planned.timeout_s
+        came = threading.Event()
 
         def note(status: str, text: str) -> None:
-            if record or self._now() >= until:
+            in_time = _marked(came, if_so=self._now() < until)
+            if record or not in_time:
                 self._finish(planned, status, text, context.working_variables.changes())
 
         def work() -> str:
@@ -397,7 +409,7 @@ class Ledger:
             note("done", text)
             return text
 
-        return _Run(planned, work, until, context.working_variables, done)
+        return _Run(planned, work, until, context.working_variables, done, came=came)
 
     def _call(self, tool: RunnableTool, planned: Planned, context: ToolContext, until: float) -> str:
         """What the tool returns, with the agent's hooks around it.
@@ -549,6 +561,12 @@ def _noting_changes(asking: Entry, rows: Mapping[int, Row[Any]], results: Iterab
         else:
             noted.append(result)
     return noted
+
+
+def _marked(event: threading.Event, *, if_so: bool) -> bool:
+    if if_so:
+        event.set()
+    return if_so
 
 
 def _is_intended(row: Row[Any] | None) -> bool:

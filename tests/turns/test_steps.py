@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import errors, tool
+from perdure.database.engine import Moment
 from perdure.errors import PerdureError, ToolError
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Role, ToolCall, Usage
 from perdure.tools.registry import ToolContext
@@ -400,6 +401,37 @@ def test_a_result_that_came_in_time_counts_while_another_call_hangs(stage: Stage
     stage.ask()
     assert _results(stage) == [*["transferred"] * 3, "second"]
     release.set()
+
+
+def test_a_result_that_came_in_time_counts_while_it_is_recorded(stage: Stage) -> None:
+    """Its time is over before its row is written: it happened, and that is known."""
+    first = "SELECT 1 FROM tool_effects WHERE tool = 'note' AND status = 'done'"
+    moved: list[str] = []
+
+    @tool(effect="pure")
+    def note() -> str:
+        """Come first."""
+        return "noted"
+
+    @tool(timeout_s=10)
+    def transfer() -> str:
+        """Come second."""
+        until(lambda: stage.sql(first), "the other one is done")
+        return "transferred"
+
+    def late(moment: Moment, name: str) -> None:
+        if (moment, name) == ("before", "turns.finish_effect"):
+            moved.append(name)
+            if len(moved) == 2:
+                stage.move(12)
+                pause.wait(1)  # longer than the turn waits at a time
+
+    pause = threading.Event()
+    stage.equip(note, transfer)
+    stage.script(calls(("note", {}), ("transfer", {})), says("I see."))
+    with stage.hooked(late):
+        stage.ask()
+    assert _results(stage) == ["noted", "transferred"]
 
 
 def test_a_tool_knows_on_whose_behalf_it_runs(stage: Stage) -> None:
