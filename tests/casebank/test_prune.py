@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
+import os
+import signal
 import threading
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -18,6 +22,7 @@ from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import Conflict, NotFound
 from perdure.settings import PruneApproval
+from tests import forked
 from tests.casebank.bank import TABLES, Post, bank, column, everything, put, statuses
 
 NORTH, NEARLY, EAST, UP = [1.0, 0, 0, 0], [0.99, 0.01, 0, 0], [0, 1.0, 0, 0], [0, 0, 1.0, 0]
@@ -239,42 +244,43 @@ def test_a_case_restored_while_a_run_plans_to_archive_it_stays(filled: Database,
 # --- killed, resumed, two at once ------------------------------------------------------------
 
 
-class Killed(BaseException):
-    """Stands for the end of the process."""
-
-
-def kill_at(database: Database, boundary: int) -> None:
-    """End the process at the commit of that number, before or after it in turn."""
-    seen = iter(range(10_000))
-
-    def look(_moment: str, _name: str) -> None:
-        if next(seen) == boundary:
-            raise Killed
-
-    database.observe = look
-
-
 @pytest.mark.long
-def test_a_run_killed_anywhere_is_resumed_and_nothing_is_done_twice(database: Database, clock: MovedClock) -> None:
-    """@REQ:CONSOLIDATION-001.4: at each of its commits, before and after; a batch is one case, so there are many."""
+def test_a_run_killed_anywhere_is_resumed_and_nothing_is_done_twice(
+    database: Database, database_url: str, clock: MovedClock, tmp_path: Path
+) -> None:
+    """@REQ:CONSOLIDATION-001.4: a process, by SIGKILL, before and after each of its commits; a batch is one case."""
     parts = bank(database, clock, duplicate_batch=1)
-    for boundary in range(1_000):
+    for boundary in itertools.count():
         clear(database)
         fill(database)
-        kill_at(database, boundary)
-        try:
-            prune.run(parts)
-        except Killed:
-            database.observe = None
+        killed = _killed_at(boundary, database_url, tmp_path)
+        if killed:
             assert details(gone_on(parts, clock)) == EXPECTED
-        else:
-            break
+            clock.advance(-clock.offset)
         archived = column(database, "SELECT case_id FROM case_history WHERE event = 'archived' ORDER BY case_id")
         assert archived == column(database, "SELECT case_id FROM case_archive ORDER BY case_id")
         assert archived == ["low", "sleeper", "twin"]
         assert column(database, "SELECT usage_count FROM cases WHERE case_id = 'good'") == [30]
         assert len(runs.list_runs(database)) == 1
+        if not killed:
+            break
     assert boundary > 20
+
+
+def _killed_at(boundary: int, database_url: str, directory: Path) -> bool:
+    """Prune in a process that is killed there; False if it came to its end before."""
+    process = forked.start(
+        forked.Program(
+            "tests.casebank.killing:main",
+            ["killing", database_url, str(boundary)],
+            dict(os.environ),
+            directory,
+            stderr=directory / "stderr",
+        )
+    )
+    process.join(60)
+    assert process.exitcode in {0, -signal.SIGKILL}, (directory / "stderr").read_text()
+    return process.exitcode != 0
 
 
 def gone_on(parts: prune.Bank, clock: MovedClock) -> dict[str, Any]:
