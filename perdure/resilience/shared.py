@@ -123,13 +123,16 @@ class SharedCircuits:
             return None
         try:
             answer = ask(self._fleet)
-            self._free_slots(self._fleet)
         except Unavailable as error:
             self._note_away(error)
             return None
         self._note_back()
         self._own.follow(name, answer)
         self._tell(name, answer, fleet=True)
+        try:
+            self._free_slots(self._fleet)
+        except Unavailable as error:  # the answer stands: a call that was let through holds its slot
+            self._note_away(error)
         return answer
 
     def _free_slots(self, fleet: FleetCircuits) -> None:

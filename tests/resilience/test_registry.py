@@ -151,6 +151,30 @@ def test_a_probes_slot_is_not_left_behind_by_an_answer_that_was_lost(
     circuits.close()
 
 
+def test_an_answer_stands_though_freeing_anothers_slot_fails(
+    redis_url: str, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis went away between the two: a call that it let through is not asked about again elsewhere."""
+    policy = Policy.of(SETTINGS)
+    fleet = FleetCircuits(redis_url, policy, lambda: round(clock.offset.total_seconds() * 1_000))
+    circuits = SharedCircuits(OwnCircuits(policy, clock), fleet, clock, None)
+
+    def away(*_: Any) -> Answer:
+        raise Unavailable("Away.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fleet, "admit", away)
+        assert not circuits.admit("llm:test", "1", 600_000).fleet
+    clock.advance(timedelta(seconds=PAUSE_S + 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(fleet, "free", away)
+        asked = circuits.admit("llm:test", "2", 600_000)
+        assert asked.fleet
+        assert asked.answer.admission is not None
+        assert not circuits.admit("llm:test", "3", 600_000).fleet
+    circuits.close()
+
+
 def test_a_listener_that_fails_stops_no_call(redis_url: str, clock: MovedClock) -> None:
     """Who only watches must not be able to break what it watches."""
 
