@@ -19,7 +19,8 @@ from perdure.database.engine import Statement
 # nothing.
 _BY_WORDS = """
     WITH asked AS MATERIALIZED (
-        SELECT term, quoted, quoted::tsquery AS query
+        SELECT row_number() OVER (ORDER BY length(term) DESC, term)::integer AS number,
+               term, quoted, quoted::tsquery AS query
         FROM unnest(tsvector_to_array(perdure_words(%(query)s))) AS term
         CROSS JOIN LATERAL (SELECT array_to_tsvector(ARRAY[term])::text AS quoted OFFSET 0) AS of_term
         ORDER BY length(term) DESC, term LIMIT %(most_terms)s
@@ -32,29 +33,30 @@ _BY_WORDS = """
     ), own AS MATERIALIZED (
         SELECT count(*) FILTER (WHERE fits) AS rows, count(*) > %(most_rows)s AS many FROM newest
     ), held AS MATERIALIZED (
-        SELECT {key}, length(n.words) AS length, asked.quoted
+        SELECT {key}, length(n.words) AS length, asked.number
         FROM newest AS n JOIN asked ON n.words @@ asked.query
         WHERE n.fits AND n.words IS NOT NULL
     ), counted AS (
-        SELECT quoted, count(*) AS rows FROM held GROUP BY quoted
+        SELECT number, count(*) AS rows FROM held GROUP BY number
     ), weighed AS MATERIALIZED (
-        SELECT quoted, asked.query, coalesce(counted.rows, 0) <= %(common)s::double precision * own.rows AS uncommon,
+        SELECT number, quoted, asked.query,
+               coalesce(counted.rows, 0) <= %(common)s::double precision * own.rows AS uncommon,
                ln(1 + (own.rows - coalesce(counted.rows, 0) + 0.5) / (coalesce(counted.rows, 0) + 0.5))
                  ::double precision AS idf,
                row_number() OVER (ORDER BY coalesce(counted.rows, 0), length(asked.term) DESC, quoted) AS position
-        FROM own, asked LEFT JOIN counted USING (quoted)
+        FROM own, asked LEFT JOIN counted USING (number)
     ), step AS MATERIALIZED (
-        SELECT number, first.position,
+        SELECT terms, first.position,
                (array_to_tsvector(ARRAY[perdure_owner(%(user_id)s)])::text || ' & ' || first.quoted
-                  || CASE number WHEN 1 THEN ' & (' || string_agg(other.quoted, ' | ')
+                  || CASE terms WHEN 2 THEN ' & (' || string_agg(other.quoted, ' | ')
                                                FILTER (WHERE other.position > first.position) || ')'
                                  ELSE coalesce(' & !(' || string_agg(other.quoted, ' | ') || ')', '') END)::tsquery
                  AS query
-        FROM own CROSS JOIN generate_series(1, 2) AS number CROSS JOIN weighed AS first
+        FROM own CROSS JOIN generate_series(1, 2) AS terms CROSS JOIN weighed AS first
         LEFT JOIN weighed AS other ON other.uncommon AND other.position <> first.position
         WHERE own.many AND first.uncommon
-        GROUP BY number, first.position, first.quoted
-        ORDER BY number, first.position
+        GROUP BY terms, first.position, first.quoted
+        ORDER BY terms DESC, first.position
     ), older AS MATERIALIZED (
         SELECT {key}, w.words
         FROM step CROSS JOIN LATERAL (
@@ -65,10 +67,11 @@ _BY_WORDS = """
     ), scored AS (
         SELECT {key}, length, sum(weighed.idf) AS idf, avg(length) OVER ()::double precision AS mean_length
         FROM (SELECT * FROM held
-              UNION
-              SELECT {key}, length(w.words), weighed.quoted
-              FROM older AS w JOIN weighed ON w.words @@ weighed.query) AS found
-        JOIN weighed USING (quoted)
+              UNION ALL
+              SELECT DISTINCT {key}, length(w.words), weighed.number
+              FROM older AS w JOIN weighed ON w.words @@ weighed.query
+              WHERE ({key}) NOT IN (SELECT {key} FROM newest)) AS found
+        JOIN weighed USING (number)
         GROUP BY {key}, length
     )
     SELECT {key}, idf * (2.2 / (1.6 + 0.6 * length / mean_length))::double precision AS score
