@@ -23,6 +23,7 @@ import time
 from enum import Enum, auto
 
 from perdure.errors import Unavailable
+from perdure.sessions.states import State
 from perdure.settings import ShutdownSettings
 from perdure.turns.incoming import DEFAULT_PRIORITY
 from perdure.turns.runner import Turns
@@ -151,11 +152,14 @@ def _give_back(process: Process) -> int:
         log.warning("leases were not given back, and run out: %s", error.message)
         return 0
     wake = process.runtime.wake
-    for session_id, is_ending in released:
-        if is_ending:
-            wake.ending(session_id)
-        else:
-            wake.session(session_id, DEFAULT_PRIORITY)
+    for session_id, state in released:
+        match state:
+            case State.SUMMARIZING | State.ENDING:
+                wake.ending(session_id)
+            case State.ENDED:
+                wake.consolidation(session_id)
+            case _:
+                wake.session(session_id, DEFAULT_PRIORITY)
     return len(released)
 
 

@@ -25,6 +25,7 @@ from perdure.clock import Clock
 from perdure.database.engine import Database
 from perdure.errors import Unavailable
 from perdure.models.protocol import ModelCall
+from perdure.sessions.states import State
 from perdure.settings import TurnSettings
 from perdure.snapshots.store import Version
 from perdure.turns import queries
@@ -286,15 +287,15 @@ class Keeper:
         with self._lock:
             return [*reversed(self._touched.items())]
 
-    def release_all(self) -> list[tuple[UUID, bool]]:
-        """Give back every lease, for a process that must leave in mid-turn; the sessions, and which of them end."""
+    def release_all(self) -> list[tuple[UUID, State]]:
+        """Give back every lease, for a process that must leave in mid-turn; the sessions, and where they stand."""
         with self._lock:
             holds = list(self._holds.values())
         for hold in holds:
             hold.lose()
         held = {"session_ids": [hold.session_id for hold in holds], "tokens": [hold.token for hold in holds]}
         rows = self._database.run(queries.RELEASE_ALL, held, urgent=True) if holds else ()
-        return [(row.session_id, row.is_ending) for row in rows]
+        return [(row.session_id, State(row.state)) for row in rows]
 
     def park(self) -> int:
         """Have the turns that run now given up at their next safe point, and no ending of a session; how many."""

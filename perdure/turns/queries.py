@@ -560,7 +560,8 @@ RECALL = Statement(
     """,
 )
 
-# A process that must leave now gives back whatever it holds: turns are parked, an ending stays as far as it is.
+# A process that must leave now gives back whatever it holds: turns are parked; an ending, and a
+# session that memories are drawn from, stay as far as they are.
 RELEASE_ALL = Statement(
     "turns.release_all",
     f"""
@@ -568,16 +569,16 @@ RELEASE_ALL = Statement(
         UPDATE sessions AS s
         SET lease_until = NULL, lease_owner = NULL, woken_at = NULL,
             strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
-            state = CASE WHEN s.state IN ('{State.SUMMARIZING}', '{State.ENDING}') THEN s.state
+            state = CASE WHEN s.state IN ('{State.SUMMARIZING}', '{State.ENDING}', '{State.ENDED}') THEN s.state
                          ELSE {sql(Trigger.TURN_STOPPED, column="s.state")} END
         FROM unnest(%(session_ids)s::uuid[], %(tokens)s::bigint[]) AS mine (session_id, token)
         WHERE s.session_id = mine.session_id AND s.token = mine.token
-        RETURNING s.session_id, s.state <> '{State.ACTIVE}' AS is_ending
+        RETURNING s.session_id, s.state
     ), parked AS (
         UPDATE turns AS t SET status = 'parked' FROM fenced
         WHERE t.session_id = fenced.session_id AND t.settled_at IS NULL AND t.status = 'running'
     )
-    SELECT session_id, is_ending FROM fenced
+    SELECT session_id, state FROM fenced
     """,
 )
 

@@ -13,6 +13,7 @@ from perdure.errors import DeadlineExceeded
 from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelRequest
 from perdure.sessions.ending import request_end
 from perdure.sessions.queries import CLAIM_ENDING
+from perdure.sessions.states import State
 from perdure.turns import queries
 from perdure.turns.cancelling import cancel
 from perdure.turns.lease import GRACE_S, Claimed, Hold, Keeper
@@ -94,21 +95,31 @@ def test_it_renews_all_in_one_statement(stage: Stage, keeper: Keeper) -> None:
 
 
 def test_whatever_is_held_is_given_back_at_once(stage: Stage, keeper: Keeper) -> None:
-    """A process at its hard limit: what it runs is parked, an ending stays as far as it is; others go on with both."""
+    """At the hard limit: what runs is parked, what ends or has ended stays as far as it is; others go on with all."""
     ended = stage.send(user_id="eva").session_id
     assert stage.run(ended) == Ran(1)
     request_end(stage.database, ended, "enough")
     found, _ = stage.claimed(stage.send().session_id)
     assert found.turn is not None
     ending = stage.database.run(CLAIM_ENDING, {"session_id": ended, "owner": "w", "lease_s": 30.0})[0]
+    over = stage.send(user_id="max").session_id
+    assert stage.run(over) == Ran(1)
+    stage.sql("UPDATE sessions SET state = 'ended', ended_at = perdure_now() WHERE session_id = %(id)s", id=over)
     taken, _ = stage.claimed(stage.send(user_id="bob").session_id)
     stage.sql("UPDATE sessions SET token = token + 1 WHERE session_id = %(id)s RETURNING token", id=taken.session_id)
     with ExitStack() as held:
         holds = [
             held.enter_context(keeper.holding(each))
-            for each in (found, Claimed(ended, ending.token, 0, 0.0, None), taken)
+            for each in (
+                found,
+                Claimed(ended, ending.token, 0, 0.0, None),
+                Claimed(over, stage.session(over).token, 0, 0.0, None),
+                taken,
+            )
         ]
-        assert sorted(keeper.release_all()) == sorted([(found.session_id, False), (ended, True)])
+        assert sorted(keeper.release_all()) == sorted(
+            [(found.session_id, State.ACTIVE), (ended, State.SUMMARIZING), (over, State.ENDED)]
+        )
         assert all(hold.lost for hold in holds)
     assert (stage.session(found.session_id).state, stage.session(ended).state) == ("active", "summarizing")
     assert stage.turn(found.turn.turn_id)["status"] == "parked"
