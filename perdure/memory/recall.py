@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -47,8 +47,8 @@ CANDIDATES = 60
 
 _WITHIN = 20
 _MOST_TERMS = 32
-_MOST_ROWS = 1_000
-_MOST_FOUND = 300
+_MOST_ROWS = 500
+_MOST_FOUND = 200
 _COMMON = 0.1
 """A term that more than this share of a user's newest rows hold is not looked up among the older ones."""
 
@@ -220,9 +220,9 @@ class _Asked:
         """The `k` best messages."""
         weights = self.recall.settings
         by_words = _normalised(self._by_words(queries.MESSAGES_BY_WORDS), _place)
-        near = [_place(row) for row in self.near(queries.MESSAGES_NEAR)]
-        within = [_place(row) for row in self._within(queries.MESSAGES_WITHIN)]
-        around = self._around(_best_first(by_words, near, within))
+        places = {*by_words, *(_place(row) for row in self.near(queries.MESSAGES_NEAR))}
+        places |= {_place(row) for row in self._within(queries.MESSAGES_WITHIN)}
+        around = self._around(places)
         similar = _stretched({_place(row): row.similarity for row in around})
         in_time = {_place(row): _is_within(row.occurred_at, self.when) for row in around}
         own = {
@@ -245,29 +245,32 @@ class _Asked:
         ids |= {row.memory_id for row in self._within(queries.MEMORIES_WITHIN)}
         if not ids:
             return []
-        rows = self._run(queries.MEMORIES, memory_ids=sorted(ids))
+        rows = self._run(queries.MEMORIES, memory_ids=list(ids))
         similar = _stretched({row.memory_id: row.similarity for row in rows})
         total = weights.recall_text + weights.recall_vector
         highest = total * (1 + weights.recall_time * bool(self.when)) * (1 + _WORTH)
-        found = []
-        for row in rows:
+
+        def score(row: Any) -> float:
             fused = weights.recall_text * by_words.get(row.memory_id, 0.0)
             fused += weights.recall_vector * similar.get(row.memory_id, 0.0)
             fused += weights.recall_time * total * _is_within(row.valid_from, self.when)
             fused *= (1 + _WORTH * row.value) * (1 if row.valid_to is None else _SUPERSEDED)
-            found.append(
-                Recalled(
-                    Layer.SEMANTIC,
-                    row.memory_id,
-                    row.content,
-                    min(1.0, fused / highest) if highest else 0.0,
-                    tuple(row.message_ids),
-                    row.valid_from,
-                    kind=row.kind,
-                    valid_to=row.valid_to,
-                )
+            return min(1.0, fused / highest) if highest else 0.0
+
+        best = sorted(((score(row), row) for row in rows), key=lambda each: (-each[0], each[1].memory_id))[:k]
+        return [
+            Recalled(
+                Layer.SEMANTIC,
+                row.memory_id,
+                row.content,
+                fused,
+                tuple(row.message_ids),
+                row.valid_from,
+                kind=row.kind,
+                valid_to=row.valid_to,
             )
-        return sorted(found, key=lambda each: (-each.score, str(each.id)))[:k]
+            for fused, row in best
+        ]
 
     def _run(self, statement: Statement, **given: Any) -> Sequence[Any]:
         seen = self.seen
@@ -306,14 +309,15 @@ class _Asked:
         for span in self.when:
             yield from self._run(statement, start=span.start, end=span.end, most=_WITHIN)
 
-    def _around(self, places: Sequence[_Place]) -> Sequence[Any]:
+    def _around(self, places: Collection[_Place]) -> Sequence[Any]:
         if not places:
             return ()
+        stretches = _stretches(places)
         return self._run(
             queries.AROUND,
-            session_ids=[each[0] for each in places],
-            seqs=[each[1] for each in places],
-            reach=_SEQ_REACH,
+            session_ids=[session_id for session_id, _, _ in stretches],
+            firsts=[first for _, first, _ in stretches],
+            lasts=[last for _, _, last in stretches],
         )
 
     def _told(self, best: Sequence[_Place], scores: Mapping[_Place, float]) -> list[Recalled]:
@@ -369,8 +373,15 @@ def _stretched(similarities: Mapping[Any, float | None]) -> dict[Any, float]:
     return {key: (value - low) / reach if reach > 0 else 0.0 for key, value in known.items()}
 
 
-def _best_first(by_words: Mapping[_Place, float], near: Iterable[_Place], within: Iterable[_Place]) -> list[_Place]:
-    return list(dict.fromkeys([*by_words, *near, *within]))
+def _stretches(places: Iterable[_Place]) -> list[tuple[UUID, int, int]]:
+    """What lies within reach of any of the places: sessions with a first and a last `seq`, none overlapping."""
+    stretches: list[tuple[UUID, int, int]] = []
+    for session_id, seq in sorted(places):
+        first, last = seq - _SEQ_REACH, seq + _SEQ_REACH
+        if stretches and stretches[-1][0] == session_id and first <= stretches[-1][2] + 1:
+            first = stretches.pop()[1]
+        stretches.append((session_id, first, last))
+    return stretches
 
 
 def _lent(own: Mapping[_Place, float], share: float) -> dict[_Place, float]:

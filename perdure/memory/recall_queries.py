@@ -118,9 +118,8 @@ def _few(table: str) -> Statement:
             SELECT greatest(%(exact_rows)s, 25 * sqrt(greatest(reltuples, 0)))::bigint AS rows
             FROM pg_class WHERE oid = '{table}'::regclass
         )
-        SELECT count(*) <= (SELECT rows FROM bound) AS few
-        FROM (SELECT FROM {table} WHERE user_id = %(user_id)s AND embedder_id = %(embedder_id)s
-              LIMIT (SELECT rows FROM bound) + 1) AS own
+        SELECT NOT EXISTS (SELECT FROM {table} WHERE user_id = %(user_id)s AND embedder_id = %(embedder_id)s
+                           OFFSET (SELECT rows FROM bound)) AS few
         """,  # noqa: S608 (constants)
         writes=False,
     )
@@ -156,22 +155,22 @@ MEMORIES_NEAR = Statement(
     writes=False,
 )
 
-# By the index: it gives rows of anybody in order, nearest first, until enough are the user's (the
+# By the index: it gives rows of anybody in order, nearest first, until enough are the user's and wanted (the
 # connection has `hnsw.iterative_scan` on). CASE keeps off the index on users, and has the planner expect that half of
 # all rows are theirs, whoever asks: with a better guess it reads and sorts the whole table instead. The
-# index holds half precision; what it finds is ordered again by the vectors themselves (`::vector` first: a parameter
-# has the type to which it is cast first, and the question would lose precision for both).
+# index holds half precision; what it finds, a third more than is asked for, is ordered again by the vectors
+# themselves (`::vector` first: a parameter has the type to which it is cast first, and the question would lose
+# precision for both).
 _NEAR_BY_INDEX = """
     WITH near AS MATERIALIZED (
         SELECT {columns}, w.vector FROM {table} AS w
         WHERE w.embedder_id = {embedder_id} AND w.vector IS NOT NULL
-          AND CASE WHEN w.user_id = %(user_id)s THEN true ELSE false END
+          AND CASE WHEN w.user_id = %(user_id)s THEN {condition} ELSE false END
         ORDER BY w.vector::halfvec({dimensions}) <=> %(vector)s::vector::halfvec({dimensions})
-        LIMIT %(most)s * 2
+        LIMIT %(most)s * 4 / 3
     )
     SELECT {columns}, 1 - (w.vector <=> %(vector)s::vector) AS similarity
     FROM near AS w
-    WHERE {condition}
     ORDER BY similarity DESC, {columns} LIMIT %(most)s
 """
 
@@ -230,14 +229,13 @@ MEMORIES_WITHIN = Statement(
     writes=False,
 )
 
-# The messages around those that were found, and how near they are themselves.
+# The messages of stretches that do not overlap, and how near they are.
 AROUND = Statement(
     "recall.around",
     f"""
-    SELECT DISTINCT w.session_id, w.seq, w.occurred_at, 1 - (v.vector <=> %(vector)s::vector) AS similarity
-    FROM unnest(%(session_ids)s::uuid[], %(seqs)s::bigint[]) AS found (session_id, seq)
-    JOIN message_words AS w
-      ON w.session_id = found.session_id AND w.seq BETWEEN found.seq - %(reach)s AND found.seq + %(reach)s
+    SELECT w.session_id, w.seq, w.occurred_at, 1 - (v.vector <=> %(vector)s::vector) AS similarity
+    FROM unnest(%(session_ids)s::uuid[], %(firsts)s::bigint[], %(lasts)s::bigint[]) AS found (session_id, first, last)
+    JOIN message_words AS w ON w.session_id = found.session_id AND w.seq BETWEEN found.first AND found.last
     LEFT JOIN message_vectors AS v
       ON v.session_id = w.session_id AND v.seq = w.seq AND v.embedder_id = %(embedder_id)s
     WHERE w.user_id = %(user_id)s AND {_UNSEEN_OR_NONE}
