@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from itertools import islice
 from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -54,6 +55,8 @@ _COMMON = 0.1
 
 _REACH = 2
 _SEQ_REACH = 6
+_NEIGHBOURED = 20
+"""The best of each kind whose neighbours are looked at, or as many as are asked for."""
 _BEFORE = 0.9
 _SUPERSEDED = 0.5
 _WORTH = 0.15
@@ -220,9 +223,11 @@ class _Asked:
         """The `k` best messages."""
         weights = self.recall.settings
         by_words = _normalised(self._by_words(queries.MESSAGES_BY_WORDS), _place)
-        places = {*by_words, *(_place(row) for row in self.near(queries.MESSAGES_NEAR))}
-        places |= {_place(row) for row in self._within(queries.MESSAGES_WITHIN)}
-        around = self._around(places)
+        near = [_place(row) for row in self.near(queries.MESSAGES_NEAR)]
+        within = [_place(row) for row in self._within(queries.MESSAGES_WITHIN)]
+        neighboured = max(_NEIGHBOURED, k)
+        leading = {*islice(by_words, neighboured), *near[:neighboured], *within}
+        around = self._around(_stretches(leading, {*by_words, *near} - leading))
         similar = _stretched({_place(row): row.similarity for row in around})
         in_time = {_place(row): _is_within(row.occurred_at, self.when) for row in around}
         own = {
@@ -309,16 +314,11 @@ class _Asked:
         for span in self.when:
             yield from self._run(statement, start=span.start, end=span.end, most=_WITHIN)
 
-    def _around(self, places: Collection[_Place]) -> Sequence[Any]:
-        if not places:
+    def _around(self, stretches: Sequence[tuple[UUID, int, int]]) -> Sequence[Any]:
+        if not stretches:
             return ()
-        stretches = _stretches(places)
-        return self._run(
-            queries.AROUND,
-            session_ids=[session_id for session_id, _, _ in stretches],
-            firsts=[first for _, first, _ in stretches],
-            lasts=[last for _, _, last in stretches],
-        )
+        session_ids, firsts, lasts = (list(each) for each in zip(*stretches, strict=True))
+        return self._run(queries.AROUND, session_ids=session_ids, firsts=firsts, lasts=lasts)
 
     def _told(self, best: Sequence[_Place], scores: Mapping[_Place, float]) -> list[Recalled]:
         if not best:
@@ -373,13 +373,14 @@ def _stretched(similarities: Mapping[Any, float | None]) -> dict[Any, float]:
     return {key: (value - low) / reach if reach > 0 else 0.0 for key, value in known.items()}
 
 
-def _stretches(places: Iterable[_Place]) -> list[tuple[UUID, int, int]]:
-    """What lies within reach of any of the places: sessions with a first and a last `seq`, none overlapping."""
+def _stretches(neighboured: Iterable[_Place], alone: Iterable[_Place]) -> list[tuple[UUID, int, int]]:
+    """What is within reach of some places, and others alone: sessions, a first and a last `seq`; none overlap."""
+    reach = [(session_id, seq - _SEQ_REACH, seq + _SEQ_REACH) for session_id, seq in neighboured]
     stretches: list[tuple[UUID, int, int]] = []
-    for session_id, seq in sorted(places):
-        first, last = seq - _SEQ_REACH, seq + _SEQ_REACH
+    for session_id, first, last in sorted([*reach, *((session_id, seq, seq) for session_id, seq in alone)]):
         if stretches and stretches[-1][0] == session_id and first <= stretches[-1][2] + 1:
-            first = stretches.pop()[1]
+            _, first, before = stretches.pop()  # noqa: PLW2901
+            last = max(last, before)  # noqa: PLW2901
         stretches.append((session_id, first, last))
     return stretches
 

@@ -128,6 +128,18 @@ def test_a_neighbour_lends_its_score(database: Database, clock: MovedClock) -> N
     assert second.score == 0
 
 
+def test_neighbours_among_many_that_match(database: Database, clock: MovedClock) -> None:
+    """The neighbour of the best is found before a hundred weaker matches; stretches that overlap give nothing twice."""
+    told(database, clock, [f"The harbour, part {number}." for number in range(100)], _EMBEDDER)
+    pair = ["Which lighthouse stands at the harbour?", "The white one."]
+    lines = [line(number, content, session="second") for number, content in enumerate(pair, start=1_001)]
+    imported(database, clock, lines, _EMBEDDER)
+    recall = Recall(database, _EMBEDDER, MemorySettings(recall_neighbours=0.4), clock)
+    found = recall.search("ana", "the lighthouse at the harbour", 100)
+    assert _contents(found[:2]) == pair
+    assert len({each.id for each in found}) == len(found) == 100
+
+
 def test_nobody_else_is_found(database: Database, clock: MovedClock, recall: Recall) -> None:
     """What another user said and is known of stays theirs, whatever is asked."""
     told(database, clock, _TALK, _EMBEDDER, user_id="bob")
