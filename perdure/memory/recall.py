@@ -204,7 +204,11 @@ class _Vector:
     parameter: str
 
 
-_Place = tuple[UUID, int]
+_Place = tuple[str, int]
+"""A session's id, and a message's `seq` in it."""
+
+_Stretch = tuple[str, int, int]
+"""A session's id, and the first and the last `seq` of some messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +318,7 @@ class _Asked:
         for span in self.when:
             yield from self._run(statement, start=span.start, end=span.end, most=_WITHIN)
 
-    def _around(self, stretches: Sequence[tuple[UUID, int, int]]) -> Sequence[Any]:
+    def _around(self, stretches: Sequence[_Stretch]) -> Sequence[Any]:
         if not stretches:
             return ()
         session_ids, firsts, lasts = (list(each) for each in zip(*stretches, strict=True))
@@ -332,7 +336,7 @@ class _Asked:
                     Layer.EPISODIC,
                     message_id,
                     row.content,
-                    scores[_place(row)],
+                    scores[str(row.session_id), row.seq],
                     (message_id,),
                     row.occurred_at,
                     role=row.role,
@@ -373,10 +377,10 @@ def _stretched(similarities: Mapping[Any, float | None]) -> dict[Any, float]:
     return {key: (value - low) / reach if reach > 0 else 0.0 for key, value in known.items()}
 
 
-def _stretches(neighboured: Iterable[_Place], alone: Iterable[_Place]) -> list[tuple[UUID, int, int]]:
+def _stretches(neighboured: Iterable[_Place], alone: Iterable[_Place]) -> list[_Stretch]:
     """What is within reach of some places, and others alone: sessions, a first and a last `seq`; none overlap."""
     reach = [(session_id, seq - _SEQ_REACH, seq + _SEQ_REACH) for session_id, seq in neighboured]
-    stretches: list[tuple[UUID, int, int]] = []
+    stretches: list[_Stretch] = []
     for session_id, first, last in sorted([*reach, *((session_id, seq, seq) for session_id, seq in alone)]):
         if stretches and stretches[-1][0] == session_id and first <= stretches[-1][2] + 1:
             _, first, before = stretches.pop()  # noqa: PLW2901
@@ -387,19 +391,20 @@ def _stretches(neighboured: Iterable[_Place], alone: Iterable[_Place]) -> list[t
 
 def _lent(own: Mapping[_Place, float], share: float) -> dict[_Place, float]:
     """Each message's own score, and a share of the best of those beside it: the nearer, the more."""
-    sessions: defaultdict[UUID, list[int]] = defaultdict(list)
+    sessions: defaultdict[str, list[int]] = defaultdict(list)
     for session_id, seq in own:
         sessions[session_id].append(seq)
     scores = {}
     for session_id, seqs in sessions.items():
         seqs.sort()
+        its_own = [own[session_id, seq] for seq in seqs]
         for at, seq in enumerate(seqs):
-            beside = [
-                own[session_id, seqs[other]] * share / abs(other - at) * (1 if other < at else _BEFORE)
-                for other in range(max(0, at - _REACH), min(len(seqs), at + _REACH + 1))
-                if other != at and abs(seqs[other] - seq) <= _SEQ_REACH
-            ]
-            scores[session_id, seq] = own[session_id, seq] + max(beside, default=0.0)
+            lent = 0.0
+            for other in range(max(0, at - _REACH), min(len(seqs), at + _REACH + 1)):
+                if other != at and abs(seqs[other] - seq) <= _SEQ_REACH:
+                    nearness = (1 if other < at else _BEFORE) / abs(other - at)
+                    lent = max(lent, its_own[other] * share * nearness)
+            scores[session_id, seq] = its_own[at] + lent
     return scores
 
 

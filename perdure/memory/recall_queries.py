@@ -14,6 +14,8 @@ from perdure.database.engine import Statement
 # terms that are not common in the newest, the rarest first: those with two of the terms, then those with one, up to
 # `most_found`. So the cost grows neither with a user's rows nor with how many of them hold a common word.
 #
+# Messages' sessions are told as text: hundreds of UUIDs would be made, hashed and compared for one recall.
+#
 # A term is quoted as a text search query wants it by way of a vector of it. `strip` unpacks a long row once, and
 # not for every term. `user_id || ''`: the words hold the owner, and to look up all of a user's rows besides gains
 # nothing.
@@ -74,7 +76,7 @@ _BY_WORDS = """
         JOIN weighed USING (number)
         GROUP BY {key}, length
     )
-    SELECT {key}, idf * (2.2 / (1.6 + 0.6 * length / mean_length))::double precision AS score
+    SELECT {shown}, idf * (2.2 / (1.6 + 0.6 * length / mean_length))::double precision AS score
     FROM scored
     ORDER BY score DESC, {key} LIMIT %(most)s
 """
@@ -86,13 +88,19 @@ _KEPT = "w.archived_at IS NULL"
 
 MESSAGES_BY_WORDS = Statement(
     "recall.messages_by_words",
-    _BY_WORDS.format(table="message_words", condition=_UNSEEN_OR_NONE, key="session_id, seq", at="occurred_at"),
+    _BY_WORDS.format(
+        table="message_words",
+        condition=_UNSEEN_OR_NONE,
+        key="session_id, seq",
+        shown="session_id::text, seq",
+        at="occurred_at",
+    ),
     writes=False,
 )
 
 MEMORIES_BY_WORDS = Statement(
     "recall.memories_by_words",
-    _BY_WORDS.format(table="memories", condition=_KEPT, key="memory_id", at="valid_from"),
+    _BY_WORDS.format(table="memories", condition=_KEPT, key="memory_id", shown="memory_id", at="valid_from"),
     writes=False,
 )
 
@@ -132,7 +140,7 @@ FEW_MEMORIES = _few("memory_vectors")
 MESSAGES_NEAR = Statement(
     "recall.messages_near",
     f"""
-    SELECT w.session_id, w.seq, 1 - (w.vector <=> %(vector)s::vector) AS similarity
+    SELECT w.session_id::text, w.seq, 1 - (w.vector <=> %(vector)s::vector) AS similarity
     FROM message_vectors AS w
     WHERE w.user_id = %(user_id)s AND w.embedder_id = %(embedder_id)s AND w.vector IS NOT NULL AND {_UNSEEN_OR_NONE}
     ORDER BY similarity DESC, w.session_id, w.seq LIMIT %(most)s
@@ -169,7 +177,7 @@ _NEAR_BY_INDEX = """
         ORDER BY w.vector::halfvec({dimensions}) <=> %(vector)s::vector::halfvec({dimensions})
         LIMIT %(most)s * 4 / 3
     )
-    SELECT {columns}, 1 - (w.vector <=> %(vector)s::vector) AS similarity
+    SELECT {shown}, 1 - (w.vector <=> %(vector)s::vector) AS similarity
     FROM near AS w
     ORDER BY similarity DESC, {columns} LIMIT %(most)s
 """
@@ -183,6 +191,7 @@ def messages_near_by_index(embedder_id: int, dimensions: int) -> Statement:
         _NEAR_BY_INDEX.format(
             table="message_vectors",
             columns="w.session_id, w.seq",
+            shown="w.session_id::text, w.seq",
             condition=_UNSEEN_OR_NONE,
             embedder_id=embedder_id,
             dimensions=dimensions,
@@ -199,6 +208,7 @@ def memories_near_by_index(embedder_id: int, dimensions: int) -> Statement:
         _NEAR_BY_INDEX.format(
             table="memory_vectors",
             columns="w.memory_id",
+            shown="w.memory_id",
             condition="(SELECT m.archived_at IS NULL FROM memories AS m WHERE m.memory_id = w.memory_id)",
             embedder_id=embedder_id,
             dimensions=dimensions,
@@ -212,7 +222,7 @@ def memories_near_by_index(embedder_id: int, dimensions: int) -> Statement:
 MESSAGES_WITHIN = Statement(
     "recall.messages_within",
     f"""
-    SELECT w.session_id, w.seq FROM message_words AS w
+    SELECT w.session_id::text, w.seq FROM message_words AS w
     WHERE w.user_id = %(user_id)s AND w.occurred_at >= %(start)s AND w.occurred_at < %(end)s AND {_UNSEEN_OR_NONE}
     ORDER BY w.occurred_at DESC, w.session_id, w.seq DESC LIMIT %(most)s
     """,  # noqa: S608 (constants)
@@ -233,8 +243,9 @@ MEMORIES_WITHIN = Statement(
 AROUND = Statement(
     "recall.around",
     f"""
-    SELECT w.session_id, w.seq, w.occurred_at, 1 - (v.vector <=> %(vector)s::vector) AS similarity
-    FROM unnest(%(session_ids)s::uuid[], %(firsts)s::bigint[], %(lasts)s::bigint[]) AS found (session_id, first, last)
+    SELECT w.session_id::text, w.seq, w.occurred_at, 1 - (v.vector <=> %(vector)s::vector) AS similarity
+    FROM unnest(%(session_ids)s::text[]::uuid[], %(firsts)s::bigint[], %(lasts)s::bigint[])
+      AS found (session_id, first, last)
     JOIN message_words AS w ON w.session_id = found.session_id AND w.seq BETWEEN found.first AND found.last
     LEFT JOIN message_vectors AS v
       ON v.session_id = w.session_id AND v.seq = w.seq AND v.embedder_id = %(embedder_id)s
@@ -247,7 +258,7 @@ MESSAGES = Statement(
     "recall.messages",
     """
     SELECT m.session_id, m.seq, m.role, m.author, m.content, m.channel, m.message_id, w.occurred_at
-    FROM unnest(%(session_ids)s::uuid[], %(seqs)s::bigint[]) AS found (session_id, seq)
+    FROM unnest(%(session_ids)s::text[]::uuid[], %(seqs)s::bigint[]) AS found (session_id, seq)
     JOIN messages AS m USING (session_id, seq)
     JOIN message_words AS w USING (session_id, seq)
     WHERE w.user_id = %(user_id)s
