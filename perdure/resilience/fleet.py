@@ -95,9 +95,9 @@ if not known or circuit.state ~= before then save() end
 return answer(admitted and circuit.epoch)
 """
 
-# ARGV: the call's id, its epoch.
+# ARGV: how many calls, their epoch.
 _SUCCEEDED = f"""{_BEGIN}
-circuit.successes = circuit.successes + 1
+circuit.successes = circuit.successes + ARGV[6]
 if circuit.epoch == tonumber(ARGV[7]) then
     circuit.failures = 0
     if circuit.state == 'half_open' then move('closed') end
@@ -153,8 +153,8 @@ class FleetCircuits:
             retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
         )
         self._admit = self._client.register_script(_ADMIT)
+        self._succeeded = self._client.register_script(_SUCCEEDED)
         self._settle = {
-            Outcome.SUCCEEDED: self._client.register_script(_SUCCEEDED),
             Outcome.FAILED: self._client.register_script(_FAILED),
             Outcome.RELEASED: self._client.register_script(_RELEASED),
         }
@@ -167,8 +167,19 @@ class FleetCircuits:
 
     def settle(self, name: str, admission: Admission, outcome: Outcome) -> Answer:
         """Note what became of a call; see `CircuitStore.settle`."""
+        if outcome is Outcome.SUCCEEDED:
+            return self.succeeded(name, admission.epoch, 1)
         with _explained():
             return _answer(self._settle[outcome](_keys(name), self._arguments(name, admission.id, admission.epoch)))
+
+    def succeeded(self, name: str, epoch: int, calls: int) -> Answer:
+        """Note that so many calls of an epoch succeeded, as if `settle` were told of each.
+
+        Raises:
+            Unavailable: Redis cannot be reached.
+        """
+        with _explained():
+            return _answer(self._succeeded(_keys(name), self._arguments(name, calls, epoch)))
 
     def free(self, name: str, call_id: str) -> None:
         """Free the slot of a probe that was admitted, if it was, without its caller learning of it.

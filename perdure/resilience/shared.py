@@ -1,5 +1,8 @@
 """The fleet's circuits while Redis answers, this process's own while it does not.
 
+A success that cannot move a circuit (it was closed, without a failure) keeps its caller waiting for
+nothing: such are gathered for a moment, and told together.
+
 When Redis is back, its state stands. That it is away or silent costs one call of the process
 half a second, and the others nothing until it is asked again.
 """
@@ -8,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +25,9 @@ log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
 """Seconds for which a Redis that did not answer is left alone."""
+
+_GATHERING_S = 0.05
+"""Seconds for which successes are gathered. What fails meanwhile elsewhere may have its count begun anew by them."""
 
 _MOST_LEFT = 100
 """Slots of probes that are remembered while Redis is away; others are freed by their leases."""
@@ -64,6 +70,7 @@ class SharedCircuits:
         self._is_away = False
         self._away_until = 0.0
         self._left: deque[tuple[str, str]] = deque(maxlen=_MOST_LEFT)
+        self._succeeded: Counter[tuple[str, int]] = Counter()
 
     @property
     def store(self) -> CircuitStore:
@@ -79,16 +86,26 @@ class SharedCircuits:
         self._tell(name, answer, fleet=False)
         return Asked(answer, fleet=False)
 
-    def settle(self, name: str, admission: Admission, outcome: Outcome, *, fleet: bool) -> None:
+    def settle(self, name: str, asked: Asked, admission: Admission, outcome: Outcome) -> None:
         """Tell whoever admitted the call what became of it. Never fails.
 
         If that was Redis and it is gone, the outcome is lost; a probe's slot is free when it is back.
         """
-        if fleet:
+        if not asked.fleet:
+            self._tell(name, self._own.settle(name, admission, outcome), fleet=False)
+        elif outcome is Outcome.SUCCEEDED and asked.answer.after is State.CLOSED and not asked.answer.failures:
+            self._gather(name, admission.epoch)
+        else:
+            self.flush()  # what succeeded before this call failed does not make it forgotten
             if self._ask_fleet(name, lambda circuits: circuits.settle(name, admission, outcome)) is None:
                 self._left.append((name, admission.id))
-        else:
-            self._tell(name, self._own.settle(name, admission, outcome), fleet=False)
+
+    def flush(self) -> None:
+        """Tell the fleet of the successes gathered so far. Never fails."""
+        with self._lock:
+            gathered, self._succeeded = self._succeeded, Counter()
+        for (name, epoch), calls in gathered.items():
+            self._tell_successes(name, epoch, calls)
 
     def reset(self, name: str) -> bool:
         """Close a circuit, for the fleet and here; whether there is one of that name.
@@ -105,9 +122,26 @@ class SharedCircuits:
         return True
 
     def close(self) -> None:
-        """Close the connections to Redis."""
+        """Tell what is to be told, and close the connections to Redis."""
+        self.flush()
         if self._fleet is not None:
             self._fleet.close()
+
+    def _gather(self, name: str, epoch: int) -> None:
+        with self._lock:
+            first = not self._succeeded
+            self._succeeded[name, epoch] += 1
+        if not first:
+            return
+        timer = threading.Timer(_GATHERING_S, self.flush)
+        timer.name, timer.daemon = "breakers", True
+        try:
+            timer.start()
+        except RuntimeError:  # no thread is to be had
+            self.flush()
+
+    def _tell_successes(self, name: str, epoch: int, calls: int) -> None:
+        self._ask_fleet(name, lambda circuits: circuits.succeeded(name, epoch, calls))
 
     def _admitted(self, fleet: FleetCircuits, name: str, call_id: str, lease_ms: int) -> Answer:
         """The fleet's answer; one that was lost may have been a probe's slot, which nobody would use."""
