@@ -95,10 +95,11 @@ if not known or circuit.state ~= before then save() end
 return answer(admitted and circuit.epoch)
 """
 
-# ARGV: how many calls, their epoch.
+# ARGV: how many calls, their epoch, how many milliseconds ago the last of them ended.
 _SUCCEEDED = f"""{_BEGIN}
 circuit.successes = circuit.successes + ARGV[6]
-if circuit.epoch == tonumber(ARGV[7]) then
+local failed_since = (tonumber(circuit.last_failure) or 0) > now - ARGV[8]
+if circuit.epoch == tonumber(ARGV[7]) and not failed_since then
     circuit.failures = 0
     if circuit.state == 'half_open' then move('closed') end
 end
@@ -168,18 +169,18 @@ class FleetCircuits:
     def settle(self, name: str, admission: Admission, outcome: Outcome) -> Answer:
         """Note what became of a call; see `CircuitStore.settle`."""
         if outcome is Outcome.SUCCEEDED:
-            return self.succeeded(name, admission.epoch, 1)
+            return self.succeeded(name, admission.epoch)
         with _explained():
             return _answer(self._settle[outcome](_keys(name), self._arguments(name, admission.id, admission.epoch)))
 
-    def succeeded(self, name: str, epoch: int, calls: int) -> Answer:
-        """Note that so many calls of an epoch succeeded, as if `settle` were told of each.
+    def succeeded(self, name: str, epoch: int, calls: int = 1, ago_ms: int = 0) -> Answer:
+        """Note that so many calls of an epoch succeeded, the last of them `ago_ms` ago: what failed since stands.
 
         Raises:
             Unavailable: Redis cannot be reached.
         """
         with _explained():
-            return _answer(self._succeeded(_keys(name), self._arguments(name, calls, epoch)))
+            return _answer(self._succeeded(_keys(name), self._arguments(name, calls, epoch, ago_ms)))
 
     def free(self, name: str, call_id: str) -> None:
         """Free the slot of a probe that was admitted, if it was, without its caller learning of it.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 PAUSE_S = 1.0
 """Seconds for which a Redis that did not answer is left alone."""
 
-_GATHERING_S = 0.05
-"""Seconds for which successes are gathered. What fails meanwhile elsewhere may have its count begun anew by them."""
+_GATHERING_S = 0.25
+"""Seconds for which successes are gathered."""
 
 _MOST_LEFT = 100
 """Slots of probes that are remembered while Redis is away; others are freed by their leases."""
@@ -52,6 +52,14 @@ class Asked:
     fleet: bool
 
 
+@dataclass(slots=True)
+class _Successes:
+    """How many calls succeeded, and when the last of them did, by the monotonic clock."""
+
+    calls: int
+    last: float
+
+
 class SharedCircuits:
     """Circuits that calls go by. `listen` is told of each change of state, in the caller's thread."""
 
@@ -70,7 +78,7 @@ class SharedCircuits:
         self._is_away = False
         self._away_until = 0.0
         self._left: deque[tuple[str, str]] = deque(maxlen=_MOST_LEFT)
-        self._succeeded: Counter[tuple[str, int]] = Counter()
+        self._succeeded: dict[tuple[str, int], _Successes] = {}
 
     @property
     def store(self) -> CircuitStore:
@@ -103,9 +111,9 @@ class SharedCircuits:
     def flush(self) -> None:
         """Tell the fleet of the successes gathered so far. Never fails."""
         with self._lock:
-            gathered, self._succeeded = self._succeeded, Counter()
-        for (name, epoch), calls in gathered.items():
-            self._tell_successes(name, epoch, calls)
+            gathered, self._succeeded = self._succeeded, {}
+        for (name, epoch), successes in gathered.items():
+            self._tell_successes(name, epoch, successes)
 
     def reset(self, name: str) -> bool:
         """Close a circuit, for the fleet and here; whether there is one of that name.
@@ -130,7 +138,9 @@ class SharedCircuits:
     def _gather(self, name: str, epoch: int) -> None:
         with self._lock:
             first = not self._succeeded
-            self._succeeded[name, epoch] += 1
+            successes = self._succeeded.setdefault((name, epoch), _Successes(0, 0.0))
+            successes.calls += 1
+            successes.last = self._clock.monotonic()
         if not first:
             return
         timer = threading.Timer(_GATHERING_S, self.flush)
@@ -140,8 +150,9 @@ class SharedCircuits:
         except RuntimeError:  # no thread is to be had
             self.flush()
 
-    def _tell_successes(self, name: str, epoch: int, calls: int) -> None:
-        self._ask_fleet(name, lambda circuits: circuits.succeeded(name, epoch, calls))
+    def _tell_successes(self, name: str, epoch: int, successes: _Successes) -> None:
+        ago_ms = max(0, round((self._clock.monotonic() - successes.last) * 1_000))
+        self._ask_fleet(name, lambda circuits: circuits.succeeded(name, epoch, successes.calls, ago_ms))
 
     def _admitted(self, fleet: FleetCircuits, name: str, call_id: str, lease_ms: int) -> Answer:
         """The fleet's answer; one that was lost may have been a probe's slot, which nobody would use."""

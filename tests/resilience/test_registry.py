@@ -237,9 +237,9 @@ def test_successes_of_a_healthy_circuit_are_told_together(
     asked: list[int] = []
     succeeded = FleetCircuits.succeeded
 
-    def counted(self: FleetCircuits, name: str, epoch: int, calls: int) -> Answer:
+    def counted(self: FleetCircuits, name: str, epoch: int, calls: int = 1, ago_ms: int = 0) -> Answer:
         asked.append(calls)
-        return succeeded(self, name, epoch, calls)
+        return succeeded(self, name, epoch, calls, ago_ms)
 
     monkeypatch.setattr(FleetCircuits, "succeeded", counted)
     breakers, other = Breakers(SETTINGS, clock, redis_url), Breakers(SETTINGS, clock, redis_url)
@@ -264,6 +264,21 @@ def test_failures_in_a_row_are_those_after_the_last_success(breakers: Breakers) 
         succeed(breaker)
         assert [each.failure_count for each in breakers.list()] == [0]
     assert [each.success_count for each in breakers.list()] == [6]
+
+
+def test_a_success_that_is_told_late_forgets_no_later_failure(
+    breakers: Breakers, redis_url: str, clock: MovedClock
+) -> None:
+    """One process succeeds, then another fails, then the first tells: the failure is one in a row."""
+    other = Breakers(SETTINGS, clock, redis_url)
+    succeed(breakers.get("llm:test"))
+    time.sleep(0.1)
+    fail(other.get("llm:test"))
+    (found,) = breakers.list()
+    assert (found.success_count, found.failure_count) == (1, 1)
+    fail(other.get("llm:test"))
+    refused(breakers.get("llm:test"))
+    other.close()
 
 
 def test_a_reset_lets_calls_through_again(breakers: Breakers) -> None:
