@@ -95,11 +95,10 @@ if not known or circuit.state ~= before then save() end
 return answer(admitted and circuit.epoch)
 """
 
-# ARGV: how many calls, their epoch, how many milliseconds ago the last of them ended.
+# ARGV: the call's id, its epoch.
 _SUCCEEDED = f"""{_BEGIN}
-circuit.successes = circuit.successes + ARGV[6]
-local failed_since = (tonumber(circuit.last_failure) or 0) > now - ARGV[8]
-if circuit.epoch == tonumber(ARGV[7]) and not failed_since then
+circuit.successes = circuit.successes + 1
+if circuit.epoch == tonumber(ARGV[7]) then
     circuit.failures = 0
     if circuit.state == 'half_open' then move('closed') end
 end
@@ -154,8 +153,8 @@ class FleetCircuits:
             retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
         )
         self._admit = self._client.register_script(_ADMIT)
-        self._succeeded = self._client.register_script(_SUCCEEDED)
         self._settle = {
+            Outcome.SUCCEEDED: self._client.register_script(_SUCCEEDED),
             Outcome.FAILED: self._client.register_script(_FAILED),
             Outcome.RELEASED: self._client.register_script(_RELEASED),
         }
@@ -168,19 +167,8 @@ class FleetCircuits:
 
     def settle(self, name: str, admission: Admission, outcome: Outcome) -> Answer:
         """Note what became of a call; see `CircuitStore.settle`."""
-        if outcome is Outcome.SUCCEEDED:
-            return self.succeeded(name, admission.epoch)
         with _explained():
             return _answer(self._settle[outcome](_keys(name), self._arguments(name, admission.id, admission.epoch)))
-
-    def succeeded(self, name: str, epoch: int, calls: int = 1, ago_ms: int = 0) -> Answer:
-        """Note that so many calls of an epoch succeeded, the last of them `ago_ms` ago: what failed since stands.
-
-        Raises:
-            Unavailable: Redis cannot be reached.
-        """
-        with _explained():
-            return _answer(self._succeeded(_keys(name), self._arguments(name, calls, epoch, ago_ms)))
 
     def free(self, name: str, call_id: str) -> None:
         """Free the slot of a probe that was admitted, if it was, without its caller learning of it.

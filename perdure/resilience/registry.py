@@ -140,7 +140,6 @@ class Breakers:
         Raises:
             Unavailable: Redis cannot be reached.
         """
-        self._circuits.flush()
         return [_metrics(name, circuit) for name, circuit in sorted(self._circuits.store.read().items())]
 
     def reset(self, name: str) -> Metrics:
@@ -181,7 +180,7 @@ class CircuitBreaker:
             outcome = _OUTCOMES[verdict(error)]
             raise
         finally:
-            self._circuits.settle(self._name, asked, admission, outcome)
+            self._circuits.settle(self._name, admission, outcome, fleet=asked.fleet)
 
     def _refusal(self, answer: Answer) -> CircuitBreakerOpen:
         """What the caller gets, in its own time: Redis's clock may be another."""

@@ -1,8 +1,5 @@
 """The fleet's circuits while Redis answers, this process's own while it does not.
 
-A success that cannot move a circuit (it was closed, without a failure) keeps its caller waiting for
-nothing: such are gathered for a moment, and told together.
-
 When Redis is back, its state stands. That it is away or silent costs one call of the process
 half a second, and the others nothing until it is asked again.
 """
@@ -25,9 +22,6 @@ log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
 """Seconds for which a Redis that did not answer is left alone."""
-
-_GATHERING_S = 0.25
-"""Seconds for which successes are gathered."""
 
 _MOST_LEFT = 100
 """Slots of probes that are remembered while Redis is away; others are freed by their leases."""
@@ -52,14 +46,6 @@ class Asked:
     fleet: bool
 
 
-@dataclass(slots=True)
-class _Successes:
-    """How many calls succeeded, and when the last of them did, by the monotonic clock."""
-
-    calls: int
-    last: float
-
-
 class SharedCircuits:
     """Circuits that calls go by. `listen` is told of each change of state, in the caller's thread."""
 
@@ -78,7 +64,6 @@ class SharedCircuits:
         self._is_away = False
         self._away_until = 0.0
         self._left: deque[tuple[str, str]] = deque(maxlen=_MOST_LEFT)
-        self._succeeded: dict[tuple[str, int], _Successes] = {}
 
     @property
     def store(self) -> CircuitStore:
@@ -94,26 +79,16 @@ class SharedCircuits:
         self._tell(name, answer, fleet=False)
         return Asked(answer, fleet=False)
 
-    def settle(self, name: str, asked: Asked, admission: Admission, outcome: Outcome) -> None:
+    def settle(self, name: str, admission: Admission, outcome: Outcome, *, fleet: bool) -> None:
         """Tell whoever admitted the call what became of it. Never fails.
 
         If that was Redis and it is gone, the outcome is lost; a probe's slot is free when it is back.
         """
-        if not asked.fleet:
-            self._tell(name, self._own.settle(name, admission, outcome), fleet=False)
-        elif outcome is Outcome.SUCCEEDED and asked.answer.after is State.CLOSED and not asked.answer.failures:
-            self._gather(name, admission.epoch)
-        else:
-            self.flush()  # what succeeded before this call failed does not make it forgotten
+        if fleet:
             if self._ask_fleet(name, lambda circuits: circuits.settle(name, admission, outcome)) is None:
                 self._left.append((name, admission.id))
-
-    def flush(self) -> None:
-        """Tell the fleet of the successes gathered so far. Never fails."""
-        with self._lock:
-            gathered, self._succeeded = self._succeeded, {}
-        for (name, epoch), successes in gathered.items():
-            self._tell_successes(name, epoch, successes)
+        else:
+            self._tell(name, self._own.settle(name, admission, outcome), fleet=False)
 
     def reset(self, name: str) -> bool:
         """Close a circuit, for the fleet and here; whether there is one of that name.
@@ -130,29 +105,9 @@ class SharedCircuits:
         return True
 
     def close(self) -> None:
-        """Tell what is to be told, and close the connections to Redis."""
-        self.flush()
+        """Close the connections to Redis."""
         if self._fleet is not None:
             self._fleet.close()
-
-    def _gather(self, name: str, epoch: int) -> None:
-        with self._lock:
-            first = not self._succeeded
-            successes = self._succeeded.setdefault((name, epoch), _Successes(0, 0.0))
-            successes.calls += 1
-            successes.last = self._clock.monotonic()
-        if not first:
-            return
-        timer = threading.Timer(_GATHERING_S, self.flush)
-        timer.name, timer.daemon = "breakers", True
-        try:
-            timer.start()
-        except RuntimeError:  # no thread is to be had
-            self.flush()
-
-    def _tell_successes(self, name: str, epoch: int, successes: _Successes) -> None:
-        ago_ms = max(0, round((self._clock.monotonic() - successes.last) * 1_000))
-        self._ask_fleet(name, lambda circuits: circuits.succeeded(name, epoch, successes.calls, ago_ms))
 
     def _admitted(self, fleet: FleetCircuits, name: str, call_id: str, lease_ms: int) -> Answer:
         """The fleet's answer; one that was lost may have been a probe's slot, which nobody would use."""

@@ -25,7 +25,6 @@ from typing import Any
 from uuid import uuid4
 
 from perdure.clock import MovedClock
-from perdure.errors import Unavailable
 from perdure.resilience.circuit import Admission, Outcome, Policy
 from perdure.resilience.fleet import FleetCircuits
 from perdure.resilience.registry import Breakers
@@ -51,8 +50,7 @@ class Child:
         self._ahead_ms = 0
         self._circuits = FleetCircuits(url, POLICY, lambda: self._ahead_ms, PATIENCE_S)
         self._clock = MovedClock()
-        self._breakers = Breakers(BreakerSettings(), self._clock, url)
-        self._breaker = self._breakers.get(OTHER)
+        self._breaker = Breakers(BreakerSettings(), self._clock, url).get(OTHER)
         self._admission: Admission | None = None
 
     def obey(self) -> None:
@@ -94,8 +92,6 @@ class Child:
         while not self._line.poll():
             done += self._breaker.execute(lambda: 1, 10)
         self._line.recv()
-        with contextlib.suppress(Unavailable):
-            self._breakers.list()  # whatever it had to tell yet is told, or lost
         return done
 
     def call_once(self) -> int:
