@@ -44,9 +44,9 @@ _POOL_SIZE = 32
 _POOL_WAIT_S = 30
 _SET_ASIDE = 2
 _SEARCH_WIDTH = 200
-"""Of pgvector's index: 0.99 of the nearest ten are found among 100,000 vectors of one kind of sentence. A search
-that is narrowed to one user goes on (iteratively) until it has found enough of theirs: at this width, one who owns
-half of all rows has enough the first time."""
+"""Of pgvector's index: 0.98 of the nearest ten are found among 100,000 vectors of one kind of sentence. A search
+that is narrowed to one user goes on (iteratively) until it has found enough of theirs or met
+`hnsw.max_scan_tuples` (20,000); at this width, one who owns half of all rows has enough the first time."""
 
 _BUSY = "The database is busy; please try again."
 

@@ -77,7 +77,8 @@ class Progress:
 
 def as_parameter(vector: Vector) -> str:
     """`vector` as a statement takes it, to the last bit of the four bytes that PostgreSQL keeps of each number."""
-    return f"[{','.join(f'{value:.9g}' for value in vector)}]"
+    numbers = ",".join(["%.9g"] * len(vector)) % tuple(vector)  # formatting them one by one takes twice as long
+    return f"[{numbers}]"
 
 
 def text_of(content: str, author: str | None = None, occurred_at: datetime | None = None) -> str:

@@ -238,7 +238,7 @@ class _Asked:
             place: weights.recall_text * by_words.get(place, 0.0) + weights.recall_vector * similar.get(place, 0.0)
             for place in in_time
         }
-        scores = _lent(own, weights.recall_neighbours)
+        scores = _lent(own, _by_stretch(around), weights.recall_neighbours)
         total = weights.recall_text + weights.recall_vector
         if self.when:
             scores = {place: score + weights.recall_time * total * in_time[place] for place, score in scores.items()}
@@ -389,22 +389,26 @@ def _stretches(neighboured: Iterable[_Place], alone: Iterable[_Place]) -> list[_
     return stretches
 
 
-def _lent(own: Mapping[_Place, float], share: float) -> dict[_Place, float]:
+def _by_stretch(rows: Iterable[Any]) -> list[list[_Place]]:
+    """The places of each stretch, in order: between two of them there is no message."""
+    stretches: defaultdict[int, list[_Place]] = defaultdict(list)
+    for row in rows:
+        stretches[row.stretch].append(_place(row))
+    return [sorted(places) for places in stretches.values()]
+
+
+def _lent(own: Mapping[_Place, float], stretches: Iterable[Sequence[_Place]], share: float) -> dict[_Place, float]:
     """Each message's own score, and a share of the best of those beside it: the nearer, the more."""
-    sessions: defaultdict[str, list[int]] = defaultdict(list)
-    for session_id, seq in own:
-        sessions[session_id].append(seq)
     scores = {}
-    for session_id, seqs in sessions.items():
-        seqs.sort()
-        its_own = [own[session_id, seq] for seq in seqs]
-        for at, seq in enumerate(seqs):
+    for places in stretches:
+        its_own = [own[place] for place in places]
+        for at, place in enumerate(places):
             lent = 0.0
-            for other in range(max(0, at - _REACH), min(len(seqs), at + _REACH + 1)):
-                if other != at and abs(seqs[other] - seq) <= _SEQ_REACH:
+            for other in range(max(0, at - _REACH), min(len(places), at + _REACH + 1)):
+                if other != at and abs(places[other][1] - place[1]) <= _SEQ_REACH:
                     nearness = (1 if other < at else _BEFORE) / abs(other - at)
                     lent = max(lent, its_own[other] * share * nearness)
-            scores[session_id, seq] = its_own[at] + lent
+            scores[place] = its_own[at] + lent
     return scores
 
 

@@ -9,10 +9,10 @@ from perdure.database.engine import Statement
 # --- by words ----------------------------------------------------------------------------
 
 # Inverse document frequencies, and BM25's length normalisation (Robertson and Zaragoza, 2009) with k1 = 1.2,
-# b = 0.5 and every term counted once. How rare a term is, the user's newest rows tell: a user of no more than
-# `most_rows` is answered from these, exactly. Of a user of more, older rows are looked up in the index by the
-# terms that are not common in the newest, the rarest first: those with two of the terms, then those with one, up to
-# `most_found`. So the cost grows neither with a user's rows nor with how many of them hold a common word.
+# b = 0.5 and every term counted once. How rare a term is, the user's newest rows tell, wanted or not: a user of no
+# more than `most_rows` is answered from these, exactly. Of a user of more, older rows are looked up in the index by
+# the terms that are not common in the newest, the rarest first: those with two of the terms, then those with one, up
+# to `most_found`. So the cost grows neither with a user's rows nor with how many of them hold a common word.
 #
 # Messages' sessions are told as text: hundreds of UUIDs would be made, hashed and compared for one recall.
 #
@@ -33,11 +33,11 @@ _BY_WORDS = """
         FROM {table} AS w WHERE w.user_id = %(user_id)s
         ORDER BY w.{at} DESC LIMIT %(most_rows)s + 1
     ), own AS MATERIALIZED (
-        SELECT count(*) FILTER (WHERE fits) AS rows, count(*) > %(most_rows)s AS many FROM newest
+        SELECT count(*) AS rows, count(*) > %(most_rows)s AS many FROM newest
     ), held AS MATERIALIZED (
-        SELECT {key}, length(n.words) AS length, asked.number
+        SELECT {key}, n.fits, length(n.words) AS length, asked.number
         FROM newest AS n JOIN asked ON n.words @@ asked.query
-        WHERE n.fits AND n.words IS NOT NULL
+        WHERE n.words IS NOT NULL
     ), counted AS (
         SELECT number, count(*) AS rows FROM held GROUP BY number
     ), weighed AS MATERIALIZED (
@@ -68,7 +68,7 @@ _BY_WORDS = """
         LIMIT %(most_found)s
     ), scored AS (
         SELECT {key}, length, sum(weighed.idf) AS idf, avg(length) OVER ()::double precision AS mean_length
-        FROM (SELECT * FROM held
+        FROM (SELECT {key}, length, number FROM held WHERE fits
               UNION ALL
               SELECT DISTINCT {key}, length(w.words), weighed.number
               FROM older AS w JOIN weighed ON w.words @@ weighed.query
@@ -239,13 +239,14 @@ MEMORIES_WITHIN = Statement(
     writes=False,
 )
 
-# The messages of stretches that do not overlap, and how near they are.
+# The messages of stretches that do not overlap, each with the number of its own, and how near they are.
 AROUND = Statement(
     "recall.around",
     f"""
-    SELECT w.session_id::text, w.seq, w.occurred_at, 1 - (v.vector <=> %(vector)s::vector) AS similarity
+    SELECT w.session_id::text, w.seq, found.stretch, w.occurred_at,
+           1 - (v.vector <=> %(vector)s::vector) AS similarity
     FROM unnest(%(session_ids)s::text[]::uuid[], %(firsts)s::bigint[], %(lasts)s::bigint[])
-      AS found (session_id, first, last)
+      WITH ORDINALITY AS found (session_id, first, last, stretch)
     JOIN message_words AS w ON w.session_id = found.session_id AND w.seq BETWEEN found.first AND found.last
     LEFT JOIN message_vectors AS v
       ON v.session_id = w.session_id AND v.seq = w.seq AND v.embedder_id = %(embedder_id)s

@@ -140,6 +140,21 @@ def test_neighbours_among_many_that_match(database: Database, clock: MovedClock)
     assert len({each.id for each in found}) == len(found) == 100
 
 
+def test_how_rare_a_word_is_is_told_by_what_the_prompt_holds_too(
+    database: Database, clock: MovedClock, recall: Recall
+) -> None:
+    """All of the newest is in the prompt already: of what is older, the rare word finds more than two common ones."""
+    older = ["The oboe stands in the attic.", "Fine weather today."]
+    told(database, clock, older, session="then")
+    newest = [f"The weather is fine today, part {number}." for number in range(510)]
+    lines = [line(number, content, session="now") for number, content in enumerate(newest, start=1_001)]
+    imported(database, clock, lines)
+    now = recall.search("ana", "part 1", 1)[0].session_id
+    assert now is not None
+    found = recall.search("ana", "is the oboe fine today", 2, seen=Seen(now))
+    assert _contents(found) == older
+
+
 def test_nobody_else_is_found(database: Database, clock: MovedClock, recall: Recall) -> None:
     """What another user said and is known of stays theirs, whatever is asked."""
     told(database, clock, _TALK, _EMBEDDER, user_id="bob")
