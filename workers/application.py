@@ -65,6 +65,7 @@ def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -
         task_routes=ROUTES,
         task_ignore_result=True,
         result_expires=86_400,
+        worker_consumer="workers.consuming:Consumer",
         worker_pool="threads",
         worker_concurrency=CONCURRENCY,
         worker_prefetch_multiplier=1,
