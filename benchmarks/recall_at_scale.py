@@ -37,7 +37,7 @@ _BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
 _AT_ONCE = 1_000
 _OTHERS = 49
 _PAUSE_S = 120
-"""After the index was built: the server writes out what it has, the host takes a long burst back from a guest."""
+"""Seconds after the index was built: a host may give less to a guest that has just used its cores for minutes."""
 
 _WHO = [
     "Marta",
@@ -159,7 +159,7 @@ def measure(stage: Stage) -> Section:
             admin.exec_driver_sql("CHECKPOINT")
         stage.tell("recall at scale: a pause, then asking")
         time.sleep(stage.scaled(_PAUSE_S))
-        section = _measure(database, owners, embedder_id, stage.scaled(_QUESTIONS), memories)
+        section = _measure(stage, database, owners, embedder_id)
         database.close()
     return section
 
@@ -213,7 +213,8 @@ def _fill(database: Database, memories: int, owners: dict[str, int]) -> int:
     return embedder_id
 
 
-def _measure(database: Database, owners: dict[str, int], embedder_id: int, questions: int, memories: int) -> Section:
+def _measure(stage: Stage, database: Database, owners: dict[str, int], embedder_id: int) -> Section:
+    questions = stage.scaled(_QUESTIONS)
     recall = Recall(database, _EMBEDDER, MemorySettings(), SystemClock())
     rows, figures = [], {}
     for user_id, count in owners.items():
@@ -235,9 +236,9 @@ def _measure(database: Database, owners: dict[str, int], embedder_id: int, quest
         )
     return Section(
         NAME,
-        f"Recall among {memories:,} memories",
+        f"Recall among {stage.scaled(_MEMORIES):,} memories",
         f"{questions} questions to each; {_EMBEDDER.name}; the ten nearest against an exact scan, the time of it all; "
-        f"asked {_PAUSE_S} s after the index was built.",
+        f"asked {stage.scaled(_PAUSE_S)} s after the index was built.",
         ["", f"recall@{K}", "p50 ms", "p95 ms", "p99 ms"],
         rows,
         figures,

@@ -129,15 +129,27 @@ def test_a_neighbour_lends_its_score(database: Database, clock: MovedClock) -> N
 
 
 def test_neighbours_among_many_that_match(database: Database, clock: MovedClock) -> None:
-    """The neighbour of the best is found before a hundred weaker matches; stretches that overlap give nothing twice."""
+    """The neighbour of the best is found before a hundred weaker matches, and each message once."""
     told(database, clock, [f"The harbour, part {number}." for number in range(100)], _EMBEDDER)
     pair = ["Which lighthouse stands at the harbour?", "The white one."]
     lines = [line(number, content, session="second") for number, content in enumerate(pair, start=1_001)]
     imported(database, clock, lines, _EMBEDDER)
     recall = Recall(database, _EMBEDDER, MemorySettings(recall_neighbours=0.4), clock)
-    found = recall.search("ana", "the lighthouse at the harbour", 100)
-    assert _contents(found[:2]) == pair
-    assert len({each.id for each in found}) == len(found) == 100
+    for k in (2, 100):
+        found = recall.search("ana", "the lighthouse at the harbour", k)
+        assert _contents(found[:2]) == pair
+        assert len({each.id for each in found}) == len(found) == k
+
+
+def test_nothing_is_lent_over_a_gap(database: Database, clock: MovedClock) -> None:
+    """Two weak matches with lines between them that nobody looks at are not beside each other."""
+    talk = [f"Nothing of note, part {number}." for number in range(10)]
+    talk[2] = talk[7] = "Somebody mentioned the harbour once."
+    told(database, clock, talk)
+    best = [line(number, "The harbour.", session=f"session {number}") for number in range(1_001, 1_026)]
+    imported(database, clock, best)
+    recall = Recall(database, None, MemorySettings(recall_neighbours=0.4), clock)
+    assert _contents(recall.search("ana", "harbour", 10)) == ["The harbour."] * 10
 
 
 def test_how_rare_a_word_is_is_told_by_what_the_prompt_holds_too(
