@@ -115,6 +115,8 @@ def _sqrt(value: Number) -> Number:
 
 def _round(value: Number, digits: Number = 0) -> Number:
     places = operator.index(digits)  # type: ignore[arg-type]  # a float raises the TypeError that is reported
+    if places < -MAX_DIGITS:
+        return 0  # no value has that many digits; Python would compute 10 ** -places first
     return round(value, places) if places > 0 else int(round(value, places))
 
 

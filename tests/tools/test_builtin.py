@@ -49,6 +49,12 @@ def calculate(expression: str) -> str:
         ("10 ** 999", "1" + "0" * 999),
         ("-+--3", "-3"),
         ("  1_000 + 1 ", "1001"),
+        ("round(5, -10**9)", "0"),
+        ("round(10**999, -10**15)", "0"),
+        ("round(1e300, -10**9)", "0"),
+        ("round(5, 10**9)", "5"),
+        ("round(2.5, 10**9)", "2.5"),
+        ("round(1234, -2)", "1200"),
     ],
 )
 def test_calculates(expression: str, value: str) -> None:
