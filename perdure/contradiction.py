@@ -12,19 +12,31 @@ its names and words): whoever compares many texts compares these first.
 
 from __future__ import annotations
 
-import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache, reduce
+from functools import lru_cache, reduce, wraps
 from hashlib import blake2b
+from itertools import groupby
 from operator import or_
+from typing import TypeVar
+
+from perdure import text as texts
+from perdure.patterns import SPACE, STARTS, compiled
+from perdure.text import has_hangul, is_hangul
+
+MAX_CHARS = 10_000
+"""Characters of a text, in its normal form, that are read; whether the rest differs is decided by its hash."""
 
 _REMEMBERED = 20_000
 """Words whose forms are remembered: most texts are made of the same ones."""
 
+_LONGEST_REMEMBERED = 64
+"""Longer words are not remembered, so that a text of one word does not stay in memory."""
+
 _BITS = 63
+_SHOWN_CHARS = 200
 
 
 class Kind(StrEnum):
@@ -34,6 +46,7 @@ class Kind(StrEnum):
     NEGATION = "negation"
     NAME = "name"
     OPPOSITE = "opposite"
+    REST = "passage"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +59,32 @@ class Difference:
 
     def __str__(self) -> str:
         article = "an" if self.kind is Kind.OPPOSITE else "a"
-        return f"they differ in {article} {self.kind} ({self.left or 'none'} / {self.right or 'none'})"
+        return f"they differ in {article} {self.kind} ({_shown(self.left)} / {_shown(self.right)})"
+
+
+def _shown(side: str) -> str:
+    return side if 0 < len(side) <= _SHOWN_CHARS else f"{side[: _SHOWN_CHARS - 1]}…" if side else "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What decides the sense of one text. `poles` are its words that exclude others, by their group."""
+    """What decides the sense of one text.
+
+    `poles` are its words that exclude others, by their group. `rest` is a hash of the text beyond `MAX_CHARS`, empty if
+    the text is not longer.
+    """
 
     numbers: tuple[str, ...]
     negations: int
     words: frozenset[str]
     names: frozenset[str]
     poles: tuple[tuple[int, frozenset[int]], ...]
+    rest: str = ""
 
     @property
     def essence(self) -> int:
-        """A 63-bit number, equal for texts of equal numbers and negations, the same on every machine."""
-        told = "\x1f".join([str(self.negations), *self.numbers])
+        """A 63-bit number, equal for texts of equal numbers, negations and `rest`, the same on every machine."""
+        told = "\x1f".join([str(self.negations), *self.numbers, *([f"rest {self.rest}"] if self.rest else [])])
         return _hashed(told) >> 1
 
     @property
@@ -83,6 +105,8 @@ def difference(left: str, right: str) -> Difference | None:
 
 def between(left: Reading, right: Reading) -> Difference | None:
     """The same for texts that were read before. Swapping the two swaps the sides and nothing else."""
+    if left.rest != right.rest:
+        return Difference(Kind.REST, *(f"from character {MAX_CHARS:,}" if each.rest else "" for each in (left, right)))
     if left.numbers != right.numbers:
         return Difference(Kind.NUMBER, _only(left.numbers, right.numbers), _only(right.numbers, left.numbers))
     if left.negations != right.negations:
@@ -94,8 +118,10 @@ def between(left: Reading, right: Reading) -> Difference | None:
 
 
 def read(text: str) -> Reading:
-    """Read one text, in time and space linear in its length."""
-    plain = unicodedata.normalize("NFKC", text).translate(_PLAIN)
+    """Read one text, in time and space linear in its length, and bounded: see `MAX_CHARS`."""
+    plain = texts.normalized("NFKC", text[:MAX_CHARS]).translate(_PLAIN)
+    rest = plain[MAX_CHARS:] + text[MAX_CHARS:]
+    plain = plain[:MAX_CHARS]
     tokens = list(_tokens(plain))
     placed = frozenset(_placed(plain))
     words = placed | {stem for token in tokens for stem in _stems(token.text)}
@@ -109,6 +135,7 @@ def read(text: str) -> Reading:
         words=words,
         names=placed | {name for token in tokens for name in _name(token)},
         poles=tuple(sorted((group, frozenset(sides)) for group, sides in poles.items())),
+        rest=f"{_hashed(rest):016x}" if rest else "",
     )
 
 
@@ -125,24 +152,54 @@ def _listed(words: str) -> list[str]:
 
 
 _PLAIN = str.maketrans({"’": "'", "‘": "'", "ʼ": "'"})  # noqa: RUF001 (these are what is looked for)
-_WORD = re.compile(r"[^\W_]+(?:['&][^\W_]+)*")
-_SENTENCE_ENDS = re.compile(r"[.!?。:;\n\"“(]\s*$")
-_HANGUL = re.compile(r"[\uac00-\ud7a3]")
+_WITHIN_WORDS = {"'", "&"}
+_SENTENCE_ENDS = (".", "!", "?", "。", ":", ";", "\n", '"', "“", "(")
 
 
 def _tokens(text: str) -> Iterator[_Token]:
-    end = 0
-    for found in _WORD.finditer(text):
-        between_them = text[end : found.start()]
-        yield _Token(found[0], initial=end == 0 or _SENTENCE_ENDS.search(between_them) is not None)
-        end = found.end()
+    """The words of `text`: runs of letters and digits, and such runs joined by an apostrophe or an ampersand."""
+    parts: list[str] = []
+    initial, gap = True, ""
+    for is_word, characters in groupby(text, key=str.isalnum):
+        run = "".join(characters)
+        if not is_word:
+            gap = run
+        elif parts and gap in _WITHIN_WORDS:
+            parts += [gap, run]
+        else:
+            if parts:
+                yield _Token("".join(parts), initial)
+                initial = _ends_sentence(gap)
+            parts = [run]
+    if parts:
+        yield _Token("".join(parts), initial)
+
+
+def _ends_sentence(gap: str) -> bool:
+    """Whether a sentence ends in what stands between two words."""
+    mark = gap.rstrip()
+    return mark.endswith(_SENTENCE_ENDS) or "\n" in gap[len(mark) :]
+
+
+_Form = TypeVar("_Form")
+
+
+def _remembered(function: Callable[[str], _Form]) -> Callable[[str], _Form]:
+    """`function` of a word, with its results for the latest words kept."""
+    cached = lru_cache(_REMEMBERED)(function)
+
+    @wraps(function)
+    def remembered(word: str) -> _Form:
+        return cached(word) if len(word) <= _LONGEST_REMEMBERED else function(word)
+
+    return remembered
 
 
 def _hashed(text: str) -> int:
     return int.from_bytes(blake2b(text.encode("utf-8", "replace"), digest_size=8).digest())
 
 
-@lru_cache(_REMEMBERED)
+@_remembered
 def _bit(word: str) -> int:
     return 1 << _hashed(word) % _BITS
 
@@ -153,11 +210,13 @@ def _bits(words: Iterable[str]) -> int:
 
 # --- numbers -----------------------------------------------------------------------------
 
-_DIGITS = re.compile(r"\d+(?:[.,:/-]\d+)*")
-_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-_DECIMAL = re.compile(r"\d+(?:\.\d+)?")
-_SCALED = re.compile(r"(\d[\d,]*(?:\.\d+)?)\s?(천만|백만|천|만|억|조)")
-_SCALES = {"천": 10**3, "만": 10**4, "백만": 10**6, "천만": 10**7, "억": 10**8, "조": 10**12}
+_DIGITS = compiled(r"\p{Nd}+(?:[.,:/-]\p{Nd}+)*")
+_THOUSANDS = compiled(r"\p{Nd}{1,3}(?:,\p{Nd}{3})+(?:\.\p{Nd}+)?")
+_DECIMAL = compiled(r"\p{Nd}+(?:\.\p{Nd}+)?")
+_SCALED = compiled(rf"(\p{{Nd}}[\p{{Nd}},]*(?:\.\p{{Nd}}+)?)[{SPACE}]?(천만|백만|천|만|억|조)")
+_SCALES = {"천": 3, "만": 4, "백만": 6, "천만": 7, "억": 8, "조": 12}
+"""The power of ten that each stands for."""
+
 _ENGLISH_NUMBERS = {
     word: number
     for number, word in enumerate(
@@ -173,47 +232,95 @@ _ENGLISH_NUMBERS |= {
     for number, word in enumerate(_listed("second third fourth fifth sixth seventh eighth ninth tenth"), start=2)
 } | {"twice": 2, "thrice": 3, "dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6}
 _FRACTIONS = {"half": "1/2", "quarter": "1/4"}
-_ENGLISH_NUMBER = re.compile(rf"\b({'|'.join([*_ENGLISH_NUMBERS, *_FRACTIONS])})\b", re.IGNORECASE)
 _KOREAN_NUMBERS = {
     "한": 1, "두": 2, "세": 3, "네": 4, "다섯": 5, "여섯": 6, "일곱": 7, "여덟": 8, "아홉": 9,
 }  # fmt: skip
 _KOREAN_TENS = {
     "열": 10, "스물": 20, "스무": 20, "서른": 30, "마흔": 40, "쉰": 50, "예순": 60, "일흔": 70, "여든": 80, "아흔": 90,
 }  # fmt: skip
-_KOREAN_NUMBER = re.compile(
-    rf"(?<![\uac00-\ud7a3])(?=[\uac00-\ud7a3])({'|'.join(_KOREAN_TENS)})?({'|'.join(_KOREAN_NUMBERS)})?\s?"
-    r"(?:개|번|명|시간|시|달|살|주|배|가지|마리|장|잔|병|권|대|분)"
-    r"(?:(?=이에요|이었|이라|이고|입니다|정도|이상|이하)|(?![\uac00-\ud7a3]{3}))"
-)
+_KOREAN_COUNTERS = (
+    "개", "번", "명", "시간", "시", "달", "살", "주", "배", "가지", "마리", "장", "잔", "병", "권", "대", "분",
+)  # fmt: skip
+_AFTER_KOREAN_COUNTERS = ("이에요", "이었", "이라", "이고", "입니다", "정도", "이상", "이하")
+_LONGEST_AFTER_COUNTER = 3
+_HANGUL_RUN = compiled("[\uac00-\ud7a3]+")
 
 
 def _numbers(text: str) -> Iterator[str]:
     """Each number in one spelling: 1,000 and 천(1천) are 1000, "two" is 2; dates and versions as they stand."""
-    for found in _SCALED.finditer(text):
-        yield _spelt(float(found[1].replace(",", "")) * _SCALES[found[2]])
-    text = _SCALED.sub(" ", text)
-    for found in _DIGITS.finditer(text):
-        if _THOUSANDS.fullmatch(found[0]):
-            yield _spelt(float(found[0].replace(",", "")))
-        elif _DECIMAL.fullmatch(found[0]):
-            yield _spelt(float(found[0]))
-        else:
-            yield found[0]
-    for found in _ENGLISH_NUMBER.finditer(text):
-        word = found[1].lower()
-        yield _FRACTIONS.get(word) or str(_ENGLISH_NUMBERS[word])
-    for found in _KOREAN_NUMBER.finditer(text):
-        if number := _KOREAN_TENS.get(found[1], 0) + _KOREAN_NUMBERS.get(found[2], 0):
-            yield str(number)
+    digits, hangul = any(map(str.isdecimal, text)), has_hangul(text)
+    if digits and hangul:
+        for found in _SCALED.finditer(text):
+            yield _spelt(found[1], _SCALES[found[2]])
+        text = _SCALED.sub(" ", text)
+    if digits:
+        for number in _DIGITS.findall(text):
+            yield _spelt(number) if _DECIMAL.fullmatch(number) or _THOUSANDS.fullmatch(number) else number
+    for word in map(str.lower, texts.words(text)):
+        if word in _ENGLISH_NUMBERS or word in _FRACTIONS:
+            yield _FRACTIONS.get(word) or str(_ENGLISH_NUMBERS[word])
+    if hangul:
+        yield from _korean_numbers(text)
 
 
-def _spelt(number: float) -> str:
-    return f"{number:.12g}"
+def _spelt(number: str, scale: int = 0) -> str:
+    """A decimal number, times 10 to the power of `scale`, without separators and needless zeros.
+
+    By its digits: a conversion to a float would make numbers of more than 15 digits equal.
+    """
+    if not number.isascii():
+        number = "".join(str(unicodedata.decimal(each, each)) for each in number)
+    whole, _, fraction = number.replace(",", "").partition(".")
+    fraction = fraction.ljust(scale, "0")
+    whole, fraction = (whole + fraction[:scale]).lstrip("0") or "0", fraction[scale:].rstrip("0")
+    return f"{whole}.{fraction}" if fraction else whole
+
+
+def _korean_numbers(text: str) -> Iterator[str]:
+    """Numbers in native Korean before a counter, such as 두 번 or 열한 시."""
+    end = 0
+    for run in _HANGUL_RUN.finditer(text):
+        if run.start() >= end and (counted := _counted(text, run.start())) is not None:
+            number, end = counted
+            if number:
+                yield str(number)
+
+
+def _counted(text: str, start: int) -> tuple[int, int] | None:
+    """The number that is counted from `start` on, 0 for a counter alone, and where its counter ends."""
+    for tens in _begun(text, start, _KOREAN_TENS):
+        for ones in _begun(text, start + len(tens), _KOREAN_NUMBERS):
+            at = start + len(tens) + len(ones)
+            for counter in (at + 1, at) if text[at : at + 1].isspace() else (at,):
+                if (end := _counter_end(text, counter)) is not None:
+                    return _KOREAN_TENS.get(tens, 0) + _KOREAN_NUMBERS.get(ones, 0), end
+    return None
+
+
+def _begun(text: str, start: int, words: Collection[str]) -> Iterator[str]:
+    """The one of `words` that begins at `start`, if one does, then no word."""
+    if text.startswith(tuple(words), start):
+        yield from (word for word in words if text.startswith(word, start))
+    yield ""
+
+
+def _counter_end(text: str, start: int) -> int | None:
+    """Where the counter that begins at `start` ends; None if there is none, or a longer word begins like one."""
+    if not text.startswith(_KOREAN_COUNTERS, start):
+        return None
+    for counter in _KOREAN_COUNTERS:
+        end = start + len(counter)
+        after = text[end : end + _LONGEST_AFTER_COUNTER]
+        longer = len(after) == _LONGEST_AFTER_COUNTER and is_hangul(after)
+        if text.startswith(counter, start) and (after.startswith(_AFTER_KOREAN_COUNTERS) or not longer):
+            return end
+    return None
 
 
 def _only(ours: tuple[str, ...], theirs: tuple[str, ...]) -> str:
     """What stands on this side alone; where the same stand more often, all of them."""
-    alone = [number for number in ours if number not in theirs]
+    others = frozenset(theirs)
+    alone = [number for number in ours if number not in others]
     return ", ".join(alone or ours)
 
 
@@ -225,18 +332,18 @@ _ENGLISH_NOT = frozenset(
     rarely seldom hardly scarcely barely stopped quit
     """)
 ) | frozenset(_listed("cant dont doesnt didnt wont isnt arent wasnt werent couldnt shouldnt wouldnt hasnt havent"))
-_ENGLISH_NOT_YET = re.compile(r"\byet to\b", re.IGNORECASE)
+_ENGLISH_NOT_YET = compiled(r"\byet to\b", ignore_case=True)
 _KOREAN_NOT_ALONE = frozenset({"안", "못", "아니", "아니요", "말고"})
-_KOREAN_NOT = re.compile(
+_KOREAN_NOT = compiled(
     r"지(?:도|는|를)?(?:않|못|마|말|아니)|^(?:않|못하|못해|못했|없|아니|아닌|아닙|아녜)"
-    r"|(?<=[\uac00-\ud7a3])(?:않|없|아니|아닌|아닙)|불가|금지"
+    "|[\uac00-\ud7a3](?:않|없|아니|아닌|아닙)|불가|금지"
 )
 
 
-@lru_cache(_REMEMBERED)
+@_remembered
 def _negates(text: str) -> bool:
     word = text.lower()
-    if _HANGUL.search(word):
+    if has_hangul(word):
         return word in _KOREAN_NOT_ALONE or _KOREAN_NOT.search(word) is not None
     return word in _ENGLISH_NOT or word.endswith("n't")
 
@@ -252,7 +359,7 @@ def _bare(word: str) -> str:
     return word.casefold().removesuffix("'s")
 
 
-@lru_cache(_REMEMBERED)
+@_remembered
 def _stem(word: str) -> str:
     """An English word without its commonest endings: crude, and the same on both sides."""
     for ending in _ENDINGS:
@@ -280,7 +387,7 @@ _OPENING_STEMS = frozenset(map(_stem, _OPENERS))
 _NEVER_NAMES = frozenset({"i", "i'm", "i'd", "i've", "i'll", "ok"})
 _TITLES = ("씨", "님")
 _SHORTEST_TITLED = 2
-_KOREAN_TOPIC = re.compile(r"^([\uac00-\ud7a3]{1,2}[^하되있없않같지르])(?:은|는|이|가|께서|에게|한테)$")
+_KOREAN_TOPIC = compiled("([\uac00-\ud7a3]{1,2}[^하되있없않같지르])(?:은|는|이|가|께서|에게|한테)")
 _KOREAN_NO_NAMES = frozenset(
     _listed("""
     저 나 너 우리 저희 그 그녀 그들 당신 이것 그것 저것
@@ -302,8 +409,9 @@ _KOREAN_PLACES = tuple(
 def _name(token: _Token) -> Iterator[str]:
     """The name that this word is, if it looks like one, in the form in which `words` has it."""
     text = token.text
-    if _HANGUL.search(text):
-        yield from _korean_name(text)
+    if has_hangul(text):
+        if (name := _korean_name(text)) is not None:
+            yield name
         return
     word = _bare(text)
     if not text[0].isalpha() or word in _NEVER_NAMES or _negates(text):
@@ -323,15 +431,15 @@ def _missing(names: frozenset[str], words: frozenset[str]) -> list[str]:
 
 
 # What stands in these places is what a sentence says of somebody, whether or not it is written as a name is.
-_PLACES = re.compile(
-    r"\b(?:(?:called|named|name is|name's|from)"
+_PLACES = compiled(
+    rf"{STARTS}(?:called|named|name is|name's|from"
     r"|(?:move|moves|moved|moving) to"
     r"|(?:live|lives|lived|living|born|based|work|works|worked|working|study|studies) (?:at|for|in))"
-    r" (?P<english>[^\W\d_]+)"
-    r"|이름은 (?P<called>[\uac00-\ud7a3]{1,6}?)(?:예요|이에요|입니다|이야|야|이다|다|라고)"
-    r"|(?P<where>[\uac00-\ud7a3]{2,8}?)(?:에서|에) (?:살|일|근무|다니|다녀|태어)"
-    r"|(?P<titled>[\uac00-\ud7a3]{2,4}) (?:씨|님)",
-    re.IGNORECASE,
+    r" (?P<english>[\pL\p{Nl}\p{No}]+)"
+    "|이름은 (?P<called>[\uac00-\ud7a3]{1,6}?)(?:예요|이에요|입니다|이야|야|이다|다|라고)"
+    "|(?P<where>[\uac00-\ud7a3]{2,8}?)(?:에서|에) (?:살|일|근무|다니|다녀|태어)"
+    "|(?P<titled>[\uac00-\ud7a3]{2,4}) (?:씨|님)",
+    ignore_case=True,
 )
 _NOT_PLACED = _OPENERS | frozenset({"home", "here", "there", "different", "another", "several", "many", "same"})
 
@@ -344,24 +452,34 @@ def _placed(text: str) -> Iterator[str]:
             yield word
 
 
-def _korean_name(text: str) -> Iterator[str]:
+@_remembered
+def _korean_name(text: str) -> str | None:
     """A place, somebody addressed by a title, or what a sentence of a few words is about."""
     for place in _KOREAN_PLACES:
         if text.startswith(place):
-            yield place
-            return
-    bare = _PARTICLES.sub("", text)
+            return place
+    bare = _without_particle(text)
     if len(bare) > _SHORTEST_TITLED and bare.endswith(_TITLES):
-        yield bare[:-1]
-    elif (found := _KOREAN_TOPIC.match(text)) is not None and found[1] not in _KOREAN_NO_NAMES:
-        yield found[1]
+        return bare[:-1]
+    found = _KOREAN_TOPIC.fullmatch(text)
+    return None if found is None or found[1] in _KOREAN_NO_NAMES else str(found[1])
 
 
 # --- words, and those that exclude each other -----------------------------------------------
 
-_PARTICLES = re.compile(
-    r"(?:에서는|에서|으로는|으로|에게|한테|께서|부터|까지|처럼|보다|이랑|하고|은|는|이|가|을|를|의|에|로|와|과|도|만|랑)$"
-)
+_PARTICLES = (
+    "에서는", "으로는",
+    "에서", "으로", "에게", "한테", "께서", "부터", "까지", "처럼", "보다", "이랑", "하고",
+    "은", "는", "이", "가", "을", "를", "의", "에", "로", "와", "과", "도", "만", "랑",
+)  # fmt: skip
+"""Longer ones come first."""
+
+
+def _without_particle(word: str) -> str:
+    """`word` without the longest particle at its end."""
+    return next((word.removesuffix(each) for each in _PARTICLES if word.endswith(each)), word)
+
+
 _EXCLUSIVE = """
     enable / disable | enabled / disabled | on / off | left / right | up / down | start / stop | begin / end
     open / close | lock / unlock | allow / forbid deny block | accept / reject refuse | like love enjoy / dislike hate
@@ -395,13 +513,13 @@ _EXCLUSIVE = """
 """
 
 
-@lru_cache(_REMEMBERED)
+@_remembered
 def _stems(text: str) -> tuple[str, ...]:
     """The forms under which a word may be found in the other text."""
     word = _bare(text)
-    if not _HANGUL.search(word):
+    if not has_hangul(word):
         return word, _stem(word)
-    bare = _PARTICLES.sub("", word) or word
+    bare = _without_particle(word) or word
     places = (place for place in _KOREAN_PLACES if word.startswith(place))
     return word, bare, *places, *([bare[:-1]] if bare.endswith(_TITLES) else [])
 
@@ -416,7 +534,7 @@ _POLES: dict[str, tuple[int, int]] = {}
 for _number, _group in enumerate(_groups()):
     for _side, _members in enumerate(_group):
         for _member in _members:
-            _POLES.setdefault(_member if _HANGUL.search(_member) else _stem(_member), (_number, _side))
+            _POLES.setdefault(_member if has_hangul(_member) else _stem(_member), (_number, _side))
 _LONGEST_KOREAN_POLE = 4
 _LONGEST_SHORT_VERB = 3
 
@@ -435,10 +553,10 @@ def _uncompared(word: str) -> Iterator[str]:
             yield f"{bare[:-1]}y"
 
 
-@lru_cache(_REMEMBERED)
+@_remembered
 def _pole(word: str) -> tuple[int, int] | None:
     """The group of words that exclude each other in which this one stands, and its side."""
-    if not _HANGUL.search(word):
+    if not has_hangul(word):
         return next((_POLES[form] for form in _uncompared(word) if form in _POLES), None)
     for length in range(min(len(word), _LONGEST_KOREAN_POLE), 0, -1):  # verbs are inflected at their end
         if (found := _POLES.get(word[:length])) is not None and (length > 1 or len(word) <= _LONGEST_SHORT_VERB):
@@ -446,14 +564,21 @@ def _pole(word: str) -> tuple[int, int] | None:
     return None
 
 
-_REVERSING = re.compile(r"(?:un|dis|non|in|im|ir|il|mis)(\w{4,})")
+_REVERSING = ("un", "dis", "non", "in", "im", "ir", "il", "mis")
+_SHORTEST_REVERSED = 4
+
+
+def _contrary(word: str) -> str | None:
+    """What a prefix such as "dis" turns round in `word`."""
+    bare = next((word.removeprefix(each) for each in _REVERSING if word.startswith(each)), "")
+    return bare if len(bare) >= _SHORTEST_REVERSED and bare.isalnum() else None
 
 
 def _reversed(ours: frozenset[str], theirs: frozenset[str]) -> tuple[str, str] | None:
     """A word of ours, such as distrust, whose contrary the other text has instead."""
     for word in sorted(ours - theirs):
-        if (found := _REVERSING.fullmatch(word)) is not None and found[1] in theirs and found[1] not in ours:
-            return word, found[1]
+        if (bare := _contrary(word)) is not None and bare in theirs and bare not in ours:
+            return word, bare
     return None
 
 

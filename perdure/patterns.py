@@ -1,0 +1,122 @@
+"""Regular expressions for text from outside, matched in time linear in the text's length (RE2).
+
+Python's `re` backtracks: a sender who knows a pattern can write a text over which it takes minutes, and holds the
+interpreter's lock meanwhile. No module imports `re` for such text; a repository test checks that. `compiled` registers
+each pattern, and a test walks all of them with hostile texts.
+
+Differences from `re`: no lookaround, no backreferences; `\\b`, `\\d`, `\\s` and `\\w` know ASCII only. `WORD`, `SPACE`,
+`STARTS` and `ENDS` are their Unicode forms. `$` matches at the end of the text only, not before a last newline.
+
+One search is linear. `finditer`, `findall` and `sub` search again after each match, so a pattern must not have to read
+far beyond a match to know where it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import re2
+
+WORD = r"\pL\pN_"
+"""The characters of `\\w`, to stand between brackets."""
+
+SPACE = r"\s\x0b\x1c-\x1f\x85\p{Z}"
+"""The characters of `\\s`, to stand between brackets."""
+
+STARTS = rf"(?:^|[^{WORD}])"
+"""Before a word's first character. Unlike `\\b` it is part of the match: take the rest as a group."""
+
+ENDS = rf"(?:$|[^{WORD}])"
+"""After a word's last character. Unlike `\\b` it is part of the match."""
+
+_MAX_MEMORY = 2**21
+"""Bytes that one pattern and its caches may take; RE2 goes on with less, more slowly and still linear."""
+
+_SURROGATES = {code: 0xFFFD for code in range(0xD800, 0xE000)}
+
+
+class Match(Protocol):
+    """What matched. A group that has no part in it is None."""
+
+    def __getitem__(self, group: int | str, /) -> Any:
+        """The text of a group, by its number or name."""
+        ...
+
+    def start(self, group: int = 0, /) -> int:
+        """Where a group begins."""
+        ...
+
+    def end(self, group: int = 0, /) -> int:
+        """Where a group ends."""
+        ...
+
+    def groups(self) -> tuple[str | None, ...]:
+        """The texts of all groups."""
+        ...
+
+
+class Pattern:
+    """A compiled pattern. Threads may share it."""
+
+    def __init__(self, source: str, *, ignore_case: bool = False, dot_all: bool = False) -> None:
+        options = re2.Options()
+        options.max_mem = _MAX_MEMORY
+        options.log_errors = False
+        options.case_sensitive = not ignore_case
+        options.dot_nl = dot_all
+        self.source = source
+        self._compiled = re2.compile(source, options)
+
+    def search(self, text: str) -> Match | None:
+        """The first match."""
+        found: Match | None = self._compiled.search(_encodable(text))
+        return found
+
+    def match(self, text: str) -> Match | None:
+        """The match at the beginning of `text`."""
+        found: Match | None = self._compiled.match(_encodable(text))
+        return found
+
+    def fullmatch(self, text: str) -> Match | None:
+        """The match of all of `text`."""
+        found: Match | None = self._compiled.fullmatch(_encodable(text))
+        return found
+
+    def finditer(self, text: str) -> Iterator[Match]:
+        """Each match, from left to right; none overlap."""
+        found: Iterator[Match] = self._compiled.finditer(_encodable(text))
+        return found
+
+    def findall(self, text: str) -> list[str]:
+        """The text of each match."""
+        return [found[0] for found in self.finditer(text)]
+
+    def sub(self, replacement: str | Callable[[Match], str], text: str) -> str:
+        """`text` with each match replaced; `\\1` in a replacement is the first group."""
+        replaced: str = self._compiled.sub(replacement, _encodable(text))
+        return replaced
+
+
+REGISTERED: list[Pattern] = []
+"""Every pattern of the modules imported so far."""
+
+
+def compiled(source: str, *, ignore_case: bool = False, dot_all: bool = False) -> Pattern:
+    """Compile and register a pattern; to be called while a module is imported, not per text.
+
+    Raises:
+        re2.error: RE2 does not know the syntax, or the pattern needs more memory than allowed.
+    """
+    pattern = Pattern(source, ignore_case=ignore_case, dot_all=dot_all)
+    REGISTERED.append(pattern)
+    return pattern
+
+
+def _encodable(text: str) -> str:
+    """`text` with each half of a surrogate pair, which has no UTF-8, as U+FFFD. Positions stay the same."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.translate(_SURROGATES)
+    return text

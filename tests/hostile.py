@@ -1,0 +1,141 @@
+"""Hostile texts: what a sender writes to make a pattern, a loop or a conversion take long.
+
+`TEXTS` names each kind with a function of its length. Texts of one kind differ in length only, so the time that a
+function takes over 1,000 and over 10,000 characters of one shows how it grows. `assert_linear` measures that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import cycle, islice
+
+SHORT, LONG = 1_000, 10_000
+"""Characters. The longer is what a message may have."""
+
+MOST_GROWTH = 25.0
+"""The time for `LONG` over the time for `SHORT`: 10 if a function is linear, 100 if it is quadratic."""
+
+NOISE_S = 0.02
+"""CPU seconds below which growth is not judged: a quadratic step that matters takes longer over `LONG`."""
+
+MOST_S = 2.0
+"""CPU seconds that any text of `LONG` characters may take, on a loaded machine."""
+
+_RUNS = 3
+
+
+def repeated(*parts: str, before: str = "", after: str = "") -> Callable[[int], str]:
+    """Texts of `parts`, over and over, between `before` and `after`."""
+
+    def text(length: int) -> str:
+        room = length - len(before) - len(after)
+        return before + "".join(islice(cycle("".join(parts)), room)) + after
+
+    return text
+
+
+TEXTS: dict[str, Callable[[int], str]] = {
+    # digits
+    "digits": repeated("7"),
+    "digits and commas": repeated("1,"),
+    "thousands": repeated(",123", before="1"),
+    "decimals": repeated("1.5 "),
+    "digits in Korean": repeated("3만 "),
+    "digits of Arabic": repeated("\N{ARABIC-INDIC DIGIT SEVEN}"),
+    # blanks
+    "spaces": repeated(" ", before="a", after="b"),
+    "wide spaces": repeated("\N{IDEOGRAPHIC SPACE}", before="a.", after="b"),
+    "tabs": repeated("\t", before="call", after="x"),
+    # `<` and spaces
+    "one mark": repeated(" ", before="<"),
+    "marks": repeated("< "),
+    "marks that open": repeated("<recalled_memory>"),
+    "marks without an end": repeated("< / recalled_memor"),
+    # stars, and what a calculation is made of
+    "stars": repeated("*", before="what is 1"),
+    "signs": repeated("-", before="what is 1", after="x"),
+    "calls of functions": repeated("sqrt ", before="calculate "),
+    "sums": repeated("1+", before="what is ", after="?"),
+    # nested brackets
+    "brackets": repeated("["),
+    "parentheses": repeated("(", before="what is "),
+    "objects": repeated('{"a":'),
+    "closed brackets": repeated("[]"),
+    # characters that normalising makes longer
+    "a number in a circle": repeated("\N{CIRCLED NUMBER THIRTY FIVE}"),
+    "a ligature of eighteen": repeated("\N{ARABIC LIGATURE SALLALLAHOU ALAYHE WASALLAM}"),
+    "a fraction": repeated("\N{VULGAR FRACTION ONE HALF}"),
+    # lines
+    "newlines": repeated("\n"),
+    "carriage returns": repeated("\r"),
+    "short lines": repeated("a\n"),
+    "fences": repeated("```\n"),
+    "speakers": repeated("user "),
+    "speakers of lines": repeated("user: a\n"),
+    # questions
+    "question marks": repeated("?"),
+    "questions": repeated("why? "),
+    "Korean questions": repeated("뭐"),
+    "sentences": repeated("I like it. "),
+    # combining marks and characters without a width
+    "accents": repeated("\N{COMBINING ACUTE ACCENT}", before="e"),
+    "accents in disorder": repeated("\N{COMBINING ACUTE ACCENT}", "\N{COMBINING CEDILLA}", before="e"),
+    "zero widths": repeated("\N{ZERO WIDTH SPACE}"),
+    "soft hyphens": repeated("a\N{SOFT HYPHEN}"),
+    # capitals and names
+    "capitals": repeated("A"),
+    "names": repeated("A "),
+    "many names": repeated("Lyon and Paris, "),
+    "names in places": repeated("from Lyon "),
+    "sharp s": repeated("\N{LATIN SMALL LETTER SHARP S}"),
+    "a dotted I": repeated("\N{LATIN CAPITAL LETTER I WITH DOT ABOVE}"),
+    # quotes
+    "quotes": repeated('"'),
+    "apostrophes": repeated("'", before="a"),
+    "words of apostrophes": repeated("a'"),
+    "escapes": repeated("\\"),
+    # words
+    "one word": repeated("a"),
+    "one Korean word": repeated("가"),
+    "Korean verbs": repeated("지"),
+    "Korean counts": repeated("두 "),
+    "a script without spaces": repeated("漢字"),
+    "negations": repeated("not yet to "),
+    "different words": lambda length: " ".join(f"{number:x}g" for number in range(length))[:length],
+    "calls of tools": repeated("call x {"),
+    "months": repeated("in may "),
+    "days": repeated("1월 "),
+    "slashes": repeated("A/"),
+    "halves of characters": repeated("\ud800"),
+    "zeros": repeated("\x00"),
+}
+"""Each text is given as it is to what takes any; `STORABLE` are those that a message can have."""
+
+STORABLE = {kind: text for kind, text in TEXTS.items() if kind not in {"halves of characters", "zeros"}}
+
+
+def assert_linear(run: Callable[[str], object], text: Callable[[int], str], what: str) -> None:
+    """Fail if `run` takes over-proportionally long over a longer text.
+
+    CPU time of this thread, the best of some runs: other processes do not disturb it.
+    """
+    long = _seconds(run, text(LONG))
+    if long < NOISE_S:
+        return
+    short = _seconds(run, text(SHORT))
+    growth = long / short
+    assert growth <= MOST_GROWTH, f"{what}: {short:.4f} s for {SHORT:,} characters, {long:.4f} s for {LONG:,}"
+    assert long <= MOST_S, f"{what}: {long:.1f} s for {LONG:,} characters"
+
+
+def _seconds(run: Callable[[str], object], text: str) -> float:
+    """The CPU time of `run(text)`: the best of some runs, of one if that is below the noise or hopeless."""
+    best = float("inf")
+    for _ in range(_RUNS):
+        start = time.thread_time()
+        run(text)
+        best = min(best, time.thread_time() - start)
+        if best < NOISE_S / 10 or best > 2 * MOST_S:
+            break
+    return best
