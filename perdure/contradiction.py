@@ -252,7 +252,7 @@ def _numbers(text: str) -> Iterator[str]:
     if digits and hangul:
         for found in _SCALED.finditer(text):
             yield _spelt(found[1], _SCALES[found[2]])
-        text = _SCALED.sub(" ", text)
+        text = _SCALED.sub(lambda _: " ", text)
     if digits:
         for number in _DIGITS.findall(text):
             yield _spelt(number) if _DECIMAL.fullmatch(number) or _THOUSANDS.fullmatch(number) else number

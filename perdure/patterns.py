@@ -1,10 +1,10 @@
-"""Regular expressions for text from outside, matched in time linear in the text's length (RE2).
+r"""Regular expressions for text from outside, matched in time linear in the text's length (RE2).
 
 Python's `re` backtracks: a sender who knows a pattern can write a text over which it takes minutes, and holds the
 interpreter's lock meanwhile. No module imports `re` for such text; a repository test checks that. `compiled` registers
 each pattern, and a test walks all of them with hostile texts.
 
-Differences from `re`: no lookaround, no backreferences; `\\b`, `\\d`, `\\s` and `\\w` know ASCII only. `WORD`, `SPACE`,
+Differences from `re`: no lookaround, no backreferences; `\b`, `\d`, `\s` and `\w` know ASCII only. `WORD`, `SPACE`,
 `STARTS` and `ENDS` are their Unicode forms. `$` matches at the end of the text only, not before a last newline.
 
 One search is linear. `finditer`, `findall` and `sub` search again after each match, so a pattern must not have to read
@@ -19,21 +19,21 @@ from typing import Any, Protocol
 import re2
 
 WORD = r"\pL\pN_"
-"""The characters of `\\w`, to stand between brackets."""
+r"""The characters of `\w`, to stand between brackets."""
 
 SPACE = r"\s\x0b\x1c-\x1f\x85\p{Z}"
-"""The characters of `\\s`, to stand between brackets."""
+r"""The characters of `\s`, to stand between brackets."""
 
 STARTS = rf"(?:^|[^{WORD}])"
-"""Before a word's first character. Unlike `\\b` it is part of the match: take the rest as a group."""
+r"""Before a word's first character. Unlike `\b` it is part of the match: take the rest as a group."""
 
 ENDS = rf"(?:$|[^{WORD}])"
-"""After a word's last character. Unlike `\\b` it is part of the match."""
+"""After a word's last character. Unlike `\b` it is part of the match."""
 
 _MAX_MEMORY = 2**21
 """Bytes that one pattern and its caches may take; RE2 goes on with less, more slowly and still linear."""
 
-_SURROGATES = {code: 0xFFFD for code in range(0xD800, 0xE000)}
+_SURROGATES = dict.fromkeys(range(0xD800, 0xE000), 0xFFFD)
 
 
 class Match(Protocol):
@@ -90,12 +90,16 @@ class Pattern:
 
     def findall(self, text: str) -> list[str]:
         """The text of each match."""
-        return [found[0] for found in self.finditer(text)]
+        return [text[found.start() : found.end()] for found in self.finditer(text)]
 
-    def sub(self, replacement: str | Callable[[Match], str], text: str) -> str:
-        """`text` with each match replaced; `\\1` in a replacement is the first group."""
-        replaced: str = self._compiled.sub(replacement, _encodable(text))
-        return replaced
+    def sub(self, replaced: Callable[[Match], str], text: str) -> str:
+        """`text` with each match replaced by what `replaced` makes of it."""
+        pieces: list[str] = []
+        end = 0
+        for found in self.finditer(text):
+            pieces += [text[end : found.start()], replaced(found)]
+            end = found.end()
+        return "".join([*pieces, text[end:]])
 
 
 REGISTERED: list[Pattern] = []

@@ -10,7 +10,7 @@ _JOINER = "\N{COMBINING GRAPHEME JOINER}"
 
 
 def words(text: str) -> list[str]:
-    """The runs of letters, digits and `_` in `text`: what `\\w+` finds."""
+    r"""The runs of letters, digits and `_` in `text`: what `\w+` finds."""
     return "".join([each if each.isalnum() or each == "_" else " " for each in text]).split()
 
 

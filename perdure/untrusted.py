@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NoReturn
@@ -23,8 +22,16 @@ MAX_DEPTH = 64
 MAX_DIGITS = 4_300
 """Digits that a whole number may have; Python itself converts no more, lest it be stalled."""
 
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+def is_storable(text: str) -> bool:
+    """Whether PostgreSQL can store `text`: no NUL, no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\x00" not in text
 
 
 def storable(text: str) -> str:
@@ -33,7 +40,7 @@ def storable(text: str) -> str:
     The two halves of a character that came in two pieces are joined; NUL and halves without
     their other half become U+FFFD.
     """
-    if not _UNSTORABLE.search(text):
+    if is_storable(text):
         return text
     joined = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return joined.replace("\x00", _REPLACEMENT)
@@ -159,7 +166,7 @@ def _check(value: Any) -> None:
         if not level:
             return
         for each in level:
-            if isinstance(each, str) and _UNSTORABLE.search(each):
+            if isinstance(each, str) and not is_storable(each):
                 raise ValueError(
                     "a string contains NUL or a character that is no valid Unicode (half of a surrogate pair)"
                 )

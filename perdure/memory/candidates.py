@@ -8,12 +8,12 @@ was rated.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from perdure.text import normalized
 from perdure.untrusted import first_line, load_object
 
 MAX_CONTENT_CHARS = 1_000
@@ -94,7 +94,7 @@ def parse(reply: str) -> tuple[list[Candidate], list[Doubt]]:
 
 def alike(content: str) -> str:
     """The same for texts that differ in case, blanks and the mark at the end only."""
-    plain = unicodedata.normalize("NFKC", content).casefold()
+    plain = normalized("NFKC", content).casefold()
     return " ".join(plain.split()).rstrip(".!。 ")
 
 

@@ -7,13 +7,21 @@ latest one that has begun.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
+from perdure.patterns import Match, Pattern, compiled
+from perdure.text import is_hangul
+
 MOST_SPANS = 4
+
+MAX_CHARS = 2_000
+"""Characters of a question that are read."""
+
+_MOST_TAKEN = 100
+"""Times in a question that are read, those that do not count as spans included."""
 
 _MONTHS = {
     name: number
@@ -45,26 +53,42 @@ class Span:
 
 def spans(question: str, now: datetime, zone: ZoneInfo) -> tuple[Span, ...]:
     """The spans that `question` names, as of `now`, days being those of `zone`; what is in the future is left out."""
-    text = question[:2_000].lower()
+    text = question[:MAX_CHARS].lower()
     today = now.astimezone(zone).date()
     taken: list[tuple[int, int]] = []
     found: list[Span] = []
     for pattern, read in _PATTERNS:
         for match in pattern.finditer(text):
-            if any(start < match.end() and match.start() < end for start, end in taken):
+            if len(taken) == _MOST_TAKEN:
+                break
+            if _is_part(match, text) or any(start < match.end() and match.start() < end for start, end in taken):
                 continue  # "8 May 2023" is not also "May"
             for first, behind in _readable(read, match, today):
-                taken.append(match.span())
+                taken.append((match.start(), match.end()))
                 if first <= today:
                     found.append(Span(_midnight(first, zone), _midnight(behind, zone)))
     return tuple(dict.fromkeys(found))[:MOST_SPANS]
 
 
+def _is_part(match: Match, text: str) -> bool:
+    """Whether the match is part of a longer word: for RE2 a word ends before an accented letter, as in "in María".
+
+    A particle may follow a date, as in 2023-05-08에.
+    """
+    edges = (
+        (text[match.start() - 1 : match.start()], text[match.start()]),
+        (text[match.end() : match.end() + 1], match[0][-1]),
+    )
+    return any(
+        outer.isalnum() and not outer.isascii() and not is_hangul(outer) and inner.isascii() for outer, inner in edges
+    )
+
+
 _Days = tuple[date, date]
-_Read = Callable[[re.Match[str], date], _Days]
+_Read = Callable[[Match, date], _Days]
 
 
-def _readable(read: _Read, match: re.Match[str], today: date) -> Iterator[_Days]:
+def _readable(read: _Read, match: Match, today: date) -> Iterator[_Days]:
     try:
         yield read(match, today)
     except (ValueError, OverflowError):  # the 31st of June, three thousand years ago
@@ -122,15 +146,15 @@ def _count(text: str) -> int:
     return _NUMBERS[text] if text in _NUMBERS else int(text)
 
 
-def _pattern(text: str) -> re.Pattern[str]:
-    return re.compile(text.replace("MONTH", _MONTH).replace("YEAR", _YEAR).replace("NUMBER", _NUMBER))
+def _pattern(text: str) -> Pattern:
+    return compiled(text.replace("MONTH", _MONTH).replace("YEAR", _YEAR).replace("NUMBER", _NUMBER))
 
 
 _BACK = {"last": 1, "previous": 1, "past": 1, "this": 0}
 _KOREAN_BACK = {"지난": 1, "저번": 1, "이번": 0, "지지난": 2}
 
 # The more telling come first: what they have read is read by no other.
-_PATTERNS: tuple[tuple[re.Pattern[str], _Read], ...] = tuple(
+_PATTERNS: tuple[tuple[Pattern, _Read], ...] = tuple(
     (_pattern(text), read)
     for text, read in (
         (r"\b(YEAR)[-/.](\d\d?)[-/.](\d\d?)\b", lambda m, _: _day(date(int(m[1]), int(m[2]), int(m[3])))),
@@ -179,7 +203,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], _Read], ...] = tuple(
         (r"작년|지난 ?해", lambda _, today: _year(today.year - 1)),
         (r"올해", lambda _, today: _year(today.year)),
         (r"(YEAR)년", lambda m, _: _year(int(m[1]))),
-        (r"(?<!\d)(\d\d?)월", lambda m, today: _latest(today, int(m[1]))),
+        (r"(\d+)월", lambda m, today: _latest(today, int(m[1]))),
         (r"\b(?:in|during|since|last) (MONTH)\b", lambda m, today: _latest(today, _MONTHS[m[1]])),
         (r"\b(?:in|during|since|of) (YEAR)\b", lambda m, _: _year(int(m[1]))),
     )

@@ -8,13 +8,13 @@ prompt by its beginning), and names back on the way in.
 
 from __future__ import annotations
 
-import re
+import string
 from collections.abc import Iterable, Mapping
 
 MAX_NAME = 64
 MAX_ID = 40
 
-_NOT_ACCEPTED = re.compile(r"[^a-zA-Z0-9_-]")
+_ACCEPTED = frozenset(f"{string.ascii_letters}{string.digits}_-")
 _ROOM_FOR_A_NUMBER = 8
 
 
@@ -39,7 +39,11 @@ class WireNames:
 
 def accepted(name: str) -> str:
     """`name` with what no provider accepts replaced."""
-    return _NOT_ACCEPTED.sub("_", name)[:MAX_NAME] or "unknown"
+    return _replaced(name[:MAX_NAME]) or "unknown"
+
+
+def _replaced(text: str) -> str:
+    return "".join([each if each in _ACCEPTED else "_" for each in text])
 
 
 def unused(wanted: str, used: set[str], longest: int = MAX_ID) -> str:
@@ -76,4 +80,4 @@ class WireIds:
         return self._asked.get(given, given)
 
     def _accepted(self, given: str) -> str:
-        return _NOT_ACCEPTED.sub("_", given) if self._translate else given
+        return _replaced(given) if self._translate else given

@@ -6,13 +6,13 @@ conversation's own lines) and says so, and nothing waits for ever.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perdure.errors import PerdureError
 from perdure.models.protocol import Message, Model, ModelCall, ModelRequest, Role
+from perdure.text import words
 from perdure.untrusted import cut, load_object, storable
 
 MAX_SUMMARY_CHARS = 4_000
@@ -25,7 +25,7 @@ PROMPT = """Summarise the conversation below for whoever talks to this user next
 answered or decided, and what is still open. A few sentences, in the conversation's own language.
 Answer with a JSON object: {"summary": "...", "key_topics": ["...", "..."]}"""
 
-_WORD = re.compile(r"\w{4,}")
+_SHORTEST_TOPIC = 4
 _FENCE = "```"
 _MESSAGE_CHARS = 4_000
 _EXTRACT_LINES = 6
@@ -87,10 +87,14 @@ def _topics(given: object, conversation: Sequence[Message]) -> tuple[str, ...]:
         named = [storable(topic.strip())[:80] for topic in given if isinstance(topic, str) and topic.strip()]
         if named:
             return tuple(dict.fromkeys(named))[:MAX_TOPICS]
-    words = Counter(
-        word.lower() for message in conversation if message.role is Role.USER for word in _WORD.findall(message.content)
+    used = Counter(
+        word.lower()
+        for message in conversation
+        if message.role is Role.USER
+        for word in words(message.content)
+        if len(word) >= _SHORTEST_TOPIC
     )
-    return tuple(word for word, _ in words.most_common(MAX_TOPICS))
+    return tuple(word for word, _ in used.most_common(MAX_TOPICS))
 
 
 def _without_fence(text: str) -> str:

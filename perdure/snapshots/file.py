@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from pathlib import Path
 from uuid import UUID
 
 from perdure.errors import InvalidRequest
+from perdure.patterns import compiled
 from perdure.snapshots.codec import dump
 from perdure.snapshots.snapshot import AgentSnapshot
 from perdure.snapshots.store import (
@@ -34,7 +34,7 @@ from perdure.snapshots.store import (
     version_of,
 )
 
-_NAME = re.compile(r"(\d{1,16})-(\d{1,16})\.(json|[0-9a-f]+\.tmp)")
+_NAME = compiled(r"([0-9]{1,16})-([0-9]{1,16})\.(json|[0-9a-f]+\.tmp)")
 _ASIDE = ".set-aside"
 _TRIES = 20
 _MOVING = frozenset({errno.ENOENT, errno.ENOTEMPTY})

@@ -6,7 +6,6 @@ URL's scheme, and its object is called with the whole value and the settings.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -14,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from perdure.database.engine import Database
 from perdure.errors import SettingsError
+from perdure.patterns import compiled
 from perdure.settings import Settings
 from perdure.snapshots.file import FileSnapshots
 from perdure.snapshots.postgres import PostgresSnapshots
@@ -26,6 +26,7 @@ ENTRY_POINT_GROUP = "perdure.snapshots"
 SnapshotStoreFactory = Callable[[str, Settings], SnapshotStore]
 
 _SQLITE = "sqlite:///"
+_CREDENTIALS = compiled("://[^/@]*@")
 
 
 def resolve(url: str, settings: Settings, database: Database, redis_url: str) -> SnapshotStore:
@@ -102,5 +103,5 @@ def _load(url: str, entry_point: EntryPoint) -> SnapshotStoreFactory:
 
 def _refused(url: str, why: str) -> SettingsError:
     """What is wrong with the setting; what a third party's URL holds of a password is left out."""
-    shown = re.sub(r"(?<=://)[^/@]*@", "…@", url)
+    shown = _CREDENTIALS.sub(lambda _: "://…@", url)
     return SettingsError(f"PERDURE_SNAPSHOTS is {shown!r}: {why}")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import re
 from typing import NamedTuple
 
-_SECTION = re.compile(
-    r"^(Args|Arguments|Parameters|Returns?|Yields?|Raises|Examples?|Notes?|Warnings?|See Also|Todo|Attributes):\s*$"
+from perdure.patterns import SPACE, WORD, compiled
+
+_SECTION = compiled(
+    r"(Args|Arguments|Parameters|Returns?|Yields?|Raises|Examples?|Notes?|Warnings?|See Also|Todo|Attributes):"
+    rf"[{SPACE}]*"
 )
 _ARGUMENTS = frozenset({"Args", "Arguments", "Parameters"})
-_ENTRY = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
+_ENTRY = compiled(rf"\*{{0,2}}([{WORD}]+)[{SPACE}]*(?:\([^)]*\))?[{SPACE}]*:[{SPACE}]*(.*)")
 
 
 class Described(NamedTuple):
@@ -26,7 +28,7 @@ def describe(docstring: str | None) -> Described:
     arguments: list[str] = []
     current: list[str] | None = description
     for line in inspect.cleandoc(docstring or "").splitlines():
-        if section := _SECTION.match(line):
+        if section := _SECTION.fullmatch(line):
             current = arguments if section[1] in _ARGUMENTS else None
         elif current is not None:
             current.append(line)
@@ -38,7 +40,7 @@ def _entries(lines: list[str]) -> dict[str, str]:
     name = ""
     margin = min((_indent(line) for line in lines if line.strip()), default=0)
     for line in lines:
-        entry = _ENTRY.match(line.strip()) if _indent(line) == margin else None
+        entry = _ENTRY.fullmatch(line.strip()) if _indent(line) == margin else None
         if entry:
             name = entry[1]
             found[name] = [entry[2]]

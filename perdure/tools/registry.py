@@ -13,7 +13,6 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-import re
 import threading
 import typing
 from collections.abc import Callable, Mapping
@@ -31,6 +30,7 @@ from perdure import untrusted
 from perdure.errors import OutcomeUnknown, SettingsError, ToolError
 from perdure.memory.own import OwnMemory
 from perdure.models.protocol import ToolSchema
+from perdure.patterns import compiled
 from perdure.tools.docstring import describe
 from perdure.tools.variables import WorkingVariables
 
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 MAX_RESULT_CHARS = 32_000
 """Characters of a result that reach the transcript, unless the tool says otherwise."""
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NAME = compiled(r"[a-zA-Z0-9_-]{1,64}")
 _FIELD = "argument_"
 """In front of each parameter's name in the pydantic model, where `copy` or `_x` would collide."""
 

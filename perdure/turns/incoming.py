@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -21,17 +20,15 @@ from pydantic import (
 
 from perdure.errors import InvalidRequest
 from perdure.settings import OnBusy
-from perdure.untrusted import first_line, load_object, what_is_wrong
+from perdure.untrusted import first_line, is_storable, load_object, what_is_wrong
 
 DEFAULT_PRIORITY = 5
 MAX_METADATA_CHARS = 16_384
 MAX_REASON_CHARS = 1_000
 
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-
 
 def _storable(value: str) -> str:
-    if _UNSTORABLE.search(value):
+    if not is_storable(value):
         raise ValueError("contains NUL or a character that is no valid Unicode (a lone surrogate)")
     return value
 
@@ -135,7 +132,7 @@ def parse_reason(given: object) -> str:
     Raises:
         InvalidRequest: it is no text, too long, or cannot be stored.
     """
-    if not isinstance(given, str) or len(given) > MAX_REASON_CHARS or _UNSTORABLE.search(given):
+    if not isinstance(given, str) or len(given) > MAX_REASON_CHARS or not is_storable(given):
         raise InvalidRequest(f"reason: must be text of at most {MAX_REASON_CHARS} characters, without NUL.")
     return given
 

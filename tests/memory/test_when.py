@@ -51,6 +51,7 @@ _NOW = datetime(2024, 5, 15, 10, tzinfo=UTC)
         ("2주 전에", (2024, 4, 29), 7),
         ("지난 주말", (2024, 5, 4), 2),
         ("지난주 금요일", (2024, 5, 10), 1),
+        ("2023-05-08에 간 곳", (2023, 5, 8), 1),
     ],
 )
 def test_a_time_is_read(question: str, first: tuple[int, int, int], days: int) -> None:
@@ -61,7 +62,18 @@ def test_a_time_is_read(question: str, first: tuple[int, int, int], days: int) -
 
 @pytest.mark.parametrize(
     "question",
-    ["", "who may come", "march on", "on 31 June", "2023-13-45", "99999 days ago", "in 2090", "윤오월", "십만 년 전"],
+    [
+        "",
+        "who may come",
+        "march on",
+        "on 31 June",
+        "2023-13-45",
+        "99999 days ago",
+        "in 2090",
+        "윤오월",
+        "십만 년 전",
+        "in María",
+    ],
 )
 def test_what_is_no_time_is_none(question: str) -> None:
     """Words that only look like months, days that do not exist, and the future narrow nothing."""

@@ -7,7 +7,6 @@ the terminal; they are made visible instead.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -17,9 +16,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")]
+_PICTURES = {
+    **dict.fromkeys(range(0x80, 0xA0), "\N{REPLACEMENT CHARACTER}"),
+    **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"},
+    0x7F: "\N{SYMBOL FOR DELETE}",
+}
+"""For each control character what is shown for it: the C0 controls have their pictures from U+2400 on, in order."""
 
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")]
 
 
 def write_json(value: Any) -> None:
@@ -29,7 +33,7 @@ def write_json(value: Any) -> None:
 
 def printable(text: str) -> str:
     """`text` with its control characters, line breaks and tabs aside, as Unicode's pictures of them."""
-    return _CONTROLS.sub(_picture, text.replace("\r\n", "\n"))
+    return text.replace("\r\n", "\n").translate(_PICTURES)
 
 
 def write_text(text: str) -> None:
@@ -65,10 +69,3 @@ def _cell(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_cell, value)) or "-"
     return " ".join(printable(str(value)).split())
-
-
-def _picture(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    if code < 0x20:  # noqa: PLR2004 (the C0 controls have their pictures from U+2400 on, in order)
-        return chr(0x2400 + code)
-    return "\N{SYMBOL FOR DELETE}" if code == 0x7F else "\N{REPLACEMENT CHARACTER}"  # noqa: PLR2004 (DEL)

@@ -9,18 +9,18 @@ directory under the temporary one. Either is recorded in `socket-directory` for 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import socket
 import stat
 import tempfile
 from pathlib import Path
 
+from perdure.patterns import compiled
 from workers.embedded.account import Account
 from workers.embedded.errors import EmbeddedServerError
 
 _MADE_FOR = "made-for"
-_PLAIN = re.compile(r"[A-Za-z0-9/._+-]+")
+_PLAIN = compiled(r"[A-Za-z0-9/._+-]+")
 
 
 def settle(home: Path, name: str, account: Account | None) -> Path:

@@ -16,7 +16,6 @@ import hashlib
 import hmac
 import ipaddress
 import logging
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,11 +27,12 @@ from fastapi import Request
 from pydantic import SecretStr
 
 from perdure.errors import Forbidden, SettingsError, Unauthorized
+from perdure.patterns import compiled
 from perdure.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+_DIGEST = compiled("[0-9a-fA-F]{64}")
 
 
 class Caller(StrEnum):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from fastapi import Path, Query, Request
 from pydantic import AfterValidator, Field
 
 from perdure.errors import InvalidRequest, NotFound, TooLarge
-from perdure.untrusted import first_line, load_object
+from perdure.untrusted import first_line, is_storable, load_object
 
 MAX_BODY_BYTES = 2**20
 MAX_DRAINED_BYTES = 2**26
@@ -22,11 +21,10 @@ MOST_SESSIONS = 1_000
 
 _DRAIN_S = 5.0
 _MAX_BIGINT = 2**63 - 1
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def _storable(value: str) -> str:
-    if _UNSTORABLE.search(value):
+    if not is_storable(value):
         raise ValueError("contains NUL or a character that is no valid Unicode")
     return value
 
@@ -118,7 +116,7 @@ def parse_name(text: str, thing: str) -> str:
     Raises:
         NotFound: no text in the database is like it, so there is no `thing` of that name.
     """
-    if _UNSTORABLE.search(text):
+    if not is_storable(text):
         raise NotFound(f"There is no such {thing}.")
     return text
 

@@ -24,6 +24,7 @@ from hashlib import blake2b
 
 from perdure.models.embedders.protocol import Vector, unit
 from perdure.models.protocol import ModelCall
+from perdure.text import normalized
 
 FEWEST_DIMENSIONS = 64
 """Below it, too many features share a number for a cosine to mean anything."""
@@ -84,7 +85,7 @@ def words(text: str) -> list[str]:
 
     What goes on without a space for longer than a word does (Thai, a URL, a key) comes in pieces.
     """
-    plain = unicodedata.normalize("NFKD", text).casefold()
+    plain = normalized("NFKD", text).casefold()
     kept = (each for each in plain if ord(each) not in _LATIN_ACCENTS)
     # Vowel signs are no letters to Python, but in many scripts they stand within words.
     spaced = "".join(each if each.isalnum() or unicodedata.category(each)[0] == "M" else " " for each in kept)

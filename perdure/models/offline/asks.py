@@ -4,73 +4,85 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import zoneinfo
 from collections.abc import Collection, Iterator
+from itertools import islice
 
 from perdure.models.offline.language import is_question
 from perdure.models.protocol import ToolCall
+from perdure.patterns import ENDS, SPACE, STARTS, WORD, Match, compiled
 
-_IDENTITY = re.compile(
-    r"\b(who|what) are you\b|\bwhat('s| is) your name\b|\b(which|what) model\b|\bwhat can you do\b"
-    r"|\bare you (a|an|the) (\w+ )?(human|person|robot|bot|ai|llm|model|machine)\b"
+_IDENTITY = compiled(
+    rf"{STARTS}(?:(?:who|what) are you|what(?:'s| is) your name|(?:which|what) model|what can you do"
+    rf"|are you (?:a|an|the) (?:[{WORD}]+ )?(?:human|person|robot|bot|ai|llm|model|machine)){ENDS}"
     r"|넌 누구|너는 누구|누구세요|누구야|뭘 할 수",
-    re.IGNORECASE,
+    ignore_case=True,
 )
-_GREETING = re.compile(
-    r"^(hi|hello|hey|good (morning|afternoon|evening)|bonjour|hola|안녕\w*)\b[\s!.,]*$", re.IGNORECASE
+_GREETING = compiled(
+    rf"(?:hi|hello|hey|good (?:morning|afternoon|evening)|bonjour|hola|안녕[{WORD}]*)[{SPACE}!.,]*", ignore_case=True
 )
-_SUMMARISE = re.compile(r"\bsummari[sz](e|es|ing|er)\b|\bgive (me )?a summary\b|요약", re.IGNORECASE)
-_EXTRACT = re.compile(r"\bextract", re.IGNORECASE)
-_MEMORIES = re.compile(r"\bmemor(y|ies)\b|\bfacts\b", re.IGNORECASE)
-_JSON = re.compile(r"\bjson\b", re.IGNORECASE)
+_SUMMARISE = compiled(rf"{STARTS}(?:summari[sz](?:e|es|ing|er)|give (?:me )?a summary){ENDS}|요약", ignore_case=True)
+_EXTRACT = compiled(rf"{STARTS}extract", ignore_case=True)
+_MEMORIES = compiled(rf"{STARTS}(?:memor(?:y|ies)|facts){ENDS}", ignore_case=True)
+_JSON = compiled(rf"{STARTS}json{ENDS}", ignore_case=True)
 _BEGINNING = 400
 """Characters of a system prompt in which its task is named; what follows may be anybody's words."""
 
-_ASKS_BY_WORD = re.compile(
-    r"^(who|what|when|where|why|which|whose|how|do|does|did|is|are|can|could|will|would|have|has|tell me)\b"
-    r"|(뭐|무엇|어디|누구|언제|몇|얼마|인가요|나요|니까|까요)\S*$",
-    re.IGNORECASE,
+_ASKS_BY_WORD = compiled(
+    r"^(?:who|what|when|where|why|which|whose|how|do|does|did|is|are|can|could|will|would|have|has|tell me)"
+    rf"{ENDS}|(?:뭐|무엇|어디|누구|언제|몇|얼마|인가요|나요|니까|까요)[^{SPACE}]*$",
+    ignore_case=True,
 )
-_TIME = re.compile(
-    r"\bwhat('s| is) the (current |exact )?(time|date)\b|\bwhat time is it\b|\bwhat (day|date) is (it|today)\b"
-    r"|\bwhat('s| is) today'?s date\b|\btell me the (time|date)\b|몇 ?시|며칠|오늘 날짜",
-    re.IGNORECASE,
+_TIME = compiled(
+    rf"{STARTS}(?:what(?:'s| is) the (?:current |exact )?(?:time|date)|what time is it"
+    r"|what (?:day|date) is (?:it|today)|what(?:'s| is) today'?s date|tell me the (?:time|date))"
+    rf"{ENDS}|몇 ?시|며칠|오늘 날짜",
+    ignore_case=True,
 )
 _SAYING = r"(?:ask|asked|say|said|tell|told|write|wrote)"
 _THING = r"(?:question|message|line|sentence|thing)"
-_WHICH_OF_MINE = re.compile(
-    rf"\bI (?:just )?{_SAYING}(?: you| to you)? (?:the )?(?P<after>first|last)\b"
-    rf"|\bmy (?:very )?(?P<mine>first|last|previous) {_THING}\b"
-    rf"|\b(?P<before>first|last) {_THING} (?:that )?I {_SAYING}\b",
-    re.IGNORECASE,
+_WHICH_OF_MINE = compiled(
+    rf"{STARTS}(?:I (?:just )?{_SAYING}(?: you| to you)? (?:the )?(?P<after>first|last)"
+    rf"|my (?:very )?(?P<mine>first|last|previous) {_THING}"
+    rf"|(?P<before>first|last) {_THING} (?:that )?I {_SAYING}){ENDS}",
+    ignore_case=True,
 )
-_ZONE = re.compile(r"\b[A-Z][A-Za-z_]+/[A-Za-z_/+-]+")
-_PLACE = re.compile(r"\bin ([A-Z]\w+(?: [A-Z]\w+)*)")
+_ZONE = compiled(rf"{STARTS}([A-Z][A-Za-z_]+/[A-Za-z_/+-]+)")
+_PLACE = compiled(rf"{STARTS}in ([A-Z][{WORD}]+(?: [A-Z][{WORD}]+)*)")
 
-_CALCULATE = re.compile(
-    r"\?|=|\bwhat('s| is)\b|\b(calculate|compute|evaluate|solve|how much)\b|계산|얼마", re.IGNORECASE
+_CALCULATE = compiled(
+    rf"\?|=|{STARTS}(?:what(?:'s| is)|calculate|compute|evaluate|solve|how much){ENDS}|계산|얼마", ignore_case=True
 )
 _FUNCTION = r"(?:sqrt|abs|round|floor|ceil|exp|ln|log2|log10|log|sin|cos|tan|factorial|hypot|min|max|gcd|lcm)"
-_NUMBER = r"(?:\d[\d_]*(?:\.\d+)?(?:e[+-]?\d+)?|\.\d+|\bpi\b|\btau\b)"
-_OPERATOR = r"(?:\*\*|//|[-+*/%^\u00d7\u00f7\u2212])"
-_EXPRESSION = re.compile(rf"(?:{_FUNCTION}\s*\(|{_NUMBER}|{_OPERATOR}|[(),\s])+")
-_CALCULATION = re.compile(rf"(?:{_NUMBER}|\))\s*{_OPERATOR}+\s*(?:{_FUNCTION}|{_NUMBER}|\()|{_FUNCTION}\s*\(")
+_NUMBER = r"(?:[0-9][0-9_]*(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?|\.[0-9]+|\bpi\b|\btau\b)"
+_OPERATOR = r"[-+*/%^\x{d7}\x{f7}\x{2212}]"
+_EXPRESSION = compiled(rf"(?:{_FUNCTION}[{SPACE}]*\(|{_NUMBER}|{_OPERATOR}|[(),{SPACE}])+")
+_CALCULATION = compiled(
+    rf"(?:{_NUMBER}|\))[{SPACE}]*{_OPERATOR}+[{SPACE}]*(?:{_FUNCTION}|{_NUMBER}|\()|{_FUNCTION}[{SPACE}]*\("
+)
 _LONGEST_CALCULATION = 500
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
-_IN_WORDS = (
-    (re.compile(r"(?<=[\d)])\s+plus\s+(?=[\d(])", re.IGNORECASE), " + "),
-    (re.compile(r"(?<=[\d)])\s+minus\s+(?=[\d(])", re.IGNORECASE), " - "),
-    (re.compile(r"(?<=[\d)])\s+(?:times|multiplied by|x)\s+(?=[\d(])", re.IGNORECASE), " * "),
-    (re.compile(r"(?<=[\d)])\s+(?:divided by|over)\s+(?=[\d(])", re.IGNORECASE), " / "),
-    (re.compile(r"(?<=[\d)])\s+to the power of\s+(?=[\d(])", re.IGNORECASE), " ** "),
+_DATE = compiled("[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_IN_WORDS = compiled(
+    rf"[{SPACE}]+(plus|minus|times|multiplied by|x|divided by|over|to the power of)[{SPACE}]+", ignore_case=True
 )
+_SIGNS = {
+    "plus": " + ",
+    "minus": " - ",
+    "times": " * ",
+    "multiplied by": " * ",
+    "x": " * ",
+    "divided by": " / ",
+    "over": " / ",
+    "to the power of": " ** ",
+}
 
-_TOOL = re.compile(
-    r"\b(?:call|use|run|invoke)\s+(?:the\s+)?(?P<said>tool\s+)?[`\"']?(?P<name>[A-Za-z0-9_-]+)[`\"']?"
-    r"(?P<after>\s+tool\b)?(?:\s+(?:with|on))?\s*:?\s*",
-    re.IGNORECASE,
+_TOOL = compiled(
+    rf"{STARTS}(?:call|use|run|invoke)[{SPACE}]+(?:the[{SPACE}]+)?(?P<said>tool[{SPACE}]+)?"
+    rf"[`\"']?(?P<name>[A-Za-z0-9_-]+)[`\"']?"
+    rf"(?P<after>[{SPACE}]+tool\b)?(?:[{SPACE}]+(?:with|on))?",
+    ignore_case=True,
 )
+_MOST_CALLS = 20
 
 
 def asks_who(text: str) -> bool:
@@ -80,7 +92,7 @@ def asks_who(text: str) -> bool:
 
 def greets(text: str) -> bool:
     """Whether `text` is a greeting and no more."""
-    return bool(_GREETING.match(text.strip()))
+    return _GREETING.fullmatch(text.strip()) is not None
 
 
 def asks_for_memories(system: str) -> bool:
@@ -113,7 +125,7 @@ def time_zone(text: str) -> str | None:
     if not _TIME.search(text):
         return None
     if named := _ZONE.search(text):
-        return named[0]
+        return str(named[1])
     place = _PLACE.search(text)
     return _zones_by_city().get(place[1].lower(), "") if place else ""
 
@@ -131,9 +143,8 @@ def calculation(text: str) -> str | None:
     """The arithmetic expression that `text` wants to have calculated; None if there is none."""
     if len(text) > _LONGEST_CALCULATION:
         return None
-    for pattern, symbol in _IN_WORDS:
-        text = pattern.sub(symbol, text)
-    runs = [run.strip(" ,\t\n") for run in _EXPRESSION.findall(_DATE.sub(" ", text))]
+    text = _IN_WORDS.sub(functools.partial(_sign, text), text)
+    runs = [run.strip(" ,\t\n") for run in _EXPRESSION.findall(_DATE.sub(lambda _: " ", text))]
     found = max((run for run in runs if _CALCULATION.search(run)), key=len, default=None)
     if found is None:
         return None
@@ -141,15 +152,22 @@ def calculation(text: str) -> str | None:
     return found if whole or _CALCULATE.search(text) else None
 
 
+def _sign(text: str, words: Match) -> str:
+    """What stands for `words` between two numbers or parentheses; elsewhere they stay."""
+    before, after = text[words.start() - 1 : words.start()], text[words.end() : words.end() + 1]
+    between = (before.isdecimal() or before == ")") and (after.isdecimal() or after == "(")
+    return _SIGNS[words[1].lower()] if between else words[0]
+
+
 def tool_calls(text: str, known: Collection[str]) -> Iterator[ToolCall]:
     """The calls that `text` spells out, such as `call weather with {"city": "Lyon"}`.
 
-    A name that is not `known` counts only if the text says that it is a tool.
+    A name that is not `known` counts only if the text says that it is a tool. Of very many calls the first are read.
     """
-    for number, wish in enumerate(_TOOL.finditer(text), start=1):
+    for number, wish in enumerate(islice(_TOOL.finditer(text), _MOST_CALLS), start=1):
         name = wish["name"]
         if name in known or wish["said"] or wish["after"]:
-            yield ToolCall(f"call_{number}", name, _arguments(text[wish.end() :]))
+            yield ToolCall(f"call_{number}", name, _arguments(text[wish.end() :].lstrip().removeprefix(":").lstrip()))
 
 
 def _arguments(text: str) -> str:

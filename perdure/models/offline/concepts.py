@@ -5,20 +5,19 @@ A name is what is written with a capital letter and does not begin the sentence.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
-_NAME = r"[A-Z][\w'\u2019-]*(?: [A-Z][\w'\u2019-]*)*"
-_NAMED = re.compile(rf"(?P<before>\b\w+) (?P<name>{_NAME})")
+from perdure.patterns import STARTS, WORD, compiled
+
+_NAME = rf"[A-Z][{WORD}'\x{{2019}}-]*(?: [A-Z][{WORD}'\x{{2019}}-]*)*"
+_NAMED = compiled(rf"{STARTS}(?P<before>[{WORD}]+) (?P<name>{_NAME})")
 _NO_NAMES = frozenset({"I", "I'm", "I've", "I'd", "I'll", "OK"})
 _KINDS = {"in": "place", "from": "place", "at": "organization", "for": "organization"}
 _USER = "user"
 
-_OF_USER = re.compile(rf"\bI (?P<how>live in|live at|work at|work for|work in|study at|come from) (?P<who>{_NAME})")
-_OWN = re.compile(rf"\b[Mm]y (?P<how>\w+)(?:,| is called| is named| is|'s name is)? (?P<who>{_NAME})")
-_OF_NAMED = re.compile(
-    rf"(?P<whose>{_NAME}) (?P<how>lives in|works at|works for|studies at|comes from) (?P<who>{_NAME})"
-)
+_OF_USER = compiled(rf"{STARTS}I (?P<how>live in|live at|work at|work for|work in|study at|come from) (?P<who>{_NAME})")
+_OWN = compiled(rf"{STARTS}[Mm]y (?P<how>[{WORD}]+)(?:,| is called| is named| is|'s name is)? (?P<who>{_NAME})")
+_OF_NAMED = compiled(rf"(?P<whose>{_NAME}) (?P<how>lives in|works at|works for|studies at|comes from) (?P<who>{_NAME})")
 
 
 def entities(sentence: str) -> list[dict[str, str]]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f])|\n+")
-_WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W_]+)?")
-_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
-_HANGUL = re.compile(r"[\uac00-\ud7a3]+")
+from perdure.patterns import SPACE, compiled
+from perdure.text import is_hangul
+
+_SENTENCE_END = compiled(rf"[.!?][{SPACE}]|[\x{{3002}}\x{{ff01}}\x{{ff1f}}\n]")
+_APOSTROPHES = frozenset("'\u2019")
+_POSSESSIVES = ("'s", "\u2019s")
 _QUESTION_END = ("?", "\uff1f")
 _SHORTEST_STEM = 3
 _ENDINGS = ("ing", "ies", "ed", "es", "s", "ly")
@@ -32,7 +34,12 @@ _STOP_WORDS = frozenset(
 
 def sentences(text: str) -> list[str]:
     """The sentences and lines of `text`, without blank ones."""
-    return [part.strip() for part in _SENTENCE_END.split(text) if part.strip()]
+    parts: list[str] = []
+    start = 0
+    for mark in _SENTENCE_END.finditer(text):
+        parts.append(text[start : mark.start() + 1].strip())
+        start = mark.start() + 1
+    return [part for part in [*parts, text[start:].strip()] if part]
 
 
 def is_question(sentence: str) -> bool:
@@ -46,19 +53,42 @@ def terms(text: str) -> frozenset[str]:
 
 
 def _terms(text: str) -> Iterator[str]:
-    for word in _WORD.findall(text.lower()):
+    for word in _words(text.lower()):
         if word in _STOP_WORDS:
             continue
-        if _UNSPACED.search(word):
+        if any(map(_is_unspaced, word)):
             yield from (word[at : at + 2] for at in range(max(1, len(word) - 1)))
         elif (stem := _stem(word)) not in _STOP_WORDS:
             yield stem
 
 
+def _words(text: str) -> Iterator[str]:
+    """The runs of letters and digits, two of them joined where an apostrophe stands between."""
+    parts: list[str] = []
+    gap = ""
+    for is_word, characters in groupby(text, key=str.isalnum):
+        run = "".join(characters)
+        if not is_word:
+            gap = run
+        elif len(parts) == 1 and gap in _APOSTROPHES:
+            parts += [gap, run]
+        else:
+            if parts:
+                yield "".join(parts)
+            parts = [run]
+    if parts:
+        yield "".join(parts)
+
+
+def _is_unspaced(character: str) -> bool:
+    """Whether a character is of a script that writes without spaces: kana, ideographs."""
+    return "\u3040" <= character <= "\u30ff" or "\u3400" <= character <= "\u9fff"
+
+
 def _stem(word: str) -> str:
-    if _HANGUL.fullmatch(word):
+    if is_hangul(word):
         return next((word[: -len(end)] for end in _PARTICLES if word.endswith(end) and len(word) > len(end)), word)
-    word = re.sub(r"['\u2019]s$", "", word)
+    word = word[:-2] if word.endswith(_POSSESSIVES) else word
     for ending in _ENDINGS:
         if word.endswith(ending) and len(word) - len(ending) >= _SHORTEST_STEM:
             word = word[: -len(ending)]
@@ -77,7 +107,7 @@ def most_relevant(question: str, lines: Sequence[str], weights: Sequence[float])
     found = [terms(line) & wanted for line in lines]
     frequency = Counter(term for shared in found for term in shared)
     scores = [
-        weight * sum(math.log(1 + len(lines) / frequency[term]) for term in shared)
+        weight * math.fsum(math.log(1 + len(lines) / frequency[term]) for term in shared)
         for shared, weight in zip(found, weights, strict=True)
     ]
     best = max(scores, default=0.0)
@@ -105,4 +135,4 @@ def extract(text: str, *, sentences_kept: int = 5) -> str:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+    return math.fsum(values) / len(values) if values else 0.0  # the same in any order: a set has none

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 from perdure.models.offline import concepts
 from perdure.models.offline.language import is_question, sentences
+from perdure.patterns import ENDS, SPACE, STARTS, WORD, Pattern, compiled
 
-_SPEAKER = re.compile(
-    r"^.{0,60}?\b(?P<role>user|human|assistant|agent|tool|system)\b[^:\n]{0,60}:\s*(?P<said>.*)$", re.IGNORECASE
+_SPEAKER = compiled(
+    rf"(?:.{{0,59}}?[^{WORD}])??(?P<role>user|human|assistant|agent|tool|system)"
+    rf"(?:[^{WORD}:\n][^:\n]{{0,59}})?:[{SPACE}]*(?P<said>.*)",
+    ignore_case=True,
 )
-_SMALL_TALK = re.compile(
-    r"\b(i am|i'm)\s+(?:so |very |just |doing )*"
-    r"(fine|good|ok|okay|well|great|sorry|glad|happy|tired|back|here|sure|done|ready|not sure|afraid|wondering)\b",
-    re.IGNORECASE,
+_SMALL_TALK = compiled(
+    rf"{STARTS}(i am|i'm)[{SPACE}]+(?:so |very |just |doing )*"
+    r"(fine|good|ok|okay|well|great|sorry|glad|happy|tired|back|here|sure|done|ready|not sure|afraid|wondering)"
+    rf"{ENDS}",
+    ignore_case=True,
 )
 _LONGEST = 300
 
@@ -30,34 +33,35 @@ class _Memory:
     relations: list[dict[str, str]]
 
 
-_PATTERNS: tuple[tuple[str, float, re.Pattern[str]], ...] = (
+_PATTERNS: tuple[tuple[str, float, Pattern], ...] = (
     (
         "insight",
         0.8,
-        re.compile(
-            r"\b(we|i)(?:'ve| have)? (?:finally |just )?"
-            r"(decided|agreed|chose|concluded|learned|learnt|realised|realized)\b"
+        compiled(
+            rf"{STARTS}(we|i)(?:'ve| have)? (?:finally |just )?"
+            rf"(decided|agreed|chose|concluded|learned|learnt|realised|realized){ENDS}"
             r"|결정했|배웠|깨달",
-            re.IGNORECASE,
+            ignore_case=True,
         ),
     ),
     (
         "preference",
         0.6,
-        re.compile(
-            r"\bi (?:really |also |always |still |do |would )?(like|love|prefer|enjoy|hate|dislike|can't stand)\b"
-            r"|\bi (?:don't|do not) (?:really )?(like|want|enjoy)\b|\bmy favou?rite\b|좋아하|좋아해|싫어|선호",
-            re.IGNORECASE,
+        compiled(
+            rf"{STARTS}(?:i (?:really |also |always |still |do |would )?"
+            r"(?:like|love|prefer|enjoy|hate|dislike|can't stand)"
+            rf"|i (?:don't|do not) (?:really )?(?:like|want|enjoy)|my favou?rite){ENDS}|좋아하|좋아해|싫어|선호",
+            ignore_case=True,
         ),
     ),
     (
         "fact",
         0.7,
-        re.compile(
-            r"\b(i am|i'm|i live|i work|i study|i have|i've got|i own|i was born|i grew up|i come from|i speak)\b"
-            r"|\b(my|our) (?:[\w'-]+ ){1,4}(is|are|was|were|lives?|works?)\b|\bcall me\b"
-            r"|(?:^|\s)(저는|나는|제|내)\s.+(입니다|이에요|예요|이야|야|살아요|살아|삽니다|다닙니다|일해요)",
-            re.IGNORECASE,
+        compiled(
+            rf"{STARTS}(?:i am|i'm|i live|i work|i study|i have|i've got|i own|i was born|i grew up|i come from|i speak"
+            rf"|(?:my|our) (?:[{WORD}'-]+ ){{1,4}}(?:is|are|was|were|lives?|works?)|call me){ENDS}"
+            rf"|(?:^|[{SPACE}])(저는|나는|제|내)[{SPACE}].+(입니다|이에요|예요|이야|야|살아요|살아|삽니다|다닙니다|일해요)",
+            ignore_case=True,
         ),
     ),
 )
@@ -67,7 +71,7 @@ def users_lines(text: str) -> Iterator[str]:
     """What the user says in `text`: all of it, unless its lines name their speakers."""
     speaker: str | None = None
     for line in text.splitlines():
-        named = _SPEAKER.match(line)
+        named = _SPEAKER.fullmatch(line)
         if named:
             speaker = named["role"].lower()
         if speaker in (None, "user", "human"):

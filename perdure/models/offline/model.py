@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from perdure.models.offline import asks
 from perdure.models.offline.language import extract, is_question, most_relevant, sentences, terms
 from perdure.models.offline.memories import extract_memories
 from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest, Role, ToolCall, Usage
+from perdure.patterns import compiled
 
 NAME = "offline"
 
@@ -23,8 +24,7 @@ _REMINDER = "I am the offline model and do not understand language; ask me what 
 
 _CHARS_PER_TOKEN = 4
 _LONGEST_QUOTE = 400
-_PIECE = re.compile(r"\s*\S+|\s+$")
-_NUMERIC = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
+_NUMERIC = compiled(r"-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
 _WEIGHTS = {Role.USER: 1.0, Role.SYSTEM: 0.8, Role.TOOL: 0.5, Role.ASSISTANT: 0.4}
 
 
@@ -42,7 +42,7 @@ class OfflineModel:
         answer = _answer(request)
         calls = answer if isinstance(answer, tuple) else ()
         text = answer if isinstance(answer, str) else ""
-        for piece in _PIECE.findall(text):
+        for piece in _pieces(text):
             call.delta(piece)
         return ModelReply(
             content=text,
@@ -51,6 +51,20 @@ class OfflineModel:
             model=NAME,
             stop_reason="tool_calls" if calls else "stop",
         )
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """The words of `text`, each with the blanks before it; blanks at the end are a piece."""
+    blanks = ""
+    for is_blank, characters in groupby(text, key=str.isspace):
+        run = "".join(characters)
+        if is_blank:
+            blanks = run
+        else:
+            yield blanks + run
+            blanks = ""
+    if blanks:
+        yield blanks
 
 
 def _answer(request: ModelRequest) -> str | tuple[ToolCall, ...]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from perdure.errors import SettingsError
+from perdure.patterns import compiled
 from perdure.settings import McpSettings
 from perdure.tools.registry import MAX_RESULT_CHARS, Approval, Effect, Probe
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,32}")
+_NAME = compiled(r"[a-zA-Z0-9_-]{1,32}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import signal
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
@@ -23,6 +22,7 @@ from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 from mcp_types import ErrorData, JSONRPCError, jsonrpc_message_adapter
 
+from perdure.patterns import compiled
 from perdure.tools.mcp.faults import MAX_MESSAGE_BYTES, TOO_LONG
 from perdure.tools.mcp.inbox import Item
 from perdure.tools.mcp.server import McpServer
@@ -38,9 +38,9 @@ _CHUNK = 65_536
 _SHOWN = 500
 _EDGE = 200  # bytes in which an answer's id stands, at the beginning of a line or at its end
 # Quotes inside a string are escaped, so what looks like this at a line's edge belongs to the message itself.
-_ID = re.compile(
-    rb'\A\{\s*(?:"jsonrpc":\s*"2\.0",\s*)?"id":\s*(\d+)\s*,'
-    rb'|,\s*"id":\s*(\d+)\s*(?:,\s*"jsonrpc":\s*"2\.0"\s*)?\}\s*\Z'
+_ID = compiled(
+    r'^\{\s*(?:"jsonrpc":\s*"2\.0",\s*)?"id":\s*(\d+)\s*,'
+    r'|,\s*"id":\s*(\d+)\s*(?:,\s*"jsonrpc":\s*"2\.0"\s*)?\}\s*$'
 )
 
 
@@ -138,7 +138,7 @@ async def _skip(stdout: asyncio.StreamReader) -> tuple[bytes, bytes]:
 def _too_long(name: str, edges: tuple[bytes, bytes]) -> SessionMessage | None:
     """What the call is told whose answer was too long to read; nothing if it cannot be told which."""
     log.warning("the MCP server %s sent a message of more than %d bytes, which was not read", name, MAX_MESSAGE_BYTES)
-    found = next((match for edge in edges if (match := _ID.search(edge))), None)
+    found = next((match for edge in edges if (match := _ID.search(edge.decode("latin-1")))), None)
     if found is None:
         return None
     error = ErrorData(code=TOO_LONG, message=f"longer than {MAX_MESSAGE_BYTES:,} bytes")

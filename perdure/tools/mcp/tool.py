@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from perdure import untrusted
 from perdure.errors import Abandoned, CircuitBreakerOpen, OutcomeUnknown, ToolError
 from perdure.models.naming import MAX_NAME
 from perdure.models.protocol import ToolSchema
+from perdure.patterns import compiled
 from perdure.tools.mcp.faults import Away, Lost, Unreadable
 from perdure.tools.mcp.results import render
 from perdure.tools.mcp.server import McpServer
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 Ask = Callable[[str, Mapping[str, Any], ToolContext], CallToolResult]
 """Sends a call, by the server's name for the tool, and waits for its answer; see `Link.ask`."""
 
-_NAME = re.compile(r"[a-zA-Z0-9_./-]+")
+_NAME = compiled(r"[a-zA-Z0-9_./-]+")
 _MAX_DESCRIPTION = 4_000
 _MAX_SCHEMA = 32_000
 """Characters, of which every prompt pays for each."""
