@@ -10,7 +10,7 @@ from itertools import groupby
 from perdure.patterns import SPACE, compiled
 from perdure.text import is_hangul
 
-_SENTENCE_END = compiled(rf"[.!?][{SPACE}]|[\x{{3002}}\x{{ff01}}\x{{ff1f}}\n]")
+_SENTENCE_END = compiled(rf"[.!?][{SPACE}]|[\x{{3002}}\x{{ff01}}\x{{ff1f}}]")
 _APOSTROPHES = frozenset("'\u2019")
 _POSSESSIVES = ("'s", "\u2019s")
 _QUESTION_END = ("?", "\uff1f")
@@ -34,12 +34,16 @@ _STOP_WORDS = frozenset(
 
 def sentences(text: str) -> list[str]:
     """The sentences and lines of `text`, without blank ones."""
-    parts: list[str] = []
+    return [sentence for line in text.split("\n") if line.strip() for sentence in _sentences(line)]
+
+
+def _sentences(line: str) -> Iterator[str]:
     start = 0
-    for mark in _SENTENCE_END.finditer(text):
-        parts.append(text[start : mark.start() + 1].strip())
+    for mark in _SENTENCE_END.finditer(line):
+        yield line[start : mark.start() + 1].strip()
         start = mark.start() + 1
-    return [part for part in [*parts, text[start:].strip()] if part]
+    if last := line[start:].strip():
+        yield last
 
 
 def is_question(sentence: str) -> bool:
