@@ -1,0 +1,284 @@
+"""No text that somebody sends makes a pattern or a function over text take over-proportionally long.
+
+Each registered pattern and each function of `FUNCTIONS` is given every kind of hostile text at two lengths; the CPU time
+must grow with the length and no faster. Other tests here keep the two lists complete.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from perdure import contradiction, patterns, text, untrusted
+from perdure.channels.http import requests
+from perdure.clock import SystemClock
+from perdure.errors import InvalidRequest, NotFound
+from perdure.memory import candidates, context, extraction, merging, quoting, recall, when
+from perdure.memory.embedding import text_of
+from perdure.models import naming
+from perdure.models.embedders import hashing
+from perdure.models.offline import OfflineModel, asks, concepts, language, memories
+from perdure.models.protocol import Message, ModelCall, ModelRequest, Role, ToolCall, ToolSchema
+from perdure.patterns import Pattern
+from perdure.sessions import summary
+from perdure.tools import docstring
+from perdure.tools.mcp import stdio
+from perdure.turns import incoming
+from tests.hostile import STORABLE, TEXTS, assert_linear, repeated
+from tests.repository.source import ROOT
+from workers.commands import display
+
+PACKAGES = ("perdure", "workers", "tasks", "schedules")
+
+MAY_IMPORT_RE = {"perdure/database/engine.py": "the names of parameters in this repository's own SQL"}
+"""The modules that may use a backtracking pattern, because its text never comes from outside."""
+
+NOT_OVER_FOREIGN_TEXT = {
+    "perdure.tools.registry.tool": "takes the docstring of an author's function, through `docstring.describe`",
+    "perdure.tools.registry.must_be_approved": "hands arguments on to the author's function",
+    "perdure.snapshots.resolve.resolve": "takes a setting",
+    "workers.embedded.sockets.settle": "takes a path of this installation",
+    "perdure.memory.extraction.extract": "calls a model; what it does with text is `chunks`, `together` and `parse`",
+}
+"""Functions with a string parameter, in modules with patterns, that no hostile text reaches."""
+
+NOW = datetime(2024, 5, 15, tzinfo=UTC)
+CALCULATOR = ToolSchema("calculator", "Calculates.", {"type": "object"})
+
+
+def said(content: str) -> extraction.Said:
+    """A message of a user, whose author is named by the same text."""
+    return extraction.Said(1, Role.USER, content, NOW, "http", content)
+
+
+def rooted(content: str) -> object:
+    """A memory whose lines are looked for by their words."""
+    found = candidates.Candidate(content, candidates.Kind.FACT, 0.5)
+    return extraction._rooted([found], [said(content)])
+
+
+def answered(*messages: Message) -> object:
+    """The offline model's reply."""
+    request = ModelRequest(messages, (CALCULATOR,))
+    return OfflineModel().respond(request, ModelCall(SystemClock(), 600))
+
+
+def refusing(function: Callable[[str], object], *errors: type[Exception]) -> Callable[[str], object]:
+    """`function`, whose refusals are answers, too."""
+
+    def called(given: str) -> object:
+        with suppress(*errors):
+            return function(given)
+        return None
+
+    return called
+
+
+FUNCTIONS: dict[str, Callable[[str], object]] = {
+    "perdure.contradiction.read": contradiction.read,
+    "perdure.contradiction.difference": lambda given: contradiction.difference(given, f"{given} 1"),
+    "perdure.text.words": text.words,
+    "perdure.text.normalized": lambda given: (text.normalized("NFKC", given), text.normalized("NFKD", given)),
+    "perdure.text.has_hangul": text.has_hangul,
+    "perdure.text.is_hangul": text.is_hangul,
+    "perdure.untrusted.is_storable": untrusted.is_storable,
+    "perdure.untrusted.storable": untrusted.storable,
+    "perdure.untrusted.load_object": refusing(untrusted.load_object, ValueError),
+    "perdure.untrusted.cut": lambda given: untrusted.cut(given, 500),
+    "perdure.untrusted.first_line": untrusted.first_line,
+    "perdure.untrusted.dump": lambda given: untrusted.dump([given]),
+    "perdure.memory.candidates.parse": refusing(candidates.parse, ValueError),
+    "perdure.memory.candidates.alike": candidates.alike,
+    "perdure.memory.context.tokens": context.tokens,
+    "perdure.memory.context.cut_to": lambda given: context.cut_to(given, 500),
+    "perdure.memory.context.render": lambda given: context.render(context.Section(quoting.MEMORY, "x", [given], 9_000)),
+    "perdure.memory.embedding.text_of": text_of,
+    "perdure.memory.extraction.chunks": lambda given: list(extraction.chunks([said(given)])),
+    "perdure.memory.extraction._shown": lambda given: extraction._shown(said(given)),
+    "perdure.memory.extraction._rooted": rooted,
+    "perdure.memory.merging.entity_key": merging.entity_key,
+    "perdure.memory.quoting.quoted": lambda given: quoting.quoted(quoting.MEMORY, "x", [given]),
+    "perdure.memory.quoting.without_quotations": quoting.without_quotations,
+    "perdure.memory.recall.embedded_text": recall.embedded_text,
+    "perdure.memory.when.spans": lambda given: when.spans(given, NOW, ZoneInfo("UTC")),
+    "perdure.models.embedders.hashing.words": hashing.words,
+    "perdure.models.embedders.hashing.HashEmbedder": lambda given: hashing.HashEmbedder(384).embed([given]),
+    "perdure.models.naming.accepted": naming.accepted,
+    "perdure.models.offline.asks.asks_who": asks.asks_who,
+    "perdure.models.offline.asks.greets": asks.greets,
+    "perdure.models.offline.asks.asks_for_memories": asks.asks_for_memories,
+    "perdure.models.offline.asks.asks_for_summary": asks.asks_for_summary,
+    "perdure.models.offline.asks.asks_something": asks.asks_something,
+    "perdure.models.offline.asks.line_of_mine": asks.line_of_mine,
+    "perdure.models.offline.asks.time_zone": asks.time_zone,
+    "perdure.models.offline.asks.calculation": lambda given: (asks.calculation(given), asks.calculation(given[:500])),
+    "perdure.models.offline.asks.tool_calls": lambda given: list(asks.tool_calls(given, ["x"])),
+    "perdure.models.offline.concepts.entities": concepts.entities,
+    "perdure.models.offline.concepts.relations": concepts.relations,
+    "perdure.models.offline.language.sentences": language.sentences,
+    "perdure.models.offline.language.is_question": language.is_question,
+    "perdure.models.offline.language.terms": language.terms,
+    "perdure.models.offline.language.most_relevant": lambda given: language.most_relevant(given, [given], [1.0]),
+    "perdure.models.offline.language.extract": language.extract,
+    "perdure.models.offline.memories.users_lines": lambda given: list(memories.users_lines(given)),
+    "perdure.models.offline.memories.extract_memories": lambda given: memories.extract_memories([given]),
+    "perdure.models.offline.OfflineModel, told": lambda given: answered(Message(Role.USER, given)),
+    "perdure.models.offline.OfflineModel, asked": lambda given: answered(
+        Message(Role.SYSTEM, given), Message(Role.USER, given), Message(Role.USER, "Where do I live?")
+    ),
+    "perdure.models.offline.OfflineModel, a tool's result": lambda given: answered(
+        Message(Role.ASSISTANT, "", (ToolCall("1", "x", "{}"),)), Message(Role.TOOL, given, (), "1")
+    ),
+    "perdure.sessions.summary.extract": lambda given: summary.extract([Message(Role.USER, given)]),
+    "perdure.tools.docstring.describe": docstring.describe,
+    "perdure.tools.mcp.stdio._too_long": lambda given: stdio._too_long("x", (given.encode(errors="replace"),) * 2),
+    "perdure.turns.incoming.parse_incoming": refusing(
+        lambda given: incoming.parse_incoming({"user_id": "u", "text": given, "metadata": {given: given}}),
+        InvalidRequest,
+    ),
+    "perdure.channels.http.requests.parse_object": refusing(
+        lambda given: requests.parse_object(given.encode(errors="replace")), InvalidRequest
+    ),
+    "perdure.channels.http.requests.parse_name": refusing(lambda given: requests.parse_name(given, "x"), NotFound),
+    "workers.commands.display.printable": display.printable,
+}
+"""Each function that text from outside reaches. A function that takes a while over hostile text belongs in here."""
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    """The modules that are installed, by their path."""
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(module: ast.Module) -> set[str]:
+    """The modules that it imports, at its top or within a function."""
+    named = {alias.name for node in ast.walk(module) if isinstance(node, ast.Import) for alias in node.names}
+    return named | {node.module or "" for node in ast.walk(module) if isinstance(node, ast.ImportFrom)}
+
+
+SOURCES = dict(sources())
+WITH_PATTERNS = {
+    path: module
+    for path, module in SOURCES.items()
+    if imported(module) & {"perdure.patterns", "perdure.text", "unicodedata"} or path == "perdure/untrusted.py"
+}
+for _path in WITH_PATTERNS:
+    import_module(_path.removesuffix(".py").replace("/", "."))
+PATTERNS = {f"{number}: {pattern.source[:40]}": pattern for number, pattern in enumerate(patterns.REGISTERED)}
+
+
+def test_no_pattern_over_text_from_outside_backtracks() -> None:
+    """One such pattern, and one message stops a worker: `perdure.patterns` matches in linear time."""
+    assert {path for path, module in SOURCES.items() if "re" in imported(module)} == set(MAY_IMPORT_RE)
+    assert [path for path, module in SOURCES.items() if "re2" in imported(module)] == ["perdure/patterns.py"]
+
+
+def test_every_pattern_is_registered_once() -> None:
+    """A pattern that is made for a text would be in no list, and would compile anew each time."""
+    calls = {
+        (path, node.lineno)
+        for path, module in SOURCES.items()
+        if path != "perdure/patterns.py"
+        for function in ast.walk(module)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.name != "_pattern"
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in {"compiled", "Pattern"}
+    }
+    assert calls == set()
+    assert len(PATTERNS) > len(WITH_PATTERNS)
+
+
+def test_every_function_over_text_is_measured() -> None:
+    """In a module with patterns, or with Unicode's tables, each public function that takes a string."""
+    functions = {
+        f"{path.removesuffix('.py').replace('/', '.')}.{node.name}"
+        for path, module in WITH_PATTERNS.items()
+        for node in module.body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and takes_text(node)
+    }
+    functions -= {"perdure.patterns.compiled"}  # takes an author's pattern
+    assert functions - FUNCTIONS.keys() == set(NOT_OVER_FOREIGN_TEXT)
+
+
+def takes_text(function: ast.FunctionDef) -> bool:
+    """Whether a parameter is a string or holds some."""
+    given = [*function.args.args, *function.args.kwonlyargs]
+    return any("str" in ast.unparse(each.annotation) for each in given if each.annotation is not None)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_takes_time_in_proportion(name: str) -> None:
+    """Digits, blanks, marks, stars, brackets, circled numbers, lines, questions, accents, names, quotes and others."""
+    for kind, made in texts_for(name).items():
+        assert_linear(FUNCTIONS[name], made, f"{name} of {kind}")
+
+
+def texts_for(name: str) -> dict[str, Callable[[int], str]]:
+    """All kinds; to the functions behind the gateway come only those that can be stored."""
+    return STORABLE if name.startswith(("perdure.models.offline", "perdure.sessions", "perdure.memory")) else TEXTS
+
+
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS.keys())
+def test_a_pattern_takes_time_in_proportion(pattern: Pattern) -> None:
+    """Over hostile texts, and over its own words again and again, which all but match."""
+
+    def run(given: str) -> Any:
+        return (
+            pattern.search(given),
+            pattern.match(given),
+            pattern.fullmatch(given),
+            sum(1 for _ in pattern.finditer(given)),
+        )
+
+    for kind, made in {**TEXTS, **own_words(pattern)}.items():
+        assert_linear(run, made, f"{pattern.source} over {kind}")
+
+
+def own_words(pattern: Pattern) -> dict[str, Callable[[int], str]]:
+    """Texts of the words in a pattern."""
+    words = re.findall(r"[a-zA-Z\uac00-\ud7a3]{2,}", pattern.source)
+    if not words:
+        return {}
+    return {
+        "its words": repeated(" ".join(words), " "),
+        "its words without blanks": repeated(*words),
+        "its first word": repeated(words[0], " "),
+        "its last word": repeated(words[-1], " ", before=f"{words[0]} "),
+    }
+
+
+def test_growth_is_seen() -> None:
+    """The measure itself: a quadratic function fails, a linear one that takes as long does not."""
+
+    def quadratic(given: str) -> object:
+        return re.search(r"\s+$", f"{given}x")
+
+    with pytest.raises(AssertionError, match="for 10,000 characters"):
+        assert_linear(quadratic, TEXTS["spaces"], "blanks at the end")
+    assert_linear(lambda given: [given.split(" ") for _ in range(200)], TEXTS["sentences"], "words")
+
+
+def test_a_half_of_a_character_breaks_no_pattern() -> None:
+    """It has no UTF-8, which RE2 reads; its place is kept, so what is cut out is the text's own."""
+    blank = Pattern("[ab]")
+    given = "\ud800a\udfffb"
+    assert [(found.start(), found[0]) for found in blank.finditer(given)] == [(1, "a"), (3, "b")]
+    assert blank.sub(lambda found: found[0].upper(), given) == "\ud800A\udfffB"
+    assert Pattern(".a").findall(given) == ["\ud800a"]
+
+
+def test_the_repository_is_read() -> None:
+    """An empty list would agree with everything."""
+    assert Path(ROOT, "perdure/patterns.py").exists()
+    assert {"perdure/contradiction.py", "perdure/memory/when.py"} <= WITH_PATTERNS.keys()
