@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.contradiction import Kind, difference, read
+from perdure.contradiction import MAX_CHARS, Kind, difference, read
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,7 @@ from perdure.contradiction import Kind, difference, read
         ("he has two cats", "he has three cats", Kind.NUMBER),
         ("version 3.11", "version 3.12", Kind.NUMBER),
         ("at 10:30", "at 10:45", Kind.NUMBER),
+        ("call 821012345678901", "call 821012345678902", Kind.NUMBER),
         ("on 2024-01-02", "on 2024-01-03", Kind.NUMBER),
         ("3만원입니다", "5만원입니다", Kind.NUMBER),
         ("고양이 두 마리", "고양이 세 마리", Kind.NUMBER),
@@ -65,6 +66,8 @@ def test_what_differs(left: str, right: str, kind: Kind) -> None:
         ("Where is Alice's office?", "where is the office of Alice"),
         ("비밀번호를 재설정하는 방법", "비밀번호 재설정 방법은?"),
         ("3만원", "30,000원"),
+        ("1.5만원", "15000원"),
+        ("0012.50 euros", "12.5 euros"),
         ("서울에서 날씨가 어때?", "서울의 날씨는 어때?"),
         ("", ""),
     ],
@@ -99,3 +102,27 @@ def test_names_that_differ_differ_in_their_bits(left: str, right: str) -> None:
 def test_the_essence_is_the_same_everywhere() -> None:
     """It may be stored; it is no hash that a process makes up for itself."""
     assert read("wait 30 minutes, not 90").essence == read("90 is not 30").essence == 9_164_849_144_532_300_859
+
+
+@pytest.mark.parametrize("filler", ["a ", "\N{ARABIC LIGATURE SALLALLAHOU ALAYHE WASALLAM}"])
+def test_what_is_beyond_the_bound_differs_if_one_character_does(filler: str) -> None:
+    """A text is read to a bound, in its normal form, which may be 18 times as long; the rest merges with its equal only."""
+    long = filler * MAX_CHARS
+    found = difference(f"{long}left", f"{long}right")
+    assert found is not None
+    assert (found.kind, str(found).count("10,000")) == (Kind.REST, 2)
+    assert read(f"{long}left").essence != read(f"{long}right").essence
+    assert difference(long, long) is None
+    assert difference("a", long) is not None
+
+
+def test_a_difference_is_shown_within_bounds() -> None:
+    """It is stored with the plan of a run: thousands of numbers would be stored with it."""
+    assert len(str(difference(" ".join(map(str, range(1_500))), "none"))) < 500
+
+
+def test_accents_without_end_are_accents() -> None:
+    """More than 30 marks on a letter are cut into runs, or sorting them takes quadratic time; the same on both sides."""
+    marks = "\N{COMBINING ACUTE ACCENT}\N{COMBINING CEDILLA}" * 2_000
+    assert difference(f"cafe{marks} noir", f"cafe{marks} noir") is None
+    assert difference("cafe\N{COMBINING ACUTE ACCENT} noir", "caf\N{LATIN SMALL LETTER E WITH ACUTE} noir") is None
