@@ -106,7 +106,7 @@ def test_the_essence_is_the_same_everywhere() -> None:
 
 @pytest.mark.parametrize("filler", ["a ", "\N{ARABIC LIGATURE SALLALLAHOU ALAYHE WASALLAM}"])
 def test_what_is_beyond_the_bound_differs_if_one_character_does(filler: str) -> None:
-    """A text is read to a bound, in its normal form, which may be 18 times as long; the rest merges with its equal only."""
+    """A text is read to a bound, in its normal form, 18 times as long at most; the rest decides by its hash."""
     long = filler * MAX_CHARS
     found = difference(f"{long}left", f"{long}right")
     assert found is not None
@@ -122,7 +122,7 @@ def test_a_difference_is_shown_within_bounds() -> None:
 
 
 def test_accents_without_end_are_accents() -> None:
-    """More than 30 marks on a letter are cut into runs, or sorting them takes quadratic time; the same on both sides."""
+    """More than 30 marks on a letter are cut into runs, because sorting them takes quadratic time."""
     marks = "\N{COMBINING ACUTE ACCENT}\N{COMBINING CEDILLA}" * 2_000
     assert difference(f"cafe{marks} noir", f"cafe{marks} noir") is None
     assert difference("cafe\N{COMBINING ACUTE ACCENT} noir", "caf\N{LATIN SMALL LETTER E WITH ACUTE} noir") is None
