@@ -216,7 +216,7 @@ class ProviderSuite(ModelSuite):
 
     def test_follows_no_redirect_to_another_origin(self, model: Model, server: ProviderServer) -> None:
         """Whoever controls one answer of the server would otherwise be sent the conversation."""
-        other: ProviderServer = type(server)()
+        other = type(server)(player=server.player)
         with other:
             server.script(Status(307, headers={"Location": f"{other.base_url}/anywhere"}))
             with pytest.raises(ProviderError, match="another origin") as caught:
