@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import quote
 from uuid import UUID, uuid4
 
 import pytest
@@ -120,12 +121,22 @@ def test_a_user_is_exported_and_erased(client: TestClient) -> None:
 
 
 def test_an_id_may_hold_any_character(client: TestClient, say: Callable[..., dict[str, Any]]) -> None:
-    """A slash in it, or what looks like a route."""
-    for user_id in ("telegram/7", "a b&c=d", "x/export", "한국"):
+    """A slash in it, or what looks like a route or an escape."""
+    for user_id in ("telegram/7", "a b&c=d", "x/export", "한국", "50%", "a%2Fb", "/" * 200):
         say(user_id=user_id)
-        quoted = user_id.replace("/", "%2F").replace("&", "%26")
+        quoted = quote(user_id, safe="")
         assert client.get(f"/v1/users/{quoted}/export").json()["user_id"] == user_id
         assert client.delete(f"/v1/users/{quoted}").json()["rows"]["users"] == 1
+
+
+def test_an_id_is_one_segment_of_the_path(client: TestClient, say: Callable[..., dict[str, Any]]) -> None:
+    """`DELETE /v1/users/0/export` once erased the user `0/export`: a mistaken method must erase nobody."""
+    say(user_id="0/export")
+
+    for path in ("/v1/users/0/export", "/v1/users/0%2Fexport/more", "/v1/users/"):
+        assert client.delete(path).status_code in {404, 405}
+    assert client.get("/v1/users/0%2Fexport/export").status_code == 200
+    assert client.get(f"/v1/users/{'x' * 201}/export").status_code == 400
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from uuid import UUID
 from fastapi import Path, Query, Request
 from pydantic import AfterValidator, Field
 
+from perdure.channels.http.segments import unescaped
 from perdure.errors import InvalidRequest, NotFound, TooLarge
 from perdure.untrusted import first_line, load_object
 
@@ -40,7 +41,13 @@ Wait = Annotated[
     ),
 ]
 _User = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_storable)]
-UserPath = Annotated[_User, Path(description="Who.")]
+UserPath = Annotated[
+    str,
+    Path(description="The user's id, one segment of the path: a slash in it is `%2F`."),
+    AfterValidator(unescaped),
+    Field(min_length=1, max_length=200),
+    AfterValidator(_storable),
+]
 UserId = Annotated[
     _User | None,
     Query(description="Whose sessions; everybody's if it is not given, which takes an admin key."),
@@ -120,7 +127,7 @@ def parse_name(text: str, thing: str) -> str:
     """
     if _UNSTORABLE.search(text):
         raise NotFound(f"There is no such {thing}.")
-    return text
+    return unescaped(text)
 
 
 def parse_id(text: str, thing: str) -> UUID:
