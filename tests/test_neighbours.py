@@ -107,5 +107,6 @@ def test_installations_with_different_prefixes_share_no_keys(redis_url: str, cli
     assert [each.name for each in breakers["a:"].list()] == ["llm:test"]
     assert breakers["b:"].list() == []
     assert all(key.startswith("a:") for key in client.keys("*"))
-    for each in (*layers.values(), *breakers.values()):
-        each.close()
+    for prefix in layers:
+        layers[prefix].close()
+        breakers[prefix].close()

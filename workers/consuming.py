@@ -37,7 +37,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
     def connect(self) -> Any:
         """Connect, and note from then on which queue each message comes from: a message does not say."""
         connection = super().connect()
-        transport = connection.transport
+        transport: Any = connection.transport
         if isinstance(transport, virtual.Transport):
             deliver = transport._deliver  # noqa: SLF001 (there is no public way to the queue's name)
 

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ def test_neither_application_sees_the_workers_of_the_other(
     installation.worker().container.ready()
     neighbour.worker()
     for app, name in ((operator, "worker-1"), (neighbour.app, "neighbour")):
-        answers = wait_until(lambda app=app: app.control.ping(timeout=1), f"{name} answers")
+        answers = wait_until(partial(app.control.ping, timeout=1), f"{name} answers")
         assert [host.partition("@")[0] for answer in answers for host in answer] == [name]
     with ThreadPoolExecutor(2) as threads:
         heard = list(threads.map(_heartbeats, (operator, neighbour.app)))
