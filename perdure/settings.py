@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 from collections.abc import Iterable
 from contextlib import suppress
@@ -29,6 +30,9 @@ from sqlalchemy.exc import ArgumentError
 from perdure.errors import SettingsError
 
 log = logging.getLogger(__name__)
+
+REDIS_PREFIX = "perdure:"
+"""The default of `PERDURE_REDIS_PREFIX`, with which each of perdure's own keys begins."""
 
 _PREFIX = "PERDURE_"
 _BROKERS = ("redis", "rediss", "redis+socket", "amqp", "amqps", "pyamqp")
@@ -274,6 +278,7 @@ class Settings(BaseSettings):
     database_url: SecretStr | None = None
     redis_url: SecretStr | None = None
     broker_url: SecretStr | None = None
+    redis_prefix: str = REDIS_PREFIX
     data_dir: Path = Path(".perdure")
     timezone: str = "UTC"
     model: str = "offline"
@@ -332,6 +337,14 @@ class Settings(BaseSettings):
     def _redis(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and not value.get_secret_value().startswith(("redis://", "rediss://", "redis+socket://")):
             raise ValueError("it must be a URL that begins with redis://, rediss:// or redis+socket://")
+        return value
+
+    @field_validator("redis_prefix")
+    @classmethod
+    def _plain_prefix(cls, value: str) -> str:
+        # It becomes part of pub/sub patterns, of the names of exchanges, and of keys with a cluster's hash tags.
+        if re.fullmatch(r"[A-Za-z0-9:._-]{1,64}", value) is None:
+            raise ValueError("accepted: 1 to 64 letters, digits and the characters : . _ -, such as perdure:")
         return value
 
     @field_validator("broker_url")

@@ -42,7 +42,9 @@ CONCURRENCY = 100
 _PRIORITIES = 10
 _WORKER_WAIT_S = 5.0
 _PUBLISH_WAIT_S = 0.5
-_REDELIVER_S = 60
+
+REDELIVER_S = 60
+"""Redis's visibility timeout: a message is delivered again if it is unacknowledged after these seconds."""
 
 
 def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -> Celery:
@@ -77,7 +79,10 @@ def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -
         broker_pool_limit=16,
         broker_heartbeat=10,
         broker_connection_timeout=wait_s,
-        broker_transport_options=transport_options(where.broker_url, wait_s),
+        broker_transport_options=transport_options(where.broker_url, wait_s, settings.redis_prefix),
+        # An application on the same broker does not see these workers in its `celery inspect`, Flower or gossip.
+        control_exchange=f"{settings.redis_prefix}celery",
+        event_exchange=f"{settings.redis_prefix}celeryev",
         redis_socket_timeout=_WORKER_WAIT_S,
         redis_socket_connect_timeout=_WORKER_WAIT_S,
         redis_retry_on_timeout=True,
@@ -93,8 +98,13 @@ def registered() -> frozenset[str]:
     return frozenset(app.tasks)
 
 
-def transport_options(broker_url: str, wait_s: float) -> dict[str, Any]:
-    """Bounds on each wait for the broker, in the words of its transport; `wait_s` in seconds."""
+def transport_options(broker_url: str, wait_s: float, prefix: str) -> dict[str, Any]:
+    """Bounds on each wait for the broker, as its transport names them; `wait_s` in seconds.
+
+    On Redis also the keys, beginning with `prefix`, where unacknowledged messages are kept. Under kombu's own
+    names, which every application on the database shares, this short visibility timeout would hand out the
+    running and postponed tasks of the other applications again.
+    """
     if broker_url.startswith(("amqp", "pyamqp")):
         return {"confirm_publish": True, "connect_timeout": wait_s, "read_timeout": wait_s, "write_timeout": wait_s}
     return {
@@ -105,7 +115,10 @@ def transport_options(broker_url: str, wait_s: float) -> dict[str, Any]:
         "health_check_interval": int(_WORKER_WAIT_S),
         # What a killed worker had taken and not acknowledged (a submission) is handed out again
         # after so many seconds. Wake-ups that wait in a busy worker for longer come twice, which is harmless.
-        "visibility_timeout": _REDELIVER_S,
+        "visibility_timeout": REDELIVER_S,
+        "unacked_key": f"{prefix}unacked",
+        "unacked_index_key": f"{prefix}unacked_index",
+        "unacked_mutex_key": f"{prefix}unacked_mutex",
         "unacked_restore_interval": 1,
         "unacked_restore_throttle": 1,
     }

@@ -130,7 +130,7 @@ def assemble(
         models=models.get,
         wake=wake,
         snapshots=resolve(settings.snapshots, settings, database, redis_url or _redis_of_snapshots(settings)),
-        volatile=Volatile.at(redis_url, settings.memory, clock) if redis_url else None,
+        volatile=Volatile.at(redis_url, settings.memory, clock, settings.redis_prefix) if redis_url else None,
         embedder=resolve_embedder(settings.embedder, settings, clock, guard_with(breakers, settings, clock)),
         breakers=breakers,
         connections=connections,

@@ -36,6 +36,7 @@ from workers.alone import Isolation
 from workers.assembly import Addresses, assemble
 from workers.embedding import Embedding
 from workers.flushing import flushers
+from workers.old_unacked import OldUnacked
 from workers.shutdown import Shutdown
 from workers.standby import Standby
 from workers.wake import CeleryWaker
@@ -74,6 +75,7 @@ class Lifecycle:
         standby = self.standby = Standby(process, self._settings, self._isolation, self.taking)
         embedding = self._embedding = Embedding(process.runtime)
         embedding.start()
+        _thread("perdure-old-unacked", lambda: OldUnacked(self._app).run(self._shutdown.begun))
         _thread("perdure-sweeper", lambda: self._sweep(process, standby, embedding))
         _thread("perdure-drain", lambda: self._shutdown.watch(process))
 

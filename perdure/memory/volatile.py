@@ -15,7 +15,7 @@ from perdure.memory.cache import Cache
 from perdure.memory.flush import Blocked, Flushed, Stale, flush
 from perdure.memory.stream import Stream
 from perdure.memory.working import WorkingMemory
-from perdure.settings import MemorySettings
+from perdure.settings import REDIS_PREFIX, MemorySettings
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +29,12 @@ class Volatile:
     working: WorkingMemory
 
     @classmethod
-    def at(cls, url: str, limits: MemorySettings, clock: Clock) -> Volatile:
-        """Those in the Redis at `url`, in kombu's spelling or redis-py's; nothing is connected yet."""
-        cache = Cache(url, clock)
+    def at(cls, url: str, limits: MemorySettings, clock: Clock, prefix: str = REDIS_PREFIX) -> Volatile:
+        """The layers in the Redis at `url`, in kombu's spelling or redis-py's, under keys that begin with `prefix`.
+
+        Nothing is connected yet.
+        """
+        cache = Cache(url, clock, prefix)
         return cls(cache, Stream(cache), WorkingMemory(cache, limits.working_turns, limits.working_ttl_s))
 
     def flush(self, database: Database, session_id: UUID, token: int) -> int | None:

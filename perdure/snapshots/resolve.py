@@ -45,7 +45,7 @@ def resolve(url: str, settings: Settings, database: Database, redis_url: str) ->
     if url == "postgres":
         return PostgresSnapshots(database)
     if url == "redis":
-        return RedisSnapshots(redis_url)
+        return RedisSnapshots(redis_url, settings.redis_prefix)
     if url.startswith(_SQLITE):
         return SqliteSnapshots(_sqlite_path(url))
     if url.startswith("file:"):

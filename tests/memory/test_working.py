@@ -114,7 +114,7 @@ def test_a_key_that_is_no_list_is_reported_and_removed(
     client.set(KEY, "no list")
     assert not volatile.working.remember_turn(SESSION, remembered())
     assert volatile.working.held(SESSION) == ()
-    assert "no list" in caplog.text
+    assert "not a list" in caplog.text
     volatile.working.forget(SESSION)
     assert client.keys() == []
 

@@ -259,7 +259,7 @@ def test_what_the_broker_sends_at_that_moment_goes_back(installation: Installati
 
 def _unacknowledged(installation: Installation) -> int:
     with redis_py.Redis.from_url(client_url(installation.redis.url)) as client:
-        return int(client.hlen("unacked"))
+        return int(client.hlen("perdure:unacked"))
 
 
 def _unsettled(installation: Installation) -> int:
