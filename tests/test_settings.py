@@ -29,6 +29,8 @@ WRONG = [
     ("PERDURE_TURN__HEARTBEAT_S", "29", "PERDURE_TURN__LEASE_S"),
     ("PERDURE_TURN", "5", "PERDURE_TURN__MAX_STEPS"),
     ("PERDURE_TURN", "long", "PERDURE_TURN__MAX_STEPS"),
+    ("PERDURE_API_KEYS", "a-key,sha256:abc", "entry 2 is sha256:… without 64 hexadecimal digits; accepted: KEY"),
+    ("PERDURE_ADMIN_KEYS", "sha256:" + "g" * 64, "64 hexadecimal digits"),
     ("PERDURE_SESSION__SCOPE", "planet", "'user' or 'channel'"),
     ("PERDURE_GUARD__MAX_CHARS", "-1", "greater than or equal to 1"),
     ("PERDURE_BREAKER__HALF_OPEN_MAX_PROBES", "0", "greater than or equal to 1"),

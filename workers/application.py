@@ -34,6 +34,7 @@ ROUTES = {
     "sessions.*": {"queue": "sessions"},
     "memory.*": {"queue": "memory"},
     "casebank.*": {"queue": "maintenance"},
+    "maintenance.*": {"queue": "maintenance"},
 }
 
 CONCURRENCY = 100

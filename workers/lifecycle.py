@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from celery.signals import setup_logging, worker_init, worker_process_init, work
 
 import schedules
 from perdure.channels.callback import UrlCarrier
-from perdure.errors import SettingsError, Unavailable
+from perdure.errors import Unavailable
 from perdure.settings import Settings
 from perdure.slots.sweep import sweep_slots
 from perdure.turns.outbox import Carrier
@@ -35,6 +34,7 @@ from workers import logs, taking
 from workers.alone import Isolation
 from workers.assembly import Addresses, assemble
 from workers.embedding import Embedding
+from workers.exiting import exit_unless_startable
 from workers.flushing import flushers
 from workers.old_unacked import OldUnacked
 from workers.shutdown import Shutdown
@@ -158,15 +158,9 @@ def follow(app: Celery, settings: Settings, where: Addresses) -> Lifecycle:
 
 
 def _start_or_exit(lifecycle: Lifecycle) -> None:
-    """Start, or end the worker with a sentence: Celery would log an error of a signal's receiver and go on."""
-    try:
+    """Start, or exit with a message: Celery would log the error of a signal's receiver and continue."""
+    with exit_unless_startable():
         lifecycle.start()
-    except SettingsError as error:
-        sys.stderr.write(f"perdure: {error}\n")
-        raise SystemExit(2) from None
-    except Unavailable as error:
-        sys.stderr.write(f"perdure: {error.message}\n")
-        raise SystemExit(3) from None
 
 
 def _leave_for_leaks() -> None:

@@ -47,11 +47,11 @@ def resolve(name: str, settings: Settings, clock: Clock, variable: str = "PERDUR
     if scheme == "openai" and rest:
         from perdure.models.openai import OpenAIModel  # noqa: PLC0415 (the SDK takes a second to import)
 
-        return OpenAIModel(rest, clock)
+        return OpenAIModel(rest, clock, variable)
     if scheme == "anthropic" and rest:
         from perdure.models.anthropic import AnthropicModel  # noqa: PLC0415 (the same)
 
-        return AnthropicModel(rest, clock)
+        return AnthropicModel(rest, clock, variable)
     found = entry_points(group=ENTRY_POINT_GROUP)
     if rest and scheme in found.names:
         factory: ModelFactory = _load(f"{variable} is {name!r}", found[scheme])
@@ -117,29 +117,29 @@ class Models:
         self._made: dict[str, Model] = {}
         self._fallback = fallback or resolve_fallback(settings, clock, self.guarded)
 
-    def get(self, name: str | None = None) -> Model:
-        """The model called `name`, or the one of `PERDURE_MODEL`.
+    def get(self, name: str | None = None, variable: str = "PERDURE_MODEL") -> Model:
+        """The model called `name`, or the one of `PERDURE_MODEL`. `variable` is the setting that names it.
 
         Raises:
-            SettingsError: there is none of that name, or it or one of its fallbacks cannot be set up.
+            SettingsError: there is no model of that name, or it or one of its fallbacks cannot be set up.
         """
         wanted = name or self._settings.model
         with self._lock:
             if wanted not in self._made:
-                self._made[wanted] = self._with_fallback(wanted)
+                self._made[wanted] = self._with_fallback(wanted, variable)
             return self._made[wanted]
 
-    def guarded(self, name: str) -> Model:
+    def guarded(self, name: str, variable: str = "PERDURE_FALLBACK") -> Model:
         """The model called `name` behind its breaker, without a fallback, for a strategy that asks it.
 
         Raises:
-            SettingsError: there is none of that name, or it cannot be set up.
+            SettingsError: there is no model of that name, or it cannot be set up.
         """
         with self._lock:
-            return self._guard(name, "PERDURE_FALLBACK")
+            return self._guard(name, variable)
 
-    def _with_fallback(self, name: str) -> Model:
-        model = self._guard(name, "PERDURE_MODEL")
+    def _with_fallback(self, name: str, variable: str) -> Model:
+        model = self._guard(name, variable)
         if isinstance(model, OfflineModel):
             return model
         if self._fallback is not None:

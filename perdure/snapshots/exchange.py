@@ -19,18 +19,20 @@ from perdure.errors import Conflict, NotFound
 from perdure.snapshots import queries
 from perdure.snapshots.codec import checked_events, checked_variables
 from perdure.snapshots.postgres import PostgresSnapshots, put_together
-from perdure.snapshots.snapshot import AgentSnapshot
+from perdure.snapshots.snapshot import HISTORY_TURNS, AgentSnapshot
 from perdure.snapshots.store import SnapshotStore
 
 
-def read(executor: Executor, session_id: UUID) -> AgentSnapshot:
-    """The snapshot of the session's last commit; of one that has ended, without what it had in mind.
+def read(executor: Executor, session_id: UUID, history_turns: int = HISTORY_TURNS) -> AgentSnapshot:
+    """The snapshot of the session's last commit with the messages of its last `history_turns` turns.
+
+    That of an ended session has no working variables.
 
     Raises:
         NotFound: there is no such session.
         InvalidRequest: what is kept of it is damaged.
     """
-    rows = executor.run(queries.PRESENT, {"session_id": session_id})
+    rows = executor.run(queries.PRESENT, {"session_id": session_id, "history_turns": history_turns})
     if not rows:
         raise NotFound("There is no such session.")
     return put_together(session_id, rows[0]).snapshot

@@ -22,7 +22,7 @@ from perdure.errors import InvalidRequest, NotFound, TooLarge, Unavailable
 from perdure.models.protocol import Message, Role, ToolCall
 from perdure.snapshots import queries
 from perdure.snapshots.codec import checked_events, checked_variables, events_of
-from perdure.snapshots.snapshot import AgentSnapshot, Memory, Status
+from perdure.snapshots.snapshot import HISTORY_TURNS, AgentSnapshot, Memory, Status
 from perdure.snapshots.store import (
     SnapshotUnavailable,
     Stored,
@@ -43,8 +43,9 @@ class PostgresSnapshots:
 
     name = "postgres"
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, history_turns: int = HISTORY_TURNS) -> None:
         self._database = database
+        self._history_turns = history_turns
 
     def save(self, snapshot: AgentSnapshot, token: int) -> None:
         """Store the variables and events of `snapshot`; see `SnapshotStore.save`.
@@ -70,7 +71,7 @@ class PostgresSnapshots:
 
     def load(self, agent_id: UUID) -> Stored | None:
         """The session's snapshot, or None; see `SnapshotStore.load`."""
-        while rows := self._run(queries.LOAD, session_id=agent_id):
+        while rows := self._run(queries.LOAD, session_id=agent_id, history_turns=self._history_turns):
             try:
                 return put_together(agent_id, rows[0])
             except InvalidRequest as error:

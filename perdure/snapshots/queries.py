@@ -9,7 +9,6 @@ its session's row locked: the writers of a session come one after another.
 from __future__ import annotations
 
 from perdure.database.engine import Statement
-from perdure.snapshots.snapshot import HISTORY_TURNS
 
 # Two pieces of a statement that commits a step: what it sets in the session's row, and a CTE behind
 # `fenced`, the CTE that does so and returns session_id, token and tick. `%(variables)s` is JSON as
@@ -76,8 +75,8 @@ SAVE = Statement(
 
 # The snapshot, put together from where its parts are: what was kept, the session's row, the
 # last turns' messages. The session may have gone on since the variables last changed.
-_PARTS = f"""
-    SELECT s.state, coalesce(k.variables::text, '{{{{}}}}') AS variables, coalesce(k.events::text, '[]') AS events,
+_PARTS = """
+    SELECT s.state, coalesce(k.variables::text, '{{}}') AS variables, coalesce(k.events::text, '[]') AS events,
            (extract(epoch FROM coalesce(k.saved_at, s.last_activity_at)) * 1000)::bigint AS timestamp,
            CASE WHEN k.tick IS NULL OR (s.token, s.tick) > (k.token, k.tick) THEN s.token ELSE k.token END AS token,
            CASE WHEN k.tick IS NULL OR (s.token, s.tick) > (k.token, k.tick) THEN s.tick ELSE k.tick END AS tick,
@@ -88,11 +87,11 @@ _PARTS = f"""
                 SELECT min(first_seq) FROM (
                     SELECT first_seq FROM turns
                     WHERE session_id = s.session_id AND first_seq IS NOT NULL
-                    ORDER BY seq DESC LIMIT {HISTORY_TURNS}) AS recent)) AS history
-    FROM sessions AS s {{join}} snapshots AS k
+                    ORDER BY seq DESC LIMIT %(history_turns)s) AS recent)) AS history
+    FROM sessions AS s {join} snapshots AS k
       ON k.session_id = s.session_id AND k.tick = s.variables_tick AND NOT k.set_aside
     WHERE s.session_id = %(session_id)s
-"""  # noqa: S608 (a number of ours)
+"""
 
 LOAD = Statement("snapshots.load", _PARTS.format(join="JOIN"), writes=False)
 

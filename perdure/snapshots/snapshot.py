@@ -19,7 +19,7 @@ SCHEMA_VERSION = 1
 """Of the JSON that this release writes, and the only one that it reads."""
 
 HISTORY_TURNS = 20
-"""Turns, the newest ones, whose messages a snapshot holds."""
+"""Turns, the newest ones, whose messages a snapshot holds: the default of `PERDURE_MEMORY__WORKING_TURNS`."""
 
 MAX_VARIABLES_BYTES = 64 * 1024
 """Bytes of the working variables as JSON. They are written anew with each change."""

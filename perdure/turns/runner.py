@@ -174,7 +174,8 @@ class Runner:
             return self._park(hold, ref, began, forgiven=False)
 
     def _run_to_its_end(self, claimed: Claimed, ref: TurnRef, hold: Hold, began: float) -> Settled | Parked:
-        transcript = Transcript.load(self._runtime.database, hold.session_id, ref)
+        window = self._runtime.settings.memory.working_turns
+        transcript = Transcript.load(self._runtime.database, hold.session_id, ref, window=window)
         if ref.held is not None:
             variables = VariableSet(kept_variables(self._runtime.database, claimed))
             verdict = Verdict.from_json(ref.held)

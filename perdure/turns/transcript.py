@@ -24,7 +24,8 @@ from perdure.turns.lease import TurnRef
 from perdure.untrusted import storable
 
 WINDOW_TURNS = 20
-"""Turns of history that a prompt begins with, before it is cut to the budget."""
+"""Turns of history that a prompt begins with, before it is cut to the budget: the default of
+`PERDURE_MEMORY__WORKING_TURNS`, which the runner passes."""
 
 
 @dataclass(frozen=True, slots=True)

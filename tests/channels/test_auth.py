@@ -168,10 +168,9 @@ def test_an_empty_key_file_locks_the_door(runtime: Runtime, tmp_path: Path) -> N
         assert client.get(PATH).status_code == 401
 
 
-@pytest.mark.parametrize("entry", ["sha256:abc", "sha256:", "file:/nowhere/keys"])
-def test_a_key_list_that_cannot_be_used_stops_the_start(runtime: Runtime, entry: str) -> None:
+def test_a_key_file_that_cannot_be_read_stops_the_start(runtime: Runtime) -> None:
     """Found at the start, with the variable's name, and not at the first request."""
-    with pytest.raises(SettingsError, match="PERDURE_ADMIN_KEYS"), gateway(runtime, admin_keys=entry):
+    with pytest.raises(SettingsError, match="PERDURE_ADMIN_KEYS"), gateway(runtime, admin_keys="file:/nowhere/keys"):
         pass
 
 

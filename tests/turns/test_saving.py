@@ -109,7 +109,8 @@ def spy(stage: Stage) -> Spy:
 
 def _committed(stage: Stage, session_id: UUID) -> Stored:
     """The snapshot of the last commit, as PostgreSQL has it."""
-    return put_together(session_id, stage.database.run(snapshots.PRESENT, {"session_id": session_id})[0])
+    asked = {"session_id": session_id, "history_turns": 20}
+    return put_together(session_id, stage.database.run(snapshots.PRESENT, asked)[0])
 
 
 def _count(stage: Stage, **given: Any) -> dict[str, Any]:

@@ -53,11 +53,12 @@ def show(
 ) -> None:
     """Show a session and its transcript."""
     wanted = connecting.parse_id(session_id, "session")
-    with connecting.database() as database:
+    with connecting.opened() as (settings, database):
         session = read_session(database, wanted)
         messages = read_messages(database, wanted)
         held = held_turns(database, wanted)
-        kept = json.loads(dump(exchange.read(database, wanted))) if snapshot else None
+        turns = settings.memory.working_turns
+        kept = json.loads(dump(exchange.read(database, wanted, turns))) if snapshot else None
     if as_json:
         write_json({**session, "messages": messages, "held": held} | ({"snapshot": kept} if kept else {}))
         return

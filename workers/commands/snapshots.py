@@ -29,8 +29,8 @@ def export(
 ) -> None:
     """Write a session's snapshot, whole or not at all."""
     wanted = connecting.parse_id(session_id, "session")
-    with connecting.database() as database:
-        text = dump(exchange.read(database, wanted), indent=2) + "\n"
+    with connecting.opened() as (settings, database):
+        text = dump(exchange.read(database, wanted, settings.memory.working_turns), indent=2) + "\n"
     if file == _STDIO:
         sys.stdout.write(text)
     else:
