@@ -11,7 +11,7 @@ import typer
 from perdure.settings import Settings
 from workers import logs
 from workers.application import CONCURRENCY, QUEUES
-from workers.assembly import addresses, assemble, database_address
+from workers.assembly import addresses, assemble, database_address, require_database
 from workers.commands.failing import WRONG_USAGE, Failure
 from workers.commands.listening import bind, require_free
 from workers.wake import CeleryWaker
@@ -38,6 +38,7 @@ def gateway(host: Host = "127.0.0.1", port: Port = 8080) -> None:
     settings.require_keys_for(host)
     logs.configure()
     where = addresses(settings)
+    require_database(where.database_url)
     waker = CeleryWaker(settings, where)
     runtime = assemble(settings, where.database_url, waker, where.redis_url)
 
