@@ -107,6 +107,6 @@ def test_installations_with_different_prefixes_share_no_keys(redis_url: str, cli
     assert [each.name for each in breakers["a:"].list()] == ["llm:test"]
     assert breakers["b:"].list() == []
     assert all(key.startswith("a:") for key in client.keys("*"))
-    for prefix in layers:
-        layers[prefix].close()
+    for prefix, volatile in layers.items():
+        volatile.close()
         breakers[prefix].close()

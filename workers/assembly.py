@@ -7,13 +7,15 @@ made here and handed on; nothing is made at import.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import partial
 
 from perdure.agents import Agents
 from perdure.clock import SystemClock
+from perdure.database import compatibility
 from perdure.database.engine import Database
-from perdure.errors import Unavailable
+from perdure.errors import IncompatibleDatabase, Unavailable
 from perdure.memory.volatile import Volatile
 from perdure.models.embedders.guarded import guard_with
 from perdure.models.embedders.resolve import check as check_embedder
@@ -29,6 +31,8 @@ from perdure.tools.mcp.server import McpServer
 from perdure.tools.mcp.server import check as check_servers
 from perdure.turns.parking import recall
 from workers.embedded import postgres, redis
+
+log = logging.getLogger(__name__)
 
 _NO_REDIS = "redis://127.0.0.1:0"
 """Stands in where none runs: whoever needs it is told so then."""
@@ -103,6 +107,25 @@ def check(settings: Settings) -> None:
     breakers.close()
     check_embedder(settings.embedder, settings, clock)
     resolve(settings.snapshots, settings, Database("postgresql://"), _NO_REDIS).close()
+
+
+def require_database(database_url: str) -> None:
+    """Check, when a program starts, that this release can use the database.
+
+    A database that cannot be reached is only logged: the program starts, and reconnects.
+
+    Raises:
+        IncompatibleDatabase: PostgreSQL, pgvector or the schema is too old, or the schema is too new.
+    """
+    database = Database(database_url)
+    try:
+        compatibility.require(database)
+    except IncompatibleDatabase:
+        raise
+    except Unavailable as error:
+        log.warning("the database was not checked at the start: %s", error.message)
+    finally:
+        database.close()
 
 
 def assemble(

@@ -33,7 +33,7 @@ def _make() -> Celery:
     where = addresses(settings)
     made = make_app(settings, where)
     follow(made, settings, where)
-    beating.follow(settings.shutdown)
+    beating.follow(settings.shutdown, where.database_url)
     give_to_beat(made, settings)
     flowering.follow(made)
     return made

@@ -32,7 +32,7 @@ from tasks.process import Process
 from tasks.scheduled import fire
 from workers import logs, taking
 from workers.alone import Isolation
-from workers.assembly import Addresses, assemble
+from workers.assembly import Addresses, assemble, require_database
 from workers.embedding import Embedding
 from workers.exiting import exit_unless_startable
 from workers.flushing import flushers
@@ -68,6 +68,10 @@ class Lifecycle:
                 self._process = self._assemble()
                 self._pid = os.getpid()
             return self._process
+
+    def check(self) -> None:
+        """Check that this release can use the database; see `require_database`."""
+        require_database(self._where.database_url)
 
     def start(self) -> None:
         """Assemble now, and begin to sweep and to wait for the end."""
@@ -145,22 +149,23 @@ def follow(app: Celery, settings: Settings, where: Addresses) -> Lifecycle:
     app.steps["worker"].add(taking.Step)
 
     def begin(sender: Any = None, **_: Any) -> None:
+        or_exit(lifecycle.check)
         if sender is None or not taking.is_supervisor(sender):  # its children assemble themselves
-            _start_or_exit(lifecycle)
+            or_exit(lifecycle.start)
 
     setup_logging.connect(lambda **_: logs.configure(), weak=False)
     # Kept alive by the application: Celery holds its receivers weakly.
     worker_init.connect(begin, weak=False)
-    worker_process_init.connect(lambda **_: _start_or_exit(lifecycle), weak=False)
+    worker_process_init.connect(lambda **_: or_exit(lifecycle.start), weak=False)
     worker_shutting_down.connect(lambda **_: lifecycle.leave(), weak=False)
     worker_shutdown.connect(lambda **_: lifecycle.close(), weak=False)
     return lifecycle
 
 
-def _start_or_exit(lifecycle: Lifecycle) -> None:
-    """Start, or exit with a message: Celery would log the error of a signal's receiver and continue."""
+def or_exit(step: Callable[[], None]) -> None:
+    """Run a step of the start, or exit with its message: Celery logs an error of a signal's receiver and goes on."""
     with exit_unless_startable():
-        lifecycle.start()
+        step()
 
 
 def _leave_for_leaks() -> None:

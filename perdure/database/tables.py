@@ -213,6 +213,8 @@ turns = Table(
     ),
     UniqueConstraint("session_id", "seq"),
     Index("turns_unsettled_idx", "session_id", "seq", postgresql_where=text("settled_at IS NULL")),
+    Index("turns_user_id_idx", "user_id", "turn_id"),
+    Index("turns_error_idx", "turn_id", postgresql_where=text("error_code IS NOT NULL")),
     postgresql_with={"fillfactor": "70"},
 )
 
@@ -350,6 +352,15 @@ intake = Table(
     Column("name", Text, primary_key=True),
     Column("closed_at", _timestamp, comment="since when the fleet takes nothing in; NULL while it does"),
     comment="Whether the fleet takes in work: one row, which a drain closes.",
+)
+
+schema_compatibility = Table(
+    "schema_compatibility",
+    metadata,
+    Column("single", Boolean, primary_key=True),
+    Column("readable_from", Text, nullable=False, comment="newest revision of the oldest release that can use it"),
+    CheckConstraint("single", name="single"),
+    comment="Which releases can use the schema: one row, which every migration writes.",
 )
 
 erasures = Table(

@@ -92,8 +92,8 @@ def _load(setting: str, entry_point: EntryPoint) -> Any:
 class Models:
     """The models of one process, each made once. Threads may share it.
 
-    Each but `offline` (which needs nobody, and so never fails) is guarded by the breaker
-    `llm:SCHEME` of `breakers` and tried again; when it fails, `fallback` is asked, or what
+    Each model except `offline`, which is built in and cannot fail, has a breaker of its own among
+    `breakers`, `llm:` and the model's name (`llm:openai:gpt-5`), and is retried; when it fails, `fallback` is asked, or what
     `PERDURE_FALLBACK` names if none is given.
     """
 
@@ -153,7 +153,7 @@ class Models:
         if name not in self._guarded:
             model = resolve(name, self._settings, self._clock, variable)
             if not isinstance(model, OfflineModel):
-                breaker = self._breakers.get(f"llm:{name.partition(':')[0]}")
+                breaker = self._breakers.get(f"llm:{name}")
                 model = GuardedModel(model, breaker, self._settings.retry, self._settings.model_timeout_s)
             self._guarded[name] = model
         return self._guarded[name]

@@ -1,4 +1,4 @@
-"""Circuit breakers by name, such as `llm:openai`, `embed:openai`, `mcp:weather`, `tool:bank`.
+"""Circuit breakers by name, such as `llm:openai:gpt-5`, `embed:openai:NAME`, `mcp:weather`, `tool:bank`.
 
 One circuit per name for the whole fleet while Redis answers, one per process while it does not.
 A breaker is never the reason for which a call fails, but by being open.

@@ -922,6 +922,36 @@ _TURN = """
 
 READ = Statement("turns.read", _TURN + " WHERE t.turn_id = %(turn_id)s", writes=False)
 
+
+def _list(name: str, chosen: str, order: str = "t.turn_id") -> Statement:
+    """The newest turns of those `chosen`, at most `limit`; an index has them in this order."""
+    return Statement(
+        f"turns.{name}",
+        f"""
+        {chosen} AND (%(status)s::text IS NULL OR t.status = %(status)s)
+        AND (%(user_id)s::text IS NULL OR t.user_id = %(user_id)s)
+        ORDER BY {order} DESC LIMIT %(limit)s
+        """,
+        writes=False,
+    )
+
+
+_LISTED = """
+    SELECT t.turn_id, t.session_id, t.user_id, t.seq, t.status, t.agent, t.channel, t.attempts,
+           t.error_code, t.error_message, t.accepted_at, t.started_at, t.settled_at
+    FROM turns AS t
+"""
+
+LIST = _list("list", f"{_LISTED} WHERE true")
+LIST_OF_USER = _list("list_of_user", f"{_LISTED} WHERE t.user_id = %(user_id)s")
+LIST_OF_SESSION = _list("list_of_session", f"{_LISTED} WHERE t.session_id = %(session_id)s", "t.seq")
+LIST_ERRORS = _list("list_errors", f"{_LISTED} WHERE t.error_code IS NOT NULL")
+# Reads all unsettled turns: walking back through all turns, the oldest of them may be far away.
+LIST_UNSETTLED = _list(
+    "list_unsettled",
+    f"WITH t AS MATERIALIZED ({_LISTED} WHERE t.settled_at IS NULL) SELECT * FROM t WHERE true",
+)
+
 HELD_TURNS = Statement(
     "turns.held_turns",
     """

@@ -126,7 +126,7 @@ def _parameters(stage: Stage) -> dict[str, Any]:
         "minute_s": 60, "per_minute": 2, "hour_s": 3600, "per_hour": 5,
         "backoff_s": 5.0, "attempt_s": 60, "error": "x", "retry_s": 5.0, "furthest_s": 3_600.0,
         "variables": '{"a": 1}', "saved": True, "held": "{}", "wakes": 1,
-        "name": "turns", "every_s": 5.0, "idle_s": 1_800.0,
+        "name": "turns", "every_s": 5.0, "idle_s": 1_800.0, "limit": 10,
     }  # fmt: skip
 
 
@@ -165,6 +165,30 @@ def test_each_statement_of_a_turn_goes_by_index_and_reads_few_rows(large: Stage)
             scanned = {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"}
             assert not scanned - SMALL, f"{statement.name} scans {scanned}"
             assert _rows_read(nodes) <= MORE_ROWS.get(statement.name, MOST_ROWS), (statement.name, _outline(nodes))
+
+
+@pytest.mark.long
+def test_turns_are_listed_by_index(large: Stage) -> None:
+    """The newest few of 20,000, whatever they are chosen by; of those that wait or run, all are looked at."""
+    large.sql(
+        "UPDATE turns SET status = 'failed', error_code = 'UNKNOWN' WHERE settled_at IS NOT NULL AND seq = 1"
+        " AND session_id IN (SELECT session_id FROM sessions ORDER BY session_id LIMIT 2000)"
+    )
+    large.sql("VACUUM ANALYZE turns")
+    for statement, status, most in (
+        (queries.LIST, None, 10),
+        (queries.LIST_OF_USER, None, 10),
+        (queries.LIST_OF_SESSION, None, 10),
+        (queries.LIST_OF_SESSION, "done", 11),
+        (queries.LIST_ERRORS, "failed", 10),
+        (queries.LIST_UNSETTLED, "accepted", 4 * OTHERS // 300),
+    ):
+        user_id = "user 0" if statement is queries.LIST_OF_USER else None
+        given = {**_parameters(large), "status": status, "user_id": user_id}
+        custom, generic = _plans(large.database, statement, given)  # a command runs it once, with the custom plan
+        assert _rows_read(custom) <= most, (statement.name, _outline(custom))
+        for nodes in (custom, generic):
+            assert "Seq Scan" not in {node["Node Type"] for node in nodes}, (statement.name, _outline(nodes))
 
 
 def _rows_read(nodes: Sequence[Mapping[str, Any]]) -> float:

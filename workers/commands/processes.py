@@ -10,7 +10,7 @@ import typer
 from perdure.settings import Settings
 from workers import flowering, logs
 from workers.application import CONCURRENCY, QUEUES
-from workers.assembly import addresses, assemble, check, database_address
+from workers.assembly import addresses, assemble, check, database_address, require_database
 from workers.commands.listening import bind, require_free
 from workers.wake import CeleryWaker
 
@@ -41,6 +41,7 @@ def gateway(host: Host = "127.0.0.1", port: Port = 8080) -> None:
     check(settings)
     logs.configure()
     where = addresses(settings)
+    require_database(where.database_url)
     waker = CeleryWaker(settings, where)
     runtime = assemble(settings, where.database_url, waker, where.redis_url)
 

@@ -26,7 +26,7 @@ from rich.console import Console
 
 from perdure.settings import Settings
 from workers import flowering, logs, supervisor
-from workers.assembly import check
+from workers.assembly import check, require_database
 from workers.commands.failing import WRONG_USAGE
 from workers.commands.listening import require_free
 from workers.commands.processes import Host, Port
@@ -66,6 +66,7 @@ def up(
     with _interruptible(), ExitStack() as stack:
         environment, keepers = _servers(settings, data_dir, stack)
         migrate(environment["PERDURE_DATABASE_URL"])
+        require_database(environment["PERDURE_DATABASE_URL"])  # a newer release may have migrated it
         settings.signing_key()  # made before two workers do it at once
         processes = [*keepers, *_processes(settings, environment, host, port, None if no_flower else flower_port)]
         welcome = partial(_welcome, data_dir, host, port, None if no_flower else flower_port)
