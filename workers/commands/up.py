@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Annotated
 
 import typer
+from kombu.utils.url import maybe_sanitize_url
 from rich.console import Console
 
 from perdure.settings import Settings
@@ -69,7 +70,9 @@ def up(
         require_database(environment["PERDURE_DATABASE_URL"])  # a newer release may have migrated it
         settings.signing_key()  # made before two workers do it at once
         processes = [*keepers, *_processes(settings, environment, host, port, None if no_flower else flower_port)]
-        welcome = partial(_welcome, data_dir, host, port, None if no_flower else flower_port)
+        redis_url = environment["PERDURE_REDIS_URL"]
+        broker_url = settings.broker_url.get_secret_value() if settings.broker_url else redis_url
+        welcome = partial(_welcome, data_dir, host, port, None if no_flower else flower_port, (broker_url, redis_url))
         try:
             status = supervisor.run(processes, on_ready=welcome)
         finally:
@@ -164,7 +167,9 @@ def _processes(
         )
 
 
-def _welcome(data_dir: Path, host: str, port: int, flower_port: int | None) -> None:
+def _welcome(data_dir: Path, host: str, port: int, flower_port: int | None, celery: tuple[str, str]) -> None:
+    """Print where everything is; `celery` has the URLs of broker and result backend, shown without passwords."""
+    broker_url, backend_url = map(maybe_sanitize_url, celery)
     shown = f"[{host}]" if ":" in host else host
     lines = [
         "",
@@ -174,6 +179,9 @@ def _welcome(data_dir: Path, host: str, port: int, flower_port: int | None) -> N
     ]
     if flower_port is not None:
         lines.append(f"  Flower    http://{_LOOPBACK}:{flower_port}")
+    lines.append(f"  broker    {broker_url}")
+    if backend_url != broker_url:
+        lines.append(f"  results   {backend_url}")
     program = typed()
     lines += [
         "",
