@@ -10,6 +10,7 @@ place.
 
 from __future__ import annotations
 
+from perdure.casebank.queries import WITH_USES
 from perdure.database.engine import Statement
 from perdure.sessions.states import State, Trigger, sql
 from perdure.snapshots.queries import NEXT_VARIABLES_TICK, PRESENT_VARIABLES, WITH_STEP
@@ -393,7 +394,7 @@ EFFECTS_OF_STEP = Statement(
 # Ends a turn: last messages, outcome, what is owed to its receiver; and either releases the
 # session or, where more turns wait and the runner goes on, keeps its lease. `unsettled` is
 # read from the locked row, so a turn accepted at this moment is not missed. `saved` says that a
-# snapshot of the tick that this makes is in its store.
+# snapshot of the tick that this makes is in its store. The cases that the turn used get a row each; no case is locked.
 SETTLE = Statement(
     "turns.settle",
     f"""
@@ -438,7 +439,7 @@ SETTLE = Statement(
         UPDATE tool_effects AS e
         SET status = CASE e.status WHEN 'intended' THEN 'unknown' WHEN 'asked' THEN 'denied' ELSE 'failed' END
         FROM fenced WHERE e.turn_id = %(turn_id)s AND e.status IN ('intended', 'asked', 'approved')
-    ), {WITH_STEP.strip()}, owed AS (
+    ), {WITH_STEP.strip()}, {WITH_USES.strip()}, owed AS (
         INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
         SELECT %(delivery_id)s::uuid, turn_id, reply_to, 'pending', perdure_now(), perdure_now()
         FROM settled WHERE reply_to IS NOT NULL

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 from sqlalchemy import TextClause, text
@@ -15,8 +16,9 @@ from perdure.casebank.notify import NotifyFailed
 from perdure.casebank.plan import Candidate
 from perdure.casebank.policy import Facts
 from perdure.casebank.prune import Bank
+from perdure.casebank.queries import WITH_USES
 from perdure.clock import MovedClock
-from perdure.database.engine import Database
+from perdure.database.engine import Database, Statement
 from perdure.database.tables import metadata
 from perdure.settings import CasebankSettings
 
@@ -73,6 +75,17 @@ def put(
                 "age": age_days * 86_400,
             },
         )
+
+
+_USE = Statement("tests.use", f"WITH fenced AS (SELECT 1), {WITH_USES} SELECT 1 FROM fenced")  # noqa: S608 (constants)
+
+
+def use(
+    database: Database, case_ids: Sequence[str], turn_id: UUID, *, succeeded: bool = True, error: str | None = None
+) -> None:
+    """Record that a turn used these cases, as the statement that settles it does."""
+    status = "done" if succeeded else "failed"
+    database.run(_USE, {"case_ids": list(case_ids), "turn_id": turn_id, "status": status, "error_code": error})
 
 
 def everything(database: Database) -> dict[str, list[str]]:
