@@ -37,10 +37,14 @@ def facts(
 
 
 def candidate(
-    case: Facts, vector: Sequence[float] | None = None, query: str = "how to do it", embedder: str = "hash:4"
+    case: Facts,
+    vector: Sequence[float] | None = None,
+    query: str = "how to do it",
+    embedder: str = "hash:4",
+    user_id: str | None = None,
 ) -> Candidate:
     """The same, as the planner reads it."""
-    return Candidate(case, query, embedder, None if vector is None else np.asarray(vector, dtype=np.float32))
+    return Candidate(case, query, embedder, None if vector is None else np.asarray(vector, dtype=np.float32), user_id)
 
 
 def put(
@@ -54,15 +58,16 @@ def put(
     rate: float | None = None,
     idle_days: float | None = 30,
     age_days: float = 400,
+    user_id: str | None = None,
 ) -> None:
     """Write one active case, as old and as idle as that by the test's clock."""
     with database.engine.connect() as connection:
         connection.execute(
             text(
                 "INSERT INTO cases (case_id, query, response_text, query_vector, embedder, usage_count, success_rate,"
-                " last_accessed_at, created_at) VALUES (:id, :query, 'like this', CAST(:vector AS vector), :embedder,"
-                " :usage, :rate, perdure_now() - make_interval(secs => :idle),"
-                " perdure_now() - make_interval(secs => :age))"
+                " last_accessed_at, created_at, user_id) VALUES (:id, :query, 'like this', CAST(:vector AS vector),"
+                " :embedder, :usage, :rate, perdure_now() - make_interval(secs => :idle),"
+                " perdure_now() - make_interval(secs => :age), :user_id)"
             ),
             {
                 "id": case_id,
@@ -73,6 +78,7 @@ def put(
                 "rate": rate,
                 "idle": None if idle_days is None else idle_days * 86_400,
                 "age": age_days * 86_400,
+                "user_id": user_id,
             },
         )
 
