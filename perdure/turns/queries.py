@@ -13,7 +13,7 @@ from __future__ import annotations
 from perdure.casebank.queries import WITH_USES
 from perdure.database.engine import Statement
 from perdure.sessions.states import State, Trigger, sql
-from perdure.snapshots.queries import NEXT_VARIABLES_TICK, PRESENT_VARIABLES, WITH_STEP
+from perdure.snapshots.queries import NEXT_VARIABLES_TICK, PRESENT_VARIABLES, WITH_STEP, pending
 from perdure.turns.intake import CLOSED
 
 # --- accept ------------------------------------------------------------------------------
@@ -455,7 +455,7 @@ SETTLE = Statement(
 # Returns the messages that wait behind it, the pending events of that snapshot.
 HOLD = Statement(
     "turns.hold",
-    """
+    f"""
     WITH fenced AS (
         UPDATE sessions SET strikes = 1, lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
         WHERE session_id = %(session_id)s AND token = %(token)s
@@ -463,14 +463,7 @@ HOLD = Statement(
     ), held AS (
         UPDATE turns SET held = coalesce(held, %(held)s::json) FROM fenced WHERE turn_id = %(turn_id)s
     )
-    SELECT fenced.tick, i.channel, i.message_id, i.text
-    FROM fenced LEFT JOIN (
-        SELECT i.channel, i.message_id, i.text, t.seq, i.position
-        FROM turns AS t JOIN inbox AS i USING (turn_id)
-        WHERE t.session_id = %(session_id)s AND t.settled_at IS NULL AND t.turn_id <> %(turn_id)s
-        ORDER BY t.seq, i.position LIMIT %(most)s
-    ) AS i ON true
-    ORDER BY i.seq, i.position
+    SELECT fenced.tick, {pending("%(session_id)s", "%(most)s")} AS pending FROM fenced
     """,
 )
 
