@@ -39,7 +39,7 @@ _SKEW = timedelta(minutes=1)
 class NewCase:
     """A case to be added. `embedder` names what made the vector, and is given exactly where a vector is.
 
-    `user_id` is its author; `None`: it is everybody's.
+    `user_id` is its author; `None`: it is everybody's; empty: the author is unknown, and it is nobody's.
     """
 
     case_id: str
@@ -124,9 +124,8 @@ def check(case: NewCase, *, now: datetime, dimensions: int | None = None) -> str
     Raises:
         InvalidRequest: something is; the message says what.
     """
-    _check_name("case_id", case.case_id, LONGEST_ID)
-    if case.user_id is not None:
-        _check_name("user_id", case.user_id, LONGEST_USER)
+    _check_name("case_id", case.case_id, 1, LONGEST_ID)
+    _check_name("user_id", case.user_id or "", 0, LONGEST_USER)
     for name, text in (("query", case.query), ("response_text", case.response_text)):
         if not text.strip():
             raise InvalidRequest(f"{name} is empty.")
@@ -196,9 +195,9 @@ def _text(at: datetime | None) -> str | None:
     return None if at is None else at.isoformat()
 
 
-def _check_name(field: str, name: str, longest: int) -> None:
-    if not 1 <= len(name) <= longest or storable(name) != name:
-        raise InvalidRequest(f"{field} must have 1 to {longest} characters, none of them NUL.")
+def _check_name(field: str, name: str, shortest: int, longest: int) -> None:
+    if not shortest <= len(name) <= longest or storable(name) != name:
+        raise InvalidRequest(f"{field} must have {shortest} to {longest} characters, none of them NUL.")
 
 
 def _check_time(name: str, at: datetime | None, now: datetime) -> None:

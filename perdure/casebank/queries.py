@@ -261,8 +261,12 @@ WITH_USES = """
 """
 
 _COUNTED = """
-    counted AS (
-        UPDATE case_executions AS e SET counted = true FROM page WHERE e.case_id = page.case_id AND NOT e.counted
+    fresh AS (
+        SELECT e.case_id, e.turn_id FROM case_executions AS e JOIN page USING (case_id) WHERE NOT e.counted
+        FOR NO KEY UPDATE OF e SKIP LOCKED
+    ), counted AS (
+        UPDATE case_executions AS e SET counted = true
+        FROM fresh WHERE e.case_id = fresh.case_id AND e.turn_id = fresh.turn_id
         RETURNING e.case_id, e.executed_at
     ), uses AS (
         SELECT case_id, count(*) AS uses, max(executed_at) AS at FROM counted GROUP BY case_id
@@ -275,8 +279,8 @@ _COUNTED = """
 """
 
 # Adds uses to a page of active cases; returns the page's last case, NULL after the last page. A use is counted by the
-# transaction that marks it, so exactly once. A case that another transaction has locked is left to the next round, and
-# the uses of an archived case until it is restored.
+# transaction that marks it, so exactly once. What another transaction has locked (a run a case, feedback a use) is left
+# to the next round, and the uses of an archived case until it is restored.
 COUNT_USES = Statement(
     "casebank.count_uses",
     f"""

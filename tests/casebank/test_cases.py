@@ -52,6 +52,8 @@ GOOD = NewCase("c", "a question", "an answer", query_vector=[1.0, 2.0], embedder
         ({"case_id": ""}, "case_id"),
         ({"case_id": "x" * 256}, "case_id"),
         ({"case_id": "a\x00"}, "case_id"),
+        ({"user_id": "x" * 201}, "user_id"),
+        ({"user_id": "a\x00"}, "user_id"),
         ({"query": " "}, "query"),
         ({"response_text": ""}, "response_text"),
     ],
@@ -214,7 +216,7 @@ def test_a_use_is_counted_once_wherever_counting_stops(database: Database) -> No
 
 
 def test_a_locked_case_is_counted_later(database: Database) -> None:
-    """Counting waits for no transaction; the next round counts what this one left."""
+    """Counting waits for no transaction, be it a run's or feedback's; the next round counts what this one left."""
     put(database, "a")
     put(database, "b")
     use(database, ["a", "b"], UUID(int=1))
@@ -222,6 +224,11 @@ def test_a_locked_case_is_counted_later(database: Database) -> None:
         other.run(queries.LOCK_CASES, {"case_ids": ["a"]})
         assert (executions.count(database), counts(database)) == (1, [0, 1])
     assert (executions.count(database), counts(database)) == (1, [1, 1])
+    use(database, ["a", "b"], UUID(int=2))
+    with database.transaction("tests.feedback") as other:
+        other.run(queries.FEEDBACK, {"turn_id": UUID(int=2), "score": 1})
+        assert (executions.count(database), counts(database)) == (0, [1, 1])
+    assert (executions.count(database), counts(database)) == (2, [2, 2])
 
 
 def test_an_archived_case_is_counted_when_it_is_restored(database: Database, clock: MovedClock) -> None:

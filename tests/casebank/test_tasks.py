@@ -28,7 +28,7 @@ from schedules import entries
 from tasks import casebank
 from tasks.process import Process
 from tasks.scheduled import HEADER
-from tests.casebank.bank import put, statuses, use
+from tests.casebank.bank import NOW, column, put, statuses, use
 from tests.channels.test_callback import Receiver, receiver
 from tests.turns.test_briefing import _Away
 
@@ -151,6 +151,16 @@ def test_reflection_rates_and_makes_findable(runtime: Runtime) -> None:
     assert search(runtime.database, vector, "hash:16", 1) == []
     assert _calling(parts)("casebank.reflect") == {"rated": 1, "flagged": ["a"]}
     assert search(runtime.database, vector, "hash:16", 1)[0].case_id == "a"
+
+
+def test_uses_are_counted_in_the_background(runtime: Runtime) -> None:
+    """Each once, however often the task runs."""
+    put(runtime.database, "a")
+    use(runtime.database, ["a"], UUID(int=1))
+    call = _calling(runtime)
+    assert (call("casebank.count"), call("casebank.count")) == (1, 0)
+    assert column(runtime.database, "SELECT usage_count FROM cases") == [1]
+    assert entries({"casebank.count"}, runtime.settings)["count_uses"].cadence.next(NOW) == NOW + timedelta(minutes=1)
 
 
 def test_suggestions_are_asked_for_where_they_are_wanted(runtime: Runtime) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -140,7 +141,11 @@ def test_a_message_comes_back_as_it_was_sent(stage: Stage, other: Stage) -> None
     for each in (stage, other):
         each.equip()
     session_id = _queued(stage)
-    given = {"session_id": session_id, "channel": "cli", "reply_to": {"url": "https://example.org/hook"}}
+    given: dict[str, Any] = {
+        "session_id": session_id,
+        "channel": "cli",
+        "reply_to": {"url": "https://example.org/hook"},
+    }
     stage.send("one", message_id="a", priority=8, metadata={"language": "de", "n": [1.5, None]}, agent="other", **given)
     stage.send("and more", message_id="b", on_busy=OnBusy.MERGE, agent="other", **given)
     other.set(on_busy=OnBusy.REJECT)
