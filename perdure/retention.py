@@ -49,10 +49,10 @@ USES = Statement(
         SELECT behind.case_id, behind.turn_id
         FROM cases AS c
         CROSS JOIN LATERAL (
-            SELECT case_id, turn_id, executed_at FROM case_executions WHERE case_id = c.case_id
+            SELECT case_id, turn_id, executed_at, counted FROM case_executions WHERE case_id = c.case_id
             ORDER BY executed_at DESC, turn_id DESC OFFSET %(executions)s
         ) AS behind
-        WHERE behind.executed_at < perdure_now() - make_interval(days => %(days)s)
+        WHERE behind.counted AND behind.executed_at < perdure_now() - make_interval(days => %(days)s)
         LIMIT %(most)s
     )
     DELETE FROM case_executions AS e USING old

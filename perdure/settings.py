@@ -75,6 +75,13 @@ class PruneApproval(StrEnum):
     MANUAL = "manual"
 
 
+class CaseScope(StrEnum):
+    """Whose prompts a case that was made from a user's words may enter."""
+
+    USER = "user"
+    ALL = "all"
+
+
 class OnUnavailable(StrEnum):
     """What becomes of a turn when neither its model nor a fallback answers."""
 
@@ -236,8 +243,10 @@ class ShutdownSettings(_Group):
 
 
 class CasebankSettings(_Group):
-    """`PERDURE_CASEBANK__*`: which cases go, which are spared, and who is told."""
+    """`PERDURE_CASEBANK__*`: which cases enter a prompt, which are pruned or spared, and who is notified."""
 
+    scope: CaseScope = CaseScope.USER
+    min_similarity: Annotated[float, Field(ge=0, le=1)] | None = None
     low_success_percent: Annotated[float, Field(ge=0, le=100)] = 30
     low_success_min_usage: Annotated[int, Field(ge=0)] = 10
     duplicate_similarity: Annotated[float, Field(gt=0, lt=1)] = 0.95

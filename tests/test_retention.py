@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from perdure import retention
-from perdure.casebank.executions import record
+from perdure.casebank.executions import count
 from perdure.casebank.reflection import EXECUTIONS
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
@@ -18,7 +18,7 @@ from perdure.runtime import Runtime
 from perdure.turns.inbox import accept
 from perdure.turns.incoming import Incoming
 from perdure.turns.runner import Runner
-from tests.casebank.bank import put
+from tests.casebank.bank import put, use
 
 NOTHING = {kept.what: 0 for kept in retention.KEPT}
 
@@ -83,14 +83,16 @@ def test_of_the_uses_of_a_case_the_newest_hundred_stay(runtime: Runtime, clock: 
     database = runtime.database
     put(database, "often")
     put(database, "seldom")
-    record(database, ["seldom"], uuid4(), succeeded=True)
+    use(database, ["seldom"], uuid4(), succeeded=True)
     for _ in range(EXECUTIONS):
-        record(database, ["often"], uuid4(), succeeded=True)
+        use(database, ["often"], uuid4(), succeeded=True)
         clock.advance(timedelta(seconds=1))
     clock.advance(timedelta(days=91))
     assert retention.retain(database) == NOTHING
     for _ in range(5):
-        record(database, ["often"], uuid4(), succeeded=False, error="TOOL_ERROR")
+        use(database, ["often"], uuid4(), succeeded=False, error="TOOL_ERROR")
+    assert retention.retain(database) == NOTHING, "a use that is not counted yet stays"
+    assert count(database) == EXECUTIONS + 6
     assert retention.retain(database) == NOTHING | {"uses of cases": 5}
     assert _count(database, "case_executions WHERE case_id = 'often'") == EXECUTIONS
     assert _count(database, "case_executions WHERE NOT succeeded") == 5

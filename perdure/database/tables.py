@@ -587,7 +587,7 @@ def _case_columns() -> list[Column[Any]]:
         Column("success_rate", Double, comment="percent; NULL while unknown"),
         Column("last_accessed_at", _timestamp),
         Column("created_at", _timestamp, nullable=False),
-        Column("user_id", Text, comment="whose words it was learnt from; NULL where it was imported"),
+        Column("user_id", Text, comment="the author: the user whose words it holds; NULL: everybody's"),
         Column("turn_id", Uuid, comment="the turn that it was learnt from"),
         Column("review", JSONB, comment="what reflection found wrong with it"),
     ]
@@ -603,9 +603,15 @@ cases = Table(
     CheckConstraint("usage_count >= 0", name="usage_count"),
     CheckConstraint("success_rate BETWEEN 0 AND 100", name="success_rate"),
     CheckConstraint("query_vector IS NULL OR embedder IS NOT NULL", name="embedder"),
+    CheckConstraint("turn_id IS NULL OR user_id IS NOT NULL", name="author"),
     UniqueConstraint("turn_id"),
     Index("cases_user_id_idx", "user_id", postgresql_where=text("user_id IS NOT NULL")),
     Index("cases_searchable_idx", "embedder", postgresql_where=text("status = 'active' AND query_vector IS NOT NULL")),
+    Index(
+        "cases_shared_idx",
+        "embedder",
+        postgresql_where=text("status = 'active' AND query_vector IS NOT NULL AND user_id IS NULL"),
+    ),
     Index("cases_flagged_idx", "case_id", postgresql_where=text("review IS NOT NULL")),
     postgresql_with={"fillfactor": "80"},
     comment="Questions answered before, and how well. Vectors are compared within one embedder and size only.",
@@ -614,15 +620,23 @@ cases = Table(
 case_executions = Table(
     "case_executions",
     metadata,
-    Column("case_id", _case_id, ForeignKey("cases.case_id", ondelete="CASCADE"), nullable=False),
+    Column("case_id", _case_id, nullable=False, comment="no foreign key: its check would lock the case's row"),
     Column("turn_id", Uuid, nullable=False, index=True),
     Column("succeeded", Boolean, nullable=False, comment="whether the turn did"),
     Column("feedback", SmallInteger, comment="-1 or 1; where given, it decides"),
     Column("error", Text),
     Column("executed_at", _timestamp, nullable=False),
+    Column(
+        "counted",
+        Boolean,
+        nullable=False,
+        server_default=text("true"),  # releases before this column count a use when they record it
+        comment="whether the case's usage_count and last_accessed_at include it",
+    ),
     PrimaryKeyConstraint("case_id", "turn_id"),
     CheckConstraint("feedback IN (-1, 1)", name="feedback"),
     Index("case_executions_newest_idx", "case_id", "executed_at", "turn_id"),
+    Index("case_executions_uncounted_idx", "case_id", postgresql_where=text("NOT counted")),
     comment="Turns that had a case in their prompt, and what came of it.",
 )
 

@@ -28,6 +28,28 @@ OPEN = Statement(
     """,
 )
 
+# A session of another installation, under its own id and at its tick. It takes the user's next messages, too, unless
+# the user has a live session here.
+OPEN_RESTORED = Statement(
+    "sessions.open_restored",
+    f"""
+    WITH unknown AS (
+        SELECT WHERE NOT EXISTS (SELECT FROM sessions WHERE session_id = %(session_id)s::uuid)
+    ), known AS (
+        INSERT INTO users (user_id, created_at) SELECT %(user_id)s::text, perdure_now() FROM unknown
+        ON CONFLICT DO NOTHING
+    )
+    INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, channels,
+                          tick)
+    SELECT %(session_id)s::uuid, %(user_id)s, %(scope)s,
+           NOT EXISTS (SELECT FROM sessions WHERE user_id = %(user_id)s AND scope = %(scope)s AND routable),
+           %(agent)s, {sql(Trigger.SESSION_CREATED, column=f"'{State.INITIALIZING}'")}, perdure_now(), perdure_now(),
+           ARRAY[%(channel)s], %(tick)s::bigint
+    FROM unknown
+    ON CONFLICT DO NOTHING
+    """,
+)
+
 # The session that a message is for, locked until the transaction ends.
 LOCK_TARGET = Statement(
     "sessions.lock_target",

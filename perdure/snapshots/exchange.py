@@ -1,11 +1,10 @@
 """Snapshots out of the system and back into it, as an operator asks.
 
-Out goes the snapshot of the last commit, put together from PostgreSQL, of which a store elsewhere
-holds a copy. Back come the working variables and the pending events only, under the session's
-present tick: the transcript is never rewritten. Whoever puts them back holds the session's lease
-meanwhile, under a token of its own, so that no turn begins with what is about to be replaced; a
-message that comes in waits for that moment. The order is a step's: the store saves, then one
-statement commits, so that what is not committed does not count.
+Out goes the snapshot of the last commit with the messages that are pending now, assembled from PostgreSQL; a store
+elsewhere holds a copy. Back come the working variables only, under the session's present tick: the transcript is
+never rewritten, and `turns.restoring` accepts the pending messages again. The caller holds the session's lease while
+it puts the variables back, under a token of its own, so that no turn begins with what is about to be replaced. The
+order is a step's: the store saves, then one statement commits, so that what is not committed does not count.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from uuid import UUID
 from perdure.database.engine import Database, Executor, as_json
 from perdure.errors import Conflict, NotFound
 from perdure.snapshots import queries
-from perdure.snapshots.codec import checked_events, checked_variables
+from perdure.snapshots.codec import checked_variables
 from perdure.snapshots.postgres import PostgresSnapshots, put_together
 from perdure.snapshots.snapshot import HISTORY_TURNS, AgentSnapshot
 from perdure.snapshots.store import SnapshotStore
@@ -39,11 +38,11 @@ def read(executor: Executor, session_id: UUID, history_turns: int = HISTORY_TURN
 
 
 def restore(database: Database, store: SnapshotStore, snapshot: AgentSnapshot, lease_s: float) -> None:
-    """Put the variables and events of `snapshot` back into its session.
+    """Put the variables of `snapshot` back into its session; a store elsewhere gets its pending events, too.
 
     Raises:
         NotFound: there is no such session.
-        Conflict: it is over, busy, or at another tick; nothing was changed.
+        Conflict: it is over, a turn of it has begun, or it is at another tick; nothing was changed.
         SnapshotUnavailable: the store cannot be used; nothing was changed.
         Unavailable: the database cannot be reached; doing it again is safe.
     """
@@ -60,14 +59,16 @@ def restore(database: Database, store: SnapshotStore, snapshot: AgentSnapshot, l
 
 
 def _put_back(database: Database, store: SnapshotStore, snapshot: AgentSnapshot, tenure: dict[str, Any]) -> None:
-    variables, events = snapshot.memory.working_variables, snapshot.event_queue_backup
+    variables = snapshot.memory.working_variables
     elsewhere = not isinstance(store, PostgresSnapshots)
     if elsewhere:
         present = read(database, snapshot.agent_id)
         memory = replace(present.memory, working_variables=variables)
+        queued = present.event_queue_backup
+        events = (*queued, *(event for event in snapshot.event_queue_backup if event not in queued))
         store.save(replace(present, memory=memory, event_queue_backup=events), tenure["token"])
-    kept = {"variables": as_json(checked_variables(variables)), "events": as_json(checked_events(events))}
-    if not database.run(queries.PUT_BACK, {**tenure, **kept, "elsewhere": elsewhere}):
+    kept = as_json(checked_variables(variables))
+    if not database.run(queries.PUT_BACK, {**tenure, "variables": kept, "elsewhere": elsewhere}):
         raise Conflict("That session was taken over meanwhile. Nothing was put back.")
 
 
@@ -82,4 +83,4 @@ def _refused(executor: Executor, snapshot: AgentSnapshot) -> NotFound | Conflict
             f"The snapshot is of tick {snapshot.tick_index}, and the session is at tick {rows[0].tick}: only one of "
             "the last commit can be put back. To go on from an earlier tick, fork the session there."
         )
-    return Conflict("That session is busy: wait until its turns are settled.")
+    return Conflict("That session is busy with a turn: wait until it is settled.")

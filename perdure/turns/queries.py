@@ -10,9 +10,10 @@ place.
 
 from __future__ import annotations
 
+from perdure.casebank.queries import WITH_USES
 from perdure.database.engine import Statement
 from perdure.sessions.states import State, Trigger, sql
-from perdure.snapshots.queries import NEXT_VARIABLES_TICK, PRESENT_VARIABLES, WITH_STEP
+from perdure.snapshots.queries import NEXT_VARIABLES_TICK, PRESENT_VARIABLES, WITH_STEP, pending
 from perdure.turns.intake import CLOSED
 
 # --- accept ------------------------------------------------------------------------------
@@ -393,7 +394,7 @@ EFFECTS_OF_STEP = Statement(
 # Ends a turn: last messages, outcome, what is owed to its receiver; and either releases the
 # session or, where more turns wait and the runner goes on, keeps its lease. `unsettled` is
 # read from the locked row, so a turn accepted at this moment is not missed. `saved` says that a
-# snapshot of the tick that this makes is in its store.
+# snapshot of the tick that this makes is in its store. The cases that the turn used get a row each; no case is locked.
 SETTLE = Statement(
     "turns.settle",
     f"""
@@ -438,7 +439,7 @@ SETTLE = Statement(
         UPDATE tool_effects AS e
         SET status = CASE e.status WHEN 'intended' THEN 'unknown' WHEN 'asked' THEN 'denied' ELSE 'failed' END
         FROM fenced WHERE e.turn_id = %(turn_id)s AND e.status IN ('intended', 'asked', 'approved')
-    ), {WITH_STEP.strip()}, owed AS (
+    ), {WITH_STEP.strip()}, {WITH_USES.strip()}, owed AS (
         INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
         SELECT %(delivery_id)s::uuid, turn_id, reply_to, 'pending', perdure_now(), perdure_now()
         FROM settled WHERE reply_to IS NOT NULL
@@ -454,7 +455,7 @@ SETTLE = Statement(
 # Returns the messages that wait behind it, the pending events of that snapshot.
 HOLD = Statement(
     "turns.hold",
-    """
+    f"""
     WITH fenced AS (
         UPDATE sessions SET strikes = 1, lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
         WHERE session_id = %(session_id)s AND token = %(token)s
@@ -462,14 +463,7 @@ HOLD = Statement(
     ), held AS (
         UPDATE turns SET held = coalesce(held, %(held)s::json) FROM fenced WHERE turn_id = %(turn_id)s
     )
-    SELECT fenced.tick, i.channel, i.message_id, i.text
-    FROM fenced LEFT JOIN (
-        SELECT i.channel, i.message_id, i.text, t.seq, i.position
-        FROM turns AS t JOIN inbox AS i USING (turn_id)
-        WHERE t.session_id = %(session_id)s AND t.settled_at IS NULL AND t.turn_id <> %(turn_id)s
-        ORDER BY t.seq, i.position LIMIT %(most)s
-    ) AS i ON true
-    ORDER BY i.seq, i.position
+    SELECT fenced.tick, {pending("%(session_id)s", "%(most)s")} AS pending FROM fenced
     """,
 )
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 from uuid import UUID
 
-from perdure.database.engine import Executor
 from perdure.errors import BudgetExhausted, PerdureError, SettingsError, Unavailable, reworded
 from perdure.runtime import Runtime
 from perdure.snapshots.snapshot import Memory
@@ -228,29 +226,19 @@ class Runner:
                 save(self._runtime, hold, ref, verdict, memory)
             except NotSaved as error:
                 return self._put_off(claimed, ref, hold, str(error))
-        with self._committing(verdict) as executor:
-            settled = settle(
-                executor,
-                self._runtime.clock,
-                Tenure(hold.session_id, hold.token, self._limits.lease_s),
-                turn=ref,
-                verdict=verdict,
-                keep=not hold.draining,
-                saved=saved,
-            )
+        settled = settle(
+            self._runtime.database,
+            self._runtime.clock,
+            Tenure(hold.session_id, hold.token, self._limits.lease_s),
+            turn=ref,
+            verdict=verdict,
+            keep=not hold.draining,
+            saved=saved,
+        )
         log.info("turn %s is %s", ref.turn_id, verdict.status)
         if settled.delivery_id is not None:
             self._runtime.wake.delivery(settled.delivery_id)
         return settled
-
-    @contextmanager
-    def _committing(self, verdict: Verdict) -> Iterator[Executor]:
-        """One commit: the statement's own, unless uses of cases are counted with it."""
-        if not verdict.case_ids:
-            yield self._runtime.database
-            return
-        with self._runtime.database.transaction(queries.SETTLE.name) as transaction:
-            yield transaction
 
     def _stop(self, hold: Hold, ref: TurnRef, began: float, stop: Stop) -> Parked:
         """Leave a turn where it is, for whoever goes on with it."""

@@ -10,18 +10,17 @@ settles without asking the model again. Called by the runner.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-from sqlalchemy import Row
 
 from perdure.database.engine import Database
 from perdure.errors import PerdureError
 from perdure.models.protocol import Message, Role, ToolCall
 from perdure.runtime import Runtime
+from perdure.snapshots import pending
 from perdure.snapshots.codec import checked_variables
 from perdure.snapshots.postgres import PostgresSnapshots
-from perdure.snapshots.snapshot import AgentSnapshot, Event, Memory, Status
+from perdure.snapshots.snapshot import AgentSnapshot, Memory, Status
 from perdure.snapshots.store import SnapshotStore, StaleSnapshot
 from perdure.tools.variables import VariableSet
 from perdure.turns import queries
@@ -32,7 +31,7 @@ from perdure.untrusted import load_object
 log = logging.getLogger(__name__)
 
 MAX_EVENTS = 100
-"""Messages, the oldest, that wait behind a turn and are named in its snapshot."""
+"""Pending messages, the oldest, that the snapshot saved with a turn holds. An export holds all of them."""
 
 _STEP_S = 10.0
 """Seconds within which a store has answered, or failed to; see `SnapshotStore`."""
@@ -100,7 +99,7 @@ def save(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict, memory: 
             (*memory.short_term_history, *(_message(record) for record in verdict.messages)),
             memory.working_variables if verdict.variables is None else verdict.variables,
         ),
-        event_queue_backup=tuple(_events(rows)),
+        event_queue_backup=pending.events(rows[0].pending),
     )
     hold.step_within(_STEP_S)
     stale = _offer(runtime.snapshots, snapshot, hold.token)
@@ -179,12 +178,6 @@ def _require_ours(runtime: Runtime, hold: Hold) -> None:
     rows = runtime.database.run(queries.OWNED, {"session_id": hold.session_id, "token": hold.token})
     if not rows:
         raise LeaseLost
-
-
-def _events(rows: Iterable[Row[Any]]) -> Iterable[Event]:
-    for row in rows:
-        if row.text is not None:
-            yield Event(row.channel, "message", {"message_id": row.message_id, "text": row.text})
 
 
 def _message(record: Mapping[str, Any]) -> Message:

@@ -5,8 +5,8 @@ closed in the same commit, saying how) and that nothing reaches a channel before
 (the reply and what is owed to its receiver are one statement). Called by the runner, and by
 accept when a message interrupts.
 
-The cases of the CaseBank that the model was told of are counted in the same transaction, with what
-came of the turn. What that commit writes is put together first, as a `Verdict`: JSON, which can wait in the turn's row
+The same statement records the cases of the CaseBank that were in the prompt, with how the turn ended. What that commit
+writes is put together first, as a `Verdict`: JSON, which can wait in the turn's row
 while the session's snapshot is saved elsewhere.
 """
 
@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, assert_never
 from uuid import UUID
 
-from perdure.casebank import executions
 from perdure.clock import Clock
 from perdure.database.engine import Executor, as_json
 from perdure.errors import PerdureError, TurnCancelled
@@ -149,7 +148,7 @@ def settle(
     keep: bool = False,
     saved: bool = False,
 ) -> Settled:
-    """Settle a turn; where cases had a part in it, `executor` is a transaction.
+    """Settle a turn.
 
     `keep` holds on to the lease where more turns wait; `saved` says that the snapshot of the tick
     that this makes is in its store.
@@ -176,14 +175,12 @@ def settle(
             "replied": verdict.replied,
             "variables": None if verdict.variables is None else as_json(verdict.variables),
             "saved": saved,
+            "case_ids": verdict.case_ids,
             "delivery_id": new_id(clock),
         },
     )
     if not rows:
         raise LeaseLost
-    if verdict.case_ids:
-        succeeded = verdict.status == "done"
-        executions.record(executor, verdict.case_ids, turn.turn_id, succeeded=succeeded, error=verdict.error_code)
     return Settled(rows[0].unsettled, rows[0].may_end, rows[0].delivery_id)
 
 

@@ -161,7 +161,8 @@ def test_what_waits_behind_a_turn_is_named_in_its_snapshot(stage: Stage, spy: Sp
     stage.send("one")
     sent = stage.send("two", message_id="m2")
     assert stage.run(sent.session_id) == Ran(2)
-    assert taken[0].event_queue_backup == (Event("http", "message", {"message_id": "m2", "text": "two"}),)
+    payload = {"user_id": "ana", "message_id": "m2", "text": "two", "agent": "assistant", "priority": 5}
+    assert taken[0].event_queue_backup == (Event("http", "message", payload),)
     assert taken[1].event_queue_backup == ()
 
 

@@ -36,8 +36,8 @@ commands.add_typer(of_runs, name="runs")
 
 MAX_K = 100
 _WHO = "the command line"
-_COLUMNS = ("case_id", "status", "usage_count", "success_rate", "last_accessed_at", "query")
-_FOUND = ("similarity", "case_id", "status", "usage_count", "success_rate", "query")
+_COLUMNS = ("case_id", "user_id", "status", "usage_count", "success_rate", "last_accessed_at", "query")
+_FOUND = ("similarity", "case_id", "user_id", "status", "usage_count", "success_rate", "query")
 _RUNS = ("run_id", "phase", "done", "total", "started_at", "finished_at", "error")
 _COUNTS = ("removed_cases", "merged_cases", "archived_cases")
 
@@ -124,7 +124,7 @@ def search(
     include_archived: Annotated[bool, typer.Option("--include-archived", help="Archived ones, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Search the cases whose questions are nearest, nearest first."""
+    """Search the cases of all users whose questions are nearest, nearest first; user_id is a case's author."""
     if not query.strip():
         raise Failure("Say what to look for.", WRONG_USAGE)
     with connecting.runtime() as runtime:

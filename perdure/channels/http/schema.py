@@ -284,6 +284,7 @@ class NearCase(_Answer):
     success_rate: float | None
     status: Literal["active", "archived"]
     similarity: float
+    user_id: str | None
 
 
 class NearCases(_Answer):
