@@ -101,7 +101,7 @@ _PARTS = f"""
     FROM sessions AS s {{join}} snapshots AS k
       ON k.session_id = s.session_id AND k.tick = s.variables_tick AND NOT k.set_aside
     WHERE s.session_id = %(session_id)s
-"""
+"""  # noqa: S608 (a fragment of this package's own)
 
 LOAD = Statement("snapshots.load", _PARTS.format(join="JOIN"), writes=False)
 
