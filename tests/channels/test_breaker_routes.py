@@ -25,7 +25,6 @@ from tests.conftest import RecordingWaker
 from tests.turns.scripted import Scripted, says
 from workers.assembly import assemble
 
-
 NAME = "llm:openai:org/some model:8b"
 """A model's name as a provider's catalogue may have it: with a slash, a colon and a space."""
 
