@@ -93,8 +93,8 @@ class Models:
     """The models of one process, each made once. Threads may share it.
 
     Each model except `offline`, which is built in and cannot fail, has a breaker of its own among
-    `breakers`, `llm:` and the model's name (`llm:openai:gpt-5`), and is retried; when it fails, `fallback` is asked, or
-    what `PERDURE_FALLBACK` names if none is given.
+    `breakers`, `llm:` and the model's name (`llm:openai:gpt-5`), and is retried; when it fails, `fallback` is asked,
+    or what `PERDURE_FALLBACK` names if none is given.
     """
 
     def __init__(

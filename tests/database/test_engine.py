@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -212,7 +213,7 @@ def _on_each_connection(database: Database, statement: str) -> None:
             each.execute(text(statement))
 
 
-def _known_to_each_connection(database: Database, *statements: tuple[Statement, dict[str, object]]) -> None:
+def _known_to_each_connection(database: Database, *statements: tuple[Statement, Mapping[str, Any]]) -> None:
     """Have as many connections in the pool, on each of which the statements ran before."""
     with ExitStack() as stack:
         for each in [stack.enter_context(database.transaction("known")) for _ in range(CONNECTIONS)]:

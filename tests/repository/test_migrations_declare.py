@@ -15,7 +15,7 @@ def test_each_migration_declares_the_oldest_release_that_can_use_the_tables() ->
     """A revision up to its own, and never an older one than the migration before: its change is still there."""
     walked = list(ScriptDirectory(str(scripts())).walk_revisions())[::-1]
     names = [each.revision for each in walked]
-    declared = {each.revision: getattr(each.module, "readable_from", None) for each in walked}
+    declared = {each.revision: str(getattr(each.module, "readable_from", None)) for each in walked}
     since = names[names.index(FIRST) :]
     assert [name for name in since if declared[name] not in names[: names.index(name) + 1]] == []
     ages = [names.index(declared[name]) for name in since]
