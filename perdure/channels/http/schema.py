@@ -88,8 +88,16 @@ class Turn(_Answer):
     settled_at: datetime | None
 
 
+class Consolidation(_Answer):
+    """Whether memories were drawn from a session that has ended; `error` is why the last of its `runs` failed."""
+
+    status: Literal["waiting", "done", "skipped", "given_up"]
+    runs: int
+    error: str | None
+
+
 class Session(_Answer):
-    """A conversation."""
+    """A conversation. `summary_kind` is `extractive` where no model wrote the summary."""
 
     session_id: UUID
     user_id: str
@@ -102,7 +110,9 @@ class Session(_Answer):
     ended_at: datetime | None
     channels: list[str]
     summary: str | None
+    summary_kind: Literal["model", "extractive"] | None
     key_topics: list[str]
+    consolidation: Consolidation | None
 
 
 class Forked(_Answer):
