@@ -148,7 +148,7 @@ DRY_RUNS = Statement(
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A kind of row and the days it is kept. `start` is the first `after` of a walk; `batch` is at most `_BATCH`."""
+    """A kind of row and the days it is kept. `start` is the first `after` of a walk, `batch` the most rows at once."""
 
     what: str
     days: int
@@ -179,7 +179,8 @@ def retain(database: Database, go_on: Callable[[], bool] = lambda: True) -> dict
 
 
 def _deleted(database: Database, kept: Kept, go_on: Callable[[], bool]) -> int:
-    deleted, after = 0, kept.start
+    deleted = 0
+    after: str | None = kept.start
     batch = min(kept.batch or _BATCH, _BATCH)
     while after is not None and go_on():
         given = {"days": kept.days, "most": batch, "executions": EXECUTIONS, "after": after}

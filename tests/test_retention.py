@@ -15,6 +15,7 @@ from perdure.casebank.reflection import EXECUTIONS
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.runtime import Runtime
+from perdure.settings import OnBusy
 from perdure.turns.inbox import Accepted, accept
 from perdure.turns.incoming import Incoming
 from perdure.turns.runner import Runner
@@ -78,9 +79,12 @@ def test_snapshots_set_aside_are_kept_for_three(runtime: Runtime, clock: MovedCl
     assert _count(database, "snapshots WHERE NOT set_aside") == before
 
 
-def test_of_the_uses_of_a_case_the_newest_hundred_stay(runtime: Runtime, clock: MovedClock) -> None:
-    """And of those behind them whatever is not old."""
+def test_of_the_uses_of_a_case_the_newest_hundred_stay(
+    runtime: Runtime, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And of those behind them whatever is not old. More than a batch of one case goes in one call."""
     database = runtime.database
+    monkeypatch.setattr(retention, "_BATCH", 2)
     put(database, "often")
     put(database, "seldom")
     record(database, ["seldom"], uuid4(), succeeded=True)
@@ -173,7 +177,7 @@ def test_every_page_of_a_walk_is_looked_at(
     database = runtime.database
     monkeypatch.setattr(retention, "_BATCH", 2)
     for number in range(5):
-        accept(runtime, Incoming(user_id="ben", text=f"kept {number}", on_busy="interrupt"))
+        accept(runtime, Incoming(user_id="ben", text=f"kept {number}", on_busy=OnBusy.INTERRUPT))
         clock.advance(timedelta(seconds=1))
     for _ in range(5):
         _answered(runtime)
