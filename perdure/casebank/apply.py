@@ -27,8 +27,10 @@ from perdure.database.engine import Database, Transaction, as_json
 from perdure.settings import CasebankSettings, CaseScope
 
 
-def apply(database: Database, run: Held, limits: CasebankSettings, rest: Callable[[], None]) -> None:
+def apply(database: Database, run: Held, limits: CasebankSettings, step: Callable[[int, int], None]) -> None:
     """Do what is left of the run's plan, at most `limits.duplicate_batch` lines a transaction.
+
+    After each transaction it calls `step` with the lines done and their total.
 
     Raises:
         RunLost: the run is somebody else's.
@@ -39,7 +41,7 @@ def apply(database: Database, run: Held, limits: CasebankSettings, rest: Callabl
         after, handled = last
         done += handled
         runs.progress(database, run, done, total)
-        rest()
+        step(done, total)
 
 
 def _apply_batch(database: Database, run: Held, limits: CasebankSettings, after: int) -> tuple[int, int] | None:

@@ -425,35 +425,43 @@ COUNT_ACTIVE = Statement(
 
 # --- run ---------------------------------------------------------------------------------
 
+# At most one run and one dry run are unfinished (two unique indexes). Without `lease_s` no process holds the new run.
 BEGIN = Statement(
     "casebank.begin",
     """
-    INSERT INTO case_runs (run_id, phase, started_at, lease_until)
-    VALUES (%(run_id)s::uuid, 'planning', perdure_now(), perdure_now() + make_interval(secs => %(lease_s)s))
-    ON CONFLICT ((true)) WHERE finished_at IS NULL DO NOTHING
-    RETURNING run_id, phase, token, planned_at
+    INSERT INTO case_runs (run_id, dry_run, phase, started_at, lease_until)
+    VALUES (%(run_id)s::uuid, %(dry_run)s, 'planning', perdure_now(),
+            perdure_now() + make_interval(secs => %(lease_s)s::float))
+    ON CONFLICT DO NOTHING
+    RETURNING run_id, dry_run, phase, token, planned_at
     """,
 )
 
 _RUN = """
-    SELECT run_id, phase, done, total, started_at, planned_at, notified_at, expires_at, decided_by, finished_at, error,
-           coalesce(lease_until > perdure_now(), false) AS held
+    SELECT run_id, dry_run, phase, done, total, started_at, planned_at, notified_at, expires_at, decided_by,
+           finished_at, error, coalesce(lease_until > perdure_now(), false) AS held
     FROM case_runs
 """
 
-UNDER_WAY = Statement("casebank.under_way", _RUN + " WHERE finished_at IS NULL", writes=False)
+UNDER_WAY = Statement("casebank.under_way", _RUN + " WHERE finished_at IS NULL AND dry_run = %(dry_run)s", writes=False)
 READ_RUN = Statement("casebank.read_run", _RUN + " WHERE run_id = %(run_id)s::uuid", writes=False)
 LIST_RUNS = Statement(
     "casebank.list_runs", _RUN + " ORDER BY started_at DESC, run_id DESC LIMIT %(most)s", writes=False
 )
 
-# Takes up a run that nobody works on. One that waits for a person is not taken up.
+# Takes up an unfinished run that no process holds, a dry run last; with `dry_runs` false no dry run. One that waits for
+# approval is not taken up.
 TAKE_OVER = Statement(
     "casebank.take_over",
     """
     UPDATE case_runs SET token = token + 1, lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
-    WHERE finished_at IS NULL AND phase <> 'waiting_approval' AND coalesce(lease_until <= perdure_now(), true)
-    RETURNING run_id, phase, token, planned_at
+    WHERE run_id = (
+            SELECT run_id FROM case_runs
+            WHERE finished_at IS NULL AND phase <> 'waiting_approval' AND coalesce(lease_until <= perdure_now(), true)
+              AND (%(dry_runs)s OR NOT dry_run)
+            ORDER BY dry_run LIMIT 1
+            FOR NO KEY UPDATE SKIP LOCKED)
+    RETURNING run_id, dry_run, phase, token, planned_at
     """,
 )
 

@@ -146,12 +146,13 @@ sessions = Table(
     Column("consolidated_at", _timestamp, comment="when its memories were drawn from it"),
     Column("consolidation_attempts", Integer, nullable=False, server_default="0", comment="runs that failed"),
     Column("consolidation_due_at", _timestamp, comment="not tried again before"),
+    Column("consolidation_given_up_at", _timestamp, comment="when its last run failed; not tried again unless asked"),
     Column("consolidation_error", Text, comment="why the last run failed"),
     Column("consolidation", JSONB, comment="what came of it: {skipped} or {stored, duplicates_merged, superseded}"),
     _one_of("state", SESSION_STATES),
     CheckConstraint("unsettled >= 0", name="unsettled"),
     Index("sessions_live_key", "user_id", "scope", unique=True, postgresql_where=text("routable")),
-    Index("sessions_user_id_idx", "user_id", "created_at"),
+    Index("sessions_of_user_idx", "user_id", "created_at", "session_id"),
     Index("sessions_open_idx", "session_id", postgresql_where=text("end_requested_at IS NULL")),
     Index(
         "sessions_ending_idx",
@@ -164,10 +165,29 @@ sessions = Table(
         postgresql_where=text("previous_session_id IS NOT NULL"),
     ),
     Index("sessions_forked_from_idx", "forked_from", postgresql_where=text("forked_from IS NOT NULL")),
+    Index("sessions_created_at_idx", "created_at", "session_id"),
     Index(
-        "sessions_unconsolidated_idx",
+        "sessions_waiting_idx",
         "ended_at",
-        postgresql_where=text("ended_at IS NOT NULL AND consolidated_at IS NULL"),
+        postgresql_where=text("ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL"),
+    ),
+    Index(
+        "sessions_consolidation_due_idx",
+        text("coalesce(consolidation_due_at, ended_at)"),
+        postgresql_where=text("ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL"),
+    ),
+    Index(
+        "sessions_given_up_idx",
+        "consolidation_given_up_at",
+        "session_id",
+        postgresql_where=text("consolidation_given_up_at IS NOT NULL"),
+    ),
+    Index(
+        "sessions_given_up_of_user_idx",
+        "user_id",
+        "consolidation_given_up_at",
+        "session_id",
+        postgresql_where=text("consolidation_given_up_at IS NOT NULL"),
     ),
     Index(
         "sessions_imported_as_key",
@@ -292,6 +312,7 @@ deliveries = Table(
     Column("delivered_at", _timestamp),
     _one_of("status", DELIVERY_STATUSES),
     Index("deliveries_due_idx", "due_at", postgresql_where=text("status = 'pending'")),
+    Index("deliveries_over_idx", "created_at", postgresql_where=text("status <> 'pending'")),
     comment="The outbox: replies owed to whoever asked for them.",
 )
 
@@ -306,6 +327,7 @@ snapshots = Table(
     Column("token", BigInteger, nullable=False, comment="the fencing token it was written under"),
     Column("saved_at", _timestamp, nullable=False),
     PrimaryKeyConstraint("session_id", "set_aside", "tick"),
+    Index("snapshots_set_aside_idx", "saved_at", postgresql_where=text("set_aside")),
     comment="Working variables and pending events: a row with each step that changed them.",
 )
 
@@ -672,6 +694,7 @@ case_runs = Table(
     "case_runs",
     metadata,
     Column("run_id", Uuid, primary_key=True),
+    Column("dry_run", Boolean, nullable=False, server_default=text("false"), comment="it makes a plan and ends"),
     Column("phase", Text, nullable=False),
     Column("done", BigInteger, nullable=False, server_default="0", comment="of this phase"),
     Column("total", BigInteger, nullable=False, server_default="0", comment="of this phase"),
@@ -689,7 +712,19 @@ case_runs = Table(
         "(finished_at IS NULL) = (phase IN ('planning', 'notifying', 'waiting_approval', 'applying', 'reporting'))",
         name="finished",
     ),
-    Index("case_runs_one_at_a_time_key", text("(true)"), unique=True, postgresql_where=text("finished_at IS NULL")),
+    CheckConstraint("NOT dry_run OR phase IN ('planning', 'done')", name="dry_run"),
+    Index(
+        "case_runs_one_at_a_time_key",
+        text("(true)"),
+        unique=True,
+        postgresql_where=text("finished_at IS NULL AND NOT dry_run"),
+    ),
+    Index(
+        "case_runs_one_dry_run_key",
+        text("(true)"),
+        unique=True,
+        postgresql_where=text("finished_at IS NULL AND dry_run"),
+    ),
     Index("case_runs_started_at_idx", "started_at"),
     comment="Runs of the weekly policy. One at a time is under way.",
 )

@@ -6,9 +6,12 @@ from perdure.database.engine import Statement
 
 # --- the sessions that are due -----------------------------------------------------------
 
-# A lease that lies too far ahead was given while the server's clock was wrong, and is none.
+# `consolidation_given_up_at` keeps abandoned sessions out of the indexes by which due ones are found; the count of
+# attempts covers a session whose last run died with its process, until the sweeper marks it (FORGOTTEN).
+# A lease that lies too far ahead was given while the server's clock was wrong, and is ignored.
 _FREE = """
-    ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_attempts < %(max_runs)s
+    ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL
+      AND consolidation_attempts < %(max_runs)s
       AND (lease_until IS NULL OR lease_until <= perdure_now()
            OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s::double precision * 2))
 """
@@ -22,23 +25,32 @@ DUE = Statement(
     writes=False,
 )
 
-# For the sweeper: what has waited for longer than wake-ups take. It backs off, as a queue may have no worker.
+# For the sweeper: sessions whose wake-up or whose worker was lost, and those that failed earlier. Each wake-up doubles
+# the pause before the next one, so that a queue without a worker fills slowly. A session whose runs are used up, and
+# that no run marked as given up (the process of the last one died), is marked here. The array, and not a join: the
+# generic plan, which does not know the limit, would join with the whole table.
 FORGOTTEN = Statement(
     "consolidation.forgotten",
-    f"""
+    """
     WITH due AS (
         SELECT session_id FROM sessions
-        WHERE {_FREE}
-          AND coalesce(consolidation_due_at, ended_at + make_interval(secs => %(backoff_s)s)) <= perdure_now()
-        ORDER BY ended_at LIMIT %(most)s
+        WHERE ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL
+          AND coalesce(consolidation_due_at, ended_at) <= perdure_now()
+          AND (consolidation_due_at IS NOT NULL OR ended_at <= perdure_now() - make_interval(secs => %(backoff_s)s))
+          AND (lease_until IS NULL OR lease_until <= perdure_now()
+               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s::double precision * 2))
+        ORDER BY coalesce(consolidation_due_at, ended_at) LIMIT %(most)s
         FOR NO KEY UPDATE SKIP LOCKED
+    ), noted AS (
+        UPDATE sessions AS s
+        SET wakes = s.wakes + 1,
+            consolidation_due_at = perdure_now() + make_interval(secs => %(backoff_s)s * 2 ^ least(s.wakes, 10)),
+            consolidation_given_up_at = CASE WHEN s.consolidation_attempts >= %(max_runs)s THEN perdure_now() END
+        WHERE s.session_id = ANY (ARRAY(SELECT session_id FROM due))
+        RETURNING s.session_id, s.consolidation_given_up_at
     )
-    UPDATE sessions AS s
-    SET wakes = s.wakes + 1,
-        consolidation_due_at = perdure_now() + make_interval(secs => %(backoff_s)s * 2 ^ least(s.wakes, 10))
-    FROM due WHERE s.session_id = due.session_id
-    RETURNING s.session_id
-    """,  # noqa: S608 (constants)
+    SELECT session_id FROM noted WHERE consolidation_given_up_at IS NULL
+    """,
 )
 
 # The broker did not take the wake-ups: they are due again in the next round.
@@ -78,6 +90,7 @@ RELEASE = Statement(
     SET lease_until = NULL, lease_owner = NULL,
         consolidation_error = %(error)s::text,
         consolidation_attempts = consolidation_attempts - CASE WHEN %(forgiven)s THEN 1 ELSE 0 END,
+        consolidation_given_up_at = CASE WHEN %(given_up)s THEN perdure_now() END,
         consolidation_due_at = CASE WHEN %(error)s::text IS NOT NULL THEN
             perdure_now() + make_interval(secs => %(pause_s)s * 2 ^ least(consolidation_attempts - 1, 10)) END
     WHERE session_id = %(session_id)s AND token = %(token)s
@@ -101,8 +114,46 @@ BACKLOG = Statement(
     """
     SELECT count(*) FILTER (WHERE consolidation_attempts < %(max_runs)s) AS waiting,
            count(*) FILTER (WHERE consolidation_attempts BETWEEN 1 AND %(max_runs)s - 1) AS failing,
-           count(*) FILTER (WHERE consolidation_attempts >= %(max_runs)s) AS given_up
-    FROM sessions WHERE ended_at IS NOT NULL AND consolidated_at IS NULL
+           (SELECT count(*) FROM sessions WHERE consolidation_given_up_at IS NOT NULL)
+             + count(*) FILTER (WHERE consolidation_attempts >= %(max_runs)s) AS given_up
+    FROM sessions
+    WHERE ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL
+    """,
+    writes=False,
+)
+
+COUNT_GIVEN_UP = Statement(
+    "consolidation.count_given_up",
+    "SELECT count(*) AS sessions FROM sessions WHERE consolidation_given_up_at IS NOT NULL",
+    writes=False,
+)
+
+# Makes sessions that were given up due again, with all their runs. Not one that a run holds.
+RETRY = Statement(
+    "consolidation.retry",
+    """
+    WITH given_up AS (
+        SELECT session_id FROM sessions
+        WHERE session_id = ANY (%(session_ids)s::uuid[])
+          AND ended_at IS NOT NULL AND consolidated_at IS NULL
+          AND (consolidation_given_up_at IS NOT NULL OR consolidation_attempts >= %(max_runs)s)
+          AND (lease_until IS NULL OR lease_until <= perdure_now()
+               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s::double precision * 2))
+        FOR NO KEY UPDATE
+    )
+    UPDATE sessions AS s
+    SET consolidation_given_up_at = NULL, consolidation_attempts = 0, consolidation_due_at = NULL, wakes = 0
+    WHERE s.session_id = ANY (ARRAY(SELECT session_id FROM given_up))
+    RETURNING s.session_id
+    """,
+)
+
+GIVEN_UP = Statement(
+    "consolidation.given_up",
+    """
+    SELECT session_id FROM sessions
+    WHERE consolidation_given_up_at IS NOT NULL
+    ORDER BY consolidation_given_up_at, session_id LIMIT %(most)s
     """,
     writes=False,
 )

@@ -50,7 +50,8 @@ OPEN_RESTORED = Statement(
     """,
 )
 
-# The session that a message is for, locked until the transaction ends.
+# The session that a message is for, locked until the transaction ends. Found by its primary key, whether the
+# caller names it or not: a condition on either would read every session of the user.
 LOCK_TARGET = Statement(
     "sessions.lock_target",
     """
@@ -58,9 +59,11 @@ LOCK_TARGET = Statement(
            routable AND unsettled = 0
              AND last_activity_at <= perdure_now() - make_interval(secs => %(idle_s)s) AS idle
     FROM sessions
-    WHERE user_id = %(user_id)s
-      AND CASE WHEN %(session_id)s::uuid IS NULL THEN scope = %(scope)s AND routable
-               ELSE session_id = %(session_id)s::uuid END
+    WHERE session_id = coalesce(
+            %(session_id)s::uuid,
+            (SELECT session_id FROM sessions WHERE user_id = %(user_id)s AND scope = %(scope)s AND routable))
+      AND user_id = %(user_id)s
+      AND (%(session_id)s::uuid IS NOT NULL OR routable)
     FOR NO KEY UPDATE
     """,
 )
@@ -78,16 +81,35 @@ LIVE = Statement(
 
 _SESSION = """
     SELECT session_id, user_id, agent, state, turn_count, message_count, created_at, last_activity_at, ended_at,
-           channels, summary, key_topics
+           channels, summary, summary_extractive, key_topics, consolidated_at, consolidation_attempts,
+           consolidation_given_up_at, consolidation_error, coalesce(consolidation ? 'skipped', false) AS skipped
     FROM sessions
 """
 
-LIST = Statement(
-    "sessions.list",
+_NEWEST = " ORDER BY created_at DESC, session_id DESC LIMIT %(limit)s"
+
+# One statement for each way to list: the generic plan of a prepared statement cannot use an index for a condition
+# such as `$1 IS NULL OR user_id = $1`.
+LIST = Statement("sessions.list", _SESSION + _NEWEST, writes=False)
+
+LIST_OF_USER = Statement("sessions.list_of_user", _SESSION + " WHERE user_id = %(user_id)s" + _NEWEST, writes=False)
+
+LIST_GIVEN_UP = Statement(
+    "sessions.list_given_up",
     _SESSION
     + """
-    WHERE %(user_id)s::text IS NULL OR user_id = %(user_id)s
-    ORDER BY created_at DESC, session_id DESC LIMIT %(limit)s
+    WHERE consolidation_given_up_at IS NOT NULL
+    ORDER BY consolidation_given_up_at DESC, session_id DESC LIMIT %(limit)s
+    """,
+    writes=False,
+)
+
+LIST_GIVEN_UP_OF_USER = Statement(
+    "sessions.list_given_up_of_user",
+    _SESSION
+    + """
+    WHERE consolidation_given_up_at IS NOT NULL AND user_id = %(user_id)s
+    ORDER BY consolidation_given_up_at DESC, session_id DESC LIMIT %(limit)s
     """,
     writes=False,
 )
@@ -175,7 +197,7 @@ COUNT_FROM_NOW = Statement(
         FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE sessions AS s SET last_activity_at = perdure_now()
-    FROM ahead WHERE s.session_id = ahead.session_id
+    WHERE s.session_id = ANY (ARRAY(SELECT session_id FROM ahead))
     RETURNING s.session_id
     """,
 )
@@ -194,7 +216,7 @@ EXPIRE_IDLE = Statement(
     )
     UPDATE sessions AS s
     SET end_requested_at = perdure_now(), end_reason = %(reason)s, routable = false
-    FROM idle WHERE s.session_id = idle.session_id
+    WHERE s.session_id = ANY (ARRAY(SELECT session_id FROM idle))
     RETURNING s.session_id
     """,
 )

@@ -58,7 +58,7 @@ def _close(runtime: Runtime, session_id: UUID, turn_id: UUID) -> bool:
     """Settle a turn if it waits for a person still; whether the session has nothing left to run then."""
     with runtime.database.transaction("turns.close_waiting") as transaction:
         seized = transaction.run(queries.SEIZE_WAITING, {"session_id": session_id})
-        rows = transaction.run(queries.UNSETTLED, {"session_id": session_id}) if seized else ()
+        rows = transaction.run(queries.BEGUN, {"session_id": session_id}) if seized else ()
         if not rows or (rows[0].turn_id, rows[0].status) != (turn_id, "waiting_approval"):
             return False
         tenure = Tenure(session_id, seized[0].token, runtime.settings.turn.lease_s)

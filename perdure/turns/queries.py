@@ -766,13 +766,61 @@ SEIZE_WAITING = Statement(
     """,
 )
 
-UNSETTLED = Statement(
-    "turns.unsettled",
+# The turn of a session that has begun and is not settled. Turns run one at a time in the order of `seq`, so it is
+# the oldest unsettled one.
+BEGUN = Statement(
+    "turns.begun",
     """
-    SELECT turn_id, seq, user_id, agent, channel, first_seq, status, steps
-    FROM turns WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq
+    SELECT * FROM (
+        SELECT turn_id, seq, user_id, agent, channel, first_seq, status, steps
+        FROM turns WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1
+    ) AS oldest
+    WHERE status <> 'accepted'
     """,
     writes=False,
+)
+
+# The queued turns of a locked session whose outcome is owed to a receiver.
+OWING = Statement(
+    "turns.owing",
+    """
+    SELECT turn_id FROM turns
+    WHERE session_id = %(session_id)s AND settled_at IS NULL AND status = 'accepted' AND reply_to IS NOT NULL
+    ORDER BY seq
+    """,
+    writes=False,
+)
+
+# Settles every queued turn of a locked session as cancelled, however many there are, and writes their deliveries:
+# `delivery_ids` are the ids for those of `turn_ids`.
+CANCEL_QUEUED = Statement(
+    "turns.cancel_queued",
+    f"""
+    WITH cancelled AS (
+        UPDATE turns AS t
+        SET cancel_requested_at = coalesce(t.cancel_requested_at, perdure_now()), status = 'cancelled',
+            settled_at = perdure_now(), settled_tick = s.tick,
+            error_code = 'TURN_CANCELLED', error_message = %(message)s
+        FROM sessions AS s
+        WHERE s.session_id = %(session_id)s AND t.session_id = %(session_id)s
+          AND t.settled_at IS NULL AND t.status = 'accepted'
+        RETURNING t.turn_id, t.reply_to
+    ), counted AS (
+        SELECT count(*) AS turns FROM cancelled
+    ), released AS (
+        UPDATE sessions AS s
+        SET unsettled = s.unsettled - counted.turns, turn_count = s.turn_count + counted.turns,
+            last_activity_at = perdure_now(),
+            state = CASE WHEN s.unsettled = counted.turns
+                         THEN {sql(Trigger.TURN_STOPPED, column="s.state")} ELSE s.state END
+        FROM counted WHERE s.session_id = %(session_id)s AND counted.turns > 0
+    )
+    INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
+    SELECT owed.delivery_id, owed.turn_id, cancelled.reply_to, 'pending', perdure_now(), perdure_now()
+    FROM unnest(%(delivery_ids)s::uuid[], %(turn_ids)s::uuid[]) AS owed (delivery_id, turn_id)
+    JOIN cancelled USING (turn_id)
+    RETURNING delivery_id
+    """,
 )
 
 # --- sweep -------------------------------------------------------------------------------

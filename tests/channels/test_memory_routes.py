@@ -102,6 +102,24 @@ def test_consolidation_is_asked_for(client: TestClient, waker: RecordingWaker, t
     assert len(waker.consolidations) == 2
 
 
+def test_a_session_that_was_given_up_is_tried_again(
+    client: TestClient, runtime: Runtime, talked: dict[str, Any]
+) -> None:
+    """Asking for it by its id makes it due again, with all its runs."""
+    session_id = talked["session_id"]
+    with runtime.database.engine.connect() as connection:
+        connection.exec_driver_sql(
+            "UPDATE sessions SET ended_at = perdure_now(), consolidation_attempts = 5,"
+            " consolidation_given_up_at = perdure_now() WHERE session_id = %s",
+            (session_id,),
+        )
+    shown = client.get(f"/v1/sessions/{session_id}").json()["consolidation"]
+    assert (shown["status"], shown["runs"]) == ("given_up", 5)
+    assert client.post("/v1/memory/consolidate", json={"session_id": session_id}).status_code == 202
+    shown = client.get(f"/v1/sessions/{session_id}").json()["consolidation"]
+    assert (shown["status"], shown["runs"]) == ("waiting", 0)
+
+
 @pytest.mark.usefixtures("talked")
 def test_a_user_is_exported_and_erased(client: TestClient) -> None:
     """All that is held, then nothing; of the other all the same; asking again erases nothing more."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import Connection
 
 from perdure.clock import MovedClock
-from perdure.database.engine import Database, Statement, as_json
+from perdure.database.engine import Database, as_json
 from perdure.settings import Settings
 from perdure.turns import queries
 from tests.conftest import RecordingWaker
+from tests.plans import outline, plans, rows_read
 from tests.turns.stage import Stage
 
 TURNS_OF_THE_LONG_SESSION = 2_000
@@ -72,40 +70,6 @@ def large(settings: Settings, clock: MovedClock, database: Database, waker: Reco
     return made
 
 
-def _nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    yield plan
-    for child in plan.get("Plans", ()):
-        yield from _nodes(child)
-
-
-def _plans(database: Database, statement: Statement, parameters: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
-    """The nodes of the plan for these parameters, and of the generic one that a busy connection ends up with."""
-    found = []
-    for mode in ("force_custom_plan", "force_generic_plan"):
-        with database.engine.connect() as connection:
-            connection.exec_driver_sql(f"SET plan_cache_mode = {mode}")
-            found.append(_explained(connection, statement, parameters))
-            connection.exec_driver_sql("RESET plan_cache_mode")
-    return found
-
-
-def _explained(connection: Connection, statement: Statement, parameters: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    connection.exec_driver_sql("DEALLOCATE ALL")
-    connection.info.clear()
-    connection.exec_driver_sql(statement.prepare)
-    connection.exec_driver_sql("BEGIN")
-    try:
-        result = connection.exec_driver_sql(
-            "EXPLAIN (ANALYZE, FORMAT JSON) " + statement.execute,
-            tuple(parameters[name] for name in statement.parameters),
-        )
-        plan = result.scalar_one()
-    finally:
-        connection.exec_driver_sql("ROLLBACK")
-        connection.exec_driver_sql("DEALLOCATE ALL")
-    return list(_nodes((plan if isinstance(plan, list) else json.loads(plan))[0]["Plan"]))
-
-
 def _parameters(stage: Stage) -> dict[str, Any]:
     turn = stage.sql("SELECT turn_id, first_seq FROM turns WHERE session_id = %(id)s AND seq = 2000", id=LONG)[0]
     effect = stage.sql("SELECT effect_id FROM tool_effects WHERE turn_id = %(id)s", id=turn.turn_id)[0]
@@ -134,7 +98,7 @@ HOT = [
     queries.ENQUEUE, queries.FIND_ACCEPTED, queries.MERGE, queries.CLAIM, queries.CLAIMABLE, queries.BEGIN_NEXT,
     queries.HISTORY, queries.RENEW, queries.WATCH, queries.STEP, queries.FINISH_EFFECT, queries.EXTEND_EFFECT,
     queries.EFFECTS_OF_STEP, queries.SETTLE, queries.HOLD, queries.OWNED, queries.PUT_OFF, queries.PARK,
-    queries.RELEASE, queries.CANCEL, queries.UNSETTLED, queries.PARK_FOR, queries.BRING_BACK, queries.RECALL,
+    queries.RELEASE, queries.CANCEL, queries.BEGUN, queries.PARK_FOR, queries.BRING_BACK, queries.RECALL,
     queries.LOCK_HELD, queries.IS_CANCELLED, queries.BEGIN_APPROVED, queries.LOCK_OF_TURN,
     queries.FIND_CALL, queries.SEIZE_WAITING, queries.FULL_FOR,
     queries.WAKE_DUE, queries.UNWAKE, queries.TAKE_DELIVERY, queries.DELIVERED, queries.POSTPONE_DELIVERY,
@@ -161,10 +125,10 @@ def test_each_statement_of_a_turn_goes_by_index_and_reads_few_rows(large: Stage)
     given = _parameters(large)
     for statement in HOT:
         fresh = {"turn_id": uuid4(), "delivery_id": uuid4()} if statement is queries.ENQUEUE else {}
-        for nodes in _plans(large.database, statement, {**given, **fresh}):
+        for nodes in plans(large.database, statement, {**given, **fresh}):
             scanned = {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"}
             assert not scanned - SMALL, f"{statement.name} scans {scanned}"
-            assert _rows_read(nodes) <= MORE_ROWS.get(statement.name, MOST_ROWS), (statement.name, _outline(nodes))
+            assert rows_read(nodes) <= MORE_ROWS.get(statement.name, MOST_ROWS), (statement.name, outline(nodes))
 
 
 @pytest.mark.long
@@ -185,21 +149,7 @@ def test_turns_are_listed_by_index(large: Stage) -> None:
     ):
         user_id = "user 0" if statement is queries.LIST_OF_USER else None
         given = {**_parameters(large), "status": status, "user_id": user_id}
-        custom, generic = _plans(large.database, statement, given)  # a command runs it once, with the custom plan
-        assert _rows_read(custom) <= most, (statement.name, _outline(custom))
+        custom, generic = plans(large.database, statement, given)  # a command runs it once, with the custom plan
+        assert rows_read(custom) <= most, (statement.name, outline(custom))
         for nodes in (custom, generic):
-            assert "Seq Scan" not in {node["Node Type"] for node in nodes}, (statement.name, _outline(nodes))
-
-
-def _rows_read(nodes: Sequence[Mapping[str, Any]]) -> float:
-    """Rows that the nodes took from tables, those that a filter threw away included."""
-    read: float = sum(
-        (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
-        for node in nodes
-        if "Relation Name" in node
-    )
-    return read
-
-
-def _outline(nodes: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, float]]:
-    return [(node["Node Type"], node.get("Relation Name", ""), node["Actual Rows"]) for node in nodes]
+            assert "Seq Scan" not in {node["Node Type"] for node in nodes}, (statement.name, outline(nodes))

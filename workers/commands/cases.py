@@ -6,9 +6,9 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 from uuid import UUID
 
 import typer
@@ -29,6 +29,9 @@ from workers.commands.case_report import write_report
 from workers.commands.display import AsJson, write_fields, write_json, write_table
 from workers.commands.failing import WRONG_USAGE, Failure
 from workers.commands.files import STDIO, opened, write_whole
+
+if TYPE_CHECKING:
+    from perdure.casebank.prune import Bank
 
 commands = typer.Typer(help="The CaseBank: questions answered before.", no_args_is_help=True)
 of_runs = typer.Typer(help="Runs of the weekly policy, newest first.", invoke_without_command=True)
@@ -147,14 +150,9 @@ def prune_(
     Where runs need approval, --apply only makes the plan. A run that was broken off is gone on with.
     """
     from perdure.casebank import prune  # noqa: PLC0415 (with its arithmetic, it takes a while)
-    from perdure.channels.notices import bank_of  # noqa: PLC0415 (the same)
 
-    with connecting.runtime() as runtime, _progress("cases") as (shown, task):
-        bank = bank_of(runtime)
-        if apply:
-            told = prune.run(bank)
-        else:
-            told = prune.dry_run(bank, lambda done, total: shown.update(task, completed=done, total=total))
+    with connecting.runtime() as runtime, _told_bank(runtime) as bank:
+        told = prune.run(bank) if apply else prune.dry_run(bank)
     if as_json:
         write_json(told)
         return
@@ -202,12 +200,11 @@ def show_run(
 def approve(run_id: RunId, *, as_json: AsJson = False) -> None:
     """Approve the plan of a run that waits for it, and have it applied here and now."""
     from perdure.casebank import prune  # noqa: PLC0415 (with its arithmetic, it takes a while)
-    from perdure.channels.notices import bank_of  # noqa: PLC0415 (the same)
 
     wanted = connecting.parse_id(run_id, "run")
-    with connecting.runtime() as runtime, _progress("cases"):
+    with connecting.runtime() as runtime, _told_bank(runtime) as bank:
         runs.approve(runtime.database, wanted, _WHO)
-        prune.advance(bank_of(runtime))
+        prune.advance(bank)
         told = runs.result(runtime.database, wanted)
     (write_json if as_json else _write_told)(told)
 
@@ -247,6 +244,19 @@ def reflect(
         write_json({"rated": done.rated, "flagged": done.flagged})
     else:
         write_fields({"rated": done.rated, "flagged": done.flagged})
+
+
+@contextmanager
+def _told_bank(runtime: Runtime) -> Iterator[Bank]:
+    """The CaseBank, whose work moves a progress bar."""
+    from perdure.channels.notices import bank_of  # noqa: PLC0415 (it imports the arithmetic, too)
+
+    with _progress("cases") as (shown, task):
+
+        def tell(phase: runs.Phase, done: int, total: int) -> None:
+            shown.update(task, description=phase.value, completed=done, total=total)
+
+        yield replace(bank_of(runtime), tell=tell)
 
 
 def _imported(runtime: Runtime, lines: TextIO) -> transfer.Imported:

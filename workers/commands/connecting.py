@@ -36,6 +36,9 @@ class _NobodyToWake:
     def consolidation(self, session_id: UUID | None) -> bool:  # noqa: ARG002 (the port's signature)
         return False
 
+    def casebank(self) -> bool:
+        return False
+
     def close(self) -> None:
         """Nothing is open."""
 

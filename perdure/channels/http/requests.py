@@ -40,6 +40,15 @@ Wait = Annotated[
         description=f"Seconds to wait for the turn to be settled; {LONGEST_WAIT_S:g} at most.",
     ),
 ]
+RunWait = Annotated[
+    float,
+    Query(
+        ge=0,
+        allow_inf_nan=False,
+        description=f"Seconds to wait for the run to finish; {LONGEST_WAIT_S:g} at most.",
+    ),
+]
+RunLimit = Annotated[int, Query(ge=1, le=1_000, description="How many, newest first.")]
 _User = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_storable)]
 UserPath = Annotated[
     str,
