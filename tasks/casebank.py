@@ -10,8 +10,8 @@ from typing import Any
 
 from celery import shared_task
 
-from perdure.casebank import prune as pruning
 from perdure.casebank import executions, reflection, runs
+from perdure.casebank import prune as pruning
 from perdure.casebank.embedding import embed_cases
 from perdure.casebank.prune import Bank, Interrupted
 from perdure.casebank.search import build_indexes

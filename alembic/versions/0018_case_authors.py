@@ -98,9 +98,7 @@ def downgrade() -> None:
     op.execute(_COUNT)
     op.execute(_ORPHANS)
     op.drop_column("case_executions", "counted")
-    op.create_foreign_key(
-        op.f(_FOREIGN_KEY), "case_executions", "cases", ["case_id"], ["case_id"], ondelete="CASCADE"
-    )
+    op.create_foreign_key(op.f(_FOREIGN_KEY), "case_executions", "cases", ["case_id"], ["case_id"], ondelete="CASCADE")
 
 
 def _comment_authors(which: str) -> None:
