@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,17 @@ def check_environment() -> None:
         raise SettingsError(f"{_PREFIX}CONF is {conf!r}: accepted: the path of a file in Python")
 
 
+def require_authentication(address: str) -> None:
+    """Check `address` before Flower starts, unless a configuration file may have the credentials.
+
+    Raises:
+        SettingsError: `address` is not loopback, and no variable has credentials.
+    """
+    if not Path(os.environ.get(f"{_PREFIX}CONF", "flowerconfig.py")).is_file():
+        pairs = os.environ.get(f"{_PREFIX}BASIC_AUTH", "")
+        _check_address(address, pairs.split(",") if pairs else [], os.environ.get(f"{_PREFIX}AUTH", ""))
+
+
 def follow(app: Celery) -> None:
     """Apply `_stay_on_loopback` to a Flower that runs with `app`.
 
@@ -67,31 +79,34 @@ def _stay_on_loopback(**_: Any) -> None:
         return
     from flower.options import options  # noqa: PLC0415 (of use to Flower alone)
 
-    if options.unix_socket or _authenticates(options):
+    if options.unix_socket:
         return
-    if not options.address:
+    if not options.address and not _authenticates(options.basic_auth, options.auth):
         options.address = LOOPBACK
     with exit_unless_startable():
-        if not is_loopback(options.address):
-            raise SettingsError(
-                f"FLOWER_BASIC_AUTH is not set and the address to bind is {options.address!r}: set FLOWER_BASIC_AUTH "
-                "to USER:PASSWORD (or Flower's other authentication, FLOWER_AUTH), or bind 127.0.0.1"
-            )
+        _check_address(options.address, options.basic_auth, options.auth)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether `host` is an address of this machine that no other one reaches."""
+def _check_address(address: str, basic_auth: Sequence[str], auth: str) -> None:
+    if not _is_loopback(address) and not _authenticates(basic_auth, auth):
+        raise SettingsError(
+            f"FLOWER_BASIC_AUTH is not set to USER:PASSWORD and the address to bind is {address!r}: set "
+            f"FLOWER_BASIC_AUTH (or Flower's other authentication, FLOWER_AUTH), or bind {LOOPBACK}"
+        )
+
+
+def _authenticates(basic_auth: Sequence[str], auth: str) -> bool:
+    """Whether Flower asks for credentials. Any of the pairs opens it, so one without a password counts as none."""
+    if basic_auth:
+        return all(pair.partition(":")[2] for pair in basic_auth)
+    return bool(auth)
+
+
+def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _authenticates(options: Any) -> bool:
-    """Whether Flower asks for credentials. Any of the pairs opens it, so one without a password counts as none."""
-    if options.basic_auth:
-        return all(pair.partition(":")[2] for pair in options.basic_auth)
-    return bool(options.auth)
 
 
 def _check(variable: str, value: str, accepted: str, convert: Any) -> None:

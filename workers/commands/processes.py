@@ -111,6 +111,7 @@ def flower(
     flowering.check_environment()
     address = address or os.environ.get("FLOWER_ADDRESS", flowering.LOOPBACK)
     port = port or int(os.environ.get("FLOWER_PORT", _FLOWER_PORT))
+    flowering.require_authentication(address)
     require_free(address, port, "--port")
     _celery(settings, "flower", f"--address={address}", f"--port={port}", "--persistent=False")
 
