@@ -106,6 +106,7 @@ ROUTES = [
     ("GET", "/v1/casebank/search"),
     ("POST", "/v1/consolidation/run"),
     ("POST", "/v1/consolidation/dry-run"),
+    ("GET", "/v1/consolidation/runs"),
     ("GET", "/v1/consolidation/runs/here"),
     ("POST", "/v1/consolidation/runs/here/approve"),
     ("POST", "/v1/consolidation/runs/here/reject"),

@@ -41,7 +41,7 @@ MAX_K = 100
 _WHO = "the command line"
 _COLUMNS = ("case_id", "user_id", "status", "usage_count", "success_rate", "last_accessed_at", "query")
 _FOUND = ("similarity", "case_id", "user_id", "status", "usage_count", "success_rate", "query")
-_RUNS = ("run_id", "phase", "done", "total", "started_at", "finished_at", "error")
+_RUNS = ("run_id", "phase", "done", "total", "started_at", "finished_at", "error", "dry_run")
 _COUNTS = ("removed_cases", "merged_cases", "archived_cases")
 
 CaseId = Annotated[str, typer.Argument(metavar="CASE_ID", help="As `perdure cases list` has it.")]
