@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
@@ -96,10 +96,18 @@ def retry_after(attempts: int) -> float | None:
     return min(FIRST_RETRY_S * 2.0 ** (attempts - 1), LONGEST_RETRY_S)
 
 
-def due(database: Database, most: int) -> list[UUID]:
-    """Deliveries that should be attempted now, at most `most`."""
-    asked = {"most": most, "furthest_s": LONGEST_RETRY_S}
+def due(database: Database, most: int, backoff_s: float) -> list[UUID]:
+    """At most `most` deliveries to publish, those that wait longest first.
+
+    Each is returned again only after `backoff_s` seconds, then after twice as long, until it is attempted.
+    """
+    asked = {"most": most, "backoff_s": backoff_s, "furthest_s": max(LONGEST_RETRY_S, backoff_s * 2**7)}
     return [row.delivery_id for row in database.run(queries.DELIVERIES_DUE, asked)]
+
+
+def put_back(database: Database, delivery_ids: Sequence[UUID]) -> None:
+    """The broker did not take these: `due` returns them again in the next round."""
+    database.run(queries.UNWAKE_DELIVERIES, {"delivery_ids": list(delivery_ids)})
 
 
 def _postpone(database: Database, delivery_id: UUID, attempts: int, reason: str) -> Postponed:
@@ -111,5 +119,8 @@ def _postpone(database: Database, delivery_id: UUID, attempts: int, reason: str)
         reason,
         "given up" if retry_s is None else f"again in {retry_s:g} s",
     )
-    database.run(queries.POSTPONE_DELIVERY, {"delivery_id": delivery_id, "error": reason[:1_000], "retry_s": retry_s})
+    database.run(
+        queries.POSTPONE_DELIVERY,
+        {"delivery_id": delivery_id, "error": reason[:1_000], "retry_s": retry_s, "forgiven": False},
+    )
     return Postponed(retry_s)

@@ -69,7 +69,7 @@ def test_it_is_delivered_once(stage: Stage) -> None:
     assert target == {"url": "https://a.example/hook"}
     assert body == {**stage.turn(turn_id), "delivery_id": str(delivery_id)}
     assert _row(stage, delivery_id).status == "delivered"
-    assert due(stage.database, 10) == []
+    assert due(stage.database, 10, 5) == []
 
 
 def test_it_goes_the_way_that_was_asked_for(stage: Stage) -> None:
@@ -90,7 +90,7 @@ def test_a_failure_is_tried_again_later(stage: Stage) -> None:
     assert _deliver(stage, recipient, delivery_id) == NotDue()
     assert "503" in _row(stage, delivery_id).last_error
     stage.move(FIRST_RETRY_S)
-    assert due(stage.database, 10) == [delivery_id]
+    assert due(stage.database, 10, 5) == [delivery_id]
     assert _deliver(stage, recipient, delivery_id) == Postponed(FIRST_RETRY_S * 2)
     stage.move(FIRST_RETRY_S * 2)
     assert _deliver(stage, recipient, delivery_id) == Delivered()
@@ -104,7 +104,7 @@ def test_a_pause_given_by_a_clock_that_was_ahead_is_none(stage: Stage) -> None:
     recipient = Recipient(failures=1)
     assert _deliver(stage, recipient, delivery_id) == Postponed(FIRST_RETRY_S)
     stage.move(-DAY_S)
-    assert due(stage.database, 10) == [delivery_id]
+    assert due(stage.database, 10, 5) == [delivery_id]
     assert _deliver(stage, recipient, delivery_id) == Delivered()
 
 
@@ -118,7 +118,7 @@ def test_it_is_given_up_in_the_end(stage: Stage) -> None:
     assert _row(stage, delivery_id).status == "failed"
     assert _row(stage, delivery_id).attempts == MAX_ATTEMPTS
     assert _deliver(stage, recipient, delivery_id) == NotDue()
-    assert due(stage.database, 10) == []
+    assert due(stage.database, 10, 5) == []
 
 
 def test_one_whose_attempts_all_break_off_is_given_up(stage: Stage) -> None:
@@ -160,9 +160,9 @@ def test_an_attempt_that_died_is_made_again(stage: Stage) -> None:
     recipient = Recipient()
     with stage.crashing("before", "deliveries.delivered"):
         _deliver(stage, recipient, delivery_id)
-    assert due(stage.database, 10) == []
+    assert due(stage.database, 10, 5) == []
     stage.move(ATTEMPT_S)
-    assert due(stage.database, 10) == [delivery_id]
+    assert due(stage.database, 10, 5) == [delivery_id]
     assert _deliver(stage, recipient, delivery_id) == Delivered()
     assert [body["delivery_id"] for _, body in recipient.arrived] == [str(delivery_id)] * 2
 
