@@ -328,7 +328,9 @@ deliveries = Table(
     Column("created_at", _timestamp, nullable=False),
     Column("delivered_at", _timestamp),
     Column("wake_at", _timestamp, comment="not published before; NULL: when it is due"),
-    Column("wakes", Integer, nullable=False, server_default="0", comment="the sweeper's wake-ups since the last attempt"),
+    Column(
+        "wakes", Integer, nullable=False, server_default="0", comment="the sweeper's wake-ups since the last attempt"
+    ),
     _one_of("status", DELIVERY_STATUSES),
     Index("deliveries_wake_idx", text("greatest(due_at, wake_at)"), postgresql_where=text("status = 'pending'")),
     comment="The outbox: replies owed to whoever asked for them.",

@@ -78,7 +78,9 @@ def _nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from _nodes(child)
 
 
-def explained_both_ways(database: Database, statement: Statement, parameters: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
+def explained_both_ways(
+    database: Database, statement: Statement, parameters: Mapping[str, Any]
+) -> list[list[Mapping[str, Any]]]:
     """The nodes of the plan for these parameters, and of the generic one that a busy connection ends up with."""
     found = []
     for mode in ("force_custom_plan", "force_generic_plan"):

@@ -238,7 +238,9 @@ def test_new_work_after_a_long_back_off_starts_afresh(stage: Stage) -> None:
     (session_id,) = _lost(stage)
     for _ in range(100):
         _round(stage)
-    stage.sql("UPDATE turns SET settled_at = perdure_now(), status = 'cancelled' WHERE session_id = %(id)s", id=session_id)
+    stage.sql(
+        "UPDATE turns SET settled_at = perdure_now(), status = 'cancelled' WHERE session_id = %(id)s", id=session_id
+    )
     stage.sql("UPDATE sessions SET unsettled = 0, turn_count = 1 WHERE session_id = %(id)s", id=session_id)
     stage.waker.away = True
     stage.send(user_id="user 0")

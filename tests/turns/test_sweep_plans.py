@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure.clock import MovedClock
-from perdure.database.engine import Database, Statement
+from perdure.database.engine import Database
 from perdure.sessions.queries import ENDINGS_DUE
 from perdure.settings import Settings
 from perdure.turns.queries import DELIVERIES_DUE, WAKE_DUE
