@@ -43,13 +43,13 @@ def installation(
     yield made
     made.close()
     if broker_url is not None:
-        _forget_queues(made, broker_url)
+        _empty_queues(made, broker_url)
 
 
-def _forget_queues(installation: Installation, broker_url: str) -> None:
+def _empty_queues(installation: Installation, broker_url: str) -> None:
     with installation.waker.app.connection_for_write(broker_url) as connection:
         for name in installation.waker.app.amqp.queues:
-            connection.default_channel.queue_delete(name)
+            connection.default_channel.queue_purge(name)
 
 
 @pytest.fixture
