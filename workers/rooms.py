@@ -41,11 +41,11 @@ class Tap(Protocol):
         ...
 
     def cancel(self, queue: str) -> None:
-        """Stop taking from a queue. Messages that are on their way may be received before this returns."""
+        """Stop taking from a queue, if it is taken from. Messages may still be received before this returns."""
         ...
 
     def consume(self, queue: str) -> None:
-        """Take from a queue again."""
+        """Take from a queue again, if it is not."""
         ...
 
 
@@ -105,10 +105,8 @@ class Rooms:
     def _close(self, queue: str) -> None:
         if not self.has_room(queue):
             with self._lock:
-                known = queue in self._cancelled
-                self._cancelled.add(queue)  # before `cancel`: a task that ends meanwhile must reopen the queue
-            if not known:
-                self._tap.cancel(queue)
+                self._cancelled.add(queue)  # before `cancel`: a task that ends during it must reopen the queue
+            self._tap.cancel(queue)
             self._reopen(queue)
         self.hand_back()
 
