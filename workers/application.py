@@ -28,17 +28,23 @@ INCLUDED = (
 )
 
 ROUTES = {
-    "turns.submit": {"queue": "ingress"},
-    "turns.*": {"queue": "turns"},
-    "deliveries.*": {"queue": "deliveries"},
-    "sessions.*": {"queue": "sessions"},
-    "memory.*": {"queue": "memory"},
-    "casebank.*": {"queue": "maintenance"},
-    "maintenance.*": {"queue": "maintenance"},
+    "turns.submit": "ingress",
+    "turns.*": "turns",
+    "deliveries.*": "deliveries",
+    "sessions.*": "sessions",
+    "memory.*": "memory",
+    "casebank.*": "maintenance",
+    "maintenance.*": "maintenance",
 }
 
+PRIORITIES = {"ingress": 9, "turns": 5, "deliveries": 5, "sessions": 5, "memory": 2, "maintenance": 2}
+"""Priority of a queue's tasks, 9 first; a wake-up of a session has its turn's instead. Redis goes by it across
+queues: messages are accepted first; deliveries and endings take turns with the turns of the default priority; what
+is done to memories comes last. None starves, since each queue has threads of its own (`workers.rooms`).
+"""
+
 CONCURRENCY = 100
-"""Turns that one worker process runs at once, unless told otherwise: they mostly wait."""
+"""Turns that one worker process runs at once, without `--concurrency`: they mostly wait."""
 
 _PRIORITIES = 10
 _WORKER_WAIT_S = 5.0
@@ -65,13 +71,14 @@ def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -
         task_queues=[_queue(name, where.broker_url) for name in QUEUES],
         task_default_queue="ingress",
         task_create_missing_queues=True,
-        task_routes=ROUTES,
+        task_routes=_routes(where.broker_url),
         task_ignore_result=True,
         result_expires=86_400,
         worker_consumer="workers.consuming:Consumer",
         worker_pool="threads",
         worker_concurrency=CONCURRENCY,
         worker_prefetch_multiplier=1,
+        worker_enable_prefetch_count_reduction=False,  # `workers.rooms` bounds what a worker takes
         worker_send_task_events=False,  # a sixth of a worker's time; Flower switches them on while it runs
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,
@@ -126,8 +133,22 @@ def transport_options(broker_url: str, wait_s: float, prefix: str) -> dict[str, 
 
 
 def broker_priority(broker_url: str, priority: int) -> int:
-    """A priority of the contract (9 first) in the broker's terms: RabbitMQ's 9 is first, Redis's 0."""
-    return priority if broker_url.startswith(("amqp", "pyamqp")) else _PRIORITIES - 1 - priority
+    """A priority of perdure (9 first) in the broker's terms.
+
+    RabbitMQ takes 9 first. Redis takes 0 first and has a list for each level: kombu's default consumers read
+    those of 0, 3, 6 and 9, so nothing else is published. perdure's workers read all ten.
+    """
+    if broker_url.startswith(("amqp", "pyamqp")):
+        return priority
+    return (_PRIORITIES - 1 - priority) // 3 * 3
+
+
+def _routes(broker_url: str) -> dict[str, dict[str, Any]]:
+    """Queue and priority of each task, whoever publishes it with this application: gateway, worker or beat."""
+    return {
+        task: {"queue": queue, "priority": broker_priority(broker_url, PRIORITIES[queue])}
+        for task, queue in ROUTES.items()
+    }
 
 
 def _queue(name: str, broker_url: str) -> Queue:

@@ -1,38 +1,110 @@
-"""What a worker does with its connection to the broker: Celery's consumer, which survives the loss of a Redis.
+"""What a worker does with its connection to the broker: Celery's consumer, with a bound for each queue.
 
-It also returns messages of other applications to their queue (see `unknown_tasks`).
+It survives the loss of a Redis, takes from a queue only what it can begin at once (see `workers.rooms`), and
+returns messages of other applications to their queue (see `workers.unknown_tasks`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from celery.concurrency.thread import TaskPool
+from celery.exceptions import TaskRevokedError
 from celery.worker import consumer
 from kombu.transport import virtual
 
+from workers.rooms import Rooms
 from workers.unknown_tasks import UnknownTasks
 
 _BUILT_IN = "celery."
 """How the names of Celery's built-in tasks begin. perdure publishes none: in a shared queue they are the other
 application's, whose tasks they call."""
 
+_AHEAD = 8
+"""Messages that RabbitMQ sends ahead. One round trip brings several; few go back when there is no room."""
+
 
 class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no types
-    """Celery's, with two changes.
+    """Celery's, with three changes.
 
-    A message that is no task of perdure's is returned to its queue after a pause; Celery would discard it.
-
-    The channel of a lost connection is closed twice. Closing a Redis channel first reads the reply that it waits
-    for. If the server is gone and another socket of the worker failed first, that read aborts the closing; Celery
-    discards the connection all the same, and the next use of the channel (the second closing, a late
-    acknowledgement) raises `AttributeError: 'NoneType' object has no attribute 'hostname'`, which ends the worker.
-    A second attempt, before the connection is discarded, finds nothing left to read.
+    Each queue has room of its own. A message that is no task of perdure's is returned to its queue after a pause;
+    Celery would discard it. The channel of a lost connection is closed completely.
     """
+
+    rooms: Rooms | None = None
+    """None with another pool than `threads`: Celery's prefetch count is the only bound then."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._unknown = UnknownTasks(self)
         self._arrives_from = ""
         super().__init__(*args, **options)
+        if not isinstance(self.pool, TaskPool):
+            return
+        rooms = self.rooms = Rooms(self.pool.limit, self)
+        threads = sum(rooms.of(queue) for queue in self.app.amqp.queues.consume_from)
+        self.pool.executor = ThreadPoolExecutor(max_workers=threads)
+        self._ahead = threads
+        if self.conninfo.transport.driver_type == "amqp":
+            self._ahead = rooms.of("ingress") + _AHEAD  # a submission is acknowledged when it is accepted
+        self.initial_prefetch_count = self._ahead
+        self.on_task_request = self._begin
+
+    @property
+    def max_prefetch_count(self) -> int:
+        """Messages that the broker may send and this worker has not acknowledged."""
+        return self._ahead if self.rooms is not None else super().max_prefetch_count
+
+    def create_task_handler(self, *args: Any, **options: Any) -> Callable[[Any], Any]:
+        """What is called with each message: Celery's handler, if there is room."""
+        handle: Callable[[Any], Any] = super().create_task_handler(*args, **options)
+        rooms = self.rooms
+        if rooms is None:
+            return handle
+
+        def receive(message: Any) -> Any:
+            queue = message.delivery_info["routing_key"]
+            if queue in self.app.amqp.queues and not rooms.has_room(queue):
+                return rooms.hold(queue, message)
+            return handle(message)
+
+        return receive
+
+    def soon(self, work: Callable[[str], None], queue: str) -> None:
+        """Have the event loop call `work(queue)`."""
+        self.call_soon(work, queue)
+
+    def cancel(self, queue: str) -> None:
+        """Stop taking from a queue."""
+        if self.task_consumer is not None:
+            self.task_consumer.cancel_by_queue(queue)
+
+    def consume(self, queue: str) -> None:
+        """Take from a queue again, unless it was deselected (the intake is closed) or the worker stops."""
+        tasks, queues = self.task_consumer, self.app.amqp.queues
+        if tasks is None or queue not in queues.consume_from or tasks.consuming_from(queue):
+            return
+        declares, tasks.auto_declare = tasks.auto_declare, False  # it was declared when the worker connected
+        try:
+            tasks.add_queue(queues[queue])
+        finally:
+            tasks.auto_declare = declares
+        tasks.consume()
+
+    def _begin(self, request: Any) -> None:
+        """Run a task in the pool, and count it until it has ended."""
+        rooms: Any = self.rooms
+        queue = request.delivery_info["routing_key"]
+        rooms.enter(queue)
+        try:
+            result = request.execute_using_pool(self.pool)
+        except BaseException as error:
+            rooms.leave(queue)
+            if not isinstance(error, TaskRevokedError):
+                raise
+        else:
+            result.f.add_done_callback(lambda _: rooms.leave(queue))
 
     def connect(self) -> Any:
         """Connect, and note from then on which queue each message comes from: a message does not say."""
@@ -74,9 +146,18 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         self._unknown.hold(message, self._arrives_from or message.delivery_info.get("routing_key", ""), what)
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
-        """Close the connection to the end, so that the next attempt makes a new one."""
+        """Close the channel of a lost connection completely, so that the next attempt makes a new one.
+
+        Closing a Redis channel begins with reading a pending reply. If the server is gone, and another of the
+        worker's sockets was found dead first, this ends the closing early; Celery discards the connection all the
+        same, and the next use of the channel (the second closing, a late acknowledgement) raises
+        `AttributeError: 'NoneType' object has no attribute 'hostname'`: an unrecoverable error, and the worker
+        ends. A second attempt, before the connection is discarded, finds nothing left to read.
+        """
         channel = getattr(self.task_consumer, "channel", None)
         if isinstance(channel, virtual.Channel):
             self.connection.maybe_close_channel(channel)
             self.connection.maybe_close_channel(channel)
+        if self.rooms is not None:
+            self.rooms.lost()
         super().on_connection_error_after_connected(exc)

@@ -122,7 +122,8 @@ class Lifecycle:
         runtime.leaks.on_too_many = _leave_for_leaks
         runner = Runner(runtime, owner=f"{socket.gethostname()}:{os.getpid()}")
         runner.start()
-        carriers: dict[str, Carrier] = {"url": UrlCarrier(self._settings.signing_key()), "task": TaskCarrier(waker)}
+        to_url = UrlCarrier(self._settings.signing_key(), breakers=runtime.breakers)
+        carriers: dict[str, Carrier] = {"url": to_url, "task": TaskCarrier(waker)}
         return Process(runtime, runner, carriers, self._isolation.run, found, flushers(runtime), self._shutdown.begun)
 
     def _sweep(self, process: Process, standby: Standby, embedding: Embedding) -> None:

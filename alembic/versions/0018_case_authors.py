@@ -12,7 +12,7 @@ reflection builds them, and until then a search reads the rows.
 
 Each statement commits by itself, so this may stop half-way; it is run again from the beginning then.
 
-Revision: 0018, after 0016.
+Revision: 0018, after 0017.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0018"
-down_revision = "0016"
+down_revision = "0017"
 branch_labels = None
 depends_on = None
 

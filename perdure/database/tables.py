@@ -149,6 +149,20 @@ sessions = Table(
     Column("consolidation_given_up_at", _timestamp, comment="when its last run failed; not tried again unless asked"),
     Column("consolidation_error", Text, comment="why the last run failed"),
     Column("consolidation", JSONB, comment="what came of it: {skipped} or {stored, duplicates_merged, superseded}"),
+    Column(
+        "priority",
+        SmallInteger,
+        nullable=False,
+        server_default="5",
+        comment="the highest of the turns accepted since it last had none unsettled",
+    ),
+    Column(
+        "paced",
+        Boolean,
+        nullable=False,
+        server_default=text("false"),
+        comment="while not_before is set: its turn waits for a model, and is woken with a few others",
+    ),
     _one_of("state", SESSION_STATES),
     CheckConstraint("unsettled >= 0", name="unsettled"),
     Index("sessions_live_key", "user_id", "scope", unique=True, postgresql_where=text("routable")),
@@ -158,6 +172,31 @@ sessions = Table(
         "sessions_ending_idx",
         "end_requested_at",
         postgresql_where=text("end_requested_at IS NOT NULL AND ended_at IS NULL"),
+    ),
+    Index(
+        "sessions_wake_idx",
+        "priority",
+        text("least(wakes, 6)"),
+        text("coalesce(woken_at, '-infinity'::timestamptz)"),
+        postgresql_where=text("unsettled > 0 AND not_before IS NULL"),
+    ),
+    Index(
+        "sessions_postponed_idx",
+        "paced",
+        text("least(wakes, 6)"),
+        "not_before",
+        postgresql_where=text("unsettled > 0 AND not_before IS NOT NULL"),
+    ),
+    Index(
+        "sessions_postponed_woken_at_idx",
+        "woken_at",
+        postgresql_where=text("unsettled > 0 AND not_before IS NOT NULL"),
+    ),
+    Index(
+        "sessions_ending_wake_idx",
+        text("least(wakes, 6)"),
+        text("coalesce(woken_at, '-infinity'::timestamptz)"),
+        postgresql_where=text("end_requested_at IS NOT NULL AND ended_at IS NULL AND unsettled = 0"),
     ),
     Index(
         "sessions_previous_session_id_idx",
@@ -310,8 +349,12 @@ deliveries = Table(
     Column("last_error", Text),
     Column("created_at", _timestamp, nullable=False),
     Column("delivered_at", _timestamp),
+    Column("wake_at", _timestamp, comment="not published before; NULL: when it is due"),
+    Column(
+        "wakes", Integer, nullable=False, server_default="0", comment="the sweeper's wake-ups since the last attempt"
+    ),
     _one_of("status", DELIVERY_STATUSES),
-    Index("deliveries_due_idx", "due_at", postgresql_where=text("status = 'pending'")),
+    Index("deliveries_wake_idx", text("greatest(due_at, wake_at)"), postgresql_where=text("status = 'pending'")),
     Index("deliveries_over_idx", "created_at", postgresql_where=text("status <> 'pending'")),
     comment="The outbox: replies owed to whoever asked for them.",
 )

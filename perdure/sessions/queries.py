@@ -131,12 +131,14 @@ MESSAGES = Statement(
 # --- ending ------------------------------------------------------------------------------
 
 # A turn that waits for a person waits no more: what is undecided is denied by the end that was asked for,
-# and the turn goes on from there.
+# and the turn goes on from there. A session that may end is due for the sweeper at once.
 _NOBODY_DECIDES = f"""
         state = CASE s.state WHEN '{State.WAITING_APPROVAL}' THEN {sql(Trigger.APPROVAL_DECIDED, column="s.state")}
                              ELSE s.state END,
         not_before = CASE s.state WHEN '{State.WAITING_APPROVAL}' THEN NULL ELSE s.not_before END,
-        woken_at = CASE s.state WHEN '{State.WAITING_APPROVAL}' THEN NULL ELSE s.woken_at END
+        woken_at = CASE WHEN s.state = '{State.WAITING_APPROVAL}' OR s.unsettled = 0 AND s.end_requested_at IS NULL
+                        THEN NULL ELSE s.woken_at END,
+        wakes = CASE WHEN s.unsettled = 0 AND s.end_requested_at IS NULL THEN 0 ELSE s.wakes END
 """.strip()
 
 # The priority of the turn that waited for a person until now, and is to be woken; NULL if none did.
@@ -215,11 +217,17 @@ EXPIRE_IDLE = Statement(
         FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE sessions AS s
-    SET end_requested_at = perdure_now(), end_reason = %(reason)s, routable = false
+    SET end_requested_at = perdure_now(), end_reason = %(reason)s, routable = false,
+        woken_at = NULL, wakes = 0
     WHERE s.session_id = ANY (ARRAY(SELECT session_id FROM idle))
     RETURNING s.session_id
     """,
 )
+
+_UNLEASED = """
+              (lease_until IS NULL OR lease_until <= perdure_now()
+               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
+""".strip()
 
 # Takes the lease of a session that is to end and has nothing left to run. A lease that lies too
 # far ahead was given while the server's clock was wrong, and is none.
@@ -235,7 +243,7 @@ CLAIM_ENDING = Statement(
     )
     UPDATE sessions AS s
     SET token = s.token + 1, lease_owner = %(owner)s, end_attempts = s.end_attempts + 1,
-        wakes = s.end_attempts,
+        wakes = 0,
         lease_until = perdure_now() + make_interval(secs => %(lease_s)s),
         state = {sql(Trigger.END_DUE, column="s.state")}
     FROM candidate WHERE s.session_id = candidate.session_id
@@ -250,7 +258,8 @@ RELEASE_ENDING = Statement(
     UPDATE sessions
     SET lease_until = NULL, lease_owner = NULL,
         end_attempts = end_attempts - CASE WHEN %(forgiven)s THEN 1 ELSE 0 END,
-        woken_at = CASE WHEN NOT %(forgiven)s THEN perdure_now() END
+        woken_at = CASE WHEN NOT %(forgiven)s THEN perdure_now() END,
+        wakes = CASE WHEN %(forgiven)s THEN 0 ELSE greatest(end_attempts - 1, 0) END
     WHERE session_id = %(session_id)s AND token = %(token)s
     RETURNING session_id
     """,
@@ -278,24 +287,38 @@ FINISH_ENDING = Statement(
     """,
 )
 
-# Ending was asked for and nobody is at it: at once after a lost lease, else backing off.
+# Sessions that are to end, have nothing left to run and are held by no worker. As in `turns.queries.WAKE_DUE`, the
+# pause between two wake-ups doubles, those woken less often come first, and each level is one range of
+# `sessions_ending_wake_idx`, read up to the limit.
 ENDINGS_DUE = Statement(
     "sessions.endings_due",
-    """
+    f"""
     WITH due AS (
-        SELECT session_id FROM sessions
-        WHERE end_requested_at IS NOT NULL AND ended_at IS NULL AND unsettled = 0
-          AND (lease_until IS NULL OR lease_until <= perdure_now()
-               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
-          AND (woken_at IS NULL OR woken_at > perdure_now() OR woken_at < end_requested_at OR woken_at < lease_until
-               OR woken_at <= perdure_now() - make_interval(secs => %(backoff_s)s * 2 ^ least(wakes, 6)))
-        ORDER BY end_requested_at
+        SELECT found.session_id, found.wakes, found.since
+        FROM generate_series(0, 6) AS level, LATERAL (
+            (SELECT session_id, wakes, coalesce(woken_at, '-infinity') AS since FROM sessions
+             WHERE end_requested_at IS NOT NULL AND ended_at IS NULL AND unsettled = 0 AND least(wakes, 6) = level
+               AND coalesce(woken_at, '-infinity')
+                   <= perdure_now() - make_interval(secs => %(backoff_s)s * 2 ^ level)
+               AND {_UNLEASED}
+             ORDER BY coalesce(woken_at, '-infinity') LIMIT (SELECT %(most)s::bigint))
+            UNION ALL
+            (SELECT session_id, wakes, '-infinity' FROM sessions
+             WHERE end_requested_at IS NOT NULL AND ended_at IS NULL AND unsettled = 0 AND least(wakes, 6) = level
+               AND coalesce(woken_at, '-infinity') > perdure_now() + interval '1 second'
+               AND {_UNLEASED}
+             ORDER BY coalesce(woken_at, '-infinity') LIMIT (SELECT %(most)s::bigint))) AS found
+        ORDER BY found.wakes, found.since
         LIMIT %(most)s
+    ), locked AS (
+        SELECT session_id FROM sessions WHERE session_id = ANY (ARRAY(SELECT session_id FROM due))
         FOR NO KEY UPDATE SKIP LOCKED
+    ), marked AS (
+        UPDATE sessions SET woken_at = perdure_now(), wakes = wakes + 1
+        WHERE session_id = ANY (ARRAY(SELECT session_id FROM locked))
+        RETURNING session_id
     )
-    UPDATE sessions AS s SET woken_at = perdure_now(), wakes = s.wakes + 1
-    FROM due WHERE s.session_id = due.session_id
-    RETURNING s.session_id
+    SELECT session_id FROM due JOIN marked USING (session_id) ORDER BY due.wakes, since
     """,
 )
 

@@ -32,7 +32,11 @@ ENQUEUE = Statement(
             last_turn_seq = s.last_turn_seq + 1,
             unsettled = s.unsettled + 1,
             last_activity_at = perdure_now(),
-            woken_at = perdure_now(),
+            -- The caller publishes a wake-up now. Later messages of a busy session keep the sweeper's back-off.
+            woken_at = CASE WHEN s.unsettled = 0 THEN perdure_now() ELSE s.woken_at END,
+            wakes = CASE WHEN s.unsettled = 0 THEN 0 ELSE s.wakes END,
+            priority = CASE WHEN s.unsettled = 0 THEN %(priority)s::smallint
+                            ELSE greatest(s.priority, %(priority)s::smallint) END,
             channels = CASE WHEN %(channel)s = ANY (s.channels) THEN s.channels ELSE s.channels || %(channel)s::text END
         WHERE s.session_id = coalesce(
                 %(session_id)s::uuid,
@@ -92,6 +96,9 @@ MERGE = Statement(
                 FROM sessions WHERE session_id = %(session_id)s))
           AND t.reply_to IS NOT DISTINCT FROM %(reply_to)s::jsonb
         RETURNING t.turn_id, t.seq, t.status
+    ), ranked AS (
+        UPDATE sessions SET priority = greatest(priority, %(priority)s::smallint)
+        WHERE session_id = %(session_id)s AND priority < %(priority)s::smallint AND EXISTS (SELECT FROM target)
     ), input AS (
         INSERT INTO inbox (user_id, channel, message_id, turn_id, position, text, accepted_at)
         SELECT %(user_id)s, %(channel)s, %(message_id)s, turn_id,
@@ -519,7 +526,7 @@ PARK_FOR = Statement(
     WITH fenced AS (
         UPDATE sessions
         SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = perdure_now(), wakes = 0,
-            not_before = perdure_now() + make_interval(secs => %(wait_s)s),
+            not_before = perdure_now() + make_interval(secs => %(wait_s)s), paced = true,
             strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
             state = {sql(Trigger.TURN_STOPPED)}
         WHERE session_id = %(session_id)s AND token = %(token)s
@@ -540,15 +547,16 @@ BRING_BACK = Statement(
     """,
 )
 
+# Their order of acceptance becomes the order in which the sweeper wakes them (see WAKE_DUE).
 RECALL = Statement(
     "turns.recall",
     """
     WITH parked AS (
-        SELECT s.session_id FROM turns AS t JOIN sessions AS s USING (session_id)
+        SELECT s.session_id, t.accepted_at FROM turns AS t JOIN sessions AS s USING (session_id)
         WHERE t.settled_at IS NULL AND t.status = 'parked' AND s.not_before > perdure_now()
         FOR NO KEY UPDATE OF s SKIP LOCKED
     )
-    UPDATE sessions AS s SET not_before = perdure_now(), woken_at = NULL
+    UPDATE sessions AS s SET not_before = least(parked.accepted_at, perdure_now()), woken_at = NULL
     FROM parked WHERE s.session_id = parked.session_id
     RETURNING s.session_id
     """,
@@ -602,6 +610,7 @@ WAIT_APPROVAL = Statement(
     WITH fenced AS (
         UPDATE sessions
         SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = perdure_now(), wakes = 0,
+            paced = false,
             not_before = (SELECT min(decide_at) FROM tool_effects
                           WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s AND status = 'asked'),
             strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
@@ -838,49 +847,79 @@ TAKE_SWEEP = Statement(
     """,
 )
 
-# Sessions with unsettled turns that nobody holds: at once where the lease ran out since the
-# last wake-up, else backing off, so that a long backlog makes no storm. Of equal priority
-# those woken less often come first: none is woken twice while another waits for its first.
-# Of turns parked for want of a model a few come back at a time, the oldest first: a model that has just
-# recovered is not to be overrun. Who is woken may be claimed: that its time was no time shows in `woken_at`
-# alone, which is written here.
+_UNLEASED = """
+              (lease_until IS NULL OR lease_until <= perdure_now()
+               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
+""".strip()
+
+# Sessions with unsettled turns that no worker holds. A session is due `backoff_s` after its last wake-up, and
+# after twice as long with each further one that no worker answered by a claim (`wakes`). By priority, then those
+# woken less often, then those that wait longest: no session is woken twice while another waits for its first.
+#
+# `ready` reads sessions whose turn may run, `waiting` those whose turn waited for a person or a model until
+# `not_before`, which is then the moment since which they wait. Of those that waited for a model (`paced`),
+# `most_paced` a round are woken: a model that has just recovered must not be overrun. The claim may follow: that
+# `not_before` is reached shows in the row alone, which is written here.
+#
+# Each pair (priority, level) is one range of `sessions_wake_idx`, read in its order up to the limit. The limit is a
+# subquery because the planner, if it knew the number, would expect fewer rows than that in one range, and then
+# read and sort the whole range. A moment in the future was written while the server's clock was ahead, and counts
+# as past.
 WAKE_DUE = Statement(
     "sweep.wake_due",
     f"""
-    WITH waiting AS (
-        SELECT s.session_id, s.wakes, max(t.priority) AS priority, min(t.accepted_at) AS oldest,
-               s.not_before IS NOT NULL AND bool_or(t.status = 'parked') AS paced
-        FROM turns AS t JOIN sessions AS s USING (session_id)
-        WHERE t.settled_at IS NULL
-          AND {_IN_TIME}
-          AND (s.lease_until IS NULL OR s.lease_until <= perdure_now()
-               OR s.lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
-          AND (s.woken_at IS NULL OR s.woken_at > perdure_now() OR s.woken_at < s.lease_until
-               OR s.woken_at <= perdure_now() - make_interval(secs => %(backoff_s)s * 2 ^ least(s.wakes, 6)))
-        GROUP BY s.session_id
+    WITH ready AS (
+        SELECT found.session_id, rank AS priority, found.wakes, found.since
+        FROM generate_series(0, 9) AS rank, generate_series(0, 6) AS level, LATERAL (
+            (SELECT session_id, wakes, coalesce(woken_at, '-infinity') AS since FROM sessions
+             WHERE unsettled > 0 AND not_before IS NULL AND priority = rank AND least(wakes, 6) = level
+               AND coalesce(woken_at, '-infinity')
+                   <= perdure_now() - make_interval(secs => %(backoff_s)s * 2 ^ level)
+               AND {_UNLEASED}
+             ORDER BY coalesce(woken_at, '-infinity') LIMIT (SELECT %(most)s::bigint))
+            UNION ALL
+            (SELECT session_id, wakes, '-infinity' FROM sessions
+             WHERE unsettled > 0 AND not_before IS NULL AND priority = rank AND least(wakes, 6) = level
+               AND coalesce(woken_at, '-infinity') > perdure_now() + interval '1 second'
+               AND {_UNLEASED}
+             ORDER BY coalesce(woken_at, '-infinity') LIMIT (SELECT %(most)s::bigint))) AS found
+    ), waiting AS (
+        SELECT found.*
+        FROM (VALUES (false, %(most)s::int), (true, least(%(most_paced)s::int, %(most)s::int))) AS kind (paced, most),
+             LATERAL (
+                 SELECT each.* FROM generate_series(0, 6) AS level, LATERAL (
+                     SELECT session_id, priority, wakes, not_before AS since FROM sessions
+                     WHERE unsettled > 0 AND not_before IS NOT NULL AND paced = kind.paced AND least(wakes, 6) = level
+                       AND not_before <= perdure_now()
+                           - make_interval(secs => CASE level WHEN 0 THEN 0 ELSE %(backoff_s)s * 2 ^ level END)
+                       AND {_UNLEASED}
+                     ORDER BY not_before LIMIT kind.most) AS each
+                 ORDER BY each.wakes, each.since LIMIT kind.most) AS found
+        UNION ALL
+        (SELECT session_id, priority, wakes, '-infinity' FROM sessions
+         WHERE unsettled > 0 AND not_before IS NOT NULL
+           AND woken_at > perdure_now() + interval '1 second' AND not_before > perdure_now()
+         ORDER BY woken_at LIMIT (SELECT %(most)s::bigint))
     ), due AS (
-        SELECT session_id, priority, wakes, oldest FROM (
-            SELECT *, row_number() OVER (PARTITION BY paced ORDER BY priority DESC, wakes, oldest) AS place
-            FROM waiting) AS placed
-        WHERE NOT paced OR place <= %(most_parked)s
-        ORDER BY priority DESC, wakes, oldest
+        SELECT session_id, priority, wakes, since FROM ready
+        UNION ALL SELECT session_id, priority, wakes, since FROM waiting
+        ORDER BY priority DESC, wakes, since
         LIMIT %(most)s
     ), locked AS (
-        SELECT s.session_id, due.priority, due.wakes, due.oldest FROM sessions AS s JOIN due USING (session_id)
-        FOR NO KEY UPDATE OF s SKIP LOCKED
+        SELECT session_id FROM sessions WHERE session_id = ANY (ARRAY(SELECT session_id FROM due))
+        FOR NO KEY UPDATE SKIP LOCKED
     ), marked AS (
-        UPDATE sessions AS s
-        SET woken_at = perdure_now(), wakes = s.wakes + 1,
-            not_before = CASE WHEN s.not_before IS NOT NULL THEN least(s.not_before, perdure_now()) END
-        FROM locked WHERE s.session_id = locked.session_id
-        RETURNING s.session_id
+        UPDATE sessions
+        SET woken_at = perdure_now(), wakes = wakes + 1,
+            not_before = CASE WHEN not_before IS NOT NULL THEN perdure_now() END
+        WHERE session_id = ANY (ARRAY(SELECT session_id FROM locked))
+        RETURNING session_id
     )
-    SELECT session_id, priority FROM locked JOIN marked USING (session_id) ORDER BY priority DESC, wakes, oldest
+    SELECT session_id, priority FROM due JOIN marked USING (session_id) ORDER BY priority DESC, due.wakes, since
     """,
 )
 
-# These wake-ups came to nothing (the broker would not take them, or a worker had no room for
-# what must run alone): they are due again next round, without backing off.
+# The broker did not take these wake-ups: the sessions are due in the next round, as if they had not been woken.
 UNWAKE = Statement(
     "sweep.unwake",
     """
@@ -894,6 +933,16 @@ UNWAKE = Statement(
     """,
 )
 
+# A worker took the wake-up and had no room. It counts, so that other sessions come first, but the pause stays
+# short enough for a place that becomes free to be used.
+CROWDED = Statement(
+    "sweep.crowded",
+    """
+    UPDATE sessions SET woken_at = perdure_now(), wakes = least(greatest(wakes, 1), %(most_wakes)s)
+    WHERE session_id = %(session_id)s
+    """,
+)
+
 # --- deliver -----------------------------------------------------------------------------
 
 # Attempts are apart by construction: whoever attempts has moved the due time ahead.
@@ -904,9 +953,10 @@ TAKE_DELIVERY = Statement(
     "deliveries.take",
     f"""
     UPDATE deliveries
-    SET attempts = attempts + 1, due_at = perdure_now() + make_interval(secs => %(attempt_s)s)
+    SET attempts = attempts + 1, due_at = perdure_now() + make_interval(secs => %(attempt_s)s),
+        wake_at = NULL, wakes = 0
     WHERE delivery_id = %(delivery_id)s AND status = 'pending' AND {_DELIVERY_DUE}
-    RETURNING turn_id, target, attempts
+    RETURNING turn_id, target, attempts, extract(epoch FROM perdure_now() - created_at)::float AS age_s
     """,
 )
 
@@ -918,24 +968,55 @@ DELIVERED = Statement(
     """,
 )
 
+# `forgiven`: the receiver was not asked, and the attempt does not count.
 POSTPONE_DELIVERY = Statement(
     "deliveries.postpone",
     """
     UPDATE deliveries
     SET last_error = %(error)s,
+        attempts = attempts - CASE WHEN %(forgiven)s THEN 1 ELSE 0 END,
         status = CASE WHEN %(retry_s)s::float IS NULL THEN 'failed' ELSE 'pending' END,
         due_at = perdure_now() + make_interval(secs => coalesce(%(retry_s)s::float, 0))
     WHERE delivery_id = %(delivery_id)s AND status = 'pending'
     """,
 )
 
+# Deliveries to publish, each with the moment before which it is not published again: the pause doubles while no
+# worker attempts it. A moment further ahead than any pause was written while the server's clock was ahead.
 DELIVERIES_DUE = Statement(
     "deliveries.due",
-    f"""
-    SELECT delivery_id FROM deliveries WHERE status = 'pending' AND {_DELIVERY_DUE}
-    ORDER BY due_at LIMIT %(most)s
+    """
+    WITH due AS (
+        (SELECT delivery_id, greatest(due_at, wake_at) AS since FROM deliveries
+         WHERE status = 'pending' AND greatest(due_at, wake_at) <= perdure_now()
+         ORDER BY greatest(due_at, wake_at) LIMIT (SELECT %(most)s::bigint))
+        UNION ALL
+        (SELECT delivery_id, greatest(due_at, wake_at) FROM deliveries
+         WHERE status = 'pending'
+           AND greatest(due_at, wake_at) > perdure_now() + make_interval(secs => %(furthest_s)s)
+         ORDER BY greatest(due_at, wake_at) LIMIT (SELECT %(most)s::bigint))
+        LIMIT %(most)s
+    ), locked AS (
+        SELECT delivery_id FROM deliveries
+        WHERE delivery_id = ANY (ARRAY(SELECT delivery_id FROM due)) AND status = 'pending'
+        FOR NO KEY UPDATE SKIP LOCKED
+    ), marked AS (
+        UPDATE deliveries
+        SET wake_at = perdure_now() + make_interval(secs => %(backoff_s)s * 2 ^ least(wakes, 6)), wakes = wakes + 1
+        WHERE delivery_id = ANY (ARRAY(SELECT delivery_id FROM locked))
+        RETURNING delivery_id
+    )
+    SELECT delivery_id FROM due JOIN marked USING (delivery_id) ORDER BY since
     """,
-    writes=False,
+)
+
+# The broker did not take these, or a worker had no room: they are due in the next round.
+UNWAKE_DELIVERIES = Statement(
+    "deliveries.unwake",
+    """
+    UPDATE deliveries SET wake_at = NULL, wakes = greatest(wakes - 1, 0)
+    WHERE delivery_id = ANY (%(delivery_ids)s::uuid[]) AND status = 'pending'
+    """,
 )
 
 # --- read --------------------------------------------------------------------------------

@@ -85,7 +85,8 @@ def _parameters(stage: Stage) -> dict[str, Any]:
         "status": "done", "steps": 1, "usage": "{}", "error_code": None, "error_message": None, "replied": True,
         "delivery_id": delivery.delivery_id, "forgiven": True, "message": "cancelled", "effect_id": effect.effect_id,
         "timeout_s": 30.0, "result": "x", "message_seq": 2, "session_ids": [LONG], "tokens": [1],
-        "turn_ids": [turn.turn_id], "most": 200, "most_parked": 10, "wait_s": 60.0, "calls": "[]",
+        "turn_ids": [turn.turn_id], "most": 200, "most_paced": 10, "most_wakes": 3,
+        "delivery_ids": [delivery.delivery_id], "wait_s": 60.0, "calls": "[]",
         "expired": "x", "ended": "x", "call_id": "call_0", "arguments": None,
         "minute_s": 60, "per_minute": 2, "hour_s": 3600, "per_hour": 5,
         "backoff_s": 5.0, "attempt_s": 60, "error": "x", "retry_s": 5.0, "furthest_s": 3_600.0,
@@ -101,7 +102,8 @@ HOT = [
     queries.RELEASE, queries.CANCEL, queries.BEGUN, queries.PARK_FOR, queries.BRING_BACK, queries.RECALL,
     queries.LOCK_HELD, queries.IS_CANCELLED, queries.BEGIN_APPROVED, queries.LOCK_OF_TURN,
     queries.FIND_CALL, queries.SEIZE_WAITING, queries.FULL_FOR,
-    queries.WAKE_DUE, queries.UNWAKE, queries.TAKE_DELIVERY, queries.DELIVERED, queries.POSTPONE_DELIVERY,
+    queries.WAKE_DUE, queries.UNWAKE, queries.CROWDED, queries.UNWAKE_DELIVERIES,
+    queries.TAKE_DELIVERY, queries.DELIVERED, queries.POSTPONE_DELIVERY,
     queries.DELIVERIES_DUE, queries.READ, queries.SETTLED_AMONG,
 ]  # fmt: skip
 
@@ -110,7 +112,7 @@ SMALL = {"sweeps", "intake"}
 
 MOST_ROWS = 25
 MORE_ROWS = {
-    "turns.history": 20 * 4 + 60, "turns.recall": 200, "sweep.wake_due": 200, "deliveries.due": 450,
+    "turns.history": 20 * 4 + 60, "turns.recall": 200, "sweep.wake_due": 200, "deliveries.due": 850,
     "turns.full_for": 4_000,
 }  # fmt: skip
 """What is bounded by the window, by the backlog, by the limit of a round, and by what a rate let in (here: all)."""
