@@ -38,6 +38,9 @@ _PARAMETER = re.compile(r"%\((\w+)\)s")
 _ILLEGAL_TRANSITION = "PD001"
 """The error code of the function `perdure_illegal_transition`."""
 
+_OVER_A_LIMIT = "54"
+"""The class of error codes for what is over a limit of the server's (an index row too large), though it is reachable."""
+
 _CONNECT_TIMEOUT_S = 5
 _LOCK_TIMEOUT_S = 2
 _POOL_SIZE = 32
@@ -221,6 +224,8 @@ def _mapped_errors() -> Iterator[None]:
     except PoolTimeout as error:
         raise Unavailable(_BUSY) from error
     except OperationalError as error:
+        if (getattr(error.orig, "pgcode", None) or "").startswith(_OVER_A_LIMIT):
+            raise  # the statement's own fault: trying again is of no use
         raise Unavailable("The database cannot be reached; please try again.") from error
     except DBAPIError as error:
         if error.connection_invalidated:

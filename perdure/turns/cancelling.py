@@ -5,6 +5,7 @@ And the settling of turns that are begun and that nobody runs, which an interrup
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 from uuid import UUID
 
@@ -16,8 +17,10 @@ from perdure.ids import new_id
 from perdure.runtime import Runtime
 from perdure.turns import queries
 from perdure.turns.lease import TurnRef
-from perdure.turns.settlement import CANCELLED, Cancelled, Settled, Tenure, conclude, settle
-from perdure.turns.transcript import Transcript
+from perdure.turns.settlement import CANCELLED, Cancelled, Settled, Tenure, conclude, conclude_unread, settle
+from perdure.turns.transcript import UNREADABLE, Transcript
+
+log = logging.getLogger(__name__)
 
 
 def cancel(runtime: Runtime, turn_id: UUID) -> None:
@@ -49,8 +52,12 @@ def cancel(runtime: Runtime, turn_id: UUID) -> None:
 def settle_begun(runtime: Runtime, transaction: Transaction, tenure: Tenure, row: Row[Any]) -> Settled:
     """Settle as cancelled a turn that was begun, in a session that was seized under `tenure`."""
     turn = TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
-    transcript = Transcript.load(transaction, tenure.session_id, turn, window=1)
-    verdict = conclude(transaction, tenure.session_id, turn, transcript, Cancelled())
+    try:
+        transcript = Transcript.load(transaction, tenure.session_id, turn, window=1)
+        verdict = conclude(transaction, tenure.session_id, turn, transcript, Cancelled())
+    except UNREADABLE:
+        log.exception("turn %s cannot be read, and is cancelled unread", turn.turn_id)
+        verdict = conclude_unread(transaction, tenure.session_id, turn, Cancelled())
     return settle(transaction, runtime.clock, tenure, turn=turn, verdict=verdict)
 
 

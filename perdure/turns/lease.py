@@ -125,6 +125,8 @@ class Hold:
         self.session_id = claim.session_id
         self.token = claim.token
         self.turn_id: UUID | None = None
+        self.tick = claim.kept.tick
+        """The session's tick by the last commit that this process knows of."""
         self.stopping = threading.Event()
         """Something other than time ends the wait for a model: cancelled, lost or draining."""
         self.unwanted = threading.Event()

@@ -211,7 +211,8 @@ CLAIMABLE = Statement(
 )
 
 # Begins the next turn of a session whose lease is already held, or goes on with the present
-# one after its runner lost sight of what was committed.
+# one after its runner lost sight of what was committed. While the fleet's intake is closed, no turn begins;
+# one that runs goes on.
 BEGIN_NEXT = Statement(
     "turns.begin_next",
     f"""
@@ -233,6 +234,7 @@ BEGIN_NEXT = Statement(
                 SELECT turn_id FROM turns
                 WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
           AND t.settled_at IS NULL
+          AND (t.status = 'running' OR NOT {CLOSED})
         RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
                   t.started_at, t.metadata ->> 'language' AS language, t.held::text AS held
     )
@@ -300,7 +302,7 @@ WATCH = Statement(
 # --- step --------------------------------------------------------------------------------
 
 # One step: messages join the transcript, tool calls get their intent or their result, working
-# variables that changed are kept. The claim
+# variables that changed are kept. By its tick it is committed once, however often it is sent. The claim
 # that goes on from here is the first attempt at what follows: a tool that kills its process at
 # once has used it up, though its intent was committed under the same claim.
 STEP = Statement(
@@ -315,7 +317,7 @@ STEP = Statement(
             spent_s = %(spent_s)s,
             variables_tick = {NEXT_VARIABLES_TICK},
             lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE session_id = %(session_id)s AND token = %(token)s AND tick = %(tick)s
         RETURNING session_id, token, tick, message_count - %(added)s AS base
     ), said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
@@ -393,7 +395,8 @@ EFFECTS_OF_STEP = Statement(
 # Ends a turn: last messages, outcome, what is owed to its receiver; and either releases the
 # session or, where more turns wait and the runner goes on, keeps its lease. `unsettled` is
 # read from the locked row, so a turn accepted at this moment is not missed. `saved` says that a
-# snapshot of the tick that this makes is in its store.
+# snapshot of the tick that this makes is in its store. A `tick` that is given is the session's, so that what is
+# sent twice settles once.
 SETTLE = Statement(
     "turns.settle",
     f"""
@@ -415,7 +418,7 @@ SETTLE = Statement(
             lease_until = CASE WHEN %(keep)s AND unsettled > 1
                                THEN perdure_now() + make_interval(secs => %(lease_s)s) END,
             lease_owner = CASE WHEN %(keep)s AND unsettled > 1 THEN lease_owner END
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE session_id = %(session_id)s AND token = %(token)s AND tick = coalesce(%(tick)s::bigint, tick)
         RETURNING session_id, token, tick, message_count - %(added)s AS base, unsettled, end_requested_at
     ), said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
@@ -450,13 +453,52 @@ SETTLE = Statement(
     """,
 )
 
+# What settling a turn must add to its transcript: the sender's messages that are not in it yet, and the calls
+# that are open. Reads no stored JSON but the calls' ids, so that no row that this release cannot parse keeps a
+# turn from being given up.
+REMAINS = Statement(
+    "turns.remains",
+    """
+    SELECT (SELECT coalesce(json_agg(json_build_object('message_id', i.message_id, 'text', i.text,
+                                                       'accepted_at', i.accepted_at) ORDER BY i.position), '[]')
+            FROM inbox AS i
+            WHERE i.turn_id = %(turn_id)s
+              AND NOT EXISTS (SELECT FROM messages WHERE session_id = %(session_id)s AND seq = %(first_seq)s)
+           ) AS uncommitted,
+           (SELECT coalesce(json_agg(json_build_object('id', coalesce(c.call ->> 'id', ''), 'status', e.status,
+                                                       'result', e.result) ORDER BY c.number), '[]')
+            FROM (SELECT turn_id, seq, tool_calls FROM messages
+                  WHERE session_id = %(session_id)s ORDER BY seq DESC LIMIT 1) AS last
+                 CROSS JOIN jsonb_array_elements(CASE jsonb_typeof(last.tool_calls) WHEN 'array' THEN last.tool_calls
+                                                      ELSE '[]' END) WITH ORDINALITY AS c (call, number)
+                 LEFT JOIN tool_effects AS e
+                   ON e.turn_id = last.turn_id AND e.message_seq = last.seq AND e.position = c.number - 1
+            WHERE last.turn_id = %(turn_id)s
+           ) AS open_calls,
+           said.steps, said.input_tokens, said.output_tokens
+    FROM (SELECT count(*) AS steps,
+                 coalesce(sum(CASE jsonb_typeof(usage -> 'input_tokens') WHEN 'number'
+                              THEN (usage ->> 'input_tokens')::numeric END), 0)::bigint AS input_tokens,
+                 coalesce(sum(CASE jsonb_typeof(usage -> 'output_tokens') WHEN 'number'
+                              THEN (usage ->> 'output_tokens')::numeric END), 0)::bigint AS output_tokens
+          FROM messages
+          WHERE session_id = %(session_id)s AND seq >= %(first_seq)s AND turn_id = %(turn_id)s AND role = 'assistant'
+         ) AS said
+    """,
+    writes=False,
+)
+
 # Commits how a turn ends, and shows nobody: the snapshot is saved first, and SETTLE comes then.
-# Returns the messages that wait behind it, the pending events of that snapshot.
+# Returns the messages that wait behind it, the pending events of that snapshot. Holding again is no
+# progress: the strikes stay.
 HOLD = Statement(
     "turns.hold",
     """
     WITH fenced AS (
-        UPDATE sessions SET strikes = 1, lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
+        UPDATE sessions
+        SET strikes = CASE WHEN EXISTS (SELECT FROM turns WHERE turn_id = %(turn_id)s AND held IS NOT NULL)
+                           THEN strikes ELSE 1 END,
+            lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
         WHERE session_id = %(session_id)s AND token = %(token)s
         RETURNING tick
     ), held AS (
@@ -506,14 +548,35 @@ PARK = Statement(
     WITH fenced AS (
         UPDATE sessions
         SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = NULL,
-            strikes = CASE WHEN %(forgiven)s THEN greatest(strikes - 1, 0) ELSE strikes END,
-            claims = CASE WHEN %(forgiven)s THEN greatest(claims - 1, 0) ELSE claims END,
+            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
             state = {sql(Trigger.TURN_STOPPED)}
         WHERE session_id = %(session_id)s AND token = %(token)s
         RETURNING session_id
     )
     UPDATE turns AS t SET status = 'parked' FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
     RETURNING t.turn_id
+    """,
+)
+
+# Gives a session back after an error: the claim stays counted as a strike. The sweeper wakes the session
+# later after each strike (see WAKE_DUE), and in its next round once the strikes are used up: then the turn is
+# given up.
+STRIKE = Statement(
+    "turns.strike",
+    f"""
+    WITH fenced AS (
+        UPDATE sessions
+        SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s,
+            wakes = least(greatest(strikes - 1, 0), 6),
+            woken_at = CASE WHEN strikes < %(max_attempts)s OR strikes > %(max_attempts)s + 1 THEN perdure_now() END,
+            state = {sql(Trigger.TURN_STOPPED)}
+        WHERE session_id = %(session_id)s AND token = %(token)s
+        RETURNING session_id, strikes, wakes, woken_at
+    ), parked AS (
+        UPDATE turns AS t SET status = 'parked' FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
+        RETURNING t.turn_id
+    )
+    SELECT fenced.strikes, fenced.wakes, fenced.woken_at IS NULL AS due FROM fenced, parked
     """,
 )
 

@@ -10,7 +10,7 @@ settles without asking the model again. Called by the runner.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Row
@@ -26,6 +26,7 @@ from perdure.snapshots.store import SnapshotStore, StaleSnapshot
 from perdure.tools.variables import VariableSet
 from perdure.turns import queries
 from perdure.turns.lease import Claimed, Hold, LeaseLost, TurnRef
+from perdure.turns.persisting import persist
 from perdure.turns.settlement import Verdict
 from perdure.untrusted import load_object
 
@@ -90,7 +91,9 @@ def save(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict, memory: 
         LeaseLost: the session is somebody else's now.
         Unavailable: the database cannot be reached.
     """
-    rows = _held(runtime, hold, turn, verdict)
+    rows = persist(runtime, hold, turn.turn_id, lambda: _held(runtime, hold, turn, verdict))
+    if isinstance(rows, Claimed):  # settled, which this runner has not done
+        raise LeaseLost
     snapshot = AgentSnapshot(
         agent_id=hold.session_id,
         tick_index=rows[0].tick + 1,
@@ -145,7 +148,7 @@ def _stored(runtime: Runtime, claimed: Claimed, hold: Hold) -> AgentSnapshot | N
     return None
 
 
-def _held(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict) -> Any:
+def _held(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict) -> Sequence[Row[Any]]:
     asked_at = runtime.clock.monotonic()
     rows = runtime.database.run(
         queries.HOLD,

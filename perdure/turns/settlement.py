@@ -13,8 +13,9 @@ while the session's snapshot is saved elsewhere.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any, assert_never
 from uuid import UUID
 
@@ -27,7 +28,7 @@ from perdure.models.protocol import Role
 from perdure.snapshots import queries as snapshots
 from perdure.tools.variables import VariableSet
 from perdure.turns import queries
-from perdure.turns.effects import recorded
+from perdure.turns.effects import outcome_of, recorded
 from perdure.turns.lease import LeaseLost, TurnRef
 from perdure.turns.transcript import Entry, Transcript, result_of, usage_record
 from perdure.untrusted import load_object, storable
@@ -76,6 +77,8 @@ class Tenure:
     session_id: UUID
     token: int
     lease_s: float
+    tick: int | None = None
+    """The session's, where a commit may be sent twice; None under the session's lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,33 @@ def conclude(
     )
 
 
+def conclude_unread(executor: Executor, session_id: UUID, turn: TurnRef, ending: Failed | Cancelled) -> Verdict:
+    """The verdict on a turn that is given up. Parses none of its rows, so that no row can keep it from ending.
+
+    Working variables stay as the last step left them.
+    """
+    [remains] = executor.run(
+        queries.REMAINS, {"session_id": session_id, "turn_id": turn.turn_id, "first_seq": turn.first_seq}
+    )
+    said = [_said(turn.turn_id, each) for each in remains.uncommitted]
+    closing = [
+        Entry(turn.turn_id, Role.TOOL, storable(outcome_of(each["status"], each["result"])[1]), tool_call_id=each["id"])
+        for each in remains.open_calls
+    ]
+    entries = [*said, *closing, *_reply(turn.turn_id, ending)]
+    error = _error(ending)
+    return Verdict(
+        status=_status(ending),
+        messages=[entry.record(position) for position, entry in enumerate(entries, start=1)],
+        replied=not isinstance(ending, Cancelled),
+        steps=remains.steps,
+        usage={"input_tokens": remains.input_tokens, "output_tokens": remains.output_tokens},
+        error_code=error.code if error else None,
+        error_message=storable(error.message) if error else None,
+        variables=None,
+    )
+
+
 def settle(
     executor: Executor,
     clock: Clock,
@@ -162,6 +192,7 @@ def settle(
         {
             "session_id": tenure.session_id,
             "token": tenure.token,
+            "tick": tenure.tick,
             "lease_s": tenure.lease_s,
             "keep": keep,
             "turn_id": turn.turn_id,
@@ -202,6 +233,12 @@ def _closed(
     variables = VariableSet(load_object(kept[0].variables) if kept else None)
     variables.replay(changes)
     return closing, variables.changed()
+
+
+def _said(turn_id: UUID, message: Mapping[str, Any]) -> Entry:
+    """A message of the inbox, as an entry that is not committed yet."""
+    accepted_at = datetime.fromisoformat(message["accepted_at"])
+    return Entry(turn_id, Role.USER, message["text"], message_id=message["message_id"], created_at=accepted_at)
 
 
 def closings(turn_id: UUID, asking: Entry | None, texts: Sequence[str]) -> list[Entry]:

@@ -97,7 +97,8 @@ def test_a_stale_holder_writes_nothing(stage: Stage) -> None:
             verdict=conclude(stage.database, stale.session_id, stale.turn, transcript, Cancelled()),
         )  # fmt: skip
     mine = {"session_id": stale.session_id, "token": stale.token, "turn_id": stale.turn.turn_id, "lease_s": 30}
-    assert not stage.database.run(queries.PARK, {**mine, "spent_s": 9.0, "forgiven": True})
+    assert not stage.database.run(queries.PARK, {**mine, "spent_s": 9.0})
+    assert not stage.database.run(queries.STRIKE, {**mine, "spent_s": 9.0, "max_attempts": 5})
     assert not stage.database.run(queries.RELEASE, mine)
     assert not stage.database.run(queries.EXTEND_EFFECT, {**mine, "effect_id": stale.turn.turn_id, "timeout_s": 9.0})
     assert not stage.database.run(queries.BEGIN_NEXT, mine)
@@ -116,7 +117,7 @@ def test_a_stale_settle_takes_its_messages_and_results_with_it(stage: Stage) -> 
         queries.STEP,
         {
             "session_id": stale.session_id, "token": stale.token, "lease_s": 30, "turn_id": stale.turn.turn_id,
-            "channel": "http", "asks": False, "spent_s": 1.0, "added": 1,
+            "channel": "http", "asks": False, "spent_s": 1.0, "added": 1, "tick": 0,
             "messages": as_json([Entry(stale.turn.turn_id, Role.ASSISTANT, "x").record(1)]),
             "intents": as_json([{
                 "effect_id": stale.turn.turn_id, "position": 0, "tool": "t", "arguments": "{}", "effect": "pure",
