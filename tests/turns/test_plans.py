@@ -114,7 +114,7 @@ def _parameters(stage: Stage) -> dict[str, Any]:
         "session_id": LONG, "user_id": "user 0", "scope": "", "channel": "http", "message_id": "new", "text": "hi",
         "agent": None, "on_busy": "enqueue", "priority": 5, "reply_to": None, "metadata": None,
         "owner": "me", "lease_s": 30, "isolate_from": 100, "agents": ["a"], "default_agent": "a",
-        "token": 1, "tick": 1, "max_attempts": 5, "turn_id": turn.turn_id, "turn_seq": 2000,
+        "token": 1, "tick": TURNS_OF_THE_LONG_SESSION, "max_attempts": 5, "turn_id": turn.turn_id, "turn_seq": 2000,
         "first_seq": turn.first_seq, "window": 20, "asks": False, "spent_s": 1.0, "added": 1,
         "messages": as_json([{"position": 1, "role": "assistant", "content": "x", "token_count": 1}]),
         "intents": "[]", "results": as_json([{"effect_id": str(effect.effect_id), "status": "done"}]), "keep": True,
