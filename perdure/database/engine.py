@@ -39,7 +39,7 @@ _ILLEGAL_TRANSITION = "PD001"
 """The error code of the function `perdure_illegal_transition`."""
 
 _OVER_A_LIMIT = "54"
-"""The class of error codes for what is over a limit of the server's (an index row too large), though it is reachable."""
+"""The class of error codes for statements over a limit of the server's, such as an index row that is too large."""
 
 _CONNECT_TIMEOUT_S = 5
 _LOCK_TIMEOUT_S = 2

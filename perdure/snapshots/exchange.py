@@ -62,8 +62,9 @@ def _put_back(database: Database, store: SnapshotStore, snapshot: AgentSnapshot,
     elsewhere = not isinstance(store, PostgresSnapshots)
     if elsewhere:
         present = read(database, snapshot.agent_id)
-        memory = replace(present.memory, working_variables=variables)
-        store.save(replace(present, memory=memory, event_queue_backup=events), tenure["token"])
+        memory = replace(present.memory, working_variables=variables, extra=snapshot.memory.extra)
+        merged = replace(present, memory=memory, event_queue_backup=events, extra=snapshot.extra)
+        store.save(merged, tenure["token"])
     kept = {"variables": as_json(checked_variables(variables)), "events": as_json(checked_events(events))}
     if not database.run(queries.PUT_BACK, {**tenure, **kept, "elsewhere": elsewhere}):
         raise Conflict("That session was taken over meanwhile. Nothing was put back.")

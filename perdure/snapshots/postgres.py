@@ -148,7 +148,7 @@ def put_together(session_id: UUID, row: Row[Any]) -> Stored:
 
 
 def _message(said: dict[str, Any]) -> Message:
-    calls = tuple(ToolCall(**call) for call in said["tool_calls"] or ())
+    calls = tuple(ToolCall.from_record(call) for call in said["tool_calls"] or ())
     return Message(Role(said["role"]), said["content"], calls, said["tool_call_id"])
 
 

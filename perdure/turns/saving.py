@@ -191,7 +191,7 @@ def _events(rows: Iterable[Row[Any]]) -> Iterable[Event]:
 
 
 def _message(record: Mapping[str, Any]) -> Message:
-    calls = tuple(ToolCall(**call) for call in record["tool_calls"] or ())
+    calls = tuple(ToolCall.from_record(call) for call in record["tool_calls"] or ())
     return Message(Role(record["role"]), record["content"], calls, record["tool_call_id"])
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from typing import Any, assert_never
 from uuid import UUID
@@ -24,13 +24,13 @@ from perdure.clock import Clock
 from perdure.database.engine import Executor, as_json
 from perdure.errors import PerdureError, TurnCancelled
 from perdure.ids import new_id
-from perdure.models.protocol import Role
+from perdure.models.protocol import Role, unknown
 from perdure.snapshots import queries as snapshots
 from perdure.tools.variables import VariableSet
 from perdure.turns import queries
 from perdure.turns.effects import outcome_of, recorded
 from perdure.turns.lease import LeaseLost, TurnRef
-from perdure.turns.transcript import Entry, Transcript, result_of, usage_record
+from perdure.turns.transcript import Entry, Transcript, result_of
 from perdure.untrusted import load_object, storable
 
 CANCELLED = "The turn was cancelled."
@@ -86,27 +86,32 @@ class Verdict:
     """All that the commit of an ending writes, in words of JSON.
 
     `messages` are records of entries, in order; `variables` the working variables, None if they
-    are left as they are; `case_ids` the cases of the CaseBank that had a part in it.
+    are left as they are; `case_ids` the cases of the CaseBank that had a part in it; `extra` the members of a
+    held verdict that this release does not know.
     """
 
     status: str
     messages: list[dict[str, Any]]
     replied: bool
     steps: int
-    usage: dict[str, int]
+    usage: dict[str, Any]
     error_code: str | None
     error_message: str | None
     variables: dict[str, Any] | None
     case_ids: list[str] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The verdict as text."""
-        return as_json(asdict(self))
+        record = asdict(self)
+        return as_json({**record.pop("extra"), **record})
 
     @classmethod
     def from_json(cls, text: str) -> Verdict:
         """The verdict that `text` is, as `to_json` made it."""
-        return cls(**json.loads(text))
+        record = json.loads(text)
+        known = {each.name for each in fields(cls)} - {"extra"}
+        return cls(**{name: value for name, value in record.items() if name in known}, extra=unknown(record, known))
 
 
 def conclude(
@@ -133,7 +138,7 @@ def conclude(
         messages=[entry.record(position) for position, entry in enumerate(entries, start=1)],
         replied=not isinstance(ending, Cancelled),
         steps=transcript.steps + isinstance(ending, Replied),
-        usage=usage_record(usage),
+        usage=usage.record(),
         error_code=error.code if error else None,
         error_message=storable(error.message) if error else None,
         variables=variables,

@@ -66,13 +66,13 @@ class Entry:
             "position": position,
             "role": self.role,
             "content": self.content,
-            "tool_calls": [_call_record(call) for call in self.tool_calls] or None,
+            "tool_calls": [call.record() for call in self.tool_calls] or None,
             "tool_call_id": self.tool_call_id,
             "message_id": self.message_id,
             "token_count": self.token_count,
             "model": self.model,
             "fallback": self.fallback,
-            "usage": usage_record(self.usage) if self.usage else None,
+            "usage": self.usage.record() if self.usage else None,
             "created_at": self.created_at.isoformat() if self.created_at else None,
         }
 
@@ -187,15 +187,6 @@ def result_of(turn_id: UUID, call: ToolCall, text: str) -> Entry:
     return Entry(turn_id, Role.TOOL, storable(text), tool_call_id=call.id)
 
 
-def usage_record(usage: Usage) -> dict[str, int]:
-    """Usage as it is stored and shown."""
-    return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
-
-
-def _call_record(call: ToolCall) -> dict[str, str]:
-    return {"id": call.id, "name": call.name, "arguments": call.arguments}
-
-
 def _distinct(calls: Sequence[ToolCall], taken: Collection[str]) -> tuple[ToolCall, ...]:
     """The calls with ids that are there, storable, and each its own."""
     seen = set(taken)
@@ -230,10 +221,10 @@ def _entry(row: Row[Any]) -> Entry:
         turn_id=row.turn_id,
         role=Role(row.role),
         content=row.content,
-        tool_calls=tuple(ToolCall(**call) for call in row.tool_calls or ()),
+        tool_calls=tuple(ToolCall.from_record(call) for call in row.tool_calls or ()),
         tool_call_id=row.tool_call_id,
         message_id=row.message_id,
-        usage=Usage(**row.usage) if row.usage else None,
+        usage=Usage.from_record(row.usage) if row.usage else None,
         created_at=row.created_at,
         seq=row.seq,
     )
