@@ -13,6 +13,7 @@ from sqlalchemy import Row
 
 from perdure.database.engine import Transaction
 from perdure.errors import NotFound
+from perdure.fencing import Fence
 from perdure.ids import new_id
 from perdure.runtime import Runtime
 from perdure.turns import queries
@@ -68,7 +69,7 @@ def _close(runtime: Runtime, session_id: UUID, turn_id: UUID) -> bool:
         rows = transaction.run(queries.UNSETTLED, {"session_id": session_id}) if seized else ()
         if not rows or (rows[0].turn_id, rows[0].status) != (turn_id, "waiting_approval"):
             return False
-        tenure = Tenure(session_id, seized[0].token, runtime.settings.turn.lease_s)
+        tenure = Tenure(session_id, Fence(seized[0].token, seized[0].nonce), runtime.settings.turn.lease_s)
         settled = settle_begun(runtime, transaction, tenure, rows[0])
     if settled.delivery_id is not None:
         runtime.wake.delivery(settled.delivery_id)

@@ -483,8 +483,7 @@ class Ledger:
         rows = self._runtime.database.run(
             queries.EXTEND_EFFECT,
             {
-                "session_id": self._hold.session_id,
-                "token": self._hold.token,
+                **self._hold.held,
                 "effect_id": planned.effect_id,
                 "timeout_s": planned.timeout_s,
                 "lease_s": self._runtime.settings.turn.lease_s,

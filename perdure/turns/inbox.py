@@ -20,6 +20,7 @@ from sqlalchemy.exc import IntegrityError
 
 from perdure.database.engine import Executor, Transaction, as_json
 from perdure.errors import Conflict, InvalidRequest, NotFound, TooLarge, Unavailable
+from perdure.fencing import Fence
 from perdure.ids import new_id
 from perdure.runtime import Runtime
 from perdure.sessions import queries as sessions
@@ -208,8 +209,8 @@ def _queued(transaction: Transaction, parameters: dict[str, Any]) -> _Commit:
 
 def _interrupt(runtime: Runtime, transaction: Transaction, session_id: UUID) -> tuple[UUID, ...]:
     """Take the session from its runner and settle as cancelled whatever it has not settled."""
-    token = transaction.run(queries.SEIZE, {"session_id": session_id})[0].token
-    tenure = Tenure(session_id, token, runtime.settings.turn.lease_s)
+    [seized] = transaction.run(queries.SEIZE, {"session_id": session_id})
+    tenure = Tenure(session_id, Fence(seized.token, seized.nonce), runtime.settings.turn.lease_s)
     deliveries = []
     for row in transaction.run(queries.UNSETTLED, {"session_id": session_id}):
         if row.status == "accepted":

@@ -80,7 +80,7 @@ def find_again(runtime: Runtime, hold: Hold) -> Claimed:
         hold.step_within(pause_s)
         asked_at = runtime.clock.monotonic()
         try:
-            found = begin_next(runtime.database, hold.session_id, hold.token, limits)
+            found = begin_next(runtime.database, hold.session_id, hold.fence, limits)
         except Unavailable:
             if runtime.clock.monotonic() >= until:
                 break

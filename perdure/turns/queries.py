@@ -11,6 +11,7 @@ place.
 from __future__ import annotations
 
 from perdure.database.engine import Statement
+from perdure.fencing import HELD, RAISED
 from perdure.sessions.states import State, Trigger, sql
 from perdure.snapshots.queries import NEXT_VARIABLES_TICK, PRESENT_VARIABLES, WITH_STEP
 from perdure.turns.intake import CLOSED
@@ -164,7 +165,7 @@ CLAIM = Statement(
         FOR NO KEY UPDATE SKIP LOCKED
     ), claimed AS (
         UPDATE sessions AS s
-        SET token = s.token + 1,
+        SET {RAISED},
             lease_owner = %(owner)s,
             lease_until = perdure_now() + make_interval(secs => %(lease_s)s),
             strikes = s.strikes + 1,
@@ -174,7 +175,7 @@ CLAIM = Statement(
             state = {sql(Trigger.TURN_CLAIMED, column="s.state")}
         FROM candidate
         WHERE s.session_id = candidate.session_id AND candidate.claims < %(isolate_from)s
-        RETURNING s.session_id, s.token, s.strikes, s.spent_s, s.message_count, s.previous_session_id, s.tick,
+        RETURNING s.session_id, s.token, s.nonce, s.strikes, s.spent_s, s.message_count, s.previous_session_id, s.tick,
                   s.saved_token, s.saved_tick, s.variables_tick, candidate.not_before IS NOT NULL AS waited
     ), begun AS (
         UPDATE turns AS t
@@ -191,7 +192,7 @@ CLAIM = Statement(
                   t.started_at, t.metadata ->> 'language' AS language, t.held::text AS held
     )
     SELECT candidate.strikes AS strikes_before, candidate.claims AS claims_before, candidate.wakes AS wakes_before,
-           claimed.token, claimed.strikes, claimed.spent_s, begun.*,
+           claimed.token, claimed.nonce, claimed.strikes, claimed.spent_s, begun.*,
            {_BEFORE.format(held="claimed")}
     FROM candidate LEFT JOIN claimed USING (session_id) LEFT JOIN begun ON true
          LEFT JOIN sessions AS previous ON previous.session_id = claimed.previous_session_id
@@ -220,7 +221,7 @@ BEGIN_NEXT = Statement(
         UPDATE sessions SET state = CASE WHEN unsettled > 0 THEN {sql(Trigger.TURN_CLAIMED)} ELSE state END,
                strikes = greatest(strikes, 1), claims = greatest(claims, 1), not_before = NULL,
                lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD}
         RETURNING session_id, token, strikes, spent_s, message_count, previous_session_id, tick,
                   saved_token, saved_tick, variables_tick
     ), begun AS (
@@ -238,7 +239,7 @@ BEGIN_NEXT = Statement(
         RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
                   t.started_at, t.metadata ->> 'language' AS language, t.held::text AS held
     )
-    SELECT fenced.token, fenced.strikes, fenced.spent_s, 0 AS wakes_before, begun.*,
+    SELECT fenced.strikes, fenced.spent_s, 0 AS wakes_before, begun.*,
            {_BEFORE.format(held="fenced")}
     FROM fenced LEFT JOIN begun ON true
          LEFT JOIN sessions AS previous ON previous.session_id = fenced.previous_session_id
@@ -276,8 +277,8 @@ RENEW = Statement(
     """
     WITH held AS (
         SELECT s.session_id FROM sessions AS s
-        JOIN unnest(%(session_ids)s::uuid[], %(tokens)s::bigint[]) AS mine (session_id, token)
-          ON s.session_id = mine.session_id AND s.token = mine.token
+        JOIN unnest(%(session_ids)s::uuid[], %(tokens)s::bigint[], %(nonces)s::uuid[])
+                 AS mine (session_id, token, nonce) USING (session_id, token, nonce)
         WHERE s.lease_until IS NOT NULL
         FOR NO KEY UPDATE OF s SKIP LOCKED
     )
@@ -291,7 +292,7 @@ RENEW = Statement(
 WATCH = Statement(
     "turns.watch",
     """
-    SELECT s.session_id, t.turn_id, s.token, t.cancel_requested_at IS NOT NULL AS cancelled
+    SELECT s.session_id, t.turn_id, s.token, s.nonce, t.cancel_requested_at IS NOT NULL AS cancelled
     FROM unnest(%(session_ids)s::uuid[], %(turn_ids)s::uuid[]) AS mine (session_id, turn_id)
     JOIN sessions AS s USING (session_id)
     JOIN turns AS t USING (turn_id)
@@ -317,7 +318,7 @@ STEP = Statement(
             spent_s = %(spent_s)s,
             variables_tick = {NEXT_VARIABLES_TICK},
             lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
-        WHERE session_id = %(session_id)s AND token = %(token)s AND tick = %(tick)s
+        WHERE {HELD} AND tick = %(tick)s
         RETURNING session_id, token, tick, message_count - %(added)s AS base
     ), said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
@@ -363,10 +364,10 @@ FINISH_EFFECT = Statement(
 # A tool call that runs (again) has its full time from here on, and the lease with it.
 EXTEND_EFFECT = Statement(
     "turns.extend_effect",
-    """
+    f"""
     WITH fenced AS (
         UPDATE sessions SET lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD}
         RETURNING session_id
     )
     UPDATE tool_effects
@@ -418,7 +419,7 @@ SETTLE = Statement(
             lease_until = CASE WHEN %(keep)s AND unsettled > 1
                                THEN perdure_now() + make_interval(secs => %(lease_s)s) END,
             lease_owner = CASE WHEN %(keep)s AND unsettled > 1 THEN lease_owner END
-        WHERE session_id = %(session_id)s AND token = %(token)s AND tick = coalesce(%(tick)s::bigint, tick)
+        WHERE {HELD} AND tick = coalesce(%(tick)s::bigint, tick)
         RETURNING session_id, token, tick, message_count - %(added)s AS base, unsettled, end_requested_at
     ), said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
@@ -493,13 +494,13 @@ REMAINS = Statement(
 # progress: the strikes stay.
 HOLD = Statement(
     "turns.hold",
-    """
+    f"""
     WITH fenced AS (
         UPDATE sessions
         SET strikes = CASE WHEN EXISTS (SELECT FROM turns WHERE turn_id = %(turn_id)s AND held IS NOT NULL)
                            THEN strikes ELSE 1 END,
             lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD}
         RETURNING tick
     ), held AS (
         UPDATE turns SET held = coalesce(held, %(held)s::json) FROM fenced WHERE turn_id = %(turn_id)s
@@ -518,7 +519,7 @@ HOLD = Statement(
 # Whether a session is still held under a token.
 OWNED = Statement(
     "turns.owned",
-    "SELECT token FROM sessions WHERE session_id = %(session_id)s AND token = %(token)s",
+    f"SELECT token FROM sessions WHERE {HELD}",
     writes=False,
 )
 
@@ -532,7 +533,7 @@ PUT_OFF = Statement(
         SET lease_until = NULL, lease_owner = NULL, woken_at = perdure_now(), wakes = %(wakes)s,
             strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
             state = {sql(Trigger.TURN_STOPPED)}
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD}
         RETURNING session_id
     )
     UPDATE turns AS t SET status = 'parked', held_error = %(error)s
@@ -550,7 +551,7 @@ PARK = Statement(
         SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = NULL,
             strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
             state = {sql(Trigger.TURN_STOPPED)}
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD}
         RETURNING session_id
     )
     UPDATE turns AS t SET status = 'parked' FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
@@ -570,7 +571,7 @@ STRIKE = Statement(
             wakes = least(greatest(strikes - 1, 0), 6),
             woken_at = CASE WHEN strikes < %(max_attempts)s OR strikes > %(max_attempts)s + 1 THEN perdure_now() END,
             state = {sql(Trigger.TURN_STOPPED)}
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD}
         RETURNING session_id, strikes, wakes, woken_at
     ), parked AS (
         UPDATE turns AS t SET status = 'parked' FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
@@ -591,7 +592,7 @@ PARK_FOR = Statement(
             not_before = perdure_now() + make_interval(secs => %(wait_s)s),
             strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
             state = {sql(Trigger.TURN_STOPPED)}
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD}
         RETURNING session_id
     )
     UPDATE turns AS t SET status = 'parked', error_code = %(error_code)s, steps = %(steps)s
@@ -603,9 +604,9 @@ PARK_FOR = Statement(
 # A cancellation that came while the turn was on its way here: somebody is to settle it.
 BRING_BACK = Statement(
     "turns.bring_back",
-    """
+    f"""
     UPDATE sessions SET not_before = NULL, woken_at = NULL
-    WHERE session_id = %(session_id)s AND token = %(token)s
+    WHERE {HELD}
     """,
 )
 
@@ -634,8 +635,9 @@ RELEASE_ALL = Statement(
             strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
             state = CASE WHEN s.state IN ('{State.SUMMARIZING}', '{State.ENDING}', '{State.ENDED}') THEN s.state
                          ELSE {sql(Trigger.TURN_STOPPED, column="s.state")} END
-        FROM unnest(%(session_ids)s::uuid[], %(tokens)s::bigint[]) AS mine (session_id, token)
-        WHERE s.session_id = mine.session_id AND s.token = mine.token
+        FROM unnest(%(session_ids)s::uuid[], %(tokens)s::bigint[], %(nonces)s::uuid[])
+                 AS mine (session_id, token, nonce)
+        WHERE s.session_id = mine.session_id AND s.token = mine.token AND s.nonce = mine.nonce
         RETURNING s.session_id, s.state
     ), parked AS (
         UPDATE turns AS t SET status = 'parked' FROM fenced
@@ -651,7 +653,7 @@ RELEASE = Statement(
     UPDATE sessions SET lease_until = NULL, lease_owner = NULL, woken_at = NULL,
            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
            state = {sql(Trigger.TURN_STOPPED)}
-    WHERE session_id = %(session_id)s AND token = %(token)s
+    WHERE {HELD}
     RETURNING unsettled, unsettled = 0 AND end_requested_at IS NOT NULL AS may_end
     """,
 )
@@ -660,7 +662,7 @@ RELEASE = Statement(
 
 LOCK_HELD = Statement(
     "turns.lock_held",
-    "SELECT token FROM sessions WHERE session_id = %(session_id)s AND token = %(token)s FOR NO KEY UPDATE",
+    f"SELECT token FROM sessions WHERE {HELD} FOR NO KEY UPDATE",
 )
 
 # Gives the session back until the calls are decided, or expire. Nobody's attempt, and no claim. Not where an end or
@@ -675,7 +677,7 @@ WAIT_APPROVAL = Statement(
                           WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s AND status = 'asked'),
             strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
             state = CASE state WHEN '{State.WAITING_APPROVAL}' THEN state ELSE {sql(Trigger.APPROVAL_NEEDED)} END
-        WHERE session_id = %(session_id)s AND token = %(token)s AND end_requested_at IS NULL
+        WHERE {HELD} AND end_requested_at IS NULL
           AND NOT EXISTS (SELECT FROM turns WHERE turn_id = %(turn_id)s AND cancel_requested_at IS NOT NULL)
         RETURNING session_id
     )
@@ -708,7 +710,7 @@ BEGIN_APPROVED = Statement(
                          WHEN state = '{State.WAITING_APPROVAL}' AND NOT {_UNDECIDED}
                          THEN {sql(Trigger.APPROVAL_DECIDED)}
                          ELSE state END
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD}
         RETURNING end_requested_at, {_UNDECIDED} AS undecided
     ), denied AS (
         UPDATE tool_effects AS e
@@ -817,21 +819,21 @@ CANCEL = Statement(
 # Takes a locked session away from whoever runs it; its turns are then settled by the taker.
 SEIZE = Statement(
     "turns.seize",
-    """
-    UPDATE sessions
-    SET token = token + 1, lease_owner = NULL, lease_until = NULL, strikes = 0, claims = 0, not_before = NULL
+    f"""
+    UPDATE sessions AS s
+    SET {RAISED}, lease_owner = NULL, lease_until = NULL, strikes = 0, claims = 0, not_before = NULL
     WHERE session_id = %(session_id)s
-    RETURNING token, message_count
+    RETURNING token, nonce
     """,
 )
 
 # The same where nobody runs it: its turn waits.
 SEIZE_WAITING = Statement(
     "turns.seize_waiting",
-    """
-    UPDATE sessions SET token = token + 1, strikes = 0, claims = 0, not_before = NULL
+    f"""
+    UPDATE sessions AS s SET {RAISED}, strikes = 0, claims = 0, not_before = NULL
     WHERE session_id = %(session_id)s AND lease_until IS NULL
-    RETURNING token
+    RETURNING token, nonce
     """,
 )
 

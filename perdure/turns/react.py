@@ -317,8 +317,7 @@ class Turn:
         variables: dict[str, Any] | None,
     ) -> dict[str, object]:
         return {
-            "session_id": self._hold.session_id,
-            "token": self._hold.token,
+            **self._hold.held,
             "tick": self._hold.tick,
             "lease_s": self._runtime.settings.turn.lease_s,
             "turn_id": self.ref.turn_id,

@@ -271,7 +271,7 @@ class Runner:
                 return settle(
                     executor,
                     self._runtime.clock,
-                    Tenure(hold.session_id, hold.token, self._limits.lease_s, hold.tick),
+                    Tenure(hold.session_id, hold.fence, self._limits.lease_s, hold.tick),
                     turn=ref,
                     verdict=verdict,
                     keep=not hold.draining,
@@ -324,8 +324,7 @@ class Runner:
         rows = self._runtime.database.run(
             queries.PUT_OFF,
             {
-                "session_id": hold.session_id,
-                "token": hold.token,
+                **hold.held,
                 "turn_id": ref.turn_id,
                 "wakes": wakes,
                 "error": storable(reason),
@@ -362,14 +361,13 @@ class Runner:
         return Parked()
 
     def _give_back(self, statement: Statement, hold: Hold, ref: TurnRef, given: dict[str, Any]) -> Row[Any]:
-        held = {"session_id": hold.session_id, "token": hold.token, "turn_id": ref.turn_id}
-        rows = self._runtime.database.run(statement, {**held, **given})
+        rows = self._runtime.database.run(statement, {**hold.held, "turn_id": ref.turn_id, **given})
         if not rows:
             raise LeaseLost
         return rows[0]
 
     def _release(self, hold: Hold) -> None:
-        rows = self._runtime.database.run(queries.RELEASE, {"session_id": hold.session_id, "token": hold.token})
+        rows = self._runtime.database.run(queries.RELEASE, hold.held)
         if rows and rows[0].unsettled > 0:
             self._runtime.wake.session(hold.session_id, DEFAULT_PRIORITY)
         if rows and rows[0].may_end:

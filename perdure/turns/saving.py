@@ -153,8 +153,7 @@ def _held(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict) -> Sequ
     rows = runtime.database.run(
         queries.HOLD,
         {
-            "session_id": hold.session_id,
-            "token": hold.token,
+            **hold.held,
             "lease_s": runtime.settings.turn.lease_s,
             "turn_id": turn.turn_id,
             "held": verdict.to_json(),
@@ -179,7 +178,7 @@ def _offer(store: SnapshotStore, snapshot: AgentSnapshot, token: int) -> StaleSn
 
 
 def _require_ours(runtime: Runtime, hold: Hold) -> None:
-    rows = runtime.database.run(queries.OWNED, {"session_id": hold.session_id, "token": hold.token})
+    rows = runtime.database.run(queries.OWNED, hold.held)
     if not rows:
         raise LeaseLost
 

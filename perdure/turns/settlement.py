@@ -23,6 +23,7 @@ from perdure.casebank import executions
 from perdure.clock import Clock
 from perdure.database.engine import Executor, as_json
 from perdure.errors import PerdureError, TurnCancelled
+from perdure.fencing import Fence
 from perdure.ids import new_id
 from perdure.models.protocol import Role, unknown
 from perdure.snapshots import queries as snapshots
@@ -72,10 +73,10 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
-    """Under which token a session is written, and for how long a commit prolongs its lease."""
+    """The fence that a session is written under, and the seconds by which a commit prolongs its lease."""
 
     session_id: UUID
-    token: int
+    fence: Fence
     lease_s: float
     tick: int | None = None
     """The session's, where a commit may be sent twice; None under the session's lock."""
@@ -195,8 +196,7 @@ def settle(
     rows = executor.run(
         queries.SETTLE,
         {
-            "session_id": tenure.session_id,
-            "token": tenure.token,
+            **tenure.fence.on(tenure.session_id),
             "tick": tenure.tick,
             "lease_s": tenure.lease_s,
             "keep": keep,

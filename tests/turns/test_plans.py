@@ -51,7 +51,8 @@ _FILL = f"""
     INSERT INTO inbox SELECT user_id, 'http', turn_id::text, turn_id, 1, 'hello', now() FROM turns;
     INSERT INTO snapshots (session_id, set_aside, variables, events, tick, token, saved_at)
     SELECT session_id, false, '{{}}', '[]', seq, 1, now() FROM turns;
-    UPDATE sessions SET variables_tick = last_turn_seq, tick = last_turn_seq;
+    UPDATE sessions SET variables_tick = last_turn_seq, tick = last_turn_seq,
+           nonce = '00000000-0000-0000-0000-000000000001';
     INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status, intended_at,
                               decide_at)
     SELECT gen_random_uuid(), turn_id, 2, 0, 't', '{{}}', 'pure', 'done', now(), now() FROM turns;
@@ -60,6 +61,7 @@ _FILL = f"""
            CASE WHEN seq = 1 THEN 'delivered' ELSE 'pending' END, now(), now()
     FROM turns WHERE session_id = %(long)s OR seq = 1;
 """  # noqa: S608 (constants)
+NONCE = UUID(int=1)
 LONG = UUID("00000000-0000-7000-8000-000000000000")
 
 
@@ -114,7 +116,8 @@ def _parameters(stage: Stage) -> dict[str, Any]:
         "session_id": LONG, "user_id": "user 0", "scope": "", "channel": "http", "message_id": "new", "text": "hi",
         "agent": None, "on_busy": "enqueue", "priority": 5, "reply_to": None, "metadata": None,
         "owner": "me", "lease_s": 30, "isolate_from": 100, "agents": ["a"], "default_agent": "a",
-        "token": 1, "tick": TURNS_OF_THE_LONG_SESSION, "max_attempts": 5, "turn_id": turn.turn_id, "turn_seq": 2000,
+        "token": 1, "nonce": NONCE, "nonces": [NONCE], "tick": TURNS_OF_THE_LONG_SESSION,
+        "max_attempts": 5, "turn_id": turn.turn_id, "turn_seq": 2000,
         "first_seq": turn.first_seq, "window": 20, "asks": False, "spent_s": 1.0, "added": 1,
         "messages": as_json([{"position": 1, "role": "assistant", "content": "x", "token_count": 1}]),
         "intents": "[]", "results": as_json([{"effect_id": str(effect.effect_id), "status": "done"}]), "keep": True,

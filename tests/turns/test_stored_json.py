@@ -19,6 +19,7 @@ from perdure import ToolContext, tool
 from perdure.casebank.reflection import reflect
 from perdure.database.engine import as_json
 from perdure.database.tables import metadata
+from perdure.fencing import Fence
 from perdure.memory.flush import Flushed, flush
 from perdure.memory.stream import Happening, Kind
 from perdure.memory.volatile import Volatile
@@ -183,7 +184,8 @@ def a_remembered_turn(stage: Stage, volatile: Volatile, path: Path) -> None:
         "messages": [json.loads(each.model_dump_json(exclude_none=True)) | NEWER for each in said],
     } | NEWER  # fmt: skip
     volatile.cache.require(lambda client: client.rpush(f"perdure:working:{session_id}", json.dumps(entry)))
-    fence = stage.session(session_id).token
+    row = stage.session(session_id)
+    fence = Fence(row.token, row.nonce)
     assert flush(stage.database, volatile.working, session_id, fence) == Flushed(1)
     kept = stage.sql("SELECT tool_calls, usage FROM messages WHERE tool_calls IS NOT NULL")[0]
     assert (kept.tool_calls, kept.usage) == ([ASKED | NEWER], spent)
