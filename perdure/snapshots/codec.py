@@ -1,5 +1,7 @@
 """Snapshots as JSON text and back, strictly: what cannot be read back is not written.
 
+Members that this release does not know are no fault: a newer release wrote them. They are kept, and written back.
+
 Stores, exports and imports all come through here. A text that was cut off, is of another
 schema, of another agent, or holds what a database cannot store is refused with the reason,
 as `InvalidRequest`; where in the document the fault lies is said, what stands there is not.

@@ -148,7 +148,7 @@ def conclude(
     )
 
 
-def conclude_unread(executor: Executor, session_id: UUID, turn: TurnRef, ending: Failed | Cancelled) -> Verdict:
+def conclude_unread(executor: Executor, session_id: UUID, turn: TurnRef, ending: Ending) -> Verdict:
     """The verdict on a turn that is given up. Parses none of its rows, so that no row can keep it from ending.
 
     Working variables stay as the last step left them.

@@ -102,7 +102,7 @@ def test_a_try_that_the_server_commits_late_is_not_committed_twice(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, statement: Statement
 ) -> None:
     """Its client lost the connection, looked, found nothing, and sent it again: the server takes one of the two."""
-    bench, late = Bench(), []
+    bench, late = Bench(), list[dict[str, Any]]()
     sent = _talk(stage, bench)
     run = Database.run
 

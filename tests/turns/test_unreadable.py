@@ -8,6 +8,7 @@ import pytest
 
 from perdure import ToolContext, tool
 from perdure.database.engine import Statement, as_json
+from perdure.errors import Unavailable
 from perdure.turns.cancelling import cancel
 from perdure.turns.inbox import Accepted
 from perdure.turns.runner import Ran
@@ -195,3 +196,20 @@ def test_what_fails_after_the_commit_is_no_strike(stage: Stage, monkeypatch: pyt
     sent = [stage.send("1"), stage.send("2")]
     assert stage.run(sent[0].session_id) == Ran(2)
     assert stage.session(sent[0].session_id).token == 1
+
+
+def test_a_database_that_never_answers_one_statement_is_a_strike(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found again each time, so it is no outage: the thread is not kept for ever."""
+    sent = stage.send()
+    loads: list[int] = []
+
+    def refused(*_: object, **__: object) -> None:
+        loads.append(1)
+        raise Unavailable("The disk under that table cannot be read.")
+
+    monkeypatch.setattr("perdure.turns.runner.Transcript.load", refused)
+    monkeypatch.setattr("perdure.turns.runner.time.sleep", stage.move)
+    assert stage.run(sent.session_id) == Ran(0)
+    assert 1 < len(loads) < 20
+    row = stage.session(sent.session_id)
+    assert (stage.turn(sent.turn_id)["status"], row.strikes, row.lease_until) == ("parked", 1, None)
