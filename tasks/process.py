@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from perdure.fencing import Fence
 from perdure.runtime import Runtime
 from perdure.slots.entry import Entry
 from perdure.turns.outbox import Carrier
 from perdure.turns.runner import Runner
 from tasks.metrics import TaskMetrics
 
-Flusher = Callable[[UUID, int], int | None]
+Flusher = Callable[[UUID, Fence], int | None]
 """Writes down what is kept of a session outside of PostgreSQL only, if the token is current; how much that was.
 
 None where it was left to whoever works on the session next: the token is none any more, or a turn comes first.

@@ -55,7 +55,7 @@ class Broker:
         self.pending: list[tuple[Callable[[str], None], str]] = []
         self.taking = {"turns", "deliveries"}
         self.returned: list[str] = []
-        self.on_cancel: Callable[[], None] = bool
+        self.on_cancel: Callable[[], object] = bool
 
     def soon(self, work: Callable[[str], None], queue: str) -> None:
         """Note what the event loop has to do."""

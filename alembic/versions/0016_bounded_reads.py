@@ -3,7 +3,7 @@
 Builds its indexes concurrently, so that every table stays readable and writable. Each statement commits by itself:
 a migration that was interrupted starts again from the beginning.
 
-Revision: 0016, after 0014.
+Revision: 0016, after 0015.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0016"
-down_revision = "0014"
+down_revision = "0015"
 branch_labels = None
 depends_on = None
 

@@ -357,10 +357,9 @@ REFLECT = Statement(
         UPDATE cases AS c
         SET success_rate = rated.rate,
             review = CASE WHEN rated.rate < %(flag_below)s THEN
-                jsonb_strip_nulls(jsonb_build_object(
+                coalesce(c.review, '{}') || jsonb_build_object(
                     'executions', rated.executions, 'errors', errors.errors,
-                    'flagged_at', coalesce(c.review -> 'flagged_at', to_jsonb(perdure_now())),
-                    'asked_at', c.review -> 'asked_at', 'suggestion', c.review -> 'suggestion')) END
+                    'flagged_at', coalesce(c.review -> 'flagged_at', to_jsonb(perdure_now()))) END
         FROM rated LEFT JOIN errors USING (case_id)
         WHERE c.case_id = rated.case_id
         RETURNING c.case_id, c.review IS NOT NULL AS flagged

@@ -56,6 +56,9 @@ have changed since, and preparing it again helps."""
 
 _TRIES = 3
 
+_OVER_A_LIMIT = "54"
+"""The class of error codes for statements over a limit of the server's, such as an index row that is too large."""
+
 _CONNECT_TIMEOUT_S = 5
 _LOCK_TIMEOUT_S = 2
 _POOL_SIZE = 32
@@ -67,6 +70,7 @@ that is narrowed to one user goes on (iteratively) until it has found enough of 
 `hnsw.max_scan_tuples` (20,000); at this width, one who owns half of all rows has enough the first time."""
 
 _BUSY = "The database is busy; please try again."
+_UNREACHABLE = "The database cannot be reached; please try again."
 
 
 @dataclass(frozen=True)
@@ -275,17 +279,24 @@ def _mapped_errors() -> Iterator[None]:
         yield
     except PoolTimeout as error:
         raise Unavailable(_BUSY) from error
-    except OperationalError as error:
-        raise Unavailable("The database cannot be reached; please try again.") from error
     except DBAPIError as error:
-        if _code(error.orig) == _READ_ONLY:
-            raise Unavailable("The database accepts no writes at present; please try again.") from error
-        if error.connection_invalidated:
-            raise Unavailable("The database cannot be reached; please try again.") from error
-        if isinstance(error.orig, psycopg2.Error) and error.orig.pgcode == _ILLEGAL_TRANSITION:
-            said = error.orig.diag
-            raise IllegalTransition(said.message_primary or "", said.message_detail or "") from error
-        raise
+        mapped = _mapped(error)
+        if mapped is None:
+            raise
+        raise mapped from error
     except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
         # Beginning a transaction on a connection that has died: SQLAlchemy lets the driver's own error through.
-        raise Unavailable("The database cannot be reached; please try again.") from error
+        raise Unavailable(_UNREACHABLE) from error
+
+
+def _mapped(error: DBAPIError) -> Unavailable | IllegalTransition | None:
+    """The error of perdure for one of the driver's; `None` if the statement itself is at fault."""
+    code = _code(error.orig) or ""
+    if code == _READ_ONLY:
+        return Unavailable("The database accepts no writes at present; please try again.")
+    if error.connection_invalidated or (isinstance(error, OperationalError) and not code.startswith(_OVER_A_LIMIT)):
+        return Unavailable(_UNREACHABLE)
+    if code == _ILLEGAL_TRANSITION and isinstance(error.orig, psycopg2.Error):
+        diagnosis = error.orig.diag
+        return IllegalTransition(diagnosis.message_primary or "", diagnosis.message_detail or "")
+    return None

@@ -121,6 +121,7 @@ sessions = Table(
     Column("unsettled", Integer, nullable=False, server_default="0", comment="turns accepted and not settled"),
     Column("tick", BigInteger, nullable=False, server_default="0", comment="steps committed"),
     Column("token", BigInteger, nullable=False, server_default="0", comment="fencing token; grows with each claim"),
+    Column("nonce", Uuid, comment="drawn with each claim; the fence's other half"),
     Column("lease_owner", Text),
     Column("lease_until", _timestamp),
     Column("strikes", Integer, nullable=False, server_default="0", comment="claims since the last commit of a step"),

@@ -23,6 +23,7 @@ from uuid import UUID
 from perdure.clock import Clock
 from perdure.database.engine import Database, Executor, as_json
 from perdure.errors import CircuitBreakerOpen, PerdureError, ProviderError, RateLimited, Unavailable
+from perdure.fencing import Fence
 from perdure.memory import consolidation_queries as queries
 from perdure.memory.candidates import Candidate
 from perdure.memory.extraction import Said, chunks, extract, message_chars, together
@@ -160,7 +161,7 @@ class Hold(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Consolidator:
-    """What consolidating takes. `holding` keeps the lease that was taken under a token."""
+    """What consolidating takes. `holding` keeps the lease that was taken under a fence."""
 
     database: Database
     clock: Clock
@@ -169,7 +170,7 @@ class Consolidator:
     limits: ConsolidationSettings
     timeout_s: float
     lease_s: float
-    holding: Callable[[UUID, int], AbstractContextManager[Hold]]
+    holding: Callable[[UUID, Fence], AbstractContextManager[Hold]]
 
     def batch(self, tell: Callable[[Progress], None] = lambda _: None) -> Counts:
         """Consolidate the sessions that are due, as many as a batch has; what others took is theirs to count.
@@ -212,8 +213,9 @@ class Consolidator:
         if not rows:
             return NotDue()
         claim = rows[0]
-        tenure = {"session_id": session_id, "token": claim.token}
-        with self.holding(session_id, claim.token) as hold:
+        fence = Fence(claim.token, claim.nonce)
+        tenure = fence.on(session_id)
+        with self.holding(session_id, fence) as hold:
             if claim.own_turns < self.limits.min_turns:
                 return Skipped() if self.database.run(queries.MARK, {**tenure, "outcome": _SKIPPED}) else NotDue()
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perdure.database.engine import Statement
+from perdure.fencing import HELD, RAISED
 
 # --- the sessions that are due -----------------------------------------------------------
 
@@ -72,11 +73,11 @@ CLAIM = Statement(
         FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE sessions AS s
-    SET token = s.token + 1, lease_owner = %(owner)s, consolidation_attempts = s.consolidation_attempts + 1,
+    SET {RAISED}, lease_owner = %(owner)s, consolidation_attempts = s.consolidation_attempts + 1,
         lease_until = perdure_now() + make_interval(secs => %(lease_s)s::double precision), wakes = 0,
         consolidation_due_at = NULL, consolidation_error = 'UNKNOWN: the run did not come to its end'
     FROM candidate WHERE s.session_id = candidate.session_id
-    RETURNING s.token, s.user_id, s.message_count, s.consolidation_attempts AS runs,
+    RETURNING s.token, s.nonce, s.user_id, s.message_count, s.consolidation_attempts AS runs,
               CASE WHEN s.forked_from IS NULL THEN s.turn_count
                    ELSE (SELECT count(*) FROM turns AS t
                          WHERE t.session_id = s.session_id AND t.accepted_at >= s.created_at) END AS own_turns
@@ -85,7 +86,7 @@ CLAIM = Statement(
 
 RELEASE = Statement(
     "consolidation.release",
-    """
+    f"""
     UPDATE sessions
     SET lease_until = NULL, lease_owner = NULL,
         consolidation_error = %(error)s::text,
@@ -93,20 +94,20 @@ RELEASE = Statement(
         consolidation_given_up_at = CASE WHEN %(given_up)s THEN perdure_now() END,
         consolidation_due_at = CASE WHEN %(error)s::text IS NOT NULL THEN
             perdure_now() + make_interval(secs => %(pause_s)s * 2 ^ least(consolidation_attempts - 1, 10)) END
-    WHERE session_id = %(session_id)s AND token = %(token)s
+    WHERE {HELD}
     RETURNING session_id
-    """,
+    """,  # noqa: S608 (constants)
 )
 
 MARK = Statement(
     "consolidation.mark",
-    """
+    f"""
     UPDATE sessions
     SET consolidated_at = perdure_now(), consolidation = %(outcome)s::jsonb, consolidation_error = NULL,
         lease_until = NULL, lease_owner = NULL
-    WHERE session_id = %(session_id)s AND token = %(token)s
+    WHERE {HELD}
     RETURNING session_id
-    """,
+    """,  # noqa: S608 (constants)
 )
 
 BACKLOG = Statement(
@@ -177,9 +178,9 @@ BE_PATIENT = Statement("consolidation.be_patient", "SELECT set_config('lock_time
 
 CHECK_TOKEN = Statement(
     "consolidation.check_token",
-    """
-    SELECT session_id FROM sessions WHERE session_id = %(session_id)s AND token = %(token)s FOR NO KEY UPDATE
-    """,
+    f"""
+    SELECT session_id FROM sessions WHERE {HELD} FOR NO KEY UPDATE
+    """,  # noqa: S608 (constants)
 )
 
 LOCK_USER = Statement(

@@ -29,7 +29,9 @@ _Name = Annotated[str, Field(min_length=1)]
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    """Members that this release does not know are kept, and written with the others."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
 
 
 class Call(_Record):
@@ -43,8 +45,8 @@ class Call(_Record):
 class Spent(_Record):
     """Tokens of one model call."""
 
-    input_tokens: _Whole
-    output_tokens: _Whole
+    input_tokens: _Whole = 0
+    output_tokens: _Whole = 0
 
 
 class Line(_Record):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perdure.database.engine import Statement
+from perdure.fencing import HELD, RAISED
 from perdure.sessions.states import State, Trigger, sql
 
 # Opens the live session of a scope, behind the last one that was there: the newest that none
@@ -242,25 +243,25 @@ CLAIM_ENDING = Statement(
         FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE sessions AS s
-    SET token = s.token + 1, lease_owner = %(owner)s, end_attempts = s.end_attempts + 1,
+    SET {RAISED}, lease_owner = %(owner)s, end_attempts = s.end_attempts + 1,
         wakes = 0,
         lease_until = perdure_now() + make_interval(secs => %(lease_s)s),
         state = {sql(Trigger.END_DUE, column="s.state")}
     FROM candidate WHERE s.session_id = candidate.session_id
-    RETURNING s.token, s.state, s.end_attempts
+    RETURNING s.token, s.nonce, s.state, s.end_attempts
     """,
 )
 
 # Gives it back as it is, to be tried again after a while; a `forgiven` attempt was none, and that is at once.
 RELEASE_ENDING = Statement(
     "sessions.release_ending",
-    """
+    f"""
     UPDATE sessions
     SET lease_until = NULL, lease_owner = NULL,
         end_attempts = end_attempts - CASE WHEN %(forgiven)s THEN 1 ELSE 0 END,
         woken_at = CASE WHEN NOT %(forgiven)s THEN perdure_now() END,
         wakes = CASE WHEN %(forgiven)s THEN 0 ELSE greatest(end_attempts - 1, 0) END
-    WHERE session_id = %(session_id)s AND token = %(token)s
+    WHERE {HELD}
     RETURNING session_id
     """,
 )
@@ -271,7 +272,7 @@ SAVE_SUMMARY = Statement(
     UPDATE sessions
     SET summary = %(summary)s, key_topics = %(key_topics)s::text[], summary_extractive = %(extractive)s,
         state = {sql(Trigger.SUMMARY_SAVED)}
-    WHERE session_id = %(session_id)s AND token = %(token)s
+    WHERE {HELD}
     RETURNING session_id
     """,
 )
@@ -282,7 +283,7 @@ FINISH_ENDING = Statement(
     UPDATE sessions
     SET ended_at = perdure_now(), lease_until = NULL, lease_owner = NULL, woken_at = NULL,
         state = {sql(Trigger.CLEANED_UP)}
-    WHERE session_id = %(session_id)s AND token = %(token)s
+    WHERE {HELD}
     RETURNING session_id
     """,
 )

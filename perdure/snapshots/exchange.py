@@ -10,11 +10,11 @@ order is a step's: the store saves, then one statement commits, so that what is 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 from uuid import UUID
 
 from perdure.database.engine import Database, Executor, as_json
 from perdure.errors import Conflict, NotFound
+from perdure.fencing import Fence
 from perdure.snapshots import queries
 from perdure.snapshots.codec import checked_variables
 from perdure.snapshots.postgres import PostgresSnapshots, put_together
@@ -50,25 +50,26 @@ def restore(database: Database, store: SnapshotStore, snapshot: AgentSnapshot, l
     taken = database.run(queries.TAKE, asked)
     if not taken:
         raise _refused(database, snapshot)
-    tenure = {"session_id": snapshot.agent_id, "token": taken[0].token}
+    fence = Fence(taken[0].token, taken[0].nonce)
     try:
-        _put_back(database, store, snapshot, tenure)
+        _put_back(database, store, snapshot, fence)
     except BaseException:
-        database.run(queries.GIVE_BACK, tenure)
+        database.run(queries.GIVE_BACK, fence.on(snapshot.agent_id))
         raise
 
 
-def _put_back(database: Database, store: SnapshotStore, snapshot: AgentSnapshot, tenure: dict[str, Any]) -> None:
+def _put_back(database: Database, store: SnapshotStore, snapshot: AgentSnapshot, fence: Fence) -> None:
     variables = snapshot.memory.working_variables
     elsewhere = not isinstance(store, PostgresSnapshots)
     if elsewhere:
         present = read(database, snapshot.agent_id)
-        memory = replace(present.memory, working_variables=variables)
+        memory = replace(present.memory, working_variables=variables, extra=snapshot.memory.extra)
         queued = present.event_queue_backup
         events = (*queued, *(event for event in snapshot.event_queue_backup if event not in queued))
-        store.save(replace(present, memory=memory, event_queue_backup=events), tenure["token"])
+        merged = replace(present, memory=memory, event_queue_backup=events, extra=snapshot.extra)
+        store.save(merged, fence.token)
     kept = as_json(checked_variables(variables))
-    if not database.run(queries.PUT_BACK, {**tenure, "variables": kept, "elsewhere": elsewhere}):
+    if not database.run(queries.PUT_BACK, {**fence.on(snapshot.agent_id), "variables": kept, "elsewhere": elsewhere}):
         raise Conflict("That session was taken over meanwhile. Nothing was put back.")
 
 

@@ -9,6 +9,7 @@ its session's row locked: the writers of a session come one after another.
 from __future__ import annotations
 
 from perdure.database.engine import Statement
+from perdure.fencing import HELD, RAISED
 
 # Two pieces of a statement that commits a step: what it sets in the session's row, and a CTE behind
 # `fenced`, the CTE that does so and returns session_id, token and tick. `%(variables)s` is JSON as
@@ -141,7 +142,7 @@ DELETE = Statement(
 # Only where no turn has begun, no end was requested, and nothing was committed since. Turns may be queued.
 TAKE = Statement(
     "snapshots.take_session",
-    """
+    f"""
     WITH candidate AS (
         SELECT session_id FROM sessions
         WHERE session_id = %(session_id)s AND tick = %(tick)s AND end_requested_at IS NULL
@@ -152,23 +153,23 @@ TAKE = Statement(
         FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE sessions AS s
-    SET token = s.token + 1, lease_owner = 'import',
+    SET {RAISED}, lease_owner = 'import',
         lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
     FROM candidate WHERE s.session_id = candidate.session_id
-    RETURNING s.token
-    """,
+    RETURNING s.token, s.nonce
+    """,  # noqa: S608 (constants)
 )
 
 # What is put back counts from here on; what came in meanwhile is due at once.
 PUT_BACK = Statement(
     "snapshots.put_back",
-    """
+    f"""
     WITH fenced AS (
         UPDATE sessions
         SET variables_tick = tick, lease_until = NULL, lease_owner = NULL, woken_at = NULL,
             saved_token = CASE WHEN %(elsewhere)s THEN token ELSE saved_token END,
             saved_tick = CASE WHEN %(elsewhere)s THEN tick ELSE saved_tick END
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD}
         RETURNING session_id, token, tick
     )
     INSERT INTO snapshots (session_id, set_aside, variables, events, tick, token, saved_at)
@@ -176,15 +177,15 @@ PUT_BACK = Statement(
     ON CONFLICT (session_id, set_aside, tick) DO UPDATE
     SET variables = excluded.variables, events = excluded.events, token = excluded.token, saved_at = excluded.saved_at
     RETURNING session_id
-    """,
+    """,  # noqa: S608 (constants)
 )
 
 GIVE_BACK = Statement(
     "snapshots.give_session_back",
-    """
+    f"""
     UPDATE sessions SET lease_until = NULL, lease_owner = NULL, woken_at = NULL
-    WHERE session_id = %(session_id)s AND token = %(token)s
-    """,
+    WHERE {HELD}
+    """,  # noqa: S608 (constants)
 )
 
 STANDING = Statement(

@@ -8,7 +8,7 @@ crash and is gone when its session has ended.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 from uuid import UUID
@@ -48,11 +48,15 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that has arrived and is not worked on yet. `payload` is any JSON value."""
+    """Something that has arrived and is not worked on yet. `payload` is any JSON value.
+
+    `extra`, here and below, holds the members that this release does not know.
+    """
 
     source: str
     type: str
     payload: Any
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ class Memory:
 
     short_term_history: tuple[Message, ...]
     working_variables: Mapping[str, Any]
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +79,4 @@ class AgentSnapshot:
     memory: Memory
     event_queue_backup: tuple[Event, ...] = ()
     schema_version: int = SCHEMA_VERSION
+    extra: Mapping[str, Any] = field(default_factory=dict)

@@ -20,6 +20,7 @@ from sqlalchemy.exc import IntegrityError
 
 from perdure.database.engine import Executor, Transaction, as_json
 from perdure.errors import Conflict, InvalidRequest, NotFound, TooLarge, Unavailable
+from perdure.fencing import Fence
 from perdure.ids import new_id
 from perdure.runtime import Runtime
 from perdure.sessions import queries as sessions
@@ -214,8 +215,8 @@ def _interrupt(runtime: Runtime, transaction: Transaction, session_id: UUID) -> 
 
     The number of statements does not depend on how many turns are queued.
     """
-    token = transaction.run(queries.SEIZE, {"session_id": session_id})[0].token
-    tenure = Tenure(session_id, token, runtime.settings.turn.lease_s)
+    [seized] = transaction.run(queries.SEIZE, {"session_id": session_id})
+    tenure = Tenure(session_id, Fence(seized.token, seized.nonce), runtime.settings.turn.lease_s)
     begun = transaction.run(queries.BEGUN, {"session_id": session_id})
     settled = [settle_begun(runtime, transaction, tenure, row).delivery_id for row in begun]
     owing = [row.turn_id for row in transaction.run(queries.OWING, {"session_id": session_id})]

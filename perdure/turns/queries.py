@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from perdure.casebank.queries import WITH_USES
 from perdure.database.engine import Statement
+from perdure.fencing import HELD, RAISED
 from perdure.sessions.states import State, Trigger, sql
 from perdure.snapshots.queries import NEXT_VARIABLES_TICK, PRESENT_VARIABLES, WITH_STEP, pending
 from perdure.turns.intake import CLOSED
@@ -172,7 +173,7 @@ CLAIM = Statement(
         FOR NO KEY UPDATE SKIP LOCKED
     ), claimed AS (
         UPDATE sessions AS s
-        SET token = s.token + 1,
+        SET {RAISED},
             lease_owner = %(owner)s,
             lease_until = perdure_now() + make_interval(secs => %(lease_s)s),
             strikes = s.strikes + 1,
@@ -182,7 +183,7 @@ CLAIM = Statement(
             state = {sql(Trigger.TURN_CLAIMED, column="s.state")}
         FROM candidate
         WHERE s.session_id = candidate.session_id AND candidate.claims < %(isolate_from)s
-        RETURNING s.session_id, s.token, s.strikes, s.spent_s, s.message_count, s.previous_session_id, s.tick,
+        RETURNING s.session_id, s.token, s.nonce, s.strikes, s.spent_s, s.message_count, s.previous_session_id, s.tick,
                   s.saved_token, s.saved_tick, s.variables_tick, candidate.not_before IS NOT NULL AS waited
     ), begun AS (
         UPDATE turns AS t
@@ -199,7 +200,7 @@ CLAIM = Statement(
                   t.started_at, t.metadata ->> 'language' AS language, t.held::text AS held
     )
     SELECT candidate.strikes AS strikes_before, candidate.claims AS claims_before, candidate.wakes AS wakes_before,
-           claimed.token, claimed.strikes, claimed.spent_s, begun.*,
+           claimed.token, claimed.nonce, claimed.strikes, claimed.spent_s, begun.*,
            {_BEFORE.format(held="claimed")}
     FROM candidate LEFT JOIN claimed USING (session_id) LEFT JOIN begun ON true
          LEFT JOIN sessions AS previous ON previous.session_id = claimed.previous_session_id
@@ -219,7 +220,8 @@ CLAIMABLE = Statement(
 )
 
 # Begins the next turn of a session whose lease is already held, or goes on with the present
-# one after its runner lost sight of what was committed.
+# one after its runner lost sight of what was committed. While the fleet's intake is closed, no turn begins;
+# one that runs goes on.
 BEGIN_NEXT = Statement(
     "turns.begin_next",
     f"""
@@ -227,7 +229,7 @@ BEGIN_NEXT = Statement(
         UPDATE sessions SET state = CASE WHEN unsettled > 0 THEN {sql(Trigger.TURN_CLAIMED)} ELSE state END,
                strikes = greatest(strikes, 1), claims = greatest(claims, 1), not_before = NULL,
                lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD}
         RETURNING session_id, token, strikes, spent_s, message_count, previous_session_id, tick,
                   saved_token, saved_tick, variables_tick
     ), begun AS (
@@ -241,10 +243,11 @@ BEGIN_NEXT = Statement(
                 SELECT turn_id FROM turns
                 WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
           AND t.settled_at IS NULL
+          AND (t.status = 'running' OR NOT {CLOSED})
         RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
                   t.started_at, t.metadata ->> 'language' AS language, t.held::text AS held
     )
-    SELECT fenced.token, fenced.strikes, fenced.spent_s, 0 AS wakes_before, begun.*,
+    SELECT fenced.strikes, fenced.spent_s, 0 AS wakes_before, begun.*,
            {_BEFORE.format(held="fenced")}
     FROM fenced LEFT JOIN begun ON true
          LEFT JOIN sessions AS previous ON previous.session_id = fenced.previous_session_id
@@ -282,8 +285,8 @@ RENEW = Statement(
     """
     WITH held AS (
         SELECT s.session_id FROM sessions AS s
-        JOIN unnest(%(session_ids)s::uuid[], %(tokens)s::bigint[]) AS mine (session_id, token)
-          ON s.session_id = mine.session_id AND s.token = mine.token
+        JOIN unnest(%(session_ids)s::uuid[], %(tokens)s::bigint[], %(nonces)s::uuid[])
+                 AS mine (session_id, token, nonce) USING (session_id, token, nonce)
         WHERE s.lease_until IS NOT NULL
         FOR NO KEY UPDATE OF s SKIP LOCKED
     )
@@ -297,7 +300,7 @@ RENEW = Statement(
 WATCH = Statement(
     "turns.watch",
     """
-    SELECT s.session_id, t.turn_id, s.token, t.cancel_requested_at IS NOT NULL AS cancelled
+    SELECT s.session_id, t.turn_id, s.token, s.nonce, t.cancel_requested_at IS NOT NULL AS cancelled
     FROM unnest(%(session_ids)s::uuid[], %(turn_ids)s::uuid[]) AS mine (session_id, turn_id)
     JOIN sessions AS s USING (session_id)
     JOIN turns AS t USING (turn_id)
@@ -308,7 +311,7 @@ WATCH = Statement(
 # --- step --------------------------------------------------------------------------------
 
 # One step: messages join the transcript, tool calls get their intent or their result, working
-# variables that changed are kept. The claim
+# variables that changed are kept. By its tick it is committed once, however often it is sent. The claim
 # that goes on from here is the first attempt at what follows: a tool that kills its process at
 # once has used it up, though its intent was committed under the same claim.
 STEP = Statement(
@@ -323,7 +326,7 @@ STEP = Statement(
             spent_s = %(spent_s)s,
             variables_tick = {NEXT_VARIABLES_TICK},
             lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD} AND tick = %(tick)s
         RETURNING session_id, token, tick, message_count - %(added)s AS base
     ), said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
@@ -369,10 +372,10 @@ FINISH_EFFECT = Statement(
 # A tool call that runs (again) has its full time from here on, and the lease with it.
 EXTEND_EFFECT = Statement(
     "turns.extend_effect",
-    """
+    f"""
     WITH fenced AS (
         UPDATE sessions SET lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD}
         RETURNING session_id
     )
     UPDATE tool_effects
@@ -402,6 +405,7 @@ EFFECTS_OF_STEP = Statement(
 # session or, where more turns wait and the runner goes on, keeps its lease. `unsettled` is
 # read from the locked row, so a turn accepted at this moment is not missed. `saved` says that a
 # snapshot of the tick that this makes is in its store. The cases that the turn used get a row each; no case is locked.
+# A `tick` that is given is the session's, so that what is sent twice settles once.
 SETTLE = Statement(
     "turns.settle",
     f"""
@@ -423,7 +427,7 @@ SETTLE = Statement(
             lease_until = CASE WHEN %(keep)s AND unsettled > 1
                                THEN perdure_now() + make_interval(secs => %(lease_s)s) END,
             lease_owner = CASE WHEN %(keep)s AND unsettled > 1 THEN lease_owner END
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD} AND tick = coalesce(%(tick)s::bigint, tick)
         RETURNING session_id, token, tick, message_count - %(added)s AS base, unsettled, end_requested_at
     ), said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
@@ -458,14 +462,53 @@ SETTLE = Statement(
     """,
 )
 
+# What settling a turn must add to its transcript: the sender's messages that are not in it yet, and the calls
+# that are open. Reads no stored JSON but the calls' ids, so that no row that this release cannot parse keeps a
+# turn from being given up.
+REMAINS = Statement(
+    "turns.remains",
+    """
+    SELECT (SELECT coalesce(json_agg(json_build_object('message_id', i.message_id, 'text', i.text,
+                                                       'accepted_at', i.accepted_at) ORDER BY i.position), '[]')
+            FROM inbox AS i
+            WHERE i.turn_id = %(turn_id)s
+              AND NOT EXISTS (SELECT FROM messages WHERE session_id = %(session_id)s AND seq = %(first_seq)s)
+           ) AS uncommitted,
+           (SELECT coalesce(json_agg(json_build_object('id', coalesce(c.call ->> 'id', ''), 'status', e.status,
+                                                       'result', e.result) ORDER BY c.number), '[]')
+            FROM (SELECT turn_id, seq, tool_calls FROM messages
+                  WHERE session_id = %(session_id)s ORDER BY seq DESC LIMIT 1) AS last
+                 CROSS JOIN jsonb_array_elements(CASE jsonb_typeof(last.tool_calls) WHEN 'array' THEN last.tool_calls
+                                                      ELSE '[]' END) WITH ORDINALITY AS c (call, number)
+                 LEFT JOIN tool_effects AS e
+                   ON e.turn_id = last.turn_id AND e.message_seq = last.seq AND e.position = c.number - 1
+            WHERE last.turn_id = %(turn_id)s
+           ) AS open_calls,
+           said.steps, said.input_tokens, said.output_tokens
+    FROM (SELECT count(*) AS steps,
+                 coalesce(sum(CASE jsonb_typeof(usage -> 'input_tokens') WHEN 'number'
+                              THEN (usage ->> 'input_tokens')::numeric END), 0)::bigint AS input_tokens,
+                 coalesce(sum(CASE jsonb_typeof(usage -> 'output_tokens') WHEN 'number'
+                              THEN (usage ->> 'output_tokens')::numeric END), 0)::bigint AS output_tokens
+          FROM messages
+          WHERE session_id = %(session_id)s AND seq >= %(first_seq)s AND turn_id = %(turn_id)s AND role = 'assistant'
+         ) AS said
+    """,
+    writes=False,
+)
+
 # Commits how a turn ends, and shows nobody: the snapshot is saved first, and SETTLE comes then.
-# Returns the messages that wait behind it, the pending events of that snapshot.
+# Returns the messages that wait behind it, the pending events of that snapshot. Holding again is no
+# progress: the strikes stay.
 HOLD = Statement(
     "turns.hold",
     f"""
     WITH fenced AS (
-        UPDATE sessions SET strikes = 1, lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        UPDATE sessions
+        SET strikes = CASE WHEN EXISTS (SELECT FROM turns WHERE turn_id = %(turn_id)s AND held IS NOT NULL)
+                           THEN strikes ELSE 1 END,
+            lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
+        WHERE {HELD}
         RETURNING tick
     ), held AS (
         UPDATE turns SET held = coalesce(held, %(held)s::json) FROM fenced WHERE turn_id = %(turn_id)s
@@ -477,7 +520,7 @@ HOLD = Statement(
 # Whether a session is still held under a token.
 OWNED = Statement(
     "turns.owned",
-    "SELECT token FROM sessions WHERE session_id = %(session_id)s AND token = %(token)s",
+    f"SELECT token FROM sessions WHERE {HELD}",
     writes=False,
 )
 
@@ -491,7 +534,7 @@ PUT_OFF = Statement(
         SET lease_until = NULL, lease_owner = NULL, woken_at = perdure_now(), wakes = %(wakes)s,
             strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
             state = {sql(Trigger.TURN_STOPPED)}
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD}
         RETURNING session_id
     )
     UPDATE turns AS t SET status = 'parked', held_error = %(error)s
@@ -507,14 +550,35 @@ PARK = Statement(
     WITH fenced AS (
         UPDATE sessions
         SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = NULL,
-            strikes = CASE WHEN %(forgiven)s THEN greatest(strikes - 1, 0) ELSE strikes END,
-            claims = CASE WHEN %(forgiven)s THEN greatest(claims - 1, 0) ELSE claims END,
+            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
             state = {sql(Trigger.TURN_STOPPED)}
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD}
         RETURNING session_id
     )
     UPDATE turns AS t SET status = 'parked' FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
     RETURNING t.turn_id
+    """,
+)
+
+# Gives a session back after an error: the claim stays counted as a strike. The sweeper wakes the session
+# later after each strike (see WAKE_DUE), and in its next round once the strikes are used up: then the turn is
+# given up.
+STRIKE = Statement(
+    "turns.strike",
+    f"""
+    WITH fenced AS (
+        UPDATE sessions
+        SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s,
+            wakes = least(greatest(strikes - 1, 0), 6),
+            woken_at = CASE WHEN strikes < %(max_attempts)s OR strikes > %(max_attempts)s + 1 THEN perdure_now() END,
+            state = {sql(Trigger.TURN_STOPPED)}
+        WHERE {HELD}
+        RETURNING session_id, strikes, wakes, woken_at
+    ), parked AS (
+        UPDATE turns AS t SET status = 'parked' FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
+        RETURNING t.turn_id
+    )
+    SELECT fenced.strikes, fenced.wakes, fenced.woken_at IS NULL AS due FROM fenced, parked
     """,
 )
 
@@ -529,7 +593,7 @@ PARK_FOR = Statement(
             not_before = perdure_now() + make_interval(secs => %(wait_s)s), paced = true,
             strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
             state = {sql(Trigger.TURN_STOPPED)}
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD}
         RETURNING session_id
     )
     UPDATE turns AS t SET status = 'parked', error_code = %(error_code)s, steps = %(steps)s
@@ -541,9 +605,9 @@ PARK_FOR = Statement(
 # A cancellation that came while the turn was on its way here: somebody is to settle it.
 BRING_BACK = Statement(
     "turns.bring_back",
-    """
+    f"""
     UPDATE sessions SET not_before = NULL, woken_at = NULL
-    WHERE session_id = %(session_id)s AND token = %(token)s
+    WHERE {HELD}
     """,
 )
 
@@ -573,8 +637,9 @@ RELEASE_ALL = Statement(
             strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
             state = CASE WHEN s.state IN ('{State.SUMMARIZING}', '{State.ENDING}', '{State.ENDED}') THEN s.state
                          ELSE {sql(Trigger.TURN_STOPPED, column="s.state")} END
-        FROM unnest(%(session_ids)s::uuid[], %(tokens)s::bigint[]) AS mine (session_id, token)
-        WHERE s.session_id = mine.session_id AND s.token = mine.token
+        FROM unnest(%(session_ids)s::uuid[], %(tokens)s::bigint[], %(nonces)s::uuid[])
+                 AS mine (session_id, token, nonce)
+        WHERE s.session_id = mine.session_id AND s.token = mine.token AND s.nonce = mine.nonce
         RETURNING s.session_id, s.state
     ), parked AS (
         UPDATE turns AS t SET status = 'parked' FROM fenced
@@ -590,7 +655,7 @@ RELEASE = Statement(
     UPDATE sessions SET lease_until = NULL, lease_owner = NULL, woken_at = NULL,
            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
            state = {sql(Trigger.TURN_STOPPED)}
-    WHERE session_id = %(session_id)s AND token = %(token)s
+    WHERE {HELD}
     RETURNING unsettled, unsettled = 0 AND end_requested_at IS NOT NULL AS may_end
     """,
 )
@@ -599,7 +664,7 @@ RELEASE = Statement(
 
 LOCK_HELD = Statement(
     "turns.lock_held",
-    "SELECT token FROM sessions WHERE session_id = %(session_id)s AND token = %(token)s FOR NO KEY UPDATE",
+    f"SELECT token FROM sessions WHERE {HELD} FOR NO KEY UPDATE",
 )
 
 # Gives the session back until the calls are decided, or expire. Nobody's attempt, and no claim. Not where an end or
@@ -615,7 +680,7 @@ WAIT_APPROVAL = Statement(
                           WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s AND status = 'asked'),
             strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
             state = CASE state WHEN '{State.WAITING_APPROVAL}' THEN state ELSE {sql(Trigger.APPROVAL_NEEDED)} END
-        WHERE session_id = %(session_id)s AND token = %(token)s AND end_requested_at IS NULL
+        WHERE {HELD} AND end_requested_at IS NULL
           AND NOT EXISTS (SELECT FROM turns WHERE turn_id = %(turn_id)s AND cancel_requested_at IS NOT NULL)
         RETURNING session_id
     )
@@ -648,7 +713,7 @@ BEGIN_APPROVED = Statement(
                          WHEN state = '{State.WAITING_APPROVAL}' AND NOT {_UNDECIDED}
                          THEN {sql(Trigger.APPROVAL_DECIDED)}
                          ELSE state END
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD}
         RETURNING end_requested_at, {_UNDECIDED} AS undecided
     ), denied AS (
         UPDATE tool_effects AS e
@@ -757,21 +822,21 @@ CANCEL = Statement(
 # Takes a locked session away from whoever runs it; its turns are then settled by the taker.
 SEIZE = Statement(
     "turns.seize",
-    """
-    UPDATE sessions
-    SET token = token + 1, lease_owner = NULL, lease_until = NULL, strikes = 0, claims = 0, not_before = NULL
+    f"""
+    UPDATE sessions AS s
+    SET {RAISED}, lease_owner = NULL, lease_until = NULL, strikes = 0, claims = 0, not_before = NULL
     WHERE session_id = %(session_id)s
-    RETURNING token, message_count
+    RETURNING token, nonce
     """,
 )
 
 # The same where nobody runs it: its turn waits.
 SEIZE_WAITING = Statement(
     "turns.seize_waiting",
-    """
-    UPDATE sessions SET token = token + 1, strikes = 0, claims = 0, not_before = NULL
+    f"""
+    UPDATE sessions AS s SET {RAISED}, strikes = 0, claims = 0, not_before = NULL
     WHERE session_id = %(session_id)s AND lease_until IS NULL
-    RETURNING token
+    RETURNING token, nonce
     """,
 )
 

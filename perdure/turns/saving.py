@@ -10,8 +10,10 @@ settles without asking the model again. Called by the runner.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from sqlalchemy import Row
 
 from perdure.database.engine import Database
 from perdure.errors import PerdureError
@@ -25,6 +27,7 @@ from perdure.snapshots.store import SnapshotStore, StaleSnapshot
 from perdure.tools.variables import VariableSet
 from perdure.turns import queries
 from perdure.turns.lease import Claimed, Hold, LeaseLost, TurnRef
+from perdure.turns.persisting import persist
 from perdure.turns.settlement import Verdict
 from perdure.untrusted import load_object
 
@@ -89,7 +92,9 @@ def save(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict, memory: 
         LeaseLost: the session is somebody else's now.
         Unavailable: the database cannot be reached.
     """
-    rows = _held(runtime, hold, turn, verdict)
+    rows = persist(runtime, hold, turn.turn_id, lambda: _held(runtime, hold, turn, verdict))
+    if isinstance(rows, Claimed):  # settled, which this runner has not done
+        raise LeaseLost
     snapshot = AgentSnapshot(
         agent_id=hold.session_id,
         tick_index=rows[0].tick + 1,
@@ -144,13 +149,12 @@ def _stored(runtime: Runtime, claimed: Claimed, hold: Hold) -> AgentSnapshot | N
     return None
 
 
-def _held(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict) -> Any:
+def _held(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict) -> Sequence[Row[Any]]:
     asked_at = runtime.clock.monotonic()
     rows = runtime.database.run(
         queries.HOLD,
         {
-            "session_id": hold.session_id,
-            "token": hold.token,
+            **hold.held,
             "lease_s": runtime.settings.turn.lease_s,
             "turn_id": turn.turn_id,
             "held": verdict.to_json(),
@@ -175,13 +179,13 @@ def _offer(store: SnapshotStore, snapshot: AgentSnapshot, token: int) -> StaleSn
 
 
 def _require_ours(runtime: Runtime, hold: Hold) -> None:
-    rows = runtime.database.run(queries.OWNED, {"session_id": hold.session_id, "token": hold.token})
+    rows = runtime.database.run(queries.OWNED, hold.held)
     if not rows:
         raise LeaseLost
 
 
 def _message(record: Mapping[str, Any]) -> Message:
-    calls = tuple(ToolCall(**call) for call in record["tool_calls"] or ())
+    calls = tuple(ToolCall.from_record(call) for call in record["tool_calls"] or ())
     return Message(Role(record["role"]), record["content"], calls, record["tool_call_id"])
 
 

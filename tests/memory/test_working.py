@@ -82,7 +82,6 @@ def test_a_turn_that_was_remembered_twice_is_one(volatile: Volatile, remembered:
         b'{"v": NaN}',
         {"token": -1},
         {"status": "running"},
-        {"later": "release"},
         {"agent": "nul\x00"},
         {"messages": [{"role": "user"}]},
     ],

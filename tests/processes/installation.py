@@ -198,7 +198,12 @@ def _no_model(name: str) -> Model:
 def _wire(rows: Iterable[Any]) -> Any:
     """The transcript as the next call would send it."""
     messages = [
-        Message(Role(row.role), row.content, tuple(ToolCall(**call) for call in row.tool_calls or ()), row.tool_call_id)
+        Message(
+            Role(row.role),
+            row.content,
+            tuple(ToolCall.from_record(call) for call in row.tool_calls or ()),
+            row.tool_call_id,
+        )
         for row in rows
     ]
     return request_body("test", ModelRequest(tuple(messages)))["messages"]

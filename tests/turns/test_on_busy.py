@@ -261,4 +261,4 @@ def test_what_an_interruption_costs_does_not_grow_with_the_queue(stage: Stage) -
     ben = stage.sql("SELECT session_id, unsettled, state FROM sessions WHERE user_id = 'ben'")[0]
     assert (ben.unsettled, ben.state) == (1, "active")
     assert stage.run(ben.session_id) == Ran(1)
-    assert set(outbox.due(stage.database, 100)) == {row.delivery_id for row in owed}
+    assert set(outbox.due(stage.database, 100, 5.0)) == {row.delivery_id for row in owed}

@@ -49,7 +49,8 @@ _FILL = f"""
     INSERT INTO inbox SELECT user_id, 'http', turn_id::text, turn_id, 1, 'hello', now() FROM turns;
     INSERT INTO snapshots (session_id, set_aside, variables, events, tick, token, saved_at)
     SELECT session_id, false, '{{}}', '[]', seq, 1, now() FROM turns;
-    UPDATE sessions SET variables_tick = last_turn_seq, tick = last_turn_seq;
+    UPDATE sessions SET variables_tick = last_turn_seq, tick = last_turn_seq,
+           nonce = '00000000-0000-0000-0000-000000000001';
     INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status, intended_at,
                               decide_at)
     SELECT gen_random_uuid(), turn_id, 2, 0, 't', '{{}}', 'pure', 'done', now(), now() FROM turns;
@@ -58,6 +59,7 @@ _FILL = f"""
            CASE WHEN seq = 1 THEN 'delivered' ELSE 'pending' END, now(), now()
     FROM turns WHERE session_id = %(long)s OR seq = 1;
 """  # noqa: S608 (constants)
+NONCE = UUID(int=1)
 LONG = UUID("00000000-0000-7000-8000-000000000000")
 
 
@@ -78,12 +80,13 @@ def _parameters(stage: Stage) -> dict[str, Any]:
         "session_id": LONG, "user_id": "user 0", "scope": "", "channel": "http", "message_id": "new", "text": "hi",
         "agent": None, "on_busy": "enqueue", "priority": 5, "reply_to": None, "metadata": None,
         "owner": "me", "lease_s": 30, "isolate_from": 100, "agents": ["a"], "default_agent": "a",
-        "token": 1, "turn_id": turn.turn_id, "turn_seq": 2000,
+        "token": 1, "nonce": NONCE, "nonces": [NONCE], "tick": TURNS_OF_THE_LONG_SESSION,
+        "max_attempts": 5, "turn_id": turn.turn_id, "turn_seq": 2000,
         "first_seq": turn.first_seq, "window": 20, "asks": False, "spent_s": 1.0, "added": 1,
         "messages": as_json([{"position": 1, "role": "assistant", "content": "x", "token_count": 1}]),
         "intents": "[]", "results": as_json([{"effect_id": str(effect.effect_id), "status": "done"}]), "keep": True,
         "status": "done", "steps": 1, "usage": "{}", "error_code": None, "error_message": None, "replied": True,
-        "delivery_id": delivery.delivery_id, "forgiven": True, "message": "cancelled", "effect_id": effect.effect_id,
+        "delivery_id": delivery.delivery_id, "message": "cancelled", "effect_id": effect.effect_id,
         "timeout_s": 30.0, "result": "x", "message_seq": 2, "session_ids": [LONG], "tokens": [1],
         "turn_ids": [turn.turn_id], "most": 200, "most_paced": 10, "most_wakes": 3,
         "delivery_ids": [delivery.delivery_id], "wait_s": 60.0, "calls": "[]",
@@ -99,6 +102,7 @@ HOT = [
     queries.ENQUEUE, queries.FIND_ACCEPTED, queries.MERGE, queries.CLAIM, queries.CLAIMABLE, queries.BEGIN_NEXT,
     queries.HISTORY, queries.RENEW, queries.WATCH, queries.STEP, queries.FINISH_EFFECT, queries.EXTEND_EFFECT,
     queries.EFFECTS_OF_STEP, queries.SETTLE, queries.HOLD, queries.OWNED, queries.PUT_OFF, queries.PARK,
+    queries.STRIKE, queries.REMAINS,
     queries.RELEASE, queries.CANCEL, queries.BEGUN, queries.PARK_FOR, queries.BRING_BACK, queries.RECALL,
     queries.LOCK_HELD, queries.IS_CANCELLED, queries.BEGIN_APPROVED, queries.LOCK_OF_TURN,
     queries.FIND_CALL, queries.SEIZE_WAITING, queries.FULL_FOR,

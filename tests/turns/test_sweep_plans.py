@@ -15,8 +15,8 @@ from perdure.sessions.queries import ENDINGS_DUE
 from perdure.settings import Settings
 from perdure.turns.queries import DELIVERIES_DUE, WAKE_DUE
 from tests.conftest import RecordingWaker
+from tests.plans import outline, plans, rows_read
 from tests.turns.stage import Stage
-from tests.turns.test_plans import explained_both_ways, outline, rows_read
 
 BACKLOG = 10_000
 MOST = 200
@@ -78,7 +78,7 @@ def test_a_round_reads_no_more_than_its_limit(large: Stage) -> None:
         large.sql(arranged)
         large.sql("VACUUM ANALYZE sessions")
         large.sql("VACUUM ANALYZE deliveries")
-        for nodes in explained_both_ways(large.database, statement, _parameters()):
+        for nodes in plans(large.database, statement, _parameters()):
             scanned = {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"}
             assert not scanned, (name, outline(nodes))
             # Chosen once per range (here: three priorities), then locked and written by their keys.
