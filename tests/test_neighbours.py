@@ -60,7 +60,13 @@ def test_a_message_that_is_too_young_is_looked_at_again(redis_url: str, client: 
 
 @pytest.mark.parametrize(
     "entry",
-    ["no JSON", "[1, 2]", '[{"headers": null}, "turns", "turns"]', '[{"headers": {}}, "turns", "turns"]'],
+    [
+        "no JSON",
+        "[1, 2]",
+        '[{"headers": null}, "turns", "turns"]',
+        '[{"headers": {}}, "turns", "turns"]',
+        '[{"headers": {"task": []}}, "turns", "turns"]',
+    ],
 )
 def test_an_entry_that_cannot_be_read_stays(redis_url: str, client: Any, entry: str) -> None:
     """It is nothing that perdure's releases wrote."""
@@ -107,6 +113,6 @@ def test_installations_with_different_prefixes_share_no_keys(redis_url: str, cli
     assert [each.name for each in breakers["a:"].list()] == ["llm:test"]
     assert breakers["b:"].list() == []
     assert all(key.startswith("a:") for key in client.keys("*"))
-    for prefix in layers:
-        layers[prefix].close()
+    for prefix, volatile in layers.items():
+        volatile.close()
         breakers[prefix].close()

@@ -37,16 +37,18 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
     def connect(self) -> Any:
         """Connect, and note from then on which queue each message comes from: a message does not say."""
         connection = super().connect()
-        transport: Any = connection.transport
-        if isinstance(transport, virtual.Transport):
-            deliver = transport._deliver  # noqa: SLF001 (there is no public way to the queue's name)
-
-            def note_and_deliver(message: Any, queue: str) -> None:
-                self._arrives_from = queue
-                deliver(message, queue)
-
-            transport._deliver = note_and_deliver  # noqa: SLF001 (as above)
+        if isinstance(connection.transport, virtual.Transport):
+            self._note_arrivals(connection.transport)
         return connection
+
+    def _note_arrivals(self, transport: Any) -> None:
+        deliver = transport._deliver  # noqa: SLF001 (there is no public way to the queue's name)
+
+        def note_and_deliver(message: Any, queue: str) -> None:
+            self._arrives_from = queue
+            deliver(message, queue)
+
+        transport._deliver = note_and_deliver  # noqa: SLF001 (as above)
 
     def update_strategies(self) -> None:
         """Run the application's own tasks, not Celery's built-in ones."""

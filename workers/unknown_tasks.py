@@ -93,8 +93,8 @@ class UnknownTasks:
         if (now := time.monotonic()) < tally.report_at:
             return
         log.warning(
-            "the queue %s brought %d messages that are no tasks of perdure's, the last one %s: "
-            "returned to the queue for the application that they belong to",
+            "queue %s: perdure has no task for %d messages, the last one %s; they are returned to the queue: "
+            "another application uses it, too, or a program misspells a name",
             queue, tally.count, what,
         )  # fmt: skip
         tally.count, tally.report_at = 0, now + _REPORT_S
