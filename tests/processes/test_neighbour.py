@@ -176,7 +176,7 @@ def test_a_task_in_a_queue_of_the_same_name_waits_for_its_application(
     worker = installation.worker()
     worker.container.ready()
     neighbour.app.send_task("neighbour.quick", queue="turns")
-    publish_by_topic(neighbour.app, "sessions")
+    publish_by_topic(neighbour.app, "deliveries")
     starmap = {"task": neighbour.app.signature("neighbour.quick"), "it": [[]]}
     neighbour.app.send_task("celery.starmap", kwargs=starmap, queue="memory")  # one of Celery's own, which perdure has
     wait_until(lambda: worker.logs().count("perdure has no task for") == 3, "perdure reports the queues")
@@ -187,10 +187,10 @@ def test_a_task_in_a_queue_of_the_same_name_waits_for_its_application(
     assert last - first > 3 * DELAY_S * 0.9
     assert worker.logs().count("perdure has no task for") == 3, "it reports each queue once a minute"
 
-    neighbour.worker("-Q", "turns,sessions,memory")
+    neighbour.worker("-Q", "turns,deliveries,memory")
     wait_until(lambda: neighbour.runs() == {"quick": 3}, "the application runs all three")
     wait_until(
-        lambda: not client.exists(UNACKED, "perdure:unacked", "turns", "sessions", "memory"), "nothing is left to run"
+        lambda: not client.exists(UNACKED, "perdure:unacked", "turns", "deliveries", "memory"), "nothing is left to run"
     )
     assert neighbour.runs() == {"quick": 3}
 
@@ -224,11 +224,11 @@ def test_a_worker_that_stops_returns_what_it_held(
     worker.container.ready()
     accepted = installation.accept("slow")
     gate.wait()
-    neighbour.app.send_task("neighbour.quick", queue="sessions")
+    neighbour.app.send_task("neighbour.quick", queue="deliveries")
     wait_until(lambda: client.hlen("perdure:unacked") == 1, "perdure holds the task")
     worker.container.signal(signal.SIGTERM)
     wait_until(lambda: "1 of 4" in worker.logs(), "perdure takes no more")
-    assert (client.llen("sessions"), client.hlen("perdure:unacked")) == (1, 0)
+    assert (client.llen("deliveries"), client.hlen("perdure:unacked")) == (1, 0)
     assert worker.container.status == "running"
     gate.opened.set()
     installation.settled(accepted.turn_id)
@@ -241,13 +241,13 @@ def test_what_a_killed_worker_held_returns_to_the_queue_that_it_came_from(
     """Kombu would publish it to its exchange again, whose type only the application knows: to no queue at all."""
     worker = installation.worker()
     worker.container.ready()
-    publish_by_topic(neighbour.app, "sessions")
+    publish_by_topic(neighbour.app, "deliveries")
     wait_until(lambda: client.hlen("perdure:unacked") == 1, "perdure holds the task")
     worker.container.kill(signal.SIGKILL)
     age(client, own_keys(operator)["unacked_index_key"])
     installation.worker("-Q", "memory").container.ready()
-    wait_until(lambda: client.llen("sessions") == 1, "another worker of perdure restores it")
-    neighbour.worker("-Q", "sessions")
+    wait_until(lambda: client.llen("deliveries") == 1, "another worker of perdure restores it")
+    neighbour.worker("-Q", "deliveries")
     wait_until(neighbour.runs, "the application runs it")
     assert neighbour.runs() == {"quick": 1}
 
