@@ -39,7 +39,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         connection = super().connect()
         if isinstance(connection.transport, virtual.Transport):
             self._note_arrivals(connection.transport)
-        if isinstance(connection.default_channel, redis.Channel):
+        if isinstance(connection.transport, redis.Transport):
             self._record_arrivals(connection.default_channel.qos)
         return connection
 
