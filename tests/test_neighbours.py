@@ -60,7 +60,13 @@ def test_a_message_that_is_too_young_is_looked_at_again(redis_url: str, client: 
 
 @pytest.mark.parametrize(
     "entry",
-    ["no JSON", "[1, 2]", '[{"headers": null}, "turns", "turns"]', '[{"headers": {}}, "turns", "turns"]'],
+    [
+        "no JSON",
+        "[1, 2]",
+        '[{"headers": null}, "turns", "turns"]',
+        '[{"headers": {}}, "turns", "turns"]',
+        '[{"headers": {"task": []}}, "turns", "turns"]',
+    ],
 )
 def test_an_entry_that_cannot_be_read_stays(redis_url: str, client: Any, entry: str) -> None:
     """It is nothing that perdure's releases wrote."""

@@ -13,7 +13,7 @@ from typing import Any
 from celery.concurrency.thread import TaskPool
 from celery.exceptions import TaskRevokedError
 from celery.worker import consumer
-from kombu.transport import virtual
+from kombu.transport import redis, virtual
 
 from workers.rooms import Rooms
 from workers.unknown_tasks import UnknownTasks
@@ -109,16 +109,38 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
     def connect(self) -> Any:
         """Connect, and note from then on which queue each message comes from: a message does not say."""
         connection = super().connect()
-        transport: Any = connection.transport
-        if isinstance(transport, virtual.Transport):
-            deliver = transport._deliver  # noqa: SLF001 (there is no public way to the queue's name)
-
-            def note_and_deliver(message: Any, queue: str) -> None:
-                self._arrives_from = queue
-                deliver(message, queue)
-
-            transport._deliver = note_and_deliver  # noqa: SLF001 (as above)
+        if isinstance(connection.transport, virtual.Transport):
+            self._note_arrivals(connection.transport)
+        if isinstance(connection.transport, redis.Transport):
+            self._record_arrivals(connection.default_channel.qos)
         return connection
+
+    def _note_arrivals(self, transport: Any) -> None:
+        deliver = transport._deliver  # noqa: SLF001 (there is no public way to the queue's name)
+
+        def note_and_deliver(message: Any, queue: str) -> None:
+            self._arrives_from = queue
+            deliver(message, queue)
+
+        transport._deliver = note_and_deliver  # noqa: SLF001 (as above)
+
+    def _record_arrivals(self, unacknowledged: Any) -> None:
+        """Have each unacknowledged message recorded as sent to its queue by name, which it then is restored to.
+
+        kombu publishes a restored message to its exchange again: to every queue that is bound there, and to none if
+        the exchange's type is one that only the other application has declared.
+        """
+        append = unacknowledged.append
+
+        def append_as_sent_by_name(message: Any, delivery_tag: str) -> None:
+            published = message.delivery_info
+            message.delivery_info = {"exchange": "", "routing_key": self._arrives_from}
+            try:
+                append(message, delivery_tag)
+            finally:
+                message.delivery_info = published
+
+        unacknowledged.append = append_as_sent_by_name
 
     def update_strategies(self) -> None:
         """Run the application's own tasks, not Celery's built-in ones."""

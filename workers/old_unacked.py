@@ -23,7 +23,8 @@ from workers.application import QUEUES, REDELIVER_S
 log = logging.getLogger(__name__)
 
 _KEYS = ("unacked", "unacked_index")
-_RETRY_S = 5.0
+_CONNECT_S = 5.0
+_RETRY_S = 30.0
 _BATCH = 100
 
 # KEYS: the unacknowledged messages, the times at which they were taken, the queue. ARGV: the delivery tag, the
@@ -66,7 +67,7 @@ class OldUnacked:
         On any broker but Redis there are none.
         """
         with self._app.connection_for_write() as connection:
-            connection.ensure_connection(max_retries=1, interval_start=0, timeout=_RETRY_S)
+            connection.ensure_connection(max_retries=1, interval_start=0, timeout=_CONNECT_S)
             if connection.transport.driver_type != "redis":
                 return 0
             channel = connection.channel()
@@ -84,9 +85,10 @@ class OldUnacked:
             counts[client.eval(_RESTORE, 3, *_KEYS, key, tag, abandoned, json.dumps(message))] += 1
         if counts[b"restored"]:
             log.info(
-                "put back %d messages of perdure's queues that the previous release left in the Redis key %r",
-                counts[b"restored"], _KEYS[0],
-            )  # fmt: skip
+                "restored messages that the previous release left in the Redis key %r: %d",
+                _KEYS[0],
+                counts[b"restored"],
+            )
         return counts[b"young"]
 
     def _own(self, entry: bytes) -> tuple[str, dict[str, Any]] | None:
@@ -96,15 +98,11 @@ class OldUnacked:
         """
         try:
             message, exchange, routing_key = json.loads(entry)
-            task = message["headers"]["task"]
+            task = self._app.tasks.get(message["headers"]["task"])
             message["headers"]["redelivered"] = message["properties"]["delivery_info"]["redelivered"] = True
         except (ValueError, TypeError, KeyError):
             return None
-        own = (
-            routing_key in QUEUES
-            and exchange in {"", routing_key}
-            and isinstance(self._app.tasks.get(task), PerdureTask)
-        )
+        own = isinstance(task, PerdureTask) and routing_key in QUEUES and exchange in ("", routing_key)
         return (routing_key, message) if own else None
 
 

@@ -18,9 +18,6 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from kombu.transport import redis
-from kombu.utils.json import dumps
-
 log = logging.getLogger(__name__)
 
 DELAY_S = 1.0
@@ -28,9 +25,6 @@ HELD = 100
 
 _REPORT_S = 60.0
 """Seconds between two lines of the log about one queue."""
-
-# KEYS: the unacknowledged messages. ARGV: the delivery tag, the new entry.
-_REWRITE = "if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 then redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) end"
 
 
 @dataclass(slots=True)
@@ -50,14 +44,8 @@ class UnknownTasks:
         self._tallies: dict[str, _Tally] = {}
 
     def hold(self, message: Any, queue: str, what: str) -> None:
-        """Return `message` to `queue`, where it came from, after `DELAY_S`. `what` it is, for the log.
-
-        Raises:
-            Exception: the broker is unavailable, as any of the transport's connection errors.
-        """
+        """Return `message`, which came from `queue`, after `DELAY_S`. `what` it is, for the log."""
         self._report(queue, what)
-        if isinstance(message.channel, redis.Channel):
-            _return_to(queue, message)
         extra = len(self._held) < HELD
         if extra:
             self._consumer.qos.increment_eventually()
@@ -93,20 +81,8 @@ class UnknownTasks:
         if (now := time.monotonic()) < tally.report_at:
             return
         log.warning(
-            "the queue %s brought %d messages that are no tasks of perdure's, the last one %s: "
-            "returned to the queue for the application that they belong to",
+            "queue %s: perdure has no task for %d messages, the last one %s; they are returned to the queue: "
+            "another application uses it, too, or a program misspells a name",
             queue, tally.count, what,
         )  # fmt: skip
         tally.count, tally.report_at = 0, now + _REPORT_S
-
-
-def _return_to(queue: str, message: Any) -> None:
-    """Have kombu restore an unacknowledged `message` on Redis to `queue` only.
-
-    kombu would publish it to its exchange again: to every queue that is bound there, and to none where
-    it does not know the exchange's type, which only the application has declared.
-    """
-    channel = message.channel
-    entry = dumps([message._raw, "", queue])  # noqa: SLF001 (as kombu stores it)
-    with channel.conn_or_acquire() as client:
-        client.eval(_REWRITE, 1, channel.unacked_key, message.delivery_tag, entry)

@@ -176,19 +176,23 @@ def test_a_task_in_a_queue_of_the_same_name_waits_for_its_application(
     worker = installation.worker()
     worker.container.ready()
     neighbour.app.send_task("neighbour.quick", queue="turns")
-    publish_by_topic(neighbour.app, "sessions")
-    wait_until(lambda: worker.logs().count("returned to the queue") == 2, "perdure reports both queues")
+    publish_by_topic(neighbour.app, "deliveries")
+    starmap = {"task": neighbour.app.signature("neighbour.quick"), "it": [[]]}
+    neighbour.app.send_task("celery.starmap", kwargs=starmap, queue="memory")  # one of Celery's own, which perdure has
+    wait_until(lambda: worker.logs().count("perdure has no task for") == 3, "perdure reports the queues")
     (turn,) = installation.settled(installation.accept("hello").turn_id)
     assert turn["status"] == "done"
 
     first, *_, last = returns(installation.redis.url, "turns", 4)
     assert last - first > 3 * DELAY_S * 0.9
-    assert worker.logs().count("returned to the queue") == 2, "it reports each queue once a minute"
+    assert worker.logs().count("perdure has no task for") == 3, "it reports each queue once a minute"
 
-    neighbour.worker("-Q", "turns,sessions")
-    wait_until(lambda: neighbour.runs() == {"quick": 2}, "the application runs both")
-    wait_until(lambda: not client.exists(UNACKED, "perdure:unacked", "turns", "sessions"), "nothing is left to run")
-    assert neighbour.runs() == {"quick": 2}
+    neighbour.worker("-Q", "turns,deliveries,memory")
+    wait_until(lambda: neighbour.runs() == {"quick": 3}, "the application runs all three")
+    wait_until(
+        lambda: not client.exists(UNACKED, "perdure:unacked", "turns", "deliveries", "memory"), "nothing is left to run"
+    )
+    assert neighbour.runs() == {"quick": 3}
 
 
 def publish_by_topic(app: Celery, queue: str) -> None:
@@ -220,11 +224,11 @@ def test_a_worker_that_stops_returns_what_it_held(
     worker.container.ready()
     accepted = installation.accept("slow")
     gate.wait()
-    neighbour.app.send_task("neighbour.quick", queue="sessions")
+    neighbour.app.send_task("neighbour.quick", queue="deliveries")
     wait_until(lambda: client.hlen("perdure:unacked") == 1, "perdure holds the task")
     worker.container.signal(signal.SIGTERM)
     wait_until(lambda: "1 of 4" in worker.logs(), "perdure takes no more")
-    assert (client.llen("sessions"), client.hlen("perdure:unacked")) == (1, 0)
+    assert (client.llen("deliveries"), client.hlen("perdure:unacked")) == (1, 0)
     assert worker.container.status == "running"
     gate.opened.set()
     installation.settled(accepted.turn_id)
@@ -237,14 +241,15 @@ def test_what_a_killed_worker_held_returns_to_the_queue_that_it_came_from(
     """Kombu would publish it to its exchange again, whose type only the application knows: to no queue at all."""
     worker = installation.worker()
     worker.container.ready()
-    publish_by_topic(neighbour.app, "sessions")
+    publish_by_topic(neighbour.app, "deliveries")
     wait_until(lambda: client.hlen("perdure:unacked") == 1, "perdure holds the task")
     worker.container.kill(signal.SIGKILL)
     age(client, own_keys(operator)["unacked_index_key"])
     installation.worker("-Q", "memory").container.ready()
-    wait_until(lambda: client.llen("sessions") == 1, "another worker of perdure restores it")
-    neighbour.worker("-Q", "sessions")
-    wait_until(lambda: neighbour.runs() == {"quick": 1}, "the application runs it")
+    wait_until(lambda: client.llen("deliveries") == 1, "another worker of perdure restores it")
+    neighbour.worker("-Q", "deliveries")
+    wait_until(neighbour.runs, "the application runs it")
+    assert neighbour.runs() == {"quick": 1}
 
 
 def test_what_the_previous_release_left_is_restored(
@@ -263,7 +268,7 @@ def test_what_the_previous_release_left_is_restored(
 
     worker = installation.worker()
     wait_until(lambda: accepted(installation, "abandoned"), "the abandoned message is accepted")
-    wait_until(lambda: "put back 1 messages" in worker.logs(), "the worker reports it")
+    wait_until(lambda: "left in the Redis key 'unacked': 1" in worker.logs(), "the worker reports it")
     assert client.hlen(UNACKED) == len(theirs) + 1
     assert not accepted(installation, "held"), "a worker of the previous release may still run it"
 
