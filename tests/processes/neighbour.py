@@ -7,6 +7,7 @@ postponed. Each execution appends a line to a file of the test's directory.
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 from celery import Celery
@@ -35,6 +36,19 @@ def late() -> None:
 def quick() -> None:
     """Return at once."""
     _note("quick")
+
+
+@app.task(name="neighbour.timed", acks_late=True)  # type: ignore[untyped-decorator]  # as above
+def timed(name: str, seconds: float) -> None:
+    """Run for so long, acknowledged at the end only."""
+    _note(name)
+    threading.Event().wait(seconds)
+
+
+@app.task(name="neighbour.named")  # type: ignore[untyped-decorator]  # as above
+def named(name: str) -> None:
+    """Return at once."""
+    _note(name)
 
 
 def _note(line: str) -> None:

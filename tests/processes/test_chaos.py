@@ -80,13 +80,6 @@ def worker_count() -> int:
 
 
 @pytest.fixture
-def neighbour(installation: Installation, tmp_path: Path) -> Iterator[Neighbour]:
-    """Another application on the same Redis database."""
-    with Neighbour(installation, tmp_path / "neighbour") as made:
-        yield made
-
-
-@pytest.fixture
 def silence() -> Iterator[SilentReceiver]:
     """A receiver that accepts connections and never answers."""
     made = SilentReceiver()
@@ -99,6 +92,7 @@ class Chaos:
 
     def __init__(self, installation: Installation, server: PostgresServer, drawn: random.Random) -> None:
         self._installation = installation
+        self._fleet = tuple(installation.workers)
         self._server = server
         self._drawn = drawn
         self._pause = threading.Event()
@@ -108,20 +102,20 @@ class Chaos:
 
     def kill(self) -> None:
         """A worker dies."""
-        worker = self._drawn.choice(self._installation.workers)
+        worker = self._drawn.choice(self._fleet)
         worker.kill()
         worker.container.start()
 
     def stop(self) -> None:
         """A worker freezes, perhaps past its lease."""
-        worker = self._drawn.choice(self._installation.workers)
+        worker = self._drawn.choice(self._fleet)
         os.kill(worker.pid, signal.SIGSTOP)
         self._pause.wait(self._drawn.uniform(0, LEASE_S * 2))
         os.kill(worker.pid, signal.SIGCONT)
 
     def leave(self) -> None:
         """A worker is deployed."""
-        worker = self._drawn.choice(self._installation.workers)
+        worker = self._drawn.choice(self._fleet)
         worker.kill(signal.SIGTERM)
         worker.container.start()
 
@@ -151,7 +145,7 @@ class Chaos:
         self._server.restart(self._drawn.choice([signal.SIGINT, signal.SIGQUIT, signal.SIGKILL]))
 
 
-def test_what_holds_holds_after_minutes_of_chaos(
+def test_what_holds_holds_after_minutes_of_chaos(  # noqa: PLR0917 (fixtures, given by name)
     celery_setup: CeleryTestSetup,
     installation: Installation,
     server: PostgresServer,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import signal
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +18,7 @@ from perdure.redis import client_url
 from perdure.settings import Settings
 from tests.processes.installation import Installation
 from tests.processes.neighbour import QUEUE
-from tests.processes.nodes import Worker, WorkerContainer
+from tests.processes.neighbourhood import Neighbour
 from tests.processes.scene import wait_until
 from workers.application import REDELIVER_S, make_app
 from workers.assembly import Addresses
@@ -30,50 +28,6 @@ UNACKED, INDEX = "unacked", "unacked_index"
 """Kombu's default keys."""
 
 COUNTDOWN_S = 5
-
-
-class Neighbour:
-    """The other application: its worker, and a program that publishes its tasks."""
-
-    def __init__(self, installation: Installation, directory: Path) -> None:
-        self.directory = directory
-        self.app = Celery("a program of the neighbour", broker=installation.redis.url, set_as_current=False)
-        self.app.conf.update(task_default_queue=QUEUE)
-        self._installation = installation
-
-    def worker(self, *options: str) -> Worker:
-        """Start a worker of the application."""
-        url = self._installation.redis.url
-        environment = {
-            **{name: value for name, value in self._installation.environment.items() if "PERDURE" not in name},
-            "NEIGHBOUR_REDIS_URL": url,
-            "NEIGHBOUR_DIRECTORY": str(self.directory),
-        }
-        container = WorkerContainer("neighbour", environment, self.directory, options, "tests.processes.neighbour")
-        self._installation.workers.append(Worker(container, app=None))
-        container.start()
-        container.ready()
-        return self._installation.workers[-1]
-
-    def runs(self) -> Counter[str]:
-        """How often each task ran."""
-        path = self.directory / "runs"
-        return Counter(path.read_text().split()) if path.exists() else Counter()
-
-    def open_gate(self) -> None:
-        """Let the slow task end."""
-        (self.directory / "gate").touch()
-
-
-@pytest.fixture
-def neighbour(installation: Installation, tmp_path: Path) -> Iterator[Neighbour]:
-    """The other application, without a worker as yet."""
-    directory = tmp_path / "neighbour"
-    directory.mkdir()
-    made = Neighbour(installation, directory)
-    yield made
-    made.open_gate()
-    made.app.close()
 
 
 @pytest.fixture
