@@ -164,13 +164,12 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except Unavailable as error:
+        cause = error.__cause__
+        if isinstance(cause, DBAPIError) and _code(cause) == _READ_ONLY:
+            raise SnapshotUnavailable(
+                "postgres", "the database is read-only", "PERDURE_DATABASE_URL must name the primary server."
+            ) from error
         raise SnapshotUnavailable("postgres", _cause(error), "See to the database server.") from error
-    except DBAPIError as error:
-        if _code(error) != _READ_ONLY:
-            raise
-        raise SnapshotUnavailable(
-            "postgres", "the database is read-only", "PERDURE_DATABASE_URL must name the primary server."
-        ) from error
 
 
 def _cause(error: Unavailable) -> str:

@@ -19,8 +19,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
+from uuid import UUID
 
 import pytest
 from pytest_celery import CeleryTestSetup
@@ -231,12 +233,7 @@ def _spoil(installation: Installation) -> list[Accepted]:
     """Have a few turns wait for a person, make a row of each unreadable, and let them go on; a message waits behind."""
     doomed = [installation.accept("guarded: x", user=f"doomed {number}") for number in range(DOOMED)]
     for each in doomed:
-        turn_id = each.turn_id
-        wait_until(
-            lambda turn_id=turn_id: read_turn(installation.database, turn_id)["status"] == "waiting_approval",
-            "the turn waits for a person",
-            60,
-        )
+        wait_until(partial(_waits, installation, each.turn_id), "the turn waits for a person", 60)
     with installation.database.engine.connect() as connection:
         connection.exec_driver_sql("ALTER TABLE messages DROP CONSTRAINT messages_role_check")
         connection.exec_driver_sql(
@@ -246,6 +243,10 @@ def _spoil(installation: Installation) -> list[Accepted]:
     for each in doomed:
         decide(installation.runtime, each.turn_id, Decision(call_id="call_0", decision="approve"))
     return doomed
+
+
+def _waits(installation: Installation, turn_id: UUID) -> bool:
+    return bool(read_turn(installation.database, turn_id)["status"] == "waiting_approval")
 
 
 def _given_up(installation: Installation, doomed: Sequence[Accepted]) -> list[dict[str, Any]]:
@@ -267,7 +268,7 @@ def _check_deliveries(installation: Installation, receiver: Receiver) -> None:
         "SELECT d.turn_id, d.target ->> 'url' AS url, d.status, d.attempts FROM deliveries AS d ORDER BY d.created_at"
     )
     for row in (row for row in owed if row.url == receiver.url):
-        wait_until(lambda turn_id=row.turn_id: receiver.of(str(turn_id)), "the reply is delivered", 60)
+        wait_until(partial(receiver.of, str(row.turn_id)), "the reply is delivered", 60)
     silent = [row for row in owed if row.url != receiver.url]
     assert {row.status for row in silent} <= {"pending", "failed"}, "no receiver took these"
 

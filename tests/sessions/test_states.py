@@ -134,7 +134,7 @@ def test_a_state_is_visible_while_it_lasts(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keeper: Keeper
 ) -> None:
     """Over HTTP and on the command line: that the agent thinks, uses a tool, waits for a person, sums up, cleans up."""
-    monkeypatch.setattr(connecting, "database", lambda: nullcontext(stage.database))
+    monkeypatch.setattr(connecting, "opened", lambda: nullcontext((stage.runtime.settings, stage.database)))
     session_id = UUID(int=0)
     seen: list[tuple[str, str]] = []
 

@@ -86,7 +86,7 @@ def _parameters(stage: Stage) -> dict[str, Any]:
         "messages": as_json([{"position": 1, "role": "assistant", "content": "x", "token_count": 1}]),
         "intents": "[]", "results": as_json([{"effect_id": str(effect.effect_id), "status": "done"}]), "keep": True,
         "status": "done", "steps": 1, "usage": "{}", "error_code": None, "error_message": None, "replied": True,
-        "delivery_id": delivery.delivery_id, "message": "cancelled", "effect_id": effect.effect_id,
+        "delivery_id": delivery.delivery_id, "forgiven": True, "message": "cancelled", "effect_id": effect.effect_id,
         "timeout_s": 30.0, "result": "x", "message_seq": 2, "session_ids": [LONG], "tokens": [1],
         "turn_ids": [turn.turn_id], "most": 200, "most_paced": 10, "most_wakes": 3,
         "delivery_ids": [delivery.delivery_id], "wait_s": 60.0, "calls": "[]",

@@ -157,7 +157,6 @@ def an_imported_snapshot(stage: Stage, volatile: Volatile, path: Path) -> None:
     document = json.loads(dump(read(stage.database, session_id)))
     document["event_queue_backup"] = [{"source": "http", "type": "message", "payload": 1} | NEWER]
     restore(stage.database, PostgresSnapshots(stage.database), parse(json.dumps(document | NEWER)), 30)
-    assert json.loads(dump(read(stage.database, session_id)))["event_queue_backup"] == document["event_queue_backup"]
     _spoil(stage, "messages", "tool_calls")
     history = json.loads(dump(read(stage.database, session_id)))["memory"]["short_term_history"]
     assert history[1]["tool_calls"] == [ASKED | NEWER]
