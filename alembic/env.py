@@ -1,6 +1,12 @@
-"""How Alembic runs the migrations: over the connection that `perdure.database.migrate` made."""
+"""How Alembic runs the migrations: over the connection that `perdure.database.migrate` made.
+
+Each migration from 0014 on declares `readable_from`, the newest revision of the oldest release that can use the tables
+as they are after it. Each step, up or down, writes that of the revision it arrives at.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 from alembic import context
 from sqlalchemy import create_engine, text
@@ -8,6 +14,20 @@ from sqlalchemy import create_engine, text
 from perdure.database.tables import metadata
 
 _LOCK_TIMEOUT = "5s"
+
+
+_DECLARE = text("""
+    INSERT INTO schema_compatibility (single, readable_from) VALUES (true, :readable_from)
+    ON CONFLICT (single) DO UPDATE SET readable_from = excluded.readable_from
+""")
+
+
+def declare(ctx: Any, step: Any, **_: Any) -> None:
+    """Record, in the migration's transaction, which releases can use the tables now."""
+    for arrived_at in step.destination_revisions:
+        readable_from = getattr(arrived_at.module, "readable_from", None)
+        if readable_from is not None:  # else it is older than the table
+            ctx.connection.execute(_DECLARE, {"readable_from": readable_from})
 
 
 def run() -> None:
@@ -22,6 +42,7 @@ def run() -> None:
         target_metadata=metadata,
         transaction_per_migration=True,
         compare_server_default=True,
+        on_version_apply=declare,
     )
     with context.begin_transaction():
         context.run_migrations()

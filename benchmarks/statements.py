@@ -54,6 +54,10 @@ class SilentWaker:
         """Nothing is published."""
         return True
 
+    def casebank(self) -> bool:
+        """Nothing is published."""
+        return True
+
 
 class CountingDatabase(Database):
     """A database that counts what it is asked to run, by name, and all that reaches the driver."""

@@ -15,12 +15,15 @@
 from __future__ import annotations
 
 import importlib
+import math
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from perdure.errors import InvalidRequest, SettingsError
-from perdure.hooks import CallOver, CallSeen, Hooks, TurnOver, TurnSeen
+from perdure.hooks import CallOver, CallSeen, Hooks, Required, TurnOver, TurnSeen
 from perdure.settings import OnUnavailable
 from perdure.tools.mcp.connections import Connections
 from perdure.tools.mcp.server import McpServer
@@ -97,9 +100,22 @@ class Agent:
         if self.on_unavailable is not None and self.on_unavailable not in [*OnUnavailable]:
             accepted = ", ".join(OnUnavailable)
             raise SettingsError(f"agent {self.name!r} has on_unavailable={self.on_unavailable!r}; accepted: {accepted}")
+        self._check_limits()
         object.__setattr__(self, "tools", tuple(made))
         object.__setattr__(self, "servers", servers)
         object.__setattr__(self, "_by_name", by_name)
+
+    def _check_limits(self) -> None:
+        if self.max_steps is not None and self.max_steps < 1:
+            raise SettingsError(f"agent {self.name!r} has max_steps={self.max_steps!r}; accepted: 1 or more")
+        if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
+            raise SettingsError(f"agent {self.name!r} has timeout_s={self.timeout_s!r}; accepted: seconds above 0")
+        for point in ("before_turn", "after_turn", "before_tool", "after_tool"):
+            hooks = getattr(self, point)
+            if not isinstance(hooks, Sequence) or not all(
+                callable(each) or isinstance(each, Required) for each in hooks
+            ):
+                raise SettingsError(f"agent {self.name!r} has {point}={hooks!r}; accepted: a list of functions")
 
     def find_tool(self, name: str) -> Tool | None:
         """The tool of that name, if the agent has it."""
@@ -140,13 +156,15 @@ class Agents:
         """Import the module at `path` and collect the agents that it defines.
 
         Raises:
-            SettingsError: it cannot be imported, or defines none.
+            SettingsError: it cannot be imported, whatever its code raises, or it defines no agent.
         """
         try:
             module = importlib.import_module(path)
-        except ImportError as error:
+        except SettingsError as error:
+            raise SettingsError(f"PERDURE_AGENTS is {path!r}: {error}") from error
+        except Exception as error:
             raise SettingsError(
-                f"PERDURE_AGENTS is {path!r}: {error}; accepted: the path of an importable module"
+                f"PERDURE_AGENTS is {path!r}: {_explain(error)}; accepted: the path of an importable module"
             ) from error
         found = [value for value in vars(module).values() if isinstance(value, Agent)]
         unique = list({id(agent): agent for agent in found}.values())
@@ -167,3 +185,13 @@ class Agents:
 
     def __iter__(self) -> Iterator[Agent]:
         return iter(self._by_name.values())
+
+
+def _explain(error: Exception) -> str:
+    """What went wrong in importing a module, and where unless the message says so itself."""
+    if isinstance(error, ImportError):
+        return str(error)
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error}"
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(at.filename).name}, line {at.lineno})"

@@ -17,6 +17,7 @@
     ├── ProviderError                PROVIDER_ERROR        502
     ├── CircuitBreakerOpen           CIRCUIT_BREAKER_OPEN  503
     ├── Unavailable                  UNAVAILABLE           503
+    │   └── IncompatibleDatabase     UNAVAILABLE           503
     ├── BudgetExhausted              BUDGET_EXHAUSTED      500
     ├── TurnCancelled                TURN_CANCELLED        409
     └── Abandoned                    (reaches nobody: whoever made the call has given it up)
@@ -198,6 +199,12 @@ class Unavailable(PerdureError):
     def __init__(self, message: str, *, retry_after_s: float = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class IncompatibleDatabase(Unavailable):
+    """This release cannot use the database: a server's version or the schema's revision. Waiting does not help."""
+
+    transient = False
 
 
 class BudgetExhausted(PerdureError):

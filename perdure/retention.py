@@ -1,8 +1,11 @@
-"""What is kept for a while and then deleted: traces of work that nothing reads any more.
+"""Retention: rows that nothing reads any more are deleted after a fixed number of days.
 
-Replies that were delivered or given up, snapshots that were set aside for the operator to look
-at, and uses of cases behind those that a rate is reckoned from. What people said, what became of
-their turns, memories and cases are not among them: those go when their user is erased.
+Deliveries that are sent or have failed, snapshots that were set aside for the operator, snapshots of ended sessions,
+messages of the inbox whose text is in a transcript, uses of cases beyond those that a success rate is computed from,
+and dry runs of the CaseBank. Transcripts, turns, memories and cases stay until their user is erased.
+
+Each statement reads and deletes a bounded number of rows through an index. A table that has no index for its rule is
+walked page by page in the order of its key, once in each call of `retain`.
 """
 
 from __future__ import annotations
@@ -15,83 +18,172 @@ from perdure.database.engine import Database, Statement
 
 _BATCH = 1_000
 
+_LONG_AGO = "perdure_now() - make_interval(days => %(days)s)"
+
+# The smallest UUIDv7 of that moment: ids of what was made earlier are below it.
+_IDS_LONG_AGO = f"""
+    (lpad(to_hex((extract(epoch FROM {_LONG_AGO}) * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid
+""".strip()
+
+_FIRST_ID = "00000000-0000-0000-0000-000000000000"
+
+# Rows are deleted by an array of what a limited query found: for a join with it, the generic plan of a prepared
+# statement, which does not know the limit, reads the whole table. Each statement returns one row: how many rows it
+# deleted, and the parameter `after` of the next call, NULL when nothing is left to look at.
+_DELETED = "SELECT count(*) AS deleted, CASE WHEN count(*) = %(most)s THEN %(after)s::text END AS after FROM gone"
+
 DELIVERIES = Statement(
     "retention.deliveries",
-    """
+    f"""
     WITH old AS (
         SELECT delivery_id FROM deliveries
-        WHERE status <> 'pending' AND created_at < perdure_now() - make_interval(days => %(days)s)
-        LIMIT %(most)s
+        WHERE status <> 'pending' AND created_at < {_LONG_AGO}
+        ORDER BY created_at LIMIT %(most)s
+    ), gone AS (
+        DELETE FROM deliveries WHERE delivery_id = ANY (ARRAY(SELECT delivery_id FROM old)) RETURNING 1
     )
-    DELETE FROM deliveries AS d USING old WHERE d.delivery_id = old.delivery_id RETURNING 1
-    """,
+    {_DELETED}
+    """,  # noqa: S608 (constants)
 )
 
 SET_ASIDE = Statement(
     "retention.set_aside",
-    """
+    f"""
     WITH old AS (
-        SELECT session_id, tick FROM snapshots
-        WHERE set_aside AND saved_at < perdure_now() - make_interval(days => %(days)s)
-        LIMIT %(most)s
+        SELECT ctid FROM snapshots
+        WHERE set_aside AND saved_at < {_LONG_AGO}
+        ORDER BY saved_at LIMIT %(most)s
+    ), gone AS (
+        DELETE FROM snapshots WHERE set_aside AND ctid = ANY (ARRAY(SELECT ctid FROM old)) RETURNING 1
     )
-    DELETE FROM snapshots AS s USING old
-    WHERE s.session_id = old.session_id AND s.set_aside AND s.tick = old.tick
-    RETURNING 1
-    """,
+    {_DELETED}
+    """,  # noqa: S608 (constants)
 )
 
-# In the order in which reflection counts them, by the same index.
+# The end of a session deletes its snapshots; this deletes what was written after that. A session that is not over is
+# passed by in one step, however many rows it has: a fork needs them.
+OF_ENDED_SESSIONS = Statement(
+    "retention.of_ended_sessions",
+    f"""
+    WITH page AS (
+        SELECT session_id FROM snapshots
+        WHERE session_id > %(after)s::uuid AND session_id < {_IDS_LONG_AGO}
+        ORDER BY session_id LIMIT %(most)s
+    ), ended AS (
+        SELECT session_id FROM sessions
+        WHERE session_id = ANY (ARRAY(SELECT DISTINCT session_id FROM page)) AND ended_at < {_LONG_AGO}
+    ), gone AS (
+        DELETE FROM snapshots WHERE NOT set_aside AND session_id = ANY (ARRAY(SELECT session_id FROM ended)) RETURNING 1
+    )
+    SELECT (SELECT count(*) FROM gone) AS deleted,
+           CASE WHEN count(*) = %(most)s THEN max(session_id::text) END AS after FROM page
+    """,  # noqa: S608 (constants)
+)
+
+# A message is read by its `message_id` when it is sent again, by its time for an hour's rate, and by its turn until the
+# turn's first commit puts its text into the transcript. The text of a turn that was cancelled before it began is only
+# here, so its rows stay.
+INBOX = Statement(
+    "retention.inbox",
+    f"""
+    WITH page AS (
+        SELECT turn_id FROM inbox
+        WHERE turn_id > %(after)s::uuid AND turn_id < {_IDS_LONG_AGO}
+        ORDER BY turn_id LIMIT %(most)s
+    ), old AS (
+        SELECT turn_id FROM turns
+        WHERE turn_id = ANY (ARRAY(SELECT DISTINCT turn_id FROM page))
+          AND settled_at < {_LONG_AGO} AND first_seq IS NOT NULL
+    ), gone AS (
+        DELETE FROM inbox WHERE turn_id = ANY (ARRAY(SELECT turn_id FROM old)) RETURNING 1
+    )
+    SELECT (SELECT count(*) FROM gone) AS deleted,
+           CASE WHEN count(*) = %(most)s THEN max(turn_id::text) END AS after FROM page
+    """,  # noqa: S608 (constants)
+)
+
+# Of each case those that are older than its newest `executions`, in the order in which reflection counts them.
 USES = Statement(
     "retention.uses",
-    """
-    WITH old AS (
-        SELECT behind.case_id, behind.turn_id
-        FROM cases AS c
+    f"""
+    WITH page AS (
+        SELECT case_id FROM cases WHERE case_id > %(after)s ORDER BY case_id LIMIT %(most)s
+    ), old AS (
+        SELECT behind.ctid
+        FROM page
         CROSS JOIN LATERAL (
-            SELECT case_id, turn_id, executed_at FROM case_executions WHERE case_id = c.case_id
-            ORDER BY executed_at DESC, turn_id DESC OFFSET %(executions)s
+            SELECT executed_at, turn_id FROM case_executions WHERE case_id = page.case_id
+            ORDER BY executed_at DESC, turn_id DESC OFFSET %(executions)s - 1 LIMIT 1
+        ) AS kept
+        CROSS JOIN LATERAL (
+            SELECT e.ctid FROM case_executions AS e
+            WHERE e.case_id = page.case_id AND (e.executed_at, e.turn_id) < (kept.executed_at, kept.turn_id)
+              AND e.executed_at < {_LONG_AGO} AND e.counted
+            ORDER BY e.executed_at, e.turn_id LIMIT %(most)s
         ) AS behind
-        WHERE behind.executed_at < perdure_now() - make_interval(days => %(days)s)
         LIMIT %(most)s
+    ), gone AS (
+        DELETE FROM case_executions WHERE ctid = ANY (ARRAY(SELECT ctid FROM old)) RETURNING 1
     )
-    DELETE FROM case_executions AS e USING old
-    WHERE e.case_id = old.case_id AND e.turn_id = old.turn_id
-    RETURNING 1
-    """,
+    SELECT (SELECT count(*) FROM gone) AS deleted,
+           CASE WHEN (SELECT count(*) FROM old) = %(most)s THEN %(after)s
+                WHEN count(*) = %(most)s THEN max(case_id) END AS after FROM page
+    """,  # noqa: S608 (constants)
+)
+
+DRY_RUNS = Statement(
+    "retention.dry_runs",
+    f"""
+    WITH old AS (
+        SELECT run_id FROM case_runs
+        WHERE started_at < {_LONG_AGO} AND dry_run AND finished_at IS NOT NULL
+        ORDER BY started_at LIMIT %(most)s
+    ), gone AS (
+        DELETE FROM case_runs WHERE run_id = ANY (ARRAY(SELECT run_id FROM old)) RETURNING 1
+    )
+    {_DELETED}
+    """,  # noqa: S608 (constants)
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is kept for so many days."""
+    """A kind of row and the days it is kept. `start` is the first `after` of a walk, `batch` the most rows at once."""
 
     what: str
     days: int
     delete: Statement
+    start: str = ""
+    batch: int | None = None
 
 
 KEPT = (
     Kept("deliveries", 30, DELIVERIES),
     Kept("snapshots set aside", 90, SET_ASIDE),
+    Kept("snapshots of ended sessions", 90, OF_ENDED_SESSIONS, start=_FIRST_ID),
+    Kept("messages in the inbox", 90, INBOX, start=_FIRST_ID),
     Kept("uses of cases", 90, USES),
+    Kept("dry runs of the CaseBank", 30, DRY_RUNS, batch=10),
 )
 
 
 def retain(database: Database, go_on: Callable[[], bool] = lambda: True) -> dict[str, int]:
-    """Delete what has been kept for long enough, a thousand rows a commit; how many of each kind went.
+    """Delete what has been kept for its time, a batch a commit; returns the number of rows deleted, by kind.
 
-    Between commits `go_on` is asked; what is left then goes the next time.
+    Between commits it calls `go_on`, and stops where that returns False; the next call deletes the rest.
 
     Raises:
         Unavailable: the database cannot be reached.
     """
-    gone: dict[str, int] = {}
-    for kept in KEPT:
-        gone[kept.what] = 0
-        while go_on():
-            deleted = len(database.run(kept.delete, {"days": kept.days, "most": _BATCH, "executions": EXECUTIONS}))
-            gone[kept.what] += deleted
-            if deleted < _BATCH:
-                break
-    return gone
+    return {kept.what: _deleted(database, kept, go_on) for kept in KEPT}
+
+
+def _deleted(database: Database, kept: Kept, go_on: Callable[[], bool]) -> int:
+    deleted = 0
+    after: str | None = kept.start
+    batch = min(kept.batch or _BATCH, _BATCH)
+    while after is not None and go_on():
+        given = {"days": kept.days, "most": batch, "executions": EXECUTIONS, "after": after}
+        row = database.run(kept.delete, given)[0]
+        deleted, after = deleted + row.deleted, row.after
+    return deleted

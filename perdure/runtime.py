@@ -48,6 +48,10 @@ class Waker(Protocol):
         """Somebody should draw memories from this session, which has ended; None: from all that wait for it."""
         ...
 
+    def casebank(self) -> bool:
+        """A worker should go on with the run of the CaseBank that waits for one."""
+        ...
+
 
 @dataclass(frozen=True)
 class Runtime:

@@ -4,6 +4,9 @@ Nested groups join with `__` (`PERDURE_TURN__LEASE_S`). Each number that the doc
 name is a setting with that number as its default. `Settings.load()` is called once by each
 program; a value that is wrong raises `SettingsError`, which names the variable, the value
 and what is accepted.
+
+The vendors' SDKs and Flower read their own variables from the process's environment, so `load`
+is also the one place that copies the `VENDORS` variables of `.env` there.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -21,14 +24,26 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, DotEnvSettingsSource, NoDecode, SettingsConfigDict
 from pydantic_settings import SettingsError as Unparsable
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from perdure.errors import SettingsError
+from perdure.patterns import compiled
 
 log = logging.getLogger(__name__)
+
+REDIS_PREFIX = "perdure:"
+"""The default of `PERDURE_REDIS_PREFIX`, with which each of perdure's own keys begins."""
+
+VENDORS = ("OPENAI_", "ANTHROPIC_", "FLOWER_")
+"""Prefixes of the variables in `.env` that other libraries read from the process's environment."""
+
+_KEY_PREFIX = compiled(r"[A-Za-z0-9:._-]{1,64}")
+
+SHA256 = compiled(r"sha256:([0-9a-fA-F]{64})")
+"""A key of the gateway, given as its digest."""
 
 _PREFIX = "PERDURE_"
 _BROKERS = ("redis", "rediss", "redis+socket", "amqp", "amqps", "pyamqp")
@@ -60,6 +75,13 @@ class PruneApproval(StrEnum):
 
     AUTO = "auto"
     MANUAL = "manual"
+
+
+class CaseScope(StrEnum):
+    """Whose prompts a case that was made from a user's words may enter."""
+
+    USER = "user"
+    ALL = "all"
 
 
 class OnUnavailable(StrEnum):
@@ -223,8 +245,10 @@ class ShutdownSettings(_Group):
 
 
 class CasebankSettings(_Group):
-    """`PERDURE_CASEBANK__*`: which cases go, which are spared, and who is told."""
+    """`PERDURE_CASEBANK__*`: which cases enter a prompt, which are pruned or spared, and who is notified."""
 
+    scope: CaseScope = CaseScope.USER
+    min_similarity: Annotated[float, Field(ge=0, le=1)] | None = None
     low_success_percent: Annotated[float, Field(ge=0, le=100)] = 30
     low_success_min_usage: Annotated[int, Field(ge=0)] = 10
     duplicate_similarity: Annotated[float, Field(gt=0, lt=1)] = 0.95
@@ -274,6 +298,7 @@ class Settings(BaseSettings):
     database_url: SecretStr | None = None
     redis_url: SecretStr | None = None
     broker_url: SecretStr | None = None
+    redis_prefix: str = REDIS_PREFIX
     data_dir: Path = Path(".perdure")
     timezone: str = "UTC"
     model: str = "offline"
@@ -305,6 +330,18 @@ class Settings(BaseSettings):
     def _split_at_commas(cls, value: Any) -> Any:
         return _split(value)
 
+    @field_validator("api_keys", "admin_keys")
+    @classmethod
+    def _digests_are_complete(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        for number, key in enumerate(value, start=1):
+            text = key.get_secret_value()
+            if text.startswith("sha256:") and not SHA256.fullmatch(text):
+                raise ValueError(
+                    f"entry {number} is sha256:… without 64 hexadecimal digits; "
+                    "accepted: KEY, sha256: and 64 hexadecimal digits, or file:PATH"
+                )
+        return value
+
     @field_validator("timezone")
     @classmethod
     def _known_zone(cls, value: str) -> str:
@@ -334,6 +371,14 @@ class Settings(BaseSettings):
             raise ValueError("it must be a URL that begins with redis://, rediss:// or redis+socket://")
         return value
 
+    @field_validator("redis_prefix")
+    @classmethod
+    def _plain_prefix(cls, value: str) -> str:
+        # It becomes part of pub/sub patterns, of the names of exchanges, and of keys with a cluster's hash tags.
+        if _KEY_PREFIX.fullmatch(value) is None:
+            raise ValueError("accepted: 1 to 64 letters, digits and the characters : . _ -, such as perdure:")
+        return value
+
     @field_validator("broker_url")
     @classmethod
     def _broker(cls, value: SecretStr | None) -> SecretStr | None:
@@ -343,21 +388,27 @@ class Settings(BaseSettings):
 
     @classmethod
     def load(cls, **overrides: Any) -> Settings:
-        """Read the environment and `.env`. A name that is no setting is warned of: it may be misspelt.
+        """Read the environment and `.env`, of which the environment takes precedence.
+
+        Logs a warning for each `PERDURE_*` name that is not a setting, and copies the `VENDORS` variables of
+        `.env` into the process's environment where it has none of that name.
 
         Raises:
             SettingsError: a value is wrong; the message names variable, value and what is accepted.
         """
-        for name in _unknown(os.environ):
+        written = _dotenv(cls, overrides.get("_env_file", cls.model_config.get("env_file")))
+        for name in _unknown([*os.environ, *written]):
             log.warning("%s is no setting of this release of perdure, and is ignored", name)
+        for name, value in written.items():
+            if name.startswith(VENDORS) and not os.environ.get(name):
+                os.environ[name] = value
         try:
             return cls(**overrides)
         except ValidationError as error:
             raise SettingsError("\n".join(_sentence(item) for item in error.errors())) from None
         except Unparsable:  # a group, which pydantic-settings takes for JSON
-            raise SettingsError(
-                "\n".join(_is_group(name) for name in _groups() if _PREFIX + name in os.environ)
-            ) from None
+            given = {name.upper() for name in [*os.environ, *written]}
+            raise SettingsError("\n".join(_is_group(name) for name in _groups() if _PREFIX + name in given)) from None
 
     def signing_key(self) -> bytes:
         """The key that signs callbacks: `PERDURE_SECRET_KEY`, or one made once under the data dir."""
@@ -379,6 +430,19 @@ class Settings(BaseSettings):
                 f"PERDURE_API_KEYS is empty and the address to bind is {host!r}: set PERDURE_API_KEYS "
                 "(comma-separated, each KEY, sha256:HEX or file:PATH), or bind 127.0.0.1"
             )
+
+
+def _dotenv(settings: type[Settings], path: Any) -> Mapping[str, str]:
+    """The variables of the file at `path`, by their names in capitals; empty values count as unset.
+
+    Raises:
+        SettingsError: the file cannot be read.
+    """
+    try:
+        source = DotEnvSettingsSource(settings, env_file=path, case_sensitive=True, env_ignore_empty=True)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read: {error}; accepted: NAME=VALUE lines in UTF-8") from error
+    return {name.upper(): value for name, value in source.env_vars.items() if value}
 
 
 def _make_once(path: Path, text: str) -> None:
@@ -407,7 +471,7 @@ def _unknown(names: Iterable[str]) -> list[str]:
     """The names that look like settings and are none."""
     known = {_PREFIX + name.upper() for name in Settings.model_fields}
     known |= {variable for group in _groups() for variable in _of_group(group)}
-    return sorted(name for name in names if name.upper().startswith(_PREFIX) and name.upper() not in known)
+    return sorted({name for name in names if name.upper().startswith(_PREFIX) and name.upper() not in known})
 
 
 def _groups() -> list[str]:

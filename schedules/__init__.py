@@ -30,6 +30,7 @@ def entries(tasks: Container[str], settings: Settings) -> dict[str, Entry]:
         Entry("refresh_hot", every_interval, "memory.refresh_hot", "memory"),
         Entry("prune", At(zone, (time(2),), _SUNDAY), "casebank.prune", "maintenance", {"dry_run": False}, 6 * _HOUR_S),
         Entry("advance", Each(minutes=1), "casebank.advance", "maintenance", within_s=6 * _HOUR_S),
+        Entry("count_uses", Each(minutes=1), "casebank.count", "maintenance", within_s=600),
         Entry("reflect", At(zone, (time(3, 30),)), "casebank.reflect", "maintenance"),
         Entry("suggest", Each(minutes=1), "casebank.suggest", "maintenance", within_s=600),
         Entry("retain", At(zone, (time(4, 30),)), "maintenance.retain", "maintenance"),

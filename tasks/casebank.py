@@ -1,4 +1,4 @@
-"""What is done to the CaseBank: weekly it is pruned, daily it looks at how its cases serve.
+"""The CaseBank's tasks: pruned weekly, rated daily, uses counted each minute.
 
 A run that was approved, or broken off with its process, is taken up within a minute.
 """
@@ -10,8 +10,8 @@ from typing import Any
 
 from celery import shared_task
 
+from perdure.casebank import executions, reflection, runs
 from perdure.casebank import prune as pruning
-from perdure.casebank import reflection, runs
 from perdure.casebank.embedding import embed_cases
 from perdure.casebank.prune import Bank, Interrupted
 from perdure.casebank.search import build_indexes
@@ -49,6 +49,13 @@ def advance(self: ScheduledTask) -> dict[str, Any] | None:
     if runs.expire(runtime.database):
         log.warning("a plan of the CaseBank was not approved in time, and is void")
     return pruning.advance(_bank(self.process))
+
+
+@shared_task(name="casebank.count", bind=True, base=ScheduledTask)
+def count(self: ScheduledTask) -> int:
+    """Add to the cases the uses that turns have recorded."""
+    leaving = self.process.leaving
+    return executions.count(self.process.runtime.database, lambda: not leaving.is_set())
 
 
 @shared_task(name="casebank.reflect", bind=True, base=ScheduledTask, ignore_result=False)

@@ -38,5 +38,11 @@ class TaskCarrier:
 
 @shared_task(name="deliveries.send", bind=True, base=PerdureTask)
 def send(self: PerdureTask, delivery_id: str) -> None:
-    """Attempt the delivery, if it is due."""
-    deliver(self.process.runtime.database, self.process.carriers, UUID(delivery_id))
+    """Attempt the delivery, if it is due. Without room for it here, the sweeper publishes it again."""
+    process = self.process
+    if not process.deliveries.acquire(blocking=False):
+        return
+    try:
+        deliver(process.runtime.database, process.carriers, UUID(delivery_id))
+    finally:
+        process.deliveries.release()

@@ -84,7 +84,7 @@ def consolidator(process: Process) -> Consolidator:
         limits=settings.consolidation,
         timeout_s=settings.model_timeout_s,
         lease_s=settings.turn.lease_s,
-        holding=lambda session_id, token: process.runner.keeper.holding(Claimed(session_id, token, 0, 0.0, None)),
+        holding=lambda session_id, fence: process.runner.keeper.holding(Claimed(session_id, fence, 0, 0.0, None)),
     )
 
 

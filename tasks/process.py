@@ -7,17 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from perdure.fencing import Fence
 from perdure.runtime import Runtime
 from perdure.slots.entry import Entry
 from perdure.turns.outbox import Carrier
 from perdure.turns.runner import Runner
 from tasks.metrics import TaskMetrics
 
-Flusher = Callable[[UUID, int], int | None]
+Flusher = Callable[[UUID, Fence], int | None]
 """Writes down what is kept of a session outside of PostgreSQL only, if the token is current; how much that was.
 
 None where it was left to whoever works on the session next: the token is none any more, or a turn comes first.
 """
+
+DELIVERIES = 20
+"""Deliveries that one process attempts at once. A receiver that hangs holds a thread for its timeout."""
 
 ENDINGS = 20
 """Sessions that one process ends at once. A summary model that hangs must leave threads for turns."""
@@ -33,7 +37,8 @@ class Process:
     `isolate` runs a session's turn in a process of its own, and returns when that has ended;
     False if there was no room for it. `entries` are the schedule's, by name. `flushers` are
     called on the way out, for each session that was worked on here; `leaving` is set when that
-    begins. `endings` and `consolidations` have room for so many sessions at once.
+    begins. `deliveries`, `endings` and `consolidations` bound how many of each run at once; a task that
+    finds no room returns, and the sweeper publishes its wake-up again.
     """
 
     runtime: Runtime
@@ -43,6 +48,7 @@ class Process:
     entries: Mapping[str, Entry] = field(default_factory=dict)
     flushers: Sequence[Flusher] = ()
     leaving: threading.Event = field(default_factory=threading.Event)
+    deliveries: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(DELIVERIES))
     endings: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(ENDINGS))
     consolidations: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(CONSOLIDATIONS))
     metrics: TaskMetrics = field(default_factory=TaskMetrics)

@@ -10,6 +10,7 @@ from uuid import UUID
 from celery import shared_task
 
 from perdure.errors import InvalidRequest
+from perdure.fencing import Fence
 from perdure.runtime import Runtime
 from perdure.sessions.ending import Ended, Ender, HandedOn, NotDue, Postponed, expire_idle, request_end
 from perdure.snapshots.forgetting import forget
@@ -75,18 +76,18 @@ def ender(process: Process) -> Ender:
         model=runtime.models(settings.summary_model or settings.model),
         timeout_s=settings.model_timeout_s,
         lease_s=settings.turn.lease_s,
-        holding=lambda session_id, token: process.runner.keeper.holding(Claimed(session_id, token, 0, 0.0, None)),
+        holding=lambda session_id, fence: process.runner.keeper.holding(Claimed(session_id, fence, 0, 0.0, None)),
         clean=partial(_clean, runtime),
     )
 
 
-def _clean(runtime: Runtime, session_id: UUID, token: int) -> None:
+def _clean(runtime: Runtime, session_id: UUID, fence: Fence) -> None:
     """Remove what is kept of an ending session outside PostgreSQL, once PostgreSQL has it.
 
     Raises:
         Unavailable: something cannot be reached; the ending goes on later.
     """
-    if runtime.volatile is None or runtime.volatile.end_session(runtime.database, session_id, token):
+    if runtime.volatile is None or runtime.volatile.end_session(runtime.database, session_id, fence):
         forget(runtime.database, runtime.snapshots, session_id)
 
 

@@ -77,6 +77,7 @@ class RecordingWaker:
         self.deliveries: list[UUID] = []
         self.endings: list[UUID] = []
         self.consolidations: list[UUID | None] = []
+        self.casebanks = 0
         self.away = False
 
     def session(self, session_id: UUID, priority: int) -> bool:
@@ -101,6 +102,11 @@ class RecordingWaker:
         """Remember the session."""
         if not self.away:
             self.consolidations.append(session_id)
+        return not self.away
+
+    def casebank(self) -> bool:
+        """Count it."""
+        self.casebanks += not self.away
         return not self.away
 
 

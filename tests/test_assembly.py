@@ -59,7 +59,7 @@ def test_a_remote_embedder_stands_behind_a_breaker_of_the_process(
     with pytest.raises(CircuitBreakerOpen):
         made.embedder.embed(["hello"])
     assert [(each.name, each.state, each.failure_count) for each in made.breakers.list()] == [
-        ("embed:openai", "open", 2)
+        ("embed:openai:small", "open", 2)
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from kombu import Consumer as Listener
 
 from workers.consuming import Consumer
 from workers.embedded import redis
+from workers.rooms import Rooms
 
 
 def test_a_channel_that_waits_is_closed_to_the_end_though_its_server_is_gone(tmp_path: Path) -> None:
@@ -44,3 +46,80 @@ def test_a_channel_that_waits_is_closed_to_the_end_though_its_server_is_gone(tmp
         assert channel.closed
     with redis.start(tmp_path / "redis"):
         taken[0].ack()  # by a task that ends now
+
+
+class Broker:
+    """A `workers.rooms.Tap` whose event loop runs when the test says so."""
+
+    def __init__(self) -> None:
+        self.pending: list[tuple[Callable[[str], None], str]] = []
+        self.taking = {"turns", "deliveries"}
+        self.returned: list[str] = []
+        self.on_cancel: Callable[[], object] = bool
+
+    def soon(self, work: Callable[[str], None], queue: str) -> None:
+        """Note what the event loop has to do."""
+        self.pending.append((work, queue))
+
+    def cancel(self, queue: str) -> None:
+        """Stop taking; something may happen in the meantime."""
+        self.taking.discard(queue)
+        self.on_cancel()
+
+    def consume(self, queue: str) -> None:
+        """Take again."""
+        self.taking.add(queue)
+
+    def turn(self) -> None:
+        """Run the event loop until it has nothing to do."""
+        while self.pending:
+            work, queue = self.pending.pop(0)
+            work(queue)
+
+
+class Held:
+    """A message that came without room."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def requeue(self) -> None:
+        """Back to the queue: only once that cannot deliver it here again."""
+        assert "turns" not in self._broker.taking
+        self._broker.returned.append("turns")
+
+
+def test_a_full_queue_is_left_to_others_until_a_task_ends() -> None:
+    """The other queues are taken from; what was on its way goes back after the queue was cancelled."""
+    broker = Broker()
+    rooms = Rooms(2, broker)
+    rooms.enter("turns")
+    rooms.enter("turns")
+    rooms.hold("turns", Held(broker))
+    broker.turn()
+    assert (broker.taking, broker.returned) == ({"deliveries"}, ["turns"])
+    rooms.leave("turns")
+    broker.turn()
+    assert broker.taking == {"turns", "deliveries"}
+
+
+def test_a_task_that_ends_while_its_queue_is_cancelled_reopens_it() -> None:
+    """Whenever it ends, the worker must not be left without a queue to take from."""
+    broker = Broker()
+    rooms = Rooms(1, broker)
+    broker.on_cancel = lambda: rooms.leave("turns")
+    rooms.enter("turns")
+    broker.turn()
+    assert broker.taking == {"turns", "deliveries"}
+
+
+def test_a_queue_that_was_selected_again_by_others_is_cancelled_again() -> None:
+    """The intake was closed and opened while there was no room: a message must not go round in circles."""
+    broker = Broker()
+    rooms = Rooms(1, broker)
+    rooms.enter("turns")
+    broker.turn()
+    broker.taking.add("turns")
+    rooms.hold("turns", Held(broker))
+    broker.turn()
+    assert (broker.taking, broker.returned) == ({"deliveries"}, ["turns"])

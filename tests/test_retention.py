@@ -10,15 +10,16 @@ import pytest
 from sqlalchemy import text
 
 from perdure import retention
-from perdure.casebank.executions import record
+from perdure.casebank.executions import count
 from perdure.casebank.reflection import EXECUTIONS
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.runtime import Runtime
-from perdure.turns.inbox import accept
+from perdure.settings import OnBusy
+from perdure.turns.inbox import Accepted, accept
 from perdure.turns.incoming import Incoming
 from perdure.turns.runner import Runner
-from tests.casebank.bank import put
+from tests.casebank.bank import put, use
 
 NOTHING = {kept.what: 0 for kept in retention.KEPT}
 
@@ -33,9 +34,9 @@ def _write(database: Database, statement: str, **parameters: Any) -> None:
         connection.execute(text(statement), parameters)
 
 
-def _answered(runtime: Runtime) -> UUID:
-    """A turn that somebody waited for at a URL; its session."""
-    message = {"user_id": "ana", "text": "hello", "reply_to": {"url": "https://example.org/reply"}}
+def _answered(runtime: Runtime, user_id: str = "ana") -> UUID:
+    """A turn whose sender asked for a callback, settled; its session."""
+    message = {"user_id": user_id, "text": "hello", "reply_to": {"url": "https://example.org/reply"}}
     sent = accept(runtime, Incoming.model_validate(message))
     Runner(runtime, "tests").run(sent.session_id)
     return sent.session_id
@@ -74,23 +75,28 @@ def test_snapshots_set_aside_are_kept_for_three(runtime: Runtime, clock: MovedCl
         )
     clock.advance(timedelta(days=91))
     before = _count(database, "snapshots WHERE NOT set_aside")
-    assert retention.retain(database) == NOTHING | {"snapshots set aside": 2, "deliveries": 0}
+    assert retention.retain(database) == NOTHING | {"snapshots set aside": 2, "messages in the inbox": 1}
     assert _count(database, "snapshots WHERE NOT set_aside") == before
 
 
-def test_of_the_uses_of_a_case_the_newest_hundred_stay(runtime: Runtime, clock: MovedClock) -> None:
-    """And of those behind them whatever is not old."""
+def test_of_the_uses_of_a_case_the_newest_hundred_stay(
+    runtime: Runtime, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And of those behind them whatever is not old. More than a batch of one case goes in one call."""
     database = runtime.database
+    monkeypatch.setattr(retention, "_BATCH", 2)
     put(database, "often")
     put(database, "seldom")
-    record(database, ["seldom"], uuid4(), succeeded=True)
+    use(database, ["seldom"], uuid4(), succeeded=True)
     for _ in range(EXECUTIONS):
-        record(database, ["often"], uuid4(), succeeded=True)
+        use(database, ["often"], uuid4(), succeeded=True)
         clock.advance(timedelta(seconds=1))
     clock.advance(timedelta(days=91))
     assert retention.retain(database) == NOTHING
     for _ in range(5):
-        record(database, ["often"], uuid4(), succeeded=False, error="TOOL_ERROR")
+        use(database, ["often"], uuid4(), succeeded=False, error="TOOL_ERROR")
+    assert retention.retain(database) == NOTHING, "a use that is not counted yet stays"
+    assert count(database) == EXECUTIONS + 6
     assert retention.retain(database) == NOTHING | {"uses of cases": 5}
     assert _count(database, "case_executions WHERE case_id = 'often'") == EXECUTIONS
     assert _count(database, "case_executions WHERE NOT succeeded") == 5
@@ -110,3 +116,74 @@ def test_a_process_that_leaves_stops_between_commits(
     left = iter([True, True])
     assert retention.retain(database, lambda: next(left, False)) == NOTHING | {"deliveries": 2}
     assert retention.retain(database) == NOTHING | {"deliveries": 1}
+
+
+def _inbox(database: Database) -> list[str]:
+    with database.engine.connect() as connection:
+        return list(connection.execute(text("SELECT text FROM inbox ORDER BY text")).scalars())
+
+
+def test_the_inbox_keeps_messages_whose_text_is_nowhere_else(runtime: Runtime, clock: MovedClock) -> None:
+    """Messages of settled turns leave after 90 days: a later repetition of their id is a new message.
+
+    A queued message, and one that was cancelled before its turn began, stay: the transcript does not have them.
+    """
+    database = runtime.database
+
+    def send(words: str, user_id: str = "ana", **given: Any) -> Accepted:
+        incoming = {"user_id": user_id, "text": words, "message_id": words, **given}
+        return accept(runtime, Incoming.model_validate(incoming))
+
+    answered = send("answered")
+    send("merged into it", on_busy="merge")
+    Runner(runtime, "tests").run(answered.session_id)
+    send("cancelled", user_id="ben")
+    send("queued", user_id="ben", on_busy="interrupt")
+    clock.advance(timedelta(days=89))
+    assert retention.retain(database) == NOTHING
+    assert send("answered").duplicate
+    clock.advance(timedelta(days=2))
+    assert retention.retain(database) == NOTHING | {"messages in the inbox": 2}
+    assert _inbox(database) == ["cancelled", "queued"]
+    assert not send("answered").duplicate
+    assert _count(database, "messages WHERE content = 'answered'") == 1
+
+
+def test_snapshots_of_ended_sessions_leave(runtime: Runtime, clock: MovedClock) -> None:
+    """Rows that were written after the session's end; those of a session that has not ended stay, however old."""
+    database = runtime.database
+    ended, live = _answered(runtime, "ana"), _answered(runtime, "ben")
+    for session_id in (ended, live):
+        for tick in (1, 2):
+            _write(
+                database,
+                "INSERT INTO snapshots (session_id, set_aside, variables, events, tick, token, saved_at)"
+                " VALUES (:session_id, false, '{}', '[]', :tick, 1, perdure_now())",
+                session_id=session_id,
+                tick=tick,
+            )
+    _write(
+        database,
+        "UPDATE sessions SET ended_at = perdure_now(), state = 'ended', routable = false WHERE session_id = :ended",
+        ended=ended,
+    )
+    clock.advance(timedelta(days=91))
+    assert retention.retain(database) == NOTHING | {"snapshots of ended sessions": 2, "messages in the inbox": 2}
+    assert _count(database, "snapshots") == 2
+
+
+def test_every_page_of_a_walk_is_looked_at(
+    runtime: Runtime, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that stay, at the beginning of a table, hide none of those behind them."""
+    database = runtime.database
+    monkeypatch.setattr(retention, "_BATCH", 2)
+    for number in range(5):
+        accept(runtime, Incoming(user_id="ben", text=f"kept {number}", on_busy=OnBusy.INTERRUPT))
+        clock.advance(timedelta(seconds=1))
+    for _ in range(5):
+        _answered(runtime)
+        clock.advance(timedelta(seconds=1))
+    clock.advance(timedelta(days=91))
+    assert retention.retain(database) == NOTHING | {"messages in the inbox": 5}
+    assert _inbox(database) == [f"kept {number}" for number in range(5)]

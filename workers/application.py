@@ -28,21 +28,30 @@ INCLUDED = (
 )
 
 ROUTES = {
-    "turns.submit": {"queue": "ingress"},
-    "turns.*": {"queue": "turns"},
-    "deliveries.*": {"queue": "deliveries"},
-    "sessions.*": {"queue": "sessions"},
-    "memory.*": {"queue": "memory"},
-    "casebank.*": {"queue": "maintenance"},
+    "turns.submit": "ingress",
+    "turns.*": "turns",
+    "deliveries.*": "deliveries",
+    "sessions.*": "sessions",
+    "memory.*": "memory",
+    "casebank.*": "maintenance",
+    "maintenance.*": "maintenance",
 }
 
+PRIORITIES = {"ingress": 9, "turns": 5, "deliveries": 5, "sessions": 5, "memory": 2, "maintenance": 2}
+"""Priority of a queue's tasks, 9 first; a wake-up of a session has its turn's instead. Redis goes by it across
+queues: messages are accepted first; deliveries and endings take turns with the turns of the default priority; what
+is done to memories comes last. None starves, since each queue has threads of its own (`workers.rooms`).
+"""
+
 CONCURRENCY = 100
-"""Turns that one worker process runs at once, unless told otherwise: they mostly wait."""
+"""Turns that one worker process runs at once, without `--concurrency`: they mostly wait."""
 
 _PRIORITIES = 10
 _WORKER_WAIT_S = 5.0
 _PUBLISH_WAIT_S = 0.5
-_REDELIVER_S = 60
+
+REDELIVER_S = 60
+"""Redis's visibility timeout: a message is delivered again if it is unacknowledged after these seconds."""
 
 
 def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -> Celery:
@@ -62,13 +71,14 @@ def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -
         task_queues=[_queue(name, where.broker_url) for name in QUEUES],
         task_default_queue="ingress",
         task_create_missing_queues=True,
-        task_routes=ROUTES,
+        task_routes=_routes(where.broker_url),
         task_ignore_result=True,
         result_expires=86_400,
         worker_consumer="workers.consuming:Consumer",
         worker_pool="threads",
         worker_concurrency=CONCURRENCY,
         worker_prefetch_multiplier=1,
+        worker_enable_prefetch_count_reduction=False,  # `workers.rooms` bounds what a worker takes
         worker_send_task_events=False,  # a sixth of a worker's time; Flower switches them on while it runs
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,
@@ -77,7 +87,10 @@ def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -
         broker_pool_limit=16,
         broker_heartbeat=10,
         broker_connection_timeout=wait_s,
-        broker_transport_options=transport_options(where.broker_url, wait_s),
+        broker_transport_options=transport_options(where.broker_url, wait_s, settings.redis_prefix),
+        # An application on the same broker does not see these workers in its `celery inspect`, Flower or gossip.
+        control_exchange=f"{settings.redis_prefix}celery",
+        event_exchange=f"{settings.redis_prefix}celeryev",
         redis_socket_timeout=_WORKER_WAIT_S,
         redis_socket_connect_timeout=_WORKER_WAIT_S,
         redis_retry_on_timeout=True,
@@ -93,8 +106,13 @@ def registered() -> frozenset[str]:
     return frozenset(app.tasks)
 
 
-def transport_options(broker_url: str, wait_s: float) -> dict[str, Any]:
-    """Bounds on each wait for the broker, in the words of its transport; `wait_s` in seconds."""
+def transport_options(broker_url: str, wait_s: float, prefix: str) -> dict[str, Any]:
+    """Bounds on each wait for the broker, as its transport names them; `wait_s` in seconds.
+
+    On Redis also the keys, beginning with `prefix`, where unacknowledged messages are kept. Under kombu's own
+    names, which every application on the database shares, this short visibility timeout would hand out the
+    running and postponed tasks of the other applications again.
+    """
     if broker_url.startswith(("amqp", "pyamqp")):
         return {"confirm_publish": True, "connect_timeout": wait_s, "read_timeout": wait_s, "write_timeout": wait_s}
     return {
@@ -105,15 +123,32 @@ def transport_options(broker_url: str, wait_s: float) -> dict[str, Any]:
         "health_check_interval": int(_WORKER_WAIT_S),
         # What a killed worker had taken and not acknowledged (a submission) is handed out again
         # after so many seconds. Wake-ups that wait in a busy worker for longer come twice, which is harmless.
-        "visibility_timeout": _REDELIVER_S,
+        "visibility_timeout": REDELIVER_S,
+        "unacked_key": f"{prefix}unacked",
+        "unacked_index_key": f"{prefix}unacked_index",
+        "unacked_mutex_key": f"{prefix}unacked_mutex",
         "unacked_restore_interval": 1,
         "unacked_restore_throttle": 1,
     }
 
 
 def broker_priority(broker_url: str, priority: int) -> int:
-    """A priority of the contract (9 first) in the broker's terms: RabbitMQ's 9 is first, Redis's 0."""
-    return priority if broker_url.startswith(("amqp", "pyamqp")) else _PRIORITIES - 1 - priority
+    """A priority of perdure (9 first) in the broker's terms.
+
+    RabbitMQ takes 9 first. Redis takes 0 first and has a list for each level: kombu's default consumers read
+    those of 0, 3, 6 and 9, so nothing else is published. perdure's workers read all ten.
+    """
+    if broker_url.startswith(("amqp", "pyamqp")):
+        return priority
+    return (_PRIORITIES - 1 - priority) // 3 * 3
+
+
+def _routes(broker_url: str) -> dict[str, dict[str, Any]]:
+    """Queue and priority of each task, whoever publishes it with this application: gateway, worker or beat."""
+    return {
+        task: {"queue": queue, "priority": broker_priority(broker_url, PRIORITIES[queue])}
+        for task, queue in ROUTES.items()
+    }
 
 
 def _queue(name: str, broker_url: str) -> Queue:

@@ -7,15 +7,18 @@ made here and handed on; nothing is made at import.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import partial
 
 from perdure.agents import Agents
 from perdure.clock import SystemClock
+from perdure.database import compatibility
 from perdure.database.engine import Database
-from perdure.errors import Unavailable
+from perdure.errors import IncompatibleDatabase, Unavailable
 from perdure.memory.volatile import Volatile
 from perdure.models.embedders.guarded import guard_with
+from perdure.models.embedders.resolve import check as check_embedder
 from perdure.models.embedders.resolve import resolve as resolve_embedder
 from perdure.models.resolve import Models
 from perdure.resilience.resolve import resolve as resolve_breakers
@@ -28,6 +31,8 @@ from perdure.tools.mcp.server import McpServer
 from perdure.tools.mcp.server import check as check_servers
 from perdure.turns.parking import recall
 from workers.embedded import postgres, redis
+
+log = logging.getLogger(__name__)
 
 _NO_REDIS = "redis://127.0.0.1:0"
 """Stands in where none runs: whoever needs it is told so then."""
@@ -86,18 +91,41 @@ def redis_address(settings: Settings) -> str:
 
 
 def check(settings: Settings) -> None:
-    """Find out now what would stop every process at its start.
+    """Check each setting that names something: agents, models, embedder, breakers, snapshot store.
+
+    Every program of an installation calls this before it looks for a server, so that a wrong value stops
+    the gateway, a worker, beat and Flower alike. It connects to nothing and loads no model into memory.
 
     Raises:
-        SettingsError: `PERDURE_AGENTS`, `PERDURE_MODEL`, `PERDURE_FALLBACK`, `PERDURE_BREAKER__REGISTRY` or
-            `PERDURE_SNAPSHOTS` names what cannot be had, or `PERDURE_MCP__COMMANDS` does not name what an
-            agent's MCP server would start.
+        SettingsError: a setting, or an agent's own, names what does not exist or cannot be set up, or
+            `PERDURE_MCP__COMMANDS` does not allow what an agent's MCP server would start.
     """
-    check_servers(_servers(Agents.from_module(settings.agents)), settings.mcp)
-    breakers = resolve_breakers(settings, SystemClock(), _NO_REDIS, lambda _: None)
-    Models(settings, SystemClock(), breakers).get()
+    agents, clock = Agents.from_module(settings.agents), SystemClock()
+    check_servers(_servers(agents), settings.mcp)
+    breakers = resolve_breakers(settings, clock, _NO_REDIS, lambda _: None)
+    _check_models(Models(settings, clock, breakers), settings, agents)
     breakers.close()
+    check_embedder(settings.embedder, settings, clock)
     resolve(settings.snapshots, settings, Database("postgresql://"), _NO_REDIS).close()
+
+
+def require_database(database_url: str) -> None:
+    """Check, when a program starts, that this release can use the database.
+
+    A database that cannot be reached is only logged: the program starts, and reconnects.
+
+    Raises:
+        IncompatibleDatabase: PostgreSQL, pgvector or the schema is too old, or the schema is too new.
+    """
+    database = Database(database_url)
+    try:
+        compatibility.require(database)
+    except IncompatibleDatabase:
+        raise
+    except Unavailable as error:
+        log.warning("the database was not checked at the start: %s", error.message)
+    finally:
+        database.close()
 
 
 def assemble(
@@ -108,9 +136,7 @@ def assemble(
     Only with `turns` are the agents' MCP servers connected: by a process that runs turns, once it is forked.
 
     Raises:
-        SettingsError: `PERDURE_AGENTS`, `PERDURE_MODEL`, `PERDURE_SUMMARY_MODEL`, `PERDURE_EMBEDDER`,
-            `PERDURE_FALLBACK`, `PERDURE_BREAKER__REGISTRY` or `PERDURE_SNAPSHOTS` names what cannot be had, or
-            `PERDURE_MCP__COMMANDS` does not name what an agent's MCP server would start.
+        SettingsError: as `check`, or the embedder's model cannot be loaded.
     """
     agents = Agents.from_module(settings.agents)
     servers = _servers(agents)
@@ -119,8 +145,7 @@ def assemble(
     database = Database(database_url, lease_s=settings.turn.lease_s)
     breakers = resolve_breakers(settings, clock, redis_url or _redis_if_found(settings), partial(recall, database))
     models = Models(settings, clock, breakers)
-    for name in {settings.model, settings.summary_model or settings.model}:
-        models.get(name)  # a model that cannot be set up stops the start, not the first turn
+    _check_models(models, settings, agents)
     connections = Connections(settings, breakers, clock) if turns else None
     made = Runtime(
         settings=settings,
@@ -130,7 +155,7 @@ def assemble(
         models=models.get,
         wake=wake,
         snapshots=resolve(settings.snapshots, settings, database, redis_url or _redis_of_snapshots(settings)),
-        volatile=Volatile.at(redis_url, settings.memory, clock) if redis_url else None,
+        volatile=Volatile.at(redis_url, settings.memory, clock, settings.redis_prefix) if redis_url else None,
         embedder=resolve_embedder(settings.embedder, settings, clock, guard_with(breakers, settings, clock)),
         breakers=breakers,
         connections=connections,
@@ -143,6 +168,18 @@ def assemble(
 
 def _servers(agents: Agents) -> list[McpServer]:
     return [server for agent in agents for server in agent.servers]
+
+
+def _check_models(models: Models, settings: Settings, agents: Agents) -> None:
+    """Set up each model that a setting or an agent names, so that a wrong name stops the start, not a turn."""
+    models.get(settings.model)
+    if settings.summary_model is not None:
+        models.get(settings.summary_model, "PERDURE_SUMMARY_MODEL")
+    for agent in agents:
+        if agent.model:
+            models.get(agent.model, f"the model of agent {agent.name!r} (PERDURE_AGENTS is {settings.agents!r})")
+    for name in settings.fallback_models:
+        models.guarded(name, "PERDURE_FALLBACK_MODELS")
 
 
 def _redis_of_snapshots(settings: Settings) -> str:

@@ -11,12 +11,15 @@ import atexit
 import logging
 import signal
 import time
+from functools import partial
 from types import FrameType
 from typing import Any
 
 from celery.signals import after_task_publish, beat_init
 
 from perdure.settings import ShutdownSettings
+from workers.assembly import require_database
+from workers.lifecycle import or_exit
 from workers.limit import HardLimit
 
 log = logging.getLogger(__name__)
@@ -56,6 +59,11 @@ class Beating:
             )  # fmt: skip
 
 
-def follow(budget: ShutdownSettings) -> None:
-    """See the process out, if it is a beat."""
-    beat_init.connect(lambda **_: Beating(budget).begin(), weak=False)
+def follow(budget: ShutdownSettings, database_url: str) -> None:
+    """If the process is a beat: check the database at its start, and see it out."""
+
+    def begin(**_: Any) -> None:
+        or_exit(partial(require_database, database_url))
+        Beating(budget).begin()
+
+    beat_init.connect(begin, weak=False)

@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+from celery import Celery
+
 from perdure.settings import Settings
 from schedules.beat import give_to_beat
-from workers import beating
+from workers import beating, flowering
 from workers import control as _control  # noqa: F401 (`celery inspect` knows a command once it is imported)
 from workers.application import make_app
-from workers.assembly import addresses
+from workers.assembly import addresses, check
+from workers.exiting import exit_unless_startable
 from workers.lifecycle import follow
 
-_settings = Settings.load()
-_addresses = addresses(_settings)
-app = make_app(_settings, _addresses)
-follow(app, _settings, _addresses)
-beating.follow(_settings.shutdown)
-give_to_beat(app, _settings)
+_CHECKED = frozenset({"worker", "beat", "flower"})
+"""The commands that start a process of the installation. `inspect` and the like need the broker alone."""
+
+
+def _make() -> Celery:
+    """The application for the command that imports this module.
+
+    Raises:
+        SettingsError: a setting is wrong.
+        Unavailable: an embedded server is meant and does not run.
+    """
+    settings = Settings.load()
+    command = flowering.command()
+    if command in _CHECKED:
+        check(settings)
+    if command == "flower":
+        flowering.check_environment()
+    where = addresses(settings)
+    made = make_app(settings, where)
+    follow(made, settings, where)
+    beating.follow(settings.shutdown, where.database_url)
+    give_to_beat(made, settings)
+    flowering.follow(made)
+    return made
+
+
+with exit_unless_startable():
+    app = _make()

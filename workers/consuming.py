@@ -1,25 +1,185 @@
-"""What a worker does with its connection to the broker: Celery's consumer, which outlives the loss of a Redis."""
+"""What a worker does with its connection to the broker: Celery's consumer, with a bound for each queue.
+
+It survives the loss of a Redis, takes from a queue only what it can begin at once (see `workers.rooms`), and
+returns messages of other applications to their queue (see `workers.unknown_tasks`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from celery.concurrency.thread import TaskPool
+from celery.exceptions import TaskRevokedError
 from celery.worker import consumer
-from kombu.transport import virtual
+from kombu.transport import redis, virtual
+
+from workers.rooms import Rooms
+from workers.unknown_tasks import UnknownTasks
+
+_BUILT_IN = "celery."
+"""How the names of Celery's built-in tasks begin. perdure publishes none: in a shared queue they are the other
+application's, whose tasks they call."""
+
+_AHEAD = 8
+"""Messages that RabbitMQ sends ahead. One round trip brings several; few go back when there is no room."""
 
 
 class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no types
-    """Celery's, but for one thing: the channel of a connection that was lost is closed to the end.
+    """Celery's, with three changes.
 
-    Closing a channel of Redis begins with reading what it waits for. If the server is gone, and another
-    of the worker's sockets was found dead first, that ends the closing; Celery takes the connection apart
-    all the same, and the next to touch the channel (the second closing, a late acknowledgement) meets
-    `AttributeError: 'NoneType' object has no attribute 'hostname'`: an unrecoverable error, and the worker leaves.
-    A second attempt, before the connection is taken apart, finds nothing left to read.
+    Each queue has room of its own. A message that is no task of perdure's is returned to its queue after a pause;
+    Celery would discard it. The channel of a lost connection is closed completely.
     """
 
+    rooms: Rooms | None = None
+    """None with another pool than `threads`: Celery's prefetch count is the only bound then."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._unknown = UnknownTasks(self)
+        self._arrives_from = ""
+        super().__init__(*args, **options)
+        if not isinstance(self.pool, TaskPool):
+            return
+        rooms = self.rooms = Rooms(self.pool.limit, self)
+        threads = sum(rooms.of(queue) for queue in self.app.amqp.queues.consume_from)
+        self.pool.executor = ThreadPoolExecutor(max_workers=threads)
+        self._ahead = threads
+        if self.conninfo.transport.driver_type == "amqp":
+            self._ahead = rooms.of("ingress") + _AHEAD  # a submission is acknowledged when it is accepted
+        self.initial_prefetch_count = self._ahead
+        self.on_task_request = self._begin
+
+    @property
+    def max_prefetch_count(self) -> int:
+        """Messages that the broker may send and this worker has not acknowledged."""
+        return self._ahead if self.rooms is not None else super().max_prefetch_count
+
+    def create_task_handler(self, *args: Any, **options: Any) -> Callable[[Any], Any]:
+        """What is called with each message: Celery's handler, if there is room."""
+        handle: Callable[[Any], Any] = super().create_task_handler(*args, **options)
+        rooms = self.rooms
+        if rooms is None:
+            return handle
+
+        def receive(message: Any) -> Any:
+            queue = message.delivery_info["routing_key"]
+            if queue in self.app.amqp.queues and not rooms.has_room(queue):
+                return rooms.hold(queue, message)
+            return handle(message)
+
+        return receive
+
+    def soon(self, work: Callable[[str], None], queue: str) -> None:
+        """Have the event loop call `work(queue)`."""
+        self.call_soon(work, queue)
+
+    def cancel(self, queue: str) -> None:
+        """Stop taking from a queue."""
+        if self.task_consumer is not None:
+            self.task_consumer.cancel_by_queue(queue)
+
+    def consume(self, queue: str) -> None:
+        """Take from a queue again, unless it was deselected (the intake is closed) or the worker stops."""
+        tasks, queues = self.task_consumer, self.app.amqp.queues
+        if tasks is None or queue not in queues.consume_from or tasks.consuming_from(queue):
+            return
+        declares, tasks.auto_declare = tasks.auto_declare, False  # it was declared when the worker connected
+        try:
+            tasks.add_queue(queues[queue])
+        finally:
+            tasks.auto_declare = declares
+        tasks.consume()
+
+    def _begin(self, request: Any) -> None:
+        """Run a task in the pool, and count it until it has ended."""
+        rooms: Any = self.rooms
+        queue = request.delivery_info["routing_key"]
+        rooms.enter(queue)
+        try:
+            result = request.execute_using_pool(self.pool)
+        except BaseException as error:
+            rooms.leave(queue)
+            if not isinstance(error, TaskRevokedError):
+                raise
+        else:
+            result.f.add_done_callback(lambda _: rooms.leave(queue))
+
+    def connect(self) -> Any:
+        """Connect, and note from then on which queue each message comes from: a message does not say."""
+        connection = super().connect()
+        if isinstance(connection.transport, virtual.Transport):
+            self._note_arrivals(connection.transport)
+        if isinstance(connection.transport, redis.Transport):
+            self._record_arrivals(connection.default_channel.qos)
+        return connection
+
+    def _note_arrivals(self, transport: Any) -> None:
+        deliver = transport._deliver  # noqa: SLF001 (there is no public way to the queue's name)
+
+        def note_and_deliver(message: Any, queue: str) -> None:
+            self._arrives_from = queue
+            deliver(message, queue)
+
+        transport._deliver = note_and_deliver  # noqa: SLF001 (as above)
+
+    def _record_arrivals(self, unacknowledged: Any) -> None:
+        """Have each unacknowledged message recorded as sent to its queue by name, which it then is restored to.
+
+        kombu publishes a restored message to its exchange again: to every queue that is bound there, and to none if
+        the exchange's type is one that only the other application has declared.
+        """
+        append = unacknowledged.append
+
+        def append_as_sent_by_name(message: Any, delivery_tag: str) -> None:
+            published = message.delivery_info
+            message.delivery_info = {"exchange": "", "routing_key": self._arrives_from}
+            try:
+                append(message, delivery_tag)
+            finally:
+                message.delivery_info = published
+
+        unacknowledged.append = append_as_sent_by_name
+
+    def update_strategies(self) -> None:
+        """Run the application's own tasks, not Celery's built-in ones."""
+        super().update_strategies()
+        for name in [name for name in self.strategies if name.startswith(_BUILT_IN)]:
+            del self.strategies[name]
+
+    def on_unknown_task(self, body: Any, message: Any, exc: BaseException) -> None:  # noqa: ARG002 (Celery's signature)
+        """Return another application's task to its queue after a pause."""
+        self._return(message, f"the task {exc.args[0]!r}")
+
+    def on_unknown_message(self, body: Any, message: Any) -> None:  # noqa: ARG002 (Celery's signature)
+        """Return a message that is no task to its queue after a pause."""
+        self._return(message, "a message that is no task")
+
+    def on_close(self) -> None:
+        """Return what is held now if the worker stops; forget it if the connection is lost."""
+        if self.connection is None:
+            self._unknown.forget()
+        else:
+            self._unknown.release_all()
+        super().on_close()
+
+    def _return(self, message: Any, what: str) -> None:
+        self._unknown.hold(message, self._arrives_from or message.delivery_info.get("routing_key", ""), what)
+
     def on_connection_error_after_connected(self, exc: Exception) -> None:
-        """Let go of the connection, so that the next attempt makes a new one."""
+        """Close the channel of a lost connection completely, so that the next attempt makes a new one.
+
+        Closing a Redis channel begins with reading a pending reply. If the server is gone, and another of the
+        worker's sockets was found dead first, this ends the closing early; Celery discards the connection all the
+        same, and the next use of the channel (the second closing, a late acknowledgement) raises
+        `AttributeError: 'NoneType' object has no attribute 'hostname'`: an unrecoverable error, and the worker
+        ends. A second attempt, before the connection is discarded, finds nothing left to read.
+        """
         channel = getattr(self.task_consumer, "channel", None)
         if isinstance(channel, virtual.Channel):
             self.connection.maybe_close_channel(channel)
             self.connection.maybe_close_channel(channel)
+        if self.rooms is not None:
+            self.rooms.lost()
         super().on_connection_error_after_connected(exc)

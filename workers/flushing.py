@@ -1,6 +1,6 @@
 """Flush: what is known of a session outside of PostgreSQL only is written there, before a process goes.
 
-For each session that the process worked on, under the token that it had: where somebody else
+For each session that the process worked on, under the fence that it had: where somebody else
 has claimed the session since, nothing is written. Bounded in time as a whole, since it
 talks to servers that may have fallen silent.
 """
@@ -16,6 +16,7 @@ from functools import partial
 from uuid import UUID
 
 from perdure.errors import Unavailable
+from perdure.fencing import Fence
 from perdure.runtime import Runtime
 from tasks.process import Flusher
 
@@ -49,11 +50,11 @@ def flushers(runtime: Runtime) -> tuple[Flusher, ...]:
     return () if runtime.volatile is None else (partial(runtime.volatile.flush, runtime.database),)
 
 
-def flush(touched: Sequence[tuple[UUID, int]], flushers: Sequence[Flusher], within_s: float) -> Flushed:
+def flush(touched: Sequence[tuple[UUID, Fence]], flushers: Sequence[Flusher], within_s: float) -> Flushed:
     """Flush the sessions in their order, for at most `within_s` seconds."""
     flushed = Flushed(len(touched))
     until = time.monotonic() + within_s
-    # A flusher that hangs is left behind: it writes under a token, so that a late write does no harm.
+    # A flusher that hangs is left behind: it writes under a fence, so that a late write does no harm.
     thread = threading.Thread(
         target=_flush, args=(touched, flushers, flushed, until), name="perdure-flush", daemon=True
     )
@@ -62,14 +63,14 @@ def flush(touched: Sequence[tuple[UUID, int]], flushers: Sequence[Flusher], with
     return flushed
 
 
-def _flush(touched: Sequence[tuple[UUID, int]], flushers: Sequence[Flusher], flushed: Flushed, until: float) -> None:
-    for session_id, token in touched:
+def _flush(touched: Sequence[tuple[UUID, Fence]], flushers: Sequence[Flusher], flushed: Flushed, until: float) -> None:
+    for session_id, fence in touched:
         if time.monotonic() >= until:
             return
         whole, left = True, False
         for flusher in flushers:
             try:
-                written = flusher(session_id, token)
+                written = flusher(session_id, fence)
             except Unavailable as error:
                 log.warning("sessions could not be flushed: %s", error.message)
                 return

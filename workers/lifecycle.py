@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from celery.signals import setup_logging, worker_init, worker_process_init, work
 
 import schedules
 from perdure.channels.callback import UrlCarrier
-from perdure.errors import SettingsError, Unavailable
+from perdure.errors import Unavailable
 from perdure.settings import Settings
 from perdure.slots.sweep import sweep_slots
 from perdure.turns.outbox import Carrier
@@ -33,9 +32,11 @@ from tasks.process import Process
 from tasks.scheduled import fire
 from workers import logs, taking
 from workers.alone import Isolation
-from workers.assembly import Addresses, assemble
+from workers.assembly import Addresses, assemble, require_database
 from workers.embedding import Embedding
+from workers.exiting import exit_unless_startable
 from workers.flushing import flushers
+from workers.old_unacked import OldUnacked
 from workers.shutdown import Shutdown
 from workers.standby import Standby
 from workers.wake import CeleryWaker
@@ -68,12 +69,17 @@ class Lifecycle:
                 self._pid = os.getpid()
             return self._process
 
+    def check(self) -> None:
+        """Check that this release can use the database; see `require_database`."""
+        require_database(self._where.database_url)
+
     def start(self) -> None:
         """Assemble now, and begin to sweep and to wait for the end."""
         process = self()
         standby = self.standby = Standby(process, self._settings, self._isolation, self.taking)
         embedding = self._embedding = Embedding(process.runtime)
         embedding.start()
+        _thread("perdure-old-unacked", lambda: OldUnacked(self._app).run(self._shutdown.begun))
         _thread("perdure-sweeper", lambda: self._sweep(process, standby, embedding))
         _thread("perdure-drain", lambda: self._shutdown.watch(process))
 
@@ -116,7 +122,8 @@ class Lifecycle:
         runtime.leaks.on_too_many = _leave_for_leaks
         runner = Runner(runtime, owner=f"{socket.gethostname()}:{os.getpid()}")
         runner.start()
-        carriers: dict[str, Carrier] = {"url": UrlCarrier(self._settings.signing_key()), "task": TaskCarrier(waker)}
+        to_url = UrlCarrier(self._settings.signing_key(), breakers=runtime.breakers)
+        carriers: dict[str, Carrier] = {"url": to_url, "task": TaskCarrier(waker)}
         return Process(runtime, runner, carriers, self._isolation.run, found, flushers(runtime), self._shutdown.begun)
 
     def _sweep(self, process: Process, standby: Standby, embedding: Embedding) -> None:
@@ -143,28 +150,23 @@ def follow(app: Celery, settings: Settings, where: Addresses) -> Lifecycle:
     app.steps["worker"].add(taking.Step)
 
     def begin(sender: Any = None, **_: Any) -> None:
+        or_exit(lifecycle.check)
         if sender is None or not taking.is_supervisor(sender):  # its children assemble themselves
-            _start_or_exit(lifecycle)
+            or_exit(lifecycle.start)
 
     setup_logging.connect(lambda **_: logs.configure(), weak=False)
     # Kept alive by the application: Celery holds its receivers weakly.
     worker_init.connect(begin, weak=False)
-    worker_process_init.connect(lambda **_: _start_or_exit(lifecycle), weak=False)
+    worker_process_init.connect(lambda **_: or_exit(lifecycle.start), weak=False)
     worker_shutting_down.connect(lambda **_: lifecycle.leave(), weak=False)
     worker_shutdown.connect(lambda **_: lifecycle.close(), weak=False)
     return lifecycle
 
 
-def _start_or_exit(lifecycle: Lifecycle) -> None:
-    """Start, or end the worker with a sentence: Celery would log an error of a signal's receiver and go on."""
-    try:
-        lifecycle.start()
-    except SettingsError as error:
-        sys.stderr.write(f"perdure: {error}\n")
-        raise SystemExit(2) from None
-    except Unavailable as error:
-        sys.stderr.write(f"perdure: {error.message}\n")
-        raise SystemExit(3) from None
+def or_exit(step: Callable[[], None]) -> None:
+    """Run a step of the start, or exit with its message: Celery logs an error of a signal's receiver and goes on."""
+    with exit_unless_startable():
+        step()
 
 
 def _leave_for_leaks() -> None:

@@ -3,7 +3,8 @@
 Each process runs in a session of its own, so that a Ctrl-C in the terminal reaches only the
 supervisor, which stops its processes in their order: SIGTERM, a time to drain, SIGKILL. A
 second Ctrl-C hastens them all by a signal of their own; a third one kills what is left. A
-process that dies is started again after a delay that doubles. None outlives a supervisor
+process that dies is started again after a delay that doubles, unless it exits with its
+`final_status`: then all are stopped. None outlives a supervisor
 that is killed: each is given a death signal (see `embedded.launch`), which fires when the
 *thread* that started it ends, so `run` belongs in the main thread.
 
@@ -44,6 +45,7 @@ class Process:
         stop_rank: Lower ranks are stopped first; the next rank when all of the one before have ended.
         stop_within_s: Seconds from its SIGTERM to its SIGKILL.
         ready: Awaited after each start; returns once the process can be used. None: at once.
+        final_status: The exit status after which no restart helps (a wrong setting). None: there is no such status.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Process:
     stop_rank: int = 0
     stop_within_s: float = 10
     ready: Probe | None = None
+    final_status: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,8 @@ def run(
         output: Where the prefixed lines go; default standard output.
 
     Returns:
-        The exit status: 0 if all ended by themselves when asked to, 1 if one had to be killed.
+        The exit status: 0 if all ended by themselves when asked to, 1 if one had to be killed; the `final_status`
+        of a process that exited with it.
     """
     supervisor = _Supervisor(processes, on_ready, backoff or Backoff(), clock or SystemClock(), output or sys.stdout)
     return asyncio.run(supervisor.run())
@@ -137,6 +141,15 @@ class _Printer:
             self._on_gone()
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """The process that exited with its `final_status`, and its last line of output, which says why."""
+
+    name: str
+    status: int
+    message: str
+
+
 class _Child:
     """One run of a process: its lines are printed, its end is an event, its group dies with it."""
 
@@ -144,6 +157,7 @@ class _Child:
         self._name = process.name
         self._printer = printer
         self._unfinished = b""
+        self.last_line = ""
         self._loop = asyncio.get_running_loop()
         self.ended = asyncio.Event()
         self._popen = subprocess.Popen(
@@ -217,7 +231,8 @@ class _Child:
             self._print(self._unfinished)
 
     def _print(self, line: bytes) -> None:
-        self._printer.line(self._name, line.decode(errors="replace").rstrip("\r"))
+        self.last_line = line.decode(errors="replace").rstrip("\r")
+        self._printer.line(self._name, self.last_line)
 
 
 class _Supervisor:
@@ -239,6 +254,7 @@ class _Supervisor:
         self._hastened = asyncio.Event()
         self._given_up = asyncio.Event()
         self._killed = False
+        self._refusal: _Refusal | None = None
         self._printer = _Printer([process.name for process in processes], output, self._stopping.set)
 
     async def run(self) -> int:
@@ -255,6 +271,9 @@ class _Supervisor:
         finally:
             for child in self._children.values():
                 child.kill()
+        if self._refusal is not None:
+            self._printer.line(self._refusal.name, self._refusal.message)
+            return self._refusal.status
         return 1 if self._killed else 0
 
     async def _keep(self, process: Process) -> None:
@@ -265,6 +284,10 @@ class _Supervisor:
             child = self._children[process.name] = _Child(process, self._printer)
             await self._until_ended(process, child)
             if self._stopping.is_set():
+                return
+            if child.status == process.final_status:
+                self._refusal = _Refusal(process.name, child.status, child.last_line)
+                self._printer.line(process.name, f"{_how(child.status)}, which a restart does not change; stopping")
                 return
             deaths = self._backoff.deaths(deaths, self._clock.monotonic() - started)
             delay_s = self._backoff.delay_s(deaths)

@@ -23,6 +23,8 @@ from celery.platforms import EX_OK
 from celery.worker import state
 from celery.worker.request import Request
 
+from workers.rooms import Rooms
+
 log = logging.getLogger(__name__)
 
 INTAKE = ("ingress", "turns")
@@ -111,6 +113,8 @@ class Step(bootsteps.StartStopStep):  # type: ignore[misc]  # celery carries no 
         count = hand_back(waiting)
         if (consumer := worker.consumer.task_consumer) is not None:
             hand_back_underway(consumer.channel)
+        if (rooms := worker.consumer.rooms) is not None:
+            hand_back_held(rooms)
         log.info(
             "shutdown, 1 of 4: takes no more work; handed back %d of %d tasks that had not begun (%.3f s)",
             count, len(waiting), time.monotonic() - self._began,
@@ -152,6 +156,14 @@ def hand_back_underway(channel: Any) -> None:
             channel._brpop_read()  # noqa: SLF001 (there is no other way to it but closing the channel)
     except Exception as error:  # noqa: BLE001 (as above)
         log.warning("what the broker was sending is not known (%s); the sweeper will issue it again", error)
+
+
+def hand_back_held(rooms: Rooms) -> None:
+    """Return to the broker the messages that came without room for them."""
+    try:
+        rooms.hand_back()
+    except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
+        log.warning("the broker did not take back what had no room (%s); the sweeper will issue it again", error)
 
 
 def take_signals(worker: Any, leave: Callable[[], None]) -> None:

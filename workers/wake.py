@@ -58,6 +58,10 @@ class CeleryWaker:
             return self.publish("memory.consolidate", {}, queue="memory")
         return self.publish("memory.consolidate_session", {"session_id": str(session_id)}, queue="memory")
 
+    def casebank(self) -> bool:
+        """Publish `casebank.advance`."""
+        return self.publish("casebank.advance", {}, queue="maintenance")
+
     def publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
         """Send one task message within about a second; whether the broker took it."""
         with self._lock:

@@ -24,11 +24,13 @@ from perdure.casebank.plan import facts_of
 from perdure.casebank.policy import Action, Facts, Rule, Verdict
 from perdure.casebank.runs import Held, RunLost
 from perdure.database.engine import Database, Transaction, as_json
-from perdure.settings import CasebankSettings
+from perdure.settings import CasebankSettings, CaseScope
 
 
-def apply(database: Database, run: Held, limits: CasebankSettings, rest: Callable[[], None]) -> None:
+def apply(database: Database, run: Held, limits: CasebankSettings, step: Callable[[int, int], None]) -> None:
     """Do what is left of the run's plan, at most `limits.duplicate_batch` lines a transaction.
+
+    After each transaction it calls `step` with the lines done and their total.
 
     Raises:
         RunLost: the run is somebody else's.
@@ -39,7 +41,7 @@ def apply(database: Database, run: Held, limits: CasebankSettings, rest: Callabl
         after, handled = last
         done += handled
         runs.progress(database, run, done, total)
-        rest()
+        step(done, total)
 
 
 def _apply_batch(database: Database, run: Held, limits: CasebankSettings, after: int) -> tuple[int, int] | None:
@@ -60,11 +62,17 @@ def _apply_batch(database: Database, run: Held, limits: CasebankSettings, after:
 
 
 def _locked(transaction: Transaction, pending: Sequence[Row[Any]]) -> dict[str, Row[Any]]:
-    """The cases that these lines speak of, locked; with their vectors where they are compared."""
+    """The cases that these lines name, locked, their uses counted; with their vectors where they are compared.
+
+    Three statements: only one that begins after the locks are held sees what was counted before.
+    """
     merges = [line for line in pending if line.action == Action.MERGE]
     compared = {line.case_id for line in merges} | {line.keeper_id for line in merges}
     wanted = compared | {line.case_id for line in pending}
-    rows = transaction.run(queries.LOCK_CASES, {"case_ids": sorted(wanted), "compared": sorted(compared)})
+    named = {"case_ids": sorted(wanted), "compared": sorted(compared)}
+    transaction.run(queries.LOCK_CASES, named)
+    transaction.run(queries.COUNT_USES_OF, named)
+    rows = transaction.run(queries.LOCKED_CASES, named)
     return {row.case_id: row for row in rows}
 
 
@@ -144,6 +152,8 @@ class _Batch:
     def _no_duplicate(self, loser: Row[Any], keeper: Row[Any] | None) -> Verdict | None:
         if keeper is None or keeper.status != "active":
             return _changed("its keeper is not active any more")
+        if self._limits.scope is CaseScope.USER and keeper.user_id != loser.user_id:
+            return _changed("its keeper is another user's")
         if keeper.vector is None or loser.vector is None or keeper.embedder != loser.embedder:
             return _changed("its vector or its keeper's was changed")
         ours, theirs = from_wire(loser.vector), from_wire(keeper.vector)

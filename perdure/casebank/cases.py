@@ -25,6 +25,7 @@ from perdure.untrusted import storable
 LONGEST_ID = 255
 LONGEST_EMBEDDER = 255
 LONGEST_CATEGORY = 255
+LONGEST_USER = 200
 MOST_USES = 2**53
 """So that a program that reads the count as a float reads the same number."""
 
@@ -36,7 +37,10 @@ _SKEW = timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True)
 class NewCase:
-    """A case to be added. `embedder` names what made the vector, and stands exactly where a vector does."""
+    """A case to be added. `embedder` names what made the vector, and is given exactly where a vector is.
+
+    `user_id` is its author; `None`: it is everybody's; empty: the author is unknown, and it is nobody's.
+    """
 
     case_id: str
     query: str
@@ -120,8 +124,8 @@ def check(case: NewCase, *, now: datetime, dimensions: int | None = None) -> str
     Raises:
         InvalidRequest: something is; the message says what.
     """
-    if not 1 <= len(case.case_id) <= LONGEST_ID or storable(case.case_id) != case.case_id:
-        raise InvalidRequest(f"case_id must have 1 to {LONGEST_ID} characters, none of them NUL.")
+    _check_name("case_id", case.case_id, 1, LONGEST_ID)
+    _check_name("user_id", case.user_id or "", 0, LONGEST_USER)
     for name, text in (("query", case.query), ("response_text", case.response_text)):
         if not text.strip():
             raise InvalidRequest(f"{name} is empty.")
@@ -167,6 +171,7 @@ def shown(row: Row[Any]) -> dict[str, Any]:
         "response_text": row.response_text,
         "category_path": row.category_path,
         "embedder": row.embedder,
+        "user_id": row.user_id,
         "usage_count": row.usage_count,
         "success_rate": row.success_rate,
         "last_accessed_at": _text(row.last_accessed_at),
@@ -188,6 +193,11 @@ def _event(row: Row[Any]) -> dict[str, Any]:
 
 def _text(at: datetime | None) -> str | None:
     return None if at is None else at.isoformat()
+
+
+def _check_name(field: str, name: str, shortest: int, longest: int) -> None:
+    if not shortest <= len(name) <= longest or storable(name) != name:
+        raise InvalidRequest(f"{field} must have {shortest} to {longest} characters, none of them NUL.")
 
 
 def _check_time(name: str, at: datetime | None, now: datetime) -> None:

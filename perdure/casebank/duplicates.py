@@ -10,6 +10,8 @@ out is ruled out for certain, for a sixth of the work or less. The directions ar
 which a sample of the cases extends most; which ones they are decides how fast this is and
 never what is found. What remains near the threshold is decided by `cosines.cosine`, which
 knows nothing of blocks: the result is a function of the cases alone.
+
+Only cases of one author are compared: a merge would take a case from the users who may see it.
 """
 
 from __future__ import annotations
@@ -85,9 +87,9 @@ class Group:
     ) -> None:
         self._files.close()
 
-    def add(self, case: Facts, query: str, vector: Vector) -> None:
-        """Add a case whose vector has a direction."""
-        self.roster.append(case)
+    def add(self, case: Facts, query: str, vector: Vector, author: str | None = None) -> None:
+        """Add a case whose vector has a direction. It is compared with the cases of the same author only."""
+        self.roster.append(case, author)
         self._texts.append(query)
         self._pending.append(vector)
         if len(self._pending) == _VERIFIED:
@@ -111,6 +113,7 @@ class _Ordered:
 
     def __init__(self, roster: Roster, vectors: Rows, texts: Texts, files: ExitStack, step: Step) -> None:
         self.numbers = roster.keeper_order()
+        self.authors = roster.authors()[self.numbers]
         self._roster = roster
         self._texts = texts
         self._directions = _directions(vectors)
@@ -203,7 +206,7 @@ class _Search:
     def _among(self, batch: NDArray[np.intp]) -> NDArray[np.intp]:
         """Let the batch absorb of itself; those that are left of it."""
         units = self._cases.units(batch)
-        near = np.triu(units @ units.T > self._threshold - _PRODUCT_ERROR, k=1)
+        near = np.triu(units @ units.T > self._threshold - _PRODUCT_ERROR, k=1) & self._same_author(batch, batch)
         for at in np.flatnonzero(near.any(axis=0) & ~self._protected[batch]).tolist():
             earlier, loser = batch[:at][near[:at, at] & self._left[batch[:at]]], batch[at : at + 1]
             worth = self._worth_deciding(np.ones((len(earlier), 1), dtype=np.bool_), earlier, loser)
@@ -220,6 +223,7 @@ class _Search:
         for at in range(0, len(columns), _VERIFIED):
             losers = start + columns[at : at + _VERIFIED]
             near = keepers.units @ self._cases.units(losers).T > self._threshold - _PRODUCT_ERROR
+            near &= self._same_author(keepers.positions, losers)
             near = self._worth_deciding(near, keepers.positions, losers)
             for column in np.flatnonzero(near.any(axis=0)).tolist():
                 self._decide(keepers.positions[near[:, column]], int(losers[column]))
@@ -238,6 +242,12 @@ class _Search:
         apart[np.ix_(rows, columns)] = self._senses.apart(keepers[rows], losers[columns])
         worth: NDArray[np.bool_] = near & ~(apart & self._refused[losers])
         return worth
+
+    def _same_author(self, keepers: NDArray[np.intp], losers: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """`(keepers, losers)`: which pairs are of one author."""
+        authors = self._cases.authors
+        same: NDArray[np.bool_] = authors[keepers][:, None] == authors[losers][None, :]
+        return same
 
     def _decide(self, keepers: NDArray[np.intp], loser: int) -> None:
         """Let the first of the keepers that may absorb the loser do so."""

@@ -1,35 +1,38 @@
-"""Executions: which turns had a case in their prompt, and what came of it.
+"""Executions: which turns had a case in their prompt, and how those turns ended.
 
-Whoever runs a turn records it when the turn is settled, in the same transaction or after:
-recording twice counts once. Feedback comes later, or never; where it came, it decides.
+The statement that settles a turn appends them (`queries.WITH_USES`) and locks no case, so no user's turn waits for
+another user's. `count` adds them to the cases afterwards: in the task `casebank.count`, and before reflection.
+Feedback comes later or never; where it is given, it overrides how the turn ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from uuid import UUID
 
 from perdure.casebank import queries
-from perdure.database.engine import Executor
-from perdure.untrusted import first_line
+from perdure.database.engine import Database, Executor
+
+_PAGE = 100
 
 
-def record(
-    executor: Executor, case_ids: Sequence[str], turn_id: UUID, *, succeeded: bool, error: str | None = None
-) -> int:
-    """Count a use of each of these cases by this turn; how many were counted.
+def count(database: Database, go_on: Callable[[], bool] = lambda: True) -> int:
+    """Add the uses that are not counted yet to their cases, a page of cases a commit; returns how many were added.
 
-    A case that was archived or erased meanwhile, or whose use was counted before, is not.
+    Each use is counted once, however often and concurrently this runs. Between pages `go_on` is asked; the rest is
+    left to the next call, as are cases that another transaction has locked.
+
+    Raises:
+        Unavailable: the database cannot be reached.
     """
-    if not case_ids:
-        return 0
-    parameters = {
-        "case_ids": sorted(set(case_ids)),
-        "turn_id": turn_id,
-        "succeeded": succeeded,
-        "error": None if error is None else first_line(error),
-    }
-    return len(executor.run(queries.RECORD, parameters))
+    counted, after = 0, ""
+    while go_on():
+        page = database.run(queries.COUNT_USES, {"after": after, "most": _PAGE})[0]
+        if page.last is None:
+            database.run(queries.FORGET_USES, {})
+            break
+        counted, after = counted + page.uses, page.last
+    return counted
 
 
 def feedback(executor: Executor, turn_id: UUID, score: int) -> list[str]:

@@ -18,7 +18,7 @@ from perdure.casebank.cosines import Vector, from_wire, has_direction
 from perdure.casebank.duplicates import Found, Group, Step
 from perdure.casebank.policy import Action, Facts, Rule, Verdict
 from perdure.database.engine import Executor
-from perdure.settings import CasebankSettings
+from perdure.settings import CasebankSettings, CaseScope
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Candidate:
     query: str
     embedder: str | None
     vector: Vector | None
+    user_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def read_candidates(executor: Executor, page: int) -> Iterator[list[Candidate]]:
     """The active cases, a page at a time. Each page is a statement of its own: nobody waits for the reader."""
     after = ""
     while rows := executor.run(queries.CANDIDATES, {"after": after, "most": page}):
-        yield [Candidate(facts_of(row), row.query, row.embedder, _vector(row.vector)) for row in rows]
+        yield [Candidate(facts_of(row), row.query, row.embedder, _vector(row.vector), row.user_id) for row in rows]
         after = rows[-1].case_id
 
 
@@ -110,7 +111,8 @@ class _Planner:
         key = (candidate.embedder, len(vector))
         if key not in groups:
             groups[key] = files.enter_context(Group(len(vector)))
-        groups[key].add(case, candidate.query, vector)
+        author = candidate.user_id if self._limits.scope is CaseScope.USER else None
+        groups[key].add(case, candidate.query, vector, author)
 
     def merge(self, group: Group, found: Found) -> None:
         """Take the group's duplicates into the plan, and judge what is left of it by its merged values."""

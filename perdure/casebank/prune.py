@@ -35,23 +35,32 @@ class Interrupted(Exception):
     """What `pause` raises where the process is told to leave: the run is somebody else's from here."""
 
 
+def _silent(_phase: Phase, _done: int, _total: int) -> None:
+    """Report nothing."""
+
+
 @dataclass(frozen=True)
 class Bank:
-    """What a run needs. `post` sends a notice; `pause` waits for so many seconds, or raises `Interrupted`."""
+    """What a run needs.
+
+    `post` sends a notice; `pause` waits for that many seconds, or raises `Interrupted`; `tell` is called with phase,
+    done and total after each piece of work.
+    """
 
     database: Database
     clock: Clock
     limits: CasebankSettings
     post: Post
     pause: Callable[[float], object] = time.sleep
+    tell: Callable[[Phase, int, int], object] = _silent
 
 
-def dry_run(bank: Bank, tell: Callable[[int, int], None] = lambda _done, _total: None) -> dict[str, Any]:
-    """The plan as a run would make it now, as the dry-run route answers. `tell` learns of done and total."""
+def dry_run(bank: Bank) -> dict[str, Any]:
+    """The plan as a run would make it now. Nothing is written, not even a run."""
     pace = _pace(bank)
 
     def step(done: int, total: int) -> None:
-        tell(done, total)
+        bank.tell(Phase.PLANNING, done, total)
         pace.rest()
 
     items = _compute(bank, bank.database.run(queries.NOW, {})[0].now, step)
@@ -72,7 +81,7 @@ def run(bank: Bank) -> dict[str, Any]:
 
 
 def advance(bank: Bank) -> dict[str, Any] | None:
-    """Go on with the run that was approved or broken off, if there is one."""
+    """Go on with a run that was requested, approved or interrupted, if there is one."""
     held = runs.resume(bank.database)
     return None if held is None else _advance(bank, held)
 
@@ -107,7 +116,7 @@ def _plan(bank: Bank, held: Held) -> Held:
         telling.step(start + len(page), len(items))
     _log(f"run {held.run_id} of the CaseBank plans to have", runs.summed(map(_line, items)))
     planned = replace(held, planned_at=rows[0].planned_at)
-    return runs.enter(bank.database, planned, Phase.NOTIFYING)
+    return runs.enter(bank.database, planned, Phase.DONE if held.dry_run else Phase.NOTIFYING)
 
 
 def _notify(bank: Bank, held: Held) -> Held:
@@ -129,7 +138,13 @@ def _notify(bank: Bank, held: Held) -> Held:
 
 def _apply(bank: Bank, held: Held) -> Held:
     """Carry out what is left of the plan."""
-    apply(bank.database, held, bank.limits, _pace(bank).rest)
+    pace = _pace(bank)
+
+    def step(done: int, total: int) -> None:
+        bank.tell(Phase.APPLYING, done, total)
+        pace.rest()
+
+    apply(bank.database, held, bank.limits, step)
     return runs.enter(bank.database, held, Phase.REPORTING)
 
 
@@ -163,6 +178,7 @@ class _Telling:
 
     def step(self, done: int, total: int) -> None:
         """A piece of work is done."""
+        self._bank.tell(Phase.PLANNING, done, total)
         if time.monotonic() - self._told_at >= _TOLD_EVERY_S:
             runs.progress(self._bank.database, self._held, done, total)
             self._told_at = time.monotonic()

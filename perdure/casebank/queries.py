@@ -1,13 +1,16 @@
 """Every statement of the CaseBank, named, in the order of a case's life.
 
-Whatever locks several cases locks them in the order of their ids, so that turns, runs and
-restores never wait for each other in a circle. What a run writes hangs on its fencing token.
+A turn locks no case: it appends to `case_executions`, and COUNT_USES adds those rows to the cases later. Until
+then whatever reads a case's usage adds the uncounted rows (`_FRESH`). Statements that lock several cases lock
+them in the order of their ids, so that runs, reflection and restores cannot deadlock. What a run writes
+depends on its fencing token.
 
 Over 500 lines on purpose: who locks what, and in which order, is read in one place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from perdure.database.engine import Statement
@@ -27,6 +30,16 @@ class CaseRow(Protocol):
 _COPIED = """query, response_text, category_path, query_vector, embedder, usage_count, success_rate, last_accessed_at,
            created_at, user_id, turn_id, review"""
 """The columns that a case and its archive row share."""
+
+_FRESH = """
+    LEFT JOIN LATERAL (
+        SELECT count(*) AS uses, max(e.executed_at) AS at FROM case_executions AS e
+        WHERE e.case_id = c.case_id AND NOT e.counted
+    ) AS fresh ON true
+"""
+"""A case's uses that are not counted yet."""
+
+_USAGE = "c.usage_count + fresh.uses AS usage_count, greatest(c.last_accessed_at, fresh.at) AS last_accessed_at"
 
 _RESTORED_AT = "(SELECT max(a.restored_at) FROM case_archive AS a WHERE a.case_id = c.case_id) AS restored_at"
 
@@ -59,9 +72,9 @@ ADD = Statement(
 )
 
 _CASE = f"""
-    SELECT c.case_id, c.query, c.response_text, c.category_path, c.embedder, c.usage_count, c.success_rate,
-           c.last_accessed_at, c.status, c.created_at, c.review, {_RESTORED_AT}
-    FROM cases AS c
+    SELECT c.case_id, c.query, c.response_text, c.category_path, c.embedder, c.user_id, {_USAGE}, c.success_rate,
+           c.status, c.created_at, c.review, {_RESTORED_AT}
+    FROM cases AS c {_FRESH}
 """  # noqa: S608 (constants)
 
 READ = Statement("casebank.read", _CASE + " WHERE c.case_id = %(case_id)s", writes=False)
@@ -79,11 +92,12 @@ LIST = Statement(
 
 EXPORT = Statement(
     "casebank.export",
-    """
-    SELECT case_id, query, response_text, category_path, query_vector::real[] AS query_vector, embedder, usage_count,
-           success_rate, last_accessed_at, status, created_at
-    FROM cases WHERE case_id > %(after)s ORDER BY case_id LIMIT %(most)s
-    """,
+    f"""
+    SELECT c.case_id, c.query, c.response_text, c.category_path, c.query_vector::real[] AS query_vector, c.embedder,
+           c.user_id, {_USAGE}, c.success_rate, c.status, c.created_at
+    FROM cases AS c {_FRESH}
+    WHERE c.case_id > %(after)s ORDER BY c.case_id LIMIT %(most)s
+    """,  # noqa: S608 (constants)
     writes=False,
 )
 
@@ -117,68 +131,114 @@ GIVE_VECTOR = Statement(
 
 # --- search ------------------------------------------------------------------------------
 
-# The index, where there is one, returns in about the right order, so this sorts again. (Each
-# connection has `hnsw.iterative_scan` on, without which an index returns only what it meets first.)
+# An index returns rows in approximate order, so the outer query sorts again. Each connection has
+# `hnsw.iterative_scan` on; without it an index returns only the first rows that it meets, wanted or not.
 _NEAREST = """
-    WITH {found}
-    SELECT c.case_id, c.query, c.response_text, c.category_path, c.usage_count, c.success_rate, c.status,
-           c.last_accessed_at, 1 - near.distance AS similarity
-    FROM near JOIN cases AS c USING (case_id)
-    WHERE near.distance <> 'NaN'
+    WITH {arms},
+    near AS ({union})
+    SELECT c.case_id, c.query, c.response_text, c.category_path, c.user_id, {usage}, c.success_rate, c.status,
+           1 - near.distance AS similarity
+    FROM near JOIN cases AS c USING (case_id) {fresh}
+    WHERE near.distance <> 'NaN' AND (%(least)s::float8 IS NULL OR 1 - near.distance >= %(least)s::float8)
     ORDER BY near.distance, c.case_id
     LIMIT %(k)s
 """
 
-_NEAR = """
+_ARM = """
     {name} AS MATERIALIZED (
         SELECT c.case_id, c.query_vector::vector({size}) <=> %(vector)s::vector({size}) AS distance
         FROM cases AS c
-        WHERE c.status = '{status}' AND vector_dims(c.query_vector) = {size} AND c.embedder = %(embedder)s
+        WHERE {condition} AND vector_dims(c.query_vector) = {size} AND c.embedder = %(embedder)s
         ORDER BY c.query_vector::vector({size}) <=> %(vector)s::vector({size})
         LIMIT %(k)s
     )
 """
 
+_SHARED = "c.status = 'active' AND c.user_id IS NULL"
+_LEARNT = "c.status = 'active' AND c.user_id IS NOT NULL"
+
+# The reader's own cases. Few: all of them are compared, found by the index on users (OFFSET 0 keeps the planner from
+# the vector index, which would walk past everybody else's). Many: by the vector index; CASE has the planner expect
+# half of its rows to be the reader's.
+_OWN = """
+    many AS MATERIALIZED (
+        SELECT EXISTS (SELECT FROM cases WHERE user_id = %(user_id)s AND status = 'active' OFFSET {few}) AS many
+    ), few AS MATERIALIZED (
+        SELECT own.case_id, own.query_vector::vector({size}) <=> %(vector)s::vector({size}) AS distance
+        FROM (
+            SELECT c.case_id, c.query_vector FROM cases AS c
+            WHERE c.status = 'active' AND c.user_id = %(user_id)s AND vector_dims(c.query_vector) = {size}
+                  AND c.embedder = %(embedder)s AND NOT (SELECT many FROM many)
+            OFFSET 0
+        ) AS own
+        ORDER BY distance LIMIT %(k)s
+    )
+"""
+_OF_MANY = f"""{_LEARNT} AND (SELECT many FROM many)
+              AND CASE WHEN c.user_id = %(user_id)s THEN true ELSE false END"""  # noqa: S608 (constants)
+
+_INDEXED = {"shared": "user_id IS NULL", "learnt": "user_id IS NOT NULL"}
+
 SIZES = Statement(
     "casebank.sizes",
     """
-    SELECT vector_dims(query_vector) AS size, count(*) AS cases
+    SELECT vector_dims(query_vector) AS size, count(*) FILTER (WHERE user_id IS NULL) AS shared,
+           count(*) FILTER (WHERE user_id IS NOT NULL) AS learnt
     FROM cases WHERE status = 'active' AND query_vector IS NOT NULL GROUP BY 1 ORDER BY 1
     """,
     writes=False,
 )
 
 
+def _nearest(name: str, size: int, arms: Mapping[str, str], before: str = "", also: tuple[str, ...] = ()) -> Statement:
+    written = [_ARM.format(name=arm, size=int(size), condition=condition) for arm, condition in arms.items()]
+    union = " UNION ALL ".join(f"SELECT * FROM {arm}" for arm in (*also, *arms))  # noqa: S608 (constants)
+    sql = _NEAREST.format(arms=before + ",".join(written), union=union, usage=_USAGE, fresh=_FRESH)
+    return Statement(f"casebank.{name}_{size:d}", sql, writes=False)
+
+
 def nearest(size: int, *, include_archived: bool) -> Statement:
-    """The cases nearest to a vector of `size` dimensions: active ones, or of all."""
+    """The cases of all users nearest to a vector of `size` dimensions: active ones, or all."""
+    arms = {"shared": _SHARED, "learnt": _LEARNT}
     if not include_archived:
-        found = _NEAR.format(name="near", size=int(size), status="active")
-        return Statement(f"casebank.nearest_{size:d}", _NEAREST.format(found=found), writes=False)
-    parts = [_NEAR.format(name=name, size=int(size), status=name) for name in ("active", "archived")]
-    parts.append("near AS (SELECT * FROM active UNION ALL SELECT * FROM archived)")
-    return Statement(f"casebank.nearest_of_all_{size:d}", _NEAREST.format(found=",".join(parts)), writes=False)
+        return _nearest("nearest", size, arms)
+    return _nearest("nearest_of_all", size, {**arms, "archived": "c.status = 'archived'"})
 
 
-def index(size: int) -> str:
-    """The SQL that builds the index for vectors of `size` dimensions, while everybody else reads and writes."""
+def nearest_for_user(size: int, few: int) -> Statement:
+    """The active cases nearest to a vector of `size` dimensions that are shared or the user's.
+
+    Up to `few` cases of the user's own are searched exactly.
+    """
+    own = _OWN.format(size=int(size), few=int(few)) + ","
+    return _nearest("nearest_for_user", size, {"shared": _SHARED, "of_many": _OF_MANY}, own, ("few",))
+
+
+def index_name(size: int, part: str) -> str:
+    """The name of the index over the `shared` or the `learnt` cases with vectors of `size` dimensions."""
+    return f"cases_{part}_nearest_{size:d}_idx"
+
+
+def index(size: int, part: str) -> str:
+    """The SQL that builds that index without blocking readers and writers."""
     return f"""
-        CREATE INDEX CONCURRENTLY IF NOT EXISTS cases_nearest_{size:d}_idx
+        CREATE INDEX CONCURRENTLY IF NOT EXISTS {index_name(size, part)}
         ON cases USING hnsw ((query_vector::vector({size:d})) vector_cosine_ops)
-        WHERE status = 'active' AND vector_dims(query_vector) = {size:d}
+        WHERE status = 'active' AND vector_dims(query_vector) = {size:d} AND {_INDEXED[part]}
     """
 
 
-def index_is_broken(size: int) -> str:
-    """The SQL that asks whether the building of that index was broken off, or goes on elsewhere."""
+def index_is_broken(size: int, part: str) -> str:
+    """The SQL that asks whether building that index was interrupted, or is under way elsewhere."""
     return f"""
         SELECT EXISTS (SELECT FROM pg_index
-                       WHERE indexrelid = to_regclass('cases_nearest_{size:d}_idx') AND NOT indisvalid)
-    """  # noqa: S608 (a number)
+                       WHERE indexrelid = to_regclass('{index_name(size, part)}') AND NOT indisvalid)
+    """  # noqa: S608 (a number and a constant)
 
 
-def drop_index(size: int) -> str:
-    """The SQL that drops it, while everybody else reads and writes."""
-    return f"DROP INDEX CONCURRENTLY IF EXISTS cases_nearest_{size:d}_idx"
+def drop_index(size: int, part: str) -> str:
+    """The SQL that drops it without blocking readers and writers."""
+    return f"DROP INDEX CONCURRENTLY IF EXISTS {index_name(size, part)}"
 
 
 # One process at a time builds indexes: to another, one that is being built looks like one that was broken off.
@@ -189,22 +249,69 @@ END_BUILDING = f"SELECT pg_advisory_unlock({_BUILDING})"
 
 # --- use ---------------------------------------------------------------------------------
 
-# Once for each case and turn. A case that was archived or erased meanwhile counts no use.
-RECORD = Statement(
-    "casebank.record",
-    """
-    WITH locked AS (
-        SELECT case_id FROM cases WHERE case_id = ANY (%(case_ids)s::text[]) AND status = 'active'
-        ORDER BY case_id FOR NO KEY UPDATE
-    ), recorded AS (
-        INSERT INTO case_executions (case_id, turn_id, succeeded, error, executed_at)
-        SELECT case_id, %(turn_id)s::uuid, %(succeeded)s, %(error)s, perdure_now() FROM locked
+# A CTE for the statement that settles a turn, after the CTE `fenced`: one row for each case that was in the turn's
+# prompt. It reads and locks no case; a case that is archived or erased at that moment does not stop it.
+WITH_USES = """
+    used AS (
+        INSERT INTO case_executions (case_id, turn_id, succeeded, error, executed_at, counted)
+        SELECT u.case_id, %(turn_id)s::uuid, %(status)s::text = 'done', %(error_code)s, perdure_now(), false
+        FROM fenced, unnest(%(case_ids)s::text[]) AS u (case_id)
         ON CONFLICT DO NOTHING
-        RETURNING case_id
     )
-    UPDATE cases AS c SET usage_count = c.usage_count + 1, last_accessed_at = perdure_now()
-    FROM recorded WHERE c.case_id = recorded.case_id
-    RETURNING c.case_id
+"""
+
+_COUNTED = """
+    fresh AS (
+        SELECT e.case_id, e.turn_id FROM case_executions AS e JOIN page USING (case_id) WHERE NOT e.counted
+        FOR NO KEY UPDATE OF e SKIP LOCKED
+    ), counted AS (
+        UPDATE case_executions AS e SET counted = true
+        FROM fresh WHERE e.case_id = fresh.case_id AND e.turn_id = fresh.turn_id
+        RETURNING e.case_id, e.executed_at
+    ), uses AS (
+        SELECT case_id, count(*) AS uses, max(executed_at) AS at FROM counted GROUP BY case_id
+    ), added AS (
+        UPDATE cases AS c
+        SET usage_count = c.usage_count + uses.uses, last_accessed_at = greatest(c.last_accessed_at, uses.at)
+        FROM uses WHERE c.case_id = uses.case_id
+        RETURNING uses.uses
+    )
+"""
+
+# Adds uses to a page of active cases; returns the page's last case, NULL after the last page. A use is counted by the
+# transaction that marks it, so exactly once. What another transaction has locked (a run a case, feedback a use) is left
+# to the next round, and the uses of an archived case until it is restored.
+COUNT_USES = Statement(
+    "casebank.count_uses",
+    f"""
+    WITH due AS (
+        SELECT DISTINCT case_id FROM case_executions WHERE NOT counted AND case_id > %(after)s
+        ORDER BY case_id LIMIT %(most)s
+    ), page AS (
+        SELECT c.case_id FROM cases AS c JOIN due USING (case_id) WHERE c.status = 'active'
+        ORDER BY c.case_id FOR NO KEY UPDATE OF c SKIP LOCKED
+    ), {_COUNTED.strip()}
+    SELECT max(case_id) AS last, (SELECT coalesce(sum(uses), 0)::bigint FROM added) AS uses FROM due
+    """,  # noqa: S608 (constants)
+)
+
+# The same for cases that the caller's transaction has locked.
+COUNT_USES_OF = Statement(
+    "casebank.count_uses_of",
+    f"""
+    WITH page AS (
+        SELECT case_id FROM cases WHERE case_id = ANY (%(case_ids)s::text[]) AND status = 'active'
+    ), {_COUNTED.strip()}
+    SELECT coalesce(sum(uses), 0)::bigint AS uses FROM added
+    """,  # noqa: S608 (constants)
+)
+
+# What a turn recorded of a case that was erased at that moment.
+FORGET_USES = Statement(
+    "casebank.forget_uses",
+    """
+    DELETE FROM case_executions AS e
+    WHERE NOT e.counted AND NOT EXISTS (SELECT FROM cases AS c WHERE c.case_id = e.case_id)
     """,
 )
 
@@ -250,10 +357,9 @@ REFLECT = Statement(
         UPDATE cases AS c
         SET success_rate = rated.rate,
             review = CASE WHEN rated.rate < %(flag_below)s THEN
-                jsonb_strip_nulls(jsonb_build_object(
+                coalesce(c.review, '{}') || jsonb_build_object(
                     'executions', rated.executions, 'errors', errors.errors,
-                    'flagged_at', coalesce(c.review -> 'flagged_at', to_jsonb(perdure_now())),
-                    'asked_at', c.review -> 'asked_at', 'suggestion', c.review -> 'suggestion')) END
+                    'flagged_at', coalesce(c.review -> 'flagged_at', to_jsonb(perdure_now()))) END
         FROM rated LEFT JOIN errors USING (case_id)
         WHERE c.case_id = rated.case_id
         RETURNING c.case_id, c.review IS NOT NULL AS flagged
@@ -303,9 +409,10 @@ SUGGEST = Statement(
 CANDIDATES = Statement(
     "casebank.candidates",
     f"""
-    SELECT c.case_id, c.query, c.embedder, vector_send(c.query_vector) AS vector, c.usage_count, c.success_rate,
-           c.last_accessed_at, c.created_at, {_RESTORED_AT}
-    FROM cases AS c WHERE c.status = 'active' AND c.case_id > %(after)s
+    SELECT c.case_id, c.query, c.user_id, c.embedder, vector_send(c.query_vector) AS vector, {_USAGE}, c.success_rate,
+           c.created_at, {_RESTORED_AT}
+    FROM cases AS c {_FRESH}
+    WHERE c.status = 'active' AND c.case_id > %(after)s
     ORDER BY c.case_id LIMIT %(most)s
     """,  # noqa: S608 (constants)
     writes=False,
@@ -317,35 +424,43 @@ COUNT_ACTIVE = Statement(
 
 # --- run ---------------------------------------------------------------------------------
 
+# At most one run and one dry run are unfinished (two unique indexes). Without `lease_s` no process holds the new run.
 BEGIN = Statement(
     "casebank.begin",
     """
-    INSERT INTO case_runs (run_id, phase, started_at, lease_until)
-    VALUES (%(run_id)s::uuid, 'planning', perdure_now(), perdure_now() + make_interval(secs => %(lease_s)s))
-    ON CONFLICT ((true)) WHERE finished_at IS NULL DO NOTHING
-    RETURNING run_id, phase, token, planned_at
+    INSERT INTO case_runs (run_id, dry_run, phase, started_at, lease_until)
+    VALUES (%(run_id)s::uuid, %(dry_run)s, 'planning', perdure_now(),
+            perdure_now() + make_interval(secs => %(lease_s)s::float))
+    ON CONFLICT DO NOTHING
+    RETURNING run_id, dry_run, phase, token, planned_at
     """,
 )
 
 _RUN = """
-    SELECT run_id, phase, done, total, started_at, planned_at, notified_at, expires_at, decided_by, finished_at, error,
-           coalesce(lease_until > perdure_now(), false) AS held
+    SELECT run_id, dry_run, phase, done, total, started_at, planned_at, notified_at, expires_at, decided_by,
+           finished_at, error, coalesce(lease_until > perdure_now(), false) AS held
     FROM case_runs
 """
 
-UNDER_WAY = Statement("casebank.under_way", _RUN + " WHERE finished_at IS NULL", writes=False)
+UNDER_WAY = Statement("casebank.under_way", _RUN + " WHERE finished_at IS NULL AND dry_run = %(dry_run)s", writes=False)
 READ_RUN = Statement("casebank.read_run", _RUN + " WHERE run_id = %(run_id)s::uuid", writes=False)
 LIST_RUNS = Statement(
     "casebank.list_runs", _RUN + " ORDER BY started_at DESC, run_id DESC LIMIT %(most)s", writes=False
 )
 
-# Takes up a run that nobody works on. One that waits for a person is not taken up.
+# Takes up an unfinished run that no process holds, a dry run last; with `dry_runs` false no dry run. One that waits for
+# approval is not taken up.
 TAKE_OVER = Statement(
     "casebank.take_over",
     """
     UPDATE case_runs SET token = token + 1, lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
-    WHERE finished_at IS NULL AND phase <> 'waiting_approval' AND coalesce(lease_until <= perdure_now(), true)
-    RETURNING run_id, phase, token, planned_at
+    WHERE run_id = (
+            SELECT run_id FROM case_runs
+            WHERE finished_at IS NULL AND phase <> 'waiting_approval' AND coalesce(lease_until <= perdure_now(), true)
+              AND (%(dry_runs)s OR NOT dry_run)
+            ORDER BY dry_run LIMIT 1
+            FOR NO KEY UPDATE SKIP LOCKED)
+    RETURNING run_id, dry_run, phase, token, planned_at
     """,
 )
 
@@ -495,12 +610,19 @@ PENDING = Statement(
 
 LOCK_CASES = Statement(
     "casebank.lock_cases",
+    "SELECT FROM cases WHERE case_id = ANY (%(case_ids)s::text[]) ORDER BY case_id FOR NO KEY UPDATE",
+)
+
+LOCKED_CASES = Statement(
+    "casebank.locked_cases",
     f"""
-    SELECT c.case_id, c.status, c.query, c.embedder, c.usage_count, c.success_rate, c.last_accessed_at, c.created_at,
+    SELECT c.case_id, c.status, c.query, c.user_id, c.embedder, c.usage_count, c.success_rate, c.last_accessed_at,
+           c.created_at,
            CASE WHEN c.case_id = ANY (%(compared)s::text[]) THEN vector_send(c.query_vector) END AS vector,
            {_RESTORED_AT}
-    FROM cases AS c WHERE c.case_id = ANY (%(case_ids)s::text[]) ORDER BY c.case_id FOR NO KEY UPDATE OF c
+    FROM cases AS c WHERE c.case_id = ANY (%(case_ids)s::text[])
     """,  # noqa: S608 (constants)
+    writes=False,
 )
 
 # What the keepers have taken over in this run so far, and the uses of it that a rate speaks for.

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from perdure.casebank import queries
+from perdure.casebank import executions, queries
 from perdure.clock import Clock
 from perdure.database.engine import Database
 from perdure.errors import PerdureError
@@ -46,7 +46,8 @@ class Reflected:
 
 
 def reflect(database: Database) -> Reflected:
-    """Rate every active case that was used, a page at a time."""
+    """Count the uses of cases, then rate every active case that was used, a page at a time."""
+    executions.count(database)
     rated, flagged, after = 0, list[str](), ""
     parameters = {
         "most": _PAGE,

@@ -1,14 +1,15 @@
 """Runs: one at a time, under a lease, resumable, and what the outside sees of them.
 
-A run is a row; whoever works on it holds its lease by a token that grows with each claim, and
+A run is a row. The process that works on it holds its lease by a token that grows with each claim, and
 writes only under that token. A run whose process died is taken up where it stood; one that
-waits for a person is taken up once it is approved, and is void after its time.
+waits for approval is taken up once it is approved, and is void after its time. A dry run that was asked for over
+HTTP is a row, too: it makes its plan and is done, next to a run that is under way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, assert_never
@@ -27,6 +28,7 @@ LEASE_S = 60.0
 """Seconds after which a run that shows no progress is somebody else's."""
 
 _PAGE = 1_000
+_TRIES = 3
 
 
 class Phase(StrEnum):
@@ -71,6 +73,7 @@ class Held:
     token: int
     phase: Phase
     planned_at: datetime | None
+    dry_run: bool = False
 
     @property
     def fence(self) -> dict[str, Any]:
@@ -85,21 +88,46 @@ def begin_or_resume(database: Database, clock: Clock) -> Held:
         Conflict: one is under way, or waits for approval; the message names it.
     """
     database.run(queries.EXPIRE, {})
-    held = resume(database)
+    held = resume(database, dry_runs=False)
     if held is not None:
         return held
-    begun = database.run(queries.BEGIN, {"run_id": new_id(clock), "lease_s": LEASE_S})
+    begun = database.run(queries.BEGIN, {"run_id": new_id(clock), "dry_run": False, "lease_s": LEASE_S})
     if begun:
         return _held(begun[0])
-    under_way = database.run(queries.UNDER_WAY, {})
-    named = f" {under_way[0].run_id}, {under_way[0].phase}" if under_way else ""
-    raise Conflict(f"A run of the CaseBank is under way already:{named}.")
+    raise _under_way(database)
 
 
-def resume(database: Database) -> Held | None:
-    """Take up the run that nobody works on, if there is one."""
-    taken = database.run(queries.TAKE_OVER, {"lease_s": LEASE_S})
+def request(database: Database, clock: Clock, *, dry_run: bool) -> UUID:
+    """Write down that a run is wanted, for a worker to take up (`prune.advance`); returns the run's id.
+
+    Where a run was interrupted, or a dry run is unfinished, that one's id: it goes on.
+
+    Raises:
+        Conflict: a run is under way, or waits for approval; the message names it.
+    """
+    database.run(queries.EXPIRE, {})
+    run_id = new_id(clock)
+    for _ in range(_TRIES):
+        if database.run(queries.BEGIN, {"run_id": run_id, "dry_run": dry_run, "lease_s": None}):
+            return run_id
+        for row in database.run(queries.UNDER_WAY, {"dry_run": dry_run}):
+            if not dry_run and (row.held or row.phase == Phase.WAITING_APPROVAL):
+                raise _under_way(database)
+            unfinished: UUID = row.run_id
+            return unfinished
+    raise _under_way(database)  # runs began and finished between these statements
+
+
+def resume(database: Database, *, dry_runs: bool = True) -> Held | None:
+    """Take up an unfinished run that no process holds, if there is one; `dry_runs` says whether a dry run will do."""
+    taken = database.run(queries.TAKE_OVER, {"lease_s": LEASE_S, "dry_runs": dry_runs})
     return _held(taken[0]) if taken else None
+
+
+def _under_way(database: Database) -> Conflict:
+    rows = database.run(queries.UNDER_WAY, {"dry_run": False})
+    named = f" {rows[0].run_id}, {rows[0].phase}" if rows else ""
+    return Conflict(f"A run of the CaseBank is under way already:{named}.")
 
 
 def progress(database: Database, run: Held, done: int, total: int) -> None:
@@ -143,7 +171,7 @@ def enter(
     }
     if not database.run(queries.ENTER, parameters):
         raise RunLost
-    return Held(run.run_id, run.token, phase, run.planned_at)
+    return replace(run, phase=phase)
 
 
 def approve(database: Database, run_id: UUID, by: str) -> None:
@@ -179,12 +207,31 @@ def read_run(executor: Executor, run_id: UUID) -> dict[str, Any]:
     """
     row = _row(executor, run_id)
     planned = row.phase != Phase.PLANNING
-    applied = row.phase not in _BEFORE_APPLYING and row.phase not in {Phase.REJECTED, Phase.EXPIRED}
+    applied = not row.dry_run and row.phase not in _BEFORE_APPLYING | {Phase.REJECTED, Phase.EXPIRED}
     return {
         **_shown(row),
         "plan": _details(executor, run_id, applied=False) if planned else None,
         "outcome": _details(executor, run_id, applied=True) if applied else None,
     }
+
+
+def read_progress(executor: Executor, run_id: UUID) -> dict[str, Any]:
+    """Where a run stands, without its plan: what `list_runs` has of it.
+
+    Raises:
+        NotFound: there is no such run.
+    """
+    return _shown(_row(executor, run_id))
+
+
+def at_rest(executor: Executor, run_id: UUID) -> bool:
+    """Whether a run is finished or waits for approval: no worker goes on with it by itself.
+
+    Raises:
+        NotFound: there is no such run.
+    """
+    row = _row(executor, run_id)
+    return row.finished_at is not None or row.phase == Phase.WAITING_APPROVAL
 
 
 def list_runs(executor: Executor, most: int = 20) -> list[dict[str, Any]]:
@@ -200,7 +247,7 @@ def result(executor: Executor, run_id: UUID) -> dict[str, Any]:
     """
     run = read_run(executor, run_id)
     told = run["outcome"] or run["plan"] or summed(())
-    return {**told, "dry_run": False, "run_id": str(run_id), "phase": run["phase"]}
+    return {**told, "dry_run": run["dry_run"], "run_id": str(run_id), "phase": run["phase"]}
 
 
 def count_planned(executor: Executor, run_id: UUID) -> tuple[int, int]:
@@ -265,13 +312,14 @@ def _row(executor: Executor, run_id: UUID) -> Row[Any]:
 
 
 def _held(row: Row[Any]) -> Held:
-    return Held(row.run_id, row.token, Phase(row.phase), row.planned_at)
+    return Held(row.run_id, row.token, Phase(row.phase), row.planned_at, row.dry_run)
 
 
 def _shown(row: Row[Any]) -> dict[str, Any]:
     times = ("started_at", "planned_at", "notified_at", "expires_at", "finished_at")
     return {
         "run_id": str(row.run_id),
+        "dry_run": row.dry_run,
         "phase": row.phase,
         "done": row.done,
         "total": row.total,

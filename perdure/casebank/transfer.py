@@ -34,6 +34,7 @@ class _Line(BaseModel):
     category_path: str | None = None
     query_vector: list[Annotated[float, Field(allow_inf_nan=False)]] | None = None
     embedder: str | None = None
+    user_id: str | None = None
     usage_count: int = 0
     success_rate: float | None = None
     last_accessed_at: AwareDatetime | None = Field(default=None, strict=False)
@@ -100,6 +101,7 @@ def _line(row: Row[Any]) -> dict[str, Any]:
         "category_path": row.category_path,
         "query_vector": row.query_vector,
         "embedder": row.embedder,
+        "user_id": row.user_id,
         "last_accessed_at": None if row.last_accessed_at is None else row.last_accessed_at.isoformat(),
     }
     return {

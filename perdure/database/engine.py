@@ -9,11 +9,16 @@ interrupts); the server ends it if the client falls silent in the middle.
 Errors of the driver are mapped here, once: a database that cannot be reached is
 `Unavailable`. Such an error is ambiguous (the commit may have happened), so callers do not
 repeat a write blindly: they read again what is true and go on from there.
+
+A connection can become useless without being lost: its prepared statements are deallocated, a column's type changes
+under them, or its server is demoted to a standby. All pooled connections are then replaced. A single statement runs
+again on a new connection: the server refused it, so nothing was written. A transaction is `Unavailable`.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,12 +29,15 @@ from typing import Any, Literal, Protocol
 
 import psycopg2
 import psycopg2.extras
-from sqlalchemy import Connection, Row, create_engine
-from sqlalchemy.engine import URL, Engine, make_url
+from sqlalchemy import Connection, Row, create_engine, event
+from sqlalchemy.engine import URL, Engine, ExceptionContext, make_url
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from perdure.errors import IllegalTransition, Unavailable
+from perdure.untrusted import first_line
+
+log = logging.getLogger(__name__)
 
 psycopg2.extras.register_uuid()
 
@@ -37,6 +45,19 @@ _PARAMETER = re.compile(r"%\((\w+)\)s")
 
 _ILLEGAL_TRANSITION = "PD001"
 """The error code of the function `perdure_illegal_transition`."""
+
+_READ_ONLY = "25006"
+_USELESS = frozenset({"26000", "42P05", _READ_ONLY})
+"""The connection is useless: it lost a prepared statement or has one too many, or its server became a standby."""
+
+_CHANGED = ("0A000", "42")
+"""Codes, or their beginnings, of a statement that does not fit the tables. If the connection ran it before, the tables
+have changed since, and preparing it again helps."""
+
+_TRIES = 3
+
+_OVER_A_LIMIT = "54"
+"""The class of error codes for statements over a limit of the server's, such as an index row that is too large."""
 
 _CONNECT_TIMEOUT_S = 5
 _LOCK_TIMEOUT_S = 2
@@ -49,6 +70,7 @@ that is narrowed to one user goes on (iteratively) until it has found enough of 
 `hnsw.max_scan_tuples` (20,000); at this width, one who owns half of all rows has enough the first time."""
 
 _BUSY = "The database is busy; please try again."
+_UNREACHABLE = "The database cannot be reached; please try again."
 
 
 @dataclass(frozen=True)
@@ -125,6 +147,7 @@ class Database:
             pool_use_lifo=True,
             connect_args=_connect_arguments(self.url, lease_s),
         )
+        event.listen(self.engine, "handle_error", _drop_if_useless)
         self._transactional = self.engine.execution_options(isolation_level="READ COMMITTED")
         self._ordinary = threading.BoundedSemaphore(_POOL_SIZE - _SET_ASIDE)
 
@@ -135,13 +158,13 @@ class Database:
         locks in all the others does not delay it.
 
         Raises:
-            Unavailable: the database cannot be reached; a write may or may not have happened.
+            Unavailable: the database cannot be reached or is read-only; a write may or may not have happened.
             IllegalTransition: a session's state does not allow it; nothing was written.
         """
         if statement.writes:
             self._notify("before", statement.name)
-        with _mapped_errors(), nullcontext() if urgent else self._room(), self.engine.connect() as connection:
-            rows = _rows(connection, statement, parameters)
+        with _mapped_errors(), nullcontext() if urgent else self._room():
+            rows = self._tried(statement, parameters)
         if statement.writes:
             self._notify("after", statement.name)
         return rows
@@ -153,7 +176,8 @@ class Database:
         Never call a model, a tool or the network inside: row locks are held.
 
         Raises:
-            Unavailable: the database cannot be reached; the commit may or may not have happened.
+            Unavailable: the database cannot be reached, is read-only, or its tables have changed under the connection;
+                the commit may or may not have happened.
         """
         with _mapped_errors(), self._room(), self._transactional.begin() as connection:
             yield Transaction(connection)
@@ -163,6 +187,23 @@ class Database:
     def close(self) -> None:
         """Close the connections that are idle; those in use close when they are given back."""
         self.engine.dispose()
+
+    def _tried(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
+        """Run one statement, again on a new connection if the server refused it over the connection's state.
+
+        An error that the server reports aborts the statement's own transaction, so repeating it writes nothing twice.
+        After a lost connection that is unknown: it is not repeated.
+        """
+        for _ in range(_TRIES - 1):
+            try:
+                with self.engine.connect() as connection:
+                    return _rows(connection, statement, parameters)
+            except DBAPIError as error:
+                if not (error.connection_invalidated and _is_about_the_connection(_code(error.orig))):
+                    raise
+                log.warning("connections are replaced: %s failed with %s", statement.name, first_line(str(error.orig)))
+        with self.engine.connect() as connection:
+            return _rows(connection, statement, parameters)
 
     @contextmanager
     def _room(self) -> Iterator[None]:
@@ -189,11 +230,29 @@ def as_json(value: object) -> str:
 
 
 def _rows(connection: Connection, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
-    if statement.name not in connection.info:
+    info = connection.info  # of the pooled connection, and gone with it
+    if statement.name not in info:
         connection.exec_driver_sql(statement.prepare)
-        connection.info[statement.name] = True
+        info[statement.name] = True
     result = connection.exec_driver_sql(statement.execute, tuple(parameters[name] for name in statement.parameters))
+    info[statement.execute] = True  # it fits the tables; see `_drop_if_useless`
     return result.fetchall() if result.returns_rows else ()
+
+
+def _drop_if_useless(context: ExceptionContext) -> None:
+    """Have SQLAlchemy close a connection that would fail again, and replace all older ones when they are next used."""
+    code = _code(context.original_exception)
+    if context.is_disconnect or context.connection is None or not _is_about_the_connection(code):
+        return
+    context.is_disconnect = code in _USELESS or context.statement in context.connection.info
+
+
+def _is_about_the_connection(code: str | None) -> bool:
+    return code is not None and (code in _USELESS or code.startswith(_CHANGED))
+
+
+def _code(error: BaseException | None) -> str | None:
+    return error.pgcode if isinstance(error, psycopg2.Error) else None
 
 
 def _connect_arguments(url: URL, lease_s: float) -> dict[str, Any]:
@@ -220,15 +279,24 @@ def _mapped_errors() -> Iterator[None]:
         yield
     except PoolTimeout as error:
         raise Unavailable(_BUSY) from error
-    except OperationalError as error:
-        raise Unavailable("The database cannot be reached; please try again.") from error
     except DBAPIError as error:
-        if error.connection_invalidated:
-            raise Unavailable("The database cannot be reached; please try again.") from error
-        if isinstance(error.orig, psycopg2.Error) and error.orig.pgcode == _ILLEGAL_TRANSITION:
-            said = error.orig.diag
-            raise IllegalTransition(said.message_primary or "", said.message_detail or "") from error
-        raise
+        mapped = _mapped(error)
+        if mapped is None:
+            raise
+        raise mapped from error
     except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
         # Beginning a transaction on a connection that has died: SQLAlchemy lets the driver's own error through.
-        raise Unavailable("The database cannot be reached; please try again.") from error
+        raise Unavailable(_UNREACHABLE) from error
+
+
+def _mapped(error: DBAPIError) -> Unavailable | IllegalTransition | None:
+    """The error of perdure for one of the driver's; `None` if the statement itself is at fault."""
+    code = _code(error.orig) or ""
+    if code == _READ_ONLY:
+        return Unavailable("The database accepts no writes at present; please try again.")
+    if error.connection_invalidated or (isinstance(error, OperationalError) and not code.startswith(_OVER_A_LIMIT)):
+        return Unavailable(_UNREACHABLE)
+    if code == _ILLEGAL_TRANSITION and isinstance(error.orig, psycopg2.Error):
+        diagnosis = error.orig.diag
+        return IllegalTransition(diagnosis.message_primary or "", diagnosis.message_detail or "")
+    return None

@@ -1,25 +1,26 @@
-"""Bringing a database to the tables that this release needs.
+"""Migrating a database to the tables of this release.
 
-The migrations stand in `alembic/` beside the sources, and inside the package
-(`perdure/migrations`) where it is installed.
+The migrations are in `alembic/` in the sources, and inside the package (`perdure/migrations`) where it is installed.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import Connection, Row, create_engine, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import OperationalError
 
-from perdure.database.engine import Database, with_driver
+from perdure.database import compatibility
+from perdure.database.engine import Statement, with_driver
 from perdure.errors import Unavailable
+
+log = logging.getLogger(__name__)
 
 _ONE_AT_A_TIME = 0x7065726475726500
 """Key of the advisory lock under which a database is migrated."""
@@ -30,27 +31,28 @@ _LOOK_S = 0.1
 def config(database_url: str | URL) -> Config:
     """Alembic's configuration for the database at `database_url`."""
     made = Config()
-    made.set_main_option("script_location", str(_scripts()).replace("%", "%%"))
+    made.set_main_option("script_location", str(compatibility.scripts()).replace("%", "%%"))
     made.attributes["database_url"] = with_driver(database_url)
     return made
 
 
 def migrate(database_url: str | URL, revision: str = "head") -> None:
-    """Upgrade the database to `revision`; nothing happens if it is there already.
+    """Upgrade the database to `revision`; one that a newer release has migrated is left as it is.
 
     Processes that start at once migrate one after another.
 
     Raises:
-        Unavailable: the database cannot be reached, or has no pgvector.
+        IncompatibleDatabase: PostgreSQL or pgvector is too old, or the revision is not one of perdure's.
+        Unavailable: the database cannot be reached.
     """
     engine = create_engine(with_driver(database_url))
     try:
         with engine.connect() as connection:
             _wait_for_turn(connection)
-            _require_vector(connection)
-            made = config(database_url)
-            made.attributes["connection"] = connection
-            command.upgrade(made, revision)
+            if not _is_newer(connection):
+                made = config(database_url)
+                made.attributes["connection"] = connection
+                command.upgrade(made, revision)
             connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": _ONE_AT_A_TIME})
             connection.commit()
     except OperationalError as error:
@@ -58,20 +60,6 @@ def migrate(database_url: str | URL, revision: str = "head") -> None:
         raise Unavailable(f"The database {where} cannot be migrated: {error.orig}") from error
     finally:
         engine.dispose()
-
-
-def is_current(database: Database) -> bool:
-    """Whether the database has just the tables that this release needs.
-
-    Raises:
-        Unavailable: the database cannot be reached.
-    """
-    try:
-        with database.engine.connect() as connection:
-            found = MigrationContext.configure(connection).get_current_revision()
-    except OperationalError as error:
-        raise Unavailable("The database cannot be reached; please try again.") from error
-    return found == ScriptDirectory.from_config(config(database.url)).get_current_head()
 
 
 def _wait_for_turn(connection: Connection) -> None:
@@ -83,14 +71,20 @@ def _wait_for_turn(connection: Connection) -> None:
     connection.commit()
 
 
-def _require_vector(connection: Any) -> None:
-    found = connection.execute(text("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'")).first()
+def _is_newer(connection: Connection) -> bool:
+    """Whether a newer release has migrated the database, which then stays as it is.
+
+    Raises:
+        IncompatibleDatabase: PostgreSQL or pgvector is too old, or the revision is not one of perdure's.
+    """
+
+    def query(statement: Statement) -> Sequence[Row[Any]]:
+        return connection.exec_driver_sql(statement.sql).fetchall()
+
+    schema = compatibility.inspect(query)
     connection.rollback()
-    if found is None:
-        raise Unavailable("The PostgreSQL server has no pgvector: install it there (0.8.4 or newer) and migrate again.")
-
-
-def _scripts() -> Path:
-    package = Path(__file__).parent.parent
-    installed, beside = package / "migrations", package.parent / "alembic"
-    return installed if installed.is_dir() else beside
+    if schema.is_newer:
+        own = compatibility.revisions()[-1]
+        told = "a newer release has migrated the database to revision %s: nothing is changed (this release ends at %s)"
+        log.warning(told, schema.revision, own)
+    return schema.is_newer

@@ -121,6 +121,7 @@ sessions = Table(
     Column("unsettled", Integer, nullable=False, server_default="0", comment="turns accepted and not settled"),
     Column("tick", BigInteger, nullable=False, server_default="0", comment="steps committed"),
     Column("token", BigInteger, nullable=False, server_default="0", comment="fencing token; grows with each claim"),
+    Column("nonce", Uuid, comment="drawn with each claim; the fence's other half"),
     Column("lease_owner", Text),
     Column("lease_until", _timestamp),
     Column("strikes", Integer, nullable=False, server_default="0", comment="claims since the last commit of a step"),
@@ -146,12 +147,27 @@ sessions = Table(
     Column("consolidated_at", _timestamp, comment="when its memories were drawn from it"),
     Column("consolidation_attempts", Integer, nullable=False, server_default="0", comment="runs that failed"),
     Column("consolidation_due_at", _timestamp, comment="not tried again before"),
+    Column("consolidation_given_up_at", _timestamp, comment="when its last run failed; not tried again unless asked"),
     Column("consolidation_error", Text, comment="why the last run failed"),
     Column("consolidation", JSONB, comment="what came of it: {skipped} or {stored, duplicates_merged, superseded}"),
+    Column(
+        "priority",
+        SmallInteger,
+        nullable=False,
+        server_default="5",
+        comment="the highest of the turns accepted since it last had none unsettled",
+    ),
+    Column(
+        "paced",
+        Boolean,
+        nullable=False,
+        server_default=text("false"),
+        comment="while not_before is set: its turn waits for a model, and is woken with a few others",
+    ),
     _one_of("state", SESSION_STATES),
     CheckConstraint("unsettled >= 0", name="unsettled"),
     Index("sessions_live_key", "user_id", "scope", unique=True, postgresql_where=text("routable")),
-    Index("sessions_user_id_idx", "user_id", "created_at"),
+    Index("sessions_of_user_idx", "user_id", "created_at", "session_id"),
     Index("sessions_open_idx", "session_id", postgresql_where=text("end_requested_at IS NULL")),
     Index(
         "sessions_ending_idx",
@@ -159,15 +175,59 @@ sessions = Table(
         postgresql_where=text("end_requested_at IS NOT NULL AND ended_at IS NULL"),
     ),
     Index(
+        "sessions_wake_idx",
+        "priority",
+        text("least(wakes, 6)"),
+        text("coalesce(woken_at, '-infinity'::timestamptz)"),
+        postgresql_where=text("unsettled > 0 AND not_before IS NULL"),
+    ),
+    Index(
+        "sessions_postponed_idx",
+        "paced",
+        text("least(wakes, 6)"),
+        "not_before",
+        postgresql_where=text("unsettled > 0 AND not_before IS NOT NULL"),
+    ),
+    Index(
+        "sessions_postponed_woken_at_idx",
+        "woken_at",
+        postgresql_where=text("unsettled > 0 AND not_before IS NOT NULL"),
+    ),
+    Index(
+        "sessions_ending_wake_idx",
+        text("least(wakes, 6)"),
+        text("coalesce(woken_at, '-infinity'::timestamptz)"),
+        postgresql_where=text("end_requested_at IS NOT NULL AND ended_at IS NULL AND unsettled = 0"),
+    ),
+    Index(
         "sessions_previous_session_id_idx",
         "previous_session_id",
         postgresql_where=text("previous_session_id IS NOT NULL"),
     ),
     Index("sessions_forked_from_idx", "forked_from", postgresql_where=text("forked_from IS NOT NULL")),
+    Index("sessions_created_at_idx", "created_at", "session_id"),
     Index(
-        "sessions_unconsolidated_idx",
+        "sessions_waiting_idx",
         "ended_at",
-        postgresql_where=text("ended_at IS NOT NULL AND consolidated_at IS NULL"),
+        postgresql_where=text("ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL"),
+    ),
+    Index(
+        "sessions_consolidation_due_idx",
+        text("coalesce(consolidation_due_at, ended_at)"),
+        postgresql_where=text("ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL"),
+    ),
+    Index(
+        "sessions_given_up_idx",
+        "consolidation_given_up_at",
+        "session_id",
+        postgresql_where=text("consolidation_given_up_at IS NOT NULL"),
+    ),
+    Index(
+        "sessions_given_up_of_user_idx",
+        "user_id",
+        "consolidation_given_up_at",
+        "session_id",
+        postgresql_where=text("consolidation_given_up_at IS NOT NULL"),
     ),
     Index(
         "sessions_imported_as_key",
@@ -213,6 +273,8 @@ turns = Table(
     ),
     UniqueConstraint("session_id", "seq"),
     Index("turns_unsettled_idx", "session_id", "seq", postgresql_where=text("settled_at IS NULL")),
+    Index("turns_user_id_idx", "user_id", "turn_id"),
+    Index("turns_error_idx", "turn_id", postgresql_where=text("error_code IS NOT NULL")),
     postgresql_with={"fillfactor": "70"},
 )
 
@@ -288,8 +350,13 @@ deliveries = Table(
     Column("last_error", Text),
     Column("created_at", _timestamp, nullable=False),
     Column("delivered_at", _timestamp),
+    Column("wake_at", _timestamp, comment="not published before; NULL: when it is due"),
+    Column(
+        "wakes", Integer, nullable=False, server_default="0", comment="the sweeper's wake-ups since the last attempt"
+    ),
     _one_of("status", DELIVERY_STATUSES),
-    Index("deliveries_due_idx", "due_at", postgresql_where=text("status = 'pending'")),
+    Index("deliveries_wake_idx", text("greatest(due_at, wake_at)"), postgresql_where=text("status = 'pending'")),
+    Index("deliveries_over_idx", "created_at", postgresql_where=text("status <> 'pending'")),
     comment="The outbox: replies owed to whoever asked for them.",
 )
 
@@ -304,6 +371,7 @@ snapshots = Table(
     Column("token", BigInteger, nullable=False, comment="the fencing token it was written under"),
     Column("saved_at", _timestamp, nullable=False),
     PrimaryKeyConstraint("session_id", "set_aside", "tick"),
+    Index("snapshots_set_aside_idx", "saved_at", postgresql_where=text("set_aside")),
     comment="Working variables and pending events: a row with each step that changed them.",
 )
 
@@ -350,6 +418,15 @@ intake = Table(
     Column("name", Text, primary_key=True),
     Column("closed_at", _timestamp, comment="since when the fleet takes nothing in; NULL while it does"),
     comment="Whether the fleet takes in work: one row, which a drain closes.",
+)
+
+schema_compatibility = Table(
+    "schema_compatibility",
+    metadata,
+    Column("single", Boolean, primary_key=True),
+    Column("readable_from", Text, nullable=False, comment="newest revision of the oldest release that can use it"),
+    CheckConstraint("single", name="single"),
+    comment="Which releases can use the schema: one row, which every migration writes.",
 )
 
 erasures = Table(
@@ -576,7 +653,7 @@ def _case_columns() -> list[Column[Any]]:
         Column("success_rate", Double, comment="percent; NULL while unknown"),
         Column("last_accessed_at", _timestamp),
         Column("created_at", _timestamp, nullable=False),
-        Column("user_id", Text, comment="whose words it was learnt from; NULL where it was imported"),
+        Column("user_id", Text, comment="the author: the user whose words it holds; NULL: everybody's"),
         Column("turn_id", Uuid, comment="the turn that it was learnt from"),
         Column("review", JSONB, comment="what reflection found wrong with it"),
     ]
@@ -592,9 +669,15 @@ cases = Table(
     CheckConstraint("usage_count >= 0", name="usage_count"),
     CheckConstraint("success_rate BETWEEN 0 AND 100", name="success_rate"),
     CheckConstraint("query_vector IS NULL OR embedder IS NOT NULL", name="embedder"),
+    CheckConstraint("turn_id IS NULL OR user_id IS NOT NULL", name="author"),
     UniqueConstraint("turn_id"),
     Index("cases_user_id_idx", "user_id", postgresql_where=text("user_id IS NOT NULL")),
     Index("cases_searchable_idx", "embedder", postgresql_where=text("status = 'active' AND query_vector IS NOT NULL")),
+    Index(
+        "cases_shared_idx",
+        "embedder",
+        postgresql_where=text("status = 'active' AND query_vector IS NOT NULL AND user_id IS NULL"),
+    ),
     Index("cases_flagged_idx", "case_id", postgresql_where=text("review IS NOT NULL")),
     postgresql_with={"fillfactor": "80"},
     comment="Questions answered before, and how well. Vectors are compared within one embedder and size only.",
@@ -603,15 +686,23 @@ cases = Table(
 case_executions = Table(
     "case_executions",
     metadata,
-    Column("case_id", _case_id, ForeignKey("cases.case_id", ondelete="CASCADE"), nullable=False),
+    Column("case_id", _case_id, nullable=False, comment="no foreign key: its check would lock the case's row"),
     Column("turn_id", Uuid, nullable=False, index=True),
     Column("succeeded", Boolean, nullable=False, comment="whether the turn did"),
     Column("feedback", SmallInteger, comment="-1 or 1; where given, it decides"),
     Column("error", Text),
     Column("executed_at", _timestamp, nullable=False),
+    Column(
+        "counted",
+        Boolean,
+        nullable=False,
+        server_default=text("true"),  # releases before this column count a use when they record it
+        comment="whether the case's usage_count and last_accessed_at include it",
+    ),
     PrimaryKeyConstraint("case_id", "turn_id"),
     CheckConstraint("feedback IN (-1, 1)", name="feedback"),
     Index("case_executions_newest_idx", "case_id", "executed_at", "turn_id"),
+    Index("case_executions_uncounted_idx", "case_id", postgresql_where=text("NOT counted")),
     comment="Turns that had a case in their prompt, and what came of it.",
 )
 
@@ -647,6 +738,7 @@ case_runs = Table(
     "case_runs",
     metadata,
     Column("run_id", Uuid, primary_key=True),
+    Column("dry_run", Boolean, nullable=False, server_default=text("false"), comment="it makes a plan and ends"),
     Column("phase", Text, nullable=False),
     Column("done", BigInteger, nullable=False, server_default="0", comment="of this phase"),
     Column("total", BigInteger, nullable=False, server_default="0", comment="of this phase"),
@@ -664,7 +756,19 @@ case_runs = Table(
         "(finished_at IS NULL) = (phase IN ('planning', 'notifying', 'waiting_approval', 'applying', 'reporting'))",
         name="finished",
     ),
-    Index("case_runs_one_at_a_time_key", text("(true)"), unique=True, postgresql_where=text("finished_at IS NULL")),
+    CheckConstraint("NOT dry_run OR phase IN ('planning', 'done')", name="dry_run"),
+    Index(
+        "case_runs_one_at_a_time_key",
+        text("(true)"),
+        unique=True,
+        postgresql_where=text("finished_at IS NULL AND NOT dry_run"),
+    ),
+    Index(
+        "case_runs_one_dry_run_key",
+        text("(true)"),
+        unique=True,
+        postgresql_where=text("finished_at IS NULL AND dry_run"),
+    ),
     Index("case_runs_started_at_idx", "started_at"),
     comment="Runs of the weekly policy. One at a time is under way.",
 )

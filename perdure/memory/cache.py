@@ -17,6 +17,7 @@ import redis
 from perdure.clock import Clock
 from perdure.errors import Unavailable
 from perdure.redis import connect, way_out, where
+from perdure.settings import REDIS_PREFIX
 from perdure.untrusted import first_line
 
 log = logging.getLogger(__name__)
@@ -28,9 +29,13 @@ Result = TypeVar("Result")
 
 
 class Cache:
-    """The Redis at `url`, which may be away. Threads share it; each use ends within two seconds."""
+    """The Redis at `url`, which may be unavailable. Threads share it; each use ends within two seconds.
 
-    def __init__(self, url: str, clock: Clock) -> None:
+    `prefix` begins each key.
+    """
+
+    def __init__(self, url: str, clock: Clock, prefix: str = REDIS_PREFIX) -> None:
+        self.prefix = prefix
         self._name = f"redis ({where(url)})"
         # Any: redis-py types its answers as those of its asynchronous twin, too.
         self._client: Any = connect(url)

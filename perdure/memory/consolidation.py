@@ -21,8 +21,9 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from perdure.clock import Clock
-from perdure.database.engine import Database, as_json
+from perdure.database.engine import Database, Executor, as_json
 from perdure.errors import CircuitBreakerOpen, PerdureError, ProviderError, RateLimited, Unavailable
+from perdure.fencing import Fence
 from perdure.memory import consolidation_queries as queries
 from perdure.memory.candidates import Candidate
 from perdure.memory.extraction import Said, chunks, extract, message_chars, together
@@ -41,6 +42,7 @@ HANDS = 4
 """Users whose sessions one batch has in work at once: most of the time is waiting for the model."""
 
 _OWNER = "consolidation"
+_RETRIED_AT_ONCE = 1_000
 _SKIPPED = as_json({"skipped": True})
 
 
@@ -159,7 +161,7 @@ class Hold(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Consolidator:
-    """What consolidating takes. `holding` keeps the lease that was taken under a token."""
+    """What consolidating takes. `holding` keeps the lease that was taken under a fence."""
 
     database: Database
     clock: Clock
@@ -168,7 +170,7 @@ class Consolidator:
     limits: ConsolidationSettings
     timeout_s: float
     lease_s: float
-    holding: Callable[[UUID, int], AbstractContextManager[Hold]]
+    holding: Callable[[UUID, Fence], AbstractContextManager[Hold]]
 
     def batch(self, tell: Callable[[Progress], None] = lambda _: None) -> Counts:
         """Consolidate the sessions that are due, as many as a batch has; what others took is theirs to count.
@@ -211,14 +213,15 @@ class Consolidator:
         if not rows:
             return NotDue()
         claim = rows[0]
-        tenure = {"session_id": session_id, "token": claim.token}
-        with self.holding(session_id, claim.token) as hold:
+        fence = Fence(claim.token, claim.nonce)
+        tenure = fence.on(session_id)
+        with self.holding(session_id, fence) as hold:
             if claim.own_turns < self.limits.min_turns:
                 return Skipped() if self.database.run(queries.MARK, {**tenure, "outcome": _SKIPPED}) else NotDue()
             try:
                 found = self._found(session_id, claim.message_count, hold)
             except CallAborted:
-                given_back = {**tenure, "forgiven": True, "error": None, "pause_s": RETRY_S}
+                given_back = {**tenure, "forgiven": True, "given_up": False, "error": None, "pause_s": RETRY_S}
                 if not self.database.run(queries.RELEASE, given_back):
                     return NotDue()  # it was not the process that ended the call, but somebody's claim
                 raise
@@ -266,10 +269,11 @@ class Consolidator:
     def _failed(self, tenure: dict[str, Any], runs: int, error: PerdureError) -> Outcome:
         """Keep the error with the session. An outage is no fault of the session's, and costs it no run."""
         forgiven = _is_outage(error)
-        kept = f"{error.code}: {first_line(error.message)}"
-        if not self.database.run(queries.RELEASE, {**tenure, "forgiven": forgiven, "error": kept, "pause_s": RETRY_S}):
-            return NotDue()
         given_up = not forgiven and runs >= self.limits.max_runs
+        kept = f"{error.code}: {first_line(error.message)}"
+        outcome = {"forgiven": forgiven, "given_up": given_up, "error": kept, "pause_s": RETRY_S}
+        if not self.database.run(queries.RELEASE, {**tenure, **outcome}):
+            return NotDue()
         log.warning(
             "session %s could not be consolidated (run %d%s): %s",
             tenure["session_id"], runs, ", the last" if given_up else "", kept,
@@ -297,6 +301,34 @@ def consolidations_forgotten(
 def put_off(database: Database, session_ids: Sequence[UUID]) -> None:
     """Wake-ups that nobody took, or that came where there was no room: the sweeper issues them again."""
     database.run(queries.UNWAKE, {"session_ids": list(session_ids)})
+
+
+def try_again(
+    database: Database, limits: ConsolidationSettings, lease_s: float, session_ids: Sequence[UUID] | None = None
+) -> int:
+    """Make sessions that were given up due again, with all their runs; returns how many there were.
+
+    `session_ids`: only those among them; `None`: all. The next batch, or the sweeper, consolidates them.
+
+    Raises:
+        Unavailable: the database cannot be reached.
+    """
+    bounds = {"max_runs": limits.max_runs, "lease_s": lease_s}
+    if session_ids is not None:
+        return len(database.run(queries.RETRY, {**bounds, "session_ids": list(session_ids)}))
+    retried = 0
+    while found := database.run(queries.GIVEN_UP, {"most": _RETRIED_AT_ONCE}):
+        again = database.run(queries.RETRY, {**bounds, "session_ids": [row.session_id for row in found]})
+        retried += len(again)
+        if not again:
+            break
+    return retried
+
+
+def count_given_up(executor: Executor) -> int:
+    """How many sessions' consolidation was given up."""
+    count: int = executor.run(queries.COUNT_GIVEN_UP, {})[0].sessions
+    return count
 
 
 def backlog(database: Database, limits: ConsolidationSettings) -> Backlog:

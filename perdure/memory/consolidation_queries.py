@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from perdure.database.engine import Statement
+from perdure.fencing import HELD, RAISED
 
 # --- the sessions that are due -----------------------------------------------------------
 
-# A lease that lies too far ahead was given while the server's clock was wrong, and is none.
+# `consolidation_given_up_at` keeps abandoned sessions out of the indexes by which due ones are found; the count of
+# attempts covers a session whose last run died with its process, until the sweeper marks it (FORGOTTEN).
+# A lease that lies too far ahead was given while the server's clock was wrong, and is ignored.
 _FREE = """
-    ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_attempts < %(max_runs)s
+    ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL
+      AND consolidation_attempts < %(max_runs)s
       AND (lease_until IS NULL OR lease_until <= perdure_now()
            OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s::double precision * 2))
 """
@@ -22,23 +26,32 @@ DUE = Statement(
     writes=False,
 )
 
-# For the sweeper: what has waited for longer than wake-ups take. It backs off, as a queue may have no worker.
+# For the sweeper: sessions whose wake-up or whose worker was lost, and those that failed earlier. Each wake-up doubles
+# the pause before the next one, so that a queue without a worker fills slowly. A session whose runs are used up, and
+# that no run marked as given up (the process of the last one died), is marked here. The array, and not a join: the
+# generic plan, which does not know the limit, would join with the whole table.
 FORGOTTEN = Statement(
     "consolidation.forgotten",
-    f"""
+    """
     WITH due AS (
         SELECT session_id FROM sessions
-        WHERE {_FREE}
-          AND coalesce(consolidation_due_at, ended_at + make_interval(secs => %(backoff_s)s)) <= perdure_now()
-        ORDER BY ended_at LIMIT %(most)s
+        WHERE ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL
+          AND coalesce(consolidation_due_at, ended_at) <= perdure_now()
+          AND (consolidation_due_at IS NOT NULL OR ended_at <= perdure_now() - make_interval(secs => %(backoff_s)s))
+          AND (lease_until IS NULL OR lease_until <= perdure_now()
+               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s::double precision * 2))
+        ORDER BY coalesce(consolidation_due_at, ended_at) LIMIT %(most)s
         FOR NO KEY UPDATE SKIP LOCKED
+    ), noted AS (
+        UPDATE sessions AS s
+        SET wakes = s.wakes + 1,
+            consolidation_due_at = perdure_now() + make_interval(secs => %(backoff_s)s * 2 ^ least(s.wakes, 10)),
+            consolidation_given_up_at = CASE WHEN s.consolidation_attempts >= %(max_runs)s THEN perdure_now() END
+        WHERE s.session_id = ANY (ARRAY(SELECT session_id FROM due))
+        RETURNING s.session_id, s.consolidation_given_up_at
     )
-    UPDATE sessions AS s
-    SET wakes = s.wakes + 1,
-        consolidation_due_at = perdure_now() + make_interval(secs => %(backoff_s)s * 2 ^ least(s.wakes, 10))
-    FROM due WHERE s.session_id = due.session_id
-    RETURNING s.session_id
-    """,  # noqa: S608 (constants)
+    SELECT session_id FROM noted WHERE consolidation_given_up_at IS NULL
+    """,
 )
 
 # The broker did not take the wake-ups: they are due again in the next round.
@@ -60,11 +73,11 @@ CLAIM = Statement(
         FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE sessions AS s
-    SET token = s.token + 1, lease_owner = %(owner)s, consolidation_attempts = s.consolidation_attempts + 1,
+    SET {RAISED}, lease_owner = %(owner)s, consolidation_attempts = s.consolidation_attempts + 1,
         lease_until = perdure_now() + make_interval(secs => %(lease_s)s::double precision), wakes = 0,
         consolidation_due_at = NULL, consolidation_error = 'UNKNOWN: the run did not come to its end'
     FROM candidate WHERE s.session_id = candidate.session_id
-    RETURNING s.token, s.user_id, s.message_count, s.consolidation_attempts AS runs,
+    RETURNING s.token, s.nonce, s.user_id, s.message_count, s.consolidation_attempts AS runs,
               CASE WHEN s.forked_from IS NULL THEN s.turn_count
                    ELSE (SELECT count(*) FROM turns AS t
                          WHERE t.session_id = s.session_id AND t.accepted_at >= s.created_at) END AS own_turns
@@ -73,27 +86,28 @@ CLAIM = Statement(
 
 RELEASE = Statement(
     "consolidation.release",
-    """
+    f"""
     UPDATE sessions
     SET lease_until = NULL, lease_owner = NULL,
         consolidation_error = %(error)s::text,
         consolidation_attempts = consolidation_attempts - CASE WHEN %(forgiven)s THEN 1 ELSE 0 END,
+        consolidation_given_up_at = CASE WHEN %(given_up)s THEN perdure_now() END,
         consolidation_due_at = CASE WHEN %(error)s::text IS NOT NULL THEN
             perdure_now() + make_interval(secs => %(pause_s)s * 2 ^ least(consolidation_attempts - 1, 10)) END
-    WHERE session_id = %(session_id)s AND token = %(token)s
+    WHERE {HELD}
     RETURNING session_id
-    """,
+    """,  # noqa: S608 (constants)
 )
 
 MARK = Statement(
     "consolidation.mark",
-    """
+    f"""
     UPDATE sessions
     SET consolidated_at = perdure_now(), consolidation = %(outcome)s::jsonb, consolidation_error = NULL,
         lease_until = NULL, lease_owner = NULL
-    WHERE session_id = %(session_id)s AND token = %(token)s
+    WHERE {HELD}
     RETURNING session_id
-    """,
+    """,  # noqa: S608 (constants)
 )
 
 BACKLOG = Statement(
@@ -101,8 +115,46 @@ BACKLOG = Statement(
     """
     SELECT count(*) FILTER (WHERE consolidation_attempts < %(max_runs)s) AS waiting,
            count(*) FILTER (WHERE consolidation_attempts BETWEEN 1 AND %(max_runs)s - 1) AS failing,
-           count(*) FILTER (WHERE consolidation_attempts >= %(max_runs)s) AS given_up
-    FROM sessions WHERE ended_at IS NOT NULL AND consolidated_at IS NULL
+           (SELECT count(*) FROM sessions WHERE consolidation_given_up_at IS NOT NULL)
+             + count(*) FILTER (WHERE consolidation_attempts >= %(max_runs)s) AS given_up
+    FROM sessions
+    WHERE ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL
+    """,
+    writes=False,
+)
+
+COUNT_GIVEN_UP = Statement(
+    "consolidation.count_given_up",
+    "SELECT count(*) AS sessions FROM sessions WHERE consolidation_given_up_at IS NOT NULL",
+    writes=False,
+)
+
+# Makes sessions that were given up due again, with all their runs. Not one that a run holds.
+RETRY = Statement(
+    "consolidation.retry",
+    """
+    WITH given_up AS (
+        SELECT session_id FROM sessions
+        WHERE session_id = ANY (%(session_ids)s::uuid[])
+          AND ended_at IS NOT NULL AND consolidated_at IS NULL
+          AND (consolidation_given_up_at IS NOT NULL OR consolidation_attempts >= %(max_runs)s)
+          AND (lease_until IS NULL OR lease_until <= perdure_now()
+               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s::double precision * 2))
+        FOR NO KEY UPDATE
+    )
+    UPDATE sessions AS s
+    SET consolidation_given_up_at = NULL, consolidation_attempts = 0, consolidation_due_at = NULL, wakes = 0
+    WHERE s.session_id = ANY (ARRAY(SELECT session_id FROM given_up))
+    RETURNING s.session_id
+    """,
+)
+
+GIVEN_UP = Statement(
+    "consolidation.given_up",
+    """
+    SELECT session_id FROM sessions
+    WHERE consolidation_given_up_at IS NOT NULL
+    ORDER BY consolidation_given_up_at, session_id LIMIT %(most)s
     """,
     writes=False,
 )
@@ -126,9 +178,9 @@ BE_PATIENT = Statement("consolidation.be_patient", "SELECT set_config('lock_time
 
 CHECK_TOKEN = Statement(
     "consolidation.check_token",
-    """
-    SELECT session_id FROM sessions WHERE session_id = %(session_id)s AND token = %(token)s FOR NO KEY UPDATE
-    """,
+    f"""
+    SELECT session_id FROM sessions WHERE {HELD} FOR NO KEY UPDATE
+    """,  # noqa: S608 (constants)
 )
 
 LOCK_USER = Statement(

@@ -17,6 +17,8 @@ _FAMILY = """
     )
 """
 
+_SEARCHABLE = "embedder = %(embedder)s AND status = 'active' AND query_vector IS NOT NULL"
+
 KIN = Statement(
     "context.kin",
     f"{_FAMILY} SELECT session_id FROM family WHERE session_id <> %(session_id)s",  # noqa: S608 (constants)
@@ -26,8 +28,8 @@ KIN = Statement(
 # What does not depend on what is asked: the summaries of earlier sessions, newest first, and the
 # memories that conversations come back to. A row of the section `kin` is a session of the family; one
 # of `past` says that there is something to recall at all, one of `bank` that the CaseBank has
-# questions of this embedder. Only the newest sessions are looked at: one that said nothing has no
-# summary, and there may be any number of those.
+# questions of this embedder that this user may see. Only the newest sessions are looked at: one that said
+# nothing has no summary, and there may be any number of those.
 PAST = Statement(
     "context.past",
     f"""
@@ -58,8 +60,9 @@ PAST = Statement(
        OR EXISTS (SELECT FROM memories WHERE user_id = %(user_id)s)
     UNION ALL
     SELECT 'bank', 1, '', NULL
-    WHERE EXISTS (SELECT FROM cases
-                  WHERE embedder = %(embedder)s AND status = 'active' AND query_vector IS NOT NULL)
+    WHERE EXISTS (SELECT FROM cases WHERE user_id IS NULL AND {_SEARCHABLE})
+       OR EXISTS (SELECT FROM cases WHERE user_id = %(user_id)s AND {_SEARCHABLE})
+       OR %(all_cases)s AND EXISTS (SELECT FROM cases WHERE {_SEARCHABLE})
     ORDER BY section, position
     """,  # noqa: S608 (constants)
     writes=False,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from perdure.database.engine import Statement
 from perdure.database.tables import metadata
+from perdure.fencing import RAISED
 from perdure.memory.personal import HOLDINGS, Holding
 
 # Whoever runs one of these sessions writes nothing any more, and whoever would has to wait.
 RAISE_TOKENS = Statement(
     "erasure.raise_tokens",
-    """
-    UPDATE sessions SET token = token + 1, lease_owner = NULL, lease_until = NULL WHERE user_id = %(user_id)s
+    f"""
+    UPDATE sessions AS s SET {RAISED}, lease_owner = NULL, lease_until = NULL WHERE user_id = %(user_id)s
     RETURNING session_id
-    """,
+    """,  # noqa: S608 (constants)
 )
 
 # Until this commits nothing can refer to the user: no session is opened, no memory formed.

@@ -18,9 +18,10 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from sqlalchemy import Row
 
 from perdure.clock import Clock
-from perdure.database.engine import Database, Transaction, as_json
+from perdure.database.engine import Database, Statement, Transaction, as_json
 from perdure.ids import new_id
 from perdure.memory import exchange_queries as queries
 from perdure.memory.context import tokens
@@ -32,6 +33,7 @@ MAX_BAD_LINES = 1_000
 
 _AT_ONCE = 1_000
 _PAGE = 500
+_SESSIONS = 100
 _TOKENS_AROUND = 4
 _CHANNEL = "import"
 
@@ -129,22 +131,38 @@ def export_messages(database: Database, user_id: str | None = None) -> Iterator[
     Raises:
         Unavailable: the database cannot be reached.
     """
+    for row in _all_said(database) if user_id is None else _said_by(database, user_id):
+        line = {
+            "user_id": row.user_id,
+            "session": row.session,
+            "message_id": row.message_id,
+            "role": row.role,
+            "author": row.author,
+            "content": row.content,
+            "occurred_at": row.occurred_at.astimezone(UTC).isoformat(),
+            "channel": row.channel,
+        }
+        yield {key: value for key, value in line.items() if value is not None}
+
+
+def _all_said(database: Database) -> Iterator[Row[Any]]:
+    return _paged(database, queries.EXPORT, {})
+
+
+def _said_by(database: Database, user_id: str) -> Iterator[Row[Any]]:
+    """One user's messages, some sessions at a time: no index finds a page of a user's messages in this order."""
+    sessions = [row.session_id for row in database.run(queries.SESSIONS_OF_USER, {"user_id": user_id})]
+    for start in range(0, len(sessions), _SESSIONS):
+        chosen = sessions[start : start + _SESSIONS]
+        yield from _paged(database, queries.EXPORT_OF_SESSIONS, {"session_ids": chosen})
+
+
+def _paged(database: Database, statement: Statement, given: dict[str, Any]) -> Iterator[Row[Any]]:
     after: tuple[UUID, int] = (UUID(int=0), 0)
     while True:
-        given = {"user_id": user_id, "after_session": after[0], "after_seq": after[1], "most": _PAGE}
-        rows = database.run(queries.EXPORT, given)
-        for row in rows:
-            line = {
-                "user_id": row.user_id,
-                "session": row.session,
-                "message_id": row.message_id,
-                "role": row.role,
-                "author": row.author,
-                "content": row.content,
-                "occurred_at": row.occurred_at.astimezone(UTC).isoformat(),
-                "channel": row.channel,
-            }
-            yield {key: value for key, value in line.items() if value is not None}
+        bounds = {"after_session": after[0], "after_seq": after[1], "most": _PAGE}
+        rows = database.run(statement, {**given, **bounds})
+        yield from rows
         if len(rows) < _PAGE:
             return
         after = (rows[-1].session_id, rows[-1].seq)

@@ -50,7 +50,7 @@ ADD = Statement(
         UPDATE sessions AS s
         SET message_count = message_count + %(messages_added)s, last_turn_seq = last_turn_seq + %(turns_added)s,
             turn_count = turn_count + %(turns_added)s, tick = tick + %(turns_added)s, consolidated_at = NULL,
-            consolidation = NULL, consolidation_attempts = 0,
+            consolidation = NULL, consolidation_attempts = 0, consolidation_given_up_at = NULL,
             created_at = least(created_at, %(first_at)s), last_activity_at = greatest(last_activity_at, %(last_at)s),
             channels = s.channels || ARRAY(
                 SELECT DISTINCT used FROM unnest(%(channels)s::text[]) AS used WHERE used <> ALL (s.channels))
@@ -75,17 +75,29 @@ ADD = Statement(
     """,
 )
 
-# A page of what people and agents said to each other, session by session; what a fork copied is its source's.
-EXPORT = Statement(
-    "exchange.export",
-    """
+_SAID = """
     SELECT s.user_id, coalesce(s.imported_as, s.session_id::text) AS session, m.session_id, m.seq,
            coalesce(m.message_id, m.session_id || ':' || m.seq) AS message_id, m.role, m.author, m.content,
            m.created_at AS occurred_at, m.channel
     FROM message_words AS w JOIN messages AS m USING (session_id, seq) JOIN sessions AS s USING (session_id)
-    WHERE (%(user_id)s::text IS NULL OR w.user_id = %(user_id)s)
-      AND (w.session_id, w.seq) > (%(after_session)s::uuid, %(after_seq)s::bigint)
+    WHERE (w.session_id, w.seq) > (%(after_session)s::uuid, %(after_seq)s::bigint)
+"""
+
+# A page of what users and agents said, in the order of the sessions' ids. What a fork copied belongs to its source.
+EXPORT = Statement("exchange.export", _SAID + " ORDER BY w.session_id, w.seq LIMIT %(most)s", writes=False)
+
+EXPORT_OF_SESSIONS = Statement(
+    "exchange.export_of_sessions",
+    _SAID
+    + """
+      AND w.session_id = ANY (%(session_ids)s::uuid[])
     ORDER BY w.session_id, w.seq LIMIT %(most)s
     """,
+    writes=False,
+)
+
+SESSIONS_OF_USER = Statement(
+    "exchange.sessions_of_user",
+    "SELECT session_id FROM sessions WHERE user_id = %(user_id)s ORDER BY session_id",
     writes=False,
 )

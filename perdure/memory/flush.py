@@ -19,6 +19,7 @@ from sqlalchemy import Row
 
 from perdure.database.engine import Database, as_json
 from perdure.errors import Unavailable
+from perdure.fencing import Fence
 from perdure.memory import queries
 from perdure.memory.working import Line, RememberedTurn, WorkingMemory
 from perdure.models.protocol import Role
@@ -52,10 +53,10 @@ class Stale:
 Outcome = Flushed | Blocked | Stale
 
 
-def flush(database: Database, working: WorkingMemory, session_id: UUID, token: int) -> Outcome:
+def flush(database: Database, working: WorkingMemory, session_id: UUID, fence: Fence) -> Outcome:
     """Write to PostgreSQL the remembered turns that it lacks. May be repeated, also side by side.
 
-    `token` is the one that the session was claimed under last. What is remembered stays in Redis.
+    `fence` is the one that the session was claimed under last. What is remembered stays in Redis.
 
     Raises:
         Unavailable: Redis or PostgreSQL cannot be reached; it may be tried again.
@@ -64,7 +65,7 @@ def flush(database: Database, working: WorkingMemory, session_id: UUID, token: i
     if not held:
         return Flushed(0)
     for _ in range(_TRIES):
-        rows = database.run(queries.COMPARE, {"session_id": session_id, "token": token, **_asked(held)})
+        rows = database.run(queries.COMPARE, {**fence.on(session_id), **_asked(held)})
         if not rows or not rows[0].current:
             return Stale()
         lacking = [turn for turn in held if turn.turn_id not in rows[0].known]
@@ -76,7 +77,7 @@ def flush(database: Database, working: WorkingMemory, session_id: UUID, token: i
         refused = len(lacking) - len(chosen)
         if not chosen:
             return Flushed(0, refused)
-        if _write(database, session_id, token, rows[0], chosen):
+        if _write(database, session_id, fence, rows[0], chosen):
             log.warning("session %s: PostgreSQL lacked %d turns, now written", session_id, len(chosen))
             return Flushed(len(chosen), refused)
     raise Unavailable("The session kept changing while its working memory was being flushed; please try again.")
@@ -145,12 +146,11 @@ def _choose(session_id: UUID, held: Sequence[RememberedTurn], row: Row[Any]) -> 
 
 
 def _write(
-    database: Database, session_id: UUID, token: int, row: Row[Any], chosen: Sequence[RememberedTurn]
+    database: Database, session_id: UUID, fence: Fence, row: Row[Any], chosen: Sequence[RememberedTurn]
 ) -> Sequence[Row[Any]]:
     turns, messages = _rows(chosen)
     parameters = {
-        "session_id": session_id,
-        "token": token,
+        **fence.on(session_id),
         "last_turn_seq": row.last_turn_seq,
         "message_count": row.message_count,
         "turns_added": len(turns),

@@ -53,7 +53,7 @@ class Occasion:
     """Whose turn it is, in which session, which one came before, and what they say now.
 
     `long` says that the session has turns that the prompt's window does not reach; `embedder` names what
-    makes the vector of what they say.
+    makes the vector of what they say; `all_cases` says that the cases of all users may be shown to this one.
     """
 
     user_id: str
@@ -62,6 +62,7 @@ class Occasion:
     asked: str
     embedder: str
     long: bool = False
+    all_cases: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ def gather(
             "archive": limits.archive_sessions,
             "hot": _HOT,
             "embedder": occasion.embedder,
+            "all_cases": occasion.all_cases,
         },
     )
     worth = occasion.long or any(row.section == "past" for row in past)

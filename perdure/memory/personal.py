@@ -57,7 +57,9 @@ HOLDINGS = (
 )
 """In the order in which they are erased: whoever refers to another goes first."""
 
-IMPERSONAL = frozenset({"schedule_slots", "schedule_entries", "sweeps", "intake", "embedders", "case_runs"})
+IMPERSONAL = frozenset(
+    {"schedule_slots", "schedule_entries", "sweeps", "intake", "embedders", "case_runs", "schema_compatibility"}
+)
 """The tables that hold nothing of users."""
 
 ERASING = frozenset({"erasures"})

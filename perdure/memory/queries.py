@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perdure.database.engine import Statement
+from perdure.fencing import HELD
 
 # --- working memory ----------------------------------------------------------------------
 
@@ -11,7 +12,8 @@ from perdure.database.engine import Statement
 COMPARE = Statement(
     "memory.compare",
     """
-    SELECT s.token = %(token)s AND s.ended_at IS NULL AS current, s.unsettled, s.last_turn_seq, s.message_count,
+    SELECT (s.token, s.nonce) = (%(token)s, %(nonce)s) AND s.ended_at IS NULL AS current, s.unsettled,
+           s.last_turn_seq, s.message_count,
            ARRAY(SELECT turn_id FROM turns WHERE turn_id = ANY (%(turn_ids)s::uuid[])) AS known,
            ARRAY(SELECT mine.turn_id
                  FROM unnest(%(of_turn)s::uuid[], %(channels)s::text[], %(message_ids)s::text[])
@@ -37,7 +39,8 @@ FLUSH = Statement(
             last_activity_at = greatest(s.last_activity_at, %(last_at)s::timestamptz),
             channels = s.channels || ARRAY(
                 SELECT DISTINCT used FROM unnest(%(channels)s::text[]) AS used WHERE used <> ALL (s.channels))
-        WHERE s.session_id = %(session_id)s AND s.token = %(token)s AND s.ended_at IS NULL AND s.unsettled = 0
+        WHERE s.session_id = %(session_id)s AND (s.token, s.nonce) = (%(token)s, %(nonce)s)
+          AND s.ended_at IS NULL AND s.unsettled = 0
           AND s.last_turn_seq = %(last_turn_seq)s AND s.message_count = %(message_count)s
         RETURNING s.session_id, s.user_id, s.tick - %(turns_added)s AS tick
     ), done AS (
@@ -74,10 +77,10 @@ FLUSH = Statement(
 # Whose stream an ending session is part of, which channel of it, and up to when.
 ENDING = Statement(
     "memory.ending",
-    """
+    f"""
     SELECT user_id, nullif(scope, '') AS channel, end_requested_at, forked_from IS NOT NULL AS is_fork
     FROM sessions
-    WHERE session_id = %(session_id)s AND token = %(token)s AND ended_at IS NULL AND end_requested_at IS NOT NULL
-    """,
+    WHERE {HELD} AND ended_at IS NULL AND end_requested_at IS NOT NULL
+    """,  # noqa: S608 (constants)
     writes=False,
 )

@@ -72,8 +72,8 @@ class Stream:
 
         def work(client: Any) -> bool:
             pipeline = client.pipeline()
-            pipeline.xadd(_key(user_id), entry, maxlen=MAX_ENTRIES, approximate=True)
-            pipeline.pexpire(_key(user_id), _TTL_MS)
+            pipeline.xadd(self._key(user_id), entry, maxlen=MAX_ENTRIES, approximate=True)
+            pipeline.pexpire(self._key(user_id), _TTL_MS)
             pipeline.execute()
             return True
 
@@ -83,7 +83,7 @@ class Stream:
         """The user's last `n` happenings, oldest first; none while Redis is away."""
         newest = self._cache.attempt(
             f"reading the stream of the user {user_id!r}",
-            lambda client: client.xrevrange(_key(user_id), count=n),
+            lambda client: client.xrevrange(self._key(user_id), count=n),
         )
         found = (_happening(user_id, identifier, fields) for identifier, fields in reversed(newest or []))
         return [happening for happening in found if happening is not None]
@@ -95,12 +95,11 @@ class Stream:
             Unavailable: Redis is away.
         """
         bounds = [_milliseconds(until), channel or ""]
-        removed: int = self._cache.require(lambda client: client.eval(_TRIM, 1, _key(user_id), *bounds))
+        removed: int = self._cache.require(lambda client: client.eval(_TRIM, 1, self._key(user_id), *bounds))
         return removed
 
-
-def _key(user_id: str) -> str:
-    return f"perdure:stream:{user_id}"
+    def _key(self, user_id: str) -> str:
+        return f"{self._cache.prefix}stream:{user_id}"
 
 
 def _milliseconds(at: datetime) -> int:

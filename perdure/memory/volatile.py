@@ -10,12 +10,13 @@ from uuid import UUID
 from perdure.clock import Clock
 from perdure.database.engine import Database
 from perdure.errors import Unavailable
+from perdure.fencing import Fence
 from perdure.memory import queries
 from perdure.memory.cache import Cache
 from perdure.memory.flush import Blocked, Flushed, Stale, flush
 from perdure.memory.stream import Stream
 from perdure.memory.working import WorkingMemory
-from perdure.settings import MemorySettings
+from perdure.settings import REDIS_PREFIX, MemorySettings
 
 log = logging.getLogger(__name__)
 
@@ -29,20 +30,23 @@ class Volatile:
     working: WorkingMemory
 
     @classmethod
-    def at(cls, url: str, limits: MemorySettings, clock: Clock) -> Volatile:
-        """Those in the Redis at `url`, in kombu's spelling or redis-py's; nothing is connected yet."""
-        cache = Cache(url, clock)
+    def at(cls, url: str, limits: MemorySettings, clock: Clock, prefix: str = REDIS_PREFIX) -> Volatile:
+        """The layers in the Redis at `url`, in kombu's spelling or redis-py's, under keys that begin with `prefix`.
+
+        Nothing is connected yet.
+        """
+        cache = Cache(url, clock, prefix)
         return cls(cache, Stream(cache), WorkingMemory(cache, limits.working_turns, limits.working_ttl_s))
 
-    def flush(self, database: Database, session_id: UUID, token: int) -> int | None:
-        """Write to PostgreSQL the remembered turns that it lacks, under a current `token`; how many were written.
+    def flush(self, database: Database, session_id: UUID, fence: Fence) -> int | None:
+        """Write to PostgreSQL the remembered turns that it lacks, under a current `fence`; how many were written.
 
-        None where they are left to whoever holds the session next: the token is stale, or a turn is to run first.
+        None where they are left to whoever holds the session next: the fence is stale, or a turn is to run first.
 
         Raises:
             Unavailable: Redis or PostgreSQL cannot be reached.
         """
-        outcome = flush(database, self.working, session_id, token)
+        outcome = flush(database, self.working, session_id, fence)
         match outcome:
             case Flushed(written):
                 return written
@@ -56,15 +60,15 @@ class Volatile:
             case _:
                 assert_never(outcome)
 
-    def end_session(self, database: Database, session_id: UUID, token: int) -> bool:
-        """Flush and remove what is kept here of a session that is ending under `token`.
+    def end_session(self, database: Database, session_id: UUID, fence: Fence) -> bool:
+        """Flush and remove what is kept here of a session that is ending under `fence`.
 
-        May be called again after a crash. False under a stale token: then nothing is removed.
+        May be called again after a crash. False under a stale fence: then nothing is removed.
 
         Raises:
             Unavailable: Redis or PostgreSQL cannot be reached; something may be left, so it is to be called again.
         """
-        outcome = flush(database, self.working, session_id, token)
+        outcome = flush(database, self.working, session_id, fence)
         match outcome:
             case Flushed():
                 pass
@@ -74,7 +78,7 @@ class Volatile:
                 return False
             case _:
                 assert_never(outcome)
-        rows = database.run(queries.ENDING, {"session_id": session_id, "token": token})
+        rows = database.run(queries.ENDING, fence.on(session_id))
         if not rows:
             return False
         if not rows[0].is_fork:  # the stream is that of the conversation which it was copied from

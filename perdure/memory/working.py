@@ -29,7 +29,9 @@ _Name = Annotated[str, Field(min_length=1)]
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    """Members that this release does not know are kept, and written with the others."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
 
 
 class Call(_Record):
@@ -43,8 +45,8 @@ class Call(_Record):
 class Spent(_Record):
     """Tokens of one model call."""
 
-    input_tokens: _Whole
-    output_tokens: _Whole
+    input_tokens: _Whole = 0
+    output_tokens: _Whole = 0
 
 
 class Line(_Record):
@@ -92,9 +94,9 @@ class WorkingMemory:
 
         def work(client: Any) -> bool:
             pipeline = client.pipeline()
-            pipeline.rpush(_key(session_id), entry)
-            pipeline.ltrim(_key(session_id), -self._turns, -1)
-            pipeline.pexpire(_key(session_id), self._ttl_ms)
+            pipeline.rpush(self._key(session_id), entry)
+            pipeline.ltrim(self._key(session_id), -self._turns, -1)
+            pipeline.pexpire(self._key(session_id), self._ttl_ms)
             pipeline.execute()
             return True
 
@@ -107,7 +109,8 @@ class WorkingMemory:
         never here: whoever needs all of them asks PostgreSQL.
         """
         return self._cache.attempt(
-            f"reading the working memory of session {session_id}", lambda client: _read(client, session_id)
+            f"reading the working memory of session {session_id}",
+            lambda client: _read(client, self._key(session_id), session_id),
         )
 
     def held(self, session_id: UUID) -> tuple[RememberedTurn, ...]:
@@ -116,7 +119,7 @@ class WorkingMemory:
         Raises:
             Unavailable: Redis is away.
         """
-        return self._cache.require(lambda client: _read(client, session_id))
+        return self._cache.require(lambda client: _read(client, self._key(session_id), session_id))
 
     def forget(self, session_id: UUID) -> None:
         """Remove whatever is remembered of a session. Nothing there is no error.
@@ -124,20 +127,19 @@ class WorkingMemory:
         Raises:
             Unavailable: Redis is away.
         """
-        self._cache.require(lambda client: client.unlink(_key(session_id)))
+        self._cache.require(lambda client: client.unlink(self._key(session_id)))
+
+    def _key(self, session_id: UUID) -> str:
+        return f"{self._cache.prefix}working:{session_id}"
 
 
-def _key(session_id: UUID) -> str:
-    return f"perdure:working:{session_id}"
-
-
-def _read(client: Any, session_id: UUID) -> tuple[RememberedTurn, ...]:
+def _read(client: Any, key: str, session_id: UUID) -> tuple[RememberedTurn, ...]:
     try:
-        entries: Sequence[bytes] = client.lrange(_key(session_id), 0, -1)
+        entries: Sequence[bytes] = client.lrange(key, 0, -1)
     except redis.ResponseError as error:
         if not str(error).startswith("WRONGTYPE"):
             raise
-        log.error("the key %s is no list of turns, and is passed over: %s", _key(session_id), error)  # noqa: TRY400 (no fault of ours)
+        log.error("the key %s is not a list of turns and is ignored: %s", key, error)  # noqa: TRY400 (no fault of ours)
         return ()
     turns: dict[UUID, RememberedTurn] = {}
     for position, entry in enumerate(entries):

@@ -40,15 +40,17 @@ _STATUS_OF_TYPE = {
 class AnthropicModel:
     """One model of one server. Threads may share it; a process needs no more than one."""
 
-    def __init__(self, model: str, clock: Clock) -> None:
+    def __init__(self, model: str, clock: Clock, variable: str = "PERDURE_MODEL") -> None:
         """Read the server's address and key from the environment, as the SDK does.
+
+        `variable` is the setting that names the model, for the error message.
 
         Raises:
             SettingsError: `ANTHROPIC_API_KEY` is missing, or `ANTHROPIC_BASE_URL` is no address.
         """
         self._model = model
         self._clock = clock
-        endpoint = endpoint_of(ANTHROPIC, "PERDURE_MODEL", self.name)
+        endpoint = endpoint_of(ANTHROPIC, variable, self.name)
         self._client = anthropic.Anthropic(
             api_key=endpoint.key, base_url=endpoint.base_url, max_retries=0, http_client=endpoint.http_client()
         )

@@ -6,7 +6,7 @@
     no connection, or one that broke               ProviderError      yes
     no answer in time                              DeadlineExceeded   yes
     413, or a 400 that says "too long"             ContextTooLong     no
-    any other 4xx                                  ProviderError      no
+    any other 4xx, a redirect to another origin    ProviderError      no
 
 The messages may reach a user: they hold nothing that the provider wrote. What its support asks
 for (status, code, request id) goes to the log, and to the error as a note, which tracebacks show.
@@ -25,6 +25,7 @@ import httpx2
 
 from perdure.clock import Clock
 from perdure.errors import ContextTooLong, DeadlineExceeded, PerdureError, ProviderError, RateLimited
+from perdure.models.line import ForeignRedirect
 
 _log = logging.getLogger(__name__)
 
@@ -89,6 +90,8 @@ def connection_lost(cause: BaseException | None) -> PerdureError:
     """The error of a call whose connection was never there, broke, or (`cause` tells) stayed silent for too long."""
     if isinstance(cause, httpx2.TimeoutException) and not isinstance(cause, httpx2.ConnectTimeout):
         return DeadlineExceeded("The model did not answer in time.")
+    if isinstance(cause, ForeignRedirect):
+        return ProviderError("The model's server redirects to another origin, which is not followed.", transient=False)
     return ProviderError("The connection to the model's server failed.", transient=True)
 
 

@@ -37,7 +37,12 @@ MAX_BODY_BYTES = 64 * 1024**2
 """Bytes of one response: the longest reply of any model, in small pieces, is half of it."""
 
 _KEEPALIVE_S = 30.0
+_PORTS = {"http": 80, "https": 443}
 _LINGER_S = 0.1
+
+
+class ForeignRedirect(httpx2.TransportError):
+    """The server redirects to another origin: the conversation is sent to none but the configured one."""
 
 
 class Line:
@@ -119,10 +124,11 @@ class Transport(httpx2.BaseTransport):
     """An httpx transport over one pool of such connections, through the environment's proxy if there is one.
 
     Requests may only be made inside `line_of`. Connections are not limited in number: each
-    belongs to a thread that waits for it.
+    belongs to a thread that waits for it. Requests go to the origin of `base_url` only.
     """
 
     def __init__(self, base_url: str) -> None:
+        self._origin = _origin(httpx2.URL(base_url))
         self._pool = httpcore2.ConnectionPool(
             ssl_context=httpx2.create_ssl_context(),
             proxy=_environment_proxy(base_url),
@@ -132,8 +138,14 @@ class Transport(httpx2.BaseTransport):
         )
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send `request`; the response's body is read as it comes."""
+        """Send `request`; the response's body is read as it comes.
+
+        Raises:
+            ForeignRedirect: the request is for another origin, to which the server redirected it.
+        """
         raw = request.url
+        if _origin(raw) != self._origin:
+            raise ForeignRedirect(f"redirected to {raw.scheme}://{raw.host}")
         with _mapped():
             response = self._pool.handle_request(
                 httpcore2.Request(
@@ -154,6 +166,10 @@ class Transport(httpx2.BaseTransport):
     def close(self) -> None:
         """Close every connection."""
         self._pool.close()
+
+
+def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port or _PORTS.get(url.scheme)
 
 
 class _Body(httpx2.SyncByteStream):

@@ -28,15 +28,17 @@ from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 class OpenAIModel:
     """One model of one server. Threads may share it; a process needs no more than one."""
 
-    def __init__(self, model: str, clock: Clock) -> None:
+    def __init__(self, model: str, clock: Clock, variable: str = "PERDURE_MODEL") -> None:
         """Read the server's address and key from the environment, as the SDK does.
+
+        `variable` is the setting that names the model, for the error message.
 
         Raises:
             SettingsError: `OPENAI_API_KEY` is missing, or `OPENAI_BASE_URL` is no address.
         """
         self._model = model
         self._clock = clock
-        self._client = client("PERDURE_MODEL", self.name)
+        self._client = client(variable, self.name)
         self._close = weakref.finalize(self, self._client.close)
 
     @property

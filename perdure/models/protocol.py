@@ -10,14 +10,22 @@ silent socket. Providers raise the errors of `perdure.errors` and no others.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from perdure.clock import Clock
 from perdure.errors import Abandoned, DeadlineExceeded, PerdureError
+
+_CALL = frozenset({"id", "name", "arguments"})
+_USAGE = frozenset({"input_tokens", "output_tokens"})
+
+
+def unknown(record: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """The members of a stored record that this release does not know: a newer one wrote them, and reads them again."""
+    return {name: value for name, value in record.items() if name not in known}
 
 
 class Role(StrEnum):
@@ -34,22 +42,36 @@ class ToolCall:
     """A model's wish to have a tool called.
 
     `id` is unique only within one reply. `arguments` is the text exactly as the model gave
-    it, which may not be JSON at all.
+    it, which may not be JSON at all. `extra` holds the stored members that this release does not know.
     """
 
     id: str
     name: str
     arguments: str
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """The call that was stored as `record`."""
+        return cls(record["id"], record["name"], record["arguments"], unknown(record, _CALL))
+
+    def record(self) -> dict[str, Any]:
+        """The call as it is stored."""
+        return {**self.extra, "id": self.id, "name": self.name, "arguments": self.arguments}
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One entry of a prompt. `tool_call_id` is set on tool results only."""
+    """One entry of a prompt. `tool_call_id` is set on tool results only.
+
+    `extra` holds the members of a stored message that this release does not know; no model is sent them.
+    """
 
     role: Role
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +85,20 @@ class ToolSchema:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens, as the provider counted them."""
+    """Tokens, as the provider counted them. `extra` holds the stored members that this release does not know."""
 
     input_tokens: int = 0
     output_tokens: int = 0
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """The usage that was stored as `record`."""
+        return cls(record.get("input_tokens", 0), record.get("output_tokens", 0), unknown(record, _USAGE))
+
+    def record(self) -> dict[str, Any]:
+        """Usage as it is stored and shown."""
+        return {**self.extra, "input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(self.input_tokens + other.input_tokens, self.output_tokens + other.output_tokens)

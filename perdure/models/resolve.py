@@ -47,11 +47,11 @@ def resolve(name: str, settings: Settings, clock: Clock, variable: str = "PERDUR
     if scheme == "openai" and rest:
         from perdure.models.openai import OpenAIModel  # noqa: PLC0415 (the SDK takes a second to import)
 
-        return OpenAIModel(rest, clock)
+        return OpenAIModel(rest, clock, variable)
     if scheme == "anthropic" and rest:
         from perdure.models.anthropic import AnthropicModel  # noqa: PLC0415 (the same)
 
-        return AnthropicModel(rest, clock)
+        return AnthropicModel(rest, clock, variable)
     found = entry_points(group=ENTRY_POINT_GROUP)
     if rest and scheme in found.names:
         factory: ModelFactory = _load(f"{variable} is {name!r}", found[scheme])
@@ -92,9 +92,9 @@ def _load(setting: str, entry_point: EntryPoint) -> Any:
 class Models:
     """The models of one process, each made once. Threads may share it.
 
-    Each but `offline` (which needs nobody, and so never fails) is guarded by the breaker
-    `llm:SCHEME` of `breakers` and tried again; when it fails, `fallback` is asked, or what
-    `PERDURE_FALLBACK` names if none is given.
+    Each model except `offline`, which is built in and cannot fail, has a breaker of its own among
+    `breakers`, `llm:` and the model's name (`llm:openai:gpt-5`), and is retried; when it fails, `fallback` is asked,
+    or what `PERDURE_FALLBACK` names if none is given.
     """
 
     def __init__(
@@ -117,29 +117,29 @@ class Models:
         self._made: dict[str, Model] = {}
         self._fallback = fallback or resolve_fallback(settings, clock, self.guarded)
 
-    def get(self, name: str | None = None) -> Model:
-        """The model called `name`, or the one of `PERDURE_MODEL`.
+    def get(self, name: str | None = None, variable: str = "PERDURE_MODEL") -> Model:
+        """The model called `name`, or the one of `PERDURE_MODEL`. `variable` is the setting that names it.
 
         Raises:
-            SettingsError: there is none of that name, or it or one of its fallbacks cannot be set up.
+            SettingsError: there is no model of that name, or it or one of its fallbacks cannot be set up.
         """
         wanted = name or self._settings.model
         with self._lock:
             if wanted not in self._made:
-                self._made[wanted] = self._with_fallback(wanted)
+                self._made[wanted] = self._with_fallback(wanted, variable)
             return self._made[wanted]
 
-    def guarded(self, name: str) -> Model:
+    def guarded(self, name: str, variable: str = "PERDURE_FALLBACK") -> Model:
         """The model called `name` behind its breaker, without a fallback, for a strategy that asks it.
 
         Raises:
-            SettingsError: there is none of that name, or it cannot be set up.
+            SettingsError: there is no model of that name, or it cannot be set up.
         """
         with self._lock:
-            return self._guard(name, "PERDURE_FALLBACK")
+            return self._guard(name, variable)
 
-    def _with_fallback(self, name: str) -> Model:
-        model = self._guard(name, "PERDURE_MODEL")
+    def _with_fallback(self, name: str, variable: str) -> Model:
+        model = self._guard(name, variable)
         if isinstance(model, OfflineModel):
             return model
         if self._fallback is not None:
@@ -153,7 +153,7 @@ class Models:
         if name not in self._guarded:
             model = resolve(name, self._settings, self._clock, variable)
             if not isinstance(model, OfflineModel):
-                breaker = self._breakers.get(f"llm:{name.partition(':')[0]}")
+                breaker = self._breakers.get(f"llm:{name}")
                 model = GuardedModel(model, breaker, self._settings.retry, self._settings.model_timeout_s)
             self._guarded[name] = model
         return self._guarded[name]

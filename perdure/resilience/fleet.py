@@ -21,6 +21,7 @@ from redis.retry import Retry
 from perdure.errors import Unavailable
 from perdure.resilience.circuit import Admission, Circuit, Outcome, Policy, State
 from perdure.resilience.stores import Answer
+from perdure.settings import REDIS_PREFIX
 from perdure.untrusted import first_line
 
 _TIMEOUT_S = 0.25
@@ -28,7 +29,9 @@ _TIMEOUT_S = 0.25
 
 _CONNECTIONS = 10_000  # a thread each at most, for the length of one script
 
-_NAMES = "{perdure:breakers}"
+_NAMES = "{breakers}"
+"""After the prefix: the set of all names, and the beginning of each circuit's keys. The braces are a hash tag."""
+
 _FIELDS = ("state", "epoch", "failures", "successes", "last_failure", "opened_at")
 
 # All scripts: KEYS are the circuit, its probes, the names of all circuits. ARGV are the name,
@@ -133,14 +136,22 @@ return answer()
 
 
 class FleetCircuits:
-    """The circuits in the Redis at `url`, in kombu's spelling or redis-py's. Threads may share it.
+    """The circuits in the Redis at `url`, in kombu's spelling or redis-py's, under keys that begin with `prefix`.
+
+    Threads may share it.
 
     For tests: `ahead_ms` are milliseconds by which one is ahead of Redis's time, `timeout_s` how patient it is.
     """
 
     def __init__(
-        self, url: str, policy: Policy, ahead_ms: Callable[[], int] = lambda: 0, timeout_s: float = _TIMEOUT_S
+        self,
+        url: str,
+        policy: Policy,
+        ahead_ms: Callable[[], int] = lambda: 0,
+        timeout_s: float = _TIMEOUT_S,
+        prefix: str = REDIS_PREFIX,
     ) -> None:
+        self._names = f"{prefix}{_NAMES}"
         self._policy = policy
         self._ahead_ms = ahead_ms
         self._client = redis.Redis.from_url(
@@ -163,12 +174,14 @@ class FleetCircuits:
     def admit(self, name: str, call_id: str, lease_ms: int) -> Answer:
         """Let a call through, or not; see `CircuitStore.admit`."""
         with _explained():
-            return _answer(self._admit(_keys(name), self._arguments(name, call_id, lease_ms)), call_id)
+            return _answer(self._admit(self._keys(name), self._arguments(name, call_id, lease_ms)), call_id)
 
     def settle(self, name: str, admission: Admission, outcome: Outcome) -> Answer:
         """Note what became of a call; see `CircuitStore.settle`."""
         with _explained():
-            return _answer(self._settle[outcome](_keys(name), self._arguments(name, admission.id, admission.epoch)))
+            return _answer(
+                self._settle[outcome](self._keys(name), self._arguments(name, admission.id, admission.epoch))
+            )
 
     def free(self, name: str, call_id: str) -> None:
         """Free the slot of a probe that was admitted, if it was, without its caller learning of it.
@@ -177,22 +190,22 @@ class FleetCircuits:
             Unavailable: Redis cannot be reached.
         """
         with _explained():
-            self._client.zrem(_keys(name)[1], call_id)
+            self._client.zrem(self._keys(name)[1], call_id)
 
     def reset(self, name: str) -> Answer | None:
         """Close a circuit; see `CircuitStore.reset`."""
         with _explained():
-            said: Any = self._reset(_keys(name), self._arguments(name))
+            said: Any = self._reset(self._keys(name), self._arguments(name))
         return _answer(said) if said else None
 
     def read(self) -> dict[str, Circuit]:
         """All the circuits."""
         with _explained():
-            names: Any = self._client.smembers(_NAMES)
+            names: Any = self._client.smembers(self._names)
             ordered = sorted(names)
             pipeline = self._client.pipeline(transaction=False)
             for name in ordered:
-                key, probes, _ = _keys(name)
+                key, probes, _ = self._keys(name)
                 pipeline.hmget(key, *_FIELDS)
                 pipeline.zrange(probes, 0, -1, withscores=True)
             rows = pipeline.execute()
@@ -208,9 +221,8 @@ class FleetCircuits:
         thresholds = (policy.failure_threshold, policy.cooldown_ms, policy.half_open_max_probes)
         return [name, self._ahead_ms(), *thresholds, *own]
 
-
-def _keys(name: str) -> tuple[str, str, str]:
-    return f"{_NAMES}:{name}", f"{_NAMES}:{name}:probes", _NAMES
+    def _keys(self, name: str) -> tuple[str, str, str]:
+        return f"{self._names}:{name}", f"{self._names}:{name}:probes", self._names
 
 
 def _answer(said: str, call_id: str = "") -> Answer:

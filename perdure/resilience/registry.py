@@ -1,4 +1,4 @@
-"""Circuit breakers by name, such as `llm:openai`, `embed:openai`, `mcp:weather`, `tool:bank`.
+"""Circuit breakers by name, such as `llm:openai:gpt-5`, `embed:openai:NAME`, `mcp:weather`, `tool:bank`.
 
 One circuit per name for the whole fleet while Redis answers, one per process while it does not.
 A breaker is never the reason for which a call fails, but by being open.
@@ -22,7 +22,7 @@ from perdure.resilience.failures import Verdict, verdict
 from perdure.resilience.fleet import FleetCircuits
 from perdure.resilience.shared import SharedCircuits, Transition
 from perdure.resilience.stores import Answer, OwnCircuits
-from perdure.settings import BreakerSettings
+from perdure.settings import REDIS_PREFIX, BreakerSettings
 
 T = TypeVar("T")
 
@@ -123,9 +123,11 @@ class Breakers:
         clock: Clock,
         redis_url: str | None = None,
         listen: Listener | None = None,
+        *,
+        prefix: str = REDIS_PREFIX,
     ) -> None:
         policy = Policy.of(settings)
-        fleet = FleetCircuits(redis_url, policy) if redis_url is not None else None
+        fleet = FleetCircuits(redis_url, policy, prefix=prefix) if redis_url is not None else None
         self._enabled = settings.enabled
         self._clock = clock
         self._circuits = SharedCircuits(OwnCircuits(policy, clock), fleet, clock, listen)

@@ -38,7 +38,7 @@ def resolve(settings: Settings, clock: Clock, redis_url: str | None, listen: Lis
             f"or the name of an installed entry point of the group {ENTRY_POINT_GROUP}"
         )
     if name == _OWN or not settings.breaker.enabled:
-        return Breakers(settings.breaker, clock, redis_url, listen)
+        return Breakers(settings.breaker, clock, redis_url, listen, prefix=settings.redis_prefix)
     return _load(found[name])(settings, clock, listen)
 
 

@@ -17,9 +17,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
 
+from sqlalchemy import Row
+
 from perdure.clock import Clock
 from perdure.database.engine import Database, Executor
 from perdure.errors import Conflict, NotFound, PerdureError, Unavailable
+from perdure.fencing import Fence
 from perdure.models.protocol import CallAborted, Message, Model, ModelCall, Role
 from perdure.sessions import queries
 from perdure.sessions.states import State
@@ -111,8 +114,8 @@ class Hold(Protocol):
 class Ender:
     """What ending a session takes.
 
-    A summary may take the model `timeout_s`. `holding` keeps the lease that was taken under a token;
-    `clean`, given the session and that token, removes what is kept of it outside PostgreSQL, and may be
+    A summary may take the model `timeout_s`. `holding` keeps the lease that was taken under a fence;
+    `clean`, given the session and that fence, removes what is kept of it outside PostgreSQL, and may be
     called again after a crash.
     """
 
@@ -121,8 +124,8 @@ class Ender:
     model: Model
     timeout_s: float
     lease_s: float
-    holding: Callable[[UUID, int], AbstractContextManager[Hold]]
-    clean: Callable[[UUID, int], None]
+    holding: Callable[[UUID, Fence], AbstractContextManager[Hold]]
+    clean: Callable[[UUID, Fence], None]
 
     def end(self, session_id: UUID) -> Outcome:
         """Take the session to its end, from wherever it stands.
@@ -134,13 +137,12 @@ class Ender:
         rows = self.database.run(queries.CLAIM_ENDING, asked)
         if not rows:
             return NotDue()
-        with self.holding(session_id, rows[0].token) as hold:
-            return self._end(
-                rows[0].state, rows[0].end_attempts, {"session_id": session_id, "token": rows[0].token}, hold
-            )
+        fence = Fence(rows[0].token, rows[0].nonce)
+        with self.holding(session_id, fence) as hold:
+            return self._end(session_id, fence, rows[0], hold)
 
-    def _end(self, state: str, attempt: int, tenure: dict[str, Any], hold: Hold) -> Outcome:
-        session_id: UUID = tenure["session_id"]
+    def _end(self, session_id: UUID, fence: Fence, claim: Row[Any], hold: Hold) -> Outcome:
+        state, attempt, tenure = claim.state, claim.end_attempts, fence.on(session_id)
         if state == State.SUMMARIZING:
             try:
                 summary = self._summary(session_id, attempt, hold)
@@ -153,17 +155,17 @@ class Ender:
             saved = {"summary": summary.text, "key_topics": list(summary.key_topics), "extractive": summary.extractive}
             if not self.database.run(queries.SAVE_SUMMARY, {**tenure, **saved}):
                 return NotDue()
-        if not self._cleaned(tenure):
+        if not self._cleaned(session_id, fence):
             self.database.run(queries.RELEASE_ENDING, {**tenure, "forgiven": False})
             return Postponed()
         return Ended() if self.database.run(queries.FINISH_ENDING, tenure) else NotDue()
 
-    def _cleaned(self, tenure: dict[str, Any]) -> bool:
+    def _cleaned(self, session_id: UUID, fence: Fence) -> bool:
         """Whether all that is kept outside PostgreSQL is gone. A session never ends with something left."""
         try:
-            self.clean(tenure["session_id"], tenure["token"])
+            self.clean(session_id, fence)
         except Unavailable as error:
-            log.warning("session %s cannot end yet: %s", tenure["session_id"], error.message)
+            log.warning("session %s cannot end yet: %s", session_id, error.message)
             return False
         return True
 

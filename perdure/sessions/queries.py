@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perdure.database.engine import Statement
+from perdure.fencing import HELD, RAISED
 from perdure.sessions.states import State, Trigger, sql
 
 # Opens the live session of a scope, behind the last one that was there: the newest that none
@@ -28,7 +29,30 @@ OPEN = Statement(
     """,
 )
 
-# The session that a message is for, locked until the transaction ends.
+# A session of another installation, under its own id and at its tick. It takes the user's next messages, too, unless
+# the user has a live session here.
+OPEN_RESTORED = Statement(
+    "sessions.open_restored",
+    f"""
+    WITH unknown AS (
+        SELECT WHERE NOT EXISTS (SELECT FROM sessions WHERE session_id = %(session_id)s::uuid)
+    ), known AS (
+        INSERT INTO users (user_id, created_at) SELECT %(user_id)s::text, perdure_now() FROM unknown
+        ON CONFLICT DO NOTHING
+    )
+    INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, channels,
+                          tick)
+    SELECT %(session_id)s::uuid, %(user_id)s, %(scope)s,
+           NOT EXISTS (SELECT FROM sessions WHERE user_id = %(user_id)s AND scope = %(scope)s AND routable),
+           %(agent)s, {sql(Trigger.SESSION_CREATED, column=f"'{State.INITIALIZING}'")}, perdure_now(), perdure_now(),
+           ARRAY[%(channel)s], %(tick)s::bigint
+    FROM unknown
+    ON CONFLICT DO NOTHING
+    """,
+)
+
+# The session that a message is for, locked until the transaction ends. Found by its primary key, whether the
+# caller names it or not: a condition on either would read every session of the user.
 LOCK_TARGET = Statement(
     "sessions.lock_target",
     """
@@ -36,9 +60,11 @@ LOCK_TARGET = Statement(
            routable AND unsettled = 0
              AND last_activity_at <= perdure_now() - make_interval(secs => %(idle_s)s) AS idle
     FROM sessions
-    WHERE user_id = %(user_id)s
-      AND CASE WHEN %(session_id)s::uuid IS NULL THEN scope = %(scope)s AND routable
-               ELSE session_id = %(session_id)s::uuid END
+    WHERE session_id = coalesce(
+            %(session_id)s::uuid,
+            (SELECT session_id FROM sessions WHERE user_id = %(user_id)s AND scope = %(scope)s AND routable))
+      AND user_id = %(user_id)s
+      AND (%(session_id)s::uuid IS NOT NULL OR routable)
     FOR NO KEY UPDATE
     """,
 )
@@ -56,16 +82,35 @@ LIVE = Statement(
 
 _SESSION = """
     SELECT session_id, user_id, agent, state, turn_count, message_count, created_at, last_activity_at, ended_at,
-           channels, summary, key_topics
+           channels, summary, summary_extractive, key_topics, consolidated_at, consolidation_attempts,
+           consolidation_given_up_at, consolidation_error, coalesce(consolidation ? 'skipped', false) AS skipped
     FROM sessions
 """
 
-LIST = Statement(
-    "sessions.list",
+_NEWEST = " ORDER BY created_at DESC, session_id DESC LIMIT %(limit)s"
+
+# One statement for each way to list: the generic plan of a prepared statement cannot use an index for a condition
+# such as `$1 IS NULL OR user_id = $1`.
+LIST = Statement("sessions.list", _SESSION + _NEWEST, writes=False)
+
+LIST_OF_USER = Statement("sessions.list_of_user", _SESSION + " WHERE user_id = %(user_id)s" + _NEWEST, writes=False)
+
+LIST_GIVEN_UP = Statement(
+    "sessions.list_given_up",
     _SESSION
     + """
-    WHERE %(user_id)s::text IS NULL OR user_id = %(user_id)s
-    ORDER BY created_at DESC, session_id DESC LIMIT %(limit)s
+    WHERE consolidation_given_up_at IS NOT NULL
+    ORDER BY consolidation_given_up_at DESC, session_id DESC LIMIT %(limit)s
+    """,
+    writes=False,
+)
+
+LIST_GIVEN_UP_OF_USER = Statement(
+    "sessions.list_given_up_of_user",
+    _SESSION
+    + """
+    WHERE consolidation_given_up_at IS NOT NULL AND user_id = %(user_id)s
+    ORDER BY consolidation_given_up_at DESC, session_id DESC LIMIT %(limit)s
     """,
     writes=False,
 )
@@ -87,12 +132,14 @@ MESSAGES = Statement(
 # --- ending ------------------------------------------------------------------------------
 
 # A turn that waits for a person waits no more: what is undecided is denied by the end that was asked for,
-# and the turn goes on from there.
+# and the turn goes on from there. A session that may end is due for the sweeper at once.
 _NOBODY_DECIDES = f"""
         state = CASE s.state WHEN '{State.WAITING_APPROVAL}' THEN {sql(Trigger.APPROVAL_DECIDED, column="s.state")}
                              ELSE s.state END,
         not_before = CASE s.state WHEN '{State.WAITING_APPROVAL}' THEN NULL ELSE s.not_before END,
-        woken_at = CASE s.state WHEN '{State.WAITING_APPROVAL}' THEN NULL ELSE s.woken_at END
+        woken_at = CASE WHEN s.state = '{State.WAITING_APPROVAL}' OR s.unsettled = 0 AND s.end_requested_at IS NULL
+                        THEN NULL ELSE s.woken_at END,
+        wakes = CASE WHEN s.unsettled = 0 AND s.end_requested_at IS NULL THEN 0 ELSE s.wakes END
 """.strip()
 
 # The priority of the turn that waited for a person until now, and is to be woken; NULL if none did.
@@ -153,7 +200,7 @@ COUNT_FROM_NOW = Statement(
         FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE sessions AS s SET last_activity_at = perdure_now()
-    FROM ahead WHERE s.session_id = ahead.session_id
+    WHERE s.session_id = ANY (ARRAY(SELECT session_id FROM ahead))
     RETURNING s.session_id
     """,
 )
@@ -171,11 +218,17 @@ EXPIRE_IDLE = Statement(
         FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE sessions AS s
-    SET end_requested_at = perdure_now(), end_reason = %(reason)s, routable = false
-    FROM idle WHERE s.session_id = idle.session_id
+    SET end_requested_at = perdure_now(), end_reason = %(reason)s, routable = false,
+        woken_at = NULL, wakes = 0
+    WHERE s.session_id = ANY (ARRAY(SELECT session_id FROM idle))
     RETURNING s.session_id
     """,
 )
+
+_UNLEASED = """
+              (lease_until IS NULL OR lease_until <= perdure_now()
+               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
+""".strip()
 
 # Takes the lease of a session that is to end and has nothing left to run. A lease that lies too
 # far ahead was given while the server's clock was wrong, and is none.
@@ -190,24 +243,25 @@ CLAIM_ENDING = Statement(
         FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE sessions AS s
-    SET token = s.token + 1, lease_owner = %(owner)s, end_attempts = s.end_attempts + 1,
-        wakes = s.end_attempts,
+    SET {RAISED}, lease_owner = %(owner)s, end_attempts = s.end_attempts + 1,
+        wakes = 0,
         lease_until = perdure_now() + make_interval(secs => %(lease_s)s),
         state = {sql(Trigger.END_DUE, column="s.state")}
     FROM candidate WHERE s.session_id = candidate.session_id
-    RETURNING s.token, s.state, s.end_attempts
+    RETURNING s.token, s.nonce, s.state, s.end_attempts
     """,
 )
 
 # Gives it back as it is, to be tried again after a while; a `forgiven` attempt was none, and that is at once.
 RELEASE_ENDING = Statement(
     "sessions.release_ending",
-    """
+    f"""
     UPDATE sessions
     SET lease_until = NULL, lease_owner = NULL,
         end_attempts = end_attempts - CASE WHEN %(forgiven)s THEN 1 ELSE 0 END,
-        woken_at = CASE WHEN NOT %(forgiven)s THEN perdure_now() END
-    WHERE session_id = %(session_id)s AND token = %(token)s
+        woken_at = CASE WHEN NOT %(forgiven)s THEN perdure_now() END,
+        wakes = CASE WHEN %(forgiven)s THEN 0 ELSE greatest(end_attempts - 1, 0) END
+    WHERE {HELD}
     RETURNING session_id
     """,
 )
@@ -218,7 +272,7 @@ SAVE_SUMMARY = Statement(
     UPDATE sessions
     SET summary = %(summary)s, key_topics = %(key_topics)s::text[], summary_extractive = %(extractive)s,
         state = {sql(Trigger.SUMMARY_SAVED)}
-    WHERE session_id = %(session_id)s AND token = %(token)s
+    WHERE {HELD}
     RETURNING session_id
     """,
 )
@@ -229,29 +283,43 @@ FINISH_ENDING = Statement(
     UPDATE sessions
     SET ended_at = perdure_now(), lease_until = NULL, lease_owner = NULL, woken_at = NULL,
         state = {sql(Trigger.CLEANED_UP)}
-    WHERE session_id = %(session_id)s AND token = %(token)s
+    WHERE {HELD}
     RETURNING session_id
     """,
 )
 
-# Ending was asked for and nobody is at it: at once after a lost lease, else backing off.
+# Sessions that are to end, have nothing left to run and are held by no worker. As in `turns.queries.WAKE_DUE`, the
+# pause between two wake-ups doubles, those woken less often come first, and each level is one range of
+# `sessions_ending_wake_idx`, read up to the limit.
 ENDINGS_DUE = Statement(
     "sessions.endings_due",
-    """
+    f"""
     WITH due AS (
-        SELECT session_id FROM sessions
-        WHERE end_requested_at IS NOT NULL AND ended_at IS NULL AND unsettled = 0
-          AND (lease_until IS NULL OR lease_until <= perdure_now()
-               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
-          AND (woken_at IS NULL OR woken_at > perdure_now() OR woken_at < end_requested_at OR woken_at < lease_until
-               OR woken_at <= perdure_now() - make_interval(secs => %(backoff_s)s * 2 ^ least(wakes, 6)))
-        ORDER BY end_requested_at
+        SELECT found.session_id, found.wakes, found.since
+        FROM generate_series(0, 6) AS level, LATERAL (
+            (SELECT session_id, wakes, coalesce(woken_at, '-infinity') AS since FROM sessions
+             WHERE end_requested_at IS NOT NULL AND ended_at IS NULL AND unsettled = 0 AND least(wakes, 6) = level
+               AND coalesce(woken_at, '-infinity')
+                   <= perdure_now() - make_interval(secs => %(backoff_s)s * 2 ^ level)
+               AND {_UNLEASED}
+             ORDER BY coalesce(woken_at, '-infinity') LIMIT (SELECT %(most)s::bigint))
+            UNION ALL
+            (SELECT session_id, wakes, '-infinity' FROM sessions
+             WHERE end_requested_at IS NOT NULL AND ended_at IS NULL AND unsettled = 0 AND least(wakes, 6) = level
+               AND coalesce(woken_at, '-infinity') > perdure_now() + interval '1 second'
+               AND {_UNLEASED}
+             ORDER BY coalesce(woken_at, '-infinity') LIMIT (SELECT %(most)s::bigint))) AS found
+        ORDER BY found.wakes, found.since
         LIMIT %(most)s
+    ), locked AS (
+        SELECT session_id FROM sessions WHERE session_id = ANY (ARRAY(SELECT session_id FROM due))
         FOR NO KEY UPDATE SKIP LOCKED
+    ), marked AS (
+        UPDATE sessions SET woken_at = perdure_now(), wakes = wakes + 1
+        WHERE session_id = ANY (ARRAY(SELECT session_id FROM locked))
+        RETURNING session_id
     )
-    UPDATE sessions AS s SET woken_at = perdure_now(), wakes = s.wakes + 1
-    FROM due WHERE s.session_id = due.session_id
-    RETURNING s.session_id
+    SELECT session_id FROM due JOIN marked USING (session_id) ORDER BY due.wakes, since
     """,
 )
 

@@ -33,9 +33,18 @@ def find_live(executor: Executor, user_id: str, scope: str, idle_s: float) -> tu
     return (rows[0].session_id, rows[0].message_count) if rows else None
 
 
-def list_sessions(executor: Executor, user_id: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
-    """Sessions of one user, or of all; newest first, at most `limit`."""
-    return [_session(row) for row in executor.run(queries.LIST, {"user_id": user_id, "limit": limit})]
+def list_sessions(
+    executor: Executor, user_id: str | None = None, limit: int = 100, *, given_up: bool = False
+) -> list[dict[str, Any]]:
+    """Sessions of one user, or of all; newest first, at most `limit`.
+
+    `given_up` lists only those whose consolidation was given up, by the time of that.
+    """
+    if user_id is None:
+        statement = queries.LIST_GIVEN_UP if given_up else queries.LIST
+    else:
+        statement = queries.LIST_GIVEN_UP_OF_USER if given_up else queries.LIST_OF_USER
+    return [_session(row) for row in executor.run(statement, {"user_id": user_id, "limit": limit})]
 
 
 def read_messages(
@@ -66,8 +75,30 @@ def _session(row: Row[Any]) -> dict[str, Any]:
         "ended_at": row.ended_at.isoformat() if row.ended_at else None,
         "channels": row.channels,
         "summary": row.summary,
+        "summary_kind": _summary_kind(row),
         "key_topics": row.key_topics,
+        "consolidation": _consolidation(row),
     }
+
+
+def _summary_kind(row: Row[Any]) -> str | None:
+    """Who wrote the summary: the `model`, or nobody, and it is made of the conversation's own lines (`extractive`)."""
+    if not row.summary:
+        return None
+    return "extractive" if row.summary_extractive else "model"
+
+
+def _consolidation(row: Row[Any]) -> dict[str, Any] | None:
+    """Whether memories were drawn from an ended session; `None` while it has not ended."""
+    if row.ended_at is None:
+        return None
+    if row.consolidated_at is not None:
+        status = "skipped" if row.skipped else "done"
+    elif row.consolidation_given_up_at is not None:
+        status = "given_up"
+    else:
+        status = "waiting"
+    return {"status": status, "runs": row.consolidation_attempts, "error": row.consolidation_error}
 
 
 def _message(row: Row[Any]) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Snapshots as JSON text and back, strictly: what cannot be read back is not written.
 
+Members that this release does not know are no fault: a newer release wrote them. They are kept, and written back.
+
 Stores, exports and imports all come through here. A text that was cut off, is of another
 schema, of another agent, or holds what a database cannot store is refused with the reason,
 as `InvalidRequest`; where in the document the fault lies is said, what stands there is not.
@@ -102,7 +104,14 @@ def events_of(records: Sequence[Mapping[str, Any]]) -> tuple[Event, ...]:
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    """Strict in what it knows. What it does not know, a newer release wrote: that is kept."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    @property
+    def unknown(self) -> dict[str, Any]:
+        """The members that this release does not know."""
+        return self.model_extra or {}
 
 
 class _Call(_Strict):
@@ -173,29 +182,36 @@ def _domain(wire: _Snapshot) -> AgentSnapshot:
         tick_index=wire.tick_index,
         timestamp=wire.timestamp,
         status=wire.status,
-        memory=Memory(tuple(_message(said) for said in wire.memory.short_term_history), wire.memory.working_variables),
+        memory=Memory(
+            tuple(_message(said) for said in wire.memory.short_term_history),
+            wire.memory.working_variables,
+            wire.memory.unknown,
+        ),
         event_queue_backup=tuple(_event(event) for event in wire.event_queue_backup),
         schema_version=wire.schema_version,
+        extra=wire.unknown,
     )
 
 
 def _message(said: _Said) -> Message:
-    calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in said.tool_calls)
-    return Message(Role(said.role), said.content, calls, said.tool_call_id)
+    calls = tuple(ToolCall(call.id, call.name, call.arguments, call.unknown) for call in said.tool_calls)
+    return Message(Role(said.role), said.content, calls, said.tool_call_id, said.unknown)
 
 
 def _event(event: _Event) -> Event:
-    return Event(event.source, event.type, event.payload)
+    return Event(event.source, event.type, event.payload, event.unknown)
 
 
 def _record(snapshot: AgentSnapshot) -> dict[str, Any]:
     return {
+        **snapshot.extra,
         "schema_version": snapshot.schema_version,
         "agent_id": str(snapshot.agent_id),
         "tick_index": snapshot.tick_index,
         "timestamp": snapshot.timestamp,
         "status": snapshot.status,
         "memory": {
+            **snapshot.memory.extra,
             "short_term_history": [_message_record(message) for message in snapshot.memory.short_term_history],
             "working_variables": dict(snapshot.memory.working_variables),
         },
@@ -204,18 +220,16 @@ def _record(snapshot: AgentSnapshot) -> dict[str, Any]:
 
 
 def _message_record(message: Message) -> dict[str, Any]:
-    record: dict[str, Any] = {"role": message.role, "content": message.content}
+    record: dict[str, Any] = {**message.extra, "role": message.role, "content": message.content}
     if message.tool_calls:
-        record["tool_calls"] = [
-            {"id": call.id, "name": call.name, "arguments": call.arguments} for call in message.tool_calls
-        ]
+        record["tool_calls"] = [call.record() for call in message.tool_calls]
     if message.tool_call_id is not None:
         record["tool_call_id"] = message.tool_call_id
     return record
 
 
 def _event_record(event: Event) -> dict[str, Any]:
-    return {"source": event.source, "type": event.type, "payload": event.payload}
+    return {**event.extra, "source": event.source, "type": event.type, "payload": event.payload}
 
 
 def _checked(part: Mapping[str, Any], what: str) -> dict[str, Any]:

@@ -1,47 +1,48 @@
 """Snapshots out of the system and back into it, as an operator asks.
 
-Out goes the snapshot of the last commit, put together from PostgreSQL, of which a store elsewhere
-holds a copy. Back come the working variables and the pending events only, under the session's
-present tick: the transcript is never rewritten. Whoever puts them back holds the session's lease
-meanwhile, under a token of its own, so that no turn begins with what is about to be replaced; a
-message that comes in waits for that moment. The order is a step's: the store saves, then one
-statement commits, so that what is not committed does not count.
+Out goes the snapshot of the last commit with the messages that are pending now, assembled from PostgreSQL; a store
+elsewhere holds a copy. Back come the working variables only, under the session's present tick: the transcript is
+never rewritten, and `turns.restoring` accepts the pending messages again. The caller holds the session's lease while
+it puts the variables back, under a token of its own, so that no turn begins with what is about to be replaced. The
+order is a step's: the store saves, then one statement commits, so that what is not committed does not count.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 from uuid import UUID
 
 from perdure.database.engine import Database, Executor, as_json
 from perdure.errors import Conflict, NotFound
+from perdure.fencing import Fence
 from perdure.snapshots import queries
-from perdure.snapshots.codec import checked_events, checked_variables
+from perdure.snapshots.codec import checked_variables
 from perdure.snapshots.postgres import PostgresSnapshots, put_together
-from perdure.snapshots.snapshot import AgentSnapshot
+from perdure.snapshots.snapshot import HISTORY_TURNS, AgentSnapshot
 from perdure.snapshots.store import SnapshotStore
 
 
-def read(executor: Executor, session_id: UUID) -> AgentSnapshot:
-    """The snapshot of the session's last commit; of one that has ended, without what it had in mind.
+def read(executor: Executor, session_id: UUID, history_turns: int = HISTORY_TURNS) -> AgentSnapshot:
+    """The snapshot of the session's last commit with the messages of its last `history_turns` turns.
+
+    That of an ended session has no working variables.
 
     Raises:
         NotFound: there is no such session.
         InvalidRequest: what is kept of it is damaged.
     """
-    rows = executor.run(queries.PRESENT, {"session_id": session_id})
+    rows = executor.run(queries.PRESENT, {"session_id": session_id, "history_turns": history_turns})
     if not rows:
         raise NotFound("There is no such session.")
     return put_together(session_id, rows[0]).snapshot
 
 
 def restore(database: Database, store: SnapshotStore, snapshot: AgentSnapshot, lease_s: float) -> None:
-    """Put the variables and events of `snapshot` back into its session.
+    """Put the variables of `snapshot` back into its session; a store elsewhere gets its pending events, too.
 
     Raises:
         NotFound: there is no such session.
-        Conflict: it is over, busy, or at another tick; nothing was changed.
+        Conflict: it is over, a turn of it has begun, or it is at another tick; nothing was changed.
         SnapshotUnavailable: the store cannot be used; nothing was changed.
         Unavailable: the database cannot be reached; doing it again is safe.
     """
@@ -49,23 +50,26 @@ def restore(database: Database, store: SnapshotStore, snapshot: AgentSnapshot, l
     taken = database.run(queries.TAKE, asked)
     if not taken:
         raise _refused(database, snapshot)
-    tenure = {"session_id": snapshot.agent_id, "token": taken[0].token}
+    fence = Fence(taken[0].token, taken[0].nonce)
     try:
-        _put_back(database, store, snapshot, tenure)
+        _put_back(database, store, snapshot, fence)
     except BaseException:
-        database.run(queries.GIVE_BACK, tenure)
+        database.run(queries.GIVE_BACK, fence.on(snapshot.agent_id))
         raise
 
 
-def _put_back(database: Database, store: SnapshotStore, snapshot: AgentSnapshot, tenure: dict[str, Any]) -> None:
-    variables, events = snapshot.memory.working_variables, snapshot.event_queue_backup
+def _put_back(database: Database, store: SnapshotStore, snapshot: AgentSnapshot, fence: Fence) -> None:
+    variables = snapshot.memory.working_variables
     elsewhere = not isinstance(store, PostgresSnapshots)
     if elsewhere:
         present = read(database, snapshot.agent_id)
-        memory = replace(present.memory, working_variables=variables)
-        store.save(replace(present, memory=memory, event_queue_backup=events), tenure["token"])
-    kept = {"variables": as_json(checked_variables(variables)), "events": as_json(checked_events(events))}
-    if not database.run(queries.PUT_BACK, {**tenure, **kept, "elsewhere": elsewhere}):
+        memory = replace(present.memory, working_variables=variables, extra=snapshot.memory.extra)
+        queued = present.event_queue_backup
+        events = (*queued, *(event for event in snapshot.event_queue_backup if event not in queued))
+        merged = replace(present, memory=memory, event_queue_backup=events, extra=snapshot.extra)
+        store.save(merged, fence.token)
+    kept = as_json(checked_variables(variables))
+    if not database.run(queries.PUT_BACK, {**fence.on(snapshot.agent_id), "variables": kept, "elsewhere": elsewhere}):
         raise Conflict("That session was taken over meanwhile. Nothing was put back.")
 
 
@@ -80,4 +84,4 @@ def _refused(executor: Executor, snapshot: AgentSnapshot) -> NotFound | Conflict
             f"The snapshot is of tick {snapshot.tick_index}, and the session is at tick {rows[0].tick}: only one of "
             "the last commit can be put back. To go on from an earlier tick, fork the session there."
         )
-    return Conflict("That session is busy: wait until its turns are settled.")
+    return Conflict("That session is busy with a turn: wait until it is settled.")

@@ -1,10 +1,10 @@
-"""Snapshots in PostgreSQL, beside what they are of.
+"""Snapshots in PostgreSQL, next to what they are of.
 
-Only what is nowhere else is stored: the working variables and the pending events. The history
-is the transcript's last turns, tick and status are the session's row, put together when a
-snapshot is asked for. The engine has no need of `save`: it adds `queries.WITH_STEP` to the
-statement that commits a step, so that the snapshot is of that step by construction. It does so
-whatever store is set, for what is lost elsewhere is built again from here.
+Only what is nowhere else is stored: the working variables. The history is the transcript's last turns, the pending
+events are the session's queue, tick and status are the session's row; they are assembled when a snapshot is asked
+for. Events that a caller of `save` brings are kept until the session's next commit. The engine does not call `save`:
+it adds `queries.WITH_STEP` to the statement that commits a step, so that the snapshot is of that step by construction.
+It does so whatever store is set, so that a snapshot that is lost elsewhere is built again from here.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from sqlalchemy.exc import DBAPIError
 from perdure.database.engine import Database, Executor, as_json
 from perdure.errors import InvalidRequest, NotFound, TooLarge, Unavailable
 from perdure.models.protocol import Message, Role, ToolCall
-from perdure.snapshots import queries
+from perdure.snapshots import pending, queries
 from perdure.snapshots.codec import checked_events, checked_variables, events_of
-from perdure.snapshots.snapshot import AgentSnapshot, Memory, Status
+from perdure.snapshots.snapshot import HISTORY_TURNS, AgentSnapshot, Event, Memory, Status
 from perdure.snapshots.store import (
     SnapshotUnavailable,
     Stored,
@@ -43,8 +43,9 @@ class PostgresSnapshots:
 
     name = "postgres"
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, history_turns: int = HISTORY_TURNS) -> None:
         self._database = database
+        self._history_turns = history_turns
 
     def save(self, snapshot: AgentSnapshot, token: int) -> None:
         """Store the variables and events of `snapshot`; see `SnapshotStore.save`.
@@ -70,7 +71,7 @@ class PostgresSnapshots:
 
     def load(self, agent_id: UUID) -> Stored | None:
         """The session's snapshot, or None; see `SnapshotStore.load`."""
-        while rows := self._run(queries.LOAD, session_id=agent_id):
+        while rows := self._run(queries.LOAD, session_id=agent_id, history_turns=self._history_turns):
             try:
                 return put_together(agent_id, rows[0])
             except InvalidRequest as error:
@@ -142,13 +143,19 @@ def put_together(session_id: UUID, row: Row[Any]) -> Stored:
         timestamp=row.timestamp,
         status=Status.of(row.state),
         memory=memory,
-        event_queue_backup=events_of(events),
+        event_queue_backup=_events(events, row),
     )
     return Stored(snapshot, row.token)
 
 
+def _events(saved: list[dict[str, Any]], row: Row[Any]) -> tuple[Event, ...]:
+    """What was saved with the snapshot, unless the session has gone on since, and the queue of the session."""
+    kept = () if row.gone_on else events_of(saved)
+    return (*kept, *(event for event in pending.events(row.pending) if event not in kept))
+
+
 def _message(said: dict[str, Any]) -> Message:
-    calls = tuple(ToolCall(**call) for call in said["tool_calls"] or ())
+    calls = tuple(ToolCall.from_record(call) for call in said["tool_calls"] or ())
     return Message(Role(said["role"]), said["content"], calls, said["tool_call_id"])
 
 
@@ -157,13 +164,12 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except Unavailable as error:
+        cause = error.__cause__
+        if isinstance(cause, DBAPIError) and _code(cause) == _READ_ONLY:
+            raise SnapshotUnavailable(
+                "postgres", "the database is read-only", "PERDURE_DATABASE_URL must name the primary server."
+            ) from error
         raise SnapshotUnavailable("postgres", _cause(error), "See to the database server.") from error
-    except DBAPIError as error:
-        if _code(error) != _READ_ONLY:
-            raise
-        raise SnapshotUnavailable(
-            "postgres", "the database is read-only", "PERDURE_DATABASE_URL must name the primary server."
-        ) from error
 
 
 def _cause(error: Unavailable) -> str:

@@ -9,7 +9,7 @@ its session's row locked: the writers of a session come one after another.
 from __future__ import annotations
 
 from perdure.database.engine import Statement
-from perdure.snapshots.snapshot import HISTORY_TURNS
+from perdure.fencing import HELD, RAISED
 
 # Two pieces of a statement that commits a step: what it sets in the session's row, and a CTE behind
 # `fenced`, the CTE that does so and returns session_id, token and tick. `%(variables)s` is JSON as
@@ -19,17 +19,26 @@ NEXT_VARIABLES_TICK = "CASE WHEN %(variables)s::json IS NULL THEN variables_tick
 WITH_STEP = """
     kept AS (
         INSERT INTO snapshots AS k (session_id, set_aside, variables, events, tick, token, saved_at)
-        SELECT session_id, false, %(variables)s::json,
-               coalesce((SELECT events FROM snapshots AS before
-                         WHERE before.session_id = fenced.session_id AND NOT before.set_aside
-                         ORDER BY before.tick DESC LIMIT 1), '[]'),
-               tick, token, perdure_now()
+        SELECT session_id, false, %(variables)s::json, '[]', tick, token, perdure_now()
         FROM fenced
         WHERE %(variables)s::json IS NOT NULL
         ON CONFLICT (session_id, set_aside, tick) DO UPDATE
         SET variables = excluded.variables, token = excluded.token, saved_at = excluded.saved_at
     )
 """
+
+
+def pending(session_id: str, most: str = "ALL") -> str:
+    """SQL for the messages of a session that were accepted and have not begun, the oldest `most`, as a JSON array."""
+    return f"""
+           (SELECT coalesce(json_agg(queued ORDER BY queued.seq, queued.position), '[]')
+            FROM (SELECT i.channel, i.user_id, i.message_id, i.text, t.agent, t.priority, t.reply_to, t.metadata,
+                         CASE WHEN i.position > 1 THEN true END AS merged, t.seq, i.position
+                  FROM turns AS t JOIN inbox AS i USING (turn_id)
+                  WHERE t.session_id = {session_id} AND t.settled_at IS NULL AND t.status = 'accepted'
+                  ORDER BY t.seq, i.position LIMIT {most}) AS queued)
+    """.strip()  # noqa: S608 (names of ours)
+
 
 # The present variables of the session that a statement holds as {held}, read along with it. By the
 # tick that its row says, since that is read under its lock, and the table of snapshots as it
@@ -74,10 +83,11 @@ SAVE = Statement(
     """,
 )
 
-# The snapshot, put together from where its parts are: what was kept, the session's row, the
-# last turns' messages. The session may have gone on since the variables last changed.
+# The snapshot, assembled from where its parts are: what was kept, the session's row, the last turns' messages, the
+# queue. The session may have gone on since the variables last changed; events that were saved with them are void then.
 _PARTS = f"""
     SELECT s.state, coalesce(k.variables::text, '{{{{}}}}') AS variables, coalesce(k.events::text, '[]') AS events,
+           coalesce(k.tick < s.tick, false) AS gone_on, {pending("s.session_id")} AS pending,
            (extract(epoch FROM coalesce(k.saved_at, s.last_activity_at)) * 1000)::bigint AS timestamp,
            CASE WHEN k.tick IS NULL OR (s.token, s.tick) > (k.token, k.tick) THEN s.token ELSE k.token END AS token,
            CASE WHEN k.tick IS NULL OR (s.token, s.tick) > (k.token, k.tick) THEN s.tick ELSE k.tick END AS tick,
@@ -88,11 +98,11 @@ _PARTS = f"""
                 SELECT min(first_seq) FROM (
                     SELECT first_seq FROM turns
                     WHERE session_id = s.session_id AND first_seq IS NOT NULL
-                    ORDER BY seq DESC LIMIT {HISTORY_TURNS}) AS recent)) AS history
+                    ORDER BY seq DESC LIMIT %(history_turns)s) AS recent)) AS history
     FROM sessions AS s {{join}} snapshots AS k
       ON k.session_id = s.session_id AND k.tick = s.variables_tick AND NOT k.set_aside
     WHERE s.session_id = %(session_id)s
-"""  # noqa: S608 (a number of ours)
+"""  # noqa: S608 (a fragment of this package's own)
 
 LOAD = Statement("snapshots.load", _PARTS.format(join="JOIN"), writes=False)
 
@@ -129,51 +139,53 @@ DELETE = Statement(
 
 # --- back from a file --------------------------------------------------------------------
 
-# Only where nothing is under way, nothing was asked to end, and nothing was committed since.
+# Only where no turn has begun, no end was requested, and nothing was committed since. Turns may be queued.
 TAKE = Statement(
     "snapshots.take_session",
-    """
+    f"""
     WITH candidate AS (
         SELECT session_id FROM sessions
-        WHERE session_id = %(session_id)s AND tick = %(tick)s AND unsettled = 0 AND end_requested_at IS NULL
+        WHERE session_id = %(session_id)s AND tick = %(tick)s AND end_requested_at IS NULL
+          AND NOT EXISTS (SELECT FROM turns AS t
+                          WHERE t.session_id = %(session_id)s AND t.settled_at IS NULL AND t.status <> 'accepted')
           AND (lease_until IS NULL OR lease_until <= perdure_now()
                OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
         FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE sessions AS s
-    SET token = s.token + 1, lease_owner = 'import',
+    SET {RAISED}, lease_owner = 'import',
         lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
     FROM candidate WHERE s.session_id = candidate.session_id
-    RETURNING s.token
-    """,
+    RETURNING s.token, s.nonce
+    """,  # noqa: S608 (constants)
 )
 
 # What is put back counts from here on; what came in meanwhile is due at once.
 PUT_BACK = Statement(
     "snapshots.put_back",
-    """
+    f"""
     WITH fenced AS (
         UPDATE sessions
         SET variables_tick = tick, lease_until = NULL, lease_owner = NULL, woken_at = NULL,
             saved_token = CASE WHEN %(elsewhere)s THEN token ELSE saved_token END,
             saved_tick = CASE WHEN %(elsewhere)s THEN tick ELSE saved_tick END
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD}
         RETURNING session_id, token, tick
     )
     INSERT INTO snapshots (session_id, set_aside, variables, events, tick, token, saved_at)
-    SELECT session_id, false, %(variables)s::json, %(events)s::json, tick, token, perdure_now() FROM fenced
+    SELECT session_id, false, %(variables)s::json, '[]', tick, token, perdure_now() FROM fenced
     ON CONFLICT (session_id, set_aside, tick) DO UPDATE
     SET variables = excluded.variables, events = excluded.events, token = excluded.token, saved_at = excluded.saved_at
     RETURNING session_id
-    """,
+    """,  # noqa: S608 (constants)
 )
 
 GIVE_BACK = Statement(
     "snapshots.give_session_back",
-    """
+    f"""
     UPDATE sessions SET lease_until = NULL, lease_owner = NULL, woken_at = NULL
-    WHERE session_id = %(session_id)s AND token = %(token)s
-    """,
+    WHERE {HELD}
+    """,  # noqa: S608 (constants)
 )
 
 STANDING = Statement(

@@ -16,6 +16,7 @@ import redis
 
 from perdure.errors import InvalidRequest
 from perdure.redis import connect, way_out, where
+from perdure.settings import REDIS_PREFIX
 from perdure.snapshots.codec import dump
 from perdure.snapshots.snapshot import AgentSnapshot
 from perdure.snapshots.store import (
@@ -85,9 +86,10 @@ _Fields = tuple[bytes, bytes, bytes]
 
 
 class RedisSnapshots:
-    """The snapshots in the Redis at `url`, in kombu's spelling or redis-py's."""
+    """The snapshots in the Redis at `url`, in kombu's spelling or redis-py's, under keys that begin with `prefix`."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, prefix: str = REDIS_PREFIX) -> None:
+        self._prefix = prefix
         self.name = f"redis ({where(url)})"
         self._client = connect(url)
         self._save = self._client.register_script(_SAVE)
@@ -98,7 +100,7 @@ class RedisSnapshots:
         """Store `snapshot` in place of an older one; see `SnapshotStore.save`."""
         text = dump(snapshot)
         offered = version_of(snapshot, token)
-        keys = _keys(snapshot.agent_id)
+        keys = self._keys(snapshot.agent_id)
         with self._explained():
             outcome, *stored = self._save(keys, [offered.token, offered.tick, text])
         if outcome == b"stale":
@@ -108,7 +110,7 @@ class RedisSnapshots:
 
     def load(self, agent_id: UUID) -> Stored | None:
         """The agent's snapshot, or None; see `SnapshotStore.load`."""
-        keys = _keys(agent_id)
+        keys = self._keys(agent_id)
         with self._explained():
             while (fields := self._read(keys[0])) is not None:
                 try:
@@ -120,7 +122,7 @@ class RedisSnapshots:
 
     def set_aside(self, agent_id: UUID, upto: Version, reason: str) -> None:
         """Rename the key of what is no newer than `upto`; see `SnapshotStore.set_aside`."""
-        keys = _keys(agent_id)
+        keys = self._keys(agent_id)
         with self._explained():
             if self._set_aside(keys, [upto.token, upto.tick]):
                 report_set_aside(self.name, agent_id, f"the key {keys[1]}", reason)
@@ -128,11 +130,16 @@ class RedisSnapshots:
     def delete(self, agent_id: UUID) -> None:
         """Delete the agent's keys; see `SnapshotStore.delete`."""
         with self._explained():
-            self._client.unlink(*_keys(agent_id))
+            self._client.unlink(*self._keys(agent_id))
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
+
+    def _keys(self, agent_id: UUID) -> tuple[str, str]:
+        """The snapshot's key and the key of a snapshot that is set aside; the braces keep both on one cluster node."""
+        key = f"{self._prefix}snapshot:{{{agent_id}}}"
+        return key, f"{key}:set-aside"
 
     def _read(self, key: str) -> _Fields | None:
         """The fields, '' for one that is missing; None if there is nothing. Another type has none of them."""
@@ -158,9 +165,3 @@ def _stored(fields: _Fields, agent_id: UUID) -> Stored:
     if not (token.isdigit() and tick.isdigit()):
         raise InvalidRequest("The snapshot cannot be read: its version is no pair of numbers.")
     return restored(snapshot, agent_id, Version(int(token), int(tick)))
-
-
-def _keys(agent_id: UUID) -> tuple[str, str]:
-    """The snapshot's key, and that of what is set aside; the braces keep both on one node of a cluster."""
-    key = f"perdure:snapshot:{{{agent_id}}}"
-    return key, f"{key}:set-aside"

@@ -44,9 +44,9 @@ def resolve(url: str, settings: Settings, database: Database, redis_url: str) ->
     scheme = url.partition(":")[0]
     found = entry_points(group=ENTRY_POINT_GROUP)
     if url == "postgres":
-        return PostgresSnapshots(database)
+        return PostgresSnapshots(database, settings.memory.working_turns)
     if url == "redis":
-        return RedisSnapshots(redis_url)
+        return RedisSnapshots(redis_url, settings.redis_prefix)
     if url.startswith(_SQLITE):
         return SqliteSnapshots(_sqlite_path(url))
     if url.startswith("file:"):

@@ -8,7 +8,7 @@ crash and is gone when its session has ended.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 from uuid import UUID
@@ -19,7 +19,7 @@ SCHEMA_VERSION = 1
 """Of the JSON that this release writes, and the only one that it reads."""
 
 HISTORY_TURNS = 20
-"""Turns, the newest ones, whose messages a snapshot holds."""
+"""Turns, the newest ones, whose messages a snapshot holds: the default of `PERDURE_MEMORY__WORKING_TURNS`."""
 
 MAX_VARIABLES_BYTES = 64 * 1024
 """Bytes of the working variables as JSON. They are written anew with each change."""
@@ -48,11 +48,15 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that has arrived and is not worked on yet. `payload` is any JSON value."""
+    """Something that has arrived and is not worked on yet. `payload` is any JSON value.
+
+    `extra`, here and below, holds the members that this release does not know.
+    """
 
     source: str
     type: str
     payload: Any
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ class Memory:
 
     short_term_history: tuple[Message, ...]
     working_variables: Mapping[str, Any]
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +79,4 @@ class AgentSnapshot:
     memory: Memory
     event_queue_backup: tuple[Event, ...] = ()
     schema_version: int = SCHEMA_VERSION
+    extra: Mapping[str, Any] = field(default_factory=dict)

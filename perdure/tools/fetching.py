@@ -19,6 +19,7 @@ from pydantic import Field
 
 from perdure.errors import ToolError
 from perdure.lookup import look_up
+from perdure.networks import Address, Network, is_public
 from perdure.tools.registry import Effect, Tool, ToolContext, tool
 from perdure.untrusted import first_line, storable
 
@@ -31,12 +32,6 @@ MAX_BYTES = 1_000_000
 MAX_REDIRECTS = 5
 
 _LOOK_UP_S = 0.1
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
-_SPECIAL = (ipaddress.ip_network("192.88.99.0/24"), ipaddress.ip_network("3fff::/20"))
-"""For relays to IPv6, and for documents (RFC 7526, RFC 9637): Python 3.11 takes them for public."""
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Refused(ToolError):
@@ -172,21 +167,6 @@ async def _checked(url: httpx2.URL, allowed: Sequence[Network]) -> Address:
     if not addresses:
         raise Refused(f"{url.host} has no address.")
     return addresses[0]
-
-
-def is_public(address: Address) -> bool:
-    """Whether `address` belongs to the public Internet, whatever form it is written in."""
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
-        if inner is None and address in _NAT64:
-            inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
-        if inner is not None:
-            return is_public(inner)
-        if address.is_site_local:  # deprecated, and private where it is still in use
-            return False
-    if any(address in network for network in _SPECIAL):
-        return False
-    return address.is_global and not address.is_multicast and not address.is_reserved
 
 
 http_get = http_get_tool()

@@ -126,12 +126,11 @@ def wait(database: Database, hold: Hold, turn_id: UUID, message_seq: int, spent_
         LeaseLost: the token has moved on; nothing was written.
         Unavailable: the database cannot be reached.
     """
-    tenure = {"session_id": hold.session_id, "token": hold.token}
     with database.transaction("turns.wait_approval") as transaction:
         # Whoever cancels or ends does so under this lock: what is read after it is as they left it.
-        if not transaction.run(queries.LOCK_HELD, tenure):
+        if not transaction.run(queries.LOCK_HELD, hold.held):
             raise LeaseLost
-        given = {**tenure, "turn_id": turn_id, "message_seq": message_seq, "spent_s": spent_s}
+        given = {**hold.held, "turn_id": turn_id, "message_seq": message_seq, "spent_s": spent_s}
         if transaction.run(queries.WAIT_APPROVAL, given):
             return Waits.YES
         return Waits.CANCELLED if transaction.run(queries.IS_CANCELLED, {"turn_id": turn_id}) else Waits.ENDING
@@ -155,8 +154,7 @@ def begin(
     rows = executor.run(
         queries.BEGIN_APPROVED,
         {
-            "session_id": hold.session_id,
-            "token": hold.token,
+            **hold.held,
             "lease_s": lease_s,
             "turn_id": turn_id,
             "message_seq": message_seq,

@@ -2,7 +2,7 @@
 
 Made once a turn. The past speaks through sections of bounded size (`memory.gathering`), the session
 before last of all: through its summary, or through its last messages while that is being written.
-Beside what is known of the user stand the cases of the CaseBank that are nearest to what they ask.
+Next to what is known of the user come the cases of the CaseBank that are near enough to what they ask.
 All of it is quoted, as what was said and not as what to do. A memory that cannot be reached costs a
 turn a bounded wait and what it would have recalled, never the turn.
 """
@@ -26,9 +26,9 @@ from perdure.memory.recall import Recalled, Seen
 from perdure.models.protocol import CallAborted, ModelCall, ToolSchema
 from perdure.runtime import Runtime
 from perdure.sessions.ending import read_conversation
-from perdure.settings import MemorySettings
+from perdure.settings import CaseScope, MemorySettings
 from perdure.turns.lease import Before, Hold, TurnRef
-from perdure.turns.recalling import Once, cases_near, recall_of
+from perdure.turns.recalling import Once, cases_for, recall_of
 from perdure.turns.transcript import Transcript
 from perdure.untrusted import cut
 
@@ -95,6 +95,7 @@ def _past(
         transcript.asked,
         embedder.name,
         long=seen.from_seq > 1,
+        all_cases=runtime.settings.casebank.scope is CaseScope.ALL,
     )
     stream = runtime.volatile.stream if runtime.volatile is not None else None
     call = ModelCall(runtime.clock, limits.recall_timeout_s)
@@ -106,7 +107,7 @@ def _past(
 
     def answers(query: str) -> list[str]:
         try:
-            cases.extend(cases_near(runtime, query, MOST_CASES, embedder=embedder, call=call))
+            cases.extend(cases_for(runtime, turn.user_id, query, MOST_CASES, embedder=embedder, call=call))
         except (Abandoned, Unavailable):
             raise
         except PerdureError as error:

@@ -5,6 +5,7 @@ And the settling of turns that are begun and that nobody runs, which an interrup
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 from uuid import UUID
 
@@ -12,12 +13,15 @@ from sqlalchemy import Row
 
 from perdure.database.engine import Transaction
 from perdure.errors import NotFound
+from perdure.fencing import Fence
 from perdure.ids import new_id
 from perdure.runtime import Runtime
 from perdure.turns import queries
 from perdure.turns.lease import TurnRef
-from perdure.turns.settlement import CANCELLED, Cancelled, Settled, Tenure, conclude, settle
-from perdure.turns.transcript import Transcript
+from perdure.turns.settlement import CANCELLED, Cancelled, Settled, Tenure, conclude, conclude_unread, settle
+from perdure.turns.transcript import UNREADABLE, Transcript
+
+log = logging.getLogger(__name__)
 
 
 def cancel(runtime: Runtime, turn_id: UUID) -> None:
@@ -49,8 +53,12 @@ def cancel(runtime: Runtime, turn_id: UUID) -> None:
 def settle_begun(runtime: Runtime, transaction: Transaction, tenure: Tenure, row: Row[Any]) -> Settled:
     """Settle as cancelled a turn that was begun, in a session that was seized under `tenure`."""
     turn = TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
-    transcript = Transcript.load(transaction, tenure.session_id, turn, window=1)
-    verdict = conclude(transaction, tenure.session_id, turn, transcript, Cancelled())
+    try:
+        transcript = Transcript.load(transaction, tenure.session_id, turn, window=1)
+        verdict = conclude(transaction, tenure.session_id, turn, transcript, Cancelled())
+    except UNREADABLE:
+        log.exception("turn %s cannot be read, and is cancelled unread", turn.turn_id)
+        verdict = conclude_unread(transaction, tenure.session_id, turn, Cancelled())
     return settle(transaction, runtime.clock, tenure, turn=turn, verdict=verdict)
 
 
@@ -58,10 +66,10 @@ def _close(runtime: Runtime, session_id: UUID, turn_id: UUID) -> bool:
     """Settle a turn if it waits for a person still; whether the session has nothing left to run then."""
     with runtime.database.transaction("turns.close_waiting") as transaction:
         seized = transaction.run(queries.SEIZE_WAITING, {"session_id": session_id})
-        rows = transaction.run(queries.UNSETTLED, {"session_id": session_id}) if seized else ()
+        rows = transaction.run(queries.BEGUN, {"session_id": session_id}) if seized else ()
         if not rows or (rows[0].turn_id, rows[0].status) != (turn_id, "waiting_approval"):
             return False
-        tenure = Tenure(session_id, seized[0].token, runtime.settings.turn.lease_s)
+        tenure = Tenure(session_id, Fence(seized[0].token, seized[0].nonce), runtime.settings.turn.lease_s)
         settled = settle_begun(runtime, transaction, tenure, rows[0])
     if settled.delivery_id is not None:
         runtime.wake.delivery(settled.delivery_id)

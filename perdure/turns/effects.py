@@ -222,6 +222,16 @@ class Ledger:
         refused = [_refused(each) for each in planned if each.refusal is not None]
         return _in_order(refused + self._run(runnable))
 
+    def extend(self, planned: Sequence[Planned]) -> None:
+        """Give calls that have not begun their full time, where their intents were committed a while ago.
+
+        Raises:
+            LeaseLost: the session is somebody else's now.
+        """
+        for each in planned:
+            if each.refusal is None:
+                self._extend(each)
+
     def resume(self, asking: Entry) -> list[Result]:
         """Find the results of calls that another runner began, or begin those that waited; in the order asked.
 
@@ -473,8 +483,7 @@ class Ledger:
         rows = self._runtime.database.run(
             queries.EXTEND_EFFECT,
             {
-                "session_id": self._hold.session_id,
-                "token": self._hold.token,
+                **self._hold.held,
                 "effect_id": planned.effect_id,
                 "timeout_s": planned.timeout_s,
                 "lease_s": self._runtime.settings.turn.lease_s,
@@ -598,18 +607,23 @@ def _refused(planned: Planned) -> Result:
 
 def _as_recorded(position: int, row: Row[Any] | None) -> Result:
     if row is None:
-        return Result(position, "failed", "Error: this call was not run.")
-    match row.status:
+        return Result(position, *outcome_of(None, None))
+    return Result(position, *outcome_of(row.status, row.result), row.effect_id)
+
+
+def outcome_of(status: str | None, result: str | None) -> tuple[str, str]:
+    """Status and text of the result of a call whose effect row says so; `status` is None if it has no row."""
+    match status:
         case "done":
-            return Result(position, "done", row.result or "", row.effect_id)
+            return "done", result or ""
         case "failed":
-            return Result(position, "failed", f"Error: {row.result or 'it failed.'}", row.effect_id)
+            return "failed", f"Error: {result or 'it failed.'}"
         case "denied":
-            return Result(position, "denied", row.result or approvals.DENIED, row.effect_id)
-        case "asked" | "approved":
-            return Result(position, "failed", "Error: this call was not run.", row.effect_id)
+            return "denied", result or approvals.DENIED
+        case None | "asked" | "approved":
+            return "failed", "Error: this call was not run."
         case _:
-            return Result(position, "unknown", UNKNOWN_OUTCOME, row.effect_id)
+            return "unknown", UNKNOWN_OUTCOME
 
 
 def _in_order(results: list[Result]) -> list[Result]:

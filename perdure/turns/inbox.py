@@ -20,6 +20,7 @@ from sqlalchemy.exc import IntegrityError
 
 from perdure.database.engine import Executor, Transaction, as_json
 from perdure.errors import Conflict, InvalidRequest, NotFound, TooLarge, Unavailable
+from perdure.fencing import Fence
 from perdure.ids import new_id
 from perdure.runtime import Runtime
 from perdure.sessions import queries as sessions
@@ -33,6 +34,9 @@ from perdure.turns.settlement import CANCELLED, Tenure
 log = logging.getLogger(__name__)
 
 _TRIES = 3
+_MOST_WOKEN = 10
+"""Wake-ups for deliveries that accepting a message publishes; the sweeper publishes those of the rest."""
+
 _CHANGED = "The session changed while the message was being accepted; please send it again."
 
 
@@ -70,7 +74,7 @@ def accept(runtime: Runtime, message: Incoming) -> Accepted:
     _check(runtime, message)
     parameters = _parameters(runtime, message)
     commit = _retried(runtime, message, parameters)
-    for delivery_id in commit.deliveries:
+    for delivery_id in commit.deliveries[:_MOST_WOKEN]:
         runtime.wake.delivery(delivery_id)
     if commit.wake:
         runtime.wake.session(commit.accepted.session_id, message.priority)
@@ -207,16 +211,16 @@ def _queued(transaction: Transaction, parameters: dict[str, Any]) -> _Commit:
 
 
 def _interrupt(runtime: Runtime, transaction: Transaction, session_id: UUID) -> tuple[UUID, ...]:
-    """Take the session from its runner and settle as cancelled whatever it has not settled."""
-    token = transaction.run(queries.SEIZE, {"session_id": session_id})[0].token
-    tenure = Tenure(session_id, token, runtime.settings.turn.lease_s)
-    deliveries = []
-    for row in transaction.run(queries.UNSETTLED, {"session_id": session_id}):
-        if row.status == "accepted":
-            parameters = {"turn_id": row.turn_id, "message": CANCELLED, "delivery_id": new_id(runtime.clock)}
-            delivery_id = transaction.run(queries.CANCEL, parameters)[0].delivery_id
-        else:
-            delivery_id = settle_begun(runtime, transaction, tenure, row).delivery_id
-        if delivery_id is not None:
-            deliveries.append(delivery_id)
-    return tuple(deliveries)
+    """Take the session from its runner and settle as cancelled what is unsettled; returns the deliveries owed.
+
+    The number of statements does not depend on how many turns are queued.
+    """
+    [seized] = transaction.run(queries.SEIZE, {"session_id": session_id})
+    tenure = Tenure(session_id, Fence(seized.token, seized.nonce), runtime.settings.turn.lease_s)
+    begun = transaction.run(queries.BEGUN, {"session_id": session_id})
+    settled = [settle_begun(runtime, transaction, tenure, row).delivery_id for row in begun]
+    owing = [row.turn_id for row in transaction.run(queries.OWING, {"session_id": session_id})]
+    delivery_ids = [new_id(runtime.clock) for _ in owing]
+    parameters = {"session_id": session_id, "message": CANCELLED, "turn_ids": owing, "delivery_ids": delivery_ids}
+    transaction.run(queries.CANCEL_QUEUED, parameters)
+    return tuple(delivery_id for delivery_id in settled if delivery_id is not None) + tuple(delivery_ids)

@@ -1,7 +1,7 @@
 """The lease on a session: claimed, kept, watched, lost.
 
 Keeps the law that a session has one runner and that a stale one cannot write: a claim
-raises the fencing token, and every commit is conditional on it. `Keeper` is one thread a
+raises the fence (`perdure.fencing`), and every commit is conditional on it. `Keeper` is one thread a
 process: it renews all leases in one statement, but only of turns that are within their
 step's own deadline; it learns what was cancelled or taken away; and it hangs up on model
 calls whose time has passed. `Hold` is what a running turn knows of its lease.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,6 +24,7 @@ from sqlalchemy import Row
 from perdure.clock import Clock
 from perdure.database.engine import Database
 from perdure.errors import Unavailable
+from perdure.fencing import Fence
 from perdure.models.protocol import ModelCall
 from perdure.sessions.states import State
 from perdure.settings import TurnSettings
@@ -89,14 +90,19 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The session is ours under `token`. `turn` is None if a commit beside ours left nothing."""
+    """The session is held under `fence`. `turn` is None if a concurrent commit took the last one."""
 
     session_id: UUID
-    token: int
+    fence: Fence
     strikes: int
     spent_s: float
     turn: TurnRef | None
     kept: Kept = Kept()
+
+    @property
+    def token(self) -> int:
+        """The fence's token, by which claims are ordered."""
+        return self.fence.token
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +129,10 @@ class Hold:
 
     def __init__(self, claim: Claimed, clock: Clock, lease_s: float) -> None:
         self.session_id = claim.session_id
-        self.token = claim.token
+        self.fence = claim.fence
         self.turn_id: UUID | None = None
+        self.tick = claim.kept.tick
+        """The session's tick by the last commit that this process knows of."""
         self.stopping = threading.Event()
         """Something other than time ends the wait for a model: cancelled, lost or draining."""
         self.unwanted = threading.Event()
@@ -138,6 +146,16 @@ class Hold:
         self._lock = threading.Lock()
         self._valid_until = clock.monotonic() + lease_s
         self._step_until = self._valid_until
+
+    @property
+    def token(self) -> int:
+        """The fence's token, by which claims are ordered."""
+        return self.fence.token
+
+    @property
+    def held(self) -> dict[str, Any]:
+        """The parameters of a statement that is conditional on the fence."""
+        return self.fence.on(self.session_id)
 
     def renewed(self, asked_at: float) -> None:
         """The database renewed the lease in answer to a statement sent at `asked_at` (monotonic)."""
@@ -225,6 +243,15 @@ def _end(call: ModelCall | None) -> None:
         call.abort()
 
 
+def _all_held(holds: Sequence[Hold]) -> dict[str, Any]:
+    """The parameters of a statement that is conditional on the fences of several sessions."""
+    return {
+        "session_ids": [hold.session_id for hold in holds],
+        "tokens": [hold.fence.token for hold in holds],
+        "nonces": [hold.fence.nonce for hold in holds],
+    }
+
+
 class Keeper:
     """Keeps the leases of all turns that this process runs. One thread; start it once."""
 
@@ -238,7 +265,7 @@ class Keeper:
         self._renewed_at = clock.monotonic()
         self._thread = threading.Thread(target=self._run, name="perdure-keeper", daemon=True)
         self._draining = False
-        self._touched: OrderedDict[UUID, int] = OrderedDict()
+        self._touched: OrderedDict[UUID, Fence] = OrderedDict()
         self._forgets = False
 
     def start(self) -> None:
@@ -282,8 +309,8 @@ class Keeper:
         with self._lock:
             return sum(1 for hold in self._holds.values() if hold.turn_id is not None)
 
-    def touched(self) -> list[tuple[UUID, int]]:
-        """The sessions that this process held, the latest first, each with its last token here; bounded."""
+    def touched(self) -> list[tuple[UUID, Fence]]:
+        """The sessions that this process held, the latest first, each with its last fence here; bounded."""
         with self._lock:
             return [*reversed(self._touched.items())]
 
@@ -293,8 +320,7 @@ class Keeper:
             holds = list(self._holds.values())
         for hold in holds:
             hold.lose()
-        held = {"session_ids": [hold.session_id for hold in holds], "tokens": [hold.token for hold in holds]}
-        rows = self._database.run(queries.RELEASE_ALL, held, urgent=True) if holds else ()
+        rows = self._database.run(queries.RELEASE_ALL, _all_held(holds), urgent=True) if holds else ()
         return [(row.session_id, State(row.state)) for row in rows]
 
     def park(self) -> int:
@@ -327,7 +353,7 @@ class Keeper:
         self._watch([hold for hold in holds if hold.turn_id is not None])
 
     def _touch(self, claim: Claimed) -> None:
-        self._touched[claim.session_id] = claim.token
+        self._touched[claim.session_id] = claim.fence
         self._touched.move_to_end(claim.session_id)
         if len(self._touched) <= _MOST_TOUCHED:
             return
@@ -352,11 +378,7 @@ class Keeper:
         asked_at = self._clock.monotonic()
         rows = self._database.run(
             queries.RENEW,
-            {
-                "session_ids": [hold.session_id for hold in holds],
-                "tokens": [hold.token for hold in holds],
-                "lease_s": self._limits.lease_s,
-            },
+            {**_all_held(holds), "lease_s": self._limits.lease_s},
             urgent=True,
         )
         renewed = {row.session_id for row in rows}
@@ -378,7 +400,7 @@ class Keeper:
         seen = {row.session_id: row for row in rows}
         for hold in holds:
             row = seen.get(hold.session_id)
-            if row is None or row.token > hold.token:
+            if row is None or Fence(row.token, row.nonce) != hold.fence:
                 hold.lose()
             elif row.cancelled:
                 hold.cancel(row.turn_id)
@@ -400,20 +422,21 @@ def claim(database: Database, session_id: UUID, owner: str, limits: TurnSettings
     row = rows[0]
     if row.token is None:
         return NeedsIsolation(row.claims_before)
-    return Claimed(session_id, row.token, row.strikes, row.spent_s, _turn(row), _kept(row))
+    fence = Fence(row.token, row.nonce)
+    return Claimed(session_id, fence, row.strikes, row.spent_s, _turn(row), _kept(row))
 
 
-def begin_next(database: Database, session_id: UUID, token: int, limits: TurnSettings) -> Claimed:
-    """Begin the oldest unsettled turn of a session that is held under `token`.
+def begin_next(database: Database, session_id: UUID, fence: Fence, limits: TurnSettings) -> Claimed:
+    """Begin the oldest unsettled turn of a session that is held under `fence`.
 
     Raises:
-        LeaseLost: the token has moved on.
+        LeaseLost: another claim has taken the session.
     """
-    rows = database.run(queries.BEGIN_NEXT, {"session_id": session_id, "token": token, "lease_s": limits.lease_s})
+    rows = database.run(queries.BEGIN_NEXT, {**fence.on(session_id), "lease_s": limits.lease_s})
     if not rows:
         raise LeaseLost
     row = rows[0]
-    return Claimed(session_id, token, row.strikes, row.spent_s, _turn(row), _kept(row))
+    return Claimed(session_id, fence, row.strikes, row.spent_s, _turn(row), _kept(row))
 
 
 def is_claimable(database: Database, session_id: UUID, limits: TurnSettings) -> bool:

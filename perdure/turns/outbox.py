@@ -11,10 +11,12 @@ import hashlib
 import hmac
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
+
+from sqlalchemy import Row
 
 from perdure.database.engine import Database
 from perdure.turns import queries
@@ -30,8 +32,24 @@ FIRST_RETRY_S = 5.0
 LONGEST_RETRY_S = 3_600.0
 
 
+REFUSALS_FORGIVEN_S = 86_400.0
+"""Seconds for which a delivery loses no attempt to its receiver's open breaker; later it does, so that it ends."""
+
+
 class DeliveryFailed(Exception):
-    """The receiver could not be reached or refused; the message says how."""
+    """The receiver could not be reached or refused; the message says how, `status_code` with which HTTP status."""
+
+    def __init__(self, message: str, status_code: int | None = None) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+
+
+class NotAsked(DeliveryFailed):
+    """The receiver failed so often that it is not asked now, but at the earliest in `retry_s` seconds."""
+
+    def __init__(self, message: str, retry_s: float) -> None:
+        super().__init__(message)
+        self.retry_s = retry_s
 
 
 class Carrier(Protocol):
@@ -83,6 +101,8 @@ def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UU
     body = {**read_turn(database, rows[0].turn_id), "delivery_id": str(delivery_id)}
     try:
         carriers["url" if "url" in target else "task"].carry(target, json.dumps(body).encode())
+    except NotAsked as error:
+        return _postpone_unasked(database, delivery_id, rows[0], error)
     except DeliveryFailed as error:
         return _postpone(database, delivery_id, rows[0].attempts, str(error))
     database.run(queries.DELIVERED, {"delivery_id": delivery_id})
@@ -96,10 +116,31 @@ def retry_after(attempts: int) -> float | None:
     return min(FIRST_RETRY_S * 2.0 ** (attempts - 1), LONGEST_RETRY_S)
 
 
-def due(database: Database, most: int) -> list[UUID]:
-    """Deliveries that should be attempted now, at most `most`."""
-    asked = {"most": most, "furthest_s": LONGEST_RETRY_S}
+def due(database: Database, most: int, backoff_s: float) -> list[UUID]:
+    """At most `most` deliveries to publish, those that wait longest first.
+
+    Each is returned again only after `backoff_s` seconds, then after twice as long, until it is attempted.
+    """
+    asked = {"most": most, "backoff_s": backoff_s, "furthest_s": max(LONGEST_RETRY_S, backoff_s * 2**7)}
     return [row.delivery_id for row in database.run(queries.DELIVERIES_DUE, asked)]
+
+
+def put_back(database: Database, delivery_ids: Sequence[UUID]) -> None:
+    """The broker did not take these: `due` returns them again in the next round."""
+    database.run(queries.UNWAKE_DELIVERIES, {"delivery_ids": list(delivery_ids)})
+
+
+def _postpone_unasked(database: Database, delivery_id: UUID, row: Row[Any], error: NotAsked) -> Postponed:
+    """Postpone without counting an attempt. The pause grows with the delivery's age, so a long outage stays cheap."""
+    if row.age_s > REFUSALS_FORGIVEN_S:
+        return _postpone(database, delivery_id, row.attempts, str(error))
+    retry_s = min(max(error.retry_s, FIRST_RETRY_S, row.age_s / 2), LONGEST_RETRY_S)
+    log.info("delivery %s waits: %s; again in %g s", delivery_id, error, retry_s)
+    database.run(
+        queries.POSTPONE_DELIVERY,
+        {"delivery_id": delivery_id, "error": str(error)[:1_000], "retry_s": retry_s, "forgiven": True},
+    )
+    return Postponed(retry_s)
 
 
 def _postpone(database: Database, delivery_id: UUID, attempts: int, reason: str) -> Postponed:
@@ -111,5 +152,8 @@ def _postpone(database: Database, delivery_id: UUID, attempts: int, reason: str)
         reason,
         "given up" if retry_s is None else f"again in {retry_s:g} s",
     )
-    database.run(queries.POSTPONE_DELIVERY, {"delivery_id": delivery_id, "error": reason[:1_000], "retry_s": retry_s})
+    database.run(
+        queries.POSTPONE_DELIVERY,
+        {"delivery_id": delivery_id, "error": reason[:1_000], "retry_s": retry_s, "forgiven": False},
+    )
     return Postponed(retry_s)

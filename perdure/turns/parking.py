@@ -69,11 +69,10 @@ def park(executor: Executor, hold: Hold, turn: TurnRef, delayed: Delayed) -> boo
     Raises:
         LeaseLost: the token has moved on; nothing was written.
     """
-    tenure = {"session_id": hold.session_id, "token": hold.token}
     rows = executor.run(
         queries.PARK_FOR,
         {
-            **tenure,
+            **hold.held,
             "turn_id": turn.turn_id,
             "error_code": delayed.error.code,
             "steps": delayed.steps,
@@ -85,7 +84,7 @@ def park(executor: Executor, hold: Hold, turn: TurnRef, delayed: Delayed) -> boo
         raise LeaseLost
     cancelled = rows[0].cancel_requested_at is not None
     if cancelled:
-        executor.run(queries.BRING_BACK, tenure)
+        executor.run(queries.BRING_BACK, hold.held)
     return cancelled
 
 

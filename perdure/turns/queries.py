@@ -10,9 +10,11 @@ place.
 
 from __future__ import annotations
 
+from perdure.casebank.queries import WITH_USES
 from perdure.database.engine import Statement
+from perdure.fencing import HELD, RAISED
 from perdure.sessions.states import State, Trigger, sql
-from perdure.snapshots.queries import NEXT_VARIABLES_TICK, PRESENT_VARIABLES, WITH_STEP
+from perdure.snapshots.queries import NEXT_VARIABLES_TICK, PRESENT_VARIABLES, WITH_STEP, pending
 from perdure.turns.intake import CLOSED
 
 # --- accept ------------------------------------------------------------------------------
@@ -31,7 +33,11 @@ ENQUEUE = Statement(
             last_turn_seq = s.last_turn_seq + 1,
             unsettled = s.unsettled + 1,
             last_activity_at = perdure_now(),
-            woken_at = perdure_now(),
+            -- The caller publishes a wake-up now. Later messages of a busy session keep the sweeper's back-off.
+            woken_at = CASE WHEN s.unsettled = 0 THEN perdure_now() ELSE s.woken_at END,
+            wakes = CASE WHEN s.unsettled = 0 THEN 0 ELSE s.wakes END,
+            priority = CASE WHEN s.unsettled = 0 THEN %(priority)s::smallint
+                            ELSE greatest(s.priority, %(priority)s::smallint) END,
             channels = CASE WHEN %(channel)s = ANY (s.channels) THEN s.channels ELSE s.channels || %(channel)s::text END
         WHERE s.session_id = coalesce(
                 %(session_id)s::uuid,
@@ -91,6 +97,9 @@ MERGE = Statement(
                 FROM sessions WHERE session_id = %(session_id)s))
           AND t.reply_to IS NOT DISTINCT FROM %(reply_to)s::jsonb
         RETURNING t.turn_id, t.seq, t.status
+    ), ranked AS (
+        UPDATE sessions SET priority = greatest(priority, %(priority)s::smallint)
+        WHERE session_id = %(session_id)s AND priority < %(priority)s::smallint AND EXISTS (SELECT FROM target)
     ), input AS (
         INSERT INTO inbox (user_id, channel, message_id, turn_id, position, text, accepted_at)
         SELECT %(user_id)s, %(channel)s, %(message_id)s, turn_id,
@@ -164,7 +173,7 @@ CLAIM = Statement(
         FOR NO KEY UPDATE SKIP LOCKED
     ), claimed AS (
         UPDATE sessions AS s
-        SET token = s.token + 1,
+        SET {RAISED},
             lease_owner = %(owner)s,
             lease_until = perdure_now() + make_interval(secs => %(lease_s)s),
             strikes = s.strikes + 1,
@@ -174,7 +183,7 @@ CLAIM = Statement(
             state = {sql(Trigger.TURN_CLAIMED, column="s.state")}
         FROM candidate
         WHERE s.session_id = candidate.session_id AND candidate.claims < %(isolate_from)s
-        RETURNING s.session_id, s.token, s.strikes, s.spent_s, s.message_count, s.previous_session_id, s.tick,
+        RETURNING s.session_id, s.token, s.nonce, s.strikes, s.spent_s, s.message_count, s.previous_session_id, s.tick,
                   s.saved_token, s.saved_tick, s.variables_tick, candidate.not_before IS NOT NULL AS waited
     ), begun AS (
         UPDATE turns AS t
@@ -191,7 +200,7 @@ CLAIM = Statement(
                   t.started_at, t.metadata ->> 'language' AS language, t.held::text AS held
     )
     SELECT candidate.strikes AS strikes_before, candidate.claims AS claims_before, candidate.wakes AS wakes_before,
-           claimed.token, claimed.strikes, claimed.spent_s, begun.*,
+           claimed.token, claimed.nonce, claimed.strikes, claimed.spent_s, begun.*,
            {_BEFORE.format(held="claimed")}
     FROM candidate LEFT JOIN claimed USING (session_id) LEFT JOIN begun ON true
          LEFT JOIN sessions AS previous ON previous.session_id = claimed.previous_session_id
@@ -211,7 +220,8 @@ CLAIMABLE = Statement(
 )
 
 # Begins the next turn of a session whose lease is already held, or goes on with the present
-# one after its runner lost sight of what was committed.
+# one after its runner lost sight of what was committed. While the fleet's intake is closed, no turn begins;
+# one that runs goes on.
 BEGIN_NEXT = Statement(
     "turns.begin_next",
     f"""
@@ -219,7 +229,7 @@ BEGIN_NEXT = Statement(
         UPDATE sessions SET state = CASE WHEN unsettled > 0 THEN {sql(Trigger.TURN_CLAIMED)} ELSE state END,
                strikes = greatest(strikes, 1), claims = greatest(claims, 1), not_before = NULL,
                lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD}
         RETURNING session_id, token, strikes, spent_s, message_count, previous_session_id, tick,
                   saved_token, saved_tick, variables_tick
     ), begun AS (
@@ -233,10 +243,11 @@ BEGIN_NEXT = Statement(
                 SELECT turn_id FROM turns
                 WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
           AND t.settled_at IS NULL
+          AND (t.status = 'running' OR NOT {CLOSED})
         RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
                   t.started_at, t.metadata ->> 'language' AS language, t.held::text AS held
     )
-    SELECT fenced.token, fenced.strikes, fenced.spent_s, 0 AS wakes_before, begun.*,
+    SELECT fenced.strikes, fenced.spent_s, 0 AS wakes_before, begun.*,
            {_BEFORE.format(held="fenced")}
     FROM fenced LEFT JOIN begun ON true
          LEFT JOIN sessions AS previous ON previous.session_id = fenced.previous_session_id
@@ -274,8 +285,8 @@ RENEW = Statement(
     """
     WITH held AS (
         SELECT s.session_id FROM sessions AS s
-        JOIN unnest(%(session_ids)s::uuid[], %(tokens)s::bigint[]) AS mine (session_id, token)
-          ON s.session_id = mine.session_id AND s.token = mine.token
+        JOIN unnest(%(session_ids)s::uuid[], %(tokens)s::bigint[], %(nonces)s::uuid[])
+                 AS mine (session_id, token, nonce) USING (session_id, token, nonce)
         WHERE s.lease_until IS NOT NULL
         FOR NO KEY UPDATE OF s SKIP LOCKED
     )
@@ -289,7 +300,7 @@ RENEW = Statement(
 WATCH = Statement(
     "turns.watch",
     """
-    SELECT s.session_id, t.turn_id, s.token, t.cancel_requested_at IS NOT NULL AS cancelled
+    SELECT s.session_id, t.turn_id, s.token, s.nonce, t.cancel_requested_at IS NOT NULL AS cancelled
     FROM unnest(%(session_ids)s::uuid[], %(turn_ids)s::uuid[]) AS mine (session_id, turn_id)
     JOIN sessions AS s USING (session_id)
     JOIN turns AS t USING (turn_id)
@@ -300,7 +311,7 @@ WATCH = Statement(
 # --- step --------------------------------------------------------------------------------
 
 # One step: messages join the transcript, tool calls get their intent or their result, working
-# variables that changed are kept. The claim
+# variables that changed are kept. By its tick it is committed once, however often it is sent. The claim
 # that goes on from here is the first attempt at what follows: a tool that kills its process at
 # once has used it up, though its intent was committed under the same claim.
 STEP = Statement(
@@ -315,7 +326,7 @@ STEP = Statement(
             spent_s = %(spent_s)s,
             variables_tick = {NEXT_VARIABLES_TICK},
             lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD} AND tick = %(tick)s
         RETURNING session_id, token, tick, message_count - %(added)s AS base
     ), said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
@@ -361,10 +372,10 @@ FINISH_EFFECT = Statement(
 # A tool call that runs (again) has its full time from here on, and the lease with it.
 EXTEND_EFFECT = Statement(
     "turns.extend_effect",
-    """
+    f"""
     WITH fenced AS (
         UPDATE sessions SET lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD}
         RETURNING session_id
     )
     UPDATE tool_effects
@@ -393,7 +404,8 @@ EFFECTS_OF_STEP = Statement(
 # Ends a turn: last messages, outcome, what is owed to its receiver; and either releases the
 # session or, where more turns wait and the runner goes on, keeps its lease. `unsettled` is
 # read from the locked row, so a turn accepted at this moment is not missed. `saved` says that a
-# snapshot of the tick that this makes is in its store.
+# snapshot of the tick that this makes is in its store. The cases that the turn used get a row each; no case is locked.
+# A `tick` that is given is the session's, so that what is sent twice settles once.
 SETTLE = Statement(
     "turns.settle",
     f"""
@@ -415,7 +427,7 @@ SETTLE = Statement(
             lease_until = CASE WHEN %(keep)s AND unsettled > 1
                                THEN perdure_now() + make_interval(secs => %(lease_s)s) END,
             lease_owner = CASE WHEN %(keep)s AND unsettled > 1 THEN lease_owner END
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD} AND tick = coalesce(%(tick)s::bigint, tick)
         RETURNING session_id, token, tick, message_count - %(added)s AS base, unsettled, end_requested_at
     ), said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
@@ -438,7 +450,7 @@ SETTLE = Statement(
         UPDATE tool_effects AS e
         SET status = CASE e.status WHEN 'intended' THEN 'unknown' WHEN 'asked' THEN 'denied' ELSE 'failed' END
         FROM fenced WHERE e.turn_id = %(turn_id)s AND e.status IN ('intended', 'asked', 'approved')
-    ), {WITH_STEP.strip()}, owed AS (
+    ), {WITH_STEP.strip()}, {WITH_USES.strip()}, owed AS (
         INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
         SELECT %(delivery_id)s::uuid, turn_id, reply_to, 'pending', perdure_now(), perdure_now()
         FROM settled WHERE reply_to IS NOT NULL
@@ -450,33 +462,65 @@ SETTLE = Statement(
     """,
 )
 
+# What settling a turn must add to its transcript: the sender's messages that are not in it yet, and the calls
+# that are open. Reads no stored JSON but the calls' ids, so that no row that this release cannot parse keeps a
+# turn from being given up.
+REMAINS = Statement(
+    "turns.remains",
+    """
+    SELECT (SELECT coalesce(json_agg(json_build_object('message_id', i.message_id, 'text', i.text,
+                                                       'accepted_at', i.accepted_at) ORDER BY i.position), '[]')
+            FROM inbox AS i
+            WHERE i.turn_id = %(turn_id)s
+              AND NOT EXISTS (SELECT FROM messages WHERE session_id = %(session_id)s AND seq = %(first_seq)s)
+           ) AS uncommitted,
+           (SELECT coalesce(json_agg(json_build_object('id', coalesce(c.call ->> 'id', ''), 'status', e.status,
+                                                       'result', e.result) ORDER BY c.number), '[]')
+            FROM (SELECT turn_id, seq, tool_calls FROM messages
+                  WHERE session_id = %(session_id)s ORDER BY seq DESC LIMIT 1) AS last
+                 CROSS JOIN jsonb_array_elements(CASE jsonb_typeof(last.tool_calls) WHEN 'array' THEN last.tool_calls
+                                                      ELSE '[]' END) WITH ORDINALITY AS c (call, number)
+                 LEFT JOIN tool_effects AS e
+                   ON e.turn_id = last.turn_id AND e.message_seq = last.seq AND e.position = c.number - 1
+            WHERE last.turn_id = %(turn_id)s
+           ) AS open_calls,
+           said.steps, said.input_tokens, said.output_tokens
+    FROM (SELECT count(*) AS steps,
+                 coalesce(sum(CASE jsonb_typeof(usage -> 'input_tokens') WHEN 'number'
+                              THEN (usage ->> 'input_tokens')::numeric END), 0)::bigint AS input_tokens,
+                 coalesce(sum(CASE jsonb_typeof(usage -> 'output_tokens') WHEN 'number'
+                              THEN (usage ->> 'output_tokens')::numeric END), 0)::bigint AS output_tokens
+          FROM messages
+          WHERE session_id = %(session_id)s AND seq >= %(first_seq)s AND turn_id = %(turn_id)s AND role = 'assistant'
+         ) AS said
+    """,
+    writes=False,
+)
+
 # Commits how a turn ends, and shows nobody: the snapshot is saved first, and SETTLE comes then.
-# Returns the messages that wait behind it, the pending events of that snapshot.
+# Returns the messages that wait behind it, the pending events of that snapshot. Holding again is no
+# progress: the strikes stay.
 HOLD = Statement(
     "turns.hold",
-    """
+    f"""
     WITH fenced AS (
-        UPDATE sessions SET strikes = 1, lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        UPDATE sessions
+        SET strikes = CASE WHEN EXISTS (SELECT FROM turns WHERE turn_id = %(turn_id)s AND held IS NOT NULL)
+                           THEN strikes ELSE 1 END,
+            lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
+        WHERE {HELD}
         RETURNING tick
     ), held AS (
         UPDATE turns SET held = coalesce(held, %(held)s::json) FROM fenced WHERE turn_id = %(turn_id)s
     )
-    SELECT fenced.tick, i.channel, i.message_id, i.text
-    FROM fenced LEFT JOIN (
-        SELECT i.channel, i.message_id, i.text, t.seq, i.position
-        FROM turns AS t JOIN inbox AS i USING (turn_id)
-        WHERE t.session_id = %(session_id)s AND t.settled_at IS NULL AND t.turn_id <> %(turn_id)s
-        ORDER BY t.seq, i.position LIMIT %(most)s
-    ) AS i ON true
-    ORDER BY i.seq, i.position
+    SELECT fenced.tick, {pending("%(session_id)s", "%(most)s")} AS pending FROM fenced
     """,
 )
 
 # Whether a session is still held under a token.
 OWNED = Statement(
     "turns.owned",
-    "SELECT token FROM sessions WHERE session_id = %(session_id)s AND token = %(token)s",
+    f"SELECT token FROM sessions WHERE {HELD}",
     writes=False,
 )
 
@@ -490,7 +534,7 @@ PUT_OFF = Statement(
         SET lease_until = NULL, lease_owner = NULL, woken_at = perdure_now(), wakes = %(wakes)s,
             strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
             state = {sql(Trigger.TURN_STOPPED)}
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD}
         RETURNING session_id
     )
     UPDATE turns AS t SET status = 'parked', held_error = %(error)s
@@ -506,14 +550,35 @@ PARK = Statement(
     WITH fenced AS (
         UPDATE sessions
         SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = NULL,
-            strikes = CASE WHEN %(forgiven)s THEN greatest(strikes - 1, 0) ELSE strikes END,
-            claims = CASE WHEN %(forgiven)s THEN greatest(claims - 1, 0) ELSE claims END,
+            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
             state = {sql(Trigger.TURN_STOPPED)}
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD}
         RETURNING session_id
     )
     UPDATE turns AS t SET status = 'parked' FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
     RETURNING t.turn_id
+    """,
+)
+
+# Gives a session back after an error: the claim stays counted as a strike. The sweeper wakes the session
+# later after each strike (see WAKE_DUE), and in its next round once the strikes are used up: then the turn is
+# given up.
+STRIKE = Statement(
+    "turns.strike",
+    f"""
+    WITH fenced AS (
+        UPDATE sessions
+        SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s,
+            wakes = least(greatest(strikes - 1, 0), 6),
+            woken_at = CASE WHEN strikes < %(max_attempts)s OR strikes > %(max_attempts)s + 1 THEN perdure_now() END,
+            state = {sql(Trigger.TURN_STOPPED)}
+        WHERE {HELD}
+        RETURNING session_id, strikes, wakes, woken_at
+    ), parked AS (
+        UPDATE turns AS t SET status = 'parked' FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
+        RETURNING t.turn_id
+    )
+    SELECT fenced.strikes, fenced.wakes, fenced.woken_at IS NULL AS due FROM fenced, parked
     """,
 )
 
@@ -525,10 +590,10 @@ PARK_FOR = Statement(
     WITH fenced AS (
         UPDATE sessions
         SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = perdure_now(), wakes = 0,
-            not_before = perdure_now() + make_interval(secs => %(wait_s)s),
+            not_before = perdure_now() + make_interval(secs => %(wait_s)s), paced = true,
             strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
             state = {sql(Trigger.TURN_STOPPED)}
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD}
         RETURNING session_id
     )
     UPDATE turns AS t SET status = 'parked', error_code = %(error_code)s, steps = %(steps)s
@@ -540,21 +605,22 @@ PARK_FOR = Statement(
 # A cancellation that came while the turn was on its way here: somebody is to settle it.
 BRING_BACK = Statement(
     "turns.bring_back",
-    """
+    f"""
     UPDATE sessions SET not_before = NULL, woken_at = NULL
-    WHERE session_id = %(session_id)s AND token = %(token)s
+    WHERE {HELD}
     """,
 )
 
+# Their order of acceptance becomes the order in which the sweeper wakes them (see WAKE_DUE).
 RECALL = Statement(
     "turns.recall",
     """
     WITH parked AS (
-        SELECT s.session_id FROM turns AS t JOIN sessions AS s USING (session_id)
+        SELECT s.session_id, t.accepted_at FROM turns AS t JOIN sessions AS s USING (session_id)
         WHERE t.settled_at IS NULL AND t.status = 'parked' AND s.not_before > perdure_now()
         FOR NO KEY UPDATE OF s SKIP LOCKED
     )
-    UPDATE sessions AS s SET not_before = perdure_now(), woken_at = NULL
+    UPDATE sessions AS s SET not_before = least(parked.accepted_at, perdure_now()), woken_at = NULL
     FROM parked WHERE s.session_id = parked.session_id
     RETURNING s.session_id
     """,
@@ -571,8 +637,9 @@ RELEASE_ALL = Statement(
             strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
             state = CASE WHEN s.state IN ('{State.SUMMARIZING}', '{State.ENDING}', '{State.ENDED}') THEN s.state
                          ELSE {sql(Trigger.TURN_STOPPED, column="s.state")} END
-        FROM unnest(%(session_ids)s::uuid[], %(tokens)s::bigint[]) AS mine (session_id, token)
-        WHERE s.session_id = mine.session_id AND s.token = mine.token
+        FROM unnest(%(session_ids)s::uuid[], %(tokens)s::bigint[], %(nonces)s::uuid[])
+                 AS mine (session_id, token, nonce)
+        WHERE s.session_id = mine.session_id AND s.token = mine.token AND s.nonce = mine.nonce
         RETURNING s.session_id, s.state
     ), parked AS (
         UPDATE turns AS t SET status = 'parked' FROM fenced
@@ -588,7 +655,7 @@ RELEASE = Statement(
     UPDATE sessions SET lease_until = NULL, lease_owner = NULL, woken_at = NULL,
            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
            state = {sql(Trigger.TURN_STOPPED)}
-    WHERE session_id = %(session_id)s AND token = %(token)s
+    WHERE {HELD}
     RETURNING unsettled, unsettled = 0 AND end_requested_at IS NOT NULL AS may_end
     """,
 )
@@ -597,7 +664,7 @@ RELEASE = Statement(
 
 LOCK_HELD = Statement(
     "turns.lock_held",
-    "SELECT token FROM sessions WHERE session_id = %(session_id)s AND token = %(token)s FOR NO KEY UPDATE",
+    f"SELECT token FROM sessions WHERE {HELD} FOR NO KEY UPDATE",
 )
 
 # Gives the session back until the calls are decided, or expire. Nobody's attempt, and no claim. Not where an end or
@@ -608,11 +675,12 @@ WAIT_APPROVAL = Statement(
     WITH fenced AS (
         UPDATE sessions
         SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = perdure_now(), wakes = 0,
+            paced = false,
             not_before = (SELECT min(decide_at) FROM tool_effects
                           WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s AND status = 'asked'),
             strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
             state = CASE state WHEN '{State.WAITING_APPROVAL}' THEN state ELSE {sql(Trigger.APPROVAL_NEEDED)} END
-        WHERE session_id = %(session_id)s AND token = %(token)s AND end_requested_at IS NULL
+        WHERE {HELD} AND end_requested_at IS NULL
           AND NOT EXISTS (SELECT FROM turns WHERE turn_id = %(turn_id)s AND cancel_requested_at IS NOT NULL)
         RETURNING session_id
     )
@@ -645,7 +713,7 @@ BEGIN_APPROVED = Statement(
                          WHEN state = '{State.WAITING_APPROVAL}' AND NOT {_UNDECIDED}
                          THEN {sql(Trigger.APPROVAL_DECIDED)}
                          ELSE state END
-        WHERE session_id = %(session_id)s AND token = %(token)s
+        WHERE {HELD}
         RETURNING end_requested_at, {_UNDECIDED} AS undecided
     ), denied AS (
         UPDATE tool_effects AS e
@@ -754,31 +822,79 @@ CANCEL = Statement(
 # Takes a locked session away from whoever runs it; its turns are then settled by the taker.
 SEIZE = Statement(
     "turns.seize",
-    """
-    UPDATE sessions
-    SET token = token + 1, lease_owner = NULL, lease_until = NULL, strikes = 0, claims = 0, not_before = NULL
+    f"""
+    UPDATE sessions AS s
+    SET {RAISED}, lease_owner = NULL, lease_until = NULL, strikes = 0, claims = 0, not_before = NULL
     WHERE session_id = %(session_id)s
-    RETURNING token, message_count
+    RETURNING token, nonce
     """,
 )
 
 # The same where nobody runs it: its turn waits.
 SEIZE_WAITING = Statement(
     "turns.seize_waiting",
-    """
-    UPDATE sessions SET token = token + 1, strikes = 0, claims = 0, not_before = NULL
+    f"""
+    UPDATE sessions AS s SET {RAISED}, strikes = 0, claims = 0, not_before = NULL
     WHERE session_id = %(session_id)s AND lease_until IS NULL
-    RETURNING token
+    RETURNING token, nonce
     """,
 )
 
-UNSETTLED = Statement(
-    "turns.unsettled",
+# The turn of a session that has begun and is not settled. Turns run one at a time in the order of `seq`, so it is
+# the oldest unsettled one.
+BEGUN = Statement(
+    "turns.begun",
     """
-    SELECT turn_id, seq, user_id, agent, channel, first_seq, status, steps
-    FROM turns WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq
+    SELECT * FROM (
+        SELECT turn_id, seq, user_id, agent, channel, first_seq, status, steps
+        FROM turns WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1
+    ) AS oldest
+    WHERE status <> 'accepted'
     """,
     writes=False,
+)
+
+# The queued turns of a locked session whose outcome is owed to a receiver.
+OWING = Statement(
+    "turns.owing",
+    """
+    SELECT turn_id FROM turns
+    WHERE session_id = %(session_id)s AND settled_at IS NULL AND status = 'accepted' AND reply_to IS NOT NULL
+    ORDER BY seq
+    """,
+    writes=False,
+)
+
+# Settles every queued turn of a locked session as cancelled, however many there are, and writes their deliveries:
+# `delivery_ids` are the ids for those of `turn_ids`.
+CANCEL_QUEUED = Statement(
+    "turns.cancel_queued",
+    f"""
+    WITH cancelled AS (
+        UPDATE turns AS t
+        SET cancel_requested_at = coalesce(t.cancel_requested_at, perdure_now()), status = 'cancelled',
+            settled_at = perdure_now(), settled_tick = s.tick,
+            error_code = 'TURN_CANCELLED', error_message = %(message)s
+        FROM sessions AS s
+        WHERE s.session_id = %(session_id)s AND t.session_id = %(session_id)s
+          AND t.settled_at IS NULL AND t.status = 'accepted'
+        RETURNING t.turn_id, t.reply_to
+    ), counted AS (
+        SELECT count(*) AS turns FROM cancelled
+    ), released AS (
+        UPDATE sessions AS s
+        SET unsettled = s.unsettled - counted.turns, turn_count = s.turn_count + counted.turns,
+            last_activity_at = perdure_now(),
+            state = CASE WHEN s.unsettled = counted.turns
+                         THEN {sql(Trigger.TURN_STOPPED, column="s.state")} ELSE s.state END
+        FROM counted WHERE s.session_id = %(session_id)s AND counted.turns > 0
+    )
+    INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
+    SELECT owed.delivery_id, owed.turn_id, cancelled.reply_to, 'pending', perdure_now(), perdure_now()
+    FROM unnest(%(delivery_ids)s::uuid[], %(turn_ids)s::uuid[]) AS owed (delivery_id, turn_id)
+    JOIN cancelled USING (turn_id)
+    RETURNING delivery_id
+    """,
 )
 
 # --- sweep -------------------------------------------------------------------------------
@@ -796,49 +912,79 @@ TAKE_SWEEP = Statement(
     """,
 )
 
-# Sessions with unsettled turns that nobody holds: at once where the lease ran out since the
-# last wake-up, else backing off, so that a long backlog makes no storm. Of equal priority
-# those woken less often come first: none is woken twice while another waits for its first.
-# Of turns parked for want of a model a few come back at a time, the oldest first: a model that has just
-# recovered is not to be overrun. Who is woken may be claimed: that its time was no time shows in `woken_at`
-# alone, which is written here.
+_UNLEASED = """
+              (lease_until IS NULL OR lease_until <= perdure_now()
+               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
+""".strip()
+
+# Sessions with unsettled turns that no worker holds. A session is due `backoff_s` after its last wake-up, and
+# after twice as long with each further one that no worker answered by a claim (`wakes`). By priority, then those
+# woken less often, then those that wait longest: no session is woken twice while another waits for its first.
+#
+# `ready` reads sessions whose turn may run, `waiting` those whose turn waited for a person or a model until
+# `not_before`, which is then the moment since which they wait. Of those that waited for a model (`paced`),
+# `most_paced` a round are woken: a model that has just recovered must not be overrun. The claim may follow: that
+# `not_before` is reached shows in the row alone, which is written here.
+#
+# Each pair (priority, level) is one range of `sessions_wake_idx`, read in its order up to the limit. The limit is a
+# subquery because the planner, if it knew the number, would expect fewer rows than that in one range, and then
+# read and sort the whole range. A moment in the future was written while the server's clock was ahead, and counts
+# as past.
 WAKE_DUE = Statement(
     "sweep.wake_due",
     f"""
-    WITH waiting AS (
-        SELECT s.session_id, s.wakes, max(t.priority) AS priority, min(t.accepted_at) AS oldest,
-               s.not_before IS NOT NULL AND bool_or(t.status = 'parked') AS paced
-        FROM turns AS t JOIN sessions AS s USING (session_id)
-        WHERE t.settled_at IS NULL
-          AND {_IN_TIME}
-          AND (s.lease_until IS NULL OR s.lease_until <= perdure_now()
-               OR s.lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
-          AND (s.woken_at IS NULL OR s.woken_at > perdure_now() OR s.woken_at < s.lease_until
-               OR s.woken_at <= perdure_now() - make_interval(secs => %(backoff_s)s * 2 ^ least(s.wakes, 6)))
-        GROUP BY s.session_id
+    WITH ready AS (
+        SELECT found.session_id, rank AS priority, found.wakes, found.since
+        FROM generate_series(0, 9) AS rank, generate_series(0, 6) AS level, LATERAL (
+            (SELECT session_id, wakes, coalesce(woken_at, '-infinity') AS since FROM sessions
+             WHERE unsettled > 0 AND not_before IS NULL AND priority = rank AND least(wakes, 6) = level
+               AND coalesce(woken_at, '-infinity')
+                   <= perdure_now() - make_interval(secs => %(backoff_s)s * 2 ^ level)
+               AND {_UNLEASED}
+             ORDER BY coalesce(woken_at, '-infinity') LIMIT (SELECT %(most)s::bigint))
+            UNION ALL
+            (SELECT session_id, wakes, '-infinity' FROM sessions
+             WHERE unsettled > 0 AND not_before IS NULL AND priority = rank AND least(wakes, 6) = level
+               AND coalesce(woken_at, '-infinity') > perdure_now() + interval '1 second'
+               AND {_UNLEASED}
+             ORDER BY coalesce(woken_at, '-infinity') LIMIT (SELECT %(most)s::bigint))) AS found
+    ), waiting AS (
+        SELECT found.*
+        FROM (VALUES (false, %(most)s::int), (true, least(%(most_paced)s::int, %(most)s::int))) AS kind (paced, most),
+             LATERAL (
+                 SELECT each.* FROM generate_series(0, 6) AS level, LATERAL (
+                     SELECT session_id, priority, wakes, not_before AS since FROM sessions
+                     WHERE unsettled > 0 AND not_before IS NOT NULL AND paced = kind.paced AND least(wakes, 6) = level
+                       AND not_before <= perdure_now()
+                           - make_interval(secs => CASE level WHEN 0 THEN 0 ELSE %(backoff_s)s * 2 ^ level END)
+                       AND {_UNLEASED}
+                     ORDER BY not_before LIMIT kind.most) AS each
+                 ORDER BY each.wakes, each.since LIMIT kind.most) AS found
+        UNION ALL
+        (SELECT session_id, priority, wakes, '-infinity' FROM sessions
+         WHERE unsettled > 0 AND not_before IS NOT NULL
+           AND woken_at > perdure_now() + interval '1 second' AND not_before > perdure_now()
+         ORDER BY woken_at LIMIT (SELECT %(most)s::bigint))
     ), due AS (
-        SELECT session_id, priority, wakes, oldest FROM (
-            SELECT *, row_number() OVER (PARTITION BY paced ORDER BY priority DESC, wakes, oldest) AS place
-            FROM waiting) AS placed
-        WHERE NOT paced OR place <= %(most_parked)s
-        ORDER BY priority DESC, wakes, oldest
+        SELECT session_id, priority, wakes, since FROM ready
+        UNION ALL SELECT session_id, priority, wakes, since FROM waiting
+        ORDER BY priority DESC, wakes, since
         LIMIT %(most)s
     ), locked AS (
-        SELECT s.session_id, due.priority, due.wakes, due.oldest FROM sessions AS s JOIN due USING (session_id)
-        FOR NO KEY UPDATE OF s SKIP LOCKED
+        SELECT session_id FROM sessions WHERE session_id = ANY (ARRAY(SELECT session_id FROM due))
+        FOR NO KEY UPDATE SKIP LOCKED
     ), marked AS (
-        UPDATE sessions AS s
-        SET woken_at = perdure_now(), wakes = s.wakes + 1,
-            not_before = CASE WHEN s.not_before IS NOT NULL THEN least(s.not_before, perdure_now()) END
-        FROM locked WHERE s.session_id = locked.session_id
-        RETURNING s.session_id
+        UPDATE sessions
+        SET woken_at = perdure_now(), wakes = wakes + 1,
+            not_before = CASE WHEN not_before IS NOT NULL THEN perdure_now() END
+        WHERE session_id = ANY (ARRAY(SELECT session_id FROM locked))
+        RETURNING session_id
     )
-    SELECT session_id, priority FROM locked JOIN marked USING (session_id) ORDER BY priority DESC, wakes, oldest
+    SELECT session_id, priority FROM due JOIN marked USING (session_id) ORDER BY priority DESC, due.wakes, since
     """,
 )
 
-# These wake-ups came to nothing (the broker would not take them, or a worker had no room for
-# what must run alone): they are due again next round, without backing off.
+# The broker did not take these wake-ups: the sessions are due in the next round, as if they had not been woken.
 UNWAKE = Statement(
     "sweep.unwake",
     """
@@ -852,6 +998,16 @@ UNWAKE = Statement(
     """,
 )
 
+# A worker took the wake-up and had no room. It counts, so that other sessions come first, but the pause stays
+# short enough for a place that becomes free to be used.
+CROWDED = Statement(
+    "sweep.crowded",
+    """
+    UPDATE sessions SET woken_at = perdure_now(), wakes = least(greatest(wakes, 1), %(most_wakes)s)
+    WHERE session_id = %(session_id)s
+    """,
+)
+
 # --- deliver -----------------------------------------------------------------------------
 
 # Attempts are apart by construction: whoever attempts has moved the due time ahead.
@@ -862,9 +1018,10 @@ TAKE_DELIVERY = Statement(
     "deliveries.take",
     f"""
     UPDATE deliveries
-    SET attempts = attempts + 1, due_at = perdure_now() + make_interval(secs => %(attempt_s)s)
+    SET attempts = attempts + 1, due_at = perdure_now() + make_interval(secs => %(attempt_s)s),
+        wake_at = NULL, wakes = 0
     WHERE delivery_id = %(delivery_id)s AND status = 'pending' AND {_DELIVERY_DUE}
-    RETURNING turn_id, target, attempts
+    RETURNING turn_id, target, attempts, extract(epoch FROM perdure_now() - created_at)::float AS age_s
     """,
 )
 
@@ -876,24 +1033,55 @@ DELIVERED = Statement(
     """,
 )
 
+# `forgiven`: the receiver was not asked, and the attempt does not count.
 POSTPONE_DELIVERY = Statement(
     "deliveries.postpone",
     """
     UPDATE deliveries
     SET last_error = %(error)s,
+        attempts = attempts - CASE WHEN %(forgiven)s THEN 1 ELSE 0 END,
         status = CASE WHEN %(retry_s)s::float IS NULL THEN 'failed' ELSE 'pending' END,
         due_at = perdure_now() + make_interval(secs => coalesce(%(retry_s)s::float, 0))
     WHERE delivery_id = %(delivery_id)s AND status = 'pending'
     """,
 )
 
+# Deliveries to publish, each with the moment before which it is not published again: the pause doubles while no
+# worker attempts it. A moment further ahead than any pause was written while the server's clock was ahead.
 DELIVERIES_DUE = Statement(
     "deliveries.due",
-    f"""
-    SELECT delivery_id FROM deliveries WHERE status = 'pending' AND {_DELIVERY_DUE}
-    ORDER BY due_at LIMIT %(most)s
+    """
+    WITH due AS (
+        (SELECT delivery_id, greatest(due_at, wake_at) AS since FROM deliveries
+         WHERE status = 'pending' AND greatest(due_at, wake_at) <= perdure_now()
+         ORDER BY greatest(due_at, wake_at) LIMIT (SELECT %(most)s::bigint))
+        UNION ALL
+        (SELECT delivery_id, greatest(due_at, wake_at) FROM deliveries
+         WHERE status = 'pending'
+           AND greatest(due_at, wake_at) > perdure_now() + make_interval(secs => %(furthest_s)s)
+         ORDER BY greatest(due_at, wake_at) LIMIT (SELECT %(most)s::bigint))
+        LIMIT %(most)s
+    ), locked AS (
+        SELECT delivery_id FROM deliveries
+        WHERE delivery_id = ANY (ARRAY(SELECT delivery_id FROM due)) AND status = 'pending'
+        FOR NO KEY UPDATE SKIP LOCKED
+    ), marked AS (
+        UPDATE deliveries
+        SET wake_at = perdure_now() + make_interval(secs => %(backoff_s)s * 2 ^ least(wakes, 6)), wakes = wakes + 1
+        WHERE delivery_id = ANY (ARRAY(SELECT delivery_id FROM locked))
+        RETURNING delivery_id
+    )
+    SELECT delivery_id FROM due JOIN marked USING (delivery_id) ORDER BY since
     """,
-    writes=False,
+)
+
+# The broker did not take these, or a worker had no room: they are due in the next round.
+UNWAKE_DELIVERIES = Statement(
+    "deliveries.unwake",
+    """
+    UPDATE deliveries SET wake_at = NULL, wakes = greatest(wakes - 1, 0)
+    WHERE delivery_id = ANY (%(delivery_ids)s::uuid[]) AND status = 'pending'
+    """,
 )
 
 # --- read --------------------------------------------------------------------------------
@@ -921,6 +1109,36 @@ _TURN = """
 """
 
 READ = Statement("turns.read", _TURN + " WHERE t.turn_id = %(turn_id)s", writes=False)
+
+
+def _list(name: str, chosen: str, order: str = "t.turn_id") -> Statement:
+    """The newest turns of those `chosen`, at most `limit`; an index has them in this order."""
+    return Statement(
+        f"turns.{name}",
+        f"""
+        {chosen} AND (%(status)s::text IS NULL OR t.status = %(status)s)
+        AND (%(user_id)s::text IS NULL OR t.user_id = %(user_id)s)
+        ORDER BY {order} DESC LIMIT %(limit)s
+        """,
+        writes=False,
+    )
+
+
+_LISTED = """
+    SELECT t.turn_id, t.session_id, t.user_id, t.seq, t.status, t.agent, t.channel, t.attempts,
+           t.error_code, t.error_message, t.accepted_at, t.started_at, t.settled_at
+    FROM turns AS t
+"""
+
+LIST = _list("list", f"{_LISTED} WHERE true")
+LIST_OF_USER = _list("list_of_user", f"{_LISTED} WHERE t.user_id = %(user_id)s")
+LIST_OF_SESSION = _list("list_of_session", f"{_LISTED} WHERE t.session_id = %(session_id)s", "t.seq")
+LIST_ERRORS = _list("list_errors", f"{_LISTED} WHERE t.error_code IS NOT NULL")
+# Reads all unsettled turns: walking back through all turns, the oldest of them may be far away.
+LIST_UNSETTLED = _list(
+    "list_unsettled",
+    f"WITH t AS MATERIALIZED ({_LISTED} WHERE t.settled_at IS NULL) SELECT * FROM t WHERE true",
+)
 
 HELD_TURNS = Statement(
     "turns.held_turns",

@@ -8,7 +8,9 @@ is held while a model or a tool is at work.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Any, assert_never
+
+from sqlalchemy import Row
 
 from perdure.agents import Agent
 from perdure.database.engine import as_json
@@ -30,7 +32,8 @@ from perdure.turns import approvals, parking, queries
 from perdure.turns.approvals import Undecided
 from perdure.turns.briefing import Briefing, brief, offered
 from perdure.turns.effects import Interrupted, Ledger, Planned, Result, equip, plan
-from perdure.turns.lease import Hold, LeaseLost, TurnRef
+from perdure.turns.lease import Claimed, Hold, LeaseLost, TurnRef
+from perdure.turns.persisting import persist
 from perdure.turns.settlement import Cancelled, Ending, Failed, Replied
 from perdure.turns.transcript import Entry, Transcript, result_of, said
 
@@ -251,7 +254,9 @@ class Turn:
         waits = any(each.needs_approval for each in runnable)
         expires_s = self._runtime.settings.approval.expires_s
         intents = [each.request(expires_s) if waits else each.intent() for each in runnable]
-        self._commit([*self.transcript.uncommitted, asking], asks=True, intents=intents)
+        at_once = self._commit([*self.transcript.uncommitted, asking], asks=True, intents=intents)
+        if not (waits or at_once):
+            self._ledger.extend(planned)
         self._planned = None if waits else planned
 
     def _answer(self, asking: Entry) -> None:
@@ -270,33 +275,60 @@ class Turn:
         asks: bool,
         intents: list[dict[str, object]] | None = None,
         results: list[Result] | None = None,
-    ) -> None:
-        asked_at = self._runtime.clock.monotonic()
+    ) -> bool:
+        """Commit a step; False if it was committed a while ago, by a try whose answer was lost.
+
+        Raises:
+            LeaseLost: the session is another runner's now.
+            Unavailable: the database refuses the commit.
+        """
         variables = self._variables.changed()
-        rows = self._runtime.database.run(
-            queries.STEP,
-            {
-                "session_id": self._hold.session_id,
-                "token": self._hold.token,
-                "lease_s": self._runtime.settings.turn.lease_s,
-                "turn_id": self.ref.turn_id,
-                "channel": self.ref.channel,
-                "asks": asks,
-                "spent_s": self.spent_s,
-                "added": len(entries),
-                "messages": as_json([entry.record(position) for position, entry in enumerate(entries, start=1)]),
-                "intents": as_json(intents or []),
-                "results": as_json([result.record() for result in results or [] if result.effect_id]),
-                "variables": None if variables is None else as_json(variables),
-            },
-        )
+        step = self._step_parameters(entries, asks=asks, intents=intents, results=results, variables=variables)
+        done = persist(self._runtime, self._hold, self.ref.turn_id, lambda: self._write(step))
+        if isinstance(done, Claimed):
+            if done.turn is None or done.turn.turn_id != self.ref.turn_id:
+                raise LeaseLost  # the turn is settled, which this runner has not done
+            base, cancelled_at = self.transcript.last_seq(self.ref.first_seq), done.turn.cancel_requested_at
+        else:
+            base, cancelled_at = done.base, done.cancel_requested_at
+        self._hold.tick += 1
+        self.transcript.committed(entries, base)
+        self._variables.committed(variables)
+        if cancelled_at is not None:
+            self._hold.cancel(self.ref.turn_id)
+        return not isinstance(done, Claimed)
+
+    def _write(self, step: dict[str, object]) -> Row[Any]:
+        """Run the statement that commits a step."""
+        asked_at = self._runtime.clock.monotonic()
+        rows = self._runtime.database.run(queries.STEP, {**step, "spent_s": self.spent_s})
         if not rows:
             raise LeaseLost
         self._hold.renewed(asked_at)
-        self.transcript.committed(entries, rows[0].base)
-        self._variables.committed(variables)
-        if rows[0].cancel_requested_at is not None:
-            self._hold.cancel(self.ref.turn_id)
+        return rows[0]
+
+    def _step_parameters(
+        self,
+        entries: list[Entry],
+        *,
+        asks: bool,
+        intents: list[dict[str, object]] | None,
+        results: list[Result] | None,
+        variables: dict[str, Any] | None,
+    ) -> dict[str, object]:
+        return {
+            **self._hold.held,
+            "tick": self._hold.tick,
+            "lease_s": self._runtime.settings.turn.lease_s,
+            "turn_id": self.ref.turn_id,
+            "channel": self.ref.channel,
+            "asks": asks,
+            "added": len(entries),
+            "messages": as_json([entry.record(position) for position, entry in enumerate(entries, start=1)]),
+            "intents": as_json(intents or []),
+            "results": as_json([result.record() for result in results or [] if result.effect_id]),
+            "variables": None if variables is None else as_json(variables),
+        }
 
 
 def _broken_off(error: Exception) -> PerdureError:

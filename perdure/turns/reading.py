@@ -42,6 +42,46 @@ def read_turn(executor: Executor, turn_id: UUID) -> dict[str, Any]:
     return _body(rows[0])
 
 
+def list_turns(
+    executor: Executor,
+    *,
+    user_id: str | None = None,
+    session_id: UUID | None = None,
+    status: str | None = None,
+    limit: int = 100,
+) -> list[dict[str, Any]]:
+    """Turns that match all that is given, newest first."""
+    if session_id is not None:
+        statement = queries.LIST_OF_SESSION
+    elif user_id is not None:
+        statement = queries.LIST_OF_USER
+    elif status in ("failed", "cancelled"):
+        statement = queries.LIST_ERRORS
+    elif status is not None and status not in SETTLED:
+        statement = queries.LIST_UNSETTLED
+    else:
+        statement = queries.LIST
+    given = {"user_id": user_id, "session_id": session_id, "status": status, "limit": limit}
+    return [_listed(row) for row in executor.run(statement, given)]
+
+
+def _listed(row: Row[Any]) -> dict[str, Any]:
+    return {
+        "turn_id": str(row.turn_id),
+        "session_id": str(row.session_id),
+        "user_id": row.user_id,
+        "seq": row.seq,
+        "status": row.status,
+        "agent": row.agent,
+        "channel": row.channel,
+        "attempts": row.attempts,
+        "error": _error(row) if row.settled_at is not None else None,
+        "accepted_at": _instant(row.accepted_at),
+        "started_at": _instant(row.started_at),
+        "settled_at": _instant(row.settled_at),
+    }
+
+
 def held_turns(executor: Executor, session_id: UUID) -> list[dict[str, str]]:
     """The turns that are not answered because the session cannot be saved, each with the reason, for an operator."""
     rows = executor.run(queries.HELD_TURNS, {"session_id": session_id})

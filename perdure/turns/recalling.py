@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from perdure.casebank.search import Found
+from perdure.casebank.search import Found, search_for_user
 from perdure.casebank.search import search as search_cases
+from perdure.casebank.similarity import least_similarity
 from perdure.errors import Abandoned, PerdureError
 from perdure.memory.own import Means, OwnMemory
 from perdure.memory.recall import Recall, embedded_text
 from perdure.models.embedders.protocol import Embedder, Vector
 from perdure.models.protocol import ModelCall
 from perdure.runtime import Runtime
+from perdure.settings import CaseScope
 from perdure.turns.lease import TurnRef
 
 
@@ -63,19 +65,36 @@ def cases_near(
     query: str,
     k: int,
     *,
-    embedder: Embedder | None = None,
-    call: ModelCall | None = None,
     include_archived: bool = False,
 ) -> list[Found]:
-    """The `k` cases of the CaseBank whose questions are nearest to `query`.
+    """The `k` cases of all users whose questions are nearest to `query`, however far: for administrators.
 
     Raises:
         PerdureError: the question could not be made a vector.
         Unavailable: the database cannot be reached.
     """
-    asked = embedder or runtime.embedder
-    vector = asked.embed([embedded_text(query)], call)[0]
-    return search_cases(runtime.database, vector, asked.name, k, include_archived=include_archived)
+    embedder = runtime.embedder
+    vector = embedder.embed([embedded_text(query)])[0]
+    return search_cases(runtime.database, vector, embedder.name, k, include_archived=include_archived)
+
+
+def cases_for(
+    runtime: Runtime, user_id: str, query: str, k: int, *, embedder: Embedder, call: ModelCall
+) -> list[Found]:
+    """The cases for the prompt of a user who asks `query`: at most `k`, the nearest first.
+
+    Only those that `PERDURE_CASEBANK__SCOPE` allows and that are as near as `PERDURE_CASEBANK__MIN_SIMILARITY` demands.
+
+    Raises:
+        PerdureError: the question could not be made a vector.
+        Unavailable: the database cannot be reached.
+    """
+    limits = runtime.settings.casebank
+    vector = embedder.embed([embedded_text(query)], call)[0]
+    least = least_similarity(embedder.name, limits.min_similarity)
+    if limits.scope is CaseScope.ALL:
+        return search_cases(runtime.database, vector, embedder.name, k, least=least)
+    return search_for_user(runtime.database, user_id, vector, embedder.name, k, least=least)
 
 
 def own_memory(runtime: Runtime, session_id: UUID, turn: TurnRef, effect_id: UUID) -> OwnMemory:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import assert_never
+from typing import Any, assert_never
 from uuid import UUID
 
-from perdure.database.engine import Executor
+from sqlalchemy import Row
+
+from perdure.database.engine import Statement
 from perdure.errors import BudgetExhausted, PerdureError, SettingsError, Unavailable, reworded
 from perdure.runtime import Runtime
 from perdure.snapshots.snapshot import Memory
@@ -30,16 +31,26 @@ from perdure.turns.lease import (
     NeedsIsolation,
     NotNeeded,
     TurnRef,
-    begin_next,
     claim,
     is_claimable,
 )
 from perdure.turns.parking import Delayed
+from perdure.turns.persisting import find_again, persist
 from perdure.turns.react import Parked, Stop, Turn, Waiting
 from perdure.turns.remembering import remember
 from perdure.turns.saving import NotSaved, hydrate, is_elsewhere, kept_variables, save
-from perdure.turns.settlement import Ending, Failed, Settled, Tenure, Verdict, conclude, settle
-from perdure.turns.transcript import Transcript
+from perdure.turns.settlement import (
+    Cancelled,
+    Ending,
+    Failed,
+    Settled,
+    Tenure,
+    Verdict,
+    conclude,
+    conclude_unread,
+    settle,
+)
+from perdure.turns.transcript import UNREADABLE, Transcript
 from perdure.untrusted import storable
 
 log = logging.getLogger(__name__)
@@ -47,8 +58,9 @@ log = logging.getLogger(__name__)
 _LOCKED_TRIES = 3
 _LOCKED_PAUSE_S = 0.02
 _FIRST_PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 3.0
 _LONGEST_PAUSE_REFUSED_S = 30.0
+_MOST_LOSSES = 10
+"""Times that the database is lost sight of in one turn, and found again, before that is a strike against the turn."""
 _MOST_DOUBLINGS = 3
 """Of the pause between two attempts to save a snapshot, which begins with that of the sweeper."""
 
@@ -134,6 +146,9 @@ class Runner:
             while claimed.turn is not None:
                 left = self._run_turn(claimed, claimed.turn, hold)
                 if isinstance(left, _LostSight):
+                    if losses == _MOST_LOSSES:
+                        self._count(self._strike(hold, claimed.turn, left.spent_s))
+                        return settled
                     claimed = self._look_again(hold, left, losses)
                     losses += 1
                     continue
@@ -145,7 +160,7 @@ class Runner:
                     return settled
                 if hold.draining:
                     break
-                claimed = self._find_again(hold)
+                claimed = find_again(self._runtime, hold)
             self._release(hold)
         except LeaseLost:
             log.warning("session %s was taken over; nothing more is written here", hold.session_id)
@@ -159,10 +174,19 @@ class Runner:
                 self._turns = replace(self._turns, settled=self._turns.settled + 1)
 
     def _run_turn(self, claimed: Claimed, ref: TurnRef, hold: Hold) -> Settled | Parked | _LostSight:
-        """Run one turn to its commit, or until the database is lost sight of."""
+        """Run one turn to its commit, or until the database is lost sight of.
+
+        Any other error is a strike against the turn; once the strikes are used up, it is given up.
+
+        Raises:
+            LeaseLost: the session is another runner's now.
+        """
         hold.begin(ref.turn_id)
+        hold.tick = claimed.kept.tick
         began = self._runtime.clock.monotonic() - claimed.spent_s
         try:
+            if claimed.strikes > self._limits.max_attempts:
+                return self._give_up(claimed, ref, hold)
             return self._run_to_its_end(claimed, ref, hold, began)
         except Unavailable as error:
             log.warning("turn %s: %s", ref.turn_id, error.message)
@@ -170,11 +194,12 @@ class Runner:
         except LeaseLost:
             raise
         except Exception:
-            log.exception("turn %s met an error; it will be tried again", ref.turn_id)
-            return self._park(hold, ref, began, forgiven=False)
+            log.exception("turn %s met an error", ref.turn_id)
+            return self._strike(hold, ref, self._runtime.clock.monotonic() - began)
 
     def _run_to_its_end(self, claimed: Claimed, ref: TurnRef, hold: Hold, began: float) -> Settled | Parked:
-        transcript = Transcript.load(self._runtime.database, hold.session_id, ref)
+        window = self._runtime.settings.memory.working_turns
+        transcript = Transcript.load(self._runtime.database, hold.session_id, ref, window=window)
         if ref.held is not None:
             variables = VariableSet(kept_variables(self._runtime.database, claimed))
             verdict = Verdict.from_json(ref.held)
@@ -187,19 +212,38 @@ class Runner:
             ending = self._worded(ref, ending)
             verdict = conclude(self._runtime.database, hold.session_id, ref, transcript, ending, case_ids=case_ids)
         memory = Memory(transcript.committed_messages(), variables.kept())
-        ended = self._end(claimed, ref, hold, verdict, memory)
-        if isinstance(ended, Settled):
-            remember(self._runtime, hold.session_id, hold.token, turn=ref, transcript=transcript, verdict=verdict)
-            if ended.may_end:  # behind what is remembered, which whoever ends the session removes
-                self._runtime.wake.ending(hold.session_id)
-        return ended
+        saved = is_elsewhere(self._runtime.snapshots)
+        if saved:
+            try:
+                save(self._runtime, hold, ref, verdict, memory)
+            except NotSaved as error:
+                return self._put_off(claimed, ref, hold, str(error))
+        settled = self._settle(ref, hold, verdict, saved=saved)
+        self._remember(ref, hold, transcript, verdict)
+        if settled.may_end:  # after the turn is remembered: ending the session removes what is remembered
+            self._runtime.wake.ending(hold.session_id)
+        return settled
+
+    def _give_up(self, claimed: Claimed, ref: TurnRef, hold: Hold) -> Settled:
+        """Settle a turn whose strikes are used up. Needs nothing but its claimed row.
+
+        An ending that is held is settled as it is, unless that was tried before.
+        """
+        verdict = _held(ref) if claimed.strikes == self._limits.max_attempts + 1 else None
+        if verdict is None:
+            cancelled = ref.cancel_requested_at is not None
+            ending = Cancelled() if cancelled else Failed(_given_up(self._limits.max_attempts))
+            log.error("turn %s is given up after %d attempts", ref.turn_id, self._limits.max_attempts)
+            verdict = conclude_unread(self._runtime.database, hold.session_id, ref, self._worded(ref, ending))
+        settled = self._settle(ref, hold, verdict, saved=False)
+        if settled.may_end:
+            self._runtime.wake.ending(hold.session_id)
+        return settled
 
     def _ending(
         self, claimed: Claimed, ref: TurnRef, hold: Hold, transcript: Transcript, variables: VariableSet
     ) -> tuple[Ending | Stop, Sequence[str]]:
         """How the turn ends or stops, and the cases of the CaseBank that its model was told of."""
-        if claimed.strikes > self._limits.max_attempts and ref.cancel_requested_at is None:
-            return Failed(_given_up(self._limits.max_attempts)), ()
         try:
             turn = Turn(self._runtime, hold, ref, transcript, claimed.spent_s, variables=variables)
         except (PerdureError, SettingsError) as error:
@@ -219,43 +263,40 @@ class Runner:
             return ending
         return Failed(reworded(ending.error, sentence)) if sentence else ending
 
-    def _end(self, claimed: Claimed, ref: TurnRef, hold: Hold, verdict: Verdict, memory: Memory) -> Settled | Parked:
-        """Settle a turn, once its snapshot is saved where it must be. `memory` is as of the last commit."""
-        saved = is_elsewhere(self._runtime.snapshots)
-        if saved:
-            try:
-                save(self._runtime, hold, ref, verdict, memory)
-            except NotSaved as error:
-                return self._put_off(claimed, ref, hold, str(error))
-        with self._committing(verdict) as executor:
-            settled = settle(
-                executor,
+    def _settle(self, ref: TurnRef, hold: Hold, verdict: Verdict, *, saved: bool) -> Settled:
+        """Settle a turn; the verdict is kept in hand until the database takes it."""
+
+        def commit() -> Settled:
+            return settle(
+                self._runtime.database,
                 self._runtime.clock,
-                Tenure(hold.session_id, hold.token, self._limits.lease_s),
+                Tenure(hold.session_id, hold.fence, self._limits.lease_s, hold.tick),
                 turn=ref,
                 verdict=verdict,
                 keep=not hold.draining,
                 saved=saved,
             )
+
+        settled = persist(self._runtime, hold, ref.turn_id, commit)
         log.info("turn %s is %s", ref.turn_id, verdict.status)
+        if isinstance(settled, Claimed):  # by a try whose answer was lost; what waits behind it has begun, if anything
+            return Settled(unsettled=1, may_end=False, delivery_id=None)
         if settled.delivery_id is not None:
             self._runtime.wake.delivery(settled.delivery_id)
         return settled
 
-    @contextmanager
-    def _committing(self, verdict: Verdict) -> Iterator[Executor]:
-        """One commit: the statement's own, unless uses of cases are counted with it."""
-        if not verdict.case_ids:
-            yield self._runtime.database
-            return
-        with self._runtime.database.transaction(queries.SETTLE.name) as transaction:
-            yield transaction
+    def _remember(self, ref: TurnRef, hold: Hold, transcript: Transcript, verdict: Verdict) -> None:
+        """Keep a settled turn at hand. Nothing depends on it, so no error of it touches the turns that follow."""
+        try:
+            remember(self._runtime, hold.session_id, hold.token, turn=ref, transcript=transcript, verdict=verdict)
+        except Exception:
+            log.exception("turn %s is settled, and is not kept in working memory", ref.turn_id)
 
     def _stop(self, hold: Hold, ref: TurnRef, began: float, stop: Stop) -> Parked:
         """Leave a turn where it is, for whoever goes on with it."""
         match stop:
             case Parked():
-                return self._park(hold, ref, began, forgiven=True)
+                return self._park(hold, ref, began)
             case Waiting():
                 log.info("turn %s waits for a person to decide about its calls", ref.turn_id)
                 return Parked()
@@ -273,8 +314,7 @@ class Runner:
         rows = self._runtime.database.run(
             queries.PUT_OFF,
             {
-                "session_id": hold.session_id,
-                "token": hold.token,
+                **hold.held,
                 "turn_id": ref.turn_id,
                 "wakes": wakes,
                 "error": storable(reason),
@@ -286,25 +326,38 @@ class Runner:
         log.error("turn %s is not answered, for it is not saved: %s Again in %g s.", ref.turn_id, reason, again_s)
         return Parked()
 
-    def _park(self, hold: Hold, ref: TurnRef, began: float, *, forgiven: bool) -> Parked:
-        rows = self._runtime.database.run(
-            queries.PARK,
-            {
-                "session_id": hold.session_id,
-                "token": hold.token,
-                "turn_id": ref.turn_id,
-                "spent_s": self._runtime.clock.monotonic() - began,
-                "forgiven": forgiven,
-            },
-        )
-        if not rows:
-            raise LeaseLost
-        if forgiven:
-            self._runtime.wake.session(hold.session_id, DEFAULT_PRIORITY)
+    def _park(self, hold: Hold, ref: TurnRef, began: float) -> Parked:
+        """Give the session back in the middle of its turn, at no cost to the turn."""
+        self._give_back(queries.PARK, hold, ref, {"spent_s": self._runtime.clock.monotonic() - began})
+        self._runtime.wake.session(hold.session_id, DEFAULT_PRIORITY)
         return Parked()
 
+    def _strike(self, hold: Hold, ref: TurnRef, spent_s: float) -> Parked:
+        """Give the session back after an error; the sweeper wakes it later after each one.
+
+        Raises:
+            LeaseLost: the session is another runner's now, or the database is unavailable: then the lease runs out.
+        """
+        try:
+            given = {"spent_s": spent_s, "max_attempts": self._limits.max_attempts}
+            row = self._give_back(queries.STRIKE, hold, ref, given)
+        except Unavailable as error:
+            log.warning("turn %s cannot be parked: %s", ref.turn_id, error.message)
+            raise LeaseLost from error
+        again = "in the sweeper's next round" if row.due else f"in {self._limits.sweep_s * 2**row.wakes:g} s"
+        log.warning(
+            "turn %s: %d of %d attempts failed; again %s", ref.turn_id, row.strikes, self._limits.max_attempts, again
+        )
+        return Parked()
+
+    def _give_back(self, statement: Statement, hold: Hold, ref: TurnRef, given: dict[str, Any]) -> Row[Any]:
+        rows = self._runtime.database.run(statement, {**hold.held, "turn_id": ref.turn_id, **given})
+        if not rows:
+            raise LeaseLost
+        return rows[0]
+
     def _release(self, hold: Hold) -> None:
-        rows = self._runtime.database.run(queries.RELEASE, {"session_id": hold.session_id, "token": hold.token})
+        rows = self._runtime.database.run(queries.RELEASE, hold.held)
         if rows and rows[0].unsettled > 0:
             self._runtime.wake.session(hold.session_id, DEFAULT_PRIORITY)
         if rows and rows[0].may_end:
@@ -321,33 +374,21 @@ class Runner:
             pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(losses, 10), _LONGEST_PAUSE_REFUSED_S)
             hold.step_within(pause_s)
             time.sleep(pause_s)
-        found = self._find_again(hold)
+        found = find_again(self._runtime, hold)
         if found.turn is None or found.turn.turn_id != lost.turn_id:
             return found
         return replace(found, spent_s=lost.spent_s + self._runtime.clock.monotonic() - since)
 
-    def _find_again(self, hold: Hold) -> Claimed:
-        """The session's oldest unsettled turn, for as long as the token is ours.
 
-        Raises:
-            LeaseLost: it is not ours any more, or the database stays away for a whole lease.
-        """
-        until = self._runtime.clock.monotonic() + self._limits.lease_s
-        pause_s = _FIRST_PAUSE_S
-        while not hold.lost:
-            hold.step_within(pause_s)
-            asked_at = self._runtime.clock.monotonic()
-            try:
-                found = begin_next(self._runtime.database, hold.session_id, hold.token, self._limits)
-            except Unavailable:
-                if self._runtime.clock.monotonic() >= until:
-                    break
-                time.sleep(pause_s)
-                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
-            else:
-                hold.renewed(asked_at)
-                return found
-        raise LeaseLost
+def _held(ref: TurnRef) -> Verdict | None:
+    """The ending that is held; None if there is none that this release can read."""
+    if ref.held is None:
+        return None
+    try:
+        return Verdict.from_json(ref.held)
+    except UNREADABLE:
+        log.exception("turn %s: its held ending cannot be read", ref.turn_id)
+        return None
 
 
 def _report(ref: TurnRef, ending: Ending) -> None:

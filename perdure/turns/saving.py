@@ -10,7 +10,7 @@ settles without asking the model again. Called by the runner.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Row
@@ -19,20 +19,22 @@ from perdure.database.engine import Database
 from perdure.errors import PerdureError
 from perdure.models.protocol import Message, Role, ToolCall
 from perdure.runtime import Runtime
+from perdure.snapshots import pending
 from perdure.snapshots.codec import checked_variables
 from perdure.snapshots.postgres import PostgresSnapshots
-from perdure.snapshots.snapshot import AgentSnapshot, Event, Memory, Status
+from perdure.snapshots.snapshot import AgentSnapshot, Memory, Status
 from perdure.snapshots.store import SnapshotStore, StaleSnapshot
 from perdure.tools.variables import VariableSet
 from perdure.turns import queries
 from perdure.turns.lease import Claimed, Hold, LeaseLost, TurnRef
+from perdure.turns.persisting import persist
 from perdure.turns.settlement import Verdict
 from perdure.untrusted import load_object
 
 log = logging.getLogger(__name__)
 
 MAX_EVENTS = 100
-"""Messages, the oldest, that wait behind a turn and are named in its snapshot."""
+"""Pending messages, the oldest, that the snapshot saved with a turn holds. An export holds all of them."""
 
 _STEP_S = 10.0
 """Seconds within which a store has answered, or failed to; see `SnapshotStore`."""
@@ -90,7 +92,9 @@ def save(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict, memory: 
         LeaseLost: the session is somebody else's now.
         Unavailable: the database cannot be reached.
     """
-    rows = _held(runtime, hold, turn, verdict)
+    rows = persist(runtime, hold, turn.turn_id, lambda: _held(runtime, hold, turn, verdict))
+    if isinstance(rows, Claimed):  # settled, which this runner has not done
+        raise LeaseLost
     snapshot = AgentSnapshot(
         agent_id=hold.session_id,
         tick_index=rows[0].tick + 1,
@@ -100,7 +104,7 @@ def save(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict, memory: 
             (*memory.short_term_history, *(_message(record) for record in verdict.messages)),
             memory.working_variables if verdict.variables is None else verdict.variables,
         ),
-        event_queue_backup=tuple(_events(rows)),
+        event_queue_backup=pending.events(rows[0].pending),
     )
     hold.step_within(_STEP_S)
     stale = _offer(runtime.snapshots, snapshot, hold.token)
@@ -145,13 +149,12 @@ def _stored(runtime: Runtime, claimed: Claimed, hold: Hold) -> AgentSnapshot | N
     return None
 
 
-def _held(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict) -> Any:
+def _held(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict) -> Sequence[Row[Any]]:
     asked_at = runtime.clock.monotonic()
     rows = runtime.database.run(
         queries.HOLD,
         {
-            "session_id": hold.session_id,
-            "token": hold.token,
+            **hold.held,
             "lease_s": runtime.settings.turn.lease_s,
             "turn_id": turn.turn_id,
             "held": verdict.to_json(),
@@ -176,19 +179,13 @@ def _offer(store: SnapshotStore, snapshot: AgentSnapshot, token: int) -> StaleSn
 
 
 def _require_ours(runtime: Runtime, hold: Hold) -> None:
-    rows = runtime.database.run(queries.OWNED, {"session_id": hold.session_id, "token": hold.token})
+    rows = runtime.database.run(queries.OWNED, hold.held)
     if not rows:
         raise LeaseLost
 
 
-def _events(rows: Iterable[Row[Any]]) -> Iterable[Event]:
-    for row in rows:
-        if row.text is not None:
-            yield Event(row.channel, "message", {"message_id": row.message_id, "text": row.text})
-
-
 def _message(record: Mapping[str, Any]) -> Message:
-    calls = tuple(ToolCall(**call) for call in record["tool_calls"] or ())
+    calls = tuple(ToolCall.from_record(call) for call in record["tool_calls"] or ())
     return Message(Role(record["role"]), record["content"], calls, record["tool_call_id"])
 
 

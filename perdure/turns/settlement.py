@@ -5,31 +5,32 @@ closed in the same commit, saying how) and that nothing reaches a channel before
 (the reply and what is owed to its receiver are one statement). Called by the runner, and by
 accept when a message interrupts.
 
-The cases of the CaseBank that the model was told of are counted in the same transaction, with what
-came of the turn. What that commit writes is put together first, as a `Verdict`: JSON, which can wait in the turn's row
+The same statement records the cases of the CaseBank that were in the prompt, with how the turn ended. What that commit
+writes is put together first, as a `Verdict`: JSON, which can wait in the turn's row
 while the session's snapshot is saved elsewhere.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime
 from typing import Any, assert_never
 from uuid import UUID
 
-from perdure.casebank import executions
 from perdure.clock import Clock
 from perdure.database.engine import Executor, as_json
 from perdure.errors import PerdureError, TurnCancelled
+from perdure.fencing import Fence
 from perdure.ids import new_id
-from perdure.models.protocol import Role
+from perdure.models.protocol import Role, unknown
 from perdure.snapshots import queries as snapshots
 from perdure.tools.variables import VariableSet
 from perdure.turns import queries
-from perdure.turns.effects import recorded
+from perdure.turns.effects import outcome_of, recorded
 from perdure.turns.lease import LeaseLost, TurnRef
-from perdure.turns.transcript import Entry, Transcript, result_of, usage_record
+from perdure.turns.transcript import Entry, Transcript, result_of
 from perdure.untrusted import load_object, storable
 
 CANCELLED = "The turn was cancelled."
@@ -71,11 +72,13 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
-    """Under which token a session is written, and for how long a commit prolongs its lease."""
+    """The fence that a session is written under, and the seconds by which a commit prolongs its lease."""
 
     session_id: UUID
-    token: int
+    fence: Fence
     lease_s: float
+    tick: int | None = None
+    """The session's, where a commit may be sent twice; None under the session's lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,27 +86,32 @@ class Verdict:
     """All that the commit of an ending writes, in words of JSON.
 
     `messages` are records of entries, in order; `variables` the working variables, None if they
-    are left as they are; `case_ids` the cases of the CaseBank that had a part in it.
+    are left as they are; `case_ids` the cases of the CaseBank that had a part in it; `extra` the members of a
+    held verdict that this release does not know.
     """
 
     status: str
     messages: list[dict[str, Any]]
     replied: bool
     steps: int
-    usage: dict[str, int]
+    usage: dict[str, Any]
     error_code: str | None
     error_message: str | None
     variables: dict[str, Any] | None
     case_ids: list[str] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The verdict as text."""
-        return as_json(asdict(self))
+        record = asdict(self)
+        return as_json({**record.pop("extra"), **record})
 
     @classmethod
     def from_json(cls, text: str) -> Verdict:
         """The verdict that `text` is, as `to_json` made it."""
-        return cls(**json.loads(text))
+        record = json.loads(text)
+        known = {each.name for each in fields(cls)} - {"extra"}
+        return cls(**{name: value for name, value in record.items() if name in known}, extra=unknown(record, known))
 
 
 def conclude(
@@ -130,12 +138,39 @@ def conclude(
         messages=[entry.record(position) for position, entry in enumerate(entries, start=1)],
         replied=not isinstance(ending, Cancelled),
         steps=transcript.steps + isinstance(ending, Replied),
-        usage=usage_record(usage),
+        usage=usage.record(),
         error_code=error.code if error else None,
         error_message=storable(error.message) if error else None,
         variables=variables,
         # Of a turn that somebody ended nobody knows whether it would have served.
         case_ids=[] if isinstance(ending, Cancelled) else list(case_ids),
+    )
+
+
+def conclude_unread(executor: Executor, session_id: UUID, turn: TurnRef, ending: Ending) -> Verdict:
+    """The verdict on a turn that is given up. Parses none of its rows, so that no row can keep it from ending.
+
+    Working variables stay as the last step left them.
+    """
+    [remains] = executor.run(
+        queries.REMAINS, {"session_id": session_id, "turn_id": turn.turn_id, "first_seq": turn.first_seq}
+    )
+    said = [_said(turn.turn_id, each) for each in remains.uncommitted]
+    closing = [
+        Entry(turn.turn_id, Role.TOOL, storable(outcome_of(each["status"], each["result"])[1]), tool_call_id=each["id"])
+        for each in remains.open_calls
+    ]
+    entries = [*said, *closing, *_reply(turn.turn_id, ending)]
+    error = _error(ending)
+    return Verdict(
+        status=_status(ending),
+        messages=[entry.record(position) for position, entry in enumerate(entries, start=1)],
+        replied=not isinstance(ending, Cancelled),
+        steps=remains.steps,
+        usage={"input_tokens": remains.input_tokens, "output_tokens": remains.output_tokens},
+        error_code=error.code if error else None,
+        error_message=storable(error.message) if error else None,
+        variables=None,
     )
 
 
@@ -149,7 +184,7 @@ def settle(
     keep: bool = False,
     saved: bool = False,
 ) -> Settled:
-    """Settle a turn; where cases had a part in it, `executor` is a transaction.
+    """Settle a turn.
 
     `keep` holds on to the lease where more turns wait; `saved` says that the snapshot of the tick
     that this makes is in its store.
@@ -160,8 +195,8 @@ def settle(
     rows = executor.run(
         queries.SETTLE,
         {
-            "session_id": tenure.session_id,
-            "token": tenure.token,
+            **tenure.fence.on(tenure.session_id),
+            "tick": tenure.tick,
             "lease_s": tenure.lease_s,
             "keep": keep,
             "turn_id": turn.turn_id,
@@ -176,14 +211,12 @@ def settle(
             "replied": verdict.replied,
             "variables": None if verdict.variables is None else as_json(verdict.variables),
             "saved": saved,
+            "case_ids": verdict.case_ids,
             "delivery_id": new_id(clock),
         },
     )
     if not rows:
         raise LeaseLost
-    if verdict.case_ids:
-        succeeded = verdict.status == "done"
-        executions.record(executor, verdict.case_ids, turn.turn_id, succeeded=succeeded, error=verdict.error_code)
     return Settled(rows[0].unsettled, rows[0].may_end, rows[0].delivery_id)
 
 
@@ -202,6 +235,12 @@ def _closed(
     variables = VariableSet(load_object(kept[0].variables) if kept else None)
     variables.replay(changes)
     return closing, variables.changed()
+
+
+def _said(turn_id: UUID, message: Mapping[str, Any]) -> Entry:
+    """A message of the inbox, as an entry that is not committed yet."""
+    accepted_at = datetime.fromisoformat(message["accepted_at"])
+    return Entry(turn_id, Role.USER, message["text"], message_id=message["message_id"], created_at=accepted_at)
 
 
 def closings(turn_id: UUID, asking: Entry | None, texts: Sequence[str]) -> list[Entry]:

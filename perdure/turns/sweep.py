@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 MOST_A_ROUND = 200
 """Wake-ups that one round issues at the most."""
 
+MOST_CROWDED_WAKES = 3
+"""Doublings of the pause after which a session is woken again that found no room: 40 s with the defaults."""
+
 MOST_CONSOLIDATIONS = 50
 """The same for what waits to become memories: it is in no hurry."""
 
@@ -52,14 +55,16 @@ def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
         queries.WAKE_DUE,
         {
             "most": most,
-            "most_parked": parking.MOST_A_ROUND,
+            "most_paced": parking.MOST_A_ROUND,
             "backoff_s": limits.sweep_s,
             "lease_s": limits.lease_s,
         },
     )
     refused = _refused(runtime, [(row.session_id, row.priority) for row in rows])
-    deliveries = outbox.due(runtime.database, MOST_A_ROUND)
+    deliveries = outbox.due(runtime.database, MOST_A_ROUND, limits.sweep_s)
     sent = 0 if refused else sum(1 for _ in takewhile(runtime.wake.delivery, deliveries))
+    if deliveries[sent:]:
+        outbox.put_back(runtime.database, deliveries[sent:])
     endings = endings_due(runtime.database, MOST_A_ROUND, limits.sweep_s, limits.lease_s)
     begun = 0 if refused else sum(1 for _ in takewhile(runtime.wake.ending, endings))
     finish_due(runtime)
@@ -88,8 +93,8 @@ def _consolidations(runtime: Runtime) -> int:
 
 
 def put_off(runtime: Runtime, session_id: UUID) -> None:
-    """A wake-up came to a worker that has no room now: it is due again next round."""
-    runtime.database.run(queries.UNWAKE, {"session_ids": [session_id]})
+    """A worker that took a session's wake-up has no room: the sweeper wakes it again, after a pause that grows."""
+    runtime.database.run(queries.CROWDED, {"session_id": session_id, "most_wakes": MOST_CROWDED_WAKES})
 
 
 def _refused(runtime: Runtime, due: list[tuple[UUID, int]]) -> list[UUID]:

@@ -8,9 +8,11 @@ without a result. So resuming after a crash needs no state but the rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import logging
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import groupby
 from typing import Any
 from uuid import UUID
 
@@ -23,8 +25,14 @@ from perdure.turns import queries
 from perdure.turns.lease import TurnRef
 from perdure.untrusted import storable
 
+log = logging.getLogger(__name__)
+
 WINDOW_TURNS = 20
-"""Turns of history that a prompt begins with, before it is cut to the budget."""
+"""Turns of history that a prompt begins with, before it is cut to the budget: the default of
+`PERDURE_MEMORY__WORKING_TURNS`, which the runner passes."""
+
+UNREADABLE = (TypeError, ValueError, LookupError, AttributeError)
+"""What parsing a row raises that this release does not understand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +67,13 @@ class Entry:
             "position": position,
             "role": self.role,
             "content": self.content,
-            "tool_calls": [_call_record(call) for call in self.tool_calls] or None,
+            "tool_calls": [call.record() for call in self.tool_calls] or None,
             "tool_call_id": self.tool_call_id,
             "message_id": self.message_id,
             "token_count": self.token_count,
             "model": self.model,
             "fallback": self.fallback,
-            "usage": usage_record(self.usage) if self.usage else None,
+            "usage": self.usage.record() if self.usage else None,
             "created_at": self.created_at.isoformat() if self.created_at else None,
         }
 
@@ -79,7 +87,13 @@ class Transcript:
 
     @classmethod
     def load(cls, executor: Executor, session_id: UUID, turn: TurnRef, *, window: int = WINDOW_TURNS) -> Transcript:
-        """Read the last `window` turns, the present one included. One statement."""
+        """Read the last `window` turns, the present one included. One statement.
+
+        An earlier turn that this release cannot parse is left out, whole, and reported.
+
+        Raises:
+            Exception: the present turn cannot be parsed.
+        """
         rows = executor.run(
             queries.HISTORY,
             {
@@ -90,7 +104,7 @@ class Transcript:
                 "window": window,
             },
         )
-        return cls(turn.turn_id, (_entry(row) for row in rows))
+        return cls(turn.turn_id, [entry for each in _turns(rows) for entry in _entries(each, turn.turn_id)])
 
     @property
     def uncommitted(self) -> list[Entry]:
@@ -120,6 +134,10 @@ class Transcript:
     def usage(self) -> Usage:
         """Tokens of the present turn, over all its steps."""
         return sum((entry.usage for entry in self.present if entry.usage), Usage())
+
+    def last_seq(self, first_seq: int) -> int:
+        """The number of the session's last message, in a turn whose messages begin at `first_seq`."""
+        return max((entry.seq for entry in self.present if entry.seq is not None), default=first_seq - 1)
 
     @property
     def call_ids(self) -> frozenset[str]:
@@ -170,15 +188,6 @@ def result_of(turn_id: UUID, call: ToolCall, text: str) -> Entry:
     return Entry(turn_id, Role.TOOL, storable(text), tool_call_id=call.id)
 
 
-def usage_record(usage: Usage) -> dict[str, int]:
-    """Usage as it is stored and shown."""
-    return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
-
-
-def _call_record(call: ToolCall) -> dict[str, str]:
-    return {"id": call.id, "name": call.name, "arguments": call.arguments}
-
-
 def _distinct(calls: Sequence[ToolCall], taken: Collection[str]) -> tuple[ToolCall, ...]:
     """The calls with ids that are there, storable, and each its own."""
     seen = set(taken)
@@ -192,15 +201,31 @@ def _distinct(calls: Sequence[ToolCall], taken: Collection[str]) -> tuple[ToolCa
     return tuple(distinct)
 
 
+def _turns(rows: Iterable[Row[Any]]) -> Iterator[list[Row[Any]]]:
+    return (list(each) for _, each in groupby(rows, key=lambda row: row.turn_id))
+
+
+def _entries(rows: Sequence[Row[Any]], present: UUID) -> list[Entry]:
+    """One turn's entries; none if it is over and cannot be parsed: it must not stop the turns that follow."""
+    turn_id = rows[0].turn_id
+    try:
+        return [_entry(row) for row in rows]
+    except UNREADABLE as error:
+        if turn_id == present:
+            raise
+        log.error("turn %s is left out of the prompt, for it cannot be read: %r", turn_id, error)  # noqa: TRY400
+        return []
+
+
 def _entry(row: Row[Any]) -> Entry:
     return Entry(
         turn_id=row.turn_id,
         role=Role(row.role),
         content=row.content,
-        tool_calls=tuple(ToolCall(**call) for call in row.tool_calls or ()),
+        tool_calls=tuple(ToolCall.from_record(call) for call in row.tool_calls or ()),
         tool_call_id=row.tool_call_id,
         message_id=row.message_id,
-        usage=Usage(**row.usage) if row.usage else None,
+        usage=Usage.from_record(row.usage) if row.usage else None,
         created_at=row.created_at,
         seq=row.seq,
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 from sqlalchemy import TextClause, text
@@ -15,8 +16,9 @@ from perdure.casebank.notify import NotifyFailed
 from perdure.casebank.plan import Candidate
 from perdure.casebank.policy import Facts
 from perdure.casebank.prune import Bank
+from perdure.casebank.queries import WITH_USES
 from perdure.clock import MovedClock
-from perdure.database.engine import Database
+from perdure.database.engine import Database, Statement
 from perdure.database.tables import metadata
 from perdure.settings import CasebankSettings
 
@@ -35,10 +37,14 @@ def facts(
 
 
 def candidate(
-    case: Facts, vector: Sequence[float] | None = None, query: str = "how to do it", embedder: str = "hash:4"
+    case: Facts,
+    vector: Sequence[float] | None = None,
+    query: str = "how to do it",
+    embedder: str = "hash:4",
+    user_id: str | None = None,
 ) -> Candidate:
     """The same, as the planner reads it."""
-    return Candidate(case, query, embedder, None if vector is None else np.asarray(vector, dtype=np.float32))
+    return Candidate(case, query, embedder, None if vector is None else np.asarray(vector, dtype=np.float32), user_id)
 
 
 def put(
@@ -52,15 +58,16 @@ def put(
     rate: float | None = None,
     idle_days: float | None = 30,
     age_days: float = 400,
+    user_id: str | None = None,
 ) -> None:
     """Write one active case, as old and as idle as that by the test's clock."""
     with database.engine.connect() as connection:
         connection.execute(
             text(
                 "INSERT INTO cases (case_id, query, response_text, query_vector, embedder, usage_count, success_rate,"
-                " last_accessed_at, created_at) VALUES (:id, :query, 'like this', CAST(:vector AS vector), :embedder,"
-                " :usage, :rate, perdure_now() - make_interval(secs => :idle),"
-                " perdure_now() - make_interval(secs => :age))"
+                " last_accessed_at, created_at, user_id) VALUES (:id, :query, 'like this', CAST(:vector AS vector),"
+                " :embedder, :usage, :rate, perdure_now() - make_interval(secs => :idle),"
+                " perdure_now() - make_interval(secs => :age), :user_id)"
             ),
             {
                 "id": case_id,
@@ -71,8 +78,20 @@ def put(
                 "rate": rate,
                 "idle": None if idle_days is None else idle_days * 86_400,
                 "age": age_days * 86_400,
+                "user_id": user_id,
             },
         )
+
+
+_USE = Statement("tests.use", f"WITH fenced AS (SELECT 1), {WITH_USES} SELECT 1 FROM fenced")  # noqa: S608 (constants)
+
+
+def use(
+    database: Database, case_ids: Sequence[str], turn_id: UUID, *, succeeded: bool = True, error: str | None = None
+) -> None:
+    """Record that a turn used these cases, as the statement that settles it does."""
+    status = "done" if succeeded else "failed"
+    database.run(_USE, {"case_ids": list(case_ids), "turn_id": turn_id, "status": status, "error_code": error})
 
 
 def everything(database: Database) -> dict[str, list[str]]:

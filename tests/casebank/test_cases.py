@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from perdure.casebank import cases, executions, reflection, search, transfer
+from perdure.casebank import archive, cases, executions, prune, queries, reflection, search, transfer
 from perdure.casebank.cases import NewCase
 from perdure.casebank.embedding import embed_cases
 from perdure.clock import MovedClock
@@ -20,7 +20,8 @@ from perdure.errors import InvalidRequest, ProviderError
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Vector
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
-from tests.casebank.bank import NOW, column, put
+from tests.casebank.bank import NOW, bank, column, put, use
+from tests.turns.stage import side_by_side
 
 GOOD = NewCase("c", "a question", "an answer", query_vector=[1.0, 2.0], embedder="hash:2", usage_count=3)
 
@@ -51,6 +52,8 @@ GOOD = NewCase("c", "a question", "an answer", query_vector=[1.0, 2.0], embedder
         ({"case_id": ""}, "case_id"),
         ({"case_id": "x" * 256}, "case_id"),
         ({"case_id": "a\x00"}, "case_id"),
+        ({"user_id": "x" * 201}, "user_id"),
+        ({"user_id": "a\x00"}, "user_id"),
         ({"query": " "}, "query"),
         ({"response_text": ""}, "response_text"),
     ],
@@ -166,18 +169,76 @@ def test_what_is_exported_is_imported_again(database: Database, clock: MovedCloc
 # --- use and reflection ------------------------------------------------------------------
 
 
+def counts(database: Database) -> list[int]:
+    """The stored usage of each case, in the order of the ids."""
+    return column(database, "SELECT usage_count FROM cases ORDER BY case_id")
+
+
 def test_a_use_counts_once_a_turn(database: Database) -> None:
-    """Whoever repeats a settlement counts nothing twice."""
+    """Recorded twice and counted by several processes concurrently, it counts once; a reader sees it at once."""
     put(database, "a", usage=1, idle_days=50)
     put(database, "b", usage=1, idle_days=50)
     for _ in range(2):
-        executions.record(
-            database, ["b", "a", "nobody", "a"], UUID(int=1), succeeded=False, error="it broke\nin line 2"
-        )
-    assert column(database, "SELECT usage_count FROM cases") == [2, 2]
+        use(database, ["b", "a", "erased", "a"], UUID(int=1), succeeded=False, error="TOOL_ERROR")
+    assert counts(database) == [1, 1], "settling writes no case"
+    assert [each["usage_count"] for each in cases.list_cases(database)] == [2, 2]
+    counted = side_by_side(*[lambda: executions.count(database)] * 4)
+    assert (sum(counted), counts(database)) == (2, [2, 2])
+    assert [each["usage_count"] for each in cases.list_cases(database)] == [2, 2]
     assert column(database, "SELECT last_accessed_at > perdure_now() - interval '1 day' FROM cases") == [True, True]
-    assert column(database, "SELECT error FROM case_executions") == ["it broke", "it broke"]
-    assert executions.record(database, [], UUID(int=1), succeeded=True) == 0
+    assert column(database, "SELECT case_id FROM case_executions ORDER BY 1") == ["a", "b"], "no use of no case stays"
+    assert column(database, "SELECT DISTINCT error FROM case_executions") == ["TOOL_ERROR"]
+    use(database, ["a"], UUID(int=1), succeeded=False, error="TOOL_ERROR")
+    assert (executions.count(database), counts(database)) == (0, [2, 2])
+
+
+def test_a_use_is_counted_once_wherever_counting_stops(database: Database) -> None:
+    """A process that dies at any commit of the counting leaves each use counted or uncounted, none half."""
+    for number in range(250):
+        put(database, f"{number:03}")
+    use(database, [f"{number:03}" for number in range(250)], UUID(int=1))
+    pages = 0
+
+    def die(moment: str, name: str) -> None:
+        nonlocal pages
+        if (moment, name) == ("after", "casebank.count_uses"):
+            pages += 1
+            raise KeyboardInterrupt
+
+    database.observe = die
+    with pytest.raises(KeyboardInterrupt):
+        executions.count(database)
+    database.observe = None
+    assert (pages, sum(counts(database))) == (1, 100)
+    assert executions.count(database, lambda: False) == 0, "a process that leaves counts nothing more"
+    assert executions.count(database) == 150
+    assert counts(database) == [1] * 250
+
+
+def test_a_locked_case_is_counted_later(database: Database) -> None:
+    """Counting waits for no transaction, be it a run's or feedback's; the next round counts what this one left."""
+    put(database, "a")
+    put(database, "b")
+    use(database, ["a", "b"], UUID(int=1))
+    with database.transaction("tests.lock") as other:
+        other.run(queries.LOCK_CASES, {"case_ids": ["a"]})
+        assert (executions.count(database), counts(database)) == (1, [0, 1])
+    assert (executions.count(database), counts(database)) == (1, [1, 1])
+    use(database, ["a", "b"], UUID(int=2))
+    with database.transaction("tests.feedback") as other:
+        other.run(queries.FEEDBACK, {"turn_id": UUID(int=2), "score": 1})
+        assert (executions.count(database), counts(database)) == (0, [1, 1])
+    assert (executions.count(database), counts(database)) == (2, [2, 2])
+
+
+def test_an_archived_case_is_counted_when_it_is_restored(database: Database, clock: MovedClock) -> None:
+    """A turn that was under way used it; the restore writes the counts of the archive, and the use comes on top."""
+    put(database, "a", usage=3, idle_days=200)
+    assert prune.run(bank(database, clock))["details"]["archived"] == ["a"]
+    use(database, ["a"], UUID(int=1))
+    assert (executions.count(database), counts(database)) == (0, [3])
+    archive.restore(database, "a")
+    assert (executions.count(database), counts(database)) == (1, [4])
 
 
 def uses(database: Database, clock: MovedClock, case_id: str, outcomes: str, first: int = 1) -> None:
@@ -185,7 +246,7 @@ def uses(database: Database, clock: MovedClock, case_id: str, outcomes: str, fir
     for number, outcome in enumerate(outcomes, start=first):
         clock.advance(timedelta(seconds=1))
         error = None if outcome == "+" else f"error {number % 2}"
-        executions.record(database, [case_id], UUID(int=number), succeeded=outcome == "+", error=error)
+        use(database, [case_id], UUID(int=number), succeeded=outcome == "+", error=error)
 
 
 def test_the_rate_is_that_of_the_last_hundred_executions(database: Database, clock: MovedClock) -> None:
@@ -226,7 +287,7 @@ def test_the_most_frequent_errors_come_first(database: Database, clock: MovedClo
     """Three at the most, ties by their text."""
     put(database, "a")
     for number, error in enumerate(["x", "y", "y", "z", "w", "w", "w"]):
-        executions.record(database, ["a"], UUID(int=number), succeeded=False, error=error)
+        use(database, ["a"], UUID(int=number), succeeded=False, error=error)
     reflection.reflect(database)
     review = cases.read(database, "a")["review"]
     assert [(each["error"], each["count"]) for each in review["errors"]] == [("w", 3), ("y", 2), ("x", 1)]
@@ -254,7 +315,7 @@ def test_suggestions_are_at_most_five_a_minute(database: Database, clock: MovedC
     """Whoever asks: the minute is taken by one. An answer stays while the case is flagged."""
     for number in range(7):
         put(database, f"{number}", query=f"question {number}")
-        executions.record(database, [f"{number}"], UUID(int=number), succeeded=False, error="it broke")
+        use(database, [f"{number}"], UUID(int=number), succeeded=False, error="it broke")
     reflection.reflect(database)
     model = Adviser()
     assert reflection.suggest(database, clock, model, 10) == 5

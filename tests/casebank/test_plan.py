@@ -19,7 +19,7 @@ from perdure.casebank import duplicates, policy
 from perdure.casebank.cosines import cosine
 from perdure.casebank.plan import Candidate, Item, compute
 from perdure.casebank.policy import Action, Facts, Rule
-from perdure.settings import CasebankSettings
+from perdure.settings import CasebankSettings, CaseScope
 from tests.casebank.bank import LIMITS, NOW, candidate, facts, unit
 
 
@@ -91,6 +91,8 @@ def _alike(left: Candidate, right: Candidate, limits: CasebankSettings) -> bool:
     """Cos > t, in whole numbers: (a.b)^2 > t^2 (a.a)(b.b) and a.b > 0."""
     if left.embedder != right.embedder or left.vector is None or right.vector is None:
         return False
+    if limits.scope is CaseScope.USER and left.user_id != right.user_id:
+        return False
     if len(left.vector) != len(right.vector):
         return False
     a, b = ([Fraction(float(each)) for each in vector] for vector in (left.vector, right.vector))
@@ -123,16 +125,17 @@ def banks(draw: st.DrawFn) -> list[Candidate]:
         length = draw(st.sampled_from([1.0, 0.01, 7.0]))
         vector = None if draw(st.integers(0, 9)) == 0 else list(length * (direction + amount * nudge))
         embedder = draw(st.sampled_from(["hash:6", "hash:6", "hash:6", "other:6"]))
-        made.append(candidate(case, vector, draw(st.sampled_from(QUERIES)), embedder))
+        author = draw(st.sampled_from([None, None, "ana", "ana", "bob"]))
+        made.append(candidate(case, vector, draw(st.sampled_from(QUERIES)), embedder, author))
     return made
 
 
 @pytest.mark.long
 @settings(max_examples=100)
-@given(banks(), st.booleans())
-def test_it_is_what_the_policy_says_by_its_letter(cases: list[Candidate], guard: bool) -> None:
+@given(banks(), st.booleans(), st.sampled_from(CaseScope))
+def test_it_is_what_the_policy_says_by_its_letter(cases: list[Candidate], guard: bool, scope: CaseScope) -> None:
     """@REQ:CONSOLIDATION-001.2: blocks, sketches and batches are ways to be fast, and decide nothing."""
-    limits = CasebankSettings(duplicate_guard=guard)
+    limits = CasebankSettings(duplicate_guard=guard, scope=scope)
     assert set(told(planned(cases, limits))) == reference(cases, limits)
 
 

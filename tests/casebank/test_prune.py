@@ -15,15 +15,15 @@ from uuid import UUID
 
 import pytest
 
-from perdure.casebank import archive, executions, prune, runs
-from perdure.casebank.cases import NewCase, add
+from perdure.casebank import archive, prune, runs
+from perdure.casebank.cases import NewCase, add, read
 from perdure.casebank.runs import Phase
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import Conflict, NotFound
 from perdure.settings import PruneApproval
 from tests import forked
-from tests.casebank.bank import TABLES, Post, bank, column, everything, put, statuses
+from tests.casebank.bank import TABLES, Post, bank, column, everything, put, statuses, use
 
 NORTH, NEARLY, EAST, UP = [1.0, 0, 0, 0], [0.99, 0.01, 0, 0], [0, 1.0, 0, 0], [0, 0, 1.0, 0]
 URL = "https://hooks.example/casebank"
@@ -165,11 +165,7 @@ def planned_then(database: Database, clock: MovedClock, change: Any) -> dict[str
 
 def test_a_case_used_between_plan_and_apply_is_spared(filled: Database, clock: MovedClock) -> None:
     """@REQ:CONSOLIDATION-001.9: each row is asked again under its lock."""
-
-    def use() -> None:
-        assert executions.record(filled, ["low", "twin", "sleeper"], UUID(int=7), succeeded=True) == 3
-
-    told = planned_then(filled, clock, use)
+    told = planned_then(filled, clock, lambda: use(filled, ["low", "twin", "sleeper"], UUID(int=7)))
     assert (told["removed_cases"], told["merged_cases"], told["archived_cases"]) == (0, 0, 0)
     assert {(each["case_id"], each["rule"]) for each in told["details"]["spared"]} >= {
         ("low", "recent_access"),
@@ -379,7 +375,7 @@ def test_cases_are_searched_used_and_added_during_a_run(filled: Database, clock:
     def look(_moment: str, _name: str) -> None:
         filled.observe = None
         turn = next(number)
-        executions.record(filled, ["unknown"], UUID(int=turn), succeeded=True)
+        use(filled, ["unknown"], UUID(int=turn), succeeded=True)
         add(filled, NewCase(f"new {turn}", "a question", "an answer"), now=clock.now())
         filled.observe = look
 
@@ -387,7 +383,7 @@ def test_cases_are_searched_used_and_added_during_a_run(filled: Database, clock:
     told = prune.run(bank(filled, clock))
     assert details(told) == EXPECTED
     used = next(number)
-    assert column(filled, "SELECT usage_count FROM cases WHERE case_id = 'unknown'") == [50 + used]
+    assert read(filled, "unknown")["usage_count"] == 50 + used
     assert used > 10
 
 

@@ -8,7 +8,7 @@ from uuid import UUID
 from perdure.casebank import archive, cases, executions, prune, reflection, search
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
-from tests.casebank.bank import bank, statuses
+from tests.casebank.bank import bank, statuses, use
 
 
 def test_a_case_that_fails_often_enough_is_archived_by_the_next_weekly_run(
@@ -30,7 +30,7 @@ def test_a_case_that_fails_often_enough_is_archived_by_the_next_weekly_run(
         clock.advance(timedelta(hours=1))
         found = search.search(database, [1.0, 2.0, 3.0, 4.1], "hash:4", 4)
         assert [each.case_id for each in found] == [case_id]
-        executions.record(database, [case_id], UUID(int=number), succeeded=True)
+        use(database, [case_id], UUID(int=number), succeeded=True)
         executions.feedback(database, UUID(int=number), 1 if number < 5 else -1)
     assert cases.read(database, case_id)["success_rate"] is None
     assert reflection.reflect(database).flagged == [case_id]

@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 from celery import Celery
 
-from perdure.casebank import executions, prune, runs
+from perdure.casebank import prune, runs
 from perdure.casebank.cases import read
 from perdure.casebank.search import search
 from perdure.channels.notices import bank_of
@@ -28,7 +28,7 @@ from schedules import entries
 from tasks import casebank
 from tasks.process import Process
 from tasks.scheduled import HEADER
-from tests.casebank.bank import put, statuses
+from tests.casebank.bank import NOW, column, put, statuses, use
 from tests.channels.test_callback import Receiver, receiver
 from tests.turns.test_briefing import _Away
 
@@ -145,12 +145,22 @@ def test_reflection_rates_and_makes_findable(runtime: Runtime) -> None:
     """An embedder that is away keeps no rate from being set."""
     parts = replace(runtime, embedder=HashEmbedder(16))
     put(runtime.database, "a", query="how to do it")
-    executions.record(runtime.database, ["a"], UUID(int=1), succeeded=False, error="TOOL_ERROR")
+    use(runtime.database, ["a"], UUID(int=1), succeeded=False, error="TOOL_ERROR")
     assert _calling(replace(runtime, embedder=_Away()))("casebank.reflect") == {"rated": 1, "flagged": ["a"]}
     vector = parts.embedder.embed(["how to do it"])[0]
     assert search(runtime.database, vector, "hash:16", 1) == []
     assert _calling(parts)("casebank.reflect") == {"rated": 1, "flagged": ["a"]}
     assert search(runtime.database, vector, "hash:16", 1)[0].case_id == "a"
+
+
+def test_uses_are_counted_in_the_background(runtime: Runtime) -> None:
+    """Each once, however often the task runs."""
+    put(runtime.database, "a")
+    use(runtime.database, ["a"], UUID(int=1))
+    call = _calling(runtime)
+    assert (call("casebank.count"), call("casebank.count")) == (1, 0)
+    assert column(runtime.database, "SELECT usage_count FROM cases") == [1]
+    assert entries({"casebank.count"}, runtime.settings)["count_uses"].cadence.next(NOW) == NOW + timedelta(minutes=1)
 
 
 def test_suggestions_are_asked_for_where_they_are_wanted(runtime: Runtime) -> None:
@@ -163,7 +173,7 @@ def test_suggestions_are_asked_for_where_they_are_wanted(runtime: Runtime) -> No
             raise ProviderError("ill")
 
     put(runtime.database, "a")
-    executions.record(runtime.database, ["a"], UUID(int=1), succeeded=False)
+    use(runtime.database, ["a"], UUID(int=1), succeeded=False)
     call = _calling(replace(runtime, models=lambda _: _Model()))
     call("casebank.reflect")
     assert call("casebank.suggest") == 0

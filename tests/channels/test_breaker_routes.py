@@ -25,6 +25,9 @@ from tests.conftest import RecordingWaker
 from tests.turns.scripted import Scripted, says
 from workers.assembly import assemble
 
+NAME = "llm:openai:org/some model:8b"
+"""A model's name as a provider's catalogue may have it: with a slash, a colon and a space."""
+
 
 def _fail() -> None:
     raise ProviderError("down", transient=True)
@@ -35,7 +38,7 @@ def breakers(runtime: Runtime, redis_url: str) -> Breakers:
     """The fleet's, of which one is open."""
     made = Breakers(BreakerSettings(failure_threshold=1), runtime.clock, redis_url)
     with pytest.raises(ProviderError):
-        made.get("llm:openai").execute(_fail, 5)
+        made.get(NAME).execute(_fail, 5)
     return made
 
 
@@ -46,12 +49,12 @@ def test_they_are_listed_and_reset(runtime: Runtime, redis_url: str, breakers: B
         found = client.get("/v1/breakers")
         schema.BreakerList.model_validate(found.json())
         [shown] = found.json()["breakers"]
-        assert (shown["name"], shown["state"], shown["failure_count"]) == ("llm:openai", "open", 1)
+        assert (shown["name"], shown["state"], shown["failure_count"]) == (NAME, "open", 1)
         assert shown["last_failure_time"] == shown["opened_at"] > 0
-        closed = client.post("/v1/breakers/llm:openai/reset")
+        closed = client.post(f"/v1/breakers/{NAME}/reset")
         assert (closed.status_code, closed.json()["state"]) == (200, "closed")
         refused(client.post("/v1/breakers/nobody/reset"), 404, "NOT_FOUND")
-    breakers.get("llm:openai").execute(lambda: None, 5)
+    breakers.get(NAME).execute(lambda: None, 5)
     for each in (own, breakers):
         each.close()
 
@@ -72,7 +75,7 @@ def test_a_reset_brings_parked_turns_back(
     gateway = assemble(settings, database_url, waker)
     assert gateway.breakers is not None
     with TestClient(create_app(gateway, lambda: True), base_url=BASE_URL) as client:
-        assert client.post("/v1/breakers/llm:openai/reset").status_code == 200
+        assert client.post(f"/v1/breakers/{NAME}/reset").status_code == 200
     assert runner.run(sent.session_id) == Ran(1)
     assert read_turn(runtime.database, sent.turn_id)["reply"]["text"] == "back"
     for each in (gateway.breakers, breakers, gateway.database):

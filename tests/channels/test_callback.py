@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 
 from perdure.channels.callback import UrlCarrier
-from perdure.turns.outbox import DeliveryFailed
+from perdure.clock import MovedClock
+from perdure.resilience.registry import Breakers
+from perdure.settings import BreakerSettings
+from perdure.turns.outbox import DeliveryFailed, NotAsked
 
 KEY = b"the key"
 BODY = '{"reply": "été"}'.encode()
@@ -154,3 +157,49 @@ def test_an_address_that_leads_nowhere_has_not_arrived(url: str) -> None:
     """Accept checks no more than the beginning of a URL; the rest shows here, as a failed attempt."""
     with pytest.raises(DeliveryFailed):
         UrlCarrier(KEY, timeout_s=5).carry({"url": url}, BODY)
+
+
+def test_a_name_that_does_not_resolve_in_time_holds_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time limit covers the look-up, though the resolver's thread cannot be interrupted."""
+    over = threading.Event()
+
+    def look_up(*_: Any, **__: Any) -> Any:
+        over.wait(20)
+        raise socket.gaierror("too late")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    began = time.monotonic()
+    with pytest.raises(DeliveryFailed):
+        UrlCarrier(KEY, timeout_s=0.3).carry({"url": "http://receiver.test/"}, BODY)
+    took_s = time.monotonic() - began
+    over.set()
+    assert took_s < 5
+
+
+def test_each_host_has_its_own_breaker(receiver: Receiver) -> None:
+    """A receiver that keeps failing is not asked for a while; another port is another receiver, and is."""
+    breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=60), MovedClock())
+    carrier = UrlCarrier(KEY, timeout_s=5, breakers=breakers)
+    receiver.status = 503
+    for _ in range(2):
+        with pytest.raises(DeliveryFailed, match="503"):
+            carrier.carry({"url": receiver.url}, BODY)
+    with pytest.raises(NotAsked) as refused:
+        carrier.carry({"url": receiver.url}, BODY)
+    assert 0 < refused.value.retry_s <= 60
+    assert len(receiver.received) == 2
+    assert breakers.reset(f"webhook:127.0.0.1:{receiver.server_port}").failure_count == 0
+    receiver.status = 204
+    carrier.carry({"url": receiver.url}, BODY)
+    assert len(receiver.received) == 3
+
+
+def test_a_request_that_is_refused_opens_no_breaker(receiver: Receiver) -> None:
+    """One turn's unknown path (404) says nothing about the host: other deliveries go on."""
+    breakers = Breakers(BreakerSettings(failure_threshold=1, cooldown_s=60), MovedClock())
+    carrier = UrlCarrier(KEY, timeout_s=5, breakers=breakers)
+    receiver.status = 404
+    for _ in range(3):
+        with pytest.raises(DeliveryFailed, match="404"):
+            carrier.carry({"url": receiver.url}, BODY)
+    assert len(receiver.received) == 3

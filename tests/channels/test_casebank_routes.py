@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -10,24 +12,54 @@ from uuid import uuid4
 
 import pytest
 from pydantic import SecretStr
+from sqlalchemy.exc import IntegrityError
 from starlette.testclient import TestClient
 
-from perdure.casebank import cases
+from perdure.casebank import cases, prune, runs
 from perdure.casebank.cases import NewCase
 from perdure.channels.http import schema
 from perdure.channels.http.app import create_app
+from perdure.channels.notices import bank_of
 from perdure.runtime import Runtime
 from perdure.settings import CasebankSettings, PruneApproval
 from tests.casebank.bank import put, statuses
 from tests.channels.conftest import BASE_URL
 from tests.channels.test_bad_input import refused
+from tests.conftest import RecordingWaker
+from tests.turns.stage import until
+
+_WAITING = 40
+"""More than the gateway has threads."""
+
+
+class Working(RecordingWaker):
+    """A waker whose worker goes on with the run of the CaseBank at once, in a thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runtime: Runtime | None = None
+        self.threads: list[threading.Thread] = []
+
+    def casebank(self) -> bool:
+        """Go on with it."""
+        assert self.runtime is not None
+        self.threads.append(threading.Thread(target=prune.advance, args=(bank_of(self.runtime),)))
+        self.threads[-1].start()
+        return super().casebank()
 
 
 @contextmanager
-def _gateway(runtime: Runtime, **limits: Any) -> Iterator[TestClient]:
+def _gateway(runtime: Runtime, *, away: bool = False, **limits: Any) -> Iterator[TestClient]:
+    """A gateway, and a worker for what it requests unless workers are `away`."""
     changed = runtime.settings.model_copy(update={"casebank": CasebankSettings(load_percent=100, **limits)})
-    with TestClient(create_app(replace(runtime, settings=changed), lambda: True), base_url=BASE_URL) as client:
+    waker = RecordingWaker() if away else Working()
+    parts = replace(runtime, settings=changed, wake=waker)
+    if isinstance(waker, Working):
+        waker.runtime = parts
+    with TestClient(create_app(parts, lambda: True), base_url=BASE_URL) as client:
         yield client
+    for thread in waker.threads if isinstance(waker, Working) else ():
+        thread.join()
 
 
 @pytest.fixture
@@ -47,7 +79,11 @@ def test_a_dry_run_tells_what_a_run_then_does(runtime: Runtime) -> None:
         planned = client.post("/v1/consolidation/dry-run")
         assert planned.status_code == 200
         schema.Pruned.model_validate(planned.json())
-        assert (planned.json()["dry_run"], planned.json()["run_id"]) == (True, None)
+        assert planned.json()["dry_run"] is True
+        dry = client.get(f"/v1/consolidation/runs/{planned.json()['run_id']}").json()
+        schema.PruningRun.model_validate(dry)
+        assert (dry["dry_run"], dry["phase"], dry["outcome"]) == (True, "done", None)
+        assert dry["plan"]["details"] == planned.json()["details"]
         assert set(statuses(runtime.database).values()) == {"active"}
         done = client.post("/v1/consolidation/run", json={})
         assert done.status_code == 200
@@ -82,8 +118,60 @@ def test_a_plan_waits_for_approval(runtime: Runtime) -> None:
         second = client.post("/v1/consolidation/run").json()
         approved = client.post(f"/v1/consolidation/runs/{second['run_id']}/approve")
         schema.PruningRun.model_validate(approved.json())
-        assert (approved.status_code, approved.json()["phase"]) == (202, "applying")
-    assert set(statuses(runtime.database).values()) == {"active"}  # a worker applies it
+        assert approved.status_code == 202
+    assert statuses(runtime.database)["low"] == "archived"  # a worker has applied it
+
+
+@pytest.mark.usefixtures("bank")
+def test_a_run_that_is_not_finished_in_time_goes_on(runtime: Runtime) -> None:
+    """202 with its id; it is listed, and done by a worker once there is one. A dry run disturbs no run."""
+    with _gateway(runtime, away=True) as client:
+        begun = [client.post(f"/v1/consolidation/{kind}?wait=0") for kind in ("run", "dry-run")]
+        for answer, dry in zip(begun, (False, True), strict=True):
+            schema.PruningProgress.model_validate(answer.json())
+            standing = (answer.status_code, answer.json()["dry_run"], answer.json()["phase"])
+            assert standing == (202, dry, "planning")
+        ids = [answer.json()["run_id"] for answer in begun]
+        again = [client.post(f"/v1/consolidation/{kind}?wait=0.1").json()["run_id"] for kind in ("run", "dry-run")]
+        assert again == ids, "no worker has begun them, so they are the same"
+        listed = client.get("/v1/consolidation/runs").json()
+        assert [schema.PruningProgress.model_validate(each).dry_run for each in listed] == [True, False]
+        assert [each["run_id"] for each in listed] == ids[::-1]
+        assert client.get("/v1/consolidation/runs?limit=1").json() == listed[:1]
+        for wrong in ("wait=-1", "wait=nan", "wait=soon"):
+            refused(client.post(f"/v1/consolidation/run?{wrong}"), 400, "INVALID_REQUEST")
+        refused(client.get("/v1/consolidation/runs?limit=0"), 400, "INVALID_REQUEST")
+
+        bank = bank_of(runtime)
+        assert (prune.advance(bank) or {})["run_id"] == ids[0]
+        planned = prune.advance(bank) or {}
+        assert (planned["run_id"], planned["dry_run"], planned["phase"]) == (ids[1], True, "done")
+        assert prune.advance(bank) is None
+        for run_id in ids:
+            assert client.get(f"/v1/consolidation/runs/{run_id}").json()["phase"] == "done"
+    assert statuses(runtime.database)["used"] == "active"
+
+
+@pytest.mark.usefixtures("bank")
+def test_requests_that_wait_for_a_run_hold_no_thread(runtime: Runtime) -> None:
+    """More of them than the gateway has threads, while no worker runs: others are answered."""
+    with _gateway(runtime, away=True) as client, ThreadPoolExecutor(_WAITING) as callers:
+        waits = [callers.submit(client.post, "/v1/consolidation/dry-run?wait=3") for _ in range(_WAITING)]
+        gateway = client.app.state.gateway  # type: ignore[attr-defined]  # (the application's own)
+        until(lambda: gateway._waits == _WAITING, "all wait")
+        assert client.get("/v1/consolidation/runs").status_code == 200
+        assert gateway._waits == _WAITING
+        assert len({each.result().json()["run_id"] for each in waits}) == 1
+
+
+def test_a_release_that_knows_no_dry_runs_cannot_apply_one(runtime: Runtime) -> None:
+    """It would take one over for a run; the database refuses the phases in which cases are removed."""
+    runs.request(runtime.database, runtime.clock, dry_run=True)
+    with (
+        runtime.database.engine.connect() as connection,
+        pytest.raises(IntegrityError, match="case_runs_dry_run_check"),
+    ):
+        connection.exec_driver_sql("UPDATE case_runs SET phase = 'notifying'")
 
 
 def test_what_is_no_run_is_refused(client: TestClient, rows: Callable[[], dict[str, int]]) -> None:
@@ -105,14 +193,19 @@ def test_runs_take_an_admin_key(runtime: Runtime) -> None:
     run = f"/v1/consolidation/runs/{uuid4()}"
     with TestClient(create_app(guarded, lambda: True), base_url=BASE_URL) as client:
         asked = [("POST", f"/v1/consolidation/{each}") for each in ("run", "dry-run", "restore/a")]
-        asked += [("GET", run), ("POST", f"{run}/approve"), ("POST", f"{run}/reject")]
+        asked += [
+            ("GET", "/v1/consolidation/runs"),
+            ("GET", run),
+            ("POST", f"{run}/approve"),
+            ("POST", f"{run}/reject"),
+        ]
         for method, path in asked:
             refused(client.request(method, path), 401, "UNAUTHORIZED")
             refused(client.request(method, path, headers={"Authorization": "Bearer service"}), 403, "FORBIDDEN")
         refused(client.get("/v1/casebank/search?q=x"), 401, "UNAUTHORIZED")
         for key in ("service", "admin"):
             assert client.get("/v1/casebank/search?q=x", headers={"Authorization": f"Bearer {key}"}).is_success
-        assert client.post("/v1/consolidation/dry-run", headers={"Authorization": "Bearer admin"}).is_success
+        assert client.post("/v1/consolidation/dry-run?wait=0", headers={"Authorization": "Bearer admin"}).is_success
 
 
 def test_cases_are_searched(client: TestClient, runtime: Runtime) -> None:

@@ -312,3 +312,15 @@ def test_ending_what_is_over_or_unknown_is_refused(client: TestClient, say: Say,
     assert client.post(f"/v1/sessions/{session_id}/end").status_code == 409
     assert client.post(f"/v1/sessions/{uuid4()}/end").status_code == 404
     assert client.post("/v1/sessions/none/end").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/openapi.json", "/v1/nowhere", "/v1/turns/x"])
+def test_every_answer_carries_the_usual_headers(client: TestClient, path: str) -> None:
+    """A browser that is led to an answer must not take it for a page, frame it or keep it."""
+    headers = client.get(path).headers
+
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["cache-control"] == "no-store"
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import quote
 from uuid import UUID, uuid4
 
 import pytest
@@ -101,6 +102,24 @@ def test_consolidation_is_asked_for(client: TestClient, waker: RecordingWaker, t
     assert len(waker.consolidations) == 2
 
 
+def test_a_session_that_was_given_up_is_tried_again(
+    client: TestClient, runtime: Runtime, talked: dict[str, Any]
+) -> None:
+    """Asking for it by its id makes it due again, with all its runs."""
+    session_id = talked["session_id"]
+    with runtime.database.engine.connect() as connection:
+        connection.exec_driver_sql(
+            "UPDATE sessions SET ended_at = perdure_now(), consolidation_attempts = 5,"
+            " consolidation_given_up_at = perdure_now() WHERE session_id = %s",
+            (session_id,),
+        )
+    shown = client.get(f"/v1/sessions/{session_id}").json()["consolidation"]
+    assert (shown["status"], shown["runs"]) == ("given_up", 5)
+    assert client.post("/v1/memory/consolidate", json={"session_id": session_id}).status_code == 202
+    shown = client.get(f"/v1/sessions/{session_id}").json()["consolidation"]
+    assert (shown["status"], shown["runs"]) == ("waiting", 0)
+
+
 @pytest.mark.usefixtures("talked")
 def test_a_user_is_exported_and_erased(client: TestClient) -> None:
     """All that is held, then nothing; of the other all the same; asking again erases nothing more."""
@@ -120,12 +139,22 @@ def test_a_user_is_exported_and_erased(client: TestClient) -> None:
 
 
 def test_an_id_may_hold_any_character(client: TestClient, say: Callable[..., dict[str, Any]]) -> None:
-    """A slash in it, or what looks like a route."""
-    for user_id in ("telegram/7", "a b&c=d", "x/export", "한국"):
+    """A slash in it, or what looks like a route or an escape."""
+    for user_id in ("telegram/7", "a b&c=d", "x/export", "한국", "50%", "a%2Fb", "/" * 200):
         say(user_id=user_id)
-        quoted = user_id.replace("/", "%2F").replace("&", "%26")
+        quoted = quote(user_id, safe="")
         assert client.get(f"/v1/users/{quoted}/export").json()["user_id"] == user_id
         assert client.delete(f"/v1/users/{quoted}").json()["rows"]["users"] == 1
+
+
+def test_an_id_is_one_segment_of_the_path(client: TestClient, say: Callable[..., dict[str, Any]]) -> None:
+    """`DELETE /v1/users/0/export` once erased the user `0/export`: a mistaken method must erase nobody."""
+    say(user_id="0/export")
+
+    for path in ("/v1/users/0/export", "/v1/users/0%2Fexport/more", "/v1/users/"):
+        assert client.delete(path).status_code in {404, 405}
+    assert client.get("/v1/users/0%2Fexport/export").status_code == 200
+    assert client.get(f"/v1/users/{'x' * 201}/export").status_code == 400
 
 
 @pytest.fixture

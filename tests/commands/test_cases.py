@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import re
+import select
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+import httpx2
 import pytest
 
+from perdure.casebank import runs
+from perdure.database.engine import Database
 from perdure.errors import NotFound
 from perdure.runtime import Runtime
 from perdure.settings import CasebankSettings, PruneApproval
 from tests.casebank.bank import put, statuses
-from tests.commands.conftest import Perdure
+from tests.commands.conftest import Environment, Perdure
 from tests.commands.test_memory import Command, command
+from tests.processes.gateway import serving
+from tests.turns.stage import until
 from workers.commands.failing import Failure
 
 __all__ = ["command"]
@@ -25,6 +36,7 @@ LINES = [
     {"case_id": "b", "query": "boil another egg", "response_text": "nine minutes"},
     {"case_id": "c", "query": "", "response_text": "nothing"},
 ]
+_PATIENCE_S = 60.0
 _RUN_LIMITS = CasebankSettings(load_percent=100, recent_access_days=1, approval=PruneApproval.MANUAL)
 
 
@@ -104,3 +116,53 @@ def test_a_person_starts_it(perdure: Perdure) -> None:
     wrong = perdure("cases", "runs", "show", "it")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "UUID" in wrong.stderr
+
+
+def test_the_progress_bar_moves(perdure: Perdure, environment: Environment, database: Database, tmp_path: Path) -> None:
+    """On a terminal's stderr, phase by phase, while the plan is applied."""
+    for number in range(40):
+        put(database, f"low {number:02}", usage=20, rate=10)
+    slow = {"PERDURE_CASEBANK__LOAD_PERCENT": "8", "PERDURE_CASEBANK__DUPLICATE_BATCH": "2", "TERM": "xterm"}
+    master, slave = pty.openpty()
+    out = tmp_path / "told"
+    out.touch()
+    process = perdure.start(
+        "cases", "prune", "--apply", "--json",
+        env={**environment, **slow}, stdin=Path(os.devnull), stdout=out, stderr=Path(os.ttyname(slave)),
+    )  # fmt: skip
+    shown, deadline = "", time.monotonic() + _PATIENCE_S
+    try:
+        while process.is_alive() or select.select([master], [], [], 0)[0]:
+            assert time.monotonic() < deadline, shown
+            if select.select([master], [], [], 0.1)[0]:
+                shown += os.read(master, 65_536).decode(errors="replace")
+    finally:
+        process.kill()
+        process.join()
+        os.close(slave)
+        os.close(master)
+    assert json.loads(out.read_text())["removed_cases"] == 40
+    percents = {int(each) for each in re.findall(r"applying[^%\r\n]*?(\d+)%", re.sub(r"\x1b\[[0-9;]*m", "", shown))}
+    assert len({each for each in percents if 0 < each < 100}) >= 3, percents
+
+
+@pytest.mark.long
+def test_a_run_outlives_the_gateway_that_it_was_asked_of(perdure: Perdure, database: Database) -> None:
+    """No worker runs when it is requested, and no gateway any more when a worker begins."""
+    put(database, "low", usage=20, rate=10)
+    with serving(perdure) as url:
+        begun = httpx2.post(f"{url}/v1/consolidation/run?wait=0.2", timeout=_PATIENCE_S)
+        assert (begun.status_code, begun.json()["phase"]) == (202, "planning")
+    worker = perdure.start("worker", "--concurrency", "2")
+    try:
+        run_id = UUID(begun.json()["run_id"])
+        until(lambda: runs.at_rest(database, run_id), "the run is finished")
+        assert runs.read_run(database, run_id)["outcome"]["removed_cases"] == 1
+        with serving(perdure) as url:
+            dry = httpx2.post(f"{url}/v1/consolidation/dry-run", timeout=_PATIENCE_S)
+            assert (dry.status_code, dry.json()["dry_run"], dry.json()["removed_cases"]) == (200, True, 0)
+    finally:
+        worker.terminate()
+        worker.join(_PATIENCE_S)
+        worker.kill()
+        worker.join()

@@ -83,16 +83,16 @@ def test_breakers_are_listed_and_reset(perdure: Perdure, runtime: Runtime, redis
     assert isinstance(runner.run(sent.session_id), NotNeeded)
     breakers = Breakers(BreakerSettings(failure_threshold=1), runtime.clock, redis_url)
     with pytest.raises(ProviderError):
-        breakers.get("llm:openai").execute(_fail, 5)
+        breakers.get("llm:openai:org/model").execute(_fail, 5)
 
     listed = perdure("breakers", "list", "--json")
-    reset = perdure("breakers", "reset", "llm:openai")
+    reset = perdure("breakers", "reset", "llm:openai:org/model")
     missing = perdure("breakers", "reset", "nobody")
 
     assert runner.run(sent.session_id) == Ran(1)
     assert read_turn(runtime.database, sent.turn_id)["reply"]["text"] == "back"
     [found] = json.loads(listed.stdout)["breakers"]
-    assert (found["name"], found["state"]) == ("llm:openai", "open")
+    assert (found["name"], found["state"]) == ("llm:openai:org/model", "open")
     assert (reset.returncode, missing.returncode) == (0, 1)
     assert "state\tclosed" in reset.stdout.splitlines()
     breakers.close()

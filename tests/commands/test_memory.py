@@ -140,6 +140,40 @@ def test_memories_are_drawn_fade_and_are_forgotten_one_by_one(command: Command, 
     assert "Nothing to do" in str(nothing.exception)
 
 
+def _given_up(runtime: Runtime, session: str, user: str = "ann") -> None:
+    """Let the session look as one of which each run failed."""
+    with runtime.database.engine.connect() as connection:
+        connection.exec_driver_sql(
+            "UPDATE sessions SET consolidation_attempts = 5, consolidation_given_up_at = perdure_now(),"
+            " consolidation_error = 'INVALID_RESPONSE: not valid JSON' WHERE user_id = %s AND imported_as = %s",
+            (user, session),
+        )
+
+
+def test_sessions_that_were_given_up_are_shown_and_tried_again(command: Command, file: Path, runtime: Runtime) -> None:
+    """`sessions list` counts them and lists them; `memory consolidate` tries one again, or all."""
+    command("messages", "import", str(file))
+    for user in ("ann", "bob"):
+        _given_up(runtime, "holiday", user)
+    everything = command("sessions", "list", "--json")
+    assert [each["consolidation"]["status"] for each in json.loads(everything.stdout)] == ["given_up"] * 2
+    assert everything.stderr.startswith("The consolidation of 2 sessions was given up")
+    [listed] = json.loads(command("sessions", "list", "--given-up", "--user", "ann", "--json").stdout)
+    assert "INVALID_RESPONSE: not valid JSON" in command("sessions", "list", "--given-up").stdout
+    assert "given_up" in command("sessions", "show", listed["session_id"]).stdout
+
+    nothing = command("memory", "consolidate", "--json")
+    assert json.loads(nothing.stdout)["processed"] == 0
+    assert "2 sessions were given up" in nothing.stderr
+    again = command("memory", "consolidate", "--session", listed["session_id"], "--json")
+    assert json.loads(again.stdout)["processed"] == 1
+    assert len(json.loads(command("sessions", "list", "--given-up", "--json").stdout)) == 1
+    assert json.loads(command("memory", "consolidate", "--retry-failed", "--json").stdout)["processed"] == 1
+    done = command("sessions", "list", "--json")
+    assert {each["consolidation"]["status"] for each in json.loads(done.stdout)} <= {"done", "skipped"}
+    assert done.stderr == ""
+
+
 @pytest.mark.long
 def test_a_process_of_its_own_does_the_same(perdure: Perdure, file: Path) -> None:
     """With its own database, Redis and embedder; nothing but the document on stdout."""

@@ -20,9 +20,13 @@ from perdure.channels.http.app import create_app
 from perdure.runtime import Runtime
 from perdure.turns import inbox
 from perdure.turns.incoming import Incoming
+from workers.commands.door import Door, Phase, connection_limit
 from workers.commands.failing import Failure
 from workers.commands.listening import bind
 from workers.commands.serving import Server
+
+MOST, MOST_PER_ADDRESS = 40, 20
+LIMITS_S = {Phase.HEADER: 0.5, Phase.BODY: 0.5}
 
 _PATIENCE_S = 30.0
 
@@ -63,7 +67,7 @@ def served(runtime: Runtime) -> Iterator[Served]:
     """A gateway on a port of the system's choice."""
     app = create_app(runtime, lambda: True)
     listener = bind("127.0.0.1", 0, "--port")
-    server = Server(app, lambda: None)
+    server = Server(app, lambda: None, Door(most=MOST, most_per_address=MOST_PER_ADDRESS, limits_s=LIMITS_S))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     yield Served(app, server, listener.getsockname())
@@ -125,3 +129,106 @@ def test_an_address_that_is_none_is_said_to_be_none() -> None:
     """Another port would not help."""
     with pytest.raises(Failure, match="it is no address"):
         bind("a..b", 0, "--port")
+
+
+def _connect(served: Served, sent: bytes = b"", source: str = "127.0.0.1") -> socket.socket:
+    client = socket.create_connection(served.address, timeout=_PATIENCE_S, source_address=(source, 0))
+    client.sendall(sent)
+    return client
+
+
+def _rest(client: socket.socket) -> bytes:
+    """What the server sends until it closes."""
+    received = b""
+    with client:
+        while True:
+            try:
+                chunk = client.recv(65_536)
+            except ConnectionResetError:
+                return received
+            if not chunk:
+                return received
+            received += chunk
+
+
+@pytest.mark.parametrize(
+    ("sent", "missing"),
+    [
+        (b"GET /healthz HTTP/1.1\r\nHost: loc", b"header"),
+        (b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{", b"body"),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /heal", b"header"),
+    ],
+)
+def test_a_request_that_does_not_arrive_is_answered_and_closed(served: Served, sent: bytes, missing: bytes) -> None:
+    """Else a client keeps a connection open for ever by never finishing what it sends."""
+    received = _rest(_connect(served, sent))
+
+    assert b" 408 " in received
+    assert b"The %b of the request did not arrive within 0.5 s." % missing in received
+
+
+def test_a_connection_that_sends_nothing_is_closed(served: Served) -> None:
+    """Browsers open connections ahead; the server answers no request that was not begun."""
+    assert _rest(_connect(served)) == b""
+
+
+def test_bytes_one_at_a_time_do_not_prolong_a_header(served: Served) -> None:
+    """The time runs from the first byte to the last."""
+    with _connect(served, b"GET /healthz HTTP/1.1\r\n") as client:
+        client.settimeout(0.02)
+        deadline, received = time.monotonic() + _PATIENCE_S, b""
+        while not received and time.monotonic() < deadline:
+            client.sendall(b"X")
+            try:
+                received = client.recv(65_536)
+            except TimeoutError:
+                continue
+
+    assert b" 408 " in received
+
+
+def test_an_address_has_so_many_unfinished_headers_and_no_more(served: Served) -> None:
+    """The oldest goes first; a complete request of the same address is answered, however many are half sent."""
+    half = [_connect(served, b"GET /healthz HTTP/1.1\r\n") for _ in range(MOST_PER_ADDRESS)]
+    waiting = _connect(served, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert b" 200 " in waiting.recv(65_536)
+
+    assert _rest(half[0]) == b"", "closed without the time having run out"
+    for client in (*half[1:], waiting):
+        client.close()
+
+
+def test_connections_beyond_the_limit_push_out_the_oldest_half_sent_one(served: Served, path: str) -> None:
+    """Those that wait for an answer keep their place."""
+    host, port = served.address
+    waiting = _connect(served, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    served.until(waiting=1)
+    half = [
+        _connect(served, b"GET /healthz HTTP/1.1\r\n", source=f"127.0.0.{2 + number // MOST_PER_ADDRESS}")
+        for number in range(MOST)
+    ]
+    assert httpx2.get(f"http://{host}:{port}/healthz").status_code == 200
+    assert _rest(half[0]) == b""
+    assert served.waiting() == 1
+    for client in (*half[1:], waiting):
+        client.close()
+
+
+def test_a_kept_connection_answers_at_once(served: Served) -> None:
+    """Without `TCP_NODELAY` each response after the first waits 40 ms for a delayed acknowledgement."""
+    client = http.client.HTTPConnection(*served.address, timeout=_PATIENCE_S)
+    taken = []
+    for _ in range(30):
+        began = time.monotonic()
+        client.request("GET", "/healthz")
+        client.getresponse().read()
+        taken.append(time.monotonic() - began)
+    client.close()
+
+    assert sorted(taken)[len(taken) // 2] < 0.02
+
+
+@pytest.mark.parametrize(("descriptors", "connections"), [(65_536, 10_000), (1_024, 768), (256, 128)])
+def test_descriptors_are_left_for_everything_else(descriptors: int, connections: int) -> None:
+    """The database and Redis need theirs when every connection is taken."""
+    assert connection_limit(descriptors) == connections

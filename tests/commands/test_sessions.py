@@ -16,7 +16,8 @@ from perdure.snapshots.exchange import read
 from perdure.turns.inbox import accept
 from perdure.turns.incoming import Incoming
 from perdure.turns.runner import Runner
-from tests.commands.conftest import Perdure
+from tests.commands.conftest import Environment, Perdure
+from tests.databases import Databases
 from tests.turns.stage import until
 
 
@@ -57,6 +58,7 @@ def test_what_runs_when_is_listed(perdure: Perdure) -> None:
         ("prune", "casebank.prune", "Sundays at 02:00 UTC"),
         ("reflect", "casebank.reflect", "daily at 03:30 UTC"),
         ("advance", "casebank.advance", "each minute"),
+        ("count_uses", "casebank.count", "each minute"),
         ("retain", "maintenance.retain", "daily at 04:30 UTC"),
     }
     assert "expire_idle\teach minute\t" in perdure("schedules", "list").stdout
@@ -146,3 +148,32 @@ def test_an_export_that_cannot_be_written_leaves_nothing_behind(perdure: Perdure
     unknown = perdure("sessions", "snapshot", "export", str(uuid4()), str(kept / "x.json"))
     assert (unknown.returncode, "no such session" in unknown.stderr) == (1, True)
     assert [*kept.iterdir()] == []
+
+
+@pytest.mark.usefixtures("working")
+def test_queued_messages_move_to_another_installation(
+    perdure: Perdure, environment: Environment, databases: Databases, database: Database, tmp_path: Path
+) -> None:
+    """Exported where nothing runs, imported twice where a worker does: it answers each once."""
+    file = tmp_path / "snapshot.json"
+    with databases.one(warm=False) as (elsewhere, _):
+        source = {**environment, "PERDURE_DATABASE_URL": elsewhere.render_as_string(hide_password=False)}
+        del source["PERDURE_REDIS_URL"]
+        for number, text in enumerate(("one", "two", "three")):
+            sent = perdure("send", text, "--message-id", f"m{number}", "--json", env=source)
+            session_id = json.loads(sent.stdout)["session_id"]
+        assert perdure("sessions", "snapshot", "export", session_id, str(file), env=source).returncode == 0
+    assert len(json.loads(file.read_text())["event_queue_backup"]) == 3
+    imported = perdure("sessions", "snapshot", "import", str(file))
+    assert (imported.returncode, "3 accepted, 0 accepted before" in imported.stderr) == (0, True), imported.stderr
+    until(lambda: _replies(database, session_id) == 3, "the worker answers")
+    again = perdure("sessions", "snapshot", "import", str(file))
+    assert (again.returncode, "0 accepted, 3 accepted before" in again.stderr) == (0, True), again.stderr
+    assert perdure("send", "four", "--session", session_id, "--wait", "20").returncode == 0
+    said = read_messages(database, UUID(session_id))
+    assert [each["content"] for each in said if each["role"] == "user"] == ["one", "two", "three", "four"]
+    assert _replies(database, session_id) == 4
+
+
+def _replies(database: Database, session_id: str) -> int:
+    return sum(each["role"] == "assistant" for each in read_messages(database, UUID(session_id)))

@@ -7,6 +7,8 @@ import os
 import pty
 import select
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ import pytest
 
 from perdure.database.engine import Database
 from perdure.sessions.reading import list_sessions
-from tests.commands.conftest import Environment, Perdure
+from tests.commands.conftest import COMMAND, Environment, Perdure
 from tests.turns.stage import until
 
 _PATIENCE_S = 60.0
@@ -152,15 +154,89 @@ def test_ctrl_c_twice_leaves(terminal: Terminal) -> None:
     assert terminal.ends() == 0
 
 
-def test_a_chat_that_is_told_to_end_says_how_to_go_on(terminal: Terminal, database: Database) -> None:
-    """SIGTERM is not the person leaving: what was sent is accepted, and the conversation stays open."""
+def _asked_to_end(database: Database) -> list[tuple[bool, int]]:
+    """Of each session whether its end was requested, and its unsettled turns."""
+    with database.engine.connect() as connection:
+        rows = connection.exec_driver_sql("SELECT end_requested_at IS NOT NULL, unsettled FROM sessions").all()
+    return [(bool(row[0]), int(row[1])) for row in rows]
+
+
+def test_sigterm_leaves_like_the_person_does(terminal: Terminal, database: Database) -> None:
+    """What was sent is accepted, and answered before the session ends; the chat says where the reply will be."""
     terminal.see("> ")
     terminal.type("hello\n")
     terminal.see("thinking")
     terminal.terminate()
 
-    assert "message is accepted" in terminal.see("goes on with")
+    terminal.see("conversation is over")
+    assert "message is accepted" in terminal.see("has the reply")
     assert terminal.ends() == 0
-    with database.engine.connect() as connection:
-        rows = connection.exec_driver_sql("SELECT end_requested_at, unsettled FROM sessions").all()
-    assert [tuple(row) for row in rows] == [(None, 1)]
+    assert _asked_to_end(database) == [(True, 1)]
+
+
+_LOGIN = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+@pytest.fixture
+def window(environment: Environment, tmp_path: Path) -> Iterator[Window]:
+    """A terminal of its own that a chat controls, as in a window that somebody closes."""
+    made = Window({**environment, "TERM": "xterm"}, tmp_path)
+    yield made
+    made.close()
+
+
+class Window:
+    """A chat as the leader of its session, on its controlling terminal: closing that sends SIGHUP."""
+
+    def __init__(self, environment: Environment, directory: Path) -> None:
+        self._master, slave = pty.openpty()
+        self._open = True
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _LOGIN, *COMMAND, "chat"],
+            env=environment, cwd=directory, stdin=slave, stdout=slave, stderr=slave,
+        )  # fmt: skip
+        os.close(slave)
+
+    def type(self, keys: str) -> None:
+        """Press keys."""
+        os.write(self._master, keys.encode())
+
+    def see(self, text: str) -> None:
+        """Wait until `text` is shown."""
+        shown, deadline = "", time.monotonic() + _PATIENCE_S
+        while text not in shown:
+            assert select.select([self._master], [], [], max(0, deadline - time.monotonic()))[0], shown
+            shown += os.read(self._master, 65_536).decode(errors="replace")
+
+    def hang_up(self) -> None:
+        """Close the window; wait for the end of the process."""
+        os.close(self._master)
+        self._open = False
+        self._process.wait(_PATIENCE_S)
+
+    def close(self) -> None:
+        """End what is left."""
+        self._process.kill()
+        self._process.wait()
+        if self._open:
+            os.close(self._master)
+
+
+def test_closing_the_terminal_while_an_answer_is_awaited_leaves(window: Window, database: Database) -> None:
+    """SIGHUP; the terminal takes no more output. The message is accepted, the end requested."""
+    window.see("> ")
+    window.type("hello\n")
+    window.see("thinking")
+    window.hang_up()
+    assert _asked_to_end(database) == [(True, 1)]
+
+
+@pytest.mark.usefixtures("working")
+def test_closing_the_terminal_between_two_lines_leaves(window: Window, database: Database) -> None:
+    """The session ends, summarised, as after `/exit`."""
+    window.see("> ")
+    window.type("hello\n")
+    window.see("> ")
+    until(lambda: [each["turn_count"] for each in list_sessions(database)] == [1], "the answer")
+    window.hang_up()
+    until(lambda: [each["state"] for each in list_sessions(database)] == ["ended"], "the end of the session")

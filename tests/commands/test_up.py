@@ -18,9 +18,10 @@ from typing import Any
 
 import httpx2
 import pytest
+from celery import Celery
 
 from tests.commands.conftest import COMMAND, Environment, Perdure
-from workers.commands.up import typed
+from workers.commands.up import _welcome, typed
 
 
 def free_ports(count: int) -> list[int]:
@@ -106,6 +107,28 @@ def shown_by_flower(gateway: str, flower: str) -> set[str]:
     raise AssertionError("Flower shows no task")
 
 
+def submitted(printed: list[str]) -> dict[str, Any]:
+    """What `turns.submit` answers a Celery client that has the broker's URL from what `perdure up` printed."""
+    (url,) = {found[1] for line in printed if (found := re.match(r"  broker +(\S+)$", line))}
+    client = Celery(broker=url, backend=url, set_as_current=False)
+    asked = {"user_id": "ann", "text": "hello from a service"}
+    result: dict[str, Any] = client.send_task("turns.submit", kwargs=asked, queue="ingress").get(timeout=30)
+    client.close()
+    return result
+
+
+def test_the_welcome_shows_the_broker_without_its_password(capsys: pytest.CaptureFixture[str]) -> None:
+    """It goes to a terminal, and from there into screenshots."""
+    _welcome(Path("data"), "127.0.0.1", 8080, None, ("amqp://ann:secret@rabbit//", "redis://:secret@redis:6379/0"))
+    shown = capsys.readouterr().out
+
+    assert "secret" not in shown
+    assert re.findall(r"  (broker|results) +(\S+)", shown) == [
+        ("broker", "amqp://ann:**@rabbit//"),
+        ("results", "redis://:**@redis:6379/0"),
+    ]
+
+
 @pytest.mark.long
 def test_everything_starts_answers_stops_and_remembers(perdure: Perdure, nowhere: Environment, tmp_path: Path) -> None:
     """`make up` in one terminal, `perdure send` in another, Flower in a browser; then all of it again."""
@@ -113,15 +136,18 @@ def test_everything_starts_answers_stops_and_remembers(perdure: Perdure, nowhere
     options = ("--port", str(port), "--flower-port", str(flower))
     gateway = f"http://127.0.0.1:{port}"
 
-    with up(nowhere, tmp_path, *options):
+    with up(nowhere, tmp_path, *options) as printed:
+        accepted = submitted(printed)
         sent = perdure("send", "what is 12*7+5?", "--wait", "30", env=nowhere)
         ready = httpx2.get(f"{gateway}/readyz")
         tasks = shown_by_flower(gateway, f"http://127.0.0.1:{flower}")
     assert "89" in sent.stdout, sent.stderr
     assert ready.json() == {"status": "ready"}
-    assert tasks == {"turns.run"}
+    assert accepted["duplicate"] is False
+    assert "turns.run" in tasks
     assert "perdure up" in perdure("sessions", "list", env=nowhere).stderr
 
     with up(nowhere, tmp_path, *options[:2], "--no-flower", number=signal.SIGTERM):
         listed = perdure("sessions", "list", "--user", "local", "--json", env=nowhere)
+    assert listed.returncode == 0, listed.stderr
     assert [session["turn_count"] for session in json.loads(listed.stdout)] == [1]

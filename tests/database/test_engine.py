@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, ProgrammingError
 
 from perdure.database.engine import Database, Statement, as_json
 from perdure.errors import Unavailable
@@ -25,6 +28,17 @@ KILL = Statement(
     " WHERE datname = current_database() AND pid <> pg_backend_pid()",
     writes=False,
 )
+
+
+PID = Statement("test.pid", "SELECT pg_backend_pid() AS pid", writes=False)
+MAKE = """
+    CREATE TABLE things (thing_id integer PRIMARY KEY, size integer);
+    INSERT INTO things SELECT n, n FROM generate_series(1, 3) AS n
+"""
+SIZES = Statement("test.sizes", "SELECT size FROM things ORDER BY thing_id", writes=False)
+OF_SIZE = Statement("test.of_size", "SELECT thing_id FROM things WHERE size = %(size)s", writes=False)
+ADD = Statement("test.add", "INSERT INTO things VALUES (%(thing_id)s, 1) RETURNING size")
+CONNECTIONS = 5
 
 
 @pytest.fixture
@@ -190,6 +204,135 @@ def test_many_threads_share_it(database: Database) -> None:
         thread.join(PATIENCE_S)
     assert len(set(found)) == 48 * 4
     assert database.run(COUNT, {})[0].users == 48 * 4
+
+
+def _on_each_connection(database: Database, statement: str) -> None:
+    """Run it on `CONNECTIONS` connections of the pool, without the engine's knowledge."""
+    with ExitStack() as stack:
+        for each in [stack.enter_context(database.engine.connect()) for _ in range(CONNECTIONS)]:
+            each.execute(text(statement))
+
+
+def _known_to_each_connection(database: Database, *statements: tuple[Statement, Mapping[str, Any]]) -> None:
+    """Have as many connections in the pool, on each of which the statements ran before."""
+    with ExitStack() as stack:
+        for each in [stack.enter_context(database.transaction("known")) for _ in range(CONNECTIONS)]:
+            for statement, given in statements:
+                each.run(statement, given)
+
+
+def test_a_statement_that_was_deallocated_is_prepared_again(database: Database) -> None:
+    """A pooler that discards a session's state, or a person, must not break the connection for good."""
+    _known_to_each_connection(database, (COUNT, {}))
+    _on_each_connection(database, "DEALLOCATE ALL")
+    for _ in range(CONNECTIONS):
+        assert database.run(COUNT, {})[0].users == 0
+
+
+def test_a_transaction_whose_statement_was_deallocated_is_unavailable_once(database: Database, other: Database) -> None:
+    """It cannot be repeated here, for what it read may be used already; the caller's next one succeeds."""
+    _known_to_each_connection(database, (COUNT, {}))
+    _on_each_connection(database, "DEALLOCATE ALL")
+    with pytest.raises(Unavailable), database.transaction("broken") as transaction:  # noqa: PT012 (the transaction is the block)
+        transaction.run(INSERT, {"user_id": "ana"})
+        transaction.run(COUNT, {})
+    assert other.run(COUNT, {})[0].users == 0
+    with database.transaction("next") as transaction:
+        assert transaction.run(INSERT, {"user_id": "ana"})
+        assert transaction.run(COUNT, {})[0].users == 1
+
+
+@pytest.mark.parametrize("changed", ["bigint", "text"])
+def test_a_column_whose_type_changes_breaks_no_connection(database: Database, changed: str) -> None:
+    """A migration of the next release runs under live connections, whose plans and parameters have the old type."""
+    _on_one(database, MAKE)
+    given = {"size": 2}
+    _known_to_each_connection(database, (SIZES, {}), (OF_SIZE, given))
+    _on_one(database, f"ALTER TABLE things ALTER COLUMN size TYPE {changed}")
+    for _ in range(CONNECTIONS):
+        sizes = [row.size for row in database.run(SIZES, {})]
+        assert sizes == ([1, 2, 3] if changed == "bigint" else ["1", "2", "3"])
+    _on_one(database, "ALTER TABLE things ALTER COLUMN size TYPE integer USING size::integer")
+    _known_to_each_connection(database, (OF_SIZE, given))
+    _on_one(database, f"ALTER TABLE things ALTER COLUMN size TYPE {changed}")
+    for _ in range(CONNECTIONS):
+        assert database.run(OF_SIZE, {"size": "2"})[0].thing_id == 2
+
+
+def test_a_write_that_is_tried_again_is_written_and_observed_once(database: Database) -> None:
+    """The server refuses a statement whose plan no longer fits before it runs it."""
+    _on_one(database, MAKE)
+    database.run(ADD, {"thing_id": 10})
+    _on_one(database, "ALTER TABLE things ALTER COLUMN size TYPE bigint")
+    seen: list[tuple[str, str]] = []
+    database.observe = lambda moment, name: seen.append((moment, name))
+    database.run(ADD, {"thing_id": 11})
+    assert seen == [("before", "test.add"), ("after", "test.add")]
+    assert [row.size for row in database.run(SIZES, {})] == [1, 2, 3, 1, 1]
+
+
+def test_a_statement_that_never_fitted_is_an_error_and_keeps_its_connection(database: Database) -> None:
+    """Reconnecting would not help: a mistake in a statement, or a migration that has not run, stays an error."""
+    pid = database.run(PID, {})[0].pid
+    for _ in range(2):
+        with pytest.raises(ProgrammingError):
+            database.run(SIZES, {})
+    _on_one(database, MAKE)
+    assert len(database.run(SIZES, {})) == 3
+    _on_one(database, "DROP TABLE things")
+    with pytest.raises(ProgrammingError):
+        database.run(SIZES, {})
+    replaced = database.run(PID, {})[0].pid
+    assert replaced != pid
+    with pytest.raises(ProgrammingError):
+        database.run(SIZES, {})
+    assert database.run(PID, {})[0].pid == replaced
+
+
+def test_connections_to_a_demoted_server_are_replaced(database: Database) -> None:
+    """After a failover the address leads to the new primary, while pooled connections still reach the old one."""
+    _known_to_each_connection(database, (COUNT, {}))
+    _on_each_connection(database, "SET default_transaction_read_only = on")
+    assert database.run(INSERT, {"user_id": "ana"})
+    assert database.run(COUNT, {})[0].users == 1
+    with ExitStack() as stack:
+        for number in range(CONNECTIONS):
+            stack.enter_context(database.transaction("writes")).run(INSERT, {"user_id": f"user {number}"})
+    assert database.run(COUNT, {})[0].users == 1 + CONNECTIONS
+
+
+def test_a_transaction_on_a_demoted_server_is_unavailable_once(database: Database) -> None:
+    """The other connections are replaced before they are used."""
+    _known_to_each_connection(database, (COUNT, {}))
+    _on_each_connection(database, "SET default_transaction_read_only = on")
+    with pytest.raises(Unavailable, match="accepts no writes"), database.transaction("writes") as transaction:
+        transaction.run(INSERT, {"user_id": "ana"})
+    with ExitStack() as stack:
+        for number in range(CONNECTIONS):
+            stack.enter_context(database.transaction("writes")).run(INSERT, {"user_id": f"user {number}"})
+
+
+def test_a_database_that_stays_read_only_is_unavailable_until_it_is_not(database: Database) -> None:
+    """No process needs a restart when the database accepts writes again."""
+    name = database.engine.url.database
+    database.run(COUNT, {})
+    _on_one(database, f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    _on_each_connection(database, "SET default_transaction_read_only = on")
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="accepts no writes"):
+            database.run(INSERT, {"user_id": "ana"})
+    assert database.run(COUNT, {})[0].users == 0, "it still reads"
+    _on_one(database, "SET default_transaction_read_only = off", f"ALTER DATABASE {name} RESET ALL")
+    assert database.run(INSERT, {"user_id": "ana"})
+
+
+def _on_one(database: Database, *statements: str) -> None:
+    """Run them on a connection of their own, which the pool never sees."""
+    made = Database(database.url)
+    with made.engine.connect() as connection:
+        for each in statements:
+            connection.execute(text(each))
+    made.close()
 
 
 def test_json_for_the_database_is_strict() -> None:

@@ -16,8 +16,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import URL, Engine
 
+from perdure.database.compatibility import require
 from perdure.database.engine import Database
-from perdure.database.migrate import config, is_current, migrate
+from perdure.database.migrate import config, migrate
 from perdure.database.tables import metadata
 from perdure.errors import Unavailable
 from tests.databases import Databases
@@ -134,19 +135,7 @@ def test_four_that_migrate_at_once(empty: URL) -> None:
         thread.join(60)
     assert failed == []
     database = Database(empty)
-    assert is_current(database)
-    database.close()
-
-
-@pytest.mark.long
-def test_it_knows_whether_a_database_is_current(empty: URL) -> None:
-    """A gateway must not say that it is ready on tables that are not there."""
-    database = Database(empty)
-    assert not is_current(database)
-    migrate(empty)
-    assert is_current(database)
-    _downgrade(empty, "base")
-    assert not is_current(database)
+    require(database)
     database.close()
 
 
@@ -157,7 +146,7 @@ def test_a_server_that_is_away_is_unavailable_without_a_secret() -> None:
     assert "127.0.0.1" in away.value.message
     assert "s3cret" not in away.value.message
     with pytest.raises(Unavailable):
-        is_current(Database("postgresql://ana:s3cret@127.0.0.1:1/perdure"))
+        require(Database("postgresql://ana:s3cret@127.0.0.1:1/perdure"))
 
 
 def test_the_clock_of_the_database_can_be_moved(empty: URL, engine: Engine) -> None:

@@ -13,7 +13,9 @@ from celery import Celery
 from flower.utils.broker import Broker
 from kombu import Connection
 
-from workers.embedded import EmbeddedServerError, redis
+from workers.embedded import EmbeddedServerError, redis, wheels
+
+PROGRAM = redis._program()
 
 
 def test_it_is_durable_and_reached_by_its_socket_alone(tmp_path: Path) -> None:
@@ -62,6 +64,60 @@ def test_kombu_celery_and_flower_read_its_address(tmp_path: Path) -> None:
             app.backend.store_result("an-id", {"n": 2}, "SUCCESS")
             assert app.backend.get_result("an-id") == {"n": 2}
             app.backend.client.connection_pool.disconnect()
+
+
+@pytest.fixture
+def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A platform without a wheel, and the only directory of its PATH, which is empty."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    monkeypatch.setenv("PATH", str(directory))
+    monkeypatch.setattr(wheels, "find_spec", lambda _package: None)
+    return directory
+
+
+def _script(path: Path, said: str) -> None:
+    path.write_text(f"#!/bin/sh\necho '{said}'\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize("name", ["redis-server", "valkey-server"])
+def test_without_a_wheel_the_program_on_path_is_used(tmp_path: Path, on_path: Path, name: str) -> None:
+    """On macOS and ARM a package manager brings Redis or Valkey; a server is started, found, joined and stopped."""
+    (on_path / name).symlink_to(PROGRAM)
+    with redis.start(tmp_path / "redis") as running, redis_py.from_url(redis.client_url(running.url)) as client:
+        assert client.ping()
+        assert psutil.Process(running.pid).cmdline()[0] == str(on_path / name)
+        found = redis.find(tmp_path / "redis")
+        assert found is not None
+        assert found.pid == running.pid
+        with redis.start(tmp_path / "redis") as joined:
+            assert (joined.pid, joined.owned) == (running.pid, False)
+    assert redis.find(tmp_path / "redis") is None
+
+
+def test_a_program_that_is_too_old_is_passed_over(tmp_path: Path, on_path: Path) -> None:
+    """The other one may be newer."""
+    _script(on_path / "redis-server", "Redis server v=6.0.16 sha=00000000:0 malloc=jemalloc-5.2.1 bits=64")
+    (on_path / "valkey-server").symlink_to(PROGRAM)
+    with redis.start(tmp_path / "redis") as running:
+        assert psutil.Process(running.pid).cmdline()[0] == str(on_path / "valkey-server")
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [("Redis server v=5.0.7 sha=00000000:0", "redis-server is 5.0"), ("hello", "redis-server is unknown")],
+)
+def test_without_a_program_the_message_says_what_to_install(
+    tmp_path: Path, on_path: Path, said: str, shown: str
+) -> None:
+    """With the version that was found, where one was."""
+    missing = r"PATH has no redis-server or valkey-server 6\.2 or newer\. Install one .*apt install.*PERDURE_REDIS_URL"
+    with pytest.raises(EmbeddedServerError, match=missing):
+        redis.start(tmp_path / "redis")
+    _script(on_path / "redis-server", said)
+    with pytest.raises(EmbeddedServerError, match=f"or newer .*{shown}.*Install one"):
+        redis.start(tmp_path / "redis")
 
 
 def test_a_file_that_cannot_be_read_may_be_moved_away(tmp_path: Path) -> None:

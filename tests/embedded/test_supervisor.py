@@ -106,6 +106,26 @@ def test_what_dies_is_started_again(program: Start) -> None:
     assert supervisor.ends() == 0
 
 
+def test_a_process_that_refuses_its_settings_stops_all(program: Start) -> None:
+    """A restart changes no setting: the status and the message reach the person who can."""
+    refuses = "print('perdure: PERDURE_X is wrong', flush=True); raise SystemExit(2)"
+    supervisor = program(
+        SUPERVISE, f"[python('worker', POLITE, final_status=2), python('beat', {refuses!r}, final_status=2)]"
+    )
+    supervisor.until("ended with status 2, which a restart does not change; stopping")
+    assert supervisor.ends() == 2
+    assert supervisor.lines[-1].split(" | ") == ["beat  ", "perdure: PERDURE_X is wrong"]
+    assert not [line for line in supervisor.lines if "starting it again" in line]
+
+
+def test_another_status_is_a_death_like_any_other(program: Start) -> None:
+    """A server that is missing at the start (status 3) may come back."""
+    supervisor = program(SUPERVISE, "[python('beat', 'raise SystemExit(3)', final_status=2)]")
+    supervisor.until("ended with status 3; starting it again in 0.01 s")
+    supervisor.process.terminate()
+    assert supervisor.ends() == 0
+
+
 @pytest.mark.long
 def test_children_are_stopped_rank_by_rank(program: Start) -> None:
     """Beat and gateway must be gone before the workers drain, or they hand out new work meanwhile."""

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from perdure.clock import Clock
 from perdure.database.engine import Database
+from perdure.fencing import Fence
 from perdure.ids import new_id
 from perdure.memory.consolidation import Consolidator, Hold
 from perdure.models.embedders.hashing import HashEmbedder
@@ -135,8 +136,8 @@ class Archive:
 def consolidator(database: Database, clock: Clock, keeper: Keeper, **given: Any) -> Consolidator:
     """Consolidates as a worker does that keeps its leases with `keeper`."""
 
-    def holding(session_id: UUID, token: int) -> AbstractContextManager[Hold]:
-        return keeper.holding(Claimed(session_id, token, 0, 0.0, None))
+    def holding(session_id: UUID, fence: Fence) -> AbstractContextManager[Hold]:
+        return keeper.holding(Claimed(session_id, fence, 0, 0.0, None))
 
     usual: dict[str, Any] = {"limits": ConsolidationSettings(), "timeout_s": 5, "lease_s": LEASE_S}
     return Consolidator(database=database, clock=clock, holding=holding, **(usual | given))

@@ -14,7 +14,9 @@ import pytest
 
 from perdure.database.engine import Moment
 from perdure.errors import CircuitBreakerOpen, ProviderError
+from perdure.memory import consolidation_queries
 from perdure.memory.consolidation import (
+    RETRY_S,
     Backlog,
     Consolidated,
     Counts,
@@ -25,10 +27,13 @@ from perdure.memory.consolidation import (
     backlog,
     consolidations_due,
     consolidations_forgotten,
+    count_given_up,
+    try_again,
 )
 from perdure.memory.merging import Merged
 from perdure.models.offline import OfflineModel
 from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelRequest
+from perdure.sessions.reading import list_sessions
 from perdure.settings import Settings
 from perdure.turns.lease import Keeper
 from tests.memory.archive import HOME, LEASE_S, LYON, PARIS, Archive, Echo, Grouped, answer, memory, story
@@ -232,6 +237,49 @@ def test_what_fails_stays_and_is_given_up_in_the_end(archive: Archive) -> None:
     assert archive.consolidator().batch() == Counts()
     assert backlog(archive.stage.database, archive.limits) == Backlog(0, 0, 1)
     assert archive.known() == []
+
+
+def test_what_was_given_up_is_listed_and_tried_again_when_asked(archive: Archive) -> None:
+    """With all its runs; of several only the one that is named, or all of them."""
+    archive.limit(max_runs=1)
+    database, limits = archive.stage.database, archive.limits
+    first, second = archive.ended(LYON), archive.ended(LYON, user_id="ben")
+    archive.stage.script(*[says("I would rather not.")] * 6)
+    assert archive.consolidator().batch().failed == 2
+    assert [each["session_id"] for each in list_sessions(database, given_up=True)] == [str(second), str(first)]
+    [listed] = list_sessions(database, "ana", given_up=True)
+    assert listed["consolidation"]["status"] == "given_up"
+    assert listed["consolidation"]["error"].startswith("INVALID_RESPONSE: ")
+    archive.stage.move(2 * RETRY_S)
+    assert consolidations_forgotten(database, archive.limits, 10, 5, LEASE_S) == []
+    assert archive.consolidator().consolidate(first) == NotDue()
+
+    assert try_again(database, limits, LEASE_S, [first]) == 1
+    assert try_again(database, limits, LEASE_S, [first]) == 0, "it is due already"
+    archive.stage.script(answer(LYON))
+    assert archive.consolidator().consolidate(first) == Consolidated(Merged(stored=1))
+    assert try_again(database, limits, LEASE_S, [first]) == 0, "it is consolidated"
+    assert count_given_up(database) == 1
+    assert try_again(database, limits, LEASE_S) == 1
+    archive.stage.script(answer(LYON))
+    assert archive.consolidator().batch() == Counts(processed=1, stored=1)
+    assert list_sessions(database, given_up=True) == []
+
+
+def test_a_session_whose_last_run_died_is_given_up_by_the_sweeper(archive: Archive) -> None:
+    """No run is left to mark it: the sweeper does, and it wakes for it no more."""
+    archive.limit(max_runs=1)
+    database = archive.stage.database
+    session_id = archive.ended(LYON)
+    database.run(
+        consolidation_queries.CLAIM, {"session_id": session_id, "owner": "it dies", "lease_s": 30, "max_runs": 1}
+    )
+    archive.stage.move(60)
+    assert count_given_up(database) == 0
+    assert consolidations_forgotten(database, archive.limits, 10, 5, LEASE_S) == []
+    assert count_given_up(database) == 1
+    [listed] = list_sessions(database, given_up=True)
+    assert listed["consolidation"]["error"] == "UNKNOWN: the run did not come to its end"
 
 
 @pytest.mark.parametrize("error", [ProviderError("it is down"), CircuitBreakerOpen()])

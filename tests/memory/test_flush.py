@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
 from perdure import tool
 from perdure.errors import Unavailable
+from perdure.fencing import Fence
 from perdure.memory.flush import Blocked, Flushed, Outcome, Stale, fault, flush
 from perdure.memory.volatile import Volatile
 from perdure.memory.working import Line
@@ -74,9 +75,15 @@ class Session:
         runtime = replace(self.stage.runtime, volatile=self.volatile)
         remember(runtime, self.id, self.token, turn=ref, transcript=transcript, verdict=SETTLED_BEFORE)
 
-    def flush(self, token: int | None = None) -> Outcome:
-        """Flush, under the current token unless told otherwise."""
-        return flush(self.stage.database, self.volatile.working, self.id, self.token if token is None else token)
+    @property
+    def fence(self) -> Fence:
+        """The current one."""
+        row = self.stage.session(self.id)
+        return Fence(row.token, row.nonce)
+
+    def flush(self, fence: Fence | None = None) -> Outcome:
+        """Flush, under the current fence unless told otherwise."""
+        return flush(self.stage.database, self.volatile.working, self.id, self.fence if fence is None else fence)
 
     @property
     def transcript(self) -> list[dict[str, Any]]:
@@ -126,10 +133,16 @@ def test_under_a_stale_token_nothing_is_written(stage: Stage, session: Session, 
     """The process was overtaken: whoever holds the session now knows better."""
     session.keep(remembered(session.token))
     before = (stage.counts(), stage.session(session.id))
-    for token in (session.token - 1, session.token + 1):
-        assert session.flush(token) == Stale()
+    fence = session.fence
+    others = (
+        replace(fence, token=fence.token - 1),
+        replace(fence, token=fence.token + 1),
+        replace(fence, nonce=uuid4()),
+    )
+    for other in others:
+        assert session.flush(other) == Stale()
     assert (stage.counts(), stage.session(session.id)) == before
-    assert flush(stage.database, session.volatile.working, UUID(int=7), 1) == Flushed(0)
+    assert flush(stage.database, session.volatile.working, UUID(int=7), fence) == Flushed(0)
 
 
 def test_a_token_that_moves_on_during_the_flush_stops_it(
@@ -143,9 +156,9 @@ def test_a_token_that_moves_on_during_the_flush_stops_it(
         if (moment, name) == ("before", "memory.flush"):
             stage.sql("UPDATE sessions SET token = token + 1 WHERE session_id = %(id)s", id=session.id)
 
-    token = session.token
+    fence = session.fence
     with stage.hooked(overtaken):
-        assert session.flush(token) == Stale()
+        assert session.flush(fence) == Stale()
     assert stage.counts() == before
 
 
@@ -173,8 +186,8 @@ def test_a_turn_that_came_meanwhile_stops_it_until_it_is_settled(
 def test_flushes_side_by_side_write_once(stage: Stage, session: Session, remembered: Remembered) -> None:
     """A worker that shuts down and the sweeper's ending meet here."""
     session.keep(remembered(session.token), remembered(session.token))
-    token = session.token
-    found = side_by_side(*[lambda: session.flush(token)] * 4)
+    fence = session.fence
+    found = side_by_side(*[lambda: session.flush(fence)] * 4)
     assert sorted(each.written for each in found) == [0, 0, 0, 2]
     assert len(session.said) == 6
 
@@ -317,7 +330,7 @@ def test_redis_away_is_said_and_nothing_is_taken_for_flushed(stage: Stage, away:
     sent = stage.send()
     stage.run(sent.session_id)
     with pytest.raises(Unavailable, match="PERDURE_REDIS_URL"):
-        flush(stage.database, away.working, sent.session_id, 1)
+        flush(stage.database, away.working, sent.session_id, Fence(1, uuid4()))
 
 
 def test_a_shutdown_flush_tells_how_much_it_wrote(
@@ -325,9 +338,9 @@ def test_a_shutdown_flush_tells_how_much_it_wrote(
 ) -> None:
     """Nothing under a stale token, nothing while a turn is parked (that is reported), then what is lacking."""
     session.keep(remembered(session.token))
-    assert session.volatile.flush(stage.database, session.id, session.token + 1) is None
+    assert session.volatile.flush(stage.database, session.id, Fence(session.token, uuid4())) is None
     stage.send("parked")
-    assert session.volatile.flush(stage.database, session.id, session.token) is None
+    assert session.volatile.flush(stage.database, session.id, session.fence) is None
     assert "still has to run" in caplog.text
     stage.run(session.id)
-    assert session.volatile.flush(stage.database, session.id, session.token) == 1
+    assert session.volatile.flush(stage.database, session.id, session.fence) == 1

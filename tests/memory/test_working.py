@@ -82,7 +82,6 @@ def test_a_turn_that_was_remembered_twice_is_one(volatile: Volatile, remembered:
         b'{"v": NaN}',
         {"token": -1},
         {"status": "running"},
-        {"later": "release"},
         {"agent": "nul\x00"},
         {"messages": [{"role": "user"}]},
     ],
@@ -114,7 +113,7 @@ def test_a_key_that_is_no_list_is_reported_and_removed(
     client.set(KEY, "no list")
     assert not volatile.working.remember_turn(SESSION, remembered())
     assert volatile.working.held(SESSION) == ()
-    assert "no list" in caplog.text
+    assert "not a list" in caplog.text
     volatile.working.forget(SESSION)
     assert client.keys() == []
 

@@ -214,6 +214,21 @@ class ProviderSuite(ModelSuite):
         assert SECRET not in caught.value.message
         assert len(server.requests) == 1, "retrying is the engine's affair, not the SDK's"
 
+    def test_follows_no_redirect_to_another_origin(self, model: Model, server: ProviderServer) -> None:
+        """Whoever controls one answer of the server would otherwise be sent the conversation."""
+        other = type(server)(player=server.player)
+        with other:
+            server.script(Status(307, headers={"Location": f"{other.base_url}/anywhere"}))
+            with pytest.raises(ProviderError, match="another origin") as caught:
+                ask(model, QUESTION)
+        assert not caught.value.transient
+        assert other.requests == []
+
+    def test_follows_a_redirect_within_its_origin(self, model: Model, server: ProviderServer) -> None:
+        """Servers move their routes."""
+        server.script(Status(307, headers={"Location": "?moved"}), Answer("here now"))
+        assert ask(model, QUESTION).content == "here now"
+
     def test_an_error_page_is_mapped_by_its_status(self, model: Model, server: ProviderServer) -> None:
         """Proxies in between write HTML, whoever is behind them."""
         server.script(Raw(b"<html>Bad gateway</html>", "text/html", status=502))

@@ -254,7 +254,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        self._play(self.server.owner.take(self.path, body, headers), body)
+        self._play(self.server.owner.take(self.path.partition("?")[0], body, headers), body)
 
     def _play(self, step: Step, body: Wire) -> None:
         owner = self.server.owner

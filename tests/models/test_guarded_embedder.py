@@ -63,7 +63,7 @@ def test_what_keeps_failing_is_left_alone(quick: Settings, clock: MovedClock) ->
     with pytest.raises(CircuitBreakerOpen):
         guarded.embed(["a"])
     assert failing.asked == asked == quick.breaker.failure_threshold * quick.retry.max_attempts
-    assert [(each.name, each.state) for each in breakers.list()] == [("embed:openai", "open")]
+    assert [(each.name, each.state) for each in breakers.list()] == [("embed:openai:small", "open")]
 
 
 def test_a_refusal_is_nobodys_failure(quick: Settings, clock: MovedClock) -> None:

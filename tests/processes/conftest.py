@@ -19,6 +19,7 @@ from tests.commands.conftest import Perdure
 from tests.processes import nodes
 from tests.processes.installation import Installation
 from tests.processes.mind import Mind
+from tests.processes.neighbourhood import Neighbour
 from tests.processes.nodes import RedisBackend, RedisBroker, RedisContainer, Setup
 from tests.processes.receiver import Receiver
 
@@ -65,6 +66,14 @@ def installation(
     """A perdure without workers as yet."""
     made = Installation(database_url, redis_server, mind, tmp_path)
     request.node.stash.setdefault(_installations, []).append(made)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def neighbour(installation: Installation, tmp_path: Path) -> Iterator[Neighbour]:
+    """Another application on the same Redis database, without a worker as yet."""
+    made = Neighbour(installation, tmp_path / "neighbour")
     yield made
     made.close()
 

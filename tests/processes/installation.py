@@ -59,7 +59,9 @@ _SETTINGS = {
 class Installation:
     """What the workers of one test work on, and whoever writes to them."""
 
-    def __init__(self, database_url: str, redis: RedisContainer, mind: Mind, directory: Path) -> None:
+    def __init__(
+        self, database_url: str, redis: RedisContainer, mind: Mind, directory: Path, broker_url: str | None = None
+    ) -> None:
         self.redis = redis
         self.mind = mind
         self.directory = directory
@@ -70,13 +72,14 @@ class Installation:
             "PYTHONPATH": str(ROOT),
             "PERDURE_DATABASE_URL": database_url,
             "PERDURE_REDIS_URL": redis.url,
+            "PERDURE_BROKER_URL": broker_url or redis.url,
             "PERDURE_DATA_DIR": str(directory / "data"),
             "OPENAI_BASE_URL": mind.server.base_url,
             SCENE: str(directory),
         }
         settings = _settings(self.environment)
         self.database = Database(database_url, lease_s=LEASE_S)
-        self._waker = CeleryWaker(settings, Addresses(database_url, redis.url, redis.url))
+        self._waker = CeleryWaker(settings, Addresses(database_url, redis.url, broker_url or redis.url))
         agents = Agents([Agent("tester", "Runs in the workers only.")])
         snapshots = PostgresSnapshots(self.database)
         self.runtime = Runtime(settings, SystemClock(), self.database, agents, _no_model, self._waker, snapshots)
@@ -90,6 +93,11 @@ class Installation:
         self.workers.append(Worker(container, app=None))
         container.start()
         return self.workers[-1]
+
+    @property
+    def waker(self) -> CeleryWaker:
+        """The accepting side's way to the workers."""
+        return self._waker
 
     def accept(self, text: str, user: str = "ana", **more: Any) -> Accepted:
         """Accept a message, as a gateway does."""
@@ -190,7 +198,12 @@ def _no_model(name: str) -> Model:
 def _wire(rows: Iterable[Any]) -> Any:
     """The transcript as the next call would send it."""
     messages = [
-        Message(Role(row.role), row.content, tuple(ToolCall(**call) for call in row.tool_calls or ()), row.tool_call_id)
+        Message(
+            Role(row.role),
+            row.content,
+            tuple(ToolCall.from_record(call) for call in row.tool_calls or ()),
+            row.tool_call_id,
+        )
         for row in rows
     ]
     return request_body("test", ModelRequest(tuple(messages)))["messages"]

@@ -80,12 +80,20 @@ class ProcessContainer:
 
 
 class WorkerContainer(ProcessContainer):
-    """One worker process."""
+    """One worker process, of perdure unless `application` names another Celery application."""
 
-    def __init__(self, name: str, environment: Mapping[str, str], directory: Path, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        environment: Mapping[str, str],
+        directory: Path,
+        options: Sequence[str] = (),
+        application: str = "workers",
+    ) -> None:
         super().__init__(name)
         self._log = directory / f"{name}.log"
-        argv = ["celery", "-A", "workers", "worker", "-l", "info", "-n", f"{name}@%h", *_QUIET, *options]
+        quiet = _QUIET if application == "workers" else ()
+        argv = ["celery", "-A", application, "worker", "-l", "info", "-n", f"{name}@%h", *quiet, *options]
         self._program = forked.Program(
             "celery.__main__:main", argv, environment, directory, stdout=self._log, stderr=self._log
         )

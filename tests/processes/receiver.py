@@ -1,8 +1,9 @@
-"""A service that gets replies by HTTP, on a free port of loopback."""
+"""Services that get replies by HTTP, on free ports of loopback: one that answers, one that never does."""
 
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -51,6 +52,37 @@ class Receiver:
         """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
+
+
+class SilentReceiver:
+    """Accepts connections and never answers; `connections` is how many it has accepted."""
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self._held: list[socket.socket] = []
+        self._server = socket.create_server(("127.0.0.1", 0), backlog=100)
+        threading.Thread(target=self._accept, name="silent-receiver", daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        """For `reply_to`."""
+        return f"http://127.0.0.1:{self._server.getsockname()[1]}/replies"
+
+    def close(self) -> None:
+        """Hang up."""
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        for each in self._held:
+            each.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return  # closed
+            self._held.append(connection)
+            self.connections += 1
 
 
 class _Server(ThreadingHTTPServer):

@@ -1,5 +1,10 @@
 """Minutes of faults drawn at random over a fleet; what must hold is checked in the end.
 
+Next to the fleet there are receivers of replies that accept a connection and never answer, turns with a row that
+no release can read, and, after the first third of the time, another Celery application on the same Redis database.
+From its arrival on, Redis is neither emptied nor restarted, which would cost the application its tasks whoever else
+uses the database; perdure's own keys are removed instead.
+
 Run by `make chaos`. `PERDURE_CHAOS_MINUTES` says how long (default 3), `PERDURE_CHAOS_SEED`
 repeats a run's draws.
 """
@@ -13,22 +18,45 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, Self
+from uuid import UUID
 
 import pytest
 from pytest_celery import CeleryTestSetup
+from redis import Redis
 
 from perdure.errors import Unavailable
+from perdure.redis import client_url
+from perdure.turns.approvals import Decision, decide
 from perdure.turns.inbox import Accepted
+from perdure.turns.reading import read_turn
 from tests.processes.installation import LEASE_S, Installation
+from tests.processes.neighbourhood import Neighbour
 from tests.processes.nodes import PostgresServer
+from tests.processes.receiver import Receiver, SilentReceiver
 from tests.processes.scene import wait_until
+from workers.application import QUEUES
 
 MINUTES = float(os.environ.get("PERDURE_CHAOS_MINUTES", "3"))
 SEED = int(os.environ.get("PERDURE_CHAOS_SEED", str(time.time_ns() % 1_000_000)))
 USERS = 24
 KINDS = ("hello", "pure", "idempotent", "unsafe", "probed", "all")
+OWED = 10
+"""One turn in so many owes its reply to a receiver; half of these receivers never answer."""
+
+DOOMED = 3
+"""Turns that get an unreadable row."""
+
+LONG_S, COUNTDOWN_S = 110, 150
+"""Of the neighbour's two tasks: past perdure's visibility timeout, far within the neighbour's."""
+
+NEIGHBOURS_TASKS = 4
+
+OWN_KEYS = ["perdure:*", *(glob for name in QUEUES for glob in (name, f"{name}\x06\x16*"))]
+"""Globs of perdure's keys in Redis: its own, and the lists of its queues at each priority."""
 
 pytestmark = [pytest.mark.chaos]
 
@@ -53,38 +81,56 @@ def worker_count() -> int:
     return 3
 
 
+@pytest.fixture
+def silence() -> Iterator[SilentReceiver]:
+    """A receiver that accepts connections and never answers."""
+    made = SilentReceiver()
+    yield made
+    made.close()
+
+
 class Chaos:
     """What can befall an installation. Each fault is over when its method returns."""
 
     def __init__(self, installation: Installation, server: PostgresServer, drawn: random.Random) -> None:
         self._installation = installation
+        self._fleet = tuple(installation.workers)
         self._server = server
         self._drawn = drawn
         self._pause = threading.Event()
-        self.faults = [self.kill, self.kill, self.stop, self.leave, self.flush, self.restart, self.silence, self.outage]
+        self.harmless = [self.kill, self.kill, self.stop, self.leave, self.forget, self.silence, self.outage]
+        """To another application on the same Redis database, by themselves."""
+        self.all = [*self.harmless, self.flush, self.restart]
 
     def kill(self) -> None:
         """A worker dies."""
-        worker = self._drawn.choice(self._installation.workers)
+        worker = self._drawn.choice(self._fleet)
         worker.kill()
         worker.container.start()
 
     def stop(self) -> None:
         """A worker freezes, perhaps past its lease."""
-        worker = self._drawn.choice(self._installation.workers)
+        worker = self._drawn.choice(self._fleet)
         os.kill(worker.pid, signal.SIGSTOP)
         self._pause.wait(self._drawn.uniform(0, LEASE_S * 2))
         os.kill(worker.pid, signal.SIGCONT)
 
     def leave(self) -> None:
         """A worker is deployed."""
-        worker = self._drawn.choice(self._installation.workers)
+        worker = self._drawn.choice(self._fleet)
         worker.kill(signal.SIGTERM)
         worker.container.start()
 
     def flush(self) -> None:
         """Redis forgets everything."""
         self._installation.redis.flush()
+
+    def forget(self) -> None:
+        """Redis loses perdure's queues and keys, and nothing else."""
+        with Redis.from_url(client_url(self._installation.redis.url), socket_timeout=10) as client:
+            own = [key for glob in OWN_KEYS for key in client.scan_iter(match=glob, count=1_000)]
+            if own:
+                client.delete(*own)
 
     def restart(self) -> None:
         """Redis dies and comes back."""
@@ -101,50 +147,130 @@ class Chaos:
         self._server.restart(self._drawn.choice([signal.SIGINT, signal.SIGQUIT, signal.SIGKILL]))
 
 
-def test_what_holds_holds_after_minutes_of_chaos(
-    celery_setup: CeleryTestSetup, installation: Installation, server: PostgresServer
+def test_what_holds_holds_after_minutes_of_chaos(  # noqa: PLR0917 (fixtures, given by name)
+    celery_setup: CeleryTestSetup,
+    installation: Installation,
+    server: PostgresServer,
+    neighbour: Neighbour,
+    receiver: Receiver,
+    silence: SilentReceiver,
 ) -> None:
-    """Faults that nobody thought of together: no message lost, none doubled, no effect against its class."""
+    """Faults in combinations: no message lost or repeated, no effect against its class, no neighbour harmed."""
     drawn = random.Random(SEED)  # noqa: S311 (draws of a test)
     print(f"PERDURE_CHAOS_SEED={SEED}")  # noqa: T201 (shown with a failure)
-    accepted: list[Accepted] = []
-    over = threading.Event()
-    sender = threading.Thread(target=_send, args=(installation, random.Random(SEED + 1), accepted, over))  # noqa: S311
-    sender.start()
+    sender = Sender(installation, random.Random(SEED + 1), [receiver.url, silence.url])  # noqa: S311 (as above)
     chaos = Chaos(installation, server, drawn)
     done: Counter[str] = Counter()
-    until = time.monotonic() + MINUTES * 60
-    try:
-        while time.monotonic() < until:
-            fault = drawn.choice(chaos.faults)
-            fault()
-            done[fault.__name__] += 1
-            over.wait(drawn.uniform(0, 1))
-    finally:
-        over.set()
-        sender.join(60)
+    with sender:
+        doomed = _spoil(installation)
+        _harm(chaos.all, drawn, MINUTES * 20, done)
+        neighbour.worker()
+        sent = neighbour.send_timed(NEIGHBOURS_TASKS, LONG_S, COUNTDOWN_S)
+        _harm(chaos.harmless, drawn, MINUTES * 40, done)
 
-    turns = installation.settled(*(each.turn_id for each in accepted), within_s=120)
-    print(f"{len(turns)} turns, {dict(done)}")  # noqa: T201 (the run's figures)
-    assert Counter(turn["status"] for turn in turns) == {"done": len(turns)}
+    turns = installation.settled(*(each.turn_id for each in sender.accepted), within_s=120)
+    given_up = _given_up(installation, doomed)
+    wait_until(lambda: set(neighbour.runs()) >= set(sent), "the neighbour's tasks have run", COUNTDOWN_S + 60)
     wait_until(lambda: not installation.query("SELECT 1 FROM sessions WHERE unsettled > 0"), "nothing is left to do")
+    print(  # noqa: T201 (the run's figures)
+        f"{len(turns)} turns, {len(given_up)} given up over an unreadable row, {len(sent)} tasks of the neighbour,"
+        f" {silence.connections} connections to a receiver that never answers, {dict(done)}"
+    )
+    assert Counter(turn["status"] for turn in turns) == {"done": len(turns)}
+    assert neighbour.runs() == dict.fromkeys(sent, 1), "each task of the neighbour once"
+    assert silence.connections, "the receiver that never answers was tried"
     installation.check()
     _check_effects(installation)
+    _check_deliveries(installation, receiver)
 
 
-def _send(installation: Installation, drawn: random.Random, accepted: list[Accepted], over: threading.Event) -> None:
-    for number in itertools.count():
-        text = f"{drawn.choice(KINDS)}: {number}"
-        while not over.is_set():
-            try:
-                accepted.append(
-                    installation.accept(text, user=f"user {drawn.randrange(USERS)}", message_id=f"message {number}")
-                )
-                break
-            except Unavailable:
-                over.wait(0.1)
-        if over.wait(0.05):
-            return
+def _harm(faults: Sequence[Callable[[], None]], drawn: random.Random, seconds: float, done: Counter[str]) -> None:
+    pause, until = threading.Event(), time.monotonic() + seconds
+    while time.monotonic() < until:
+        fault = drawn.choice(faults)
+        fault()
+        done[fault.__name__] += 1
+        pause.wait(drawn.uniform(0, 1))
+
+
+class Sender:
+    """Sends messages of many users from a thread, within the block; `accepted` are those that were accepted."""
+
+    def __init__(self, installation: Installation, drawn: random.Random, receivers: Sequence[str]) -> None:
+        self.accepted: list[Accepted] = []
+        self._installation = installation
+        self._drawn = drawn
+        self._receivers = receivers
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._send)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(60)
+
+    def _send(self) -> None:
+        for number in itertools.count():
+            text = f"{self._drawn.choice(KINDS)}: {number}"
+            user = f"user {self._drawn.randrange(USERS)}"
+            owed = {"reply_to": {"url": self._drawn.choice(self._receivers)}} if number % OWED == 0 else {}
+            while not self._over.is_set():
+                try:
+                    self.accepted.append(
+                        self._installation.accept(text, user=user, message_id=f"message {number}", **owed)
+                    )
+                    break
+                except Unavailable:
+                    self._over.wait(0.1)
+            if self._over.wait(0.05):
+                return
+
+
+def _spoil(installation: Installation) -> list[Accepted]:
+    """Have a few turns wait for a person, make a row of each unreadable, and let them go on; a message waits behind."""
+    doomed = [installation.accept("guarded: x", user=f"doomed {number}") for number in range(DOOMED)]
+    for each in doomed:
+        wait_until(partial(_waits, installation, each.turn_id), "the turn waits for a person", 60)
+    with installation.database.engine.connect() as connection:
+        connection.exec_driver_sql("ALTER TABLE messages DROP CONSTRAINT messages_role_check")
+        connection.exec_driver_sql(
+            "UPDATE messages SET role = 'oracle' WHERE role = 'assistant' AND turn_id = ANY (%(ids)s::uuid[])",
+            {"ids": [each.turn_id for each in doomed]},
+        )
+    for each in doomed:
+        decide(installation.runtime, each.turn_id, Decision(call_id="call_0", decision="approve"))
+    return doomed
+
+
+def _waits(installation: Installation, turn_id: UUID) -> bool:
+    return bool(read_turn(installation.database, turn_id)["status"] == "waiting_approval")
+
+
+def _given_up(installation: Installation, doomed: Sequence[Accepted]) -> list[dict[str, Any]]:
+    """The turns with an unreadable row, once they are given up; the next message of their sessions is answered."""
+    turns = installation.settled(*(each.turn_id for each in doomed), within_s=120)
+    assert {(turn["status"], turn["error"]["code"]) for turn in turns} == {("failed", "BUDGET_EXHAUSTED")}
+    behind = [
+        installation.accept("hello", user=f"doomed {number}", session_id=each.session_id)
+        for number, each in enumerate(doomed)
+    ]
+    assert {turn["status"] for turn in installation.settled(*(each.turn_id for each in behind))} == {"done"}
+    with installation.database.engine.connect() as connection:  # for the checks that follow, which read every row
+        connection.exec_driver_sql("UPDATE messages SET role = 'assistant' WHERE role = 'oracle'")
+    return turns
+
+
+def _check_deliveries(installation: Installation, receiver: Receiver) -> None:
+    owed = installation.query(
+        "SELECT d.turn_id, d.target ->> 'url' AS url, d.status, d.attempts FROM deliveries AS d ORDER BY d.created_at"
+    )
+    for row in (row for row in owed if row.url == receiver.url):
+        wait_until(partial(receiver.of, str(row.turn_id)), "the reply is delivered", 60)
+    silent = [row for row in owed if row.url != receiver.url]
+    assert {row.status for row in silent} <= {"pending", "failed"}, "no receiver took these"
 
 
 def _check_effects(installation: Installation) -> None:

@@ -20,7 +20,7 @@ from tests.processes.installation import Installation
 from tests.processes.mind import answer_to
 from tests.processes.scene import wait_until
 
-BREAKER = "llm:openai"
+BREAKER = "llm:openai:test"
 TRIES = 3
 COOLDOWN_S = 5
 PATIENCE_S = 90.0

@@ -8,7 +8,6 @@ import time
 
 import psutil
 import pytest
-import redis as redis_py
 from pytest_celery import CeleryTestSetup
 from sqlalchemy import NullPool, create_engine
 
@@ -18,7 +17,6 @@ from tests.processes.installation import DRAIN_S, Installation
 from tests.processes.mind import answer_to
 from tests.processes.nodes import Worker
 from tests.processes.scene import Place, done, wait_until
-from workers.embedded.redis import client_url
 
 PATIENT = {"PERDURE_SHUTDOWN__DRAIN_S": "50", "PERDURE_SHUTDOWN__HARD_EXIT_S": "60"}
 """A worker that would wait for longer than its test."""
@@ -113,33 +111,6 @@ def test_an_isolated_turn_leaves_with_its_worker(celery_setup: CeleryTestSetup, 
     assert not isolated.is_running()
     (turn,) = installation.settled(accepted.turn_id)
     assert turn["reply"]["text"] == answer_to("hello")
-    installation.check()
-
-
-@pytest.mark.long
-def test_what_was_fetched_and_has_not_begun_is_handed_back_at_once(installation: Installation) -> None:
-    """Others go on with it while the worker still drains; the sweeper, which is far off here, is not needed."""
-    rare = {**PATIENT, "PERDURE_TURN__SWEEP_S": "60"}
-    gates = [installation.mind.gate(f"slow {number}") for number in range(2)]
-    leaving = installation.worker("--concurrency=2", **rare)
-    leaving.container.ready()
-    for number, gate in enumerate(gates):
-        installation.accept(f"slow {number}", user=f"slow {number}")
-        gate.wait()
-    held = [installation.accept("quick", user=f"quick {number}") for number in range(2)]
-    wait_until(lambda: _unacknowledged(installation) == 2, "the worker has fetched what it cannot begin")
-    installation.worker(**rare).container.ready()
-    assert _unacknowledged(installation) == 2
-
-    leaving.container.signal(signal.SIGTERM)
-
-    assert [turn["status"] for turn in installation.settled(*(each.turn_id for each in held))] == ["done"] * 2
-    assert leaving.container.status == "running"
-    assert "handed back 2 of 2" in leaving.logs()
-    for gate in gates:
-        gate.opened.set()
-    assert leaving.container.wait() == 0
-    wait_until(lambda: not _unsettled(installation), "all is settled")
     installation.check()
 
 
@@ -255,11 +226,6 @@ def test_what_the_broker_sends_at_that_moment_goes_back(installation: Installati
     assert leaving.container.wait() == 0
     wait_until(lambda: not _unsettled(installation), "all is settled")
     installation.check()
-
-
-def _unacknowledged(installation: Installation) -> int:
-    with redis_py.Redis.from_url(client_url(installation.redis.url)) as client:
-        return int(client.hlen("unacked"))
 
 
 def _unsettled(installation: Installation) -> int:

@@ -68,15 +68,20 @@ class OneAnswer:
         return self._other.respond(asked.request, asked.call)
 
 
+asked: list[str] = []
+"""The names of the models that were called, in order; a test that reads it clears it first."""
+
+
 class Acme:
-    """A model that is down, unless it is called `up`."""
+    """A model that is down, unless its name is `up`; `overloaded` fails in a way that a retry may fix."""
 
     def __init__(self, model: str) -> None:
         self.name = f"acme:{model}"
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
+        asked.append(self.name)
         if self.name != "acme:up":
-            raise ProviderError("Acme is down.", transient=False)
+            raise ProviderError("Acme is down.", transient=self.name == "acme:overloaded")
         return ModelReply("Acme answers.", model="up")
 
 

@@ -9,6 +9,9 @@ import pytest
 
 from perdure.clock import MovedClock
 from perdure.errors import SettingsError
+from perdure.models.protocol import Message, ModelCall, ModelRequest, Role
+from perdure.models.resolve import Models
+from perdure.resilience.circuit import State
 from perdure.resilience.registry import Breakers, CircuitBreaker, Unguarded
 from perdure.resilience.resolve import resolve
 from perdure.runtime import Runtime
@@ -21,6 +24,8 @@ from perdure.turns.runner import Runner
 from tests.conftest import RecordingWaker
 from tests.resilience import acme
 from workers.assembly import assemble, check
+
+REQUEST = ModelRequest((Message(Role.SYSTEM, "Be kind."), Message(Role.USER, "Hello")))
 
 ENTRY_POINTS = f"""
 [perdure.breakers]
@@ -60,10 +65,13 @@ def test_a_process_goes_by_them(tmp_path: Path, database_url: str, waker: Record
         turn, messages = _ask(made, "Hello?")
         assert (turn["status"], turn["reply"]["text"]) == ("done", "Acme answers.")
         assert (messages[-1]["model"], messages[-1]["fallback"]) == ("up", True)
-        assert [(each.name, each.failure_count) for each in made.breakers.list()] == [("llm:acme", 2)]
+        assert [(each.name, each.failure_count) for each in made.breakers.list()] == [
+            ("llm:acme:up", 1),
+            ("llm:acme:down", 1),
+        ]
         turn, _ = _ask(made, "nobody knows")
         assert (turn["status"], turn["error"]["message"]) == ("failed", "Acme is down.")
-        made.breakers.reset("llm:acme")  # tells perdure, which has nothing parked
+        made.breakers.reset("llm:acme:down")  # tells perdure, which has nothing parked
     finally:
         made.database.close()
 
@@ -78,8 +86,27 @@ def test_switched_off_nobodys_breakers_are_asked(tmp_path: Path, clock: MovedClo
     """One switch for all."""
     found = resolve(_settings(tmp_path, breaker={"enabled": False}), clock, None, lambda _: None)
     assert isinstance(found, Breakers)
-    assert isinstance(found.get("llm:acme"), Unguarded)
-    assert isinstance(resolve(Settings(), clock, None, lambda _: None).get("llm:acme"), CircuitBreaker)
+    assert isinstance(found.get("llm:acme:down"), Unguarded)
+    assert isinstance(resolve(Settings(), clock, None, lambda _: None).get("llm:acme:down"), CircuitBreaker)
+
+
+def test_a_fallback_of_the_same_provider_does_not_reset_the_breaker_of_the_dead_model(
+    tmp_path: Path, clock: MovedClock
+) -> None:
+    """Each model has its own breaker: the second model's successes leave the first one's count as it is."""
+    limits = {"registry": "fleet", "failure_threshold": 2}
+    once = {"max_attempts": 1}
+    given = {"model": "acme:overloaded", "fallback": "models", "fallback_models": ("acme:up",)}
+    settings = _settings(tmp_path, **given, breaker=limits, retry=once)
+    breakers = Breakers(settings.breaker, clock)
+    models = Models(settings, clock, breakers)
+    acme.asked.clear()
+    for _ in range(4):
+        reply = models.get().respond(REQUEST, ModelCall(clock, 60))
+        assert (reply.content, reply.model, reply.fallback) == ("Acme answers.", "up", True)
+    assert acme.asked.count("acme:overloaded") == 2, "its breaker is open after two failures"
+    states = {each.name: (each.state, each.success_count) for each in breakers.list()}
+    assert states == {"llm:acme:overloaded": (State.OPEN, 0), "llm:acme:up": (State.CLOSED, 4)}
 
 
 @pytest.mark.parametrize(

@@ -358,6 +358,6 @@ def test_without_a_redis_a_process_has_breakers_of_its_own(clock: MovedClock) ->
 def test_a_key_of_another_kind_stops_no_call(breakers: Breakers, redis_url: str) -> None:
     """A stray hand in Redis is as bad as no Redis, and no worse."""
     client = redis_py.Redis.from_url(client_url(redis_url))
-    client.set("{perdure:breakers}:llm:test", "nonsense")
+    client.set("perdure:{breakers}:llm:test", "nonsense")
     client.close()
     assert succeed(breakers.get("llm:test")) == "fine"

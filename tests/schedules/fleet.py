@@ -30,6 +30,7 @@ TASKS = (
     "casebank.prune",
     "casebank.reflect",
     "casebank.advance",
+    "casebank.count",
     "casebank.suggest",
     "maintenance.retain",
 )

@@ -26,7 +26,7 @@ from tests.schedules.fleet import TASKS, Fleet, weeks
 
 BERLIN = "Europe/Berlin"
 NEW_YORK = "America/New_York"
-MINUTELY = {"sessions.expire_idle", "casebank.advance", "casebank.suggest"}
+MINUTELY = {"sessions.expire_idle", "casebank.advance", "casebank.count", "casebank.suggest"}
 IN_A_YEAR = tuple(name for name in TASKS if name not in MINUTELY)
 
 
@@ -193,6 +193,7 @@ def test_the_schedule_is_the_documented_one(settings: Settings) -> None:
         "memory.refresh_hot": "daily at 00:00, 06:00, 12:00 and 18:00 Europe/Berlin",
         "casebank.prune": "Sundays at 02:00 Europe/Berlin",
         "casebank.advance": "each minute",
+        "casebank.count": "each minute",
         "casebank.reflect": "daily at 03:30 Europe/Berlin",
         "maintenance.retain": "daily at 04:30 Europe/Berlin",
     }

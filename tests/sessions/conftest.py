@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 
+from perdure.fencing import Fence
 from perdure.sessions.ending import Ender, Hold, Outcome
 from perdure.turns.lease import Claimed, Keeper
 from tests.turns.conftest import stage
@@ -39,10 +40,10 @@ def end(stage: Stage, keeper: Keeper, cleaned: list[UUID]) -> End:
 def ender(stage: Stage, keeper: Keeper, clean: Callable[[UUID], object]) -> Ender:
     """Ends sessions as a worker does that keeps its leases with `keeper`."""
 
-    def holding(session_id: UUID, token: int) -> AbstractContextManager[Hold]:
-        return keeper.holding(Claimed(session_id, token, 0, 0.0, None))
+    def holding(session_id: UUID, fence: Fence) -> AbstractContextManager[Hold]:
+        return keeper.holding(Claimed(session_id, fence, 0, 0.0, None))
 
-    def cleaned_up(session_id: UUID, _: int) -> None:
+    def cleaned_up(session_id: UUID, _: Fence) -> None:
         clean(session_id)
 
     return Ender(stage.database, stage.clock, stage.model, 5, 30, holding, cleaned_up)

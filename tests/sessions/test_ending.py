@@ -23,7 +23,7 @@ from perdure.sessions.ending import (
     leave,
     request_end,
 )
-from perdure.sessions.reading import find_live
+from perdure.sessions.reading import find_live, list_sessions, read_session
 from perdure.sessions.summary import MAX_PROMPT_CHARS, extract, summarise
 from perdure.turns.cancelling import cancel
 from perdure.turns.lease import Keeper
@@ -185,6 +185,19 @@ def test_a_model_that_is_down_leaves_an_extract(stage: Stage, end: End) -> None:
     assert (row.state, row.summary_extractive) == ("ended", True)
     assert "hello there" in row.summary
     assert "hello" in row.key_topics
+    shown = read_session(stage.database, session_id)
+    assert (shown["summary_kind"], shown["consolidation"]["status"]) == ("extractive", "waiting")
+    assert list_sessions(stage.database, "ana")[0]["summary_kind"] == "extractive"
+    for earlier in range(2):  # as the session before, and as one of the archive
+        stage.model.requests.clear()
+        following = stage.send(f"next {earlier}", on_busy="enqueue").session_id
+        stage.run(following)
+        prompt = "\n".join(each.content for each in stage.model.requests[0].messages if each.role is Role.SYSTEM)
+        assert "Extract, no summary could be made: hello there" in prompt
+        request_end(stage.database, following, "enough")
+        stage.script(SUMMARY)
+        assert end(following) == Ended()
+    assert list_sessions(stage.database, "ana")[0]["summary_kind"] == "model"
 
 
 def test_a_summary_that_kills_its_process_is_given_up(stage: Stage, end: End) -> None:

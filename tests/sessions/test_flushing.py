@@ -9,10 +9,11 @@ from uuid import UUID, uuid4
 import pytest
 
 from perdure.errors import Unavailable
+from perdure.fencing import Fence
 from tests.turns.stage import PATIENCE_S
 from workers.flushing import Flushed, flush
 
-TOUCHED = [(uuid4(), token) for token in (7, 3, 5)]
+TOUCHED = [(uuid4(), Fence(token, uuid4())) for token in (7, 3, 5)]
 FIRST, SECOND, THIRD = (session_id for session_id, _ in TOUCHED)
 
 
@@ -21,13 +22,13 @@ class Recorder:
 
     def __init__(self, written: int = 1) -> None:
         self.written = written
-        self.seen: list[tuple[UUID, int]] = []
+        self.seen: list[tuple[UUID, Fence]] = []
         self.happens: dict[UUID, Callable[[], object]] = {}
         self.leaves: set[UUID] = set()
 
-    def __call__(self, session_id: UUID, token: int) -> int | None:
+    def __call__(self, session_id: UUID, fence: Fence) -> int | None:
         """Flush."""
-        self.seen.append((session_id, token))
+        self.seen.append((session_id, fence))
         self.happens.get(session_id, lambda: None)()
         return None if session_id in self.leaves else self.written
 
@@ -47,7 +48,7 @@ def test_each_session_is_flushed_once_by_each_flusher_under_its_token() -> None:
 
 
 @pytest.mark.parametrize(("touched", "flushers"), [([], [Recorder()]), (TOUCHED, [])])
-def test_nothing_to_flush_is_all_of_it(touched: list[tuple[UUID, int]], flushers: list[Recorder]) -> None:
+def test_nothing_to_flush_is_all_of_it(touched: list[tuple[UUID, Fence]], flushers: list[Recorder]) -> None:
     """A process that did nothing, or that has no Redis."""
     assert flush(touched, flushers, PATIENCE_S) == Flushed(len(touched), len(touched), 0)
 

@@ -21,7 +21,7 @@ from tests.turns.stage import Stage
 
 SESSION_KEYS = {
     "session_id", "user_id", "agent", "state", "turn_count", "message_count", "created_at", "last_activity_at",
-    "ended_at", "channels", "summary", "key_topics",
+    "ended_at", "channels", "summary", "summary_kind", "key_topics", "consolidation",
 }  # fmt: skip
 MESSAGE_KEYS = {"seq", "turn_id", "role", "content", "channel", "token_count", "created_at"}
 TURN_KEYS = {

@@ -110,7 +110,8 @@ def test_a_step_asks_only_while_thinking(stage: Stage, asks: bool) -> None:
         if expected is None:
             _refused(stage.database, turns.STEP, step, state, trigger)
         else:
-            stage.database.run(turns.STEP, step)
+            assert stage.database.run(turns.STEP, step)
+            step["tick"] += 1
             assert stage.session(session_id).state == expected
 
 
@@ -133,7 +134,7 @@ def test_a_state_is_visible_while_it_lasts(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keeper: Keeper
 ) -> None:
     """Over HTTP and on the command line: that the agent thinks, uses a tool, waits for a person, sums up, cleans up."""
-    monkeypatch.setattr(connecting, "database", lambda: nullcontext(stage.database))
+    monkeypatch.setattr(connecting, "opened", lambda: nullcontext((stage.runtime.settings, stage.database)))
     session_id = UUID(int=0)
     seen: list[tuple[str, str]] = []
 
@@ -182,10 +183,11 @@ def _held(stage: Stage, **given: Any) -> tuple[UUID, UUID, dict[str, Any]]:
     sent = stage.send(**given)
     claimed, _ = stage.claimed(sent.session_id)
     parameters = {
-        "session_id": sent.session_id, "token": claimed.token, "turn_id": sent.turn_id, "lease_s": 30.0,
-        "spent_s": 1.0, "forgiven": True, "summary": "", "key_topics": [], "extractive": True, "channel": "http",
-        "steps": 1, "usage": as_json({}), "error_code": None, "error_message": None, "replied": False,
-        "delivery_id": sent.turn_id, "variables": None, "saved": False,
+        **claimed.fence.on(sent.session_id), "turn_id": sent.turn_id, "lease_s": 30.0,
+        "spent_s": 1.0, "forgiven": True, "tick": 0, "summary": "", "key_topics": [], "extractive": True,
+        "channel": "http", "steps": 1, "usage": as_json({}), "error_code": None, "error_message": None,
+        "replied": False,
+        "delivery_id": sent.turn_id, "variables": None, "saved": False, "case_ids": [],
     }  # fmt: skip
     return sent.session_id, sent.turn_id, parameters
 

@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 
 from perdure.errors import InvalidRequest, TooLarge
 from perdure.snapshots.codec import checked_variables, dump, parse
+from perdure.snapshots.pending import MESSAGE
 from perdure.snapshots.snapshot import MAX_VARIABLES_BYTES, Event
 from perdure.snapshots.store import SnapshotStore, StaleSnapshot, Stored, Version
 from tests.snapshots.worlds import World, snapshot_of
+
+PAYLOAD = {"user_id": "ana", "text": "où ? 📄", "reply_to": {"url": "https://a"}, "metadata": {"a": [1.5]}}
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=30)
 _SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | _TEXT
@@ -93,6 +96,19 @@ class SnapshotSuite:
                 store.save(snapshot, version.token)
                 highest, latest = version, snapshot
             assert store.load(agent_id) == Stored(latest, highest.token)
+
+    def test_pending_messages_are_those_of_the_last_save(self, world: World, store: SnapshotStore) -> None:
+        """They come back in their order, with all that accepting them takes; the next save replaces them."""
+        agent_id = world.session()
+        waiting = tuple(Event("http", MESSAGE, {**PAYLOAD, "message_id": f"m{number}"}) for number in range(150))
+        store.save(snapshot_of(agent_id, 1, {}, waiting), 1)
+        loaded = store.load(agent_id)
+        assert loaded is not None
+        assert loaded.snapshot.event_queue_backup == waiting
+        store.save(loaded.snapshot, 1)
+        assert store.load(agent_id) == loaded
+        store.save(snapshot_of(agent_id, 2, {}, waiting[149:]), 1)
+        assert store.load(agent_id) == Stored(snapshot_of(agent_id, 2, {}, waiting[149:]), 1)
 
     def test_agents_do_not_meet(self, world: World, store: SnapshotStore) -> None:
         """One session's snapshot says nothing of another's."""

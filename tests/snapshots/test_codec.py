@@ -185,7 +185,6 @@ def put(path: tuple[Any, ...], value: Any) -> str:
     [
         (("schema_version",), MISSING, "field required"),
         (("event_queue_backup",), MISSING, "field required"),
-        (("extra",), 1, "extra inputs are not permitted"),
         (("agent_id",), "../../etc/passwd", "string should match"),
         (("agent_id",), str(AGENT).upper(), "string should match"),
         (("agent_id",), f"{AGENT}\n", "string should match"),

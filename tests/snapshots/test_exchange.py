@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from perdure import tool
 from perdure.errors import Conflict, NotFound
 from perdure.models.protocol import Message, Role
 from perdure.sessions.ending import request_end
@@ -19,7 +20,7 @@ from perdure.snapshots.snapshot import AgentSnapshot, Event, Status
 from perdure.snapshots.store import SnapshotStore, SnapshotUnavailable
 from perdure.turns.runner import Ran
 from tests.turns.conftest import stage
-from tests.turns.scripted import says
+from tests.turns.scripted import calls, says
 from tests.turns.stage import Stage
 
 __all__ = ["stage"]
@@ -53,6 +54,12 @@ class Meanwhile:
 
     def close(self) -> None:
         """Nothing."""
+
+
+@tool(effect="pure")
+def stop() -> str:
+    """Do nothing."""
+    return "done"
 
 
 @pytest.fixture
@@ -95,11 +102,11 @@ def test_what_goes_out_is_of_the_last_commit(stage: Stage, session_id: UUID) -> 
 def test_what_was_put_back_is_there_and_the_conversation_as_it_was(
     stage: Stage, session_id: UUID, store: SnapshotStore
 ) -> None:
-    """Variables and events come from the file; the transcript is PostgreSQL's. The session goes on."""
+    """Variables come from the file; the transcript and the queue are PostgreSQL's. The session goes on."""
     before = stage.messages(session_id)
     _restore(stage, store, _changed(stage, session_id))
     snapshot = read(stage.database, session_id)
-    assert (snapshot.memory.working_variables, snapshot.event_queue_backup) == (VARIABLES, EVENTS)
+    assert (snapshot.memory.working_variables, snapshot.event_queue_backup) == (VARIABLES, ())
     assert (snapshot.tick_index, stage.messages(session_id)) == (2, before)
     assert stage.session(session_id).lease_until is None
     loaded = store.load(session_id)
@@ -171,7 +178,7 @@ def test_whoever_was_overtaken_puts_nothing_back(stage: Stage, session_id: UUID)
     assert (snapshot.tick_index, snapshot.memory.working_variables) == (3, {})
 
 
-@pytest.mark.parametrize("case", ["unknown", "older", "newer", "ended", "accepted", "held"])
+@pytest.mark.parametrize("case", ["unknown", "older", "newer", "ended", "begun", "held"])
 def test_what_may_not_be_put_back_is_refused(stage: Stage, session_id: UUID, store: SnapshotStore, case: str) -> None:
     """Each with its reason, and nothing is changed."""
     snapshot = _changed(stage, session_id)
@@ -186,9 +193,13 @@ def test_what_may_not_be_put_back_is_refused(stage: Stage, session_id: UUID, sto
         case "ended":
             request_end(stage.database, session_id, "enough")
             says_so = "ended"
-        case "accepted":
-            stage.send("third")
-            says_so = "busy"
+        case "begun":
+            stage.equip(stop)
+            stage.script(calls(("stop", {})))
+            with stage.crashing("after", "turns.step"):
+                stage.ask("third")
+            stage.move(LEASE_S + 1)
+            snapshot, says_so = replace(snapshot, tick_index=3), "busy"
         case _:
             stage.send("third")
             stage.claimed(session_id)

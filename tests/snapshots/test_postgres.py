@@ -93,14 +93,19 @@ def test_a_step_that_changes_no_variables_writes_no_row(
     assert loaded.snapshot.memory.working_variables == {"a": 1}
 
 
-def test_a_step_leaves_pending_events_as_they_are(database: Database, store: SnapshotStore, session_id: UUID) -> None:
-    """They came with a snapshot that was saved, and are none of the step's."""
-    store.save(replace(snapshot_of(session_id, 0), event_queue_backup=(Event("mcp", "task", 1),)), 0)
-    step(database, session_id, 0, {"a": 2})
+@pytest.mark.parametrize("variables", [{"a": 2}, None])
+def test_a_step_voids_the_events_that_were_saved_before(
+    database: Database, store: SnapshotStore, session_id: UUID, variables: Any
+) -> None:
+    """What is pending after it is in the session's queue; an event that stayed would never be consumed."""
+    saved = replace(snapshot_of(session_id, 0), event_queue_backup=(Event("mcp", "task", 1),))
+    store.save(saved, 0)
+    assert store.load(session_id) == Stored(saved, 0)
+    step(database, session_id, 0, variables)
     loaded = store.load(session_id)
     assert loaded is not None
-    assert loaded.snapshot.memory.working_variables == {"a": 2}
-    assert loaded.snapshot.event_queue_backup == (Event("mcp", "task", 1),)
+    assert loaded.snapshot.memory.working_variables == (variables or saved.memory.working_variables)
+    assert loaded.snapshot.event_queue_backup == ()
 
 
 def test_the_variables_of_each_tick_stay(database: Database, session_id: UUID) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import ipaddress
 import socket
 import threading
 import time
@@ -16,7 +15,7 @@ import pytest
 
 from perdure.errors import ToolError
 from perdure.tools import fetching
-from perdure.tools.fetching import http_get, http_get_tool, is_public
+from perdure.tools.fetching import http_get, http_get_tool
 from perdure.tools.registry import ToolContext
 from tests.turns.stage import PATIENCE_S
 
@@ -253,26 +252,3 @@ def test_a_turn_that_is_cancelled_waits_no_longer(site: str, context: ToolContex
     context.cancelled.set()
     with pytest.raises(ToolError, match="no longer wants"):
         http_get_tool([LOOPBACK]).call({"url": f"{site}/drip"}, context)
-
-
-@pytest.mark.parametrize(
-    ("address", "public"),
-    [
-        ("93.184.216.34", True),
-        ("2606:2800:220:1::1", True),
-        ("::ffff:8.8.8.8", True),
-        ("::ffff:10.0.0.1", False),
-        ("2002:7f00:1::", False),
-        ("64:ff9b::a00:1", False),
-        ("100.64.0.1", False),
-        ("224.0.0.1", False),
-        ("255.255.255.255", False),
-        ("fc00::1", False),
-        ("192.88.99.1", False),
-        ("3fff:fff::1", False),
-        ("0.0.0.0", False),  # noqa: S104 (nothing is bound)
-    ],
-)
-def test_what_is_public(address: str, public: bool) -> None:
-    """Addresses within addresses count by the inner one."""
-    assert is_public(ipaddress.ip_address(address)) is public

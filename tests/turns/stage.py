@@ -176,7 +176,12 @@ class Stage:
         """What a provider would refuse in the transcript; an open call only of a turn that is not settled."""
         rows = self.sql("SELECT * FROM messages WHERE session_id = %(id)s ORDER BY seq", id=session_id)
         messages = [
-            Message(Role(row.role), row.content, tuple(ToolCall(**c) for c in row.tool_calls or ()), row.tool_call_id)
+            Message(
+                Role(row.role),
+                row.content,
+                tuple(ToolCall.from_record(c) for c in row.tool_calls or ()),
+                row.tool_call_id,
+            )
             for row in rows
         ]
         if rows and rows[-1].tool_calls:

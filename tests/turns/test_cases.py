@@ -9,14 +9,16 @@ from uuid import UUID
 
 import pytest
 
-from perdure.casebank import archive, cases, prune, reflection, search
+from perdure.casebank import archive, cases, executions, prune, reflection, search
 from perdure.casebank.cases import NewCase
 from perdure.errors import Conflict, InvalidRequest, NotFound, ProviderError
-from perdure.settings import MemorySettings
+from perdure.settings import CaseScope, MemorySettings
 from perdure.turns.cancelling import cancel
 from perdure.turns.erasing import erase
 from perdure.turns.feedback import give_feedback, parse_feedback
+from perdure.turns.runner import Ran
 from tests.casebank.bank import bank
+from tests.casebank.questions import TOPICS
 from tests.turns.scripted import says
 from tests.turns.stage import PATIENCE_S, Stage, until
 from tests.turns.test_briefing import _Away
@@ -37,6 +39,11 @@ def _system(stage: Stage) -> str:
     return stage.model.requests[-1].messages[0].content
 
 
+def _cases(stage: Stage) -> str:
+    """The section of the prompt that quotes cases."""
+    return next((part for part in _system(stage).split("\n\n") if "Answered" in part), "")
+
+
 def _executions(stage: Stage) -> list[tuple[Any, ...]]:
     rows = stage.sql("SELECT case_id, succeeded, feedback, error FROM case_executions ORDER BY executed_at, case_id")
     return [tuple(row) for row in rows]
@@ -48,8 +55,8 @@ def _say(stage: Stage, turn: dict[str, Any], score: int) -> None:
 
 def test_what_is_near_is_in_the_prompt_and_counted_with_the_ending(stage: Stage) -> None:
     """The four nearest, quoted as data; a turn that failed says so of them."""
-    for number in range(5):
-        _put(stage, f"other {number}", f"colour of flower number {number}", "red")
+    for word in ("now", "today", "again", "here", "first"):
+        _put(stage, f"other {word}", f"how do I reset the router {word}", "red")
     _put(stage)
     stage.ask("please, how do I reset the router?")
     system = _system(stage)
@@ -63,18 +70,19 @@ def test_what_is_near_is_in_the_prompt_and_counted_with_the_ending(stage: Stage)
 
 
 def test_without_cases_a_turn_costs_no_statement_more(stage: Stage) -> None:
-    """And with some two: one search, and the counting in the transaction that settles it. The commits are the same."""
+    """And with some one: the search. The statement that settles the turn records their use, too."""
     for _ in range(2):
         stage.ask()
     with counted(stage.database) as (before, commits):
         stage.ask()
     _put(stage)
-    stage.ask()
+    stage.ask(ASKED)
     with counted(stage.database) as (after, with_cases):
-        stage.ask()
-    assert [each for each in with_cases if each.startswith("turns.")] == commits
-    more = Counter(after) - Counter(before)
-    assert sorted(each.split('"')[1] for each in more.elements()) == ["casebank.nearest_384", "casebank.record"]
+        stage.ask(ASKED)
+    assert with_cases == commits
+    more = Counter(each.split('"')[1] for each in after) - Counter(each.split('"')[1] for each in before)
+    assert sorted(more.elements()) == ["casebank.nearest_for_user_384"]
+    assert len(_executions(stage)) == 2
 
 
 def test_a_cancelled_turn_says_nothing_of_its_cases(stage: Stage) -> None:
@@ -95,7 +103,7 @@ def test_a_cancelled_turn_says_nothing_of_its_cases(stage: Stage) -> None:
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_use_is_counted_once_wherever_the_process_dies(stage: Stage, moment: Any) -> None:
-    """It is one commit with the ending: neither is there without the other."""
+    """It is one statement with the ending: neither is there without the other."""
     _put(stage)
     sent = stage.send(ASKED)
     with stage.crashing(moment, "turns.settle"):
@@ -107,6 +115,73 @@ def test_a_use_is_counted_once_wherever_the_process_dies(stage: Stage, moment: A
     assert stage.turn(sent.turn_id)["status"] == "done"
     assert _executions(stage) == [("router", True, None, None)]
     assert cases.read(stage.database, "router")["usage_count"] == 1
+
+
+@pytest.mark.parametrize("statement", ["SELECT FROM cases FOR UPDATE", "DELETE FROM cases"])
+def test_another_users_open_transaction_delays_no_settlement(stage: Stage, statement: str) -> None:
+    """Whatever it has locked, the turn settles under it at once, and its model is asked once."""
+    _put(stage)
+    stage.ask()
+    asked = len(stage.model.requests)
+    with stage.database.engine.connect().execution_options(isolation_level="READ COMMITTED") as other, other.begin():
+        other.exec_driver_sql(statement)
+        sent = stage.send(ASKED)
+        stage.sql("SET lock_timeout = 0")  # a wait would be one without an end
+        with counted(stage.database) as (_, commits):
+            assert stage.run(sent.session_id) == Ran(1)
+        turn = stage.turn(sent.turn_id)
+        assert (turn["status"], len(stage.model.requests) - asked) == ("done", 1)
+        assert commits.count("turns.settle") == 1
+        assert _executions(stage) == [("router", True, None, None)]
+    executions.count(stage.database)
+    counted_now = [each["usage_count"] for each in cases.list_cases(stage.database)]
+    assert counted_now == ([1] if "UPDATE" in statement else [])
+    assert bool(_executions(stage)) == bool(counted_now)
+
+
+def test_unrelated_cases_reach_no_prompt_and_are_not_used(stage: Stage) -> None:
+    """Ten of other topics: neither shown nor recorded, so that a case that nobody asks for becomes inactive."""
+    for number, (query, *_) in enumerate(TOPICS[-10:]):
+        _put(stage, f"case {number}", query)
+    stage.ask(ASKED)
+    assert ANSWER not in _system(stage)
+    assert _executions(stage) == []
+    everything = stage.settings.casebank.model_copy(update={"min_similarity": 0.0})
+    stage.settings = stage.settings.model_copy(update={"casebank": everything})
+    stage.ask(ASKED)
+    assert _cases(stage).count("Answered") == len(_executions(stage)) > 0
+
+
+def test_one_users_words_are_shown_to_nobody_else(stage: Stage) -> None:
+    """An imported case is everybody's, a learnt one its user's; with the scope `all` each is everybody's."""
+    stage.script(says(ANSWER))
+    _say(stage, stage.ask(ASKED), 1)
+    _put(stage, "imported", "what do I do if the router does not reset", "Unplug it.")
+    stage.ask(ASKED, user_id="bob")
+    assert ANSWER not in _system(stage)
+    assert "Unplug it." in _cases(stage)
+    stage.ask(ASKED)
+    assert ANSWER in _cases(stage)
+    shared = stage.settings.casebank.model_copy(update={"scope": CaseScope.ALL})
+    stage.settings = stage.settings.model_copy(update={"casebank": shared})
+    stage.ask(ASKED, user_id="bob")
+    assert ANSWER in _cases(stage)
+
+
+def test_cases_of_others_cost_a_turn_nothing(stage: Stage) -> None:
+    """A user who may see none of the bank's cases pays no search; with the scope `all` they do."""
+    stage.script(says(ANSWER))
+    _say(stage, stage.ask(ASKED), 1)
+
+    def searches() -> list[str]:
+        with counted(stage.database) as (statements, _):
+            stage.ask(ASKED, user_id="bob")
+        return [each for each in statements if "EXECUTE" in each and "casebank." in each]
+
+    assert searches() == []
+    shared = stage.settings.casebank.model_copy(update={"scope": CaseScope.ALL})
+    stage.settings = stage.settings.model_copy(update={"casebank": shared})
+    assert len(searches()) == 1
 
 
 def test_a_case_that_finds_no_room_is_not_counted(stage: Stage) -> None:
@@ -127,7 +202,7 @@ def test_while_the_embedder_is_away_turns_go_on_without(stage: Stage) -> None:
     assert ANSWER not in _system(stage)
 
 
-def test_praise_is_learnt_and_found_by_the_next_who_asks(stage: Stage) -> None:
+def test_praise_is_learnt_and_found_when_its_user_asks_again(stage: Stage) -> None:
     """Once, however often it comes; blame of an answer nobody praised teaches nothing."""
     stage.script(says(ANSWER), says("no idea"))
     praised, blamed = stage.ask(ASKED), stage.ask("what is the weather like")
@@ -136,7 +211,7 @@ def test_praise_is_learnt_and_found_by_the_next_who_asks(stage: Stage) -> None:
     _say(stage, blamed, -1)
     [learnt] = cases.list_cases(stage.database)
     assert (learnt["query"], learnt["response_text"]) == (ASKED, ANSWER)
-    stage.ask("tell me, how do I reset the router", user_id="bob")
+    stage.ask("tell me, how do I reset the router")
     assert ANSWER in _system(stage)
     kept = stage.sql("SELECT feedback FROM turns WHERE turn_id = %(id)s", id=blamed["turn_id"])
     assert kept[0].feedback == {"score": -1, "comment": None}
@@ -192,7 +267,7 @@ def test_the_story_of_a_case(stage: Stage) -> None:
     _say(stage, stage.ask(ASKED), 1)
     [case_id] = [each["case_id"] for each in cases.list_cases(stage.database)]
     for number in range(11):
-        turn = stage.ask(ASKED, user_id=f"user {number}")
+        turn = stage.ask(ASKED)
         assert ANSWER in _system(stage)
         if number > 1:  # of the first two nobody says anything: they succeeded
             _say(stage, turn, -1)
@@ -203,9 +278,9 @@ def test_the_story_of_a_case(stage: Stage) -> None:
     assert prune.run(parts)["details"]["spared"][0]["rule"] == "recent_access"
     stage.move(8 * DAY_S)
     assert prune.run(parts)["details"]["removed"] == [case_id]
-    stage.ask(ASKED, user_id="somebody")
-    assert ANSWER not in _system(stage)
+    stage.ask(ASKED)
+    assert ANSWER not in _cases(stage)
     archive.restore(stage.database, case_id)
-    stage.ask(ASKED, user_id="somebody else")
-    assert ANSWER in _system(stage)
+    stage.ask(ASKED)
+    assert ANSWER in _cases(stage)
     assert search.search(stage.database, stage.embedder.embed([ASKED])[0], stage.embedder.name, 1)[0].case_id == case_id

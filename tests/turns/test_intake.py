@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from perdure.errors import Unavailable
 from perdure.turns import intake
 from perdure.turns.intake import Unfinished
 from perdure.turns.lease import NotNeeded
 from perdure.turns.runner import Ran
 from perdure.turns.sweep import sweep
+from tests.turns.scripted import says
 from tests.turns.stage import Stage
 
 
@@ -61,3 +63,40 @@ def test_closing_it_twice_is_closing_it(stage: Stage) -> None:
         assert intake.is_closed(stage.database)
     intake.reopen(stage.database)
     assert not intake.is_closed(stage.database)
+
+
+def test_the_next_turn_of_a_running_session_does_not_begin_either(stage: Stage) -> None:
+    """The intake closes while the session's first turn runs: that one ends, the one behind it waits."""
+    stage.script(says("the first"), says("the second"))
+    first, second = stage.send("1"), stage.send("2")
+
+    def close(moment: str, name: str) -> None:
+        if (moment, name) == ("before", "turns.settle"):
+            intake.close(stage.database)
+
+    with stage.hooked(close):
+        assert stage.run(first.session_id) == Ran(1)
+    waiting, row = stage.turn(second.turn_id), stage.session(first.session_id)
+    assert (waiting["status"], waiting["attempts"], waiting["started_at"]) == ("accepted", 0, None)
+    assert (row.state, row.lease_until, row.lease_owner, row.strikes, row.claims) == ("active", None, None, 0, 0)
+
+    intake.reopen(stage.database)
+    assert stage.run(first.session_id) == Ran(1)
+    assert stage.turn(second.turn_id)["reply"]["text"] == "the second"
+
+
+def test_a_turn_that_runs_ends_though_its_connection_breaks(stage: Stage) -> None:
+    """The runner looks again which turn it has: closed or not, it is the one that runs."""
+    first, second = stage.send("1"), stage.send("2")
+    broken: list[str] = []
+
+    def close_and_break(moment: str, name: str) -> None:
+        if (moment, name) == ("before", "turns.settle") and not broken:
+            broken.append(name)
+            intake.close(stage.database)
+            raise Unavailable("The connection broke.")
+
+    with stage.hooked(close_and_break):
+        assert stage.run(first.session_id) == Ran(1)
+    assert stage.turn(first.turn_id)["status"] == "done"
+    assert stage.turn(second.turn_id)["status"] == "accepted"

@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 
 from perdure.errors import DeadlineExceeded
+from perdure.fencing import Fence
 from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelRequest
 from perdure.sessions.ending import request_end
 from perdure.sessions.queries import CLAIM_ENDING
@@ -112,8 +113,8 @@ def test_whatever_is_held_is_given_back_at_once(stage: Stage, keeper: Keeper) ->
             held.enter_context(keeper.holding(each))
             for each in (
                 found,
-                Claimed(ended, ending.token, 0, 0.0, None),
-                Claimed(over, stage.session(over).token, 0, 0.0, None),
+                Claimed(ended, Fence(ending.token, ending.nonce), 0, 0.0, None),
+                Claimed(over, Fence(stage.session(over).token, stage.session(over).nonce), 0, 0.0, None),
                 taken,
             )
         ]
@@ -279,12 +280,13 @@ def test_it_says_when_it_forgets_sessions_that_a_shutdown_would_flush(
     """Once, and it is the oldest that go; one that is worked on again is young again."""
     monkeypatch.setattr("perdure.turns.lease._MOST_TOUCHED", 2)
     first, second, third, fourth = uuid4(), uuid4(), uuid4(), uuid4()
-    for session_id, token in ((first, 1), (second, 1), (first, 2)):
-        with keeper.holding(Claimed(session_id, token, 0, 0.0, None)):
-            assert keeper.touched()[0] == (session_id, token)
+    one, two = Fence(1, uuid4()), Fence(2, uuid4())
+    for session_id, fence in ((first, one), (second, one), (first, two)):
+        with keeper.holding(Claimed(session_id, fence, 0, 0.0, None)):
+            assert keeper.touched()[0] == (session_id, fence)
     assert caplog.messages == []
     for session_id in (third, fourth):
-        with keeper.holding(Claimed(session_id, 1, 0, 0.0, None)):
+        with keeper.holding(Claimed(session_id, one, 0, 0.0, None)):
             pass
-    assert keeper.touched() == [(fourth, 1), (third, 1)]
+    assert keeper.touched() == [(fourth, one), (third, one)]
     assert caplog.messages == ["more than 2 sessions were worked on here: the oldest are not flushed at the end"]

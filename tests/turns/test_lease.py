@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread
 from time import monotonic
@@ -12,9 +13,23 @@ from sqlalchemy import text
 
 from perdure.database.engine import Database, Statement, as_json
 from perdure.errors import Unavailable
+from perdure.memory import consolidation_queries
+from perdure.memory import queries as memory_queries
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Role
+from perdure.sessions import queries as session_queries
+from perdure.snapshots import queries as snapshot_queries
 from perdure.turns import queries
-from perdure.turns.lease import ISOLATE_FROM_CLAIM, Claimed, Hold, LeaseLost, NeedsIsolation, NotNeeded, claim
+from perdure.turns.lease import (
+    ISOLATE_FROM_CLAIM,
+    Claimed,
+    Hold,
+    Keeper,
+    LeaseLost,
+    NeedsIsolation,
+    NotNeeded,
+    _all_held,
+    claim,
+)
 from perdure.turns.react import Turn
 from perdure.turns.runner import Ran, Runner
 from perdure.turns.settlement import Cancelled, Tenure, conclude, settle
@@ -77,14 +92,47 @@ def _stale(stage: Stage) -> tuple[Claimed, Hold]:
     return found
 
 
+def _lost_in_a_failover(stage: Stage, *, release: str = "this") -> tuple[Claimed, Hold]:
+    """A claim that a standby had not received: the next claim, by a worker of `release`, got the same token."""
+    session_id = stage.send().session_id
+    stage.script(says("before the failover"))
+    stage.run(session_id)
+    stage.send()
+    before = stage.session(session_id)
+    found, hold = stage.claimed(session_id)
+    stage.sql(
+        "UPDATE sessions SET token = %(token)s, nonce = %(nonce)s, lease_until = NULL, lease_owner = NULL, "
+        "strikes = 0, claims = 0, state = 'active' WHERE session_id = %(id)s",
+        token=before.token, nonce=before.nonce, id=session_id,
+    )  # fmt: skip
+    stage.sql("UPDATE turns SET status = 'accepted', attempts = 0, started_at = NULL WHERE settled_at IS NULL")
+    if release == "this":
+        other, _ = stage.claimed(session_id)
+        assert (other.token, other.fence != found.fence) == (found.token, True)
+    else:  # the previous release raises the token, and knows no nonce
+        stage.sql(
+            "UPDATE sessions SET token = token + 1, lease_until = perdure_now() + interval '30 s', state = 'thinking' "
+            "WHERE session_id = %(id)s",
+            id=session_id,
+        )
+    return found, hold
+
+
+STALE = {
+    "taken over": _stale, "lost in a failover": _lost_in_a_failover,
+    "lost to the previous release": lambda stage: _lost_in_a_failover(stage, release="previous"),
+}  # fmt: skip
+
+
 def _state(stage: Stage) -> list[Any]:
     tables = ("sessions", "turns", "inbox", "messages", "tool_effects", "deliveries")
     return [stage.sql(f"SELECT * FROM {table} ORDER BY 1") for table in tables]  # noqa: S608 (constants)
 
 
-def test_a_stale_holder_writes_nothing(stage: Stage) -> None:
-    """Every statement of a runner hangs on the token: step, settle, park, release, extend, begin the next."""
-    stale, hold = _stale(stage)
+@pytest.mark.parametrize("lose", STALE.values(), ids=STALE)
+def test_a_stale_holder_writes_nothing(stage: Stage, lose: Callable[[Stage], tuple[Claimed, Hold]]) -> None:
+    """Every statement of a runner is conditional on the fence, the token and the nonce of it."""
+    stale, hold = lose(stage)
     assert stale.turn is not None
     transcript = Transcript.load(stage.database, stale.session_id, stale.turn)
     turn = Turn(stage.runtime, hold, stale.turn, transcript, 0)
@@ -93,30 +141,67 @@ def test_a_stale_holder_writes_nothing(stage: Stage) -> None:
         turn._commit([*transcript.uncommitted, Entry(stale.turn.turn_id, Role.ASSISTANT, "x")], asks=False)
     with pytest.raises(LeaseLost):
         settle(
-            stage.database, stage.clock, Tenure(stale.session_id, stale.token, 30), turn=stale.turn,
+            stage.database, stage.clock, Tenure(stale.session_id, stale.fence, 30), turn=stale.turn,
             verdict=conclude(stage.database, stale.session_id, stale.turn, transcript, Cancelled()),
         )  # fmt: skip
-    mine = {"session_id": stale.session_id, "token": stale.token, "turn_id": stale.turn.turn_id, "lease_s": 30}
-    assert not stage.database.run(queries.PARK, {**mine, "spent_s": 9.0, "forgiven": True})
+    mine = {**hold.held, "turn_id": stale.turn.turn_id, "lease_s": 30}
+    assert not stage.database.run(queries.PARK, {**mine, "spent_s": 9.0})
+    assert not stage.database.run(queries.STRIKE, {**mine, "spent_s": 9.0, "max_attempts": 5})
     assert not stage.database.run(queries.RELEASE, mine)
     assert not stage.database.run(queries.EXTEND_EFFECT, {**mine, "effect_id": stale.turn.turn_id, "timeout_s": 9.0})
     assert not stage.database.run(queries.BEGIN_NEXT, mine)
-    assert not stage.database.run(
-        queries.RENEW, {"session_ids": [stale.session_id], "tokens": [stale.token], "lease_s": 99}
-    )
+    assert not stage.database.run(queries.HOLD, {**mine, "held": "{}", "most": 10})
+    assert not stage.database.run(queries.PUT_OFF, {**mine, "wakes": 1, "error": "x"})
+    assert not stage.database.run(queries.OWNED, mine)
+    assert not stage.database.run(queries.LOCK_HELD, mine)
+    assert not stage.database.run(queries.WAIT_APPROVAL, {**mine, "spent_s": 9.0, "message_seq": 1})
+    waits = {"spent_s": 9.0, "wait_s": 9.0, "error_code": "TIMEOUT", "steps": 1}
+    assert not stage.database.run(queries.PARK_FOR, {**mine, **waits})
+    stage.database.run(queries.BRING_BACK, mine)
+    decided = {"message_seq": 1, "calls": "[]", "expired": "", "ended": ""}
+    assert not stage.database.run(queries.BEGIN_APPROVED, {**mine, **decided})
+    assert not stage.database.run(queries.RELEASE_ALL, _all_held([hold]))
+    assert not stage.database.run(queries.RENEW, {**_all_held([hold]), "lease_s": 99})
     assert _state(stage) == before
+
+
+def test_two_claims_of_one_token_are_told_apart_by_the_keeper(stage: Stage) -> None:
+    """The older holder learns that it has lost the session, renews nothing, and stops its turn."""
+    stale, hold = _lost_in_a_failover(stage)
+    keeper = Keeper(stage.database, stage.clock, stage.settings.turn)
+    until = stage.session(stale.session_id).lease_until
+    with keeper.holding(stale) as kept:
+        assert stale.turn is not None
+        kept.begin(stale.turn.turn_id)
+        stage.move(stage.settings.turn.heartbeat_s)
+        keeper.beat()
+        assert kept.lost
+    assert stage.session(stale.session_id).lease_until == until
+    assert not hold.lost
+
+
+def test_every_statement_under_a_token_names_the_nonce(stage: Stage) -> None:
+    """Whoever adds a statement that is conditional on a session's token gets the whole fence."""
+    rooms = (
+        queries, session_queries, consolidation_queries, memory_queries, snapshot_queries,
+    )  # fmt: skip
+    statements = [each for room in rooms for each in vars(room).values() if isinstance(each, Statement)]
+    under = {each.name for each in statements if {"token", "tokens"} & set(each.parameters)}
+    whole = {each.name for each in statements if {"nonce", "nonces"} & set(each.parameters)}
+    assert len(whole) > 20
+    assert under - whole == {"snapshots.save"}, "which is given the version of a snapshot"
 
 
 def test_a_stale_settle_takes_its_messages_and_results_with_it(stage: Stage) -> None:
     """All of a statement hangs on one row: a stale step leaves neither messages nor effects behind."""
-    stale, _ = _stale(stage)
+    stale, hold = _stale(stage)
     assert stale.turn is not None
     before = stage.counts()
     rows = stage.database.run(
         queries.STEP,
         {
-            "session_id": stale.session_id, "token": stale.token, "lease_s": 30, "turn_id": stale.turn.turn_id,
-            "channel": "http", "asks": False, "spent_s": 1.0, "added": 1,
+            **hold.held, "lease_s": 30, "turn_id": stale.turn.turn_id,
+            "channel": "http", "asks": False, "spent_s": 1.0, "added": 1, "tick": 0,
             "messages": as_json([Entry(stale.turn.turn_id, Role.ASSISTANT, "x").record(1)]),
             "intents": as_json([{
                 "effect_id": stale.turn.turn_id, "position": 0, "tool": "t", "arguments": "{}", "effect": "pure",
@@ -157,14 +242,14 @@ def test_a_transaction_left_idle_is_ended_by_the_server(stage: Stage, database_u
 def test_a_released_lease_is_never_renewed(stage: Stage) -> None:
     """The keeper's round may fall between a settle and the end of its hold: nobody would hold what it renewed."""
     session_id = stage.send().session_id
-    found, _ = stage.claimed(session_id)
+    found, hold = stage.claimed(session_id)
     assert found.turn is not None
     transcript = Transcript.load(stage.database, session_id, found.turn)
     settle(
-        stage.database, stage.clock, Tenure(session_id, found.token, 30), turn=found.turn,
+        stage.database, stage.clock, Tenure(session_id, found.fence, 30), turn=found.turn,
         verdict=conclude(stage.database, session_id, found.turn, transcript, Cancelled()),
     )  # fmt: skip
-    stage.database.run(queries.RENEW, {"session_ids": [session_id], "tokens": [found.token], "lease_s": 30})
+    stage.database.run(queries.RENEW, {**_all_held([hold]), "lease_s": 30})
     assert stage.session(session_id).lease_until is None
     stage.waker.sessions.clear()
     assert stage.send().session_id == session_id
@@ -193,7 +278,7 @@ def test_a_claim_beside_a_settle_releases_what_it_cannot_run(stage: Stage) -> No
     session_id = stage.send().session_id
     found, hold = stage.claimed(session_id)
     assert found.turn is not None
-    stage.database.run(queries.RELEASE, {"session_id": session_id, "token": found.token})
+    stage.database.run(queries.RELEASE, hold.held)
     row = stage.session(session_id)
     assert (row.lease_until, row.strikes, row.state) == (None, 0, "active")
     assert not hold.lost
@@ -337,7 +422,7 @@ def test_whatever_waits_for_locks_does_not_delay_the_keeper(stage: Stage) -> Non
         senders = [Thread(target=_ignoring_unavailable, args=(stage, "locked"), daemon=True) for _ in range(40)]
         for sender in senders:
             sender.start()
-        parameters = {"session_ids": [hold.session_id], "tokens": [hold.token], "lease_s": 30}
+        parameters = {**_all_held([hold]), "lease_s": 30}
         began = monotonic()
         assert stage.database.run(queries.RENEW, parameters, urgent=True)
         assert monotonic() - began < 1

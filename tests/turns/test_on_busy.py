@@ -7,10 +7,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from sqlalchemy import event
 
 from perdure import tool
 from perdure.errors import Conflict
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Role
+from perdure.turns import outbox
 from perdure.turns.effects import UNKNOWN_OUTCOME
 from perdure.turns.runner import Ran
 from tests.turns.scripted import calls, says
@@ -221,3 +223,42 @@ def test_turns_that_were_interrupted_are_delivered_as_cancelled(stage: Stage) ->
     row = stage.sql("SELECT delivery_id, turn_id, status FROM deliveries")[0]
     assert (row.turn_id, row.status) == (first.turn_id, "pending")
     assert stage.waker.deliveries == [row.delivery_id]
+
+
+def _interrupting(stage: Stage, user_id: str, queued: int) -> int:
+    """How many statements it takes to interrupt a session in which so many turns are queued."""
+    receiver = {"url": "https://a.example"}
+    session_id = stage.send("running", user_id, reply_to=receiver).session_id
+    stage.claimed(session_id)
+    for number in range(queued):
+        stage.send(f"queued {number}", user_id, reply_to=receiver if number % 2 else None)
+    statements: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_more: Any) -> None:
+        if not statement.startswith("PREPARE"):
+            statements.append(statement)
+
+    event.listen(stage.database.engine, "before_cursor_execute", note)
+    try:
+        stage.send("now this", user_id, on_busy="interrupt")
+    finally:
+        event.remove(stage.database.engine, "before_cursor_execute", note)
+    return len(statements)
+
+
+def test_what_an_interruption_costs_does_not_grow_with_the_queue(stage: Stage) -> None:
+    """As many statements for 60 queued turns as for 4, few wake-ups; every turn is settled and every delivery owed."""
+    few, many = _interrupting(stage, "ana", 4), _interrupting(stage, "ben", 60)
+    assert many == few
+    owed = stage.sql(
+        "SELECT user_id, d.delivery_id FROM deliveries AS d JOIN turns USING (turn_id)"
+        " WHERE turns.status = 'cancelled' AND d.status = 'pending' ORDER BY user_id, seq"
+    )
+    assert [row.user_id for row in owed] == ["ana"] * 3 + ["ben"] * 31
+    assert stage.waker.deliveries == [row.delivery_id for row in [*owed[:3], *owed[3:13]]]
+    counts = stage.sql("SELECT status, count(*) FROM turns GROUP BY status ORDER BY status")
+    assert [tuple(row) for row in counts] == [("accepted", 2), ("cancelled", 66)]
+    ben = stage.sql("SELECT session_id, unsettled, state FROM sessions WHERE user_id = 'ben'")[0]
+    assert (ben.unsettled, ben.state) == (1, "active")
+    assert stage.run(ben.session_id) == Ran(1)
+    assert set(outbox.due(stage.database, 100, 5.0)) == {row.delivery_id for row in owed}

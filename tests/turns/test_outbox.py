@@ -16,6 +16,7 @@ from perdure.turns.outbox import (
     MAX_ATTEMPTS,
     Delivered,
     DeliveryFailed,
+    NotAsked,
     NotDue,
     Outcome,
     Postponed,
@@ -69,7 +70,7 @@ def test_it_is_delivered_once(stage: Stage) -> None:
     assert target == {"url": "https://a.example/hook"}
     assert body == {**stage.turn(turn_id), "delivery_id": str(delivery_id)}
     assert _row(stage, delivery_id).status == "delivered"
-    assert due(stage.database, 10) == []
+    assert due(stage.database, 10, 5) == []
 
 
 def test_it_goes_the_way_that_was_asked_for(stage: Stage) -> None:
@@ -90,7 +91,7 @@ def test_a_failure_is_tried_again_later(stage: Stage) -> None:
     assert _deliver(stage, recipient, delivery_id) == NotDue()
     assert "503" in _row(stage, delivery_id).last_error
     stage.move(FIRST_RETRY_S)
-    assert due(stage.database, 10) == [delivery_id]
+    assert due(stage.database, 10, 5) == [delivery_id]
     assert _deliver(stage, recipient, delivery_id) == Postponed(FIRST_RETRY_S * 2)
     stage.move(FIRST_RETRY_S * 2)
     assert _deliver(stage, recipient, delivery_id) == Delivered()
@@ -104,7 +105,7 @@ def test_a_pause_given_by_a_clock_that_was_ahead_is_none(stage: Stage) -> None:
     recipient = Recipient(failures=1)
     assert _deliver(stage, recipient, delivery_id) == Postponed(FIRST_RETRY_S)
     stage.move(-DAY_S)
-    assert due(stage.database, 10) == [delivery_id]
+    assert due(stage.database, 10, 5) == [delivery_id]
     assert _deliver(stage, recipient, delivery_id) == Delivered()
 
 
@@ -118,7 +119,7 @@ def test_it_is_given_up_in_the_end(stage: Stage) -> None:
     assert _row(stage, delivery_id).status == "failed"
     assert _row(stage, delivery_id).attempts == MAX_ATTEMPTS
     assert _deliver(stage, recipient, delivery_id) == NotDue()
-    assert due(stage.database, 10) == []
+    assert due(stage.database, 10, 5) == []
 
 
 def test_one_whose_attempts_all_break_off_is_given_up(stage: Stage) -> None:
@@ -160,9 +161,9 @@ def test_an_attempt_that_died_is_made_again(stage: Stage) -> None:
     recipient = Recipient()
     with stage.crashing("before", "deliveries.delivered"):
         _deliver(stage, recipient, delivery_id)
-    assert due(stage.database, 10) == []
+    assert due(stage.database, 10, 5) == []
     stage.move(ATTEMPT_S)
-    assert due(stage.database, 10) == [delivery_id]
+    assert due(stage.database, 10, 5) == [delivery_id]
     assert _deliver(stage, recipient, delivery_id) == Delivered()
     assert [body["delivery_id"] for _, body in recipient.arrived] == [str(delivery_id)] * 2
 
@@ -210,3 +211,43 @@ def test_the_signature_is_hmac_sha256_of_the_body() -> None:
     assert signature(b"Jefe", b"what do ya want for nothing?") == (
         "sha256=5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"
     )
+
+
+def test_a_receiver_that_is_not_asked_costs_no_attempt(stage: Stage) -> None:
+    """Its breaker is open for hours: the delivery waits longer and longer, and is sent when the receiver is back."""
+    delivery_id = _owed(stage)
+    resting = Resting(retry_s=60)
+    pauses = []
+    for _ in range(20):
+        outcome = deliver(stage.database, {"url": resting}, delivery_id)
+        assert isinstance(outcome, Postponed)
+        assert outcome.retry_s is not None
+        pauses.append(outcome.retry_s)
+        stage.move(outcome.retry_s)
+    assert _row(stage, delivery_id).attempts == 0
+    assert pauses[0] == 60
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == LONGEST_RETRY_S
+    assert _deliver(stage, Recipient(), delivery_id) == Delivered()
+
+
+def test_a_receiver_that_is_never_asked_again_is_given_up(stage: Stage) -> None:
+    """After a day, refusals by the breaker count as attempts: no delivery waits for ever."""
+    delivery_id = _owed(stage)
+    stage.move(DAY_S + 1)
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        outcome = deliver(stage.database, {"url": Resting(retry_s=60)}, delivery_id)
+        assert outcome == Postponed(retry_after(attempt))
+        stage.move(LONGEST_RETRY_S)
+    assert _row(stage, delivery_id).status == "failed"
+
+
+class Resting:
+    """A carrier whose receiver's breaker is open."""
+
+    def __init__(self, retry_s: float) -> None:
+        self._retry_s = retry_s
+
+    def carry(self, target: dict[str, Any], body: bytes) -> None:
+        """Ask nobody."""
+        raise NotAsked("the breaker of a.example is open", self._retry_s)

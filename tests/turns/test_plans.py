@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import Connection
 
 from perdure.clock import MovedClock
-from perdure.database.engine import Database, Statement, as_json
+from perdure.database.engine import Database, as_json
 from perdure.settings import Settings
 from perdure.turns import queries
 from tests.conftest import RecordingWaker
+from tests.plans import outline, plans, rows_read
 from tests.turns.stage import Stage
 
 TURNS_OF_THE_LONG_SESSION = 2_000
@@ -51,7 +49,8 @@ _FILL = f"""
     INSERT INTO inbox SELECT user_id, 'http', turn_id::text, turn_id, 1, 'hello', now() FROM turns;
     INSERT INTO snapshots (session_id, set_aside, variables, events, tick, token, saved_at)
     SELECT session_id, false, '{{}}', '[]', seq, 1, now() FROM turns;
-    UPDATE sessions SET variables_tick = last_turn_seq, tick = last_turn_seq;
+    UPDATE sessions SET variables_tick = last_turn_seq, tick = last_turn_seq,
+           nonce = '00000000-0000-0000-0000-000000000001';
     INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status, intended_at,
                               decide_at)
     SELECT gen_random_uuid(), turn_id, 2, 0, 't', '{{}}', 'pure', 'done', now(), now() FROM turns;
@@ -60,6 +59,7 @@ _FILL = f"""
            CASE WHEN seq = 1 THEN 'delivered' ELSE 'pending' END, now(), now()
     FROM turns WHERE session_id = %(long)s OR seq = 1;
 """  # noqa: S608 (constants)
+NONCE = UUID(int=1)
 LONG = UUID("00000000-0000-7000-8000-000000000000")
 
 
@@ -72,40 +72,6 @@ def large(settings: Settings, clock: MovedClock, database: Database, waker: Reco
     return made
 
 
-def _nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    yield plan
-    for child in plan.get("Plans", ()):
-        yield from _nodes(child)
-
-
-def _plans(database: Database, statement: Statement, parameters: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
-    """The nodes of the plan for these parameters, and of the generic one that a busy connection ends up with."""
-    found = []
-    for mode in ("force_custom_plan", "force_generic_plan"):
-        with database.engine.connect() as connection:
-            connection.exec_driver_sql(f"SET plan_cache_mode = {mode}")
-            found.append(_explained(connection, statement, parameters))
-            connection.exec_driver_sql("RESET plan_cache_mode")
-    return found
-
-
-def _explained(connection: Connection, statement: Statement, parameters: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    connection.exec_driver_sql("DEALLOCATE ALL")
-    connection.info.clear()
-    connection.exec_driver_sql(statement.prepare)
-    connection.exec_driver_sql("BEGIN")
-    try:
-        result = connection.exec_driver_sql(
-            "EXPLAIN (ANALYZE, FORMAT JSON) " + statement.execute,
-            tuple(parameters[name] for name in statement.parameters),
-        )
-        plan = result.scalar_one()
-    finally:
-        connection.exec_driver_sql("ROLLBACK")
-        connection.exec_driver_sql("DEALLOCATE ALL")
-    return list(_nodes((plan if isinstance(plan, list) else json.loads(plan))[0]["Plan"]))
-
-
 def _parameters(stage: Stage) -> dict[str, Any]:
     turn = stage.sql("SELECT turn_id, first_seq FROM turns WHERE session_id = %(id)s AND seq = 2000", id=LONG)[0]
     effect = stage.sql("SELECT effect_id FROM tool_effects WHERE turn_id = %(id)s", id=turn.turn_id)[0]
@@ -114,19 +80,21 @@ def _parameters(stage: Stage) -> dict[str, Any]:
         "session_id": LONG, "user_id": "user 0", "scope": "", "channel": "http", "message_id": "new", "text": "hi",
         "agent": None, "on_busy": "enqueue", "priority": 5, "reply_to": None, "metadata": None,
         "owner": "me", "lease_s": 30, "isolate_from": 100, "agents": ["a"], "default_agent": "a",
-        "token": 1, "turn_id": turn.turn_id, "turn_seq": 2000,
+        "token": 1, "nonce": NONCE, "nonces": [NONCE], "tick": TURNS_OF_THE_LONG_SESSION,
+        "max_attempts": 5, "turn_id": turn.turn_id, "turn_seq": 2000,
         "first_seq": turn.first_seq, "window": 20, "asks": False, "spent_s": 1.0, "added": 1,
         "messages": as_json([{"position": 1, "role": "assistant", "content": "x", "token_count": 1}]),
         "intents": "[]", "results": as_json([{"effect_id": str(effect.effect_id), "status": "done"}]), "keep": True,
         "status": "done", "steps": 1, "usage": "{}", "error_code": None, "error_message": None, "replied": True,
         "delivery_id": delivery.delivery_id, "forgiven": True, "message": "cancelled", "effect_id": effect.effect_id,
         "timeout_s": 30.0, "result": "x", "message_seq": 2, "session_ids": [LONG], "tokens": [1],
-        "turn_ids": [turn.turn_id], "most": 200, "most_parked": 10, "wait_s": 60.0, "calls": "[]",
+        "turn_ids": [turn.turn_id], "most": 200, "most_paced": 10, "most_wakes": 3,
+        "delivery_ids": [delivery.delivery_id], "wait_s": 60.0, "calls": "[]",
         "expired": "x", "ended": "x", "call_id": "call_0", "arguments": None,
         "minute_s": 60, "per_minute": 2, "hour_s": 3600, "per_hour": 5,
         "backoff_s": 5.0, "attempt_s": 60, "error": "x", "retry_s": 5.0, "furthest_s": 3_600.0,
-        "variables": '{"a": 1}', "saved": True, "held": "{}", "wakes": 1,
-        "name": "turns", "every_s": 5.0, "idle_s": 1_800.0,
+        "variables": '{"a": 1}', "saved": True, "case_ids": ["a", "b"], "held": "{}", "wakes": 1,
+        "name": "turns", "every_s": 5.0, "idle_s": 1_800.0, "limit": 10,
     }  # fmt: skip
 
 
@@ -134,10 +102,12 @@ HOT = [
     queries.ENQUEUE, queries.FIND_ACCEPTED, queries.MERGE, queries.CLAIM, queries.CLAIMABLE, queries.BEGIN_NEXT,
     queries.HISTORY, queries.RENEW, queries.WATCH, queries.STEP, queries.FINISH_EFFECT, queries.EXTEND_EFFECT,
     queries.EFFECTS_OF_STEP, queries.SETTLE, queries.HOLD, queries.OWNED, queries.PUT_OFF, queries.PARK,
-    queries.RELEASE, queries.CANCEL, queries.UNSETTLED, queries.PARK_FOR, queries.BRING_BACK, queries.RECALL,
+    queries.STRIKE, queries.REMAINS,
+    queries.RELEASE, queries.CANCEL, queries.BEGUN, queries.PARK_FOR, queries.BRING_BACK, queries.RECALL,
     queries.LOCK_HELD, queries.IS_CANCELLED, queries.BEGIN_APPROVED, queries.LOCK_OF_TURN,
     queries.FIND_CALL, queries.SEIZE_WAITING, queries.FULL_FOR,
-    queries.WAKE_DUE, queries.UNWAKE, queries.TAKE_DELIVERY, queries.DELIVERED, queries.POSTPONE_DELIVERY,
+    queries.WAKE_DUE, queries.UNWAKE, queries.CROWDED, queries.UNWAKE_DELIVERIES,
+    queries.TAKE_DELIVERY, queries.DELIVERED, queries.POSTPONE_DELIVERY,
     queries.DELIVERIES_DUE, queries.READ, queries.SETTLED_AMONG,
 ]  # fmt: skip
 
@@ -146,7 +116,7 @@ SMALL = {"sweeps", "intake"}
 
 MOST_ROWS = 25
 MORE_ROWS = {
-    "turns.history": 20 * 4 + 60, "turns.recall": 200, "sweep.wake_due": 200, "deliveries.due": 450,
+    "turns.history": 20 * 4 + 60, "turns.recall": 200, "sweep.wake_due": 200, "deliveries.due": 850,
     "turns.full_for": 4_000,
 }  # fmt: skip
 """What is bounded by the window, by the backlog, by the limit of a round, and by what a rate let in (here: all)."""
@@ -161,21 +131,31 @@ def test_each_statement_of_a_turn_goes_by_index_and_reads_few_rows(large: Stage)
     given = _parameters(large)
     for statement in HOT:
         fresh = {"turn_id": uuid4(), "delivery_id": uuid4()} if statement is queries.ENQUEUE else {}
-        for nodes in _plans(large.database, statement, {**given, **fresh}):
+        for nodes in plans(large.database, statement, {**given, **fresh}):
             scanned = {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"}
             assert not scanned - SMALL, f"{statement.name} scans {scanned}"
-            assert _rows_read(nodes) <= MORE_ROWS.get(statement.name, MOST_ROWS), (statement.name, _outline(nodes))
+            assert rows_read(nodes) <= MORE_ROWS.get(statement.name, MOST_ROWS), (statement.name, outline(nodes))
 
 
-def _rows_read(nodes: Sequence[Mapping[str, Any]]) -> float:
-    """Rows that the nodes took from tables, those that a filter threw away included."""
-    read: float = sum(
-        (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
-        for node in nodes
-        if "Relation Name" in node
+@pytest.mark.long
+def test_turns_are_listed_by_index(large: Stage) -> None:
+    """The newest few of 20,000, whatever they are chosen by; of those that wait or run, all are looked at."""
+    large.sql(
+        "UPDATE turns SET status = 'failed', error_code = 'UNKNOWN' WHERE settled_at IS NOT NULL AND seq = 1"
+        " AND session_id IN (SELECT session_id FROM sessions ORDER BY session_id LIMIT 2000)"
     )
-    return read
-
-
-def _outline(nodes: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, float]]:
-    return [(node["Node Type"], node.get("Relation Name", ""), node["Actual Rows"]) for node in nodes]
+    large.sql("VACUUM ANALYZE turns")
+    for statement, status, most in (
+        (queries.LIST, None, 10),
+        (queries.LIST_OF_USER, None, 10),
+        (queries.LIST_OF_SESSION, None, 10),
+        (queries.LIST_OF_SESSION, "done", 11),
+        (queries.LIST_ERRORS, "failed", 10),
+        (queries.LIST_UNSETTLED, "accepted", 4 * OTHERS // 300),
+    ):
+        user_id = "user 0" if statement is queries.LIST_OF_USER else None
+        given = {**_parameters(large), "status": status, "user_id": user_id}
+        custom, generic = plans(large.database, statement, given)  # a command runs it once, with the custom plan
+        assert rows_read(custom) <= most, (statement.name, outline(custom))
+        for nodes in (custom, generic):
+            assert "Seq Scan" not in {node["Node Type"] for node in nodes}, (statement.name, outline(nodes))

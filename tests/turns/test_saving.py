@@ -109,7 +109,8 @@ def spy(stage: Stage) -> Spy:
 
 def _committed(stage: Stage, session_id: UUID) -> Stored:
     """The snapshot of the last commit, as PostgreSQL has it."""
-    return put_together(session_id, stage.database.run(snapshots.PRESENT, {"session_id": session_id})[0])
+    asked = {"session_id": session_id, "history_turns": 20}
+    return put_together(session_id, stage.database.run(snapshots.PRESENT, asked)[0])
 
 
 def _count(stage: Stage, **given: Any) -> dict[str, Any]:
@@ -160,7 +161,8 @@ def test_what_waits_behind_a_turn_is_named_in_its_snapshot(stage: Stage, spy: Sp
     stage.send("one")
     sent = stage.send("two", message_id="m2")
     assert stage.run(sent.session_id) == Ran(2)
-    assert taken[0].event_queue_backup == (Event("http", "message", {"message_id": "m2", "text": "two"}),)
+    payload = {"user_id": "ana", "message_id": "m2", "text": "two", "agent": "assistant", "priority": 5}
+    assert taken[0].event_queue_backup == (Event("http", "message", payload),)
     assert taken[1].event_queue_backup == ()
 
 

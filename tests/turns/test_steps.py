@@ -222,7 +222,7 @@ def test_a_models_error_is_the_turns(stage: Stage, kind: type[PerdureError]) -> 
     stage.script(kind("I am sorry.\x00"))
     turn = stage.ask()
     # What a provider cannot reach is its failure: UNAVAILABLE is the database, which is waited for.
-    code = "PROVIDER_ERROR" if kind is errors.Unavailable else kind.code
+    code = "PROVIDER_ERROR" if issubclass(kind, errors.Unavailable) else kind.code
     assert (turn["status"], turn["attempts"], turn["error"]["code"]) == ("failed", 1, code)
     assert turn["reply"]["text"].startswith("I am sorry.")
     assert len(stage.model.requests) == 1

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
+from typing import Any
 from uuid import UUID
+
+import pytest
 
 from perdure.memory.consolidation_queries import FORGOTTEN
 from perdure.sessions.queries import ENDINGS_DUE
 from perdure.turns import queries
 from perdure.turns import sweep as sweeping
+from perdure.turns.outbox import FIRST_RETRY_S, DeliveryFailed, Postponed, deliver
 from perdure.turns.sweep import Swept, sweep
 from tests.turns.stage import Stage, side_by_side
 
@@ -109,9 +114,11 @@ def test_what_the_broker_refused_is_due_next_round(stage: Stage) -> None:
 
 def test_a_round_is_bounded_and_the_urgent_are_first(stage: Stage) -> None:
     """Ten thousand waiting sessions make no storm: so many a round, by priority, then by age."""
-    sessions = _lost(stage, 12)
-    urgent = sessions[-1]
-    stage.sql("UPDATE turns SET priority = 9 WHERE session_id = %(id)s", id=urgent)
+    sessions = _lost(stage, 11)
+    stage.waker.away = True
+    urgent = stage.send(user_id="urgent", priority=9).session_id
+    stage.waker.away = False
+    sessions.append(urgent)
     most, sweeping.MOST_A_ROUND = sweeping.MOST_A_ROUND, 5
     try:
         first, second, third = _round(stage), _round(stage), _round(stage)
@@ -120,6 +127,24 @@ def test_a_round_is_bounded_and_the_urgent_are_first(stage: Stage) -> None:
     assert [len(first), len(second)] == [5, 5]
     assert first[0] == urgent
     assert set(first) | set(second) | set(third) == set(sessions)
+
+
+def test_a_session_is_as_urgent_as_its_most_urgent_turn(stage: Stage) -> None:
+    """An urgent message behind others, or merged into one, takes the session along; the next time counts anew."""
+    (queued,) = _lost(stage)
+    stage.waker.away = True
+    merged = stage.send(user_id="merged").session_id
+    others = [stage.send(user_id=f"other {each}").session_id for each in range(3)]
+    stage.send(user_id="user 0", priority=8)
+    stage.send(user_id="merged", priority=9, on_busy="merge")
+    stage.waker.away = False
+    assert _round(stage) == [merged, queued, *others]
+    stage.run(queued)
+    stage.waker.away = True
+    stage.send(user_id="user 0", priority=1)
+    stage.waker.away = False
+    stage.move(30)
+    assert _round(stage)[-1] == queued
 
 
 def test_deliveries_that_are_due_are_issued(stage: Stage) -> None:
@@ -144,12 +169,127 @@ def test_a_locked_session_holds_up_no_round(stage: Stage) -> None:
         assert _round(stage) == [sessions[1]]
 
 
-def test_an_idle_round_costs_five_statements(stage: Stage) -> None:
+def test_an_idle_round_costs_six_statements(stage: Stage) -> None:
     """Each worker sweeps every few seconds, mostly for nothing."""
     ran: list[str] = []
     stage.move(6)
     with stage.hooked(lambda moment, name: ran.append(name) if moment == "after" else None):
         assert sweep(stage.runtime) == Swept()
         assert sweep(stage.runtime) is None
-    asked = [queries.TAKE_SWEEP.name, queries.WAKE_DUE.name, ENDINGS_DUE.name, FORGOTTEN.name]
-    assert ran == [*asked, queries.TAKE_SWEEP.name]
+    asked = (queries.TAKE_SWEEP, queries.WAKE_DUE, queries.DELIVERIES_DUE, ENDINGS_DUE, FORGOTTEN, queries.TAKE_SWEEP)
+    assert ran == [each.name for each in asked]
+
+
+def test_sessions_that_wait_for_room_delay_no_other(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six poisoned sessions find no isolation slot, again and again; a lost wake-up behind them gets its turn."""
+    monkeypatch.setattr(sweeping, "MOST_A_ROUND", 5)
+    crowded = set(_lost(stage, 6))
+    stage.move(1)
+    stage.waker.away = True
+    lost = stage.send(user_id="lost").session_id
+    stage.waker.away = False
+    woken: Counter[UUID] = Counter()
+    for _ in range(120):  # ten minutes
+        found = _round(stage)
+        woken.update(found)
+        for session_id in crowded.intersection(found):
+            sweeping.put_off(stage.runtime, session_id)
+        if lost in found:
+            break
+    assert woken[lost] == 1
+    assert sum(woken.values()) < 3 * len(crowded), "within a few rounds"
+
+
+def test_a_session_without_room_is_woken_again_within_a_minute(stage: Stage) -> None:
+    """It backs off, so that others come first, but not so far that a free isolation slot stays unused."""
+    (session_id,) = _lost(stage)
+    seen = [0]
+    for number in range(1, 120):
+        if session_id in _round(stage):
+            seen.append(number)
+            sweeping.put_off(stage.runtime, session_id)
+    gaps = [(later - earlier) * stage.settings.turn.sweep_s for earlier, later in pairwise(seen)]
+    assert max(gaps) <= 60
+    assert len(seen) < 40, "it does back off"
+
+
+def test_a_session_with_many_messages_is_swept_like_any_other(stage: Stage) -> None:
+    """A gateway that cannot publish accepts a message every four seconds: each must not reset the back-off."""
+    stage.waker.away = True
+    chatty = stage.send(user_id="chatty").session_id
+    quiet = stage.send(user_id="quiet").session_id
+    woken: Counter[UUID] = Counter()
+    for second in range(1, 30 * 60):
+        stage.move(1)
+        if second % 4 == 0:
+            stage.waker.away = True
+            assert stage.send(user_id="chatty").session_id == chatty
+        if second % 5 == 0:
+            stage.waker.away = False
+            stage.waker.sessions.clear()
+            sweep(stage.runtime)
+            woken.update(stage.waker.sessions)
+    assert woken[quiet] >= 8
+    assert abs(woken[chatty] - woken[quiet]) <= 2
+
+
+def test_new_work_after_a_long_back_off_starts_afresh(stage: Stage) -> None:
+    """The back-off of work that is over must not delay the next message's wake-up, if that is lost, too."""
+    (session_id,) = _lost(stage)
+    for _ in range(100):
+        _round(stage)
+    stage.sql(
+        "UPDATE turns SET settled_at = perdure_now(), status = 'cancelled' WHERE session_id = %(id)s", id=session_id
+    )
+    stage.sql("UPDATE sessions SET unsettled = 0, turn_count = 1 WHERE session_id = %(id)s", id=session_id)
+    stage.waker.away = True
+    stage.send(user_id="user 0")
+    stage.waker.away = False
+    assert _round(stage) == [session_id]
+
+
+def test_deliveries_without_a_consumer_back_off(stage: Stage) -> None:
+    """No worker consumes `deliveries` for ten minutes: each is published a few times, not every round."""
+    stage.waker.away = True
+    for number in range(7):
+        stage.run(stage.send(user_id=f"u{number}", reply_to={"url": "https://a.example"}).session_id)
+    stage.waker.away = False
+    for _ in range(120):
+        _round(stage)
+    published = Counter(stage.waker.deliveries)
+    assert len(published) == 7
+    assert set(published.values()) <= {7, 8}
+
+
+def test_a_delivery_that_the_broker_refused_is_due_next_round(stage: Stage) -> None:
+    """A refused wake-up is not counted as one."""
+    stage.waker.away = True
+    stage.run(stage.send(reply_to={"url": "https://a.example"}).session_id)
+    for _ in range(6):
+        stage.move(5.1)
+        sweep(stage.runtime)
+    stage.waker.away = False
+    _round(stage)
+    assert len(stage.waker.deliveries) == 1
+
+
+def test_an_attempt_ends_the_back_off_of_a_delivery(stage: Stage) -> None:
+    """After a failed attempt the delivery is due when its retry says, however long no worker had attempted it."""
+    stage.waker.away = True
+    stage.run(stage.send(reply_to={"url": "https://a.example"}).session_id)
+    stage.waker.away = False
+    for _ in range(70):
+        _round(stage)
+    delivery_id = stage.waker.deliveries[-1]
+    assert deliver(stage.database, {"url": Refusing()}, delivery_id) == Postponed(FIRST_RETRY_S)
+    stage.waker.deliveries.clear()
+    _round(stage)
+    assert stage.waker.deliveries == [delivery_id]
+
+
+class Refusing:
+    """A carrier whose receiver is down."""
+
+    def carry(self, target: dict[str, Any], body: bytes) -> None:
+        """Deliver nothing."""
+        raise DeliveryFailed("503 Service Unavailable")

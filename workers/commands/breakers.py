@@ -32,7 +32,9 @@ def list_(*, as_json: AsJson = False) -> None:
 
 @commands.command()
 def reset(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="As `perdure breakers list` has it: llm:openai.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="As `perdure breakers list` prints it: llm:openai:gpt-5.")
+    ],
     *,
     as_json: AsJson = False,
 ) -> None:

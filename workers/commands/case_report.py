@@ -52,7 +52,8 @@ def _console() -> Console:
 
 def _head(run: Mapping[str, Any]) -> Table:
     table = Table.grid(padding=(0, 2))
-    rows: list[tuple[str, Any]] = [("run", run["run_id"]), ("phase", _phase(run))]
+    kind = "dry run" if run["dry_run"] else "run"
+    rows: list[tuple[str, Any]] = [(kind, run["run_id"]), ("phase", _phase(run))]
     rows += [("plan", _summary(run["plan"])), ("outcome", _summary(run["outcome"]))]
     rows += [(name.removesuffix("_at"), run[name]) for name in _TIMES]
     rows += [("decided by", run["decided_by"]), ("error", run["error"])]

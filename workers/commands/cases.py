@@ -6,9 +6,9 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 from uuid import UUID
 
 import typer
@@ -30,15 +30,18 @@ from workers.commands.display import AsJson, write_fields, write_json, write_tab
 from workers.commands.failing import WRONG_USAGE, Failure
 from workers.commands.files import STDIO, opened, write_whole
 
+if TYPE_CHECKING:
+    from perdure.casebank.prune import Bank
+
 commands = typer.Typer(help="The CaseBank: questions answered before.", no_args_is_help=True)
 of_runs = typer.Typer(help="Runs of the weekly policy, newest first.", invoke_without_command=True)
 commands.add_typer(of_runs, name="runs")
 
 MAX_K = 100
 _WHO = "the command line"
-_COLUMNS = ("case_id", "status", "usage_count", "success_rate", "last_accessed_at", "query")
-_FOUND = ("similarity", "case_id", "status", "usage_count", "success_rate", "query")
-_RUNS = ("run_id", "phase", "done", "total", "started_at", "finished_at", "error")
+_COLUMNS = ("case_id", "user_id", "status", "usage_count", "success_rate", "last_accessed_at", "query")
+_FOUND = ("similarity", "case_id", "user_id", "status", "usage_count", "success_rate", "query")
+_RUNS = ("run_id", "phase", "done", "total", "started_at", "finished_at", "error", "dry_run")
 _COUNTS = ("removed_cases", "merged_cases", "archived_cases")
 
 CaseId = Annotated[str, typer.Argument(metavar="CASE_ID", help="As `perdure cases list` has it.")]
@@ -124,7 +127,7 @@ def search(
     include_archived: Annotated[bool, typer.Option("--include-archived", help="Archived ones, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Search the cases whose questions are nearest, nearest first."""
+    """Search the cases of all users whose questions are nearest, nearest first; user_id is a case's author."""
     if not query.strip():
         raise Failure("Say what to look for.", WRONG_USAGE)
     with connecting.runtime() as runtime:
@@ -147,14 +150,9 @@ def prune_(
     Where runs need approval, --apply only makes the plan. A run that was broken off is gone on with.
     """
     from perdure.casebank import prune  # noqa: PLC0415 (with its arithmetic, it takes a while)
-    from perdure.channels.notices import bank_of  # noqa: PLC0415 (the same)
 
-    with connecting.runtime() as runtime, _progress("cases") as (shown, task):
-        bank = bank_of(runtime)
-        if apply:
-            told = prune.run(bank)
-        else:
-            told = prune.dry_run(bank, lambda done, total: shown.update(task, completed=done, total=total))
+    with connecting.runtime() as runtime, _told_bank(runtime) as bank:
+        told = prune.run(bank) if apply else prune.dry_run(bank)
     if as_json:
         write_json(told)
         return
@@ -202,12 +200,11 @@ def show_run(
 def approve(run_id: RunId, *, as_json: AsJson = False) -> None:
     """Approve the plan of a run that waits for it, and have it applied here and now."""
     from perdure.casebank import prune  # noqa: PLC0415 (with its arithmetic, it takes a while)
-    from perdure.channels.notices import bank_of  # noqa: PLC0415 (the same)
 
     wanted = connecting.parse_id(run_id, "run")
-    with connecting.runtime() as runtime, _progress("cases"):
+    with connecting.runtime() as runtime, _told_bank(runtime) as bank:
         runs.approve(runtime.database, wanted, _WHO)
-        prune.advance(bank_of(runtime))
+        prune.advance(bank)
         told = runs.result(runtime.database, wanted)
     (write_json if as_json else _write_told)(told)
 
@@ -247,6 +244,19 @@ def reflect(
         write_json({"rated": done.rated, "flagged": done.flagged})
     else:
         write_fields({"rated": done.rated, "flagged": done.flagged})
+
+
+@contextmanager
+def _told_bank(runtime: Runtime) -> Iterator[Bank]:
+    """The CaseBank, whose work moves a progress bar."""
+    from perdure.channels.notices import bank_of  # noqa: PLC0415 (it imports the arithmetic, too)
+
+    with _progress("cases") as (shown, task):
+
+        def tell(phase: runs.Phase, done: int, total: int) -> None:
+            shown.update(task, description=phase.value, completed=done, total=total)
+
+        yield replace(bank_of(runtime), tell=tell)
 
 
 def _imported(runtime: Runtime, lines: TextIO) -> transfer.Imported:

@@ -36,24 +36,34 @@ class _NobodyToWake:
     def consolidation(self, session_id: UUID | None) -> bool:  # noqa: ARG002 (the port's signature)
         return False
 
+    def casebank(self) -> bool:
+        return False
+
     def close(self) -> None:
         """Nothing is open."""
 
 
 @contextmanager
-def database() -> Iterator[Database]:
-    """The database, for a command that only reads.
+def opened() -> Iterator[tuple[Settings, Database]]:
+    """The settings and the database, for a command that only reads.
 
     Raises:
-        Unavailable: it is not there.
+        Unavailable: no embedded PostgreSQL runs, and no URL is set.
     """
     settings = Settings.load()
     logs.configure(logging.WARNING)
     made = Database(database_address(settings))
     try:
-        yield made
+        yield settings, made
     finally:
         made.close()
+
+
+@contextmanager
+def database() -> Iterator[Database]:
+    """The database alone; see `opened`."""
+    with opened() as (_, made):
+        yield made
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import NoReturn
 from psycopg2 import errors as postgresql
 from sqlalchemy.exc import ProgrammingError
 
-from perdure.errors import InvalidRequest, PerdureError, SettingsError, Unavailable
+from perdure.errors import IncompatibleDatabase, InvalidRequest, PerdureError, SettingsError, Unavailable
 from workers.embedded import EmbeddedServerError
 
 FAILED = 1
@@ -46,13 +46,19 @@ def explained() -> Iterator[None]:
     except EmbeddedServerError as error:
         _leave(str(error), UNAVAILABLE)
     except Unavailable as error:
-        _leave(error.message if "perdure up" in error.message else f"{error.message} {_WAY_OUT}", UNAVAILABLE)
+        _leave(_with_way_out(error), UNAVAILABLE)
     except PerdureError as error:
         _leave(error.message, WRONG_USAGE if isinstance(error, InvalidRequest) else FAILED)
     except ProgrammingError as error:
         if not isinstance(error.orig, _NOT_MIGRATED):
             raise
         _leave("The database has not the tables of this release. Make them with `perdure migrate`.", UNAVAILABLE)
+
+
+def _with_way_out(error: Unavailable) -> str:
+    if isinstance(error, IncompatibleDatabase) or "perdure up" in error.message:
+        return error.message
+    return f"{error.message} {_WAY_OUT}"
 
 
 def _leave(sentence: str, status: int) -> NoReturn:

@@ -11,6 +11,9 @@ from workers.commands.failing import WRONG_USAGE, Failure
 FINISH_S = 5
 """Seconds that a gateway takes for sending what it answers, once nobody waits for a turn any more."""
 
+ACCEPTED_AT_ONCE = 128
+"""Connections that the event loop accepts in one round; where descriptors run out, also its attempts in one round."""
+
 _BACKLOG = 2048
 
 
@@ -22,11 +25,20 @@ def bind(host: str, port: int, option: str) -> socket.socket:
     """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        made = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
     except (socket.gaierror, UnicodeError):
         raise Failure(f"Cannot listen on {host!r}: it is no address, and no name of one.", WRONG_USAGE) from None
     except OSError as error:
         raise Failure(f"Cannot listen on {host} port {port}: {_reason(error)}. {_advice(error, option)}") from None
+    return _named_tcp(made)
+
+
+def _named_tcp(listener: socket.socket) -> socket.socket:
+    """The same socket under the protocol's number: asyncio sets `TCP_NODELAY` only where it is given.
+
+    Without it each response on a kept connection waits 40 ms for the client's delayed acknowledgement.
+    """
+    return socket.socket(listener.family, listener.type, socket.IPPROTO_TCP, fileno=listener.detach())
 
 
 def require_free(host: str, port: int, option: str) -> None:

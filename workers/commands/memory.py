@@ -16,7 +16,16 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from perdure.memory.consolidation import Consolidated, Consolidator, Counts, Failed, NotDue, Skipped, backlog
+from perdure.memory.consolidation import (
+    Consolidated,
+    Consolidator,
+    Counts,
+    Failed,
+    NotDue,
+    Skipped,
+    backlog,
+    try_again,
+)
 from perdure.memory.consolidation import Progress as Looked
 from perdure.memory.decay import decay as decay_all
 from perdure.memory.export import export_user
@@ -62,8 +71,13 @@ def search(
 
 @commands.command()
 def consolidate(
-    session: Annotated[str | None, typer.Option(help="Only this session, which has ended.")] = None,
+    session: Annotated[
+        str | None, typer.Option(help="Only this session, which has ended; also if it was given up.")
+    ] = None,
     *,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="First make the sessions due again that were given up.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Draw memories from a batch of the ended sessions that wait for it, here and now.
@@ -72,13 +86,25 @@ def consolidate(
     """
     wanted = None if session is None else connecting.parse_id(session, "session")
     with connecting.runtime() as runtime, _consolidator(runtime) as consolidator:
+        if wanted is not None or retry_failed:
+            _try_again(runtime, wanted)
         result = _batch(consolidator) if wanted is None else _one(consolidator, wanted)
-        waiting = backlog(runtime.database, runtime.settings.consolidation).waiting
+        left = backlog(runtime.database, runtime.settings.consolidation)
     (write_json if as_json else write_fields)(result)
-    if waiting:
-        sys.stderr.write(f"{waiting} sessions still wait.\n")
+    if left.waiting:
+        sys.stderr.write(f"{left.waiting} sessions still wait.\n")
+    if left.given_up:
+        sys.stderr.write(f"{left.given_up} sessions were given up; --retry-failed tries them again.\n")
     if result["failed"]:
         raise Failure(f"{result['failed']} sessions could not be consolidated; they are tried again later.")
+
+
+def _try_again(runtime: Runtime, session_id: UUID | None) -> None:
+    """Make sessions due again that were given up: this one, or all."""
+    chosen = None if session_id is None else [session_id]
+    retried = try_again(runtime.database, runtime.settings.consolidation, runtime.settings.turn.lease_s, chosen)
+    if retried:
+        sys.stderr.write(f"{retried} sessions that were given up are due again.\n")
 
 
 def _batch(consolidator: Consolidator) -> dict[str, int]:
@@ -94,7 +120,9 @@ def _one(consolidator: Consolidator, session_id: UUID) -> dict[str, int]:
     outcome = consolidator.consolidate(session_id)
     match outcome:
         case NotDue():
-            raise Failure("Nothing to do: it has not ended, is consolidated already, was given up, or is at work.")
+            raise Failure(
+                "Nothing to do: the session has not ended, is consolidated already, or is being consolidated."
+            )
         case Failed(error):
             sys.stderr.write(f"{error}\n")
         case Consolidated() | Skipped():

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from typing import Annotated
 
 import typer
 
 from perdure.settings import Settings
-from workers import logs
+from workers import flowering, logs
 from workers.application import CONCURRENCY, QUEUES
-from workers.assembly import addresses, assemble, database_address
-from workers.commands.failing import WRONG_USAGE, Failure
+from workers.assembly import addresses, assemble, check, database_address, require_database
 from workers.commands.listening import bind, require_free
 from workers.wake import CeleryWaker
+
+_FLOWER_PORT = 5555
 
 Host = Annotated[str, typer.Option(help="Address to listen on; anything but loopback needs PERDURE_API_KEYS.")]
 Port = Annotated[int, typer.Option(min=1, max=65535, help="Port of the gateway.")]
@@ -32,12 +32,16 @@ def migrate() -> None:
 def gateway(host: Host = "127.0.0.1", port: Port = 8080) -> None:
     """Serve the HTTP gateway."""
     from perdure.channels.http.app import create_app  # noqa: PLC0415 (the other commands start in half the time)
+    from perdure.channels.http.auth import Keys  # noqa: PLC0415 (the same)
     from workers.commands.serving import serve  # noqa: PLC0415 (the same)
 
     settings = Settings.load()
     settings.require_keys_for(host)
+    Keys(settings)  # reads the key files: one that cannot be read stops the start
+    check(settings)
     logs.configure()
     where = addresses(settings)
+    require_database(where.database_url)
     waker = CeleryWaker(settings, where)
     runtime = assemble(settings, where.database_url, waker, where.redis_url)
 
@@ -73,6 +77,7 @@ def worker(
         raise typer.BadParameter(f"{queues!r}; accepted: {', '.join(QUEUES)}", param_hint="--queues")
     node = f"{name or f'worker-{os.getpid()}'}@%h"
     _celery(
+        Settings.load(),
         "worker",
         f"--hostname={node}",
         f"--queues={','.join(chosen)}",
@@ -87,38 +92,37 @@ def worker(
 
 def beat() -> None:
     """Put scheduled work into the queue when its time comes."""
-    data_dir = Settings.load().data_dir
-    data_dir.mkdir(parents=True, exist_ok=True)
-    _celery("beat", f"--schedule={data_dir / 'beat-schedule'}", "--loglevel=INFO")
+    settings = Settings.load()
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    _celery(settings, "beat", f"--schedule={settings.data_dir / 'beat-schedule'}", "--loglevel=INFO")
 
 
 def flower(
     address: Annotated[
-        str, typer.Option(envvar="FLOWER_ADDRESS", help="Address; anything but loopback needs FLOWER_BASIC_AUTH.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(envvar="FLOWER_PORT", min=1, max=65535, help="Port of the pages.")] = 5555,
+        str | None,
+        typer.Option(help="Address; anything but loopback needs FLOWER_BASIC_AUTH. Default: FLOWER_ADDRESS, 127.0.0.1"),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the pages. Default: FLOWER_PORT, 5555")
+    ] = None,
 ) -> None:
     """Show workers and tasks on web pages."""
-    if not _is_loopback(address) and not os.environ.get("FLOWER_BASIC_AUTH"):
-        raise Failure(
-            f"FLOWER_BASIC_AUTH is empty and the address to bind is {address!r}: set it to USER:PASSWORD, "
-            "or bind 127.0.0.1.",
-            WRONG_USAGE,
-        )
+    settings = Settings.load()  # before the variables are read: `.env` may have them
+    flowering.check_environment()
+    address = address or os.environ.get("FLOWER_ADDRESS", flowering.LOOPBACK)
+    port = port or int(os.environ.get("FLOWER_PORT", _FLOWER_PORT))
+    flowering.require_authentication(address)
     require_free(address, port, "--port")
-    _celery("flower", f"--address={address}", f"--port={port}", "--persistent=False")
+    _celery(settings, "flower", f"--address={address}", f"--port={port}", "--persistent=False")
 
 
-def _celery(*argv: str) -> None:
-    """Become a process of Celery's, configured as `celery -A workers` would be."""
-    Settings.load()
+def _celery(settings: Settings, *argv: str) -> None:
+    """Become a process of Celery's, configured as `celery -A workers` would be.
+
+    Raises:
+        SettingsError: a setting is wrong.
+    """
+    check(settings)
     from workers.celery import app  # noqa: PLC0415 (importing it looks for the servers)
 
     raise typer.Exit(app.start(["--quiet", *argv]) or 0)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

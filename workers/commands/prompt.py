@@ -2,16 +2,18 @@
 
 On a terminal it shows who is asked, the tools that are called, and that somebody thinks; into
 a pipe go the replies alone. Ctrl-C cancels what is being answered, and leaves when nothing is.
-Told to end from outside, it leaves the conversation as it is and says how to go on: what was
-sent is accepted, and answered without it.
+Closing the terminal (SIGHUP) and SIGTERM leave the conversation as `/exit` does: it ends, unless another channel was
+used a short time ago. What was sent is accepted, and is answered before that.
 """
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -35,7 +37,7 @@ class _Left(Exception):
 
 
 class _Ended(BaseException):
-    """A signal ends this process, and not the person."""
+    """SIGTERM, or SIGHUP because the terminal was closed."""
 
 
 class Prompt:
@@ -53,22 +55,29 @@ class Prompt:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _end)
         try:
-            self._greet()
-            while True:
-                self._turn(self._line())
-        except (_Left, KeyboardInterrupt):  # who presses Ctrl-C between two lines leaves as well
+            self._talk()
+        except _Ended:  # at any moment, also while it leaves; leaving twice is leaving once
             self._leave()
-        except _Ended:
-            self._interrupted()
+            self._say_where_the_reply_is()
         finally:
             self._conversation.close()
 
-    def _interrupted(self) -> None:
+    def _talk(self) -> None:
+        try:
+            self._greet()
+            while True:
+                self._turn(self._line())
+        except (_Left, KeyboardInterrupt):  # Ctrl-C between two lines leaves as well
+            self._leave()
+        except OSError as error:
+            self._leave()
+            if error.errno != errno.EIO:  # that is a terminal which was closed: SIGHUP is on its way
+                raise
+
+    def _say_where_the_reply_is(self) -> None:
         waited_for = self._conversation.waited_for
         if waited_for is not None:
             self._note(f"\nYour message is accepted and is answered: `perdure turns show {waited_for}` has the reply.")
-        if self._conversation.session_id is not None:
-            self._note("\nThis conversation goes on with `perdure chat`.")
 
     def _leave(self) -> None:
         try:
@@ -182,13 +191,14 @@ class Prompt:
             self._status.start()
 
     def _note(self, text: str) -> None:
-        """Say something that is no part of the conversation."""
-        self._notes.print(Text(printable(text), style="dim"))
+        """Say something that is no part of the conversation. A terminal that was closed shows nothing."""
+        with suppress(OSError):
+            self._notes.print(Text(printable(text), style="dim"))
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # what is said on the way out is said whole
+        signal.signal(number, signal.SIG_IGN)  # leaving is not interrupted
     raise _Ended
 
 

@@ -26,7 +26,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from perdure.settings import ShutdownSettings
-from workers.commands.listening import FINISH_S
+from workers import logs
+from workers.commands.door import Door, connection_limit, protocol, raise_descriptor_limit
+from workers.commands.listening import ACCEPTED_AT_ONCE, FINISH_S
 from workers.limit import HardLimit
 
 log = logging.getLogger(__name__)
@@ -40,12 +42,15 @@ class Server(uvicorn.Server):
     Args:
         app: The gateway's application.
         on_told: Called at the first signal, in its handler.
+        door: Bounds the connections.
     """
 
-    def __init__(self, app: FastAPI, on_told: Callable[[], None]) -> None:
+    def __init__(self, app: FastAPI, on_told: Callable[[], None], door: Door) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
+                http=protocol(door),  # type: ignore[arg-type]  # uvicorn calls it and asks for no class
+                backlog=ACCEPTED_AT_ONCE,
                 log_config=None,
                 log_level="warning",
                 access_log=False,
@@ -102,7 +107,9 @@ def serve(app: FastAPI, listener: socket.socket, budget: ShutdownSettings, close
     for number in (signal.SIGINT, signal.SIGTERM):
         # uvicorn takes them over, and in the end raises them once more for whoever had them before.
         signal.signal(number, lambda _number, _frame: None)
-    server = Server(app, HardLimit(budget.hard_exit_s).begin)
+    logs.repeat_sparingly("uvicorn.error", "asyncio", "perdure.channels.http.problems", "workers.commands.door")
+    door = Door(connection_limit(raise_descriptor_limit()))
+    server = Server(app, HardLimit(budget.hard_exit_s).begin, door)
     try:
         server.run(sockets=[listener])
     finally:

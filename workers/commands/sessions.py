@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from perdure.clock import SystemClock
+from perdure.memory.consolidation import count_given_up
 from perdure.sessions.ending import request_end
 from perdure.sessions.forking import fork as fork_session
 from perdure.sessions.reading import list_sessions, read_messages, read_session
@@ -22,7 +23,18 @@ from workers.commands.display import AsJson, write_fields, write_json, write_tab
 commands = typer.Typer(help="Conversations and their transcripts.", no_args_is_help=True)
 commands.add_typer(snapshots.commands, name="snapshot")
 
-_COLUMNS = ("session_id", "user_id", "agent", "state", "turn_count", "message_count", "last_activity_at", "channels")
+_COLUMNS = (
+    "session_id",
+    "user_id",
+    "agent",
+    "state",
+    "turn_count",
+    "message_count",
+    "last_activity_at",
+    "channels",
+    "summary_kind",
+    "consolidation",
+)
 
 
 @commands.command("list")
@@ -30,15 +42,29 @@ def list_(
     user: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many.")] = 100,
     *,
+    given_up: Annotated[
+        bool, typer.Option("--given-up", help="Only those whose consolidation was given up, with the error.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List sessions, newest first."""
+    """List sessions, newest first.
+
+    Sessions whose consolidation was given up are counted on stderr.
+    """
     with connecting.database() as database:
-        found = list_sessions(database, user, limit)
+        found = list_sessions(database, user, limit, given_up=given_up)
+        abandoned = count_given_up(database)
+    columns = (*_COLUMNS, "error") if given_up else _COLUMNS
     if as_json:
         write_json(found)
     else:
-        write_table(_COLUMNS, [[session[column] for column in _COLUMNS] for session in found])
+        shown = [_with_consolidation(session) for session in found]
+        write_table(columns, [[session[column] for column in columns] for session in shown])
+    if abandoned:
+        sys.stderr.write(
+            f"The consolidation of {abandoned} sessions was given up: `perdure sessions list --given-up` lists them, "
+            "`perdure memory consolidate --retry-failed` tries them again.\n"
+        )
 
 
 @commands.command()
@@ -53,15 +79,16 @@ def show(
 ) -> None:
     """Show a session and its transcript."""
     wanted = connecting.parse_id(session_id, "session")
-    with connecting.database() as database:
+    with connecting.opened() as (settings, database):
         session = read_session(database, wanted)
         messages = read_messages(database, wanted)
         held = held_turns(database, wanted)
-        kept = json.loads(dump(exchange.read(database, wanted))) if snapshot else None
+        turns = settings.memory.working_turns
+        kept = json.loads(dump(exchange.read(database, wanted, turns))) if snapshot else None
     if as_json:
         write_json({**session, "messages": messages, "held": held} | ({"snapshot": kept} if kept else {}))
         return
-    fields = session | (_summary(kept) if kept else {})
+    fields = _with_consolidation(session) | (_summary(kept) if kept else {})
     fields["not_answered"] = [f"turn {each['turn_id']}: {each['error']}" for each in held]
     write_fields({name: value for name, value in fields.items() if value not in (None, [])})
     sys.stdout.write("\n")
@@ -99,6 +126,12 @@ def fork(
         write_json(made)
     else:
         write_fields(made)
+
+
+def _with_consolidation(session: dict[str, Any]) -> dict[str, Any]:
+    """The session's fields, with those of its consolidation in a line."""
+    consolidation = session["consolidation"] or {"status": None, "error": None}
+    return session | {"consolidation": consolidation["status"], "error": consolidation["error"]}
 
 
 def _line(message: dict[str, Any]) -> tuple[int, str, str]:

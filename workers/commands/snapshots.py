@@ -11,6 +11,7 @@ import typer
 from perdure.errors import InvalidRequest
 from perdure.snapshots import exchange
 from perdure.snapshots.codec import dump, parse
+from perdure.turns.restoring import Restored, restore
 from workers.commands import connecting
 from workers.commands.failing import Failure
 from workers.commands.files import write_whole
@@ -29,8 +30,8 @@ def export(
 ) -> None:
     """Write a session's snapshot, whole or not at all."""
     wanted = connecting.parse_id(session_id, "session")
-    with connecting.database() as database:
-        text = dump(exchange.read(database, wanted), indent=2) + "\n"
+    with connecting.opened() as (settings, database):
+        text = dump(exchange.read(database, wanted, settings.memory.working_turns), indent=2) + "\n"
     if file == _STDIO:
         sys.stdout.write(text)
     else:
@@ -42,16 +43,25 @@ def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What was exported; -: stdin.")],
     session: Annotated[str | None, typer.Option(help="The session that it must be of.")] = None,
 ) -> None:
-    """Put the working variables and pending events of a snapshot back into its session.
+    """Put the working variables and pending messages of a snapshot back into its session.
 
-    Only as long as nothing was committed in the session since: the snapshot must be of its present tick.
-    The conversation is not touched.
+    Each message is accepted once, by its id, however often the file is imported. The variables are put back only
+    while nothing was committed in the session since: at the snapshot's tick. A session that is unknown here is opened
+    for its pending messages. The conversation is not touched.
     """
     expected = None if session is None else connecting.parse_id(session, "session")
     snapshot = parse(_read(file), expected)
     with connecting.runtime() as runtime:
-        exchange.restore(runtime.database, runtime.snapshots, snapshot, runtime.settings.turn.lease_s)
-    sys.stderr.write(f"Session {snapshot.agent_id} goes on from it.\n")
+        done = restore(runtime, snapshot)
+    sys.stderr.write(f"Session {snapshot.agent_id}: {_report(done)}\n")
+
+
+def _report(done: Restored) -> str:
+    variables = "working variables put back."
+    if done.variables_left is not None:
+        variables = f"working variables left as they are. {done.variables_left}"
+    messages = f" Pending messages: {done.accepted} accepted, {done.known} accepted before."
+    return variables + (messages if done.accepted or done.known else "")
 
 
 def _read(file: Path) -> str:

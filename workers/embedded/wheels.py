@@ -19,15 +19,20 @@ def inside(package: str, *parts: str) -> Path:
     Raises:
         EmbeddedServerError: there is none.
     """
-    spec = find_spec(package)
-    places = (spec.submodule_search_locations if spec is not None else None) or ()
-    for place in places:
-        if (path := Path(place, *parts).resolve()).exists():
-            return path
+    if (found := find(package, *parts)) is not None:
+        return found
     raise EmbeddedServerError(
         f"the package {package} with {'/'.join(parts)} is not installed, so there is no embedded server to start: "
         "install perdure with its dependencies, or set PERDURE_DATABASE_URL and PERDURE_REDIS_URL."
     )
+
+
+def find(package: str, *parts: str) -> Path | None:
+    """The file or directory `parts` inside the installed `package`; `None` if there is none."""
+    spec = find_spec(package)
+    places = (spec.submodule_search_locations if spec is not None else None) or ()
+    paths = (Path(place, *parts).resolve() for place in places)
+    return next((path for path in paths if path.exists()), None)
 
 
 def version(distribution: str) -> str:

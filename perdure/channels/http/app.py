@@ -24,6 +24,8 @@ from perdure.channels.http import (
 )
 from perdure.channels.http.auth import Keys
 from perdure.channels.http.gateway import Gateway
+from perdure.channels.http.headers import SafeHeaders
+from perdure.channels.http.segments import WholeSegments
 from perdure.runtime import Runtime
 
 
@@ -58,6 +60,8 @@ def create_app(runtime: Runtime, broker_reachable: Callable[[], bool]) -> FastAP
     app.state.gateway = gateway
     app.state.checks = [health.database_check(runtime.database), health.broker_check(broker_reachable)]
     problems.install(app)
+    app.add_middleware(WholeSegments)
+    app.add_middleware(SafeHeaders)
     app.include_router(health.router)
     v1 = APIRouter(prefix="/v1")
     for room in (messages, turns, sessions, memory, users, casebank, consolidation, breakers):

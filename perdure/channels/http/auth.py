@@ -27,12 +27,9 @@ from fastapi import Request
 from pydantic import SecretStr
 
 from perdure.errors import Forbidden, SettingsError, Unauthorized
-from perdure.patterns import compiled
-from perdure.settings import Settings
+from perdure.settings import SHA256, Settings
 
 log = logging.getLogger(__name__)
-
-_DIGEST = compiled("[0-9a-fA-F]{64}")
 
 
 class Caller(StrEnum):
@@ -68,6 +65,8 @@ class _KeyFile:
             self._read()
         except OSError as error:
             raise SettingsError(f"{variable} names the file {path}, which cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise SettingsError(f"{variable} names the file {path}, which is not UTF-8 text") from error
 
     def digests(self) -> Iterable[bytes]:
         try:
@@ -83,8 +82,13 @@ class _KeyFile:
         version = (status.st_mtime_ns, status.st_size, status.st_ino)
         if version == self._version:
             return
-        lines = (line.strip() for line in self._path.read_text(encoding="utf-8").splitlines())
-        self._digests = tuple(_digest(self._variable, line) for line in lines if line and not line.startswith("#"))
+        lines = enumerate(self._path.read_text(encoding="utf-8").splitlines(), start=1)
+        place = f"{self._variable} names the file {self._path}, whose line"
+        self._digests = tuple(
+            _digest(f"{place} {number}", line.strip())
+            for number, line in lines
+            if line.strip() and not line.strip().startswith("#")
+        )
         self._version = version
 
 
@@ -133,13 +137,14 @@ def _entries(variable: str, listed: tuple[SecretStr, ...]) -> Iterator[_Entry]:
             yield _Key(_digest(variable, text))
 
 
-def _digest(variable: str, text: str) -> bytes:
+def _digest(place: str, text: str) -> bytes:
+    """The digest that the key `text` is or has; `place` says where it is written, for the error message."""
     if not text.startswith("sha256:"):
         return hashlib.sha256(text.encode()).digest()
-    digits = text.removeprefix("sha256:")
-    if not _DIGEST.fullmatch(digits):
-        raise SettingsError(f"{variable} has an entry sha256:… that is not 64 hexadecimal digits")
-    return bytes.fromhex(digits)
+    found = SHA256.fullmatch(text)
+    if found is None:
+        raise SettingsError(f"{place} is sha256:… without 64 hexadecimal digits")
+    return bytes.fromhex(found[1])
 
 
 def _bearer(request: Request) -> bytes | None:

@@ -20,9 +20,12 @@ async def list_(gateway: TheGateway, _admin: TheAdministrator) -> Response:
     return await gateway.answer(lambda: _list(gateway.runtime))
 
 
-@router.post("/{name}/reset", responses=BREAKER)
+@router.post("/{name:path}/reset", responses=BREAKER)
 async def reset(name: str, gateway: TheGateway, _admin: TheAdministrator) -> Response:
-    """Close a breaker for the whole fleet: calls are let through, and parked turns come back."""
+    """Close a breaker for the whole fleet: it admits calls, and parked turns resume.
+
+    A model's name may contain slashes (`llm:openai:org/model`), escaped or not.
+    """
     return await gateway.answer(lambda: _breakers(gateway.runtime).reset(name).record())
 
 

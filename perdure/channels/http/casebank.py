@@ -26,7 +26,7 @@ IncludeArchived = Annotated[bool, Query(description="Archived ones, too.")]
 async def search(
     q: Asked, gateway: TheGateway, _caller: TheCaller, k: K = 10, *, include_archived: IncludeArchived = False
 ) -> Response:
-    """Search the cases whose questions are nearest to `q`, nearest first."""
+    """Search the cases of all users whose questions are nearest to `q`, nearest first; `user_id` is the author."""
     return await gateway.answer(lambda: _search(gateway.runtime, q, k, include_archived=include_archived))
 
 

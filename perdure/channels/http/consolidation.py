@@ -11,34 +11,40 @@ from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
 
-from perdure.casebank import archive, prune, runs
+from perdure.casebank import archive, runs
 from perdure.channels.http import requests
 from perdure.channels.http.gateway import Gateway, TheAdministrator, TheGateway
-from perdure.channels.http.schema import DECIDED, DRY_RUN, PRUNED, PRUNING_RUN, RESTORED
-from perdure.channels.notices import bank_of
+from perdure.channels.http.schema import DECIDED, DRY_RUN, PRUNED, PRUNING_RUN, PRUNING_RUNS, RESTORED
 from perdure.errors import InvalidRequest
 from perdure.untrusted import first_line
 
 router = APIRouter(prefix="/consolidation", tags=["casebank"])
 
 _WHO = "an admin key"
+_DEFAULT_WAIT_S = 10.0
+_DEFAULT_LIMIT = 20
 
 
 @router.post("/run", responses=PRUNED)
-async def run(request: Request, gateway: TheGateway, _admin: TheAdministrator) -> Response:
-    """Prune the CaseBank; answers when that is finished, or with the plan where it waits for approval."""
-    await _without_members(request)
-    done = await gateway.at_length(partial(prune.run, bank_of(gateway.runtime)))
-    waits = done["phase"] == runs.Phase.WAITING_APPROVAL
-    return await _answer(gateway, done, HTTPStatus.ACCEPTED if waits else HTTPStatus.OK)
+async def run(
+    request: Request, gateway: TheGateway, _admin: TheAdministrator, wait: requests.RunWait = _DEFAULT_WAIT_S
+) -> Response:
+    """Have a worker prune the CaseBank. 202 while that is unfinished, or with the plan that waits for approval."""
+    return await _begun(gateway, request, wait, dry_run=False)
 
 
 @router.post("/dry-run", responses=DRY_RUN)
-async def dry_run(request: Request, gateway: TheGateway, _admin: TheAdministrator) -> Response:
-    """Make the plan that a run would make now, and change nothing."""
-    await _without_members(request)
-    made = await gateway.at_length(partial(prune.dry_run, bank_of(gateway.runtime)))
-    return await _answer(gateway, made, HTTPStatus.OK)
+async def dry_run(
+    request: Request, gateway: TheGateway, _admin: TheAdministrator, wait: requests.RunWait = _DEFAULT_WAIT_S
+) -> Response:
+    """Have a worker make the plan that a run would make now; no case changes. 202 if it is not made in time."""
+    return await _begun(gateway, request, wait, dry_run=True)
+
+
+@router.get("/runs", responses=PRUNING_RUNS)
+async def list_(gateway: TheGateway, _admin: TheAdministrator, limit: requests.RunLimit = _DEFAULT_LIMIT) -> Response:
+    """List runs and dry runs, newest first, without their plans."""
+    return await gateway.answer(partial(runs.list_runs, gateway.runtime.database, limit))
 
 
 @router.get("/runs/{run_id}", responses=PRUNING_RUN)
@@ -49,7 +55,7 @@ async def read(run_id: str, gateway: TheGateway, _admin: TheAdministrator) -> Re
 
 @router.post("/runs/{run_id}/approve", status_code=HTTPStatus.ACCEPTED, responses=DECIDED)
 async def approve(run_id: str, gateway: TheGateway, _admin: TheAdministrator) -> Response:
-    """Approve the plan of a run that waits for it: a worker applies it within a minute."""
+    """Approve the plan of a run that waits for it: a worker applies it."""
     return await _decide(gateway, runs.approve, _id(run_id))
 
 
@@ -66,9 +72,37 @@ async def restore(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -
     return await gateway.answer(lambda: _restore(gateway, case_id))
 
 
+async def _begun(gateway: Gateway, request: Request, wait: float, *, dry_run: bool) -> Response:
+    """Request a run of the workers, and answer with what became of it within `wait` seconds.
+
+    The run is a row before this waits: it goes on if the client disconnects or the gateway stops.
+    """
+    await _without_members(request)
+    runtime = gateway.runtime
+    run_id = await gateway.in_thread(partial(runs.request, runtime.database, runtime.clock, dry_run=dry_run))
+    await gateway.in_thread(runtime.wake.casebank)
+    at_rest = partial(runs.at_rest, runtime.database, run_id)
+    await gateway.until(at_rest, min(wait, requests.LONGEST_WAIT_S), request)
+    body, status = await gateway.in_thread(partial(_as_answer, gateway, run_id))
+    return Response(body, status, media_type="application/json")
+
+
+def _as_answer(gateway: Gateway, run_id: UUID) -> tuple[bytes, HTTPStatus]:
+    database = gateway.runtime.database
+    standing = runs.read_progress(database, run_id)
+    if standing["finished_at"] is not None:
+        answer, status = runs.result(database, run_id), HTTPStatus.OK
+    elif standing["phase"] == runs.Phase.WAITING_APPROVAL:
+        answer, status = runs.result(database, run_id), HTTPStatus.ACCEPTED
+    else:
+        answer, status = standing, HTTPStatus.ACCEPTED
+    return json.dumps(answer, ensure_ascii=False).encode(), status
+
+
 async def _decide(gateway: Gateway, decide: Callable[..., None], run_id: UUID) -> Response:
     def decided() -> dict[str, Any]:
         decide(gateway.runtime.database, run_id, _WHO)
+        gateway.runtime.wake.casebank()
         return runs.read_run(gateway.runtime.database, run_id)
 
     return await gateway.answer(decided, HTTPStatus.ACCEPTED)
@@ -79,13 +113,8 @@ def _restore(gateway: Gateway, case_id: str) -> dict[str, str]:
     return {"case_id": case_id, "status": "restored"}
 
 
-async def _answer(gateway: Gateway, told: dict[str, Any], status: HTTPStatus) -> Response:
-    body = await gateway.in_thread(lambda: json.dumps(told, ensure_ascii=False).encode())
-    return Response(body, status, media_type="application/json")
-
-
 async def _without_members(request: Request) -> None:
-    """Whoever sends `{"dry_run": true}` to the wrong route is told so before anything is removed."""
+    """Refuse members, such as `dry_run`, before anything begins: a caller may have meant the other route."""
     body = await requests.read_body(request)
     given = requests.parse_object(body) if body.strip() else {}
     if given:

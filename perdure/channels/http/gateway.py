@@ -34,9 +34,7 @@ from perdure.turns.reading import SettlementWatch
 log = logging.getLogger(__name__)
 
 _THREADS = 32
-_LONG_THREADS = 4
-"""For work of minutes, so that it leaves the others to those who wait for an answer."""
-
+_LOOK_S = 0.25
 _LEAVING = "This gateway is shutting down. Send the message again, to another one or a little later."
 _CLOSED = "Nothing is taken in at the moment: the installation is being drained. Send the message again later."
 
@@ -59,7 +57,6 @@ class Gateway:
         self._stopping = asyncio.Event()
         self._drained: asyncio.TimerHandle | None = None
         self._threads = CapacityLimiter(_THREADS)
-        self._long_threads = CapacityLimiter(_LONG_THREADS)
 
     def admit(self) -> None:
         """Each route that brings in work asks here first.
@@ -74,10 +71,6 @@ class Gateway:
         """Do blocking work beside the event loop."""
         return await to_thread.run_sync(work, limiter=self._threads)
 
-    async def at_length(self, work: Callable[[], T]) -> T:
-        """Do work that takes minutes beside the event loop; what is beyond a few of these waits its turn."""
-        return await to_thread.run_sync(work, limiter=self._long_threads)
-
     async def answer(self, work: Callable[[], Any], status: int = 200) -> Response:
         """A response with what `work` returns as JSON; both happen in a thread."""
         body = await self.in_thread(lambda: json.dumps(work(), ensure_ascii=False).encode())
@@ -91,6 +84,35 @@ class Gateway:
         """
         with self._waiting():
             await self._until_settled(turn_id, seconds, request)
+
+    async def until(self, look: Callable[[], bool], seconds: float, request: Request) -> None:
+        """Return when `look` returns True, the time is up or the gateway stops. Holds a thread only while it looks.
+
+        Raises:
+            ClientDisconnect: the client has closed the connection.
+        """
+        with self._waiting():
+            ends = asyncio.get_running_loop().time() + seconds
+            while not await self.in_thread(look) and (left_s := ends - asyncio.get_running_loop().time()) > 0:
+                if await self._paused(min(_LOOK_S, left_s), request):
+                    return
+
+    async def _paused(self, seconds: float, request: Request) -> bool:
+        """Wait; whether the gateway stops.
+
+        Raises:
+            ClientDisconnect: the client has closed the connection.
+        """
+        gone = asyncio.ensure_future(_disconnect(request))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait((gone, stopping), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                raise ClientDisconnect
+            return stopping.done()
+        finally:
+            gone.cancel()
+            stopping.cancel()
 
     async def follow_intake(self) -> None:
         """Look now and then whether the fleet's intake is closed, until cancelled."""

@@ -1,6 +1,7 @@
 """`/healthz`: the process answers. `/readyz`: it takes messages in, and PostgreSQL and the broker answer.
 
-PostgreSQL must have this release's tables. Both are open to everybody, so they say no more than that.
+The database must be one that this release can use (`perdure.database.compatibility`). Neither needs a key, so their
+answers name no address, no user and no table.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from perdure.channels.http.gateway import TheGateway
 from perdure.channels.http.schema import HEALTH, Health
+from perdure.database.compatibility import require
 from perdure.database.engine import Database
-from perdure.database.migrate import is_current
-from perdure.errors import PerdureError, Unavailable
+from perdure.errors import IncompatibleDatabase, PerdureError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -51,15 +52,18 @@ class Check:
 
 
 def database_check(database: Database) -> Check:
-    """Whether the database is reached and has the tables of this release."""
+    """Whether the database is reached and this release can use it."""
 
     def ask() -> str | None:
         try:
-            current = is_current(database)
+            require(database)
+        except IncompatibleDatabase as error:
+            log.warning("not ready: %s", error.message)
+            return error.message
         except (SQLAlchemyError, PerdureError) as error:
             log.warning("not ready: the database cannot be reached (%s)", error)
             return "The database cannot be reached."
-        return None if current else "The database has not the tables of this release: run `perdure migrate`."
+        return None
 
     return Check("The database", ask)
 

@@ -12,6 +12,7 @@ from perdure.channels.http import requests
 from perdure.channels.http.gateway import TheCaller, TheGateway
 from perdure.channels.http.schema import CONSOLIDATING, FOUND, SEARCH, SESSION_ID, Search
 from perdure.errors import InvalidRequest
+from perdure.memory.consolidation import try_again
 from perdure.runtime import Runtime
 from perdure.sessions.reading import read_session
 from perdure.turns.recalling import recall_of
@@ -29,7 +30,7 @@ async def search(request: Request, gateway: TheGateway, _caller: TheCaller) -> R
 
 @router.post("/consolidate", status_code=HTTPStatus.ACCEPTED, responses=CONSOLIDATING, openapi_extra=SESSION_ID)
 async def consolidate(request: Request, gateway: TheGateway, _caller: TheCaller) -> Response:
-    """Ask for memories to be drawn from a session that has ended; without one, from all that wait for it."""
+    """Ask for memories to be drawn from an ended session, also one that was given up; without one, from a batch."""
     body = await requests.read_body(request)
     return await gateway.answer(lambda: _consolidate(gateway.runtime, body), HTTPStatus.ACCEPTED)
 
@@ -53,5 +54,7 @@ def _consolidate(runtime: Runtime, body: bytes) -> dict[str, Any]:
     if given is not None:
         session_id = requests.parse_id(str(given), "session")
         read_session(runtime.database, session_id)
+        settings = runtime.settings
+        try_again(runtime.database, settings.consolidation, settings.turn.lease_s, [session_id])
     runtime.wake.consolidation(session_id)
     return {"session_id": None if session_id is None else str(session_id)}

@@ -11,6 +11,7 @@ from uuid import UUID
 from fastapi import Path, Query, Request
 from pydantic import AfterValidator, Field
 
+from perdure.channels.http.segments import unescaped
 from perdure.errors import InvalidRequest, NotFound, TooLarge
 from perdure.untrusted import first_line, is_storable, load_object
 
@@ -37,8 +38,23 @@ Wait = Annotated[
         description=f"Seconds to wait for the turn to be settled; {LONGEST_WAIT_S:g} at most.",
     ),
 ]
+RunWait = Annotated[
+    float,
+    Query(
+        ge=0,
+        allow_inf_nan=False,
+        description=f"Seconds to wait for the run to finish; {LONGEST_WAIT_S:g} at most.",
+    ),
+]
+RunLimit = Annotated[int, Query(ge=1, le=1_000, description="How many, newest first.")]
 _User = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_storable)]
-UserPath = Annotated[_User, Path(description="Who.")]
+UserPath = Annotated[
+    str,
+    Path(description="The user's id, one segment of the path: a slash in it is `%2F`."),
+    AfterValidator(unescaped),
+    Field(min_length=1, max_length=200),
+    AfterValidator(_storable),
+]
 UserId = Annotated[
     _User | None,
     Query(description="Whose sessions; everybody's if it is not given, which takes an admin key."),
@@ -118,7 +134,7 @@ def parse_name(text: str, thing: str) -> str:
     """
     if not is_storable(text):
         raise NotFound(f"There is no such {thing}.")
-    return text
+    return unescaped(text)
 
 
 def parse_id(text: str, thing: str) -> UUID:

@@ -88,8 +88,16 @@ class Turn(_Answer):
     settled_at: datetime | None
 
 
+class Consolidation(_Answer):
+    """Whether memories were drawn from a session that has ended; `error` is why the last of its `runs` failed."""
+
+    status: Literal["waiting", "done", "skipped", "given_up"]
+    runs: int
+    error: str | None
+
+
 class Session(_Answer):
-    """A conversation."""
+    """A conversation. `summary_kind` is `extractive` where no model wrote the summary."""
 
     session_id: UUID
     user_id: str
@@ -102,7 +110,9 @@ class Session(_Answer):
     ended_at: datetime | None
     channels: list[str]
     summary: str | None
+    summary_kind: Literal["model", "extractive"] | None
     key_topics: list[str]
+    consolidation: Consolidation | None
 
 
 class Forked(_Answer):
@@ -245,10 +255,11 @@ class Pruned(Pruning):
     phase: str | None = None
 
 
-class PruningRun(_Answer):
-    """A run: where it stands, its plan once there is one, its outcome as far as it is applied."""
+class PruningProgress(_Answer):
+    """Where a run, or a dry run, stands."""
 
     run_id: UUID
+    dry_run: bool
     phase: Literal[
         "planning", "notifying", "waiting_approval", "applying", "reporting", "done", "withheld", "rejected", "expired"
     ]
@@ -262,6 +273,11 @@ class PruningRun(_Answer):
     notified_at: datetime | None
     expires_at: datetime | None
     finished_at: datetime | None
+
+
+class PruningRun(PruningProgress):
+    """A run: where it stands, its plan once there is one, its outcome as far as it is applied."""
+
     plan: Pruning | None
     outcome: Pruning | None
 
@@ -284,6 +300,7 @@ class NearCase(_Answer):
     success_rate: float | None
     status: Literal["active", "archived"]
     similarity: float
+    user_id: str | None
 
 
 class NearCases(_Answer):
@@ -332,10 +349,17 @@ DECIDING = _answers(Turn, 202, "Decided; the turn as it is now.")
 THANKED = _answers(Turn, 202, "Noted; the turn as it is.")
 PRUNED: Responses = {
     **_answers(Pruned, 200, "It is finished."),
-    202: {"model": Pruned, "description": "The plan, which waits for approval."},
+    202: {
+        "model": Pruned | PruningProgress,
+        "description": "The plan, which waits for approval; or where the run stands, which is not finished.",
+    },
 }
-DRY_RUN = _answers(Pruned, 200, "The plan as a run would make it now.")
+DRY_RUN: Responses = {
+    **_answers(Pruned, 200, "The plan as a run would make it now."),
+    202: {"model": PruningProgress, "description": "Where the dry run stands, which is not finished."},
+}
 PRUNING_RUN = _answers(PruningRun)
+PRUNING_RUNS = _answers(list[PruningProgress])
 DECIDED = _answers(PruningRun, 202, "Decided; the run as it is now.")
 RESTORED = _answers(Restored)
 NEAR_CASES = _answers(NearCases)

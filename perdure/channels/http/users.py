@@ -18,15 +18,14 @@ from perdure.turns.erasing import erase as erase_user
 router = APIRouter(prefix="/users", tags=["users"])
 
 
-# A user's id is its service's own and may hold slashes.
-@router.get("/{user_id:path}/export", responses=EXPORT)
+@router.get("/{user_id}/export", responses=EXPORT)
 async def export(user_id: requests.UserPath, gateway: TheGateway, _caller: TheCaller) -> Response:
     """Read everything that is held about a user: the rows of each table, by table."""
     runtime = gateway.runtime
     return await gateway.answer(partial(export_user, runtime.database, runtime.clock, runtime.volatile, user_id))
 
 
-@router.delete("/{user_id:path}", responses=ERASED)
+@router.delete("/{user_id}", responses=ERASED)
 async def erase(user_id: requests.UserPath, gateway: TheGateway, _caller: TheCaller) -> Response:
     """Erase a user: what they said and what was made of it; how many rows that were, by table.
 

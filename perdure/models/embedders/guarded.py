@@ -1,6 +1,7 @@
 """An embedder that fails well: `breaker(retry(embed))`, as models are called.
 
-The breaker is `embed:SCHEME`, one for the whole fleet. What is built in cannot fail, and is not guarded.
+The breaker is `embed:` and the embedder's name (`embed:openai:NAME`), one for the whole fleet. The built-in embedder
+cannot fail and has no breaker.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def guard_with(breakers: BreakerRegistry, settings: Settings, clock: Clock) -> G
     def guard(embedder: Embedder) -> Embedder:
         if isinstance(embedder, HashEmbedder):
             return embedder
-        breaker = breakers.get(f"embed:{embedder.name.partition(':')[0]}")
+        breaker = breakers.get(f"embed:{embedder.name}")
         return GuardedEmbedder(embedder, breaker, settings, clock)
 
     return guard

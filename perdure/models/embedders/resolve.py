@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 
 from perdure.clock import Clock
 from perdure.errors import SettingsError
@@ -37,6 +38,22 @@ def resolve(name: str, settings: Settings, clock: Clock, guard: Guard = _unguard
     """
     made = _factory(name)(name.partition(":")[2], settings, clock)
     return Cached(guard(made))
+
+
+def check(name: str, settings: Settings, clock: Clock) -> None:
+    """Check that there is an embedder called `name`, without loading a model into memory.
+
+    Raises:
+        SettingsError: there is no embedder of that name, or it cannot be set up.
+    """
+    factory = _factory(name)
+    if factory is not _sentence_transformers:
+        factory(name.partition(":")[2], settings, clock)
+    elif find_spec("sentence_transformers") is None:
+        raise SettingsError(
+            f"PERDURE_EMBEDDER is {name!r}: it needs the extra sentence-transformers, "
+            "pip install 'perdure[sentence-transformers]'"
+        )
 
 
 def _factory(name: str) -> EmbedderFactory:

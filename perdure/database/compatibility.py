@@ -1,0 +1,158 @@
+"""Whether this release can use a database: the server's versions and the schema's revision.
+
+The database holds its revision (`alembic_version`) and, from revision 0014 on, the oldest release that can still use
+its schema (`schema_compatibility`, one row, which `alembic/env.py` writes with every migration, up and down).
+A release is identified by the newest revision that it contains. It can use a database whose revision
+
+- is that revision, or
+- is unknown to it, because a newer release has migrated, if it contains the revision of the row.
+
+So the release before a migration and the one after it run at the same time. Migrating, `/readyz` and the start of
+each gateway, worker and beat check this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Row
+
+from perdure.database.engine import Database, Statement
+from perdure.errors import IncompatibleDatabase
+from perdure.patterns import compiled
+
+OLDEST_POSTGRESQL = 15
+OLDEST_PGVECTOR = (0, 8, 4)
+
+_NUMBER = compiled(r"\d+")
+
+SERVER = Statement(
+    "compatibility.server",
+    """
+    SELECT current_setting('server_version_num')::int AS number, current_setting('server_version') AS version,
+        coalesce(
+            (SELECT extversion FROM pg_extension WHERE extname = 'vector'),
+            (SELECT default_version FROM pg_available_extensions WHERE name = 'vector')
+        ) AS pgvector,
+        to_regclass('alembic_version') IS NOT NULL AS migrated,
+        to_regclass('schema_compatibility') IS NOT NULL AS declared
+    """,
+    writes=False,
+)
+
+REVISION = Statement("compatibility.revision", "SELECT version_num FROM alembic_version", writes=False)
+
+READABLE_FROM = Statement("compatibility.readable_from", "SELECT readable_from FROM schema_compatibility", writes=False)
+
+Query = Callable[[Statement], Sequence[Row[Any]]]
+"""Runs a statement without parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """A database's revision (None: no migration has run), and the oldest release that it declares usable."""
+
+    revision: str | None
+    readable_from: str | None
+
+    @property
+    def is_newer(self) -> bool:
+        """Whether a newer release has migrated it."""
+        return self.revision is not None and self.revision not in revisions()
+
+    def require(self) -> None:
+        """Check that this release can use it.
+
+        Raises:
+            IncompatibleDatabase: it cannot.
+        """
+        own = revisions()[-1]
+        if self.revision == own:
+            return
+        if self.revision is None:
+            raise IncompatibleDatabase(f"The database has no tables of perdure: run `perdure migrate` (to {own}).")
+        if not self.is_newer:
+            raise IncompatibleDatabase(
+                f"The database is at revision {self.revision}, and this release needs {own}: run `perdure migrate`."
+            )
+        if self.readable_from not in revisions():
+            raise IncompatibleDatabase(
+                f"A newer release of perdure has migrated the database to revision {self.revision}, which releases "
+                f"before revision {self.readable_from} cannot use. This release is at {own}: install a newer one."
+            )
+
+
+def require(database: Database) -> None:
+    """Check that this release can use `database`.
+
+    Raises:
+        IncompatibleDatabase: it cannot; the message names what was found, what is needed and what to do.
+        Unavailable: the database cannot be reached.
+    """
+
+    def query(statement: Statement) -> Sequence[Row[Any]]:
+        return database.run(statement, {})
+
+    inspect(query).require()
+
+
+def inspect(query: Query) -> Schema:
+    """Check the server's versions, and read the database's revision and what it declares.
+
+    Raises:
+        IncompatibleDatabase: PostgreSQL or pgvector is too old or missing, or the revision is not one of perdure's.
+    """
+    found = query(SERVER)[0]
+    _require_server(found)
+    versions = query(REVISION) if found.migrated else ()
+    declared = query(READABLE_FROM) if found.declared else ()
+    schema = Schema(
+        revision=versions[0].version_num if versions else None,
+        readable_from=declared[0].readable_from if declared else None,
+    )
+    if schema.is_newer and schema.readable_from is None:
+        raise IncompatibleDatabase(
+            f"The database of PERDURE_DATABASE_URL is at revision {schema.revision!r}, which is not one of perdure's: "
+            "set PERDURE_DATABASE_URL to perdure's database."
+        )
+    return schema
+
+
+def _require_server(found: Row[Any]) -> None:
+    if found.number < OLDEST_POSTGRESQL * 10_000:
+        raise IncompatibleDatabase(
+            f"The server of PERDURE_DATABASE_URL is PostgreSQL {found.version}; perdure needs {OLDEST_POSTGRESQL} or "
+            "newer. Upgrade it, or set PERDURE_DATABASE_URL to another server."
+        )
+    needed = ".".join(map(str, OLDEST_PGVECTOR))
+    if found.pgvector is None:
+        raise IncompatibleDatabase(
+            f"The server of PERDURE_DATABASE_URL has no pgvector; perdure needs {needed} or newer. Install it on the "
+            "server and run `perdure migrate`, or set PERDURE_DATABASE_URL to another server."
+        )
+    if tuple(map(int, _NUMBER.findall(found.pgvector))) < OLDEST_PGVECTOR:
+        raise IncompatibleDatabase(
+            f"The database of PERDURE_DATABASE_URL has pgvector {found.pgvector}; perdure needs {needed} or newer. "
+            "Install that on the server and run `ALTER EXTENSION vector UPDATE` in the database, or set "
+            "PERDURE_DATABASE_URL to another server."
+        )
+
+
+@cache
+def revisions() -> tuple[str, ...]:
+    """The revisions of this release, oldest first."""
+    from alembic.script import ScriptDirectory  # noqa: PLC0415 (commands that do not check start sooner without it)
+
+    newest_first = ScriptDirectory(str(scripts())).walk_revisions()
+    return tuple(reversed([each.revision for each in newest_first]))
+
+
+def scripts() -> Path:
+    """The directory of the migrations: inside the installed package, or next to the sources."""
+    package = Path(__file__).parent.parent
+    installed, beside = package / "migrations", package.parent / "alembic"
+    return installed if installed.is_dir() else beside

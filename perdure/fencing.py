@@ -1,0 +1,32 @@
+"""The fence on a session: what every write of its holder is conditional on.
+
+A claim raises the token and draws a random nonce. The token orders claims; the nonce tells two claims of one token
+apart. There can be two after a failover to a standby that had not received the first: its holder still runs, and the
+next claim raises the same token again.
+
+A worker of a release that knows no nonce raises the token alone, so its claim shuts out every earlier holder, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+HELD = "session_id = %(session_id)s AND token = %(token)s AND nonce = %(nonce)s"
+"""The condition of a statement that writes to `sessions` for the holder of a fence."""
+
+RAISED = "token = s.token + 1, nonce = gen_random_uuid()"
+"""What a statement that takes a session sets in `sessions AS s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """What a session is held under."""
+
+    token: int
+    nonce: UUID
+
+    def on(self, session_id: UUID) -> dict[str, Any]:
+        """The parameters of `HELD` for a session."""
+        return {"session_id": session_id, "token": self.token, "nonce": self.nonce}

@@ -1,0 +1,68 @@
+"""Which addresses belong to the public Internet, decided by the project's own table on every Python alike.
+
+`ipaddress.is_global` differs between Python releases. The tables below hold every block of IANA's special-purpose
+registries (RFC 6890) that is not globally reachable, and addresses of clouds' metadata and platform services that lie
+in public blocks. A test compares them with the registries. `http_get` and the delivery of replies ask here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_REFUSED_V4 = tuple(
+    ipaddress.IPv4Network(block)
+    for block in (
+        "0.0.0.0/8",  # this network (RFC 791)
+        "10.0.0.0/8",  # private (RFC 1918)
+        "100.64.0.0/10",  # shared by carriers (RFC 6598)
+        "127.0.0.0/8",  # loopback (RFC 1122)
+        "168.63.129.16/32",  # Azure's platform service, on every virtual machine
+        "169.254.0.0/16",  # link-local (RFC 3927), clouds' metadata services included
+        "172.16.0.0/12",  # private (RFC 1918)
+        "192.0.0.0/24",  # IETF protocol assignments (RFC 6890), Oracle's metadata service included
+        "192.0.2.0/24",  # documentation (RFC 5737)
+        "192.31.196.0/24",  # AS112 (RFC 7535)
+        "192.52.193.0/24",  # automatic multicast tunnels (RFC 7450)
+        "192.88.99.0/24",  # relays to IPv6, deprecated (RFC 7526)
+        "192.168.0.0/16",  # private (RFC 1918)
+        "192.175.48.0/24",  # AS112 (RFC 7534)
+        "198.18.0.0/15",  # benchmarks (RFC 2544)
+        "198.51.100.0/24",  # documentation (RFC 5737)
+        "203.0.113.0/24",  # documentation (RFC 5737)
+        "224.0.0.0/4",  # multicast (RFC 5771)
+        "240.0.0.0/4",  # reserved (RFC 1112), broadcast included
+    )
+)
+_GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
+"""Global unicast (RFC 4291): outside of it, no IPv6 address is public."""
+
+_REFUSED_V6 = tuple(
+    ipaddress.IPv6Network(block)
+    for block in (
+        "2001::/23",  # IETF protocol assignments (RFC 2928): benchmarks, ORCHID, Teredo
+        "2001:db8::/32",  # documentation (RFC 3849)
+        "2620:4f:8000::/48",  # AS112 (RFC 7534)
+        "3fff::/20",  # documentation (RFC 9637)
+    )
+)
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+def is_public(address: Address) -> bool:
+    """Whether `address` belongs to the public Internet; of an IPv4 address inside an IPv6 one, whether that does."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return not any(address in block for block in _REFUSED_V4)
+    inner = _inner(address)
+    if inner is not None:
+        return is_public(inner)
+    return address in _GLOBAL_V6 and not any(address in block for block in _REFUSED_V6)
+
+
+def _inner(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address that traffic to `address` reaches: mapped, translated (NAT64) or tunnelled (6to4)."""
+    if address in _NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+    return address.ipv4_mapped or address.sixtofour

@@ -1,0 +1,231 @@
+"""Whose case it is: who may see it, what it may merge with, and what goes with its author."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from uuid import UUID, uuid4
+
+import numpy as np
+import pytest
+from alembic import command
+from sqlalchemy import create_engine, text
+
+from perdure.casebank import executions, prune, queries, runs, search, transfer
+from perdure.casebank.cases import NewCase, add
+from perdure.clock import MovedClock
+from perdure.database.engine import Database, Statement
+from perdure.database.migrate import config, migrate
+from perdure.settings import CaseScope
+from tests.casebank.bank import Post, bank, column, put, statuses, use
+from tests.databases import Databases
+
+NEAR = [1.0, 0.0, 0.0, 0.0]
+
+
+def found(database: Database, user_id: str, k: int = 9, least: float | None = None) -> list[str]:
+    """The ids of the cases that a search for this user finds."""
+    return [each.case_id for each in search.search_for_user(database, user_id, NEAR, "hash:4", k, least=least)]
+
+
+def test_a_user_finds_their_own_cases_and_everybodys(database: Database) -> None:
+    """Nearest first among both; an administrator finds all, with their authors."""
+    put(database, "anas", vector=[1, 0, 0, 0], user_id="ana")
+    put(database, "bobs", vector=[1, 0.1, 0, 0], user_id="bob")
+    put(database, "imported", vector=[1, 0.2, 0, 0])
+    put(database, "anas other", vector=[0, 1, 0, 0], user_id="ana")
+    put(database, "of another embedder", vector=[1, 0, 0, 0], embedder="other:4", user_id="ana")
+    assert found(database, "ana") == ["anas", "imported", "anas other"]
+    assert found(database, "bob") == ["bobs", "imported"]
+    assert found(database, "") == ["imported"]
+    assert found(database, "ana", k=1) == ["anas"]
+    assert found(database, "ana", least=0.5) == ["anas", "imported"]
+    shown = {each.case_id: each.user_id for each in search.search(database, NEAR, "hash:4", 9)}
+    assert shown == {"anas": "ana", "bobs": "bob", "imported": None, "anas other": "ana"}
+
+
+@pytest.fixture
+def crowded(database: Database) -> dict[str, np.ndarray[Any, Any]]:
+    """3,000 cases: 100 everybody's, 20 of ana's, 900 of bob's, and one each of 1,980 others."""
+    rng = np.random.default_rng(1)
+    vectors = rng.normal(size=(3_000, 16)).round(3)
+    authors = [None] * 100 + ["ana"] * 20 + ["bob"] * 900 + [f"user {number}" for number in range(1_980)]
+    rows = [
+        {"id": f"{number:04}", "vector": str(vector.tolist()), "user_id": author}
+        for number, (vector, author) in enumerate(zip(vectors, authors, strict=True))
+    ]
+    with database.engine.connect() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO cases (case_id, query, response_text, query_vector, embedder, created_at, user_id)"
+                " VALUES (:id, 'q', 'a', CAST(:vector AS vector), 'hash:16', now(), :user_id)"
+            ),
+            rows,
+        )
+        connection.exec_driver_sql("ANALYZE cases")
+    return {"ana": np.r_[0:120], "bob": np.r_[0:100, 120:1_020], "nobody": np.r_[0:100], "vectors": vectors}
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("few", [search.INDEX_FROM, 500])
+def test_a_user_among_many_finds_the_nearest(
+    database: Database, crowded: dict[str, Any], few: int, *, indexed: bool
+) -> None:
+    """Exactly those, with and without indexes, as one with few cases of their own or with many."""
+    if indexed:
+        assert search.build_indexes(database, index_from=100) == [
+            "cases_shared_nearest_16_idx",
+            "cases_learnt_nearest_16_idx",
+        ]
+    statement = queries.nearest_for_user(16, few)
+    asked, vectors = crowded["vectors"][2_500], crowded["vectors"]
+    for user_id in ("ana", "bob", "nobody"):
+        visible = crowded[user_id]
+        cosines = vectors[visible] @ asked / np.linalg.norm(vectors[visible], axis=1)
+        nearest = [f"{visible[at]:04}" for at in np.argsort(-cosines)[:4]]
+        given = {"vector": str(asked.tolist()), "embedder": "hash:16", "k": 4, "least": None, "user_id": user_id}
+        assert [row.case_id for row in database.run(statement, given)] == nearest
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+def test_a_search_for_a_user_reads_no_table(database: Database, crowded: dict[str, Any], mode: str) -> None:
+    """Shared cases and the user's own are found by indexes; the vector index of learnt ones is for a user of many."""
+    search.build_indexes(database, index_from=1_000)
+    plan = _plan(database, queries.nearest_for_user(16, 500), mode, user_id="ana", k=4, least=0.5)
+    assert "Seq Scan on cases" not in plan
+    assert "cases_user_id_idx" in plan
+    assert "cases_learnt_nearest_16_idx" in plan
+    assert "One-Time Filter" in plan
+
+
+def _plan(database: Database, statement: Statement, mode: str, **given: Any) -> str:
+    values = {"vector": str([0.1] * 16), "embedder": "hash:16", **given}
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql(f"SET plan_cache_mode = {mode}")
+        connection.exec_driver_sql(statement.prepare)
+        parameters = tuple(values[name] for name in statement.parameters)
+        lines = connection.exec_driver_sql(f"EXPLAIN {statement.execute}", parameters).scalars().all()
+        connection.exec_driver_sql(f'DEALLOCATE "{statement.name}"')
+        connection.exec_driver_sql("RESET plan_cache_mode")
+    return "\n".join(lines)
+
+
+# --- the weekly policy -------------------------------------------------------------------
+
+
+def _twins(database: Database) -> None:
+    for case_id, user_id, usage in (("a", "ana", 9), ("b", "bob", 8), ("c", None, 7), ("d", "ana", 6), ("e", None, 5)):
+        put(database, case_id, vector=NEAR, user_id=user_id, usage=usage)
+
+
+def test_duplicates_of_two_users_are_not_merged(database: Database, clock: MovedClock) -> None:
+    """A merge would take a case from those who may see it. Where everybody sees all, they merge."""
+    _twins(database)
+    kept = prune.dry_run(bank(database, clock))["details"]["merged"]
+    assert [(each["keeper"], each["removed"]) for each in kept] == [("a", "d"), ("c", "e")]
+    shared = prune.dry_run(bank(database, clock, scope=CaseScope.ALL))["details"]["merged"]
+    assert [(each["keeper"], each["removed"]) for each in shared] == [("a", "b"), ("a", "c"), ("a", "d"), ("a", "e")]
+
+
+def test_a_plan_made_for_all_is_not_applied_across_users(database: Database, clock: MovedClock) -> None:
+    """The setting may change while a plan waits for approval: each pair is compared again under its locks."""
+    _twins(database)
+    post = Post()
+    made = bank(database, clock, post, scope=CaseScope.ALL, approval="manual")
+    waiting = prune.run(made)
+    assert (waiting["phase"], waiting["merged_cases"]) == ("waiting_approval", 4)
+    runs.approve(database, UUID(waiting["run_id"]), "the test")
+    done = prune.advance(bank(database, clock, post))
+    assert done is not None
+    assert [each["removed"] for each in done["details"]["merged"]] == ["d"]
+    assert statuses(database) == {"a": "active", "b": "active", "c": "active", "d": "archived", "e": "active"}
+    reasons = {each["case_id"]: each["reason"] for each in done["details"]["spared"]}
+    assert reasons == dict.fromkeys("bce", "its keeper is another user's")
+
+
+def test_the_plan_sees_uses_that_are_not_counted_yet(database: Database, clock: MovedClock) -> None:
+    """Both the dry run, which writes nothing, and the run: an inactive case that was just used is spared."""
+    put(database, "sleeper", idle_days=200)
+    put(database, "low", usage=10, rate=5.0, idle_days=30)
+    assert prune.dry_run(bank(database, clock))["details"]["archived"] == ["sleeper"]
+    use(database, ["sleeper", "low"], uuid4())
+    details = prune.dry_run(bank(database, clock))["details"]
+    assert (details["removed"], details["archived"]) == ([], [])
+    assert [(each["case_id"], each["rule"]) for each in details["spared"]] == [("low", "recent_access")]
+    assert column(database, "SELECT usage_count FROM cases ORDER BY case_id") == [10, 0]
+    planned = {**details, "spared": details["spared"]}
+    assert prune.run(bank(database, clock))["details"] == planned
+
+
+def test_uncounted_uses_go_over_to_the_keeper(database: Database, clock: MovedClock) -> None:
+    """A merge adds what was used until then, counted or not, and nothing twice."""
+    put(database, "keeper", vector=NEAR, usage=20)
+    put(database, "loser", vector=NEAR, usage=3)
+    for case_id, times in (("keeper", 4), ("loser", 2)):
+        for _ in range(times):
+            use(database, [case_id], uuid4())
+    made = bank(database, clock, recent_access_days=1, inactive_days=1_000)
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql("UPDATE case_executions SET executed_at = perdure_now() - interval '2 days'")
+    assert prune.run(made)["details"]["merged"][0]["removed"] == "loser"
+    assert executions.count(database) == 0
+    assert column(database, "SELECT usage_count FROM cases ORDER BY case_id") == [29, 5]
+
+
+# --- files and migrations ------------------------------------------------------------------
+
+
+def test_the_author_goes_out_and_comes_back(database: Database, clock: MovedClock) -> None:
+    """So that a bank moves to another installation without one user's words becoming everybody's."""
+    now = clock.now()
+    assert add(database, NewCase("learnt", "q", "a", user_id="ana", turn_id=uuid4()), now=now)
+    assert add(database, NewCase("imported", "q", "a"), now=now)
+    use(database, ["learnt"], uuid4())
+    lines = [json.dumps(line) for line in transfer.export_lines(database)]
+    assert [json.loads(line).get("user_id") for line in lines] == [None, "ana"]
+    assert [json.loads(line)["usage_count"] for line in lines] == [0, 1]
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql("TRUNCATE cases, case_executions, case_archive, case_history")
+    assert transfer.import_lines(database, lines, now=now).added == 2
+    assert column(database, "SELECT user_id FROM cases ORDER BY case_id") == [None, "ana"]
+    unknown = '{"case_id": "of nobody", "query": "q", "response_text": "a", "user_id": ""}'
+    assert transfer.import_lines(database, [unknown], now=now).added == 1
+    assert '"user_id": ""' in [json.dumps(line) for line in transfer.export_lines(database)][2]
+
+
+def test_cases_from_before_get_their_authors_and_counts(databases: Databases) -> None:
+    """Up: the turn tells the author, else nobody is. Down: what is not counted yet is counted, then the column goes."""
+    with databases.empty() as url:
+        migrate(url, "0013")
+        engine = create_engine(url, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.exec_driver_sql(
+                """
+                INSERT INTO users VALUES ('ana', now());
+                INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at,
+                                      channels)
+                VALUES ('00000000-0000-0000-0000-000000000001', 'ana', '', true, 'a', 'active', now(), now(), '{}');
+                INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, status, accepted_at)
+                VALUES ('00000000-0000-0000-0000-000000000002', '00000000-0000-0000-0000-000000000001', 1, 'ana', 'a',
+                        'cli', 5, 'accepted', now());
+                INSERT INTO cases (case_id, query, response_text, created_at, user_id, turn_id, query_vector, embedder)
+                VALUES ('learnt', 'q', 'a', now(), 'bob', gen_random_uuid(), '[1,2]', 'hash:2'),
+                       ('of a turn', 'q', 'a', now(), NULL, '00000000-0000-0000-0000-000000000002', NULL, NULL),
+                       ('of a turn that is gone', 'q', 'a', now(), NULL, gen_random_uuid(), NULL, NULL),
+                       ('imported', 'q', 'a', now(), NULL, NULL, NULL, NULL);
+                INSERT INTO case_executions (case_id, turn_id, succeeded, executed_at)
+                VALUES ('learnt', gen_random_uuid(), true, now());
+                CREATE INDEX cases_nearest_2_idx ON cases USING hnsw ((query_vector::vector(2)) vector_cosine_ops)
+                WHERE status = 'active' AND vector_dims(query_vector) = 2;
+                """
+            )
+        migrate(url, "0018")
+        database = Database(url)
+        assert column(database, "SELECT user_id FROM cases ORDER BY case_id") == [None, "bob", "ana", ""]
+        assert column(database, "SELECT indexname FROM pg_indexes WHERE indexname LIKE '%nearest%'") == []
+        assert executions.count(database) == 0, "a release before counts when it records"
+        use(database, ["learnt"], uuid4())
+        command.downgrade(config(url), "0013")
+        assert column(database, "SELECT usage_count FROM cases WHERE case_id = 'learnt'") == [1]
+        database.close()
+        engine.dispose()

@@ -1,0 +1,61 @@
+"""The default minimum similarity: what it lets through and what it keeps out, measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from perdure.casebank.similarity import least_similarity
+from perdure.models.embedders.hashing import HashEmbedder
+from tests.casebank.questions import ASIDES, TOPICS
+
+
+def _cosines(embedder: HashEmbedder, asked: list[str]) -> NDArray[np.float64]:
+    """`(questions, topics)`: of each question with the stored case of each topic."""
+    stored = np.array(embedder.embed([topic[0] for topic in TOPICS]))
+    cosines: NDArray[np.float64] = np.array(embedder.embed(asked)) @ stored.T
+    return cosines
+
+
+@pytest.mark.parametrize("dimensions", [64, 128, 199, 200, 256, 384, 768, 1536])
+def test_no_question_reaches_a_case_of_another_topic(dimensions: int) -> None:
+    """With the default, a bank of 45 unrelated cases adds nothing to any of 147 prompts."""
+    embedder = HashEmbedder(dimensions)
+    least = least_similarity(embedder.name, None)
+    wordings = [(at, wording) for at, topic in enumerate(TOPICS) for wording in topic]
+    cosines = _cosines(embedder, [wording for _, wording in wordings])
+    cosines[range(len(wordings)), [at for at, _ in wordings]] = -1
+    assert cosines.max() < least
+    assert _cosines(embedder, list(ASIDES)).max() < least
+
+
+def test_what_asks_the_same_is_found() -> None:
+    """With `hash:384`, 80 of the 90 other wordings reach their case: what docs/casebank.md says of it."""
+    embedder = HashEmbedder(384)
+    wordings = [(at, wording) for at, topic in enumerate(TOPICS) for wording in topic[1:]]
+    cosines = _cosines(embedder, [wording for _, wording in wordings])
+    own = cosines[range(len(wordings)), [at for at, _ in wordings]]
+    assert (len(own), int((own >= least_similarity(embedder.name, None)).sum())) == (90, 80)
+
+
+@pytest.mark.parametrize(
+    ("embedder", "least"),
+    [
+        ("hash:64", 0.6),
+        ("hash:384", 0.5),
+        ("sentence-transformers:all-MiniLM-L6-v2", 0.6),
+        ("sentence-transformers:sentence-transformers/all-MiniLM-L6-v2", 0.6),
+        ("sentence-transformers:/models/all-minilm-l6-v2/", 0.6),
+        ("sentence-transformers:intfloat/e5-small", 0.85),
+        ("openai:text-embedding-3-small", 0.6),
+        ("openai:text-embedding-3-large", 0.6),
+        ("openai:text-embedding-ada-002", 0.85),
+        ("third-party:anything", 0.85),
+    ],
+)
+def test_each_embedder_has_a_default(embedder: str, least: float) -> None:
+    """An unknown one the strictest. The setting overrides all of them, 0 included."""
+    assert least_similarity(embedder, None) == least
+    assert least_similarity(embedder, 0.0) == 0.0
+    assert least_similarity(embedder, 0.7) == 0.7

@@ -1,0 +1,149 @@
+"""Flower, however it is started, listens on loopback unless it asks for credentials."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests import forked
+from tests.commands.conftest import Environment
+
+_PATIENCE_S = 30.0
+_ANY = "0.0.0.0"  # noqa: S104 (with credentials, or to be refused)
+
+Start = Callable[..., BaseProcess]
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """What the process writes."""
+    return tmp_path / "output"
+
+
+@pytest.fixture
+def flower(nowhere: Environment, redis_url: str, tmp_path: Path, output: Path) -> Start:
+    """Starts `perdure flower` or `celery -A workers flower`."""
+    addresses = {"PERDURE_DATABASE_URL": "postgresql://127.0.0.1:1/none", "PERDURE_REDIS_URL": redis_url}
+
+    def start(command: str, **variables: str) -> BaseProcess:
+        argv = command.split()
+        main = {"perdure": "workers.commands:main", "celery": "celery.__main__:main"}[argv[0]]
+        environment = {**nowhere, **addresses, **variables}
+        return forked.start(forked.Program(main, argv, environment, tmp_path, stdout=output, stderr=output))
+
+    return start
+
+
+@contextmanager
+def running(process: BaseProcess, output: Path) -> Iterator[set[str]]:
+    """The addresses that the process listens on, once it does; it is killed in the end."""
+    deadline, pause = time.monotonic() + _PATIENCE_S, threading.Event()
+    try:
+        while not (found := _listens_on(process)):
+            assert process.is_alive(), output.read_text()
+            assert time.monotonic() < deadline, output.read_text()
+            pause.wait(0.1)
+        yield found
+    finally:
+        process.kill()
+        process.join()
+
+
+def _listens_on(process: BaseProcess) -> set[str]:
+    if process.pid is None or not psutil.pid_exists(process.pid):
+        return set()
+    connections = psutil.Process(process.pid).net_connections("tcp")
+    return {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN}
+
+
+def refused(process: BaseProcess, output: Path) -> str:
+    """What the process says when it ends with status 2."""
+    process.join(_PATIENCE_S)
+    status = process.exitcode
+    process.kill()
+    process.join()
+    assert status == 2, output.read_text()
+    assert "Traceback" not in output.read_text()
+    return output.read_text()
+
+
+@pytest.mark.parametrize("command", ["celery -A workers flower", "perdure flower"])
+def test_without_authentication_it_is_on_loopback(flower: Start, output: Path, command: str) -> None:
+    """Flower's own default is every address of the machine, for pages that can shut workers down."""
+    with running(flower(f"{command} --port={free_port()}"), output) as addresses:
+        assert addresses <= {"127.0.0.1", "::1"}
+
+
+@pytest.mark.parametrize(
+    ("command", "variables"),
+    [
+        ("celery -A workers flower --address=0.0.0.0", {}),
+        ("celery -A workers flower", {"FLOWER_ADDRESS": _ANY}),
+        ("celery -A workers flower --address=::", {"FLOWER_BASIC_AUTH": ""}),
+        ("celery -A workers flower --address=0.0.0.0", {"FLOWER_BASIC_AUTH": "ann:secret,ann:"}),
+        ("perdure flower --address 0.0.0.0", {}),
+        ("perdure flower", {"FLOWER_ADDRESS": _ANY}),
+    ],
+)
+def test_beyond_loopback_without_authentication_it_is_refused(
+    flower: Start, output: Path, command: str, variables: dict[str, str]
+) -> None:
+    """The message says which variable to set. A user without a password is no authentication."""
+    process = flower(command, **{"FLOWER_PORT": str(free_port()), **variables})
+
+    assert "FLOWER_BASIC_AUTH" in refused(process, output)
+
+
+def test_beyond_loopback_with_authentication_it_runs(flower: Start, output: Path) -> None:
+    """As compose runs it, for both ways to start it."""
+    port = free_port()
+    command = f"celery -A workers flower --address=0.0.0.0 --port={port}"
+    with running(flower(command, FLOWER_BASIC_AUTH="ann:secret"), output) as addresses:
+        assert addresses == {_ANY}
+
+
+def test_authentication_in_its_own_configuration_counts(flower: Start, tmp_path: Path, output: Path) -> None:
+    """Flower reads `flowerconfig.py` of the current directory, after the variables."""
+    (tmp_path / "flowerconfig.py").write_text(f"basic_auth = ['ann:secret']\naddress = '0.0.0.0'\nport = {free_port()}")
+    with running(flower("celery -A workers flower"), output) as addresses:
+        assert addresses == {_ANY}
+
+
+def test_dotenv_counts_for_flower(flower: Start, tmp_path: Path, output: Path) -> None:
+    """Its address, its port and its credentials, as for perdure's own settings."""
+    (tmp_path / ".env").write_text(f"FLOWER_ADDRESS=0.0.0.0\nFLOWER_BASIC_AUTH=ann:secret\nFLOWER_PORT={free_port()}\n")
+    with running(flower("perdure flower"), output) as addresses:
+        assert addresses == {_ANY}
+
+
+@pytest.mark.parametrize("command", ["perdure flower", "celery -A workers flower", "perdure up --port 1"])
+@pytest.mark.parametrize(
+    ("variable", "value", "accepted"),
+    [
+        ("FLOWER_PORT", "many", "int"),
+        ("FLOWER_AUTO_REFRESH", "maybe", "bool"),
+        ("FLOWER_CONF", "/nowhere/flower.py", "path of a file"),
+    ],
+)
+def test_a_wrong_value_is_named(  # noqa: PLR0917 (one parameter for each axis of the matrix)
+    flower: Start, output: Path, command: str, variable: str, value: str, accepted: str
+) -> None:
+    """Flower itself shows a traceback without the variable's name, and `perdure up` would start it again for ever."""
+    told = refused(flower(command, **{variable: value}), output)
+
+    assert f"{variable} is {value!r}" in told
+    assert accepted in told

@@ -1,0 +1,153 @@
+"""Which databases a release can use: the servers' versions, its own schema, and those of newer releases."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from alembic import command
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import URL, Engine
+
+from perdure.database import compatibility
+from perdure.database.compatibility import require, revisions
+from perdure.database.engine import Database
+from perdure.database.migrate import config, migrate
+from perdure.errors import IncompatibleDatabase, Unavailable
+from tests.databases import Databases
+from tests.releases import next_release
+
+HEAD = revisions()[-1]
+
+
+@pytest.fixture
+def empty(databases: Databases) -> Iterator[URL]:
+    """A database with nothing in it."""
+    with databases.empty() as url:
+        yield url
+
+
+@pytest.fixture
+def engine(empty: URL) -> Iterator[Engine]:
+    """An administrator's connections to it."""
+    made = create_engine(empty, isolation_level="AUTOCOMMIT")
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def release(empty: URL) -> Iterator[Database]:
+    """The database as a process of this release has it open."""
+    made = Database(empty)
+    yield made
+    made.close()
+
+
+def _declared(engine: Engine) -> list[str]:
+    with engine.connect() as connection:
+        return list(connection.execute(text("SELECT readable_from FROM schema_compatibility")).scalars())
+
+
+@pytest.mark.long
+def test_a_release_uses_its_own_schema_and_none_before_it(empty: URL, release: Database) -> None:
+    """Without tables, one migration behind, and after a rollback, the message says what to run."""
+    with pytest.raises(IncompatibleDatabase, match="no tables of perdure: run `perdure migrate`"):
+        require(release)
+    migrate(empty, revisions()[-2])
+    with pytest.raises(IncompatibleDatabase, match=f"at revision {revisions()[-2]}, .* needs {HEAD}: run `perdure m"):
+        require(release)
+    migrate(empty)
+    require(release)
+    command.downgrade(config(empty), "base")
+    with pytest.raises(IncompatibleDatabase, match="no tables"):
+        require(release)
+
+
+def test_a_release_uses_the_schema_of_the_next_one_and_leaves_it_alone(
+    empty: URL, engine: Engine, release: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While a rolling upgrade runs, the old release stays ready, and its `perdure migrate` changes nothing."""
+    migrate(empty)
+    require(release)
+    newer = next_release(empty, tmp_path, readable_from=HEAD)
+    command.upgrade(newer, "head")
+    require(release)
+    with caplog.at_level(logging.WARNING):
+        migrate(empty)
+    assert "a newer release has migrated the database to revision next: nothing is changed" in caplog.text
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all() == ["next"]
+        connection.execute(text("SELECT nickname FROM users"))
+    require(release)
+
+
+def test_a_release_does_not_use_a_schema_that_excludes_it(
+    empty: URL, engine: Engine, release: Database, tmp_path: Path
+) -> None:
+    """The error names both releases; rolling the migration back makes the schema usable again."""
+    migrate(empty)
+    own = _declared(engine)
+    newer = next_release(empty, tmp_path, readable_from="next")
+    command.upgrade(newer, "head")
+    assert _declared(engine) == ["next"]
+    with pytest.raises(IncompatibleDatabase, match=f"revision next, which releases .*before revision next .*at {HEAD}"):
+        require(release)
+    migrate(empty)  # leaves it, without an error
+    command.downgrade(newer, HEAD)
+    assert _declared(engine) == own
+    require(release)
+
+
+def test_a_revision_that_is_not_perdures_is_refused(empty: URL, engine: Engine, release: Database) -> None:
+    """Another application's `alembic_version` is neither migrated nor taken for a newer release of this one."""
+    with engine.connect() as connection:
+        connection.execute(text("CREATE TABLE alembic_version (version_num text)"))
+        connection.execute(text("INSERT INTO alembic_version VALUES ('4f2a')"))
+    with pytest.raises(IncompatibleDatabase, match="'4f2a', which is not one of perdure's: set PERDURE_DATABASE"):
+        require(release)
+    with pytest.raises(IncompatibleDatabase, match="'4f2a', which is not one of perdure's: set PERDURE_DATABASE"):
+        migrate(empty)
+
+
+def test_a_server_that_is_too_old_is_refused(empty: URL, release: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the version found, the version needed, the setting and what to do. Nothing is migrated."""
+    monkeypatch.setattr(compatibility, "OLDEST_POSTGRESQL", 99)
+    said = r"PERDURE_DATABASE_URL is PostgreSQL \d\d\.\d.*; perdure needs 99 or newer. Upgrade it, or set PERDURE_DATAB"
+    with pytest.raises(IncompatibleDatabase, match=said):
+        require(release)
+    with pytest.raises(IncompatibleDatabase, match=said):
+        migrate(empty)
+    monkeypatch.undo()
+    with pytest.raises(IncompatibleDatabase, match="no tables"):
+        require(release)
+
+
+@pytest.mark.parametrize("installed", ["0.8.3", "0.7.4", "0.5"])
+def test_a_pgvector_that_is_too_old_is_refused(empty: URL, engine: Engine, release: Database, installed: str) -> None:
+    """A database keeps its extension's version until somebody updates it, whatever the server has installed."""
+    migrate(empty)
+    with engine.connect() as connection:
+        connection.execute(text("UPDATE pg_extension SET extversion = :v WHERE extname = 'vector'"), {"v": installed})
+    said = f"has pgvector {installed}; perdure needs 0.8.4 or newer. Install .* `ALTER EXTENSION vector UPDATE`"
+    with pytest.raises(IncompatibleDatabase, match=said):
+        require(release)
+    with pytest.raises(IncompatibleDatabase, match=said):
+        migrate(empty)
+
+
+@pytest.mark.parametrize("installed", ["0.8.4", "0.8.10", "0.9", "1.0.0"])
+def test_a_newer_pgvector_is_used(empty: URL, engine: Engine, release: Database, installed: str) -> None:
+    """Versions are compared by number, not as text."""
+    migrate(empty)
+    with engine.connect() as connection:
+        connection.execute(text("UPDATE pg_extension SET extversion = :v WHERE extname = 'vector'"), {"v": installed})
+    require(release)
+
+
+def test_a_server_that_cannot_be_reached_is_not_incompatible() -> None:
+    """Such an error passes: a program that starts meanwhile waits instead of exiting."""
+    with pytest.raises(Unavailable) as raised:
+        require(Database("postgresql://ana@127.0.0.1:1/perdure"))
+    assert not isinstance(raised.value, IncompatibleDatabase)

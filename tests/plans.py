@@ -1,0 +1,60 @@
+"""What PostgreSQL plans for a statement, and how many rows that reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+
+from perdure.database.engine import Database, Statement
+
+
+def _nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from _nodes(child)
+
+
+def plans(database: Database, statement: Statement, parameters: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
+    """The nodes of the custom plan for these parameters, and of the generic one that a prepared statement gets."""
+    found = []
+    for mode in ("force_custom_plan", "force_generic_plan"):
+        with database.engine.connect() as connection:
+            connection.exec_driver_sql(f"SET plan_cache_mode = {mode}")
+            found.append(_explained(connection, statement, parameters))
+            connection.exec_driver_sql("RESET plan_cache_mode")
+    return found
+
+
+def _explained(connection: Connection, statement: Statement, parameters: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    connection.exec_driver_sql("DEALLOCATE ALL")
+    connection.info.clear()
+    connection.exec_driver_sql(statement.prepare)
+    connection.exec_driver_sql("BEGIN")
+    try:
+        result = connection.exec_driver_sql(
+            "EXPLAIN (ANALYZE, FORMAT JSON) " + statement.execute,
+            tuple(parameters[name] for name in statement.parameters),
+        )
+        plan = result.scalar_one()
+    finally:
+        connection.exec_driver_sql("ROLLBACK")
+        connection.exec_driver_sql("DEALLOCATE ALL")
+    return list(_nodes((plan if isinstance(plan, list) else json.loads(plan))[0]["Plan"]))
+
+
+def rows_read(nodes: Sequence[Mapping[str, Any]]) -> float:
+    """Rows that the nodes read from tables, those that a filter removed included."""
+    read: float = sum(
+        (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+        for node in nodes
+        if "Relation Name" in node
+    )
+    return read
+
+
+def outline(nodes: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, float]]:
+    """The nodes in short, for a failing test's message."""
+    return [(node["Node Type"], node.get("Relation Name", ""), node["Actual Rows"]) for node in nodes]

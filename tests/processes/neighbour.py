@@ -1,0 +1,56 @@
+"""An ordinary Celery application that shares perdure's Redis database: `celery -A tests.processes.neighbour worker`.
+
+It has Celery's defaults, and two tasks that are slow in the two usual ways: one is acknowledged late, one is
+postponed. Each execution appends a line to a file of the test's directory.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from celery import Celery
+
+from tests.processes.scene import wait_until
+
+QUEUE = "neighbour"
+
+_DIRECTORY = Path(os.environ.get("NEIGHBOUR_DIRECTORY", "."))
+_URL = os.environ.get("NEIGHBOUR_REDIS_URL", "memory://")
+
+app = Celery("neighbour", broker=_URL, backend=_URL, set_as_current=False)
+app.conf.update(
+    task_default_queue=QUEUE, worker_pool="threads", worker_concurrency=8, broker_connection_retry_on_startup=True
+)
+
+
+@app.task(name="neighbour.late", acks_late=True)  # type: ignore[untyped-decorator]  # celery carries no types
+def late() -> None:
+    """Run until the test opens the gate, acknowledged at the end only."""
+    _note("late")
+    wait_until((_DIRECTORY / "gate").exists, "the gate is open", 60)
+
+
+@app.task(name="neighbour.quick")  # type: ignore[untyped-decorator]  # celery carries no types
+def quick() -> None:
+    """Return at once."""
+    _note("quick")
+
+
+@app.task(name="neighbour.timed", acks_late=True)  # type: ignore[untyped-decorator]  # as above
+def timed(name: str, seconds: float) -> None:
+    """Run for so long, acknowledged at the end only."""
+    _note(name)
+    threading.Event().wait(seconds)
+
+
+@app.task(name="neighbour.named")  # type: ignore[untyped-decorator]  # as above
+def named(name: str) -> None:
+    """Return at once."""
+    _note(name)
+
+
+def _note(line: str) -> None:
+    with (_DIRECTORY / "runs").open("a") as runs:
+        runs.write(f"{line}\n")

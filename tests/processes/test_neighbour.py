@@ -1,0 +1,246 @@
+"""perdure on a Redis database that another Celery application uses, too."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+import redis as redis_py
+from celery import Celery
+from kombu import Connection, Exchange, Queue
+
+from perdure.redis import client_url
+from perdure.settings import Settings
+from tests.processes.installation import Installation
+from tests.processes.neighbour import QUEUE
+from tests.processes.neighbourhood import Neighbour
+from tests.processes.scene import wait_until
+from workers.application import REDELIVER_S, make_app
+from workers.assembly import Addresses
+from workers.unknown_tasks import DELAY_S
+
+UNACKED, INDEX = "unacked", "unacked_index"
+"""Kombu's default keys."""
+
+COUNTDOWN_S = 5
+
+
+@pytest.fixture
+def client(installation: Installation) -> Iterator[Any]:
+    """The shared Redis."""
+    with redis_py.Redis.from_url(client_url(installation.redis.url), decode_responses=True) as made:
+        yield made
+
+
+@pytest.fixture
+def operator(installation: Installation) -> Iterator[Celery]:
+    """Perdure's own application, as `celery -A workers inspect` has it."""
+    url = installation.redis.url
+    app = make_app(Settings(_env_file=None), Addresses("postgresql://", url, url))
+    yield app
+    app.close()
+
+
+def age(client: Any, index: str) -> None:
+    """Have the unacknowledged messages of `index` be older than perdure's visibility timeout."""
+    client.zadd(index, dict.fromkeys(client.zrange(index, 0, -1), time.time() - REDELIVER_S - 1))
+
+
+def own_keys(operator: Celery) -> dict[str, str]:
+    """The names of the keys where perdure's workers keep what they have not acknowledged."""
+    options = operator.conf.broker_transport_options
+    return {name: key for name, key in options.items() if name.startswith("unacked_") and name.endswith("key")}
+
+
+def take(url: str, queue: str, keys: Mapping[str, str]) -> None:
+    """Take a message as a worker does that is killed before it acknowledges."""
+    with Connection(url, transport_options=dict(keys)) as connection:
+        channel: Any = connection.channel()
+        channel.do_restore = False
+        taken: list[Any] = []
+        channel.basic_consume(queue, no_ack=False, callback=taken.append, consumer_tag="killed")
+        while not taken:
+            connection.drain_events(timeout=10)
+
+
+def submit(app: Celery, text: str) -> str:
+    """Send a message to perdure as another service does; the task's id."""
+    return str(app.send_task("turns.submit", kwargs={"user_id": "ana", "text": text}, queue="ingress").id)
+
+
+def accepted(installation: Installation, text: str) -> bool:
+    """Whether perdure accepted the message."""
+    return bool(installation.query("SELECT 1 FROM inbox WHERE text = %(text)s", text=text))
+
+
+def test_the_slow_tasks_of_an_application_run_once(
+    installation: Installation, neighbour: Neighbour, client: Any, operator: Celery
+) -> None:
+    """The visibility timeout of perdure, a minute, concerns perdure's messages only; the application's is an hour."""
+    installation.worker("-Q", "turns").container.ready()
+    neighbour.worker()
+    neighbour.app.send_task("neighbour.late")
+    neighbour.app.send_task("neighbour.quick", countdown=COUNTDOWN_S)
+    wait_until(lambda: client.hlen(UNACKED) == 2, "the application holds both tasks")
+    submit(neighbour.app, "hello")
+    keys = own_keys(operator)
+    take(installation.redis.url, "ingress", keys)
+    age(client, INDEX)
+    age(client, keys.get("unacked_index_key", INDEX))
+
+    wait_until(lambda: client.llen("ingress") == 1, "perdure restores its own message")
+    neighbour.open_gate()
+    wait_until(lambda: neighbour.runs().keys() == {"late", "quick"}, "both tasks ran")
+    wait_until(lambda: not client.exists(UNACKED, QUEUE), "nothing is left to run")
+    assert neighbour.runs() == {"late": 1, "quick": 1}
+
+
+def test_neither_application_sees_the_workers_of_the_other(
+    installation: Installation, neighbour: Neighbour, operator: Celery
+) -> None:
+    """`celery inspect`, Flower, gossip and mingle use the control and event exchanges, which each has for itself."""
+    installation.worker().container.ready()
+    neighbour.worker()
+    for app, name in ((operator, "worker-1"), (neighbour.app, "neighbour")):
+        answers = wait_until(partial(app.control.ping, timeout=1), f"{name} answers")
+        assert [host.partition("@")[0] for answer in answers for host in answer] == [name]
+    with ThreadPoolExecutor(2) as threads:
+        heard = list(threads.map(_heartbeats, (operator, neighbour.app)))
+    assert heard == [{"worker-1"}, {"neighbour"}]
+
+
+def _heartbeats(app: Celery) -> set[str]:
+    """The names of the workers whose heartbeats an event receiver of `app` gets."""
+    names: set[str] = set()
+    with app.connection_for_read() as connection:
+        receiver = app.events.Receiver(connection, handlers={"*": lambda event: names.add(event["hostname"])})
+        receiver.capture(limit=3, timeout=20, wakeup=False)
+    return {name.partition("@")[0] for name in names}
+
+
+def test_a_task_in_a_queue_of_the_same_name_waits_for_its_application(
+    installation: Installation, neighbour: Neighbour, client: Any
+) -> None:
+    """Perdure returns it to that queue, however it was published, and not so often that the worker is busy with it."""
+    worker = installation.worker()
+    worker.container.ready()
+    neighbour.app.send_task("neighbour.quick", queue="turns")
+    publish_by_topic(neighbour.app, "deliveries")
+    starmap = {"task": neighbour.app.signature("neighbour.quick"), "it": [[]]}
+    neighbour.app.send_task("celery.starmap", kwargs=starmap, queue="memory")  # one of Celery's own, which perdure has
+    wait_until(lambda: worker.logs().count("perdure has no task for") == 3, "perdure reports the queues")
+    (turn,) = installation.settled(installation.accept("hello").turn_id)
+    assert turn["status"] == "done"
+
+    first, *_, last = returns(installation.redis.url, "turns", 4)
+    assert last - first > 3 * DELAY_S * 0.9
+    assert worker.logs().count("perdure has no task for") == 3, "it reports each queue once a minute"
+
+    neighbour.worker("-Q", "turns,deliveries,memory")
+    wait_until(lambda: neighbour.runs() == {"quick": 3}, "the application runs all three")
+    wait_until(
+        lambda: not client.exists(UNACKED, "perdure:unacked", "turns", "deliveries", "memory"), "nothing is left to run"
+    )
+    assert neighbour.runs() == {"quick": 3}
+
+
+def publish_by_topic(app: Celery, queue: str) -> None:
+    """Publish the application's task to a topic exchange of its own, which `queue` is bound to."""
+    bound = Queue(queue, Exchange("events", type="topic"), routing_key="quick.*")
+    with app.connection_for_write() as connection:
+        producer = connection.Producer(channel=connection.channel())
+        app.send_task("neighbour.quick", exchange="events", routing_key="quick.1", producer=producer, declare=[bound])
+
+
+def returns(url: str, queue: str, count: int) -> list[float]:
+    """When each of the next `count` messages was put into `queue`, by Redis's clock, in seconds."""
+    times: list[float] = []
+    with redis_py.Redis.from_url(client_url(url), socket_timeout=20) as client, client.monitor() as monitor:
+        for command in monitor.listen():
+            if command["command"].startswith(f"LPUSH {queue} "):
+                times.append(command["time"])
+            if len(times) == count:
+                return times
+    raise AssertionError("Redis closed the connection")
+
+
+def test_a_worker_that_stops_returns_what_it_held(
+    installation: Installation, neighbour: Neighbour, client: Any
+) -> None:
+    """It does so before it waits for its running turns, which may take longer than the application can wait."""
+    gate = installation.mind.gate("slow")
+    worker = installation.worker(PERDURE_SHUTDOWN__DRAIN_S="60", PERDURE_SHUTDOWN__HARD_EXIT_S="90")
+    worker.container.ready()
+    accepted = installation.accept("slow")
+    gate.wait()
+    neighbour.app.send_task("neighbour.quick", queue="deliveries")
+    wait_until(lambda: client.hlen("perdure:unacked") == 1, "perdure holds the task")
+    worker.container.signal(signal.SIGTERM)
+    wait_until(lambda: "1 of 4" in worker.logs(), "perdure takes no more")
+    assert (client.llen("deliveries"), client.hlen("perdure:unacked")) == (1, 0)
+    assert worker.container.status == "running"
+    gate.opened.set()
+    installation.settled(accepted.turn_id)
+    assert worker.container.wait() == 0
+
+
+def test_what_a_killed_worker_held_returns_to_the_queue_that_it_came_from(
+    installation: Installation, neighbour: Neighbour, client: Any, operator: Celery
+) -> None:
+    """Kombu would publish it to its exchange again, whose type only the application knows: to no queue at all."""
+    worker = installation.worker()
+    worker.container.ready()
+    publish_by_topic(neighbour.app, "deliveries")
+    wait_until(lambda: client.hlen("perdure:unacked") == 1, "perdure holds the task")
+    worker.container.kill(signal.SIGKILL)
+    age(client, own_keys(operator)["unacked_index_key"])
+    installation.worker("-Q", "memory").container.ready()
+    wait_until(lambda: client.llen("deliveries") == 1, "another worker of perdure restores it")
+    neighbour.worker("-Q", "deliveries")
+    wait_until(neighbour.runs, "the application runs it")
+    assert neighbour.runs() == {"quick": 1}
+
+
+def test_what_the_previous_release_left_is_restored(
+    installation: Installation, neighbour: Neighbour, client: Any
+) -> None:
+    """It used kombu's default keys. Whatever is not perdure's there, or not abandoned, stays as it is."""
+    submit(neighbour.app, "abandoned")
+    neighbour.app.send_task("neighbour.quick")
+    neighbour.app.send_task("neighbour.quick", queue="turns")
+    for queue in ("ingress", QUEUE, "turns"):
+        take(installation.redis.url, queue, {})
+    age(client, INDEX)
+    submit(neighbour.app, "held")
+    take(installation.redis.url, "ingress", {})
+    theirs = {tag: entry for tag, entry in client.hgetall(UNACKED).items() if "neighbour.quick" in entry}
+
+    worker = installation.worker()
+    wait_until(lambda: accepted(installation, "abandoned"), "the abandoned message is accepted")
+    wait_until(lambda: "left in the Redis key 'unacked': 1" in worker.logs(), "the worker reports it")
+    assert client.hlen(UNACKED) == len(theirs) + 1
+    assert not accepted(installation, "held"), "a worker of the previous release may still run it"
+
+    age(client, INDEX)
+    installation.worker()
+    wait_until(lambda: accepted(installation, "held"), "another worker finds it abandoned")
+    assert client.hgetall(UNACKED) == theirs
+    assert set(client.zrange(INDEX, 0, -1)) == theirs.keys()
+
+
+def test_all_keys_of_an_installation_begin_with_its_prefix(
+    installation: Installation, neighbour: Neighbour, client: Any
+) -> None:
+    """Only what other programs publish to or read keeps the names of kombu and Celery."""
+    installation.worker(PERDURE_REDIS_PREFIX="other:", PERDURE_SNAPSHOTS="redis").container.ready()
+    submit(neighbour.app, "hello")
+    wait_until(lambda: accepted(installation, "hello"), "the message is accepted")
+    wait_until(lambda: client.keys("other:working:*"), "the turn is remembered")
+    own = {key for key in client.keys("*") if not key.startswith(("_kombu.binding", "celery-task-meta-"))}
+    assert [key for key in own if not key.startswith("other:")] == []
+    assert {key.split(":")[1] for key in own} >= {"working", "{breakers}", "snapshot"}

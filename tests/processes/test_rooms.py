@@ -1,0 +1,165 @@
+"""A worker that is busy with one kind of work takes no other work with it: on Redis, and on RabbitMQ."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from perdure.sessions.ending import request_end
+from tests.processes import rabbit
+from tests.processes.installation import Installation
+from tests.processes.mind import Mind
+from tests.processes.nodes import RedisContainer
+from tests.processes.receiver import Receiver
+from tests.processes.scene import wait_until
+
+PATIENT = {"PERDURE_TURN__SWEEP_S": "60", "PERDURE_TURN__LEASE_S": "30", "PERDURE_TURN__HEARTBEAT_S": "10"}
+"""The sweeper makes up for nothing within the time of these tests."""
+
+BROKERS = [
+    pytest.param("redis", id="redis"),
+    pytest.param("rabbitmq", id="rabbitmq", marks=[pytest.mark.long, pytest.mark.timeout(200)]),
+]
+
+
+@pytest.fixture(scope="module")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of one RabbitMQ for all tests here."""
+    with rabbit.running(tmp_path_factory.mktemp("rabbitmq")) as url:
+        yield url
+
+
+@pytest.fixture(params=BROKERS)
+def installation(
+    request: pytest.FixtureRequest, database_url: str, redis_server: RedisContainer, mind: Mind, tmp_path: Path
+) -> Iterator[Installation]:
+    """A perdure without workers as yet, over either broker."""
+    broker_url = request.getfixturevalue("rabbitmq") if request.param == "rabbitmq" else None
+    made = Installation(database_url, redis_server, mind, tmp_path, broker_url)
+    yield made
+    made.close()
+    if broker_url is not None:
+        _empty_queues(made, broker_url)
+
+
+def _empty_queues(installation: Installation, broker_url: str) -> None:
+    with installation.waker.app.connection_for_write(broker_url) as connection:
+        for name in installation.waker.app.amqp.queues:
+            connection.default_channel.queue_purge(name)
+
+
+@pytest.fixture
+def silent_receiver() -> Iterator[str]:
+    """The URL of a receiver that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/"
+
+
+@pytest.mark.long
+def test_receivers_that_hang_delay_no_turn(installation: Installation, silent_receiver: str) -> None:
+    """Twelve deliveries wait for an answer that never comes; a turn runs next to them at once."""
+    installation.worker("--concurrency=4", **PATIENT).container.ready()
+    sent = [installation.accept("hello", user=f"u{n}", reply_to={"url": silent_receiver}) for n in range(12)]
+    installation.settled(*(each.turn_id for each in sent))
+    attempted = "SELECT count(*) AS n FROM deliveries WHERE attempts > 0"
+    wait_until(lambda: installation.query(attempted)[0].n >= 4, "the worker waits for the receiver")
+
+    turn = installation.accept("plain", user="plain")
+
+    assert installation.settled(turn.turn_id, within_s=5)[0]["status"] == "done"
+
+
+@pytest.mark.long
+def test_turns_that_wait_for_a_model_delay_nothing_else(installation: Installation, receiver: Receiver) -> None:
+    """Submissions are accepted, replies delivered and sessions ended by a worker whose turns all wait."""
+    gates = [installation.mind.gate(f"slow {number}") for number in range(2)]
+    installation.worker("--concurrency=2", **PATIENT).container.ready()
+    over = installation.accept("over", user="over", reply_to={"url": receiver.url})
+    installation.settled(over.turn_id)
+    for number, gate in enumerate(gates):
+        installation.accept(f"slow {number}", user=f"slow {number}")
+        gate.wait()
+    installation.accept("slow too", user="slow too")
+
+    installation.query("UPDATE deliveries SET status = 'pending', due_at = now() RETURNING 1")
+    (delivery,) = installation.query("SELECT delivery_id FROM deliveries")
+    request_end(installation.database, over.session_id, "enough").wake(installation.waker)
+    installation.waker.delivery(delivery.delivery_id)
+    submitted = {"user_id": "service", "text": "submitted"}
+    installation.waker.publish("turns.submit", submitted, queue="ingress")
+
+    wait_until(lambda: len(receiver.of(str(over.turn_id))) == 2, "the reply is delivered")
+    ended = "SELECT 1 FROM sessions WHERE session_id = %(id)s AND ended_at IS NOT NULL"
+    wait_until(lambda: installation.query(ended, id=over.session_id), "the session has ended")
+    wait_until(lambda: installation.query("SELECT 1 FROM inbox WHERE user_id = 'service'"), "it is accepted")
+    assert all(not gate.opened.is_set() for gate in gates)
+
+
+def test_a_busy_worker_leaves_wake_ups_to_an_idle_one(installation: Installation) -> None:
+    """What a worker cannot begin stays in the broker: another worker runs it while the first one is busy."""
+    gates = [installation.mind.gate(f"slow {number}") for number in range(4)]
+    installation.worker("--concurrency=4", **PATIENT).container.ready()
+    for number, gate in enumerate(gates):
+        installation.accept(f"slow {number}", user=f"slow {number}")
+        gate.wait()
+    quick = [installation.accept("quick", user=f"quick {number}") for number in range(30)]
+    installation.worker("--concurrency=4", **PATIENT).container.ready()
+    turns = installation.settled(*(each.turn_id for each in quick), within_s=10)
+    assert {turn["status"] for turn in turns} == {"done"}
+    for gate in gates:
+        gate.opened.set()
+    more = [installation.accept("more", user=f"quick {number}") for number in range(30)]
+    installation.settled(*(each.turn_id for each in more), within_s=10)
+    wait_until(lambda: not _unsettled(installation), "the busy worker goes on, too")
+    installation.check()
+
+
+@pytest.mark.long
+def test_one_worker_works_off_what_it_had_no_room_for(installation: Installation) -> None:
+    """It takes from the queue again as soon as a turn has ended, without the sweeper, and at full concurrency."""
+    installation.mind.latency_s = 0.2
+    installation.worker("--concurrency=4", **PATIENT).container.ready()
+    sent = [installation.accept("hello", user=f"user {number}") for number in range(60)]
+    installation.settled(*(each.turn_id for each in sent), within_s=20)
+    installation.check()
+
+
+@pytest.mark.long
+def test_turns_begin_by_priority(installation: Installation) -> None:
+    """One place, and a backlog of every priority: 9 first, 0 last, whatever the broker calls them."""
+    priorities = [5, 0, 9, 3, 6, 1, 8, 2, 7, 4]
+    sent = [installation.accept(f"priority {each}", user=f"u{each}", priority=each) for each in priorities]
+    installation.worker("--concurrency=1", **PATIENT)
+    installation.settled(*(each.turn_id for each in sent))
+    asked = {text: times[0] for text, times in installation.mind.asked.items()}
+    began = [int(text.split()[1]) for text in sorted(asked, key=lambda text: asked[text])]
+    ranked = "amqp" in installation.environment["PERDURE_BROKER_URL"]
+    level = {each: each if ranked else -((9 - each) // 3) for each in priorities}
+    assert all(level[earlier] >= level[later] for earlier, later in pairwise(began)), began
+
+
+@pytest.mark.long
+def test_workers_that_are_killed_and_stopped_lose_nothing(installation: Installation) -> None:
+    """Sixty turns, a SIGKILL and a SIGTERM in the middle: each is answered once."""
+    installation.mind.latency_s = 0.05
+    killed, stopped = (installation.worker("--concurrency=4") for _ in range(2))
+    for worker in (killed, stopped):
+        worker.container.ready()
+    sent = [installation.accept(f"message {number}", user=f"user {number % 12}") for number in range(60)]
+    wait_until(lambda: _unsettled(installation) < 50, "some are answered")
+    killed.kill()
+    wait_until(lambda: _unsettled(installation) < 35, "more are answered")
+    installation.worker("--concurrency=4").container.ready()
+    stopped.kill("SIGTERM")
+    assert stopped.container.wait() == 0
+    turns = installation.settled(*(each.turn_id for each in sent), within_s=40)
+    assert {turn["status"] for turn in turns} == {"done"}
+    installation.check()
+
+
+def _unsettled(installation: Installation) -> int:
+    return int(installation.query("SELECT count(*) AS n FROM turns WHERE settled_at IS NULL")[0].n)

@@ -1,0 +1,66 @@
+"""Real workers meet rows that they cannot parse, and a database that refuses a commit."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from sqlalchemy import text
+
+from tests.processes.installation import Installation
+from tests.processes.mind import answer_to
+from tests.processes.scene import wait_until
+
+MAX_ATTEMPTS = 3
+GIVEN_UP_S = 120.0
+"""Seconds for all attempts: from the third on, each one starts an interpreter on a machine that may be busy."""
+
+
+@pytest.mark.timeout(180)
+def test_a_session_with_unreadable_rows_goes_on(installation: Installation) -> None:
+    """A newer release wrote them: its turn is given up after its attempts, and the messages after it are answered."""
+    first = installation.accept("hello")
+    worker = installation.worker()
+    installation.settled(first.turn_id)
+    worker.container.kill("SIGTERM")
+    newer = {"usage": json.dumps({"input_tokens": 1, "output_tokens": 1, "cached_tokens": 3})}
+    assert installation.query("UPDATE messages SET usage = %(usage)s WHERE usage IS NOT NULL RETURNING 1", **newer)
+    poisoned, behind = installation.accept("poisoned"), installation.accept("and then?")
+    assert installation.query(
+        """UPDATE turns SET held = '{"verdict": 2}' WHERE turn_id = %(id)s RETURNING 1""", id=poisoned.turn_id
+    )
+
+    installation.worker(PERDURE_TURN__MAX_ATTEMPTS=str(MAX_ATTEMPTS))
+    given_up, answered = installation.settled(poisoned.turn_id, behind.turn_id, within_s=GIVEN_UP_S)
+
+    assert (given_up["status"], given_up["error"]["code"]) == ("failed", "BUDGET_EXHAUSTED")
+    assert str(MAX_ATTEMPTS) in given_up["reply"]["text"]
+    assert (answered["status"], answered["reply"]["text"]) == ("done", answer_to("and then?"))
+    strikes = Counter(note.name for note in installation.scene.notes() if note.moment == "after")["turns.strike"]
+    assert strikes == MAX_ATTEMPTS
+    installation.check()
+
+
+@pytest.mark.timeout(60)
+def test_a_reply_outlives_a_lock_timeout(installation: Installation) -> None:
+    """Another application's transaction holds the row for longer than a statement waits: the model is asked once."""
+    installation.worker(PERDURE_TURN__LEASE_S="15").ready()
+    gate = installation.mind.gate("hello")
+    sent = installation.accept("hello")
+    gate.wait()
+    with installation.database.engine.execution_options(isolation_level="READ COMMITTED").begin() as other:
+        other.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
+        other.execute(text("SELECT FROM turns WHERE turn_id = :id FOR UPDATE"), {"id": sent.turn_id})
+        gate.opened.set()
+        wait_until(lambda: _passed(installation, "turns.begin_next"), "the commit was refused")
+    (turn,) = installation.settled(sent.turn_id)
+
+    assert (turn["status"], turn["reply"]["text"], turn["attempts"]) == ("done", answer_to("hello"), 1)
+    assert len(installation.mind.asked["hello"]) == 1
+    assert _passed(installation, "turns.settle") > 1
+    installation.check()
+
+
+def _passed(installation: Installation, name: str) -> int:
+    return sum((note.moment, note.name) == ("before", name) for note in installation.scene.notes())

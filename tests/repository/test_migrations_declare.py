@@ -1,0 +1,27 @@
+"""Each migration says which releases can use the tables after it, so that a rolling upgrade keeps the old one ready."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic.script import ScriptDirectory
+
+from perdure.database.compatibility import scripts
+
+FIRST = "0014"
+
+
+def test_each_migration_declares_the_oldest_release_that_can_use_the_tables() -> None:
+    """A revision up to its own, and never an older one than the migration before: its change is still there."""
+    walked = list(ScriptDirectory(str(scripts())).walk_revisions())[::-1]
+    names = [each.revision for each in walked]
+    declared = {each.revision: str(getattr(each.module, "readable_from", None)) for each in walked}
+    since = names[names.index(FIRST) :]
+    assert [name for name in since if declared[name] not in names[: names.index(name) + 1]] == []
+    ages = [names.index(declared[name]) for name in since]
+    assert ages == sorted(ages)
+
+
+def test_a_new_migration_declares_itself() -> None:
+    """The template's value is the careful one: only a release that has the migration can use its tables."""
+    assert "readable_from = ${repr(up_revision)}" in Path(scripts(), "script.py.mako").read_text(encoding="utf-8")

@@ -1,0 +1,126 @@
+"""Statements that list, find or delete read as many rows as their LIMIT, whatever the size of the tables."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import create_engine
+
+from perdure import retention
+from perdure.database.engine import Database, Statement
+from perdure.memory import consolidation_queries as consolidation
+from perdure.memory import exchange_queries as exchange
+from perdure.sessions import queries as sessions
+from perdure.turns import queries as turns
+from tests.plans import outline, plans, rows_read
+
+_MANY = 20_000
+_OTHERS = 4_000
+
+# One user of 20,000 sessions, the newest of which is live with 3,000 queued turns. A third of the ended ones was given
+# up, the others wait for their next run. Everything is old, and most of it is to be kept.
+_FILL = f"""
+    INSERT INTO users SELECT 'user ' || n, now() FROM generate_series(0, {_OTHERS}) AS n;
+    INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, channels,
+                          ended_at, end_requested_at, message_count, consolidation_attempts, consolidation_due_at,
+                          consolidation_given_up_at)
+    SELECT ('01900000-0000-7000-8000-' || lpad(n::text, 12, '0'))::uuid,
+           CASE WHEN n <= {_MANY} THEN 'user 0' ELSE 'user ' || n - {_MANY} END, '', n >= {_MANY}, 'assistant',
+           CASE WHEN n < {_MANY} THEN 'ended' ELSE 'active' END,
+           now() - interval '200 days' + n * interval '1 second', now() - interval '200 days', ARRAY['http'],
+           CASE WHEN n < {_MANY} THEN now() - interval '200 days' + n * interval '1 second' END,
+           CASE WHEN n < {_MANY} THEN now() - interval '200 days' END, 1, CASE WHEN n % 3 = 0 THEN 5 ELSE 1 END,
+           CASE WHEN n % 3 > 0 THEN now() + (n % 3 * 2 - 3) * interval '1 hour' END,
+           CASE WHEN n < {_MANY} AND n % 3 = 0 THEN now() - n * interval '1 second' END
+    FROM generate_series(0, {_MANY} + {_OTHERS}) AS n;
+    INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, status, first_seq, accepted_at,
+                       settled_at)
+    SELECT session_id, session_id, 1, user_id, 'assistant', 'http', 5, 'cancelled', NULL::bigint,
+           now() - interval '200 days', now() - interval '200 days'
+    FROM sessions WHERE NOT routable
+    UNION ALL
+    SELECT gen_random_uuid(), '01900000-0000-7000-8000-0000000{_MANY}'::uuid, seq, 'user 0', 'assistant', 'http', 5,
+           'accepted', NULL::bigint, now(), NULL::timestamptz
+    FROM generate_series(1, 3000) AS seq;
+    INSERT INTO inbox SELECT user_id, 'http', turn_id::text, turn_id, 1, 'hello', accepted_at FROM turns;
+    INSERT INTO messages (session_id, seq, turn_id, role, content, channel, token_count, created_at)
+    SELECT session_id, 1, session_id, 'user', 'hello there', 'http', 3, created_at FROM sessions;
+    INSERT INTO snapshots (session_id, set_aside, variables, events, tick, token, saved_at)
+    SELECT session_id, false, '{{}}', '[]', n, 1, now() - interval '200 days'
+    FROM sessions, generate_series(1, 4) AS n WHERE routable;
+    INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
+    SELECT gen_random_uuid(), turn_id, '{{"url": "https://a.example"}}',
+           CASE WHEN settled_at IS NULL THEN 'pending' ELSE 'delivered' END, now(), now()
+    FROM turns;
+    INSERT INTO cases (case_id, query, response_text, created_at)
+    SELECT 'case ' || n, 'q', 'r', now() FROM generate_series(1, 3000) AS n;
+    INSERT INTO case_executions (case_id, turn_id, succeeded, executed_at)
+    SELECT 'case ' || n, gen_random_uuid(), true, now() - m * interval '1 day'
+    FROM generate_series(1, 3000) AS n, generate_series(1, CASE WHEN n = 1 THEN 9000 ELSE 3 END) AS m;
+    INSERT INTO case_runs (run_id, dry_run, phase, started_at, finished_at)
+    SELECT gen_random_uuid(), n % 2 = 0, 'done', now() - interval '1 day', now() FROM generate_series(1, 500) AS n;
+"""  # noqa: S608 (constants)
+_LIVE = UUID(f"01900000-0000-7000-8000-0000000{_MANY}")
+
+
+@pytest.fixture
+def large(database: Database) -> Database:
+    """A database in which one user has a long history."""
+    engine = create_engine(database.url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.exec_driver_sql(_FILL.replace("%", "%%"))
+        connection.exec_driver_sql("ANALYZE")
+    engine.dispose()
+    return database
+
+
+_GIVEN: dict[str, Any] = {
+    "user_id": "user 0", "session_id": None, "scope": "", "idle_s": 1_800.0, "limit": 100,
+    "most": 50, "max_runs": 5, "lease_s": 30.0, "backoff_s": 30.0,
+    "days": 90, "after": "", "executions": 100,
+    "after_session": UUID(int=0), "after_seq": 0, "session_ids": [UUID(int=1), _LIVE],
+    "own_id": UUID(int=1), "name": "imported", "message": "cancelled", "turn_ids": [], "delivery_ids": [],
+}  # fmt: skip
+_FIRST = {"after": str(UUID(int=0))}
+
+BOUNDED: list[tuple[Statement, dict[str, Any], float]] = [
+    (sessions.LOCK_TARGET, {}, 3),
+    (sessions.LOCK_TARGET, {"session_id": _LIVE}, 3),
+    (sessions.LIST, {}, 110),
+    (sessions.LIST_OF_USER, {}, 110),
+    (sessions.LIST_OF_USER, {"user_id": "user 7"}, 1),
+    (sessions.LIST_OF_USER, {"user_id": "nobody"}, 0),
+    (sessions.LIST_GIVEN_UP, {}, 110),
+    (sessions.LIST_GIVEN_UP_OF_USER, {}, 110),
+    (sessions.LIST_GIVEN_UP_OF_USER, {"user_id": "user 7"}, 0),
+    (turns.BEGUN, {"session_id": _LIVE}, 2),
+    (consolidation.DUE, {}, 60),
+    (consolidation.FORGOTTEN, {}, 150),
+    (consolidation.RETRY, {"session_ids": [UUID(int=1), _LIVE]}, 2),
+    (sessions.EXPIRE_IDLE, {"reason": "idle"}, 4_100),
+    (sessions.COUNT_FROM_NOW, {}, 4_100),
+    (consolidation.GIVEN_UP, {}, 60),
+    (exchange.EXPORT, {}, 400),
+    (exchange.EXPORT_OF_SESSIONS, {}, 10),
+    (exchange.LOCK, {}, 2),
+    (retention.DELIVERIES, {}, 0),
+    (retention.SET_ASIDE, {}, 0),
+    (retention.OF_ENDED_SESSIONS, _FIRST, 400),
+    (retention.INBOX, _FIRST, 400),
+    (retention.USES, {}, 400),
+    (retention.DRY_RUNS, {}, 0),
+    *[(kept.delete, {"days": -1, "after": kept.start}, 400) for kept in retention.KEPT],
+]
+"""Each statement, what it is given, and the most rows that it may read."""
+
+
+@pytest.mark.long
+def test_what_lists_and_what_deletes_goes_by_an_index(large: Database) -> None:
+    """No statement reads a whole table, with the plan for its parameters and with the generic one."""
+    for statement, given, most in BOUNDED:
+        for nodes in plans(large, statement, {**_GIVEN, **given}):
+            scanned = {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"}
+            assert not scanned, f"{statement.name} scans {scanned}"
+            assert rows_read(nodes) <= most, (statement.name, given, rows_read(nodes), outline(nodes))

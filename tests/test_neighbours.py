@@ -1,0 +1,118 @@
+"""What perdure keeps in a Redis that it shares, one process at a time; `processes/test_neighbour.py` has the whole."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import redis as redis_py
+from kombu import Connection
+from kombu.asynchronous.timer import Timer
+from kombu.common import QoS
+
+from perdure.clock import SystemClock
+from perdure.memory.stream import Happening, Kind
+from perdure.memory.volatile import Volatile
+from perdure.redis import client_url
+from perdure.resilience.registry import Breakers
+from perdure.settings import BreakerSettings, MemorySettings, Settings
+from workers.application import make_app, transport_options
+from workers.assembly import Addresses
+from workers.old_unacked import OldUnacked
+from workers.unknown_tasks import HELD, UnknownTasks
+
+PREFETCHED = 10
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Any]:
+    """The shared Redis."""
+    with redis_py.Redis.from_url(client_url(redis_url), decode_responses=True) as made:
+        yield made
+
+
+def test_a_message_that_is_too_young_is_looked_at_again(redis_url: str, client: Any) -> None:
+    """A worker of the previous release may have died a second before this one started."""
+    app = make_app(Settings(_env_file=None), Addresses("postgresql://", redis_url, redis_url))
+    app.loader.import_default_modules()
+    message = {
+        "body": "W10=",
+        "headers": {"task": "turns.run"},
+        "properties": {"priority": 4, "delivery_tag": "a tag", "delivery_info": {}},
+    }
+    client.hset("unacked", "a tag", json.dumps([message, "turns", "turns"]))
+    client.zadd("unacked_index", {"a tag": time.time()})
+
+    OldUnacked(app, abandoned_s=0.5).run(threading.Event())
+
+    assert not client.exists("unacked", "unacked_index")
+    (restored,) = client.lrange("turns\x06\x164", 0, -1)
+    assert json.loads(restored)["headers"] == {"task": "turns.run", "redelivered": True}
+    app.close()
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "no JSON",
+        "[1, 2]",
+        '[{"headers": null}, "turns", "turns"]',
+        '[{"headers": {}}, "turns", "turns"]',
+        '[{"headers": {"task": []}}, "turns", "turns"]',
+    ],
+)
+def test_an_entry_that_cannot_be_read_stays(redis_url: str, client: Any, entry: str) -> None:
+    """It is nothing that perdure's releases wrote."""
+    app = make_app(Settings(_env_file=None), Addresses("postgresql://", redis_url, redis_url))
+    client.hset("unacked", "a tag", entry)
+    assert OldUnacked(app).restore() == 0
+    assert client.hgetall("unacked") == {"a tag": entry}
+    app.close()
+
+
+def test_held_messages_are_bounded_by_the_prefetch_count(redis_url: str, client: Any) -> None:
+    """A few of another application's tasks cost perdure nothing; a backlog of them stops at the prefetch count."""
+    options = transport_options(redis_url, 5, "perdure:")
+    with Connection(redis_url, transport_options=options) as connection:
+        producer, channel = connection.Producer(), connection.channel()
+        for _ in range(HELD + 2 * PREFETCHED):
+            producer.publish({}, routing_key="turns", exchange="")
+        qos = QoS(lambda prefetch_count: channel.basic_qos(0, prefetch_count, False), PREFETCHED)
+        unknown = UnknownTasks(SimpleNamespace(timer=Timer(), qos=qos))
+        channel.basic_consume("turns", False, lambda message: unknown.hold(message, "turns", "a message"), "tag")
+        while client.hlen("perdure:unacked") < qos.value:
+            qos.update()
+            connection.drain_events(timeout=10)
+        assert qos.value == PREFETCHED + HELD
+        assert client.llen("turns") == PREFETCHED
+        unknown.release_all()
+        assert client.llen("turns") == HELD + 2 * PREFETCHED
+        assert not client.exists("perdure:unacked", "perdure:unacked_index")
+
+
+def test_installations_with_different_prefixes_share_no_keys(redis_url: str, client: Any) -> None:
+    """A user, a session or a breaker of the one is nothing to the other."""
+    session_id, clock = uuid4(), SystemClock()
+    layers = {prefix: Volatile.at(redis_url, MemorySettings(), clock, prefix) for prefix in ("a:", "b:")}
+    breakers = {
+        prefix: Breakers(BreakerSettings(failure_threshold=1), clock, redis_url, prefix=prefix) for prefix in layers
+    }
+    layers["a:"].stream.append("ana", Happening(Kind.TYPING, "cli", datetime.now(UTC)))
+    client.rpush(f"a:working:{session_id}", "damaged")
+    breakers["a:"].get("llm:test").execute(lambda: "fine", 5)
+
+    assert layers["b:"].stream.recent("ana", 10) == []
+    assert layers["b:"].working.held(session_id) == ()
+    assert [each.name for each in breakers["a:"].list()] == ["llm:test"]
+    assert breakers["b:"].list() == []
+    assert all(key.startswith("a:") for key in client.keys("*"))
+    for prefix, volatile in layers.items():
+        volatile.close()
+        breakers[prefix].close()

@@ -1,0 +1,58 @@
+"""Each task of the contract goes to its queue when it is sent by its name alone."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import pytest
+import redis as redis_py
+
+from perdure.settings import Settings
+from workers.application import QUEUES, ROUTES, make_app, registered
+from workers.assembly import Addresses
+from workers.embedded import redis
+
+CONTRACT = {
+    "turns.submit": "ingress",
+    "turns.run": "turns",
+    "deliveries.send": "deliveries",
+    "sessions.end": "sessions",
+    "sessions.expire_idle": "sessions",
+    "memory.consolidate": "memory",
+    "memory.consolidate_session": "memory",
+    "memory.decay": "memory",
+    "memory.refresh_hot": "memory",
+    "casebank.prune": "maintenance",
+    "casebank.reflect": "maintenance",
+    "maintenance.retain": "maintenance",
+}
+
+
+def _own() -> set[str]:
+    return {name for name in registered() if not name.startswith(("celery.", "pytest_celery."))}
+
+
+def test_the_contracts_tasks_are_registered() -> None:
+    """What the table promises can be called."""
+    assert CONTRACT.keys() <= _own()
+
+
+@pytest.mark.parametrize("task", sorted(_own()))
+def test_each_task_has_a_route(task: str) -> None:
+    """Without one it goes to the default queue, where it takes the place of messages that wait to be accepted."""
+    assert any(fnmatchcase(task, pattern) for pattern in ROUTES)
+
+
+def test_a_task_that_is_sent_by_name_arrives_in_its_queue(redis_url: str) -> None:
+    """By the broker itself: one message in the queue of the contract, and none anywhere else."""
+    app = make_app(Settings(_env_file=None), Addresses("postgresql://", redis_url, redis_url))
+    client = redis_py.Redis.from_url(redis.client_url(redis_url))
+    arrived = {}
+    for task in CONTRACT:
+        app.send_task(task, kwargs={})
+        arrived[task] = [name for name in QUEUES for key in client.scan_iter(f"{name}*") if client.llen(key)]
+        client.delete(*[key for name in QUEUES for key in client.scan_iter(f"{name}*")])
+    app.close()
+    client.close()
+
+    assert arrived == {task: [queue] for task, queue in CONTRACT.items()}

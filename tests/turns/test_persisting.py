@@ -1,0 +1,192 @@
+"""A database that refuses a commit for a moment: what is in hand is committed, and nothing is asked or run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, text
+
+from perdure import tool
+from perdure.database.engine import Database, Moment, Statement
+from perdure.errors import Unavailable
+from perdure.turns import queries
+from perdure.turns.runner import Ran, Runner
+from tests.turns.scripted import calls, says
+from tests.turns.stage import Stage
+
+LOCKS = {
+    "turns.step": "SELECT FROM sessions FOR UPDATE",
+    "turns.settle": "SELECT FROM turns WHERE settled_at IS NULL FOR UPDATE",
+}
+
+
+class Bench:
+    """A tool that must not be repeated, and what it did."""
+
+    def __init__(self) -> None:
+        self.ran = 0
+
+    def tool(self) -> Any:
+        """The tool."""
+
+        @tool(effect="unsafe")
+        def act() -> str:
+            """Act."""
+            self.ran += 1
+            return "acted"
+
+        return act
+
+
+def _talk(stage: Stage, bench: Bench) -> Any:
+    stage.equip(bench.tool())
+    stage.script(calls(("act", {})), says("done"))
+    return stage.send("act")
+
+
+def _answered_once(stage: Stage, bench: Bench) -> None:
+    said = [(row.role, row.content) for row in stage.sql("SELECT role, content FROM messages ORDER BY seq")]
+    assert said == [("user", "act"), ("assistant", ""), ("tool", "acted"), ("assistant", "done")]
+    assert (len(stage.model.requests), bench.ran) == (2, 1)
+    turn = stage.sql("SELECT status, attempts FROM turns")[0]
+    assert tuple(turn) == ("done", 1)
+    row = stage.sql("SELECT lease_until, unsettled, state, strikes, claims, token FROM sessions")[0]
+    assert tuple(row) == (None, 0, "active", 0, 0, 1)
+
+
+@pytest.mark.parametrize(("name", "nth"), [("turns.step", 1), ("turns.step", 2), ("turns.settle", 1)])
+def test_a_row_that_another_transaction_holds_costs_no_model_call(stage: Stage, name: str, nth: int) -> None:
+    """The lock timeout refuses the commit, and what is in hand is committed when the row is free."""
+    bench, seen = Bench(), []
+    sent = _talk(stage, bench)
+    engine = stage.database.engine.execution_options(isolation_level="READ COMMITTED")
+    held: list[Connection] = []
+
+    def hold(moment: Moment, statement: str) -> None:
+        if (moment, statement) == ("before", name):
+            seen.append(statement)
+            if len(seen) == nth:
+                held.append(engine.connect())
+                held[0].execute(text(LOCKS[name]))
+        elif (moment, statement) == ("before", "turns.begin_next") and held:
+            held.pop().close()
+
+    with stage.hooked(hold):
+        assert stage.run(sent.session_id) == Ran(1)
+    assert len(seen) > nth, "the first try was refused"
+    _answered_once(stage, bench)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize(("name", "nth"), [("turns.step", 1), ("turns.step", 2), ("turns.settle", 1)])
+def test_a_commit_whose_answer_is_lost_is_looked_for(stage: Stage, moment: Moment, name: str, nth: int) -> None:
+    """It may have happened and it may not: either way the model is asked, and the tool run, once."""
+    bench, seen = Bench(), []
+    sent = _talk(stage, bench)
+
+    def break_once(at: Moment, statement: str) -> None:
+        if (at, statement) == (moment, name):
+            seen.append(statement)
+            if len(seen) == nth:
+                raise Unavailable("The connection broke.")
+
+    with stage.hooked(break_once):
+        assert stage.run(sent.session_id) == Ran(1)
+    _answered_once(stage, bench)
+
+
+@pytest.mark.parametrize("statement", [queries.STEP, queries.SETTLE], ids=lambda each: each.name)
+def test_a_try_that_the_server_commits_late_is_not_committed_twice(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, statement: Statement
+) -> None:
+    """Its client lost the connection, looked, found nothing, and sent it again: the server takes one of the two."""
+    bench, late = Bench(), list[dict[str, Any]]()
+    sent = _talk(stage, bench)
+    run = Database.run
+
+    def lose_the_first(self: Database, each: Statement, parameters: Mapping[str, Any], **how: Any) -> Any:
+        if each is statement and not late:
+            late.append(dict(parameters))
+            raise Unavailable("The connection broke; the statement is on its way.")
+        if each is statement and len(late) == 1:
+            late.append({})
+            assert run(self, each, late[0])
+        return run(self, each, parameters, **how)
+
+    monkeypatch.setattr(Database, "run", lose_the_first)
+    assert stage.run(sent.session_id) == Ran(1)
+    monkeypatch.undo()
+    _answered_once(stage, bench)
+
+
+def test_a_session_that_was_taken_over_gets_nothing_of_what_was_in_hand(stage: Stage) -> None:
+    """The reply of the first runner is worth nothing then: the second one has asked for its own."""
+    stage.script(says("of the first"), says("of the second"))
+    sent = stage.send()
+    tries: list[str] = []
+
+    def take_over(moment: Moment, statement: str) -> None:
+        if (moment, statement) == ("before", "turns.settle"):
+            tries.append(statement)
+            if len(tries) == 1:
+                stage.move(31)
+                assert Runner(stage.runtime, "second").run(sent.session_id) == Ran(1)
+                raise Unavailable("The connection broke.")
+
+    with stage.hooked(take_over):
+        assert stage.run(sent.session_id) == Ran(0)
+    assert [content for role, content in stage.lines(sent.session_id) if role == "assistant"] == ["of the second"]
+
+
+def test_a_process_that_shuts_down_does_not_wait_for_the_database(stage: Stage) -> None:
+    """It tries once more at once; then the turn is parked, and another process goes on."""
+    sent = stage.send()
+    runner = Runner(stage.runtime, "draining")
+    tries: list[str] = []
+
+    def refuse(moment: Moment, statement: str) -> None:
+        if (moment, statement) == ("before", "turns.settle"):
+            tries.append(statement)
+            runner.keeper.drain()
+            raise Unavailable("The row is locked.")
+
+    with runner.keeper.holding(stage.claimed(stage.send(user_id="bob").session_id)[0]), stage.hooked(refuse):
+        assert runner.run(sent.session_id) == Ran(0)
+    assert len(tries) == 2
+    assert stage.turn(sent.turn_id)["status"] == "parked"
+    stage.script(says("elsewhere"))
+    assert stage.run(sent.session_id) == Ran(1)
+
+
+def test_the_lease_is_kept_while_a_commit_waits(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row may be locked for longer than a lease: nobody else asks the model meanwhile."""
+    pauses: list[float] = []
+    others: list[object] = []
+    stage.script(says("kept in hand"))
+    sent = stage.send()
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        stage.move(seconds)
+        others.append(Runner(stage.runtime, "other")._claim(sent.session_id, alone=True))
+
+    monkeypatch.setattr("perdure.turns.persisting.time", _Sleeping(pause))
+
+    def refuse(moment: Moment, statement: str) -> None:
+        if (moment, statement) == ("before", "turns.settle") and sum(pauses) < 3 * stage.settings.turn.lease_s:
+            raise Unavailable("The row is locked.")
+
+    with stage.hooked(refuse):
+        assert stage.run(sent.session_id) == Ran(1)
+    assert stage.turn(sent.turn_id)["reply"]["text"] == "kept in hand"
+    assert len(stage.model.requests) == 1
+    assert {type(each).__name__ for each in others} == {"NotNeeded"}
+
+
+class _Sleeping:
+    """The module `time`, whose `sleep` moves the test's clock."""
+
+    def __init__(self, sleep: Callable[[float], None]) -> None:
+        self.sleep = sleep

@@ -1,0 +1,265 @@
+"""Pending messages go out with a snapshot and come back into this installation or another one, each answered once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from perdure.agents import Agent, Agents
+from perdure.clock import MovedClock
+from perdure.database.engine import Database, Moment
+from perdure.errors import Conflict, InvalidRequest, NotFound
+from perdure.settings import OnBusy, Settings
+from perdure.snapshots.codec import dump, parse
+from perdure.snapshots.exchange import read
+from perdure.snapshots.file import FileSnapshots
+from perdure.snapshots.pending import MESSAGE
+from perdure.snapshots.postgres import PostgresSnapshots
+from perdure.snapshots.redis import RedisSnapshots
+from perdure.snapshots.snapshot import AgentSnapshot, Event
+from perdure.snapshots.sqlite import SqliteSnapshots
+from perdure.snapshots.store import SnapshotStore
+from perdure.turns.cancelling import cancel
+from perdure.turns.restoring import Restored, restore
+from perdure.turns.runner import Ran
+from tests.conftest import RecordingWaker
+from tests.databases import Databases
+from tests.turns.scripted import says
+from tests.turns.stage import Stage
+
+VARIABLES = {"name": "Ana"}
+
+
+@pytest.fixture
+def other(databases: Databases, clock: MovedClock) -> Iterator[Stage]:
+    """Another installation: its own database, clock and model."""
+    with databases.one(warm=False) as (url, _):
+        database = Database(url)
+        yield Stage(Settings(_env_file=None), clock, database, RecordingWaker())
+        database.close()
+
+
+@pytest.fixture(params=["postgres", "file", "sqlite", "redis"])
+def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Stage], SnapshotStore]:
+    """Makes the store of an installation."""
+
+    def made(stage: Stage) -> SnapshotStore:
+        match request.param:
+            case "postgres":
+                return PostgresSnapshots(stage.database)
+            case "file":
+                directory = tmp_path / str(id(stage))
+                directory.mkdir()
+                return FileSnapshots(directory)
+            case "sqlite":
+                return SqliteSnapshots(tmp_path / f"{id(stage)}.db")
+            case _:
+                return RedisSnapshots(request.getfixturevalue("redis_url"))
+
+    return made
+
+
+def _queued(stage: Stage, *texts: str) -> UUID:
+    """A session that has answered one message, with these behind it."""
+    session_id = UUID(stage.ask("first")["session_id"])
+    for number, text in enumerate(texts):
+        assert stage.send(text, message_id=f"q{number}", session_id=session_id).session_id == session_id
+    return session_id
+
+
+def _exported(stage: Stage, session_id: UUID) -> AgentSnapshot:
+    """What an export writes, read as an import does."""
+    return parse(dump(read(stage.database, session_id)))
+
+
+def _asked(stage: Stage, session_id: UUID) -> list[str]:
+    return [content for role, content in stage.lines(session_id) if role == "user"]
+
+
+def test_what_is_queued_goes_out_and_is_answered_once_elsewhere(
+    stage: Stage, other: Stage, stores: Callable[[Stage], SnapshotStore]
+) -> None:
+    """On every store: the export names each message, and another installation answers each once, in order."""
+    for each in (stage, other):
+        each.snapshots = stores(each)
+    session_id = _queued(stage, "one", "two", "three")
+    snapshot = _exported(stage, session_id)
+    assert [event.payload["text"] for event in snapshot.event_queue_backup] == ["one", "two", "three"]
+    assert {(event.source, event.type) for event in snapshot.event_queue_backup} == {("http", MESSAGE)}
+    stage.snapshots.delete(session_id)  # the Redis of these two is one
+    snapshot = replace(snapshot, memory=replace(snapshot.memory, working_variables=VARIABLES))
+    assert restore(other.runtime, snapshot) == Restored(3, 0)
+    assert _exported(other, session_id).event_queue_backup == snapshot.event_queue_backup
+    assert restore(other.runtime, snapshot) == Restored(0, 3)
+    assert set(other.waker.sessions) == {session_id}
+    assert other.run(session_id) == Ran(3)
+    assert _asked(other, session_id) == ["one", "two", "three"]
+    assert _exported(other, session_id).event_queue_backup == ()
+    assert _exported(other, session_id).memory.working_variables == VARIABLES
+    again = restore(other.runtime, snapshot)
+    assert (again.accepted, again.known) == (0, 3)
+    assert "tick" in (again.variables_left or "")
+    assert other.run(session_id) != Ran(1)
+    assert len(other.model.requests) == 3
+    other.check()
+
+
+def test_where_the_original_still_is_nothing_is_accepted_twice(stage: Stage) -> None:
+    """Before it was answered and after."""
+    session_id = _queued(stage, "one", "two")
+    snapshot = _exported(stage, session_id)
+    assert restore(stage.runtime, snapshot) == Restored(0, 2)
+    assert stage.run(session_id) == Ran(2)
+    assert restore(stage.runtime, snapshot).known == 2
+    assert _asked(stage, session_id) == ["first", "one", "two"]
+
+
+def test_what_has_begun_or_was_cancelled_is_not_pending(stage: Stage) -> None:
+    """A turn that was broken off goes on where it stands; a cancelled message is not put back to be answered."""
+    session_id = UUID(stage.ask("first")["session_id"])
+    stage.send("begun", session_id=session_id)
+    stage.claimed(session_id)
+    cancelled = stage.send("cancelled", session_id=session_id)
+    stage.send("queued", session_id=session_id)
+    cancel(stage.runtime, cancelled.turn_id)
+    assert [each.payload["text"] for each in _exported(stage, session_id).event_queue_backup] == ["queued"]
+
+
+def test_an_export_holds_every_queued_message(stage: Stage, other: Stage) -> None:
+    """More than the snapshot that is saved with a turn does."""
+    session_id = _queued(stage, *(f"message {number}" for number in range(130)))
+    assert restore(other.runtime, _exported(stage, session_id)) == Restored(130, 0)
+
+
+def test_a_message_comes_back_as_it_was_sent(stage: Stage, other: Stage) -> None:
+    """Channel, priority, receiver, metadata and agent; merged ones in one turn; queued whatever the default is."""
+    for each in (stage, other):
+        each.equip()
+    session_id = _queued(stage)
+    given: dict[str, Any] = {
+        "session_id": session_id,
+        "channel": "cli",
+        "reply_to": {"url": "https://example.org/hook"},
+    }
+    stage.send("one", message_id="a", priority=8, metadata={"language": "de", "n": [1.5, None]}, agent="other", **given)
+    stage.send("and more", message_id="b", on_busy=OnBusy.MERGE, agent="other", **given)
+    other.set(on_busy=OnBusy.REJECT)
+    restore(other.runtime, _exported(stage, session_id))
+    columns = "seq, user_id, agent, channel, priority, reply_to, metadata"
+    rows = f"SELECT {columns} FROM turns WHERE settled_at IS NULL"  # noqa: S608 (constants)
+    assert [tuple(row)[1:] for row in other.sql(rows)] == [tuple(row)[1:] for row in stage.sql(rows)]
+    messages = "SELECT message_id, position, text FROM inbox WHERE message_id IN ('a', 'b') ORDER BY position"
+    assert other.sql(messages) == stage.sql(messages)
+
+
+def test_an_agent_that_is_unknown_here_is_replaced_by_the_default(stage: Stage, other: Stage) -> None:
+    """As in a session whose agent the installation no longer has."""
+    session_id = _queued(stage, "one")
+    other.agents = Agents([Agent("somebody else", "You help.")])
+    assert restore(other.runtime, _exported(stage, session_id)).accepted == 1
+    assert other.run(session_id) == Ran(1)
+
+
+def test_a_session_that_is_opened_is_the_users_where_they_have_none(stage: Stage, other: Stage) -> None:
+    """Their next message goes there. One who talks here already goes on where they are."""
+    session_id = _queued(stage, "one")
+    assert restore(other.runtime, _exported(stage, session_id)).accepted == 1
+    assert other.send("next").session_id == session_id
+    theirs = UUID(stage.ask("first", user_id="bob")["session_id"])
+    stage.send("one", user_id="bob", session_id=theirs)
+    live = other.send("hello", user_id="bob").session_id
+    assert restore(other.runtime, _exported(stage, theirs)).accepted == 1
+    assert other.send("next", user_id="bob").session_id == live
+    assert other.run(theirs) == Ran(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "nth"),
+    [("sessions.open_restored", 1), ("snapshots.put_back", 1), ("turns.enqueue", 1), ("turns.enqueue", 2)],
+)
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_an_import_that_dies_is_repeated(stage: Stage, other: Stage, moment: Moment, name: str, nth: int) -> None:
+    """At any of its commits, also where a worker has answered in the meantime what was accepted until then."""
+    session_id = _queued(stage, "one", "two")
+    snapshot = _exported(stage, session_id)
+    with other.crashing(moment, name, nth):
+        restore(other.runtime, snapshot)
+    other.move(other.settings.turn.lease_s + 1)
+    other.run(session_id)
+    restore(other.runtime, snapshot)
+    other.run(session_id)
+    assert _asked(other, session_id) == ["one", "two"]
+    other.check()
+
+
+def test_messages_are_put_back_where_the_session_has_gone_on(stage: Stage, other: Stage) -> None:
+    """A backup of the database may be older or newer than the file: the variables are left, and the result says why."""
+    session_id = _queued(stage, "one")
+    snapshot = _exported(stage, session_id)
+    other.script(says("hi"))
+    assert restore(other.runtime, snapshot).accepted == 1
+    other.run(session_id)
+    later = replace(snapshot, event_queue_backup=_with(snapshot, message_id="another", text="later"))
+    done = restore(other.runtime, later)
+    assert (done.accepted, done.known) == (1, 0)
+    assert done.variables_left is not None
+    assert other.run(session_id) == Ran(1)
+
+
+def _with(snapshot: AgentSnapshot, **changed: object) -> tuple[Event, ...]:
+    """The first pending message of a snapshot, changed."""
+    event = snapshot.event_queue_backup[0]
+    return (replace(event, payload={**event.payload, **changed}),)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"text": " "}, "text: is empty"),
+        ({"text": None}, "text"),
+        ({"user_id": 3}, "user_id"),
+        ({"message_id": None}, "no pending message"),
+        ({"priority": 10}, "priority"),
+        ({"reply_to": {"url": "ftp://a"}}, "reply_to"),
+    ],
+)
+def test_what_is_no_message_is_refused_and_nothing_is_changed(
+    stage: Stage, other: Stage, changed: dict[str, object], said: str
+) -> None:
+    """With the event's number; the session is not opened."""
+    snapshot = _exported(stage, _queued(stage, "one"))
+    for event in (_with(snapshot, **changed)[0], Event("mcp", "task", {"id": 7}), Event("mcp", MESSAGE, "text")):
+        bad = replace(snapshot, event_queue_backup=(*snapshot.event_queue_backup, event))
+        with pytest.raises(InvalidRequest, match=f"Event 2 .*({said}|no pending message)"):
+            restore(other.runtime, bad)
+    two = replace(snapshot, event_queue_backup=(*snapshot.event_queue_backup, *_with(snapshot, user_id="bob")))
+    with pytest.raises(InvalidRequest, match="several users"):
+        restore(other.runtime, two)
+    assert other.sql("SELECT 1 FROM sessions") == []
+
+
+def test_what_a_later_release_adds_is_ignored(stage: Stage, other: Stage) -> None:
+    """A member of a message that this release does not know."""
+    snapshot = _exported(stage, _queued(stage, "one"))
+    assert restore(other.runtime, replace(snapshot, event_queue_backup=_with(snapshot, mood="good"))).accepted == 1
+
+
+def test_refused_where_the_session_is_over_or_anothers(stage: Stage, other: Stage) -> None:
+    """And without pending messages everything is as before: an unknown session is none."""
+    snapshot = _exported(stage, _queued(stage, "one"))
+    theirs = replace(snapshot, event_queue_backup=_with(snapshot, user_id="bob", message_id="b"))
+    with pytest.raises(NotFound):
+        restore(stage.runtime, theirs)
+    with pytest.raises(NotFound):
+        restore(other.runtime, replace(snapshot, agent_id=uuid4(), event_queue_backup=()))
+    assert other.sql("SELECT 1 FROM sessions") == []
+    stage.run(snapshot.agent_id)
+    stage.sql("UPDATE sessions SET end_requested_at = perdure_now(), routable = false")
+    new = replace(snapshot, event_queue_backup=_with(snapshot, message_id="new"))
+    with pytest.raises(Conflict, match="ended"):
+        restore(stage.runtime, new)

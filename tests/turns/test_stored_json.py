@@ -1,0 +1,286 @@
+"""JSON that a newer release has stored is read, and what this release does not know of it survives a rewrite.
+
+`READERS` has one entry for each reader of stored JSON, `COLUMNS` one for each column of JSON: whoever adds a column
+or a reader adds it here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import JSON
+
+from perdure import ToolContext, tool
+from perdure.casebank.reflection import reflect
+from perdure.database.engine import as_json
+from perdure.database.tables import metadata
+from perdure.fencing import Fence
+from perdure.memory.flush import Flushed, flush
+from perdure.memory.stream import Happening, Kind
+from perdure.memory.volatile import Volatile
+from perdure.models.protocol import Role
+from perdure.settings import MemorySettings
+from perdure.snapshots.codec import dump, parse
+from perdure.snapshots.exchange import read, restore
+from perdure.snapshots.file import FileSnapshots
+from perdure.snapshots.postgres import PostgresSnapshots
+from perdure.turns.lease import TurnRef
+from perdure.turns.outbox import Delivered, deliver
+from perdure.turns.runner import Ran
+from perdure.turns.settlement import Verdict
+from perdure.turns.transcript import Transcript
+from tests.casebank.bank import put
+from tests.memory.conftest import line
+from tests.turns.scripted import calls, says
+from tests.turns.stage import Stage
+
+NEWER = {"of_a_newer_release": {"deep": [1]}}
+ASKED = {"id": "call_0", "name": "count", "arguments": "{}"}
+
+
+@tool(effect="pure")
+def count(context: ToolContext) -> str:
+    """Count."""
+    context.working_variables["n"] = 1
+    return "counted"
+
+
+def _talked(stage: Stage) -> UUID:
+    """A session with one settled turn of a tool call and a reply."""
+    stage.equip(count)
+    stage.script(calls(("count", {})), says("done"))
+    session_id: str = stage.ask("count")["session_id"]
+    return UUID(session_id)
+
+
+def _spoil(stage: Stage, table: str, column: str) -> None:
+    """Add a member to every JSON object in a column, and to those in its arrays."""
+    for row in stage.sql(f"SELECT ctid::text AS ctid, {column} AS value FROM {table} WHERE {column} IS NOT NULL"):  # noqa: S608 (constants)
+        value = [each | NEWER for each in row.value] if isinstance(row.value, list) else row.value | NEWER
+        changed = f"UPDATE {table} SET {column} = %(value)s WHERE ctid = %(ctid)s::tid"  # noqa: S608 (constants)
+        stage.sql(changed, value=as_json(value), ctid=row.ctid)
+
+
+def _ref(stage: Stage) -> TurnRef:
+    row = stage.sql("SELECT * FROM turns ORDER BY seq DESC LIMIT 1")[0]
+    return TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
+
+
+def the_transcript(stage: Stage, volatile: Volatile, path: Path) -> None:
+    """Calls and usage of earlier turns are read, and written again as they were."""
+    session_id = _talked(stage)
+    _spoil(stage, "messages", "tool_calls")
+    _spoil(stage, "messages", "usage")
+    transcript = Transcript.load(stage.database, session_id, _ref(stage))
+    asking = transcript.present[1].record(1)
+    assert asking["tool_calls"] == [ASKED | NEWER]
+    assert asking["usage"].items() >= NEWER.items()
+    assert stage.ask("and now?")["status"] == "done"
+    assert not any("of_a_newer_release" in str(request) for request in stage.model.requests)
+
+
+def a_held_ending(stage: Stage, volatile: Volatile, path: Path) -> None:
+    """It is settled, and its messages keep what they had."""
+    sent = stage.send("hello")
+    asking = {"position": 2, "role": "assistant", "content": "", "token_count": 1, "tool_calls": [ASKED | NEWER]}
+    messages = [
+        {"position": 1, "role": "user", "content": "hello", "token_count": 1},
+        asking | {"usage": {"input_tokens": 1, "output_tokens": 1} | NEWER} | NEWER,
+        {"position": 3, "role": "tool", "content": "counted", "token_count": 1, "tool_call_id": "call_0"},
+        {"position": 4, "role": "assistant", "content": "held", "token_count": 1},
+    ]
+    held = Verdict("done", messages, True, 2, {"input_tokens": 1} | NEWER, None, None, None, extra=NEWER)
+    assert Verdict.from_json(held.to_json()) == held
+    assert json.loads(held.to_json()).items() >= NEWER.items()
+    stage.sql("UPDATE turns SET held = %(held)s", held=held.to_json())
+    stage.volatile = volatile
+    assert stage.run(sent.session_id) == Ran(1)
+    assert stage.turn(sent.turn_id)["reply"]["text"] == "held"
+    kept = stage.sql("SELECT tool_calls, usage FROM messages WHERE seq = 2")[0]
+    assert kept.tool_calls == [ASKED | NEWER]
+    assert kept.usage.items() >= NEWER.items()
+    remembered = volatile.working.read(sent.session_id)
+    assert remembered is not None
+    assert json.loads(remembered[0].model_dump_json())["messages"][1]["tool_calls"] == [ASKED | NEWER]
+
+
+def the_changes_of_a_call(stage: Stage, volatile: Volatile, path: Path) -> None:
+    """What a call changed of the variables, on its effect row, with another element behind."""
+    stage.equip(count, count_again)
+    stage.script(calls(("count", {}), ("count_again", {})))
+    sent = stage.send()
+    with stage.crashing("before", "turns.step", 2):
+        stage.run(sent.session_id)
+    stage.sql("""UPDATE tool_effects SET variables = '[[1, "n", 1, {"newer": true}]]' WHERE variables IS NOT NULL""")
+    stage.move(61)
+    assert stage.run(sent.session_id) == Ran(1)
+    assert stage.sql("SELECT variables FROM snapshots")[0].variables == {"n": 1}
+
+
+@tool(effect="pure")
+def count_again() -> str:
+    """Count again."""
+    return "again"
+
+
+def a_snapshot(stage: Stage, volatile: Volatile, path: Path) -> None:
+    """At every level of the document; it is written with the same members."""
+    document = {
+        "schema_version": 1, "agent_id": str(UUID(int=7)), "tick_index": 3, "timestamp": 5,
+        "status": "WAITING_FOR_EVENT",
+        "memory": {
+            "short_term_history": [
+                {"role": "assistant", "content": "", "tool_calls": [ASKED | NEWER]} | NEWER,
+                {"role": "tool", "content": "counted", "tool_call_id": "call_0"},
+            ],
+            "working_variables": {"n": 1},
+        } | NEWER,
+        "event_queue_backup": [{"source": "http", "type": "message", "payload": {"text": "hi"}} | NEWER],
+    } | NEWER  # fmt: skip
+    snapshot = parse(json.dumps(document))
+    assert json.loads(dump(snapshot)) == document
+    store = FileSnapshots(path)
+    store.save(snapshot, 1)
+    stored = store.load(snapshot.agent_id)
+    assert stored is not None
+    assert json.loads(dump(stored.snapshot)) == document
+
+
+def an_imported_snapshot(stage: Stage, volatile: Volatile, path: Path) -> None:
+    """What is exported, given members, and put back has them in the next export, as far as a row holds them."""
+    session_id = _talked(stage)
+    document = json.loads(dump(read(stage.database, session_id)))
+    document["event_queue_backup"] = [{"source": "http", "type": "message", "payload": 1} | NEWER]
+    restore(stage.database, PostgresSnapshots(stage.database), parse(json.dumps(document | NEWER)), 30)
+    _spoil(stage, "messages", "tool_calls")
+    history = json.loads(dump(read(stage.database, session_id)))["memory"]["short_term_history"]
+    assert history[1]["tool_calls"] == [ASKED | NEWER]
+    restore(stage.database, FileSnapshots(path), parse(json.dumps(document | NEWER)), 30)
+    stored = FileSnapshots(path).load(session_id)
+    assert stored is not None
+    assert json.loads(dump(stored.snapshot)).items() >= NEWER.items()
+
+
+def a_remembered_turn(stage: Stage, volatile: Volatile, path: Path) -> None:
+    """An entry in Redis that PostgreSQL lacks is flushed with what its calls and usage hold."""
+    session_id = stage.send("hello").session_id
+    stage.run(session_id)
+    spent = {"input_tokens": 1, "output_tokens": 2} | NEWER
+    said = [
+        line(Role.USER, "hello again", message_id="m2"),
+        line(Role.ASSISTANT, tool_calls=[ASKED | NEWER], usage=spent),
+        line(Role.TOOL, "counted", tool_call_id="call_0"),
+        line(Role.ASSISTANT, "done"),
+    ]
+    entry = {
+        "turn_id": str(UUID(int=9)), "seq": 2, "token": 1, "agent": "assistant", "channel": "http", "status": "done",
+        "settled_at": stage.clock.now().isoformat(),
+        "messages": [json.loads(each.model_dump_json(exclude_none=True)) | NEWER for each in said],
+    } | NEWER  # fmt: skip
+    volatile.cache.require(lambda client: client.rpush(f"perdure:working:{session_id}", json.dumps(entry)))
+    row = stage.session(session_id)
+    fence = Fence(row.token, row.nonce)
+    assert flush(stage.database, volatile.working, session_id, fence) == Flushed(1)
+    kept = stage.sql("SELECT tool_calls, usage FROM messages WHERE tool_calls IS NOT NULL")[0]
+    assert (kept.tool_calls, kept.usage) == ([ASKED | NEWER], spent)
+
+
+def a_happening(stage: Stage, volatile: Volatile, path: Path) -> None:
+    """An entry of the stream with another field."""
+    fields = {"kind": "typing", "channel": "http", "at": 1_000, "newer": "field"}
+    volatile.cache.require(lambda client: client.xadd("perdure:stream:ana", fields))
+    found = volatile.stream.recent("ana", 5)
+    assert [(each.kind, each.channel) for each in found] == [(Kind.TYPING, "http")]
+    assert isinstance(found[0], Happening)
+
+
+def a_delivery(stage: Stage, volatile: Volatile, path: Path) -> None:
+    """The target of a reply."""
+    stage.ask("hello", reply_to={"url": "https://a.example"})
+    _spoil(stage, "deliveries", "target")
+    _spoil(stage, "turns", "reply_to")
+    carried: list[Any] = []
+
+    class Carrier:
+        def carry(self, target: dict[str, Any], body: bytes) -> None:
+            carried.append(target["url"])
+
+    delivery_id = stage.sql("SELECT delivery_id FROM deliveries")[0].delivery_id
+    assert deliver(stage.database, {"url": Carrier()}, delivery_id) == Delivered()
+    assert carried == ["https://a.example"]
+
+
+def the_turn_itself(stage: Stage, volatile: Volatile, path: Path) -> None:
+    """Its usage, its message's metadata, and what was said of it."""
+    turn = stage.ask("hello", metadata={"language": "en"})
+    stage.sql("UPDATE turns SET feedback = '{\"score\": 1}'")
+    for column in ("usage", "metadata", "feedback"):
+        _spoil(stage, "turns", column)
+    assert stage.turn(UUID(turn["turn_id"]))["usage"].items() >= NEWER.items()
+    assert stage.ask("again")["status"] == "done"
+
+
+def the_review_of_a_case(stage: Stage, volatile: Volatile, path: Path) -> None:
+    """Reflection judges it anew, and keeps what it does not know."""
+    put(stage.database, "case 1")
+    stage.sql("UPDATE cases SET review = %(review)s", review=as_json({"errors": [], "suggestion": "shorter"} | NEWER))
+    stage.sql(
+        "INSERT INTO case_executions (case_id, turn_id, succeeded, error, executed_at) "
+        "VALUES ('case 1', gen_random_uuid(), false, 'TIMEOUT', perdure_now())"
+    )
+    assert reflect(stage.database).flagged == ["case 1"]
+    review = stage.sql("SELECT review FROM cases")[0].review
+    assert review.items() >= ({"suggestion": "shorter"} | NEWER).items()
+    assert review["errors"] == [{"error": "TIMEOUT", "count": 1}]
+
+
+READERS: dict[str, Callable[[Stage, Volatile, Path], None]] = {
+    reader.__name__: reader
+    for reader in (
+        the_transcript, a_held_ending, the_changes_of_a_call, a_snapshot, an_imported_snapshot, a_remembered_turn,
+        a_happening, a_delivery, the_turn_itself, the_review_of_a_case,
+    )
+}  # fmt: skip
+
+COLUMNS = {
+    "messages.tool_calls": "the_transcript", "messages.usage": "the_transcript", "turns.held": "a_held_ending",
+    "tool_effects.variables": "the_changes_of_a_call", "snapshots.events": "an_imported_snapshot",
+    "deliveries.target": "a_delivery", "turns.reply_to": "a_delivery", "turns.usage": "the_turn_itself",
+    "turns.metadata": "the_turn_itself", "turns.feedback": "the_turn_itself", "cases.review": "the_review_of_a_case",
+    "snapshots.variables": "any JSON object is one, by its meaning",
+    "sessions.consolidation": "is shown to operators as it is", "case_history.details": "is shown as it is",
+    "case_archive.review": "is copied as it is",
+}  # fmt: skip
+
+
+@pytest.fixture
+def volatile(stage: Stage, redis_url: str) -> Iterator[Volatile]:
+    """The layers of memory in an empty Redis."""
+    made = Volatile.at(redis_url, MemorySettings(), stage.clock)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+def test_a_member_of_a_newer_release_is_read_over_and_kept(
+    stage: Stage, volatile: Volatile, tmp_path: Path, reader: Callable[[Stage, Volatile, Path], None]
+) -> None:
+    """While two releases run, the older one meets what the newer one writes."""
+    reader(stage, volatile, tmp_path)
+
+
+def test_every_column_of_json_has_its_reader() -> None:
+    """A column that is added, and forgotten here, is found."""
+    columns = {
+        f"{table.name}.{column.name}"
+        for table in metadata.tables.values()
+        for column in table.columns
+        if isinstance(column.type, JSON)
+    }
+    assert columns == set(COLUMNS)
+    assert {name for name in COLUMNS.values() if " " not in name} <= set(READERS)

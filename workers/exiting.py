@@ -1,0 +1,29 @@
+"""How a process of Celery's ends when it cannot start: a message on stderr and an exit status.
+
+Celery would print a traceback for an error in the application's module, and log and ignore one of a signal's
+receiver. The statuses are those of the `perdure` command: 2 for a wrong setting, 3 for a missing server.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from perdure.errors import SettingsError, Unavailable
+
+MISCONFIGURED = 2
+UNAVAILABLE = 3
+
+
+@contextmanager
+def exit_unless_startable() -> Iterator[None]:
+    """Exit the process where the block raises `SettingsError` or `Unavailable`."""
+    try:
+        yield
+    except SettingsError as error:
+        sys.stderr.write(f"perdure: {error}\n")
+        raise SystemExit(MISCONFIGURED) from None
+    except Unavailable as error:
+        sys.stderr.write(f"perdure: {error.message}\n")
+        raise SystemExit(UNAVAILABLE) from None
