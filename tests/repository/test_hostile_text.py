@@ -46,6 +46,7 @@ NOT_OVER_FOREIGN_TEXT = {
     "perdure.tools.registry.tool": "takes the docstring of an author's function, through `docstring.describe`",
     "perdure.tools.registry.must_be_approved": "hands arguments on to the author's function",
     "perdure.snapshots.resolve.resolve": "takes a setting",
+    "perdure.casebank.similarity.least_similarity": "takes the embedder's name, a setting",
     "workers.embedded.sockets.settle": "takes a path of this installation",
     "perdure.memory.extraction.extract": "calls a model; what it does with text is `chunks`, `together` and `parse`",
 }
