@@ -21,6 +21,7 @@ from workers.exiting import exit_unless_startable
 
 LOOPBACK = "127.0.0.1"
 _PREFIX = "FLOWER_"
+_LAST_PORT = 65_535
 
 
 def command() -> str | None:
@@ -49,6 +50,9 @@ def check_environment() -> None:
             convert = strtobool if option.type is bool else option.type
             for part in value.split(",") if option.multiple else [value]:
                 _check(variable, value, option.type.__name__, lambda part=part, convert=convert: convert(part))
+    port = os.environ.get(f"{_PREFIX}PORT")
+    if port is not None and not 1 <= int(port) <= _LAST_PORT:
+        raise SettingsError(f"{_PREFIX}PORT is {port!r}: accepted: 1 to {_LAST_PORT}")
     conf = os.environ.get(f"{_PREFIX}CONF")
     if conf is not None and not Path(conf).is_file():
         raise SettingsError(f"{_PREFIX}CONF is {conf!r}: accepted: the path of a file in Python")

@@ -18,7 +18,7 @@ down_revision = "0015"
 branch_labels = None
 depends_on = None
 
-readable_from = "0013"
+readable_from = "0016"
 
 _WAITING = "ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL"
 

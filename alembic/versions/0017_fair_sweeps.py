@@ -16,7 +16,7 @@ down_revision = "0016"
 branch_labels = None
 depends_on = None
 
-readable_from = "0013"
+readable_from = "0016"
 
 _SINCE = "coalesce(woken_at, '-infinity'::timestamptz)"
 

@@ -25,7 +25,7 @@ down_revision = "0017"
 branch_labels = None
 depends_on = None
 
-readable_from = "0013"
+readable_from = "0016"
 
 _FOREIGN_KEY = "case_executions_case_id_fkey"
 _AUTHOR = "cases_author_check"

@@ -236,6 +236,11 @@ def index_is_broken(size: int, part: str) -> str:
     """  # noqa: S608 (a number and a constant)
 
 
+def drop_index_of_all(size: int) -> str:
+    """Drop the index over all cases, which releases before revision 0018 searched."""
+    return f"DROP INDEX CONCURRENTLY IF EXISTS cases_nearest_{size}_idx"
+
+
 def drop_index(size: int, part: str) -> str:
     """The SQL that drops it without blocking readers and writers."""
     return f"DROP INDEX CONCURRENTLY IF EXISTS {index_name(size, part)}"

@@ -108,6 +108,8 @@ def _build(connection: Connection, size: int, part: str) -> None:
     if connection.exec_driver_sql(queries.index_is_broken(size, part)).scalar_one():
         connection.exec_driver_sql(queries.drop_index(size, part))
     connection.exec_driver_sql(queries.index(size, part))
+    # A worker of the release before may have built its index over all cases again while both ran.
+    connection.exec_driver_sql(queries.drop_index_of_all(size))
 
 
 @lru_cache

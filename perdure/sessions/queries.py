@@ -69,6 +69,8 @@ LOCK_TARGET = Statement(
     """,
 )
 
+OWNER = Statement("sessions.owner", "SELECT user_id FROM sessions WHERE session_id = %(session_id)s", writes=False)
+
 # The session that a message without a session_id would go to.
 LIVE = Statement(
     "sessions.live",

@@ -71,7 +71,7 @@ def accept(runtime: Runtime, message: Incoming) -> Accepted:
         RateLimited: this user has sent as many messages as are accepted in a while.
         Unavailable: the database cannot be reached. Sending the same `message_id` again is safe.
     """
-    _check(runtime, message)
+    check(runtime, message)
     parameters = _parameters(runtime, message)
     commit = _retried(runtime, message, parameters)
     for delivery_id in commit.deliveries[:_MOST_WOKEN]:
@@ -83,7 +83,12 @@ def accept(runtime: Runtime, message: Incoming) -> Accepted:
     return commit.accepted
 
 
-def _check(runtime: Runtime, message: Incoming) -> None:
+def check(runtime: Runtime, message: Incoming) -> None:
+    """Check a message against what this installation accepts, before anything is written.
+
+    Raises:
+        InvalidRequest, TooLarge: the message is refused.
+    """
     longest = runtime.settings.guard.max_chars
     if len(message.text) > longest:
         raise TooLarge(f"The text has {len(message.text)} characters; at most {longest} are accepted.")

@@ -52,7 +52,10 @@ ENQUEUE = Statement(
           AND NOT EXISTS (
                 SELECT FROM inbox
                 WHERE user_id = %(user_id)s AND channel = %(channel)s AND message_id = %(message_id)s)
-        RETURNING s.session_id, s.last_turn_seq, s.lease_until > perdure_now() AS held,
+        -- A struck session (see STRIKE) is woken by the sweeper alone: a message must not shorten its back-off.
+        RETURNING s.session_id, s.last_turn_seq,
+                  s.lease_until > perdure_now()
+                  OR s.lease_until IS NULL AND s.strikes > 0 AND s.woken_at IS NOT NULL AS held,
                   CASE WHEN s.agent = ANY (%(agents)s::text[]) THEN s.agent ELSE %(default_agent)s END AS agent
     ), turn AS (
         INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, reply_to, metadata,
@@ -569,7 +572,7 @@ STRIKE = Statement(
     WITH fenced AS (
         UPDATE sessions
         SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s,
-            wakes = least(greatest(strikes - 1, 0), 6),
+            wakes = least(greatest(strikes - 1, 0), 6), claims = greatest(claims - 1, 0),
             woken_at = CASE WHEN strikes < %(max_attempts)s OR strikes > %(max_attempts)s + 1 THEN perdure_now() END,
             state = {sql(Trigger.TURN_STOPPED)}
         WHERE {HELD}

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from perdure.errors import Conflict, InvalidRequest
+from perdure.errors import Conflict, InvalidRequest, NotFound
 from perdure.runtime import Runtime
 from perdure.sessions import queries as sessions
 from perdure.settings import OnBusy, Scope
 from perdure.snapshots import exchange
 from perdure.snapshots.pending import MESSAGE
 from perdure.snapshots.snapshot import AgentSnapshot, Event
-from perdure.turns.inbox import accept
+from perdure.turns.inbox import accept, check
 from perdure.turns.incoming import Incoming, parse_incoming
 
 _ACCEPTED = ("user_id", "message_id", "text", "priority", "reply_to", "metadata")
@@ -45,7 +45,7 @@ def restore(runtime: Runtime, snapshot: AgentSnapshot) -> Restored:
     messages, these are accepted all the same.
 
     Raises:
-        InvalidRequest, TooLarge: an event is no message that can be accepted; nothing was changed by an invalid event.
+        InvalidRequest, TooLarge: an event is no message that this installation accepts; nothing was changed.
         NotFound: there is no such session, and no pending message to open it for; or it is another user's.
         Conflict: without pending messages: the session is over, busy or at another tick; with them: it is over,
             or an id was used for another text.
@@ -55,6 +55,8 @@ def restore(runtime: Runtime, snapshot: AgentSnapshot) -> Restored:
         _message(runtime, number, event, snapshot.agent_id)
         for number, event in enumerate(snapshot.event_queue_backup, start=1)
     ]
+    for message in messages:
+        check(runtime, message)
     if messages:
         _open_unknown(runtime, snapshot, messages)
     left = None
@@ -97,6 +99,7 @@ def _open_unknown(runtime: Runtime, snapshot: AgentSnapshot, messages: Sequence[
 
     Raises:
         InvalidRequest: the messages are of several users; nothing was changed.
+        NotFound: the session exists and is another user's; nothing was changed.
     """
     first = messages[0]
     if any(message.user_id != first.user_id for message in messages):
@@ -112,3 +115,6 @@ def _open_unknown(runtime: Runtime, snapshot: AgentSnapshot, messages: Sequence[
             "tick": snapshot.tick_index,
         },
     )
+    [owner] = runtime.database.run(sessions.OWNER, {"session_id": snapshot.agent_id})
+    if owner.user_id != first.user_id:
+        raise NotFound("There is no such session.")

@@ -135,6 +135,7 @@ def test_dotenv_counts_for_flower(flower: Start, tmp_path: Path, output: Path) -
     ("variable", "value", "accepted"),
     [
         ("FLOWER_PORT", "many", "int"),
+        ("FLOWER_PORT", "99999", "1 to 65535"),
         ("FLOWER_AUTO_REFRESH", "maybe", "bool"),
         ("FLOWER_CONF", "/nowhere/flower.py", "path of a file"),
     ],

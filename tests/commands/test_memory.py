@@ -46,7 +46,13 @@ def command(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Command:
         yield runtime.database
 
     monkeypatch.setattr(connecting, "runtime", whole)
+
+    @contextmanager
+    def opened() -> Iterator[Any]:
+        yield runtime.settings, runtime.database
+
     monkeypatch.setattr(connecting, "database", database)
+    monkeypatch.setattr(connecting, "opened", opened)
     return lambda *arguments, stdin="": CliRunner().invoke(app, [*arguments], input=stdin)
 
 

@@ -39,6 +39,7 @@ BESIDE = (
     "turns.renew",
     "sweep.take",
     "sweep.wake_due",
+    "deliveries.due",
     "sessions.endings_due",
     "slots.take_round",
     "slots.register",

@@ -25,27 +25,27 @@ app.conf.update(
 )
 
 
-@app.task(name="neighbour.late", acks_late=True)  # type: ignore[untyped-decorator]  # celery carries no types
+@app.task(name="neighbour.late", acks_late=True, shared=False)  # type: ignore[untyped-decorator]  # celery carries no types
 def late() -> None:
     """Run until the test opens the gate, acknowledged at the end only."""
     _note("late")
     wait_until((_DIRECTORY / "gate").exists, "the gate is open", 60)
 
 
-@app.task(name="neighbour.quick")  # type: ignore[untyped-decorator]  # celery carries no types
+@app.task(name="neighbour.quick", shared=False)  # type: ignore[untyped-decorator]  # celery carries no types
 def quick() -> None:
     """Return at once."""
     _note("quick")
 
 
-@app.task(name="neighbour.timed", acks_late=True)  # type: ignore[untyped-decorator]  # as above
+@app.task(name="neighbour.timed", acks_late=True, shared=False)  # type: ignore[untyped-decorator]  # as above
 def timed(name: str, seconds: float) -> None:
     """Run for so long, acknowledged at the end only."""
     _note(name)
     threading.Event().wait(seconds)
 
 
-@app.task(name="neighbour.named")  # type: ignore[untyped-decorator]  # as above
+@app.task(name="neighbour.named", shared=False)  # type: ignore[untyped-decorator]  # as above
 def named(name: str) -> None:
     """Return at once."""
     _note(name)

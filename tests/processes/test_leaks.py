@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from celery import Celery
 
 from perdure.turns.effects import UNKNOWN_OUTCOME
 from tests.processes.installation import Installation
 from tests.processes.mind import answer_to
 from tests.processes.nodes import Worker
 from tests.processes.scene import wait_until
+from workers.application import make_app
+from workers.assembly import Addresses
 
 PATIENCE_S = 60.0
 
@@ -45,7 +46,8 @@ def test_a_worker_with_too_many_hanging_tools_leaves_and_another_takes_over(inst
 
 def _inspected(installation: Installation, worker: Worker) -> dict[str, Any]:
     """What `celery -A workers inspect perdure` says of a worker."""
-    with Celery(broker=installation.redis.url) as app:
+    url = installation.redis.url
+    with make_app(installation.runtime.settings, Addresses("postgresql://", url, url)) as app:
         answers = app.control.broadcast("perdure", reply=True, timeout=PATIENCE_S, limit=1)
     [(name, said)] = answers[0].items()
     assert name.startswith(worker.container.name)

@@ -226,6 +226,7 @@ def _with(snapshot: AgentSnapshot, **changed: object) -> tuple[Event, ...]:
         ({"message_id": None}, "no pending message"),
         ({"priority": 10}, "priority"),
         ({"reply_to": {"url": "ftp://a"}}, "reply_to"),
+        ({"reply_to": {"task": "not.allowed"}}, "PERDURE_REPLY_TASKS"),
     ],
 )
 def test_what_is_no_message_is_refused_and_nothing_is_changed(
@@ -235,7 +236,7 @@ def test_what_is_no_message_is_refused_and_nothing_is_changed(
     snapshot = _exported(stage, _queued(stage, "one"))
     for event in (_with(snapshot, **changed)[0], Event("mcp", "task", {"id": 7}), Event("mcp", MESSAGE, "text")):
         bad = replace(snapshot, event_queue_backup=(*snapshot.event_queue_backup, event))
-        with pytest.raises(InvalidRequest, match=f"Event 2 .*({said}|no pending message)"):
+        with pytest.raises(InvalidRequest, match=f"(Event 2 .*|reply_to.*)({said}|no pending message)"):
             restore(other.runtime, bad)
     two = replace(snapshot, event_queue_backup=(*snapshot.event_queue_backup, *_with(snapshot, user_id="bob")))
     with pytest.raises(InvalidRequest, match="several users"):
@@ -253,8 +254,10 @@ def test_refused_where_the_session_is_over_or_anothers(stage: Stage, other: Stag
     """And without pending messages everything is as before: an unknown session is none."""
     snapshot = _exported(stage, _queued(stage, "one"))
     theirs = replace(snapshot, event_queue_backup=_with(snapshot, user_id="bob", message_id="b"))
+    mine = replace(theirs, memory=replace(snapshot.memory, working_variables={"name": "Bob"}))
     with pytest.raises(NotFound):
-        restore(stage.runtime, theirs)
+        restore(stage.runtime, mine)
+    assert read(stage.database, snapshot.agent_id).memory.working_variables == snapshot.memory.working_variables
     with pytest.raises(NotFound):
         restore(other.runtime, replace(snapshot, agent_id=uuid4(), event_queue_backup=()))
     assert other.sql("SELECT 1 FROM sessions") == []

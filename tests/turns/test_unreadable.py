@@ -97,6 +97,10 @@ def test_a_turn_with_an_unreadable_row_is_given_up_and_the_next_one_answered(sta
         strikes = stage.session(sent.session_id).strikes
         assert strikes == stage.settings.turn.max_attempts - left + number + 1
         if strikes < stage.settings.turn.max_attempts:
+            stage.waker.sessions.clear()
+            stage.send("are you there?")
+            assert stage.waker.sessions == [], "a message does not shorten the back-off"
+            cancel(stage.runtime, stage.sql("SELECT turn_id FROM turns ORDER BY seq DESC LIMIT 1")[0].turn_id)
             stage.move(SWEEPS_S[strikes - 1] - 1)
             assert not _woken(stage, sent.session_id)
             stage.move(2)
