@@ -53,7 +53,7 @@ def test_a_message_that_is_too_young_is_looked_at_again(redis_url: str, client: 
     OldUnacked(app, abandoned_s=0.5).run(threading.Event())
 
     assert not client.exists("unacked", "unacked_index")
-    (restored,) = client.lrange("turns\x06\x164", 0, -1)
+    (restored,) = client.lrange("turns\x06\x163", 0, -1)
     assert json.loads(restored)["headers"] == {"task": "turns.run", "redelivered": True}
     app.close()
 

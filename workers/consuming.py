@@ -16,6 +16,7 @@ from celery.exceptions import TaskRevokedError
 from celery.worker import consumer
 from kombu.transport import redis, virtual
 
+from workers.application import restored_level
 from workers.rooms import Rooms
 from workers.unknown_tasks import UnknownTasks
 
@@ -128,6 +129,16 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         else:
             result.f.add_done_callback(lambda _: rooms.leave(queue))
 
+    def connection_for_read(self, heartbeat: float | None = None) -> Any:
+        """Connect, and write messages back at levels that every consumer of the queue reads.
+
+        This must happen here: the first restoring, right after connecting, already uses this channel.
+        """
+        connection = super().connection_for_read(heartbeat=heartbeat)
+        if isinstance(connection.transport, redis.Transport):
+            _restore_where_all_read(connection.default_channel)
+        return connection
+
     def connect(self) -> Any:
         """Connect, and note from then on which queue each message comes from: a message does not say."""
         connection = super().connect()
@@ -205,3 +216,13 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         if self.rooms is not None:
             self.rooms.lost()
         super().on_connection_error_after_connected(exc)
+
+
+def _restore_where_all_read(channel: Any) -> None:
+    """Have the Redis channel write each message back at its `restored_level`."""
+    own_level = channel._get_message_priority  # noqa: SLF001 (kombu has no public way)
+
+    def level(message: Any, reverse: bool = False) -> int:
+        return restored_level(own_level(message, reverse=reverse))
+
+    channel._get_message_priority = level  # noqa: SLF001 (as above)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -147,6 +148,42 @@ def test_a_task_in_a_queue_of_the_same_name_waits_for_its_application(
         lambda: not client.exists(UNACKED, "perdure:unacked", "turns", "deliveries", "memory"), "nothing is left to run"
     )
     assert neighbour.runs() == {"quick": 3}
+
+
+LEVELS = {0: "maintenance", 4: "maintenance\x06\x163", 5: "maintenance\x06\x163"}
+"""The list that a publisher with kombu's defaults uses for a task, by the task's priority."""
+
+
+def test_a_worker_returns_a_task_at_a_level_that_its_application_reads(
+    installation: Installation, neighbour: Neighbour, client: Any
+) -> None:
+    """perdure's workers read ten levels, the application's workers those of 0, 3, 6 and 9."""
+    worker = installation.worker()
+    worker.container.ready()
+    for priority in LEVELS:
+        neighbour.app.send_task("neighbour.quick", queue="maintenance", priority=priority)
+    wait_until(lambda: client.hlen("perdure:unacked") == len(LEVELS), "perdure holds the tasks")
+    worker.kill("SIGTERM")
+    assert worker.container.wait() == 0
+    assert {key: client.llen(key) for key in client.scan_iter("maintenance*")} == Counter(LEVELS.values())
+    neighbour.worker("-Q", "maintenance")
+    wait_until(lambda: neighbour.runs() == {"quick": len(LEVELS)}, "the application runs all of them")
+
+
+def test_a_task_that_a_killed_worker_held_is_restored_at_a_level_that_its_application_reads(
+    installation: Installation, neighbour: Neighbour, client: Any, operator: Celery
+) -> None:
+    """The restoring that a worker does as it connects counts, too."""
+    worker = installation.worker()
+    worker.container.ready()
+    for priority in LEVELS:
+        neighbour.app.send_task("neighbour.quick", queue="maintenance", priority=priority)
+    wait_until(lambda: client.hlen("perdure:unacked") == len(LEVELS), "perdure holds the tasks")
+    worker.container.kill(signal.SIGKILL)
+    age(client, own_keys(operator)["unacked_index_key"])
+    installation.worker("-Q", "memory").container.ready()
+    wait_until(lambda: not client.exists("perdure:unacked"), "another worker of perdure restores them")
+    assert {key: client.llen(key) for key in client.scan_iter("maintenance*")} == Counter(LEVELS.values())
 
 
 def publish_by_topic(app: Celery, queue: str) -> None:
