@@ -85,9 +85,15 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
             self.task_consumer.cancel_by_queue(queue)
 
     def consume(self, queue: str) -> None:
-        """Take from a queue again, unless it was deselected (the intake is closed) or the worker stops."""
+        """Take from a queue again.
+
+        Not if the worker stops, the queue was deselected (the intake is closed), it has no room, or too many messages
+        of it are held: whatever ends the last of these calls this again.
+        """
         tasks, queues = self.task_consumer, self.app.amqp.queues
         if tasks is None or queue not in queues.consume_from or tasks.consuming_from(queue):
+            return
+        if self._unknown.is_full(queue) or (self.rooms is not None and self.rooms.is_cancelled(queue)):
             return
         declares, tasks.auto_declare = tasks.auto_declare, False  # it was declared when the worker connected
         try:
@@ -222,7 +228,7 @@ def _restore_where_all_read(channel: Any) -> None:
     """Have the Redis channel write each message back at its `restored_level`."""
     own_level = channel._get_message_priority  # noqa: SLF001 (kombu has no public way)
 
-    def level(message: Any, reverse: bool = False) -> int:
+    def level(message: Any, *, reverse: bool = False) -> int:
         return restored_level(own_level(message, reverse=reverse))
 
     channel._get_message_priority = level  # noqa: SLF001 (as above)

@@ -64,6 +64,11 @@ class Rooms:
         """Tasks of `queue` that may run at once."""
         return min(self._concurrency, _MOST.get(queue, self._concurrency))
 
+    def is_cancelled(self, queue: str) -> bool:
+        """Whether the worker takes nothing from `queue` until a task of it ends."""
+        with self._lock:
+            return queue in self._cancelled
+
     def has_room(self, queue: str) -> bool:
         """Whether a task of `queue` can begin now."""
         return self._running[queue] < self.of(queue)
