@@ -7,7 +7,7 @@ returns messages of other applications to their queue (see `workers.unknown_task
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -204,7 +204,13 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         super().on_close()
 
     def _return(self, message: Any, what: str) -> None:
-        self._unknown.hold(message, self._arrives_from or message.delivery_info.get("routing_key", ""), what)
+        self._unknown.hold(message, self._arrives_from or self._consumed_from(message.delivery_info), what)
+
+    def _consumed_from(self, delivery: Mapping[str, Any]) -> str:
+        """The queue of a message of RabbitMQ, whose routing key may be the other application's."""
+        tags = getattr(self.task_consumer, "_active_tags", {})
+        queues = [queue for queue, tag in tags.items() if tag == delivery.get("consumer_tag")]
+        return str(queues[0] if queues else delivery.get("routing_key", ""))
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         """Close the channel of a lost connection completely, so that the next attempt makes a new one.

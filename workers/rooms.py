@@ -30,7 +30,11 @@ _MOST: Mapping[str, int] = {
     "memory": CONSOLIDATIONS + 2,
     "maintenance": 4,
 }
-"""Tasks of one queue that a process runs at once; beside what a semaphore counts, those that beat fires."""
+"""The most tasks of one queue that a process runs at once; a smaller `--concurrency` bounds each of them further.
+
+`sessions` and `memory` have two places more than their semaphores count, for the tasks that beat sends. With a
+concurrency of 22 or 10 or less, tasks that hang can occupy all places of `sessions` or `memory`, and only these.
+"""
 
 
 class Tap(Protocol):
