@@ -122,10 +122,24 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
                 log.debug("Redis refuses CLIENT UNBLOCK: %s", error)
 
     def _begin(self, request: Any) -> None:
-        """Run a task in the pool, and count it until it has ended."""
+        """Run a task in the pool as soon as there is room, and count it until it has ended.
+
+        While it waits it takes no prefetch slot: all queues share them.
+        """
         rooms: Any = self.rooms
+        waited = False
+
+        def start() -> None:
+            if waited:
+                self.qos.decrement_eventually()
+            self._run(request, rooms)
+
+        if not rooms.begin(request.delivery_info["routing_key"], start):
+            waited = True
+            self.qos.increment_eventually()
+
+    def _run(self, request: Any, rooms: Rooms) -> None:
         queue = request.delivery_info["routing_key"]
-        rooms.enter(queue)
         try:
             result = request.execute_using_pool(self.pool)
         except BaseException as error:
