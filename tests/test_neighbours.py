@@ -83,7 +83,7 @@ class Holding:
         self.timer = Timer()
         self.qos = QoS(lambda prefetch_count: channel.basic_qos(0, prefetch_count, False), PREFETCHED)
         self.unknown = UnknownTasks(self)
-        self.takes = False
+        self._takes = False
         self._channel = channel
         self._pending: list[tuple[Any, str]] = []
         self.consume(queue)
@@ -95,12 +95,16 @@ class Holding:
     def cancel(self, queue: str) -> None:
         """Stop taking."""
         self._channel.basic_cancel(queue)
-        self.takes = False
+        self._takes = False
 
     def consume(self, queue: str) -> None:
         """Take."""
         self._channel.basic_consume(queue, False, lambda message: self.unknown.hold(message, queue, "it"), queue)
-        self.takes = True
+        self._takes = True
+
+    def takes(self) -> bool:
+        """Whether it takes from the queue."""
+        return self._takes
 
     def turn(self) -> None:
         """Do what the event loop has to do."""
@@ -118,7 +122,7 @@ def test_a_backlog_of_unknown_messages_is_held_a_hundred_at_a_time(redis_url: st
         for _ in range(HELD + 2 * PREFETCHED):
             producer.publish({}, routing_key="turns", exchange="")
         holding = Holding(channel, "turns")
-        while holding.takes:
+        while holding.takes():
             connection.drain_events(timeout=10)
             holding.turn()
         assert client.hlen("perdure:unacked") == HELD
@@ -126,10 +130,10 @@ def test_a_backlog_of_unknown_messages_is_held_a_hundred_at_a_time(redis_url: st
         waiting = sorted(holding.timer.queue)
         for number, each in enumerate(waiting, 1):
             each.entry()
-            assert holding.takes == (number == HELD)
+            assert holding.takes() == (number == HELD)
         assert holding.qos.value == PREFETCHED
         assert client.llen("turns") == HELD + 2 * PREFETCHED
-        while holding.takes:
+        while holding.takes():
             connection.drain_events(timeout=10)
             holding.turn()
         holding.unknown.release_all()

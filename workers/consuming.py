@@ -111,9 +111,10 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         connection, and it changes nothing if BRPOP already has a message. A server that refuses it (by an access
         list, or because it speaks only the older protocol and sends no id) costs up to that second.
         """
-        if not isinstance(channel, redis.Channel) or not (waiting := channel._in_poll):  # noqa: SLF001 (kombu has no public way)
+        if not isinstance(channel, redis.Channel):
             return
-        if (client_id := (waiting.handshake_metadata or {}).get(b"id")) is None:
+        waiting: Any = channel._in_poll  # noqa: SLF001 (kombu has no public way)
+        if not waiting or (client_id := (waiting.handshake_metadata or {}).get(b"id")) is None:
             return
         with channel.conn_or_acquire() as client:
             try:
