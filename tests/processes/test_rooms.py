@@ -93,6 +93,8 @@ def test_turns_that_wait_for_a_model_delay_nothing_else(installation: Installati
         gate.wait()
     installation.accept("slow too", user="slow too")
 
+    delivered = "SELECT 1 FROM deliveries WHERE status = 'delivered'"
+    wait_until(lambda: installation.query(delivered), "the reply is delivered once")
     installation.query("UPDATE deliveries SET status = 'pending', due_at = now() RETURNING 1")
     (delivery,) = installation.query("SELECT delivery_id FROM deliveries")
     request_end(installation.database, over.session_id, "enough").wake(installation.waker)
