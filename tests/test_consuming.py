@@ -6,7 +6,9 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,6 +79,20 @@ class Broker:
             work(queue)
 
 
+class SharedSlots:
+    """The prefetch count of a worker: how many slots were added to it."""
+
+    extra = 0
+
+    def increment_eventually(self) -> None:
+        """One more."""
+        self.extra += 1
+
+    def decrement_eventually(self) -> None:
+        """One less."""
+        self.extra -= 1
+
+
 class Held:
     """A message that came without room."""
 
@@ -100,6 +116,31 @@ def test_a_full_queue_is_left_to_others_until_a_task_ends() -> None:
     assert (broker.taking, broker.returned) == ({"deliveries"}, ["turns"])
     rooms.leave("turns")
     broker.turn()
+    assert broker.taking == {"turns", "deliveries"}
+
+
+def test_tasks_whose_countdown_passes_wait_for_room() -> None:
+    """Many at once do not occupy the threads of other queues, nor the prefetch slots. They begin in their order."""
+    broker, slots = Broker(), SharedSlots()
+    consumer = Consumer.__new__(Consumer)
+    consumer.__dict__.update(rooms=Rooms(2, broker), qos=slots, pool=None)
+    began: list[Future[None]] = []
+    request = SimpleNamespace(delivery_info={"routing_key": "turns"})
+
+    def execute_using_pool(_: Any) -> Any:
+        began.append(Future())
+        return SimpleNamespace(f=began[-1])
+
+    request.execute_using_pool = execute_using_pool
+    for _ in range(5):
+        consumer._begin(request)
+    broker.turn()
+    assert (len(began), slots.extra, broker.taking) == (2, 3, {"deliveries"})
+    for ended in range(5):
+        began[ended].set_result(None)
+        broker.turn()
+        assert len(began) == min(ended + 3, 5)
+    assert slots.extra == 0
     assert broker.taking == {"turns", "deliveries"}
 
 

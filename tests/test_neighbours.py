@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -53,7 +52,7 @@ def test_a_message_that_is_too_young_is_looked_at_again(redis_url: str, client: 
     OldUnacked(app, abandoned_s=0.5).run(threading.Event())
 
     assert not client.exists("unacked", "unacked_index")
-    (restored,) = client.lrange("turns\x06\x164", 0, -1)
+    (restored,) = client.lrange("turns\x06\x163", 0, -1)
     assert json.loads(restored)["headers"] == {"task": "turns.run", "redelivered": True}
     app.close()
 
@@ -77,22 +76,67 @@ def test_an_entry_that_cannot_be_read_stays(redis_url: str, client: Any, entry: 
     app.close()
 
 
-def test_held_messages_are_bounded_by_the_prefetch_count(redis_url: str, client: Any) -> None:
-    """A few of another application's tasks cost perdure nothing; a backlog of them stops at the prefetch count."""
+class Holding:
+    """A consumer of a queue whose messages are all unknown. Its event loop runs when the test says so."""
+
+    def __init__(self, channel: Any, queue: str) -> None:
+        self.timer = Timer()
+        self.qos = QoS(lambda prefetch_count: channel.basic_qos(0, prefetch_count, False), PREFETCHED)
+        self.unknown = UnknownTasks(self)
+        self._takes = False
+        self._channel = channel
+        self._pending: list[tuple[Any, str]] = []
+        self.consume(queue)
+
+    def soon(self, work: Any, queue: str) -> None:
+        """Note what the event loop has to do."""
+        self._pending.append((work, queue))
+
+    def cancel(self, queue: str) -> None:
+        """Stop taking."""
+        self._channel.basic_cancel(queue)
+        self._takes = False
+
+    def consume(self, queue: str) -> None:
+        """Take."""
+        self._channel.basic_consume(queue, False, lambda message: self.unknown.hold(message, queue, "it"), queue)
+        self._takes = True
+
+    def takes(self) -> bool:
+        """Whether it takes from the queue."""
+        return self._takes
+
+    def turn(self) -> None:
+        """Do what the event loop has to do."""
+        while self._pending:
+            work, queue = self._pending.pop()
+            work(queue)
+        self.qos.update()
+
+
+def test_a_backlog_of_unknown_messages_is_held_a_hundred_at_a_time(redis_url: str, client: Any) -> None:
+    """They take no prefetch slot. Above the bound the queue is cancelled until all that are held have returned."""
     options = transport_options(redis_url, 5, "perdure:")
     with Connection(redis_url, transport_options=options) as connection:
         producer, channel = connection.Producer(), connection.channel()
         for _ in range(HELD + 2 * PREFETCHED):
             producer.publish({}, routing_key="turns", exchange="")
-        qos = QoS(lambda prefetch_count: channel.basic_qos(0, prefetch_count, False), PREFETCHED)
-        unknown = UnknownTasks(SimpleNamespace(timer=Timer(), qos=qos))
-        channel.basic_consume("turns", False, lambda message: unknown.hold(message, "turns", "a message"), "tag")
-        while client.hlen("perdure:unacked") < qos.value:
-            qos.update()
+        holding = Holding(channel, "turns")
+        while holding.takes():
             connection.drain_events(timeout=10)
-        assert qos.value == PREFETCHED + HELD
-        assert client.llen("turns") == PREFETCHED
-        unknown.release_all()
+            holding.turn()
+        assert client.hlen("perdure:unacked") == HELD
+        assert holding.qos.value == PREFETCHED + HELD
+        waiting = sorted(holding.timer.queue)
+        for number, each in enumerate(waiting, 1):
+            each.entry()
+            assert holding.takes() == (number == HELD)
+        assert holding.qos.value == PREFETCHED
+        assert client.llen("turns") == HELD + 2 * PREFETCHED
+        while holding.takes():
+            connection.drain_events(timeout=10)
+            holding.turn()
+        holding.unknown.release_all()
         assert client.llen("turns") == HELD + 2 * PREFETCHED
         assert not client.exists("perdure:unacked", "perdure:unacked_index")
 

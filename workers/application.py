@@ -143,6 +143,16 @@ def broker_priority(broker_url: str, priority: int) -> int:
     return (_PRIORITIES - 1 - priority) // 3 * 3
 
 
+def restored_level(level: int) -> int:
+    """The level on Redis at which a message of `level` is written back to its queue.
+
+    kombu computes the list from the message's own priority and the steps of whoever writes it back. With the ten
+    steps of perdure's workers, a message that a default publisher put in the list of level 3 would return to level
+    4 or 5, which no default consumer reads.
+    """
+    return level // 3 * 3
+
+
 def _routes(broker_url: str) -> dict[str, dict[str, Any]]:
     """Queue and priority of each task, whoever publishes it with this application: gateway, worker or beat."""
     return {

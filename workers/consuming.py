@@ -6,7 +6,8 @@ returns messages of other applications to their queue (see `workers.unknown_task
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,8 +16,11 @@ from celery.exceptions import TaskRevokedError
 from celery.worker import consumer
 from kombu.transport import redis, virtual
 
+from workers.application import restored_level
 from workers.rooms import Rooms
 from workers.unknown_tasks import UnknownTasks
+
+log = logging.getLogger(__name__)
 
 _BUILT_IN = "celery."
 """How the names of Celery's built-in tasks begin. perdure publishes none: in a shared queue they are the other
@@ -81,9 +85,15 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
             self.task_consumer.cancel_by_queue(queue)
 
     def consume(self, queue: str) -> None:
-        """Take from a queue again, unless it was deselected (the intake is closed) or the worker stops."""
+        """Take from a queue again.
+
+        Not if the worker stops, the queue was deselected (the intake is closed), it has no room, or too many messages
+        of it are held: whatever ends the last of these calls this again.
+        """
         tasks, queues = self.task_consumer, self.app.amqp.queues
         if tasks is None or queue not in queues.consume_from or tasks.consuming_from(queue):
+            return
+        if self._unknown.is_full(queue) or (self.rooms is not None and self.rooms.is_cancelled(queue)):
             return
         declares, tasks.auto_declare = tasks.auto_declare, False  # it was declared when the worker connected
         try:
@@ -91,12 +101,46 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         finally:
             tasks.auto_declare = declares
         tasks.consume()
+        self._end_wait(tasks.channel)
+
+    def _end_wait(self, channel: Any) -> None:
+        """Have Redis answer the pending BRPOP now, so that the next one names the queue that was added.
+
+        kombu sends the next BRPOP only when Redis has answered the pending one, up to a second later. A shorter
+        timeout of BRPOP would cost every idle worker 10 to 20 commands a second. The command runs on another
+        connection, and it changes nothing if BRPOP already has a message. A server that refuses it (by an access
+        list, or because it speaks only the older protocol and sends no id) costs up to that second.
+        """
+        if not isinstance(channel, redis.Channel):
+            return
+        waiting: Any = channel._in_poll  # noqa: SLF001 (kombu has no public way)
+        if not waiting or (client_id := (waiting.handshake_metadata or {}).get(b"id")) is None:
+            return
+        with channel.conn_or_acquire() as client:
+            try:
+                client.client_unblock(client_id)
+            except channel.ResponseError as error:
+                log.debug("Redis refuses CLIENT UNBLOCK: %s", error)
 
     def _begin(self, request: Any) -> None:
-        """Run a task in the pool, and count it until it has ended."""
+        """Run a task in the pool as soon as there is room, and count it until it has ended.
+
+        While it waits it takes no prefetch slot: all queues share them.
+        """
         rooms: Any = self.rooms
+        waited = False
+
+        def start() -> None:
+            if waited:
+                self.qos.decrement_eventually()
+            self._run(request, rooms)
+
+        if not rooms.begin(request.delivery_info["routing_key"], start):
+            waited = True
+            self.qos.increment_eventually()
+
+    def _run(self, request: Any, rooms: Rooms) -> None:
         queue = request.delivery_info["routing_key"]
-        rooms.enter(queue)
         try:
             result = request.execute_using_pool(self.pool)
         except BaseException as error:
@@ -105,6 +149,16 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
                 raise
         else:
             result.f.add_done_callback(lambda _: rooms.leave(queue))
+
+    def connection_for_read(self, heartbeat: float | None = None) -> Any:
+        """Connect, and write messages back at levels that every consumer of the queue reads.
+
+        This must happen here: the first restoring, right after connecting, already uses this channel.
+        """
+        connection = super().connection_for_read(heartbeat=heartbeat)
+        if isinstance(connection.transport, redis.Transport):
+            _restore_where_all_read(connection.default_channel)
+        return connection
 
     def connect(self) -> Any:
         """Connect, and note from then on which queue each message comes from: a message does not say."""
@@ -165,7 +219,13 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         super().on_close()
 
     def _return(self, message: Any, what: str) -> None:
-        self._unknown.hold(message, self._arrives_from or message.delivery_info.get("routing_key", ""), what)
+        self._unknown.hold(message, self._arrives_from or self._consumed_from(message.delivery_info), what)
+
+    def _consumed_from(self, delivery: Mapping[str, Any]) -> str:
+        """The queue of a message of RabbitMQ, whose routing key may be the other application's."""
+        tags = getattr(self.task_consumer, "_active_tags", {})
+        queues = [queue for queue, tag in tags.items() if tag == delivery.get("consumer_tag")]
+        return str(queues[0] if queues else delivery.get("routing_key", ""))
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         """Close the channel of a lost connection completely, so that the next attempt makes a new one.
@@ -183,3 +243,13 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         if self.rooms is not None:
             self.rooms.lost()
         super().on_connection_error_after_connected(exc)
+
+
+def _restore_where_all_read(channel: Any) -> None:
+    """Have the Redis channel write each message back at its `restored_level`."""
+    own_level = channel._get_message_priority  # noqa: SLF001 (kombu has no public way)
+
+    def level(message: Any, *, reverse: bool = False) -> int:
+        return restored_level(own_level(message, reverse=reverse))
+
+    channel._get_message_priority = level  # noqa: SLF001 (as above)

@@ -18,7 +18,7 @@ from typing import Any
 from celery import Celery
 
 from tasks.task import PerdureTask
-from workers.application import QUEUES, REDELIVER_S
+from workers.application import QUEUES, REDELIVER_S, restored_level
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class OldUnacked:
 
 
 def _list(channel: Any, queue: str, message: dict[str, Any]) -> str:
-    """The Redis list that kombu would publish `message` to."""
+    """The Redis list of `queue` that `message` is written back to."""
     priority = channel._get_message_priority(message, reverse=False)  # noqa: SLF001 (kombu has no public way)
-    key: str = channel._q_for_pri(queue, priority)  # noqa: SLF001 (as above)
+    key: str = channel._q_for_pri(queue, restored_level(priority))  # noqa: SLF001 (as above)
     return key

@@ -3,7 +3,7 @@
 Every queue has room of its own, with threads of its own in the pool: turns that wait on a slow model never keep
 deliveries, endings or submissions from running, nor these the turns. The worker takes from a queue only while a
 task of it can begin at once. A message for which there is no room stays in the broker, or goes back there, where
-an idle worker finds it; none waits in this process.
+an idle worker finds it. Only a task with a countdown waits in this process, for its time and then for a place.
 
 Redis gives a message only on request, so the worker stops asking. RabbitMQ sends ahead up to the prefetch count:
 what arrives after the last place is taken is held until the consumer is cancelled, and then returned.
@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from tasks.process import CONSOLIDATIONS, DELIVERIES, ENDINGS
@@ -30,7 +30,11 @@ _MOST: Mapping[str, int] = {
     "memory": CONSOLIDATIONS + 2,
     "maintenance": 4,
 }
-"""Tasks of one queue that a process runs at once; beside what a semaphore counts, those that beat fires."""
+"""The most tasks of one queue that a process runs at once; a smaller `--concurrency` bounds each of them further.
+
+`sessions` and `memory` have two places more than their semaphores count, for the tasks that beat sends. With a
+concurrency of 22 or 10 or less, tasks that hang can occupy all places of `sessions` or `memory`, and only these.
+"""
 
 
 class Tap(Protocol):
@@ -59,14 +63,34 @@ class Rooms:
         self._running: Counter[str] = Counter()
         self._cancelled: set[str] = set()
         self._without_room: list[tuple[str, Any]] = []
+        self._waiting: defaultdict[str, deque[Callable[[], None]]] = defaultdict(deque)
 
     def of(self, queue: str) -> int:
         """Tasks of `queue` that may run at once."""
         return min(self._concurrency, _MOST.get(queue, self._concurrency))
 
+    def is_cancelled(self, queue: str) -> bool:
+        """Whether the worker takes nothing from `queue` until a task of it ends."""
+        with self._lock:
+            return queue in self._cancelled
+
     def has_room(self, queue: str) -> bool:
         """Whether a task of `queue` can begin now."""
         return self._running[queue] < self.of(queue)
+
+    def begin(self, queue: str, start: Callable[[], None]) -> bool:
+        """Start a task of `queue`; without room, once another one has ended. Whether it started now.
+
+        Only a task whose countdown has passed comes here without room: its message was received when there was some.
+        """
+        if not self.has_room(queue):
+            with self._lock:
+                self._waiting[queue].append(start)
+            self._tap.soon(self._reopen, queue)  # a task may have ended before this one was appended
+            return False
+        self.enter(queue)
+        start()
+        return True
 
     def enter(self, queue: str) -> None:
         """A task begins."""
@@ -79,7 +103,7 @@ class Rooms:
         """A task has ended. Any thread may call this."""
         with self._lock:
             self._running[queue] -= 1
-            waiting = queue in self._cancelled
+            waiting = queue in self._cancelled or bool(self._waiting[queue])
         if waiting:
             self._tap.soon(self._reopen, queue)
 
@@ -92,6 +116,7 @@ class Rooms:
         """The connection is gone, and with it what was held; the next one takes from every queue."""
         with self._lock:
             self._cancelled.clear()
+            self._waiting.clear()
         self._without_room.clear()
 
     def hand_back(self) -> None:
@@ -110,7 +135,17 @@ class Rooms:
             self._reopen(queue)
         self.hand_back()
 
+    def _start_waiting(self, queue: str) -> None:
+        while self.has_room(queue):
+            with self._lock:
+                if not self._waiting[queue]:
+                    return
+                start = self._waiting[queue].popleft()
+            self.enter(queue)
+            start()
+
     def _reopen(self, queue: str) -> None:
+        self._start_waiting(queue)
         with self._lock:
             if queue not in self._cancelled or not self.has_room(queue):
                 return

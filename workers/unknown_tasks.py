@@ -6,22 +6,27 @@ unacknowledged, for `DELAY_S`, and returned. Returning it at once would be a hot
 application waits: this worker would take it again within a millisecond. Leaving it to the visibility timeout
 would cost the application a minute, and RabbitMQ has no such timeout.
 
-Held messages take none of the worker's prefetch slots, up to `HELD` of them; beyond that they do, so a backlog of
-another application's cannot fill the worker's memory. A message of a worker that dies is delivered again as
-any unacknowledged message is.
+Held messages take none of the worker's prefetch slots, which all queues share. A worker that holds `HELD` messages
+of one queue stops taking from that queue until it has returned them all, so another application's backlog
+neither fills the worker's memory nor stops the other queues. A message of a worker that dies is delivered again
+as any unacknowledged message is.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+from workers.rooms import Tap
 
 log = logging.getLogger(__name__)
 
 DELAY_S = 1.0
 HELD = 100
+"""Messages of one queue that a worker holds before it stops taking from that queue."""
 
 _REPORT_S = 60.0
 """Seconds between two lines of the log about one queue."""
@@ -35,22 +40,37 @@ class _Tally:
     report_at: float = 0.0
 
 
-class UnknownTasks:
-    """The messages that one connection of `consumer`, Celery's, holds. Belongs to the consumer's event loop."""
+class Holder(Tap, Protocol):
+    """Celery's consumer, as far as it is used here."""
 
-    def __init__(self, consumer: Any) -> None:
+    timer: Any
+    qos: Any
+
+
+class UnknownTasks:
+    """The messages that one connection of `consumer` holds. Belongs to the consumer's event loop."""
+
+    def __init__(self, consumer: Holder) -> None:
         self._consumer = consumer
-        self._held: dict[int, tuple[Any, Any, bool]] = {}
+        self._held: dict[int, tuple[Any, Any, str]] = {}
+        self._of: Counter[str] = Counter()
+        self._full: set[str] = set()
         self._tallies: dict[str, _Tally] = {}
+
+    def is_full(self, queue: str) -> bool:
+        """Whether the worker must not take from `queue` now."""
+        return queue in self._full
 
     def hold(self, message: Any, queue: str, what: str) -> None:
         """Return `message`, which came from `queue`, after `DELAY_S`. `what` it is, for the log."""
         self._report(queue, what)
-        extra = len(self._held) < HELD
-        if extra:
-            self._consumer.qos.increment_eventually()
+        self._consumer.qos.increment_eventually()
         timer = self._consumer.timer.call_after(DELAY_S, self._release, (id(message),))
-        self._held[id(message)] = (message, timer, extra)
+        self._held[id(message)] = (message, timer, queue)
+        self._of[queue] += 1
+        if self._of[queue] >= HELD:
+            self._full.add(queue)
+            self._consumer.soon(self._cancel, queue)  # not now: this is called from within the queue's consumer
 
     def release_all(self) -> None:
         """Return all held messages now: the worker stops. If the broker fails, it delivers the rest again by itself."""
@@ -68,12 +88,21 @@ class UnknownTasks:
         for _, timer, _ in self._held.values():
             self._consumer.timer.cancel(timer)
         self._held.clear()
+        self._of.clear()
+        self._full.clear()
 
     def _release(self, key: int) -> None:
-        message, _, extra = self._held.pop(key)
+        message, _, queue = self._held.pop(key)
+        self._of[queue] -= 1
         message.requeue()
-        if extra:
-            self._consumer.qos.decrement_eventually()
+        self._consumer.qos.decrement_eventually()
+        if queue in self._full and not self._of[queue]:
+            self._full.discard(queue)
+            self._consumer.consume(queue)
+
+    def _cancel(self, queue: str) -> None:
+        if queue in self._full:
+            self._consumer.cancel(queue)
 
     def _report(self, queue: str, what: str) -> None:
         tally = self._tallies.setdefault(queue, _Tally())

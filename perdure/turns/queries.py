@@ -1078,7 +1078,7 @@ DELIVERIES_DUE = Statement(
     """,
 )
 
-# The broker did not take these, or a worker had no room: they are due in the next round.
+# The broker did not take these: they are due in the next round.
 UNWAKE_DELIVERIES = Statement(
     "deliveries.unwake",
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,7 +23,7 @@ from tests.processes.neighbourhood import Neighbour
 from tests.processes.scene import wait_until
 from workers.application import REDELIVER_S, make_app
 from workers.assembly import Addresses
-from workers.unknown_tasks import DELAY_S
+from workers.unknown_tasks import DELAY_S, HELD
 
 UNACKED, INDEX = "unacked", "unacked_index"
 """Kombu's default keys."""
@@ -147,6 +148,59 @@ def test_a_task_in_a_queue_of_the_same_name_waits_for_its_application(
         lambda: not client.exists(UNACKED, "perdure:unacked", "turns", "deliveries", "memory"), "nothing is left to run"
     )
     assert neighbour.runs() == {"quick": 3}
+
+
+def test_a_backlog_of_unknown_tasks_delays_no_other_queue(
+    installation: Installation, neighbour: Neighbour, client: Any
+) -> None:
+    """The application has 400 tasks in a queue of the same name as one of perdure's; turns run at once."""
+    backlog = 4 * HELD
+    installation.worker("--concurrency=4").container.ready()
+    with neighbour.app.connection_for_write() as connection, neighbour.app.amqp.Producer(connection) as producer:
+        for _ in range(backlog):
+            neighbour.app.send_task("neighbour.quick", queue="maintenance", producer=producer)
+    wait_until(lambda: client.hlen("perdure:unacked") >= HELD, "perdure holds as many tasks as it may")
+    for number in range(3):
+        accepted = installation.accept("hello", user=f"user {number}")
+        assert installation.settled(accepted.turn_id, within_s=5)[0]["status"] == "done"
+    neighbour.worker("-Q", "maintenance")
+    wait_until(lambda: neighbour.runs() == {"quick": backlog}, "the application runs all of them")
+
+
+LEVELS = {0: "maintenance", 4: "maintenance\x06\x163", 5: "maintenance\x06\x163"}
+"""The list that a publisher with kombu's defaults uses for a task, by the task's priority."""
+
+
+def test_a_worker_returns_a_task_at_a_level_that_its_application_reads(
+    installation: Installation, neighbour: Neighbour, client: Any
+) -> None:
+    """Perdure's workers read ten levels, the application's workers those of 0, 3, 6 and 9."""
+    worker = installation.worker()
+    worker.container.ready()
+    for priority in LEVELS:
+        neighbour.app.send_task("neighbour.quick", queue="maintenance", priority=priority)
+    wait_until(lambda: client.hlen("perdure:unacked") == len(LEVELS), "perdure holds the tasks")
+    worker.kill("SIGTERM")
+    assert worker.container.wait() == 0
+    assert {key: client.llen(key) for key in client.scan_iter("maintenance*")} == Counter(LEVELS.values())
+    neighbour.worker("-Q", "maintenance")
+    wait_until(lambda: neighbour.runs() == {"quick": len(LEVELS)}, "the application runs all of them")
+
+
+def test_a_task_that_a_killed_worker_held_is_restored_at_a_level_that_its_application_reads(
+    installation: Installation, neighbour: Neighbour, client: Any, operator: Celery
+) -> None:
+    """The restoring that a worker does as it connects counts, too."""
+    worker = installation.worker()
+    worker.container.ready()
+    for priority in LEVELS:
+        neighbour.app.send_task("neighbour.quick", queue="maintenance", priority=priority)
+    wait_until(lambda: client.hlen("perdure:unacked") == len(LEVELS), "perdure holds the tasks")
+    worker.container.kill(signal.SIGKILL)
+    age(client, own_keys(operator)["unacked_index_key"])
+    installation.worker("-Q", "memory").container.ready()
+    wait_until(lambda: not client.exists("perdure:unacked"), "another worker of perdure restores them")
+    assert {key: client.llen(key) for key in client.scan_iter("maintenance*")} == Counter(LEVELS.values())
 
 
 def publish_by_topic(app: Celery, queue: str) -> None:

@@ -8,6 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from celery import Celery
+from kombu import Exchange, Queue
 
 from perdure.sessions.ending import request_end
 from tests.processes import rabbit
@@ -16,9 +18,15 @@ from tests.processes.mind import Mind
 from tests.processes.nodes import RedisContainer
 from tests.processes.receiver import Receiver
 from tests.processes.scene import wait_until
+from workers.unknown_tasks import HELD
 
 PATIENT = {"PERDURE_TURN__SWEEP_S": "60", "PERDURE_TURN__LEASE_S": "30", "PERDURE_TURN__HEARTBEAT_S": "10"}
 """The sweeper makes up for nothing within the time of these tests."""
+
+BACKLOG = 400
+
+AHEAD = 16
+"""More than what RabbitMQ has sent ahead when the worker cancels the queue."""
 
 BROKERS = [
     pytest.param("redis", id="redis"),
@@ -85,6 +93,8 @@ def test_turns_that_wait_for_a_model_delay_nothing_else(installation: Installati
         gate.wait()
     installation.accept("slow too", user="slow too")
 
+    delivered = "SELECT 1 FROM deliveries WHERE status = 'delivered'"
+    wait_until(lambda: installation.query(delivered), "the reply is delivered once")
     installation.query("UPDATE deliveries SET status = 'pending', due_at = now() RETURNING 1")
     (delivery,) = installation.query("SELECT delivery_id FROM deliveries")
     request_end(installation.database, over.session_id, "enough").wake(installation.waker)
@@ -120,12 +130,39 @@ def test_a_busy_worker_leaves_wake_ups_to_an_idle_one(installation: Installation
 
 @pytest.mark.long
 def test_one_worker_works_off_what_it_had_no_room_for(installation: Installation) -> None:
-    """It takes from the queue again as soon as a turn has ended, without the sweeper, and at full concurrency."""
+    """It takes from the queue again as soon as a turn has ended, without the sweeper, and at full concurrency.
+
+    The turns need three seconds of the model's time; with a pause of a second after each four, they took 18 seconds.
+    """
     installation.mind.latency_s = 0.2
     installation.worker("--concurrency=4", **PATIENT).container.ready()
     sent = [installation.accept("hello", user=f"user {number}") for number in range(60)]
-    installation.settled(*(each.turn_id for each in sent), within_s=20)
+    installation.settled(*(each.turn_id for each in sent), within_s=7)
     installation.check()
+
+
+@pytest.mark.long
+def test_a_backlog_of_unknown_tasks_delays_no_turn(installation: Installation) -> None:
+    """The worker holds a bounded number of them, whatever routing key they were published with."""
+    url = installation.environment["PERDURE_BROKER_URL"]
+    bound = Queue("maintenance", Exchange("events", type="topic"), routing_key="quick.*")
+    worker = installation.worker("--concurrency=4", **PATIENT)
+    worker.container.ready()
+    with Celery("neighbour", broker=url, set_as_current=False) as app, app.connection_for_write() as connection:
+        channel = connection.channel()
+        producer = connection.Producer(channel=channel)
+        bound(channel).declare()
+        for _ in range(BACKLOG):
+            app.send_task("neighbour.quick", exchange="events", routing_key="quick.1", producer=producer)
+        wait_until(lambda: "perdure has no task for" in worker.logs(), "perdure holds tasks")
+        for number in range(3):
+            accepted = installation.accept("hello", user=f"user {number}")
+            assert installation.settled(accepted.turn_id, within_s=5)[0]["status"] == "done"
+        for _ in range(20):
+            held = BACKLOG - bound(channel).queue_declare(passive=True).message_count
+            assert held <= HELD + AHEAD, "the worker holds no more than that at any time"
+            installation.settled(installation.accept("hello").turn_id)
+        channel.exchange_delete("events")
 
 
 @pytest.mark.long
