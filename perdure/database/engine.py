@@ -287,6 +287,11 @@ def _mapped_errors() -> Iterator[None]:
     except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
         # Beginning a transaction on a connection that has died: SQLAlchemy lets the driver's own error through.
         raise Unavailable(_UNREACHABLE) from error
+    except psycopg2.DatabaseError as error:
+        if type(error) is not psycopg2.DatabaseError or error.pgcode is not None:
+            raise
+        # The same, when the server closed the connection at that moment: the driver has no class of its own for it.
+        raise Unavailable(_UNREACHABLE) from error
 
 
 def _mapped(error: DBAPIError) -> Unavailable | IllegalTransition | None:

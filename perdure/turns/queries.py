@@ -614,7 +614,8 @@ BRING_BACK = Statement(
     """,
 )
 
-# Their order of acceptance becomes the order in which the sweeper wakes them (see WAKE_DUE).
+# Their order of acceptance becomes the order in which the sweeper wakes them (see WAKE_DUE). `woken_at` is when that
+# was written: it shows a clock that is set back later, which else would put `not_before` into the future again.
 RECALL = Statement(
     "turns.recall",
     """
@@ -623,7 +624,7 @@ RECALL = Statement(
         WHERE t.settled_at IS NULL AND t.status = 'parked' AND s.not_before > perdure_now()
         FOR NO KEY UPDATE OF s SKIP LOCKED
     )
-    UPDATE sessions AS s SET not_before = least(parked.accepted_at, perdure_now()), woken_at = NULL
+    UPDATE sessions AS s SET not_before = least(parked.accepted_at, perdure_now()), woken_at = perdure_now()
     FROM parked WHERE s.session_id = parked.session_id
     RETURNING s.session_id
     """,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
+import psycopg2
 import pytest
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
@@ -140,6 +141,26 @@ def test_a_transaction_killed_in_the_middle_is_unavailable(database: Database, o
         other.run(KILL, {})
         transaction.run(INSERT, {"user_id": "bob"})
     assert other.run(COUNT, {})[0].users == 0
+
+
+def test_a_server_that_closes_as_a_transaction_begins_is_unavailable(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """psycopg2 then raises its `DatabaseError`, and SQLAlchemy lets it through; other errors are faults of ours."""
+
+    def closing(*_: object) -> None:
+        raise psycopg2.DatabaseError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(database.engine.dialect, "set_isolation_level", closing)
+    with pytest.raises(Unavailable), database.transaction("test"):
+        pytest.fail("the transaction began")
+
+    def broken(*_: object) -> None:
+        raise psycopg2.ProgrammingError("a fault of ours")
+
+    monkeypatch.setattr(database.engine.dialect, "set_isolation_level", broken)
+    with pytest.raises(psycopg2.ProgrammingError), database.transaction("test"):
+        pytest.fail("the transaction began")
 
 
 def test_every_wait_has_a_bound(database: Database) -> None:

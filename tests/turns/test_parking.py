@@ -16,11 +16,13 @@ from perdure.models.protocol import ModelReply, Usage
 from perdure.models.resilient import GuardedModel, OtherModels, ResilientModel
 from perdure.resilience.registry import Breakers
 from perdure.settings import BreakerSettings, RetrySettings
+from perdure.turns import queries
 from perdure.turns.cancelling import cancel
 from perdure.turns.inbox import Accepted
 from perdure.turns.lease import NotNeeded
 from perdure.turns.parking import LONGEST, MOST_A_ROUND, recall
 from perdure.turns.reading import DELAYED, Delays
+from perdure.turns.runner import Ran
 from perdure.turns.sweep import sweep
 from tests.processes.scene import wait_until
 from tests.turns.scripted import Scripted, calls, says
@@ -143,6 +145,17 @@ def test_a_clock_set_back_does_not_keep_it_for_a_day(parking: Stage) -> None:
     parking.script(says("back"))
     parking.run(session_id)
     assert parking.turn(UUID(turn["turn_id"]))["reply"]["text"] == "back"
+
+
+def test_a_clock_set_back_after_the_recall_does_not_keep_it_either(parking: Stage) -> None:
+    """The breaker has closed, and before the next sweep the server's clock goes back a day."""
+    parking.script(OPEN)
+    session_id = UUID(parking.ask()["session_id"])
+    assert parking.database.run(queries.RECALL, {})
+    parking.move(-86_400)
+    assert _swept(parking) == [session_id]
+    parking.script(says("back"))
+    assert parking.run(session_id) == Ran(1)
 
 
 def test_it_does_not_wait_for_the_time_of_somebody_elses_probe(parking: Stage) -> None:
