@@ -290,7 +290,7 @@ def _mapped_errors() -> Iterator[None]:
     except psycopg2.DatabaseError as error:
         if type(error) is not psycopg2.DatabaseError or error.pgcode is not None:
             raise
-        # The same, when the server closed the connection at that moment: the driver has no class of its own for it.
+        # The same as a transaction ends, if the server closes the connection then: the driver has no class for it.
         raise Unavailable(_UNREACHABLE) from error
 
 

@@ -143,24 +143,32 @@ def test_a_transaction_killed_in_the_middle_is_unavailable(database: Database, o
     assert other.run(COUNT, {})[0].users == 0
 
 
-def test_a_server_that_closes_as_a_transaction_begins_is_unavailable(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (psycopg2.DatabaseError("server closed the connection unexpectedly"), Unavailable),
+        (psycopg2.ProgrammingError("a fault of ours"), psycopg2.ProgrammingError),
+    ],
+    ids=["closed", "other"],
+)
+def test_a_server_that_closes_as_a_transaction_has_ended_is_unavailable(
+    database: Database, monkeypatch: pytest.MonkeyPatch, error: psycopg2.Error, raised: type[Exception]
 ) -> None:
-    """psycopg2 then raises its `DatabaseError`, and SQLAlchemy lets it through; other errors are faults of ours."""
+    """SQLAlchemy resets the connection then, and lets the driver's own error through."""
+    dialect = database.engine.dialect
+    set_level = dialect.set_isolation_level
+    levels: list[Any] = []
 
-    def closing(*_: object) -> None:
-        raise psycopg2.DatabaseError("server closed the connection unexpectedly")
+    def closing(connection: Any, level: Any) -> None:
+        levels.append(level)
+        if len(levels) > 1:
+            raise error
+        set_level(connection, level)
 
-    monkeypatch.setattr(database.engine.dialect, "set_isolation_level", closing)
-    with pytest.raises(Unavailable), database.transaction("test"):
-        pytest.fail("the transaction began")
-
-    def broken(*_: object) -> None:
-        raise psycopg2.ProgrammingError("a fault of ours")
-
-    monkeypatch.setattr(database.engine.dialect, "set_isolation_level", broken)
-    with pytest.raises(psycopg2.ProgrammingError), database.transaction("test"):
-        pytest.fail("the transaction began")
+    monkeypatch.setattr(dialect, "set_isolation_level", closing)
+    with pytest.raises(raised), database.transaction("test"):
+        pass
+    assert len(levels) == 2
 
 
 def test_every_wait_has_a_bound(database: Database) -> None:
