@@ -14,13 +14,37 @@ from datetime import UTC, datetime
 import psutil
 from rich.console import Console
 
-from benchmarks import breaker, casebank, context, history, recall, recall_at_scale, statements, throughput, waiting
+from benchmarks import (
+    breaker,
+    casebank,
+    context,
+    gateway,
+    history,
+    recall,
+    recall_at_scale,
+    sharing,
+    statements,
+    throughput,
+    waiting,
+)
 from benchmarks.report import Section, console
 from benchmarks.stage import BenchmarkFailed, Stage, Tell, stage
 
 SECTIONS: dict[str, Callable[[Stage], Section]] = {
     module.NAME: module.measure
-    for module in (throughput, history, waiting, statements, breaker, context, recall, recall_at_scale, casebank)
+    for module in (
+        throughput,
+        history,
+        waiting,
+        sharing,
+        statements,
+        breaker,
+        gateway,
+        context,
+        recall,
+        recall_at_scale,
+        casebank,
+    )
 }
 
 

@@ -92,8 +92,15 @@ class Stage:
         return {**os.environ, **own, **variables}
 
     @contextmanager
-    def process(self, module: str, *arguments: str, environment: Mapping[str, str]) -> Iterator[psutil.Popen]:
-        """`python -m MODULE ARGUMENTS`, ended with SIGTERM after the block.
+    def process(
+        self,
+        module: str,
+        *arguments: str,
+        environment: Mapping[str, str],
+        stdin: int | None = None,
+        stdout: int | None = None,
+    ) -> Iterator[psutil.Popen]:
+        """`python -m MODULE ARGUMENTS`, ended with SIGTERM after the block. What goes to no pipe is logged.
 
         Raises:
             BenchmarkFailed: it had to be killed, or had ended with an error; the message has its last lines.
@@ -101,7 +108,10 @@ class Stage:
         argv = launch.command([sys.executable, "-m", module, *arguments], dies_with_parent=True)
         path = self.servers.directory / f"{module}.log"
         with path.open("wb") as log:
-            running = psutil.Popen(argv, env=dict(environment), cwd=self.servers.directory, stdout=log, stderr=log)
+            output = log if stdout is None else stdout
+            running = psutil.Popen(
+                argv, env=dict(environment), cwd=self.servers.directory, stdin=stdin, stdout=output, stderr=log
+            )
             try:
                 yield running
             finally:

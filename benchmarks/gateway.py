@@ -1,0 +1,210 @@
+"""Requests a second of the gateway on connections that are kept alive, beside bare FastAPI routes with the same bodies.
+
+The real gateway process accepts messages (each is committed, and a worker is woken through Redis; none runs) and reads
+turns. The bare process (`benchmarks.bare`) validates the same bodies with the same model, with one statement a request
+on the same PostgreSQL and without a database. One client process; the sides take turns, round by round.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Any, Protocol
+
+import httpx2
+from sqlalchemy import text
+from sqlalchemy.engine import URL
+
+from benchmarks import bare
+from benchmarks.agents import QUESTION
+from benchmarks.report import Section
+from benchmarks.stage import BenchmarkFailed, Stage, connected, until
+
+NAME = "gateway"
+
+_CONNECTIONS = 4
+_USERS = 200
+_ROUNDS = 7
+_ROUND_S = 3.0
+_START_S = 60.0
+_PERCENT = 100
+
+_GATEWAY, _COMMITTED, _VALIDATED = "gateway", "bare, a statement each", "bare, no database"
+_PREFIXES = {_GATEWAY: "/v1", _COMMITTED: "/committed", _VALIDATED: "/validated"}
+
+
+class _Client(Protocol):
+    def __call__(self, **order: Any) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One side in one round: requests a second, and milliseconds of a request."""
+
+    per_s: float
+    p50_ms: float
+    p99_ms: float
+
+
+Rounds = dict[str, list[Round]]
+
+
+def measure(stage: Stage) -> Section:
+    """The section."""
+    with stage.database("bench_gateway") as url, _servers(stage, url) as ports, _client(stage, url) as client:
+        read = _warmed_up(client, ports)
+        accepting = _rounds(stage, client, {side: _accept(ports, side) for side in _PREFIXES})
+        reading = _rounds(stage, client, {side: _read(ports, side, read[side]) for side in _PREFIXES})
+    return Section(
+        name=NAME,
+        title=f"The gateway's requests a second, on {_CONNECTIONS} connections that are kept alive",
+        method=(
+            f"{_round_count(stage)} rounds of {_ROUND_S:g} s in which the sides take turns; one client process, one "
+            f"request under way on each connection. Messages come from {_USERS} users whose sessions exist; each is "
+            "committed, and a worker is woken through Redis (none runs). The bare routes validate the same body with "
+            "the same model and answer the same members; uvicorn with its defaults, without an access log. Medians of "
+            "the rounds; the last column is the median of the rounds' ratios of the gateway's rate to the side's."
+        ),
+        columns=["", "a second", "p50 ms", "p99 ms", "best p99 ms", "the gateway is"],
+        rows=[
+            *_rows("POST /v1/messages", accepting),
+            *_rows("GET /v1/turns/{id}", reading),
+        ],
+        figures={**_figures("accept", accepting), **_figures("read", reading)},
+    )
+
+
+@contextmanager
+def _servers(stage: Stage, url: URL) -> Iterator[dict[str, int]]:
+    """The port of each side's process."""
+    stage.tell("starting the gateway and the bare routes")
+    with connected(url) as connection:
+        connection.execute(text(bare.TABLE))
+    gateway, other = _free_port(), _free_port()
+    environment = stage.environment(url)
+    with (
+        stage.process("workers.commands", "gateway", "--port", str(gateway), environment=environment),
+        stage.process("benchmarks.bare", str(other), environment=environment),
+    ):
+        until(lambda: _answers(gateway, "/healthz") and _answers(other, "/openapi.json"), _START_S)
+        yield {_GATEWAY: gateway, _COMMITTED: other, _VALIDATED: other}
+
+
+@contextmanager
+def _client(stage: Stage, url: URL) -> Iterator[_Client]:
+    """Carries out an order in the client's process."""
+    with ExitStack() as stack:
+        process = stack.enter_context(
+            stage.process(
+                "benchmarks.requester",
+                environment=stage.environment(url),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+        )
+
+        def carry_out(**order: Any) -> dict[str, Any]:
+            process.stdin.write(json.dumps(order).encode() + b"\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+            if not answer:
+                raise BenchmarkFailed("the client has ended; its log says why")
+            carried_out: dict[str, Any] = json.loads(answer)
+            return carried_out
+
+        yield carry_out
+        process.stdin.close()
+        process.wait(_START_S)
+        process.stdout.close()
+
+
+def _accept(ports: dict[str, int], side: str) -> dict[str, Any]:
+    bodies = [{"user_id": f"user-{number}", "text": QUESTION} for number in range(_USERS)]
+    return {
+        "port": ports[side],
+        "method": "POST",
+        "paths": [f"{_PREFIXES[side]}/messages"],
+        "bodies": bodies,
+        "status": 202,
+        "connections": _CONNECTIONS,
+        "seconds": _ROUND_S,
+    }
+
+
+def _read(ports: dict[str, int], side: str, turn_id: str) -> dict[str, Any]:
+    path = f"{_PREFIXES[side]}/turns/{turn_id}"
+    return {**_accept(ports, side), "method": "GET", "paths": [path], "bodies": [], "status": 200}
+
+
+def _warmed_up(client: _Client, ports: dict[str, int]) -> dict[str, str]:
+    """What was accepted last on each side; each user has a session then."""
+    return {side: client(**_accept(ports, side))["last"]["turn_id"] for side in _PREFIXES}
+
+
+def _rounds(stage: Stage, client: _Client, orders: dict[str, dict[str, Any]]) -> Rounds:
+    found: Rounds = {side: [] for side in orders}
+    for number in range(_round_count(stage)):
+        for side, order in orders.items():
+            stage.tell(f"{order['method']}, {side}, round {number + 1}")
+            found[side].append(_round(client(**order)))
+    return found
+
+
+def _round(answer: dict[str, Any]) -> Round:
+    latencies = answer["latencies"]
+    percentiles = quantiles(latencies, n=_PERCENT)
+    return Round(len(latencies) / answer["seconds"], percentiles[49], percentiles[98])
+
+
+def _round_count(stage: Stage) -> int:
+    return max(stage.scaled(_ROUNDS), 2)
+
+
+def _ratio(rounds: Rounds, side: str) -> float:
+    pairs = zip(rounds[_GATEWAY], rounds[side], strict=True)
+    return median(gateway.per_s / other.per_s for gateway, other in pairs)
+
+
+def _rows(route: str, rounds: Rounds) -> list[list[str]]:
+    return [
+        [
+            f"{route}, {side}",
+            f"{median(each.per_s for each in of_side):,.0f}",
+            f"{median(each.p50_ms for each in of_side):.1f}",
+            f"{median(each.p99_ms for each in of_side):.1f}",
+            f"{min(each.p99_ms for each in of_side):.1f}",
+            "" if side == _GATEWAY else f"{_ratio(rounds, side):.2f} of it",
+        ]
+        for side, of_side in rounds.items()
+    ]
+
+
+def _figures(name: str, rounds: Rounds) -> dict[str, float]:
+    gateway = rounds[_GATEWAY]
+    return {
+        f"{name}_per_s": median(each.per_s for each in gateway),
+        f"{name}_p50_ms": median(each.p50_ms for each in gateway),
+        f"{name}_p99_ms": median(each.p99_ms for each in gateway),
+        f"{name}_best_p99_ms": min(each.p99_ms for each in gateway),
+        f"{name}_of_bare_with_a_statement": _ratio(rounds, _COMMITTED),
+        f"{name}_of_bare_without_database": _ratio(rounds, _VALIDATED),
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
+
+
+def _answers(port: int, path: str) -> bool:
+    try:
+        return httpx2.get(f"http://127.0.0.1:{port}{path}").is_success
+    except httpx2.TransportError:
+        return False

@@ -1,0 +1,159 @@
+"""An ordinary user's turns while another user floods the fleet, with and without `PERDURE_TURN__USER_CONCURRENCY`.
+
+Two workers of four threads. One user's 400 messages, in a conversation each, are accepted before the workers start;
+then others ask one question after another. Measured is the time from accepting a question to settling its turn, by the
+database's clock.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from sqlalchemy import text
+from sqlalchemy.engine import URL
+
+from benchmarks.agents import PATIENT, QUESTION
+from benchmarks.report import Section
+from benchmarks.stage import Stage, connected, scalar, until
+from perdure.settings import Scope, SessionSettings, Settings, TurnSettings
+from perdure.turns.inbox import accept
+from perdure.turns.incoming import Incoming
+from workers.assembly import Addresses, assemble
+from workers.wake import CeleryWaker
+
+NAME = "sharing"
+
+_WORKERS, _THREADS = 2, 4
+_FLOOD = 400
+_ASKED = 60
+_LATENCY_S = 0.5
+_NO_LIMIT = 100_000
+_DONE_S = 240.0
+_UNSETTLED = "SELECT count(*) FROM turns WHERE settled_at IS NULL"
+_SETTLED = "SELECT count(*) FROM turns WHERE settled_at IS NOT NULL"
+_TIMES = """
+    SELECT extract(epoch FROM settled_at - accepted_at) FROM turns WHERE user_id LIKE 'ordinary %' ORDER BY 1
+"""
+_TOOK = "SELECT extract(epoch FROM max(settled_at) - min(started_at)) FROM turns WHERE user_id = 'flood'"
+
+Send = Callable[[str, str, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A flood: in how many conversations, and how many turns of a user run at once."""
+
+    title: str
+    name: str
+    conversations: int
+    at_once: int = 10
+
+
+_KINDS = (
+    Kind("no flood", "quiet", 0),
+    Kind("flood, 400 conversations, no limit", "unlimited", _FLOOD, _NO_LIMIT),
+    Kind("flood, 400 conversations, 10 at once", "limited", _FLOOD),
+    Kind("flood, 10 conversations, 10 at once", "backlogs", 10),
+)
+
+
+def measure(stage: Stage) -> Section:
+    """The section."""
+    found = [(kind, *_measured(stage, kind)) for kind in _KINDS]
+    asked, flood = stage.scaled(_ASKED), stage.scaled(_FLOOD)
+    return Section(
+        name=NAME,
+        title="An ordinary user's turn while another user floods the fleet",
+        method=(
+            f"{_WORKERS} workers with --concurrency {_THREADS}; turns of two model calls, of which the first takes "
+            f"{_LATENCY_S:g} s, and a tool call. {asked} questions of four ordinary users, one after another each, "
+            f"behind {flood} messages of one user. From accepting to settling."
+        ),
+        columns=["flood", "p50 ms", "p99 ms", "all of the flood settled after s"],
+        rows=[
+            [kind.title, f"{_share(times, 50):.0f}", f"{_share(times, 99):.0f}", f"{took:.1f}"]
+            for kind, times, took in found
+        ],
+        figures={
+            f"{kind.name}_{name}": value
+            for kind, times, took in found
+            for name, value in (("p50_ms", _share(times, 50)), ("p99_ms", _share(times, 99)), ("flood_s", took))
+        },
+    )
+
+
+def _share(times: list[float], percent: int) -> float:
+    """A percentile, in milliseconds."""
+    return statistics.quantiles(times, n=100, method="inclusive")[percent - 1] * 1000
+
+
+def _measured(stage: Stage, kind: Kind) -> tuple[list[float], float]:
+    """The ordinary users' times in seconds, and how long the flood took."""
+    stage.tell(kind.title)
+    variables = {
+        "PERDURE_MODEL": f"benchmark:{_LATENCY_S:g}",
+        "PERDURE_SESSION__SCOPE": "channel",
+        "PERDURE_TURN__USER_CONCURRENCY": str(kind.at_once),
+    }
+    with stage.database("bench_sharing") as url, ExitStack() as workers:
+
+        def start() -> None:
+            for number in range(_WORKERS):
+                arguments = ("-A", "workers", "worker", "-n", f"w{number}@%h", "--concurrency", str(_THREADS))
+                workers.enter_context(
+                    stage.process("celery", *arguments, environment=stage.environment(url, **variables))
+                )
+
+        _play(stage, url, kind, start)
+        with connected(url) as connection:
+            times = [float(row[0]) for row in connection.execute(text(_TIMES))]
+            took = connection.execute(text(_TOOK)).scalar_one()
+    return times, float(took or 0)
+
+
+def _play(stage: Stage, url: URL, kind: Kind, start: Callable[[], None]) -> None:
+    settings = Settings(
+        _env_file=None,
+        agents="benchmarks.agents",
+        session=SessionSettings(scope=Scope.CHANNEL),
+        turn=TurnSettings(user_concurrency=kind.at_once),
+    )
+    broker = stage.servers.redis.url
+    waker = CeleryWaker(settings, Addresses(str(url), broker, broker))
+    runtime = assemble(settings, url.render_as_string(hide_password=False), waker)
+
+    def send(user: str, channel: str, words: str) -> None:
+        accept(runtime, Incoming(user_id=user, channel=channel, text=words))
+
+    for number in range(stage.scaled(_FLOOD) if kind.conversations else 0):
+        send("flood", f"channel {number % kind.conversations}", PATIENT + QUESTION)
+    start()
+    if not kind.conversations:
+        send("warm-up", "http", QUESTION)
+    until(lambda: bool(scalar(url, _SETTLED) > 0), _DONE_S)
+    asking = [
+        threading.Thread(target=_ask, args=(url, send, f"ordinary {number}", stage.scaled(_ASKED) // 4 or 1))
+        for number in range(4)
+    ]
+    for each in asking:
+        each.start()
+    for each in asking:
+        each.join()
+    until(lambda: bool(scalar(url, _UNSETTLED) == 0), _DONE_S)
+    waker.close()
+    runtime.database.close()
+
+
+def _ask(url: URL, send: Send, user: str, questions: int) -> None:
+    """One question after another, each once the one before is answered."""
+    with connected(url) as connection:
+        waits = text(f"{_UNSETTLED} AND user_id = :user")
+        for _ in range(questions):
+            send(user, "http", PATIENT + QUESTION)
+            while connection.execute(waits, {"user": user}).scalar_one():
+                time.sleep(0.02)
