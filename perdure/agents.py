@@ -20,8 +20,9 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+from perdure.casebank import COMMON
 from perdure.errors import InvalidRequest, SettingsError
 from perdure.hooks import CallOver, CallSeen, Hooks, Required, TurnOver, TurnSeen
 from perdure.settings import OnUnavailable
@@ -29,6 +30,7 @@ from perdure.tools.mcp.connections import Connections
 from perdure.tools.mcp.server import McpServer
 from perdure.tools.registry import Tool, tool
 from perdure.tools.sources import Toolset
+from perdure.untrusted import IDENTIFIER, is_identifier
 
 
 class ErrorMessages(Protocol):
@@ -68,7 +70,8 @@ class Agent:
     among `tools` becomes a tool of class `unsafe`; an `McpServer` among them stands for all
     the tools that the server has, and is found in `servers` afterwards. `on_unavailable`, `fail`
     or `park`, says what becomes of a turn for which no model answers; `error_messages` how a
-    failure is told. The hooks are described in `perdure.hooks`.
+    failure is told. `casebank` names the bank of cases that the agent's prompts draw from and its praised turns add to;
+    without one it is the common bank, `None` and `False` mean none. The hooks are described in `perdure.hooks`.
     """
 
     name: str
@@ -79,6 +82,7 @@ class Agent:
     timeout_s: float | None = None
     on_unavailable: OnUnavailable | str | None = None
     error_messages: ErrorMessages | None = None
+    casebank: str | Literal[False] | None = COMMON
     before_turn: Hooks[TurnSeen] = ()
     after_turn: Hooks[TurnOver] = ()
     before_tool: Hooks[CallSeen] = ()
@@ -100,10 +104,16 @@ class Agent:
         if self.on_unavailable is not None and self.on_unavailable not in [*OnUnavailable]:
             accepted = ", ".join(OnUnavailable)
             raise SettingsError(f"agent {self.name!r} has on_unavailable={self.on_unavailable!r}; accepted: {accepted}")
+        self._check_casebank(self.casebank)
         self._check_limits()
         object.__setattr__(self, "tools", tuple(made))
         object.__setattr__(self, "servers", servers)
         object.__setattr__(self, "_by_name", by_name)
+
+    def _check_casebank(self, given: object) -> None:
+        if given is None or given is False or (isinstance(given, str) and is_identifier(given)):
+            return
+        raise SettingsError(f"agent {self.name!r} has casebank={given!r}; accepted: {IDENTIFIER}, or None for no bank")
 
     def _check_limits(self) -> None:
         if self.max_steps is not None and self.max_steps < 1:
@@ -116,6 +126,11 @@ class Agent:
                 callable(each) or isinstance(each, Required) for each in hooks
             ):
                 raise SettingsError(f"agent {self.name!r} has {point}={hooks!r}; accepted: a list of functions")
+
+    @property
+    def bank(self) -> str | None:
+        """The agent's bank of cases; `None`: it uses none."""
+        return self.casebank or None
 
     def find_tool(self, name: str) -> Tool | None:
         """The tool of that name, if the agent has it."""
@@ -182,6 +197,15 @@ class Agents:
         if agent is None:
             raise InvalidRequest(f"There is no agent {name!r}. Known: {', '.join(sorted(self._by_name))}.")
         return agent
+
+    def find(self, name: str) -> Agent | None:
+        """The agent of that name, if there is one."""
+        return self._by_name.get(name)
+
+    @property
+    def banks(self) -> list[str]:
+        """The banks of cases that the agents use, each once."""
+        return sorted({agent.bank for agent in self if agent.bank is not None})
 
     def __iter__(self) -> Iterator[Agent]:
         return iter(self._by_name.values())

@@ -237,11 +237,54 @@ def reworded(error: PerdureError, message: str) -> PerdureError:
     return other
 
 
+def loggable(error: BaseException) -> str:
+    """`error` in one line for a log: its code or type, and its message if that cannot carry a user's text.
+
+    A tool's, a hook's or a library's message may quote what it was called with, and logs outlive an erasure. What a
+    tool said is in the transcript. A driver's error is shown if `hides_values` says that its text has been cut.
+    """
+    kind = error.code if isinstance(error, PerdureError) else type(error).__name__
+    said = _said(error).partition("\n")[0][:_LONGEST_SAID]
+    return f"{kind}: {said}" if said else kind
+
+
+_LONGEST_SAID = 500
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or ""  # the file's name may be a user's
+    if isinstance(error, PerdureError):
+        return error.message if isinstance(error, _OF_SERVERS) else ""
+    if isinstance(error, SettingsError | IllegalTransition) or getattr(error, "hides_values", False):
+        return str(error)
+    return str(error) if _is_of_a_broker(type(error)) else ""
+
+
+_OF_SERVERS = (
+    RateLimited, DeadlineExceeded, ContextTooLong, ProviderError, CircuitBreakerOpen, Unavailable, BudgetExhausted,
+    TurnCancelled, Abandoned,
+)  # fmt: skip
+"""Say what a server or a limit did. The messages of all others may quote texts."""
+
+
+def _is_of_a_broker(kind: type[BaseException]) -> bool:
+    """Whether it says that Redis or the broker cannot be reached."""
+    return kind.__module__.partition(".")[0] in {"redis", "kombu", "amqp"} and kind.__name__ in {
+        "ConnectionError", "TimeoutError", "OperationalError", "BusyLoadingError", "AuthenticationError",
+        "ReadOnlyError", "OutOfMemoryError",
+    }  # fmt: skip
+
+
 class SettingsError(Exception):
     """A setting is wrong: the message names the variable, the value and what is accepted.
 
     Stands outside the tree: it stops a program at its start and reaches no user.
     """
+
+
+class MissingKey(SettingsError):
+    """A model or an embedder is named whose vendor's key is not set. Processes that ask none go on without."""
 
 
 class IllegalTransition(Exception):

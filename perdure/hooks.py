@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
-from perdure.errors import GuardRejected, PerdureError
+from perdure.errors import GuardRejected, PerdureError, loggable
 from perdure.tools.leaks import Leaks
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ Seen = TypeVar("Seen")
 
 @dataclass(frozen=True, slots=True)
 class TurnSeen:
-    """A turn as hooks see it. `text` is what the user wrote."""
+    """A turn as hooks see it. `text` is what the user wrote, `tenant` the user's."""
 
     user_id: str
     session_id: UUID
@@ -44,6 +44,7 @@ class TurnSeen:
     agent: str
     channel: str
     text: str
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,10 @@ class TurnOver:
 
 @dataclass(frozen=True, slots=True)
 class CallSeen:
-    """A tool call as hooks see it: `arguments` are by name, `effect_id` is the same for every attempt."""
+    """A tool call as hooks see it: `arguments` are by name, `effect_id` is the same for every attempt.
+
+    `tenant` is the user's.
+    """
 
     user_id: str
     session_id: UUID
@@ -65,6 +69,7 @@ class CallSeen:
     effect_id: UUID
     tool: str
     arguments: Mapping[str, Any]
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +115,7 @@ def call_hooks(hooks: Hooks[Seen], seen: Seen, within_s: float, leaks: Leaks) ->
             if not isinstance(hook, Required):
                 log.exception("the hook %s failed; what it was called for goes on", name)
                 continue
-            log.warning("the required hook %s failed: %s", name, error)
+            log.warning("the required hook %s failed: %s", name, loggable(error))
             if isinstance(error, PerdureError):
                 raise
             raise GuardRejected("A guard of this installation refused this.") from error

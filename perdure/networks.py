@@ -61,6 +61,11 @@ def is_public(address: Address) -> bool:
     return address in _GLOBAL_V6 and not any(address in block for block in _REFUSED_V6)
 
 
+def reached(address: Address) -> Address:
+    """The address that traffic to `address` reaches: the IPv4 address inside an IPv6 one, else `address` itself."""
+    return (_inner(address) if isinstance(address, ipaddress.IPv6Address) else None) or address
+
+
 def _inner(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
     """The IPv4 address that traffic to `address` reaches: mapped, translated (NAT64) or tunnelled (6to4)."""
     if address in _NAT64:

@@ -14,6 +14,7 @@ from uuid import UUID
 from perdure.agents import Agents
 from perdure.clock import Clock
 from perdure.database.engine import Database
+from perdure.memory.erasure import RedisFile
 from perdure.memory.volatile import Volatile
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Embedder
@@ -65,7 +66,12 @@ class Runtime:
 
     `volatile` is the memory in Redis, None in a process that neither runs turns nor ends sessions.
 
+    `redis_file` is the append-only file of an embedded Redis, None where Redis is another's.
+
     `connections` are those to the agents' MCP servers, None in a process that runs no turns.
+
+    `quoting_key` makes the codes of quotations in prompts; empty: each process has its own. Workers share one, so that
+    a prompt's prefix does not depend on which of them sends it.
 
     `embedder` makes the vectors that memory is searched by; the built-in one unless another is given.
     """
@@ -82,3 +88,5 @@ class Runtime:
     breakers: Switchboard | None = None
     connections: Connections | None = None
     leaks: Leaks = field(default_factory=lambda: Leaks(TurnSettings().max_leaked_threads))
+    quoting_key: bytes = field(default=b"", repr=False)
+    redis_file: RedisFile | None = None

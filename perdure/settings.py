@@ -14,23 +14,24 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Annotated, Any, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, DotEnvSettingsSource, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from pydantic_settings import SettingsError as Unparsable
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
+from perdure import keys, variables
 from perdure.errors import SettingsError
+from perdure.once import made_once
 from perdure.patterns import compiled
+from perdure.queues import ReplyTask
+from perdure.reachable import Reachable
+from perdure.webhooks import make_secret, parse_secrets
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +43,6 @@ VENDORS = ("OPENAI_", "ANTHROPIC_", "FLOWER_")
 
 _KEY_PREFIX = compiled(r"[A-Za-z0-9:._-]{1,64}")
 
-SHA256 = compiled(r"sha256:([0-9a-fA-F]{64})")
-"""A key of the gateway, given as its digest."""
-
-_PREFIX = "PERDURE_"
 _BROKERS = ("redis", "rediss", "redis+socket", "amqp", "amqps", "pyamqp")
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -84,6 +81,13 @@ class CaseScope(StrEnum):
     ALL = "all"
 
 
+class FlowerAuth(StrEnum):
+    """What Flower asks for if it has no authentication of its own: a password made once, or nothing."""
+
+    PASSWORD = "password"  # noqa: S105 (the value of a setting)
+    NONE = "none"
+
+
 class OnUnavailable(StrEnum):
     """What becomes of a turn when neither its model nor a fallback answers."""
 
@@ -116,6 +120,7 @@ class TurnSettings(_Group):
     timeout_s: Seconds = 300
     tool_timeout_s: Seconds = 30
     max_attempts: Count = 5
+    user_concurrency: Count = 10
     lease_s: Seconds = 30
     heartbeat_s: Seconds = 10
     sweep_s: Seconds = 5
@@ -227,6 +232,15 @@ class McpSettings(_Group):
         return _split(value)
 
 
+class FlowerSettings(_Group):
+    """`PERDURE_FLOWER__*`: who may see Flower's pages. `hosts` are names by which it is reached, besides loopback's."""
+
+    auth: FlowerAuth = FlowerAuth.PASSWORD
+    hosts: Annotated[tuple[str, ...], NoDecode] = ()
+
+    _split_at_commas = field_validator("hosts", mode="before")(_split)
+
+
 class ShutdownSettings(_Group):
     """`PERDURE_SHUTDOWN__*`: the budgets of a graceful shutdown, and of a drain of the fleet."""
 
@@ -286,7 +300,7 @@ class Settings(BaseSettings):
     """All settings of one program, checked and immutable."""
 
     model_config = SettingsConfigDict(
-        env_prefix=_PREFIX,
+        env_prefix=variables.PREFIX,
         env_nested_delimiter="__",
         env_file=".env",
         env_ignore_empty=True,
@@ -313,6 +327,8 @@ class Settings(BaseSettings):
     admin_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
     secret_key: SecretStr | None = None
     reply_tasks: Annotated[tuple[str, ...], NoDecode] = ()
+    reply_urls: Annotated[tuple[str, ...], NoDecode] = ()
+    webhook_secret: SecretStr | None = None
     session: SessionSettings = SessionSettings()
     turn: TurnSettings = TurnSettings()
     approval: ApprovalSettings = ApprovalSettings()
@@ -322,24 +338,23 @@ class Settings(BaseSettings):
     breaker: BreakerSettings = BreakerSettings()
     retry: RetrySettings = RetrySettings()
     mcp: McpSettings = McpSettings()
+    flower: FlowerSettings = FlowerSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     casebank: CasebankSettings = CasebankSettings()
 
-    @field_validator("api_keys", "admin_keys", "fallback_models", "reply_tasks", mode="before")
+    @field_validator("api_keys", "admin_keys", "fallback_models", "reply_tasks", "reply_urls", mode="before")
     @classmethod
     def _split_at_commas(cls, value: Any) -> Any:
         return _split(value)
 
     @field_validator("api_keys", "admin_keys")
     @classmethod
-    def _digests_are_complete(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-        for number, key in enumerate(value, start=1):
-            text = key.get_secret_value()
-            if text.startswith("sha256:") and not SHA256.fullmatch(text):
-                raise ValueError(
-                    f"entry {number} is sha256:… without 64 hexadecimal digits; "
-                    "accepted: KEY, sha256: and 64 hexadecimal digits, or file:PATH"
-                )
+    def _keys_can_be_used(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        for number, entry in enumerate(value, start=1):
+            try:
+                keys.parse_entry(entry.get_secret_value())
+            except ValueError as error:
+                raise ValueError(f"entry {number} {error}; accepted: {keys.ACCEPTED}") from None
         return value
 
     @field_validator("timezone")
@@ -386,6 +401,34 @@ class Settings(BaseSettings):
             raise ValueError(f"it must be a URL that begins with one of {', '.join(f'{each}://' for each in _BROKERS)}")
         return value
 
+    @field_validator("webhook_secret")
+    @classmethod
+    def _usable_secrets(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            parse_secrets(value.get_secret_value())
+        return value
+
+    @model_validator(mode="after")
+    def _usable_receivers(self) -> Self:
+        for entry in self.reply_tasks:
+            try:
+                ReplyTask.parse(entry, self.redis_prefix)
+            except ValueError as error:
+                raise ValueError(f"{variables.PREFIX}REPLY_TASKS has the entry {entry!r}: {error}") from None
+        try:
+            self.reachable()
+        except ValueError as error:
+            raise ValueError(f"{variables.PREFIX}REPLY_URLS: {error}") from None
+        return self
+
+    def allowed_reply_tasks(self) -> tuple[ReplyTask, ...]:
+        """`PERDURE_REPLY_TASKS`: which tasks replies may be sent to, and in which queues."""
+        return tuple(ReplyTask.parse(entry, self.redis_prefix) for entry in self.reply_tasks)
+
+    def reachable(self) -> Reachable:
+        """`PERDURE_REPLY_URLS`: what replies may reach besides public addresses."""
+        return Reachable.parse(self.reply_urls)
+
     @classmethod
     def load(cls, **overrides: Any) -> Settings:
         """Read the environment and `.env`, of which the environment takes precedence.
@@ -396,8 +439,8 @@ class Settings(BaseSettings):
         Raises:
             SettingsError: a value is wrong; the message names variable, value and what is accepted.
         """
-        written = _dotenv(cls, overrides.get("_env_file", cls.model_config.get("env_file")))
-        for name in _unknown([*os.environ, *written]):
+        written = variables.read(cls, overrides.get("_env_file", cls.model_config.get("env_file")))
+        for name in variables.unknown(cls, [*os.environ, *written]):
             log.warning("%s is no setting of this release of perdure, and is ignored", name)
         for name, value in written.items():
             if name.startswith(VENDORS) and not os.environ.get(name):
@@ -405,19 +448,29 @@ class Settings(BaseSettings):
         try:
             return cls(**overrides)
         except ValidationError as error:
-            raise SettingsError("\n".join(_sentence(item) for item in error.errors())) from None
+            raise SettingsError(variables.explain(cls, error)) from None
         except Unparsable:  # a group, which pydantic-settings takes for JSON
-            given = {name.upper() for name in [*os.environ, *written]}
-            raise SettingsError("\n".join(_is_group(name) for name in _groups() if _PREFIX + name in given)) from None
+            raise SettingsError(variables.given_groups(cls, [*os.environ, *written])) from None
 
     def signing_key(self) -> bytes:
-        """The key that signs callbacks: `PERDURE_SECRET_KEY`, or one made once under the data dir."""
+        """The key of the former signature of callbacks: `PERDURE_SECRET_KEY`, or one made once under the data dir."""
         if self.secret_key is not None:
             return self.secret_key.get_secret_value().encode()
-        path = self.data_dir / "secret.key"
-        if not path.exists():
-            _make_once(path, secrets.token_hex(32))
-        return path.read_text().strip().encode()
+        return made_once(self.data_dir / "secret.key", lambda: secrets.token_hex(32)).encode()
+
+    def webhook_keys(self) -> tuple[bytes, ...]:
+        """The keys that sign callbacks: of `PERDURE_WEBHOOK_SECRET`, or one made once under the data dir.
+
+        Raises:
+            SettingsError: the file under the data dir holds something else.
+        """
+        if self.webhook_secret is not None:
+            return parse_secrets(self.webhook_secret.get_secret_value())
+        path = self.data_dir / "webhook.secret"
+        try:
+            return parse_secrets(made_once(path, make_secret))
+        except ValueError as error:
+            raise SettingsError(f"{path} cannot be used: {error}") from None
 
     def require_keys_for(self, host: str) -> None:
         """Refuse to serve `host` to others without keys.
@@ -428,61 +481,5 @@ class Settings(BaseSettings):
         if host not in _LOOPBACK and not (self.api_keys or self.admin_keys):
             raise SettingsError(
                 f"PERDURE_API_KEYS is empty and the address to bind is {host!r}: set PERDURE_API_KEYS "
-                "(comma-separated, each KEY, sha256:HEX or file:PATH), or bind 127.0.0.1"
+                f"(comma-separated, each {keys.ACCEPTED}), or bind 127.0.0.1"
             )
-
-
-def _dotenv(settings: type[Settings], path: Any) -> Mapping[str, str]:
-    """The variables of the file at `path`, by their names in capitals; empty values count as unset.
-
-    Raises:
-        SettingsError: the file cannot be read.
-    """
-    try:
-        source = DotEnvSettingsSource(settings, env_file=path, case_sensitive=True, env_ignore_empty=True)
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} cannot be read: {error}; accepted: NAME=VALUE lines in UTF-8") from error
-    return {name.upper(): value for name, value in source.env_vars.items() if value}
-
-
-def _make_once(path: Path, text: str) -> None:
-    """Write a private file whole, unless another process does so first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-") as file:  # created with mode 0600
-        file.write(text)
-        file.flush()
-        with suppress(FileExistsError):
-            os.link(file.name, path)
-
-
-def _sentence(item: ErrorDetails) -> str:
-    location = "__".join(str(part) for part in item["loc"] if not isinstance(part, int)).upper()
-    message = item["msg"].removeprefix("Value error, ")
-    if message.startswith(_PREFIX):
-        return message
-    if item["type"] in {"model_type", "model_attributes_type"}:
-        return _is_group(location)
-    secret = any(word in location for word in ("KEY", "URL"))
-    said = "(its value is not shown) cannot be used" if secret else f"is {item['input']!r}"
-    return f"{_PREFIX}{location} {said}: {message[:1].lower()}{message[1:]}"
-
-
-def _unknown(names: Iterable[str]) -> list[str]:
-    """The names that look like settings and are none."""
-    known = {_PREFIX + name.upper() for name in Settings.model_fields}
-    known |= {variable for group in _groups() for variable in _of_group(group)}
-    return sorted({name for name in names if name.upper().startswith(_PREFIX) and name.upper() not in known})
-
-
-def _groups() -> list[str]:
-    return [name.upper() for name, field in Settings.model_fields.items() if isinstance(field.default, _Group)]
-
-
-def _of_group(group: str) -> list[str]:
-    """The variables of a group."""
-    settings = type(Settings.model_fields[group.lower()].default).model_fields
-    return [f"{_PREFIX}{group.upper()}__{name.upper()}" for name in settings]
-
-
-def _is_group(group: str) -> str:
-    return f"{_PREFIX}{group} is a group: set {', '.join(_of_group(group))}"

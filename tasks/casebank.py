@@ -13,10 +13,11 @@ from celery import shared_task
 from perdure.casebank import executions, reflection, runs
 from perdure.casebank import prune as pruning
 from perdure.casebank.embedding import embed_cases
+from perdure.casebank.policy import Rule
 from perdure.casebank.prune import Bank, Interrupted
 from perdure.casebank.search import build_indexes
 from perdure.channels.notices import bank_of
-from perdure.errors import Conflict, PerdureError, Unavailable
+from perdure.errors import Conflict, PerdureError, Unavailable, loggable
 from perdure.runtime import Runtime
 from tasks.process import Process
 from tasks.scheduled import ScheduledTask
@@ -32,7 +33,7 @@ def prune(self: ScheduledTask, *, dry_run: bool = True) -> dict[str, Any] | None
     """
     bank = _bank(self.process)
     try:
-        return pruning.dry_run(bank) if dry_run else pruning.run(bank)
+        return _without_quotations(pruning.dry_run(bank) if dry_run else pruning.run(bank))
     except Interrupted:
         raise self.refused(Unavailable("This process is leaving; please ask again.")) from None
     except Conflict as error:
@@ -48,7 +49,8 @@ def advance(self: ScheduledTask) -> dict[str, Any] | None:
     runtime = self.process.runtime
     if runs.expire(runtime.database):
         log.warning("a plan of the CaseBank was not approved in time, and is void")
-    return pruning.advance(_bank(self.process))
+    result = pruning.advance(_bank(self.process))
+    return None if result is None else _without_quotations(result)
 
 
 @shared_task(name="casebank.count", bind=True, base=ScheduledTask)
@@ -76,6 +78,21 @@ def suggest(self: ScheduledTask) -> int | None:
     return reflection.suggest(runtime.database, runtime.clock, model, settings.model_timeout_s)
 
 
+def _without_quotations(result: dict[str, Any]) -> dict[str, Any]:
+    """`result` as the result backend and Flower may keep it, which no erasure reaches: without words of users.
+
+    Where cases are spared since their questions differ, the reason says in what kind of word, but not in which.
+    """
+    details = result["details"]
+    spared = [{**line, "reason": _without_words(line)} for line in details["spared"]]
+    return {**result, "details": {**details, "spared": spared}}
+
+
+def _without_words(line: dict[str, Any]) -> str:
+    near, but, differing = str(line["reason"]).partition(", but ")
+    return near + but + differing.partition(" (")[0] if line["rule"] == Rule.DIFFERENT else near + but + differing
+
+
 def _bank(process: Process) -> Bank:
     def pause(seconds: float) -> None:
         if process.leaving.wait(seconds):
@@ -91,5 +108,5 @@ def _make_findable(runtime: Runtime) -> None:
     except Unavailable:
         raise
     except PerdureError as error:  # rates are set all the same; tomorrow it is tried again
-        log.warning("cases get their vectors later: %s", error.message)
+        log.warning("cases get their vectors later: %s", loggable(error))
     build_indexes(runtime.database)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
 from celery import shared_task
 
-from perdure.turns.outbox import DeliveryFailed, deliver
+from perdure.queues import ReplyTask, reply_queue
+from perdure.turns.outbox import DeliveryFailed, Undeliverable, deliver
 from tasks.task import PerdureTask
-
-CELERYS_OWN_QUEUE = "celery"
-"""Where a worker listens that was told nothing else."""
 
 
 class Publisher(Protocol):
@@ -24,14 +23,23 @@ class Publisher(Protocol):
 
 
 class TaskCarrier:
-    """Replies as Celery tasks; delivered once the broker took them."""
+    """Replies as Celery tasks; delivered once the broker took them. `allowed` is `PERDURE_REPLY_TASKS`."""
 
-    def __init__(self, publisher: Publisher) -> None:
+    def __init__(self, publisher: Publisher, allowed: Sequence[ReplyTask]) -> None:
         self._publisher = publisher
+        self._allowed = allowed
 
-    def carry(self, target: dict[str, Any], body: bytes) -> None:
-        """Call the task that `target` names with the body's members as keyword arguments."""
-        queue = target.get("queue") or CELERYS_OWN_QUEUE
+    def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:  # noqa: ARG002 (it is in the body)
+        """Call the task that `target` names with the body's members as keyword arguments.
+
+        Raises:
+            DeliveryFailed: the broker did not take it.
+            Undeliverable: `PERDURE_REPLY_TASKS` does not allow the task with this queue, whoever accepted it.
+        """
+        queue = reply_queue(self._allowed, target["task"], target.get("queue"))
+        if queue is None:
+            named = f" in the queue {target['queue']!r}" if "queue" in target else ""
+            raise Undeliverable(f"PERDURE_REPLY_TASKS does not allow the task {target['task']!r}{named}")
         if not self._publisher.publish(target["task"], json.loads(body), queue=queue):
             raise DeliveryFailed("the broker did not take the task")
 

@@ -96,4 +96,4 @@ def _id(text: str) -> UUID:
     try:
         return UUID(text)
     except (ValueError, AttributeError, TypeError):
-        raise InvalidRequest(f"{text!r} is no id of a session.") from None
+        raise InvalidRequest("session_id: must be a UUID.") from None

@@ -15,7 +15,8 @@ from typing import Any
 from celery import Task
 from celery.exceptions import Ignore, Reject, TaskPredicate
 
-from perdure.errors import PerdureError, Unavailable
+from perdure.errors import PerdureError, Unavailable, loggable
+from tasks.arguments import described
 from tasks.process import Process
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ class PerdureTask(Task):  # type: ignore[misc]
 
     abstract = True
     hint = True
+    Request = f"{__package__}.request:Request"
+    """The class of its messages in a worker, which Celery imports there."""
 
     @property
     def process(self) -> Process:
@@ -53,11 +56,11 @@ class PerdureTask(Task):  # type: ignore[misc]
             result = self.perform(*args, **kwargs)
             failed = False
         except Unavailable as error:
-            raise self._later(error) from error
+            raise self._later(error) from None  # Celery stores the traceback of what is tried again, causes and all
         except TaskPredicate:
             raise
         except PerdureError as error:
-            log.info("refused: %s: %s", error.code, error.message)
+            log.info("refused: %s", loggable(error))
             raise self.refused(error) from None
         except Exception:
             log.exception("the task met an error")
@@ -67,6 +70,10 @@ class PerdureTask(Task):  # type: ignore[misc]
         finally:
             self.process.metrics.count(self.name, clock.monotonic() - began, failed=failed)
             current_task.reset(token)
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        """Publish the task, or publish it again, with its arguments hidden from those who watch."""
+        return super().apply_async(args, kwargs, **{**described(args, kwargs), **options})
 
     def refused(self, error: PerdureError) -> Exception:
         """What to raise for an error that the caller is told of.

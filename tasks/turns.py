@@ -9,9 +9,10 @@ from uuid import UUID
 from celery import shared_task
 
 from perdure.errors import InvalidRequest
+from perdure.tenants import parse_tenant
 from perdure.turns.inbox import accept
 from perdure.turns.incoming import parse_incoming
-from perdure.turns.lease import NeedsIsolation, NotNeeded
+from perdure.turns.lease import NeedsIsolation, NotNeeded, Queued
 from perdure.turns.runner import Ran
 from perdure.turns.sweep import put_off
 from tasks.task import PerdureTask
@@ -33,7 +34,8 @@ def submit(self: PerdureTask, *positional: Any, **message: Any) -> dict[str, Any
     if positional:
         raise InvalidRequest("Give the message's members as keyword arguments.")
     message.setdefault("message_id", self.request.id)
-    accepted = accept(self.process.runtime, parse_incoming(message, channel="celery"))
+    tenant = parse_tenant(message.pop("tenant", None))
+    accepted = accept(self.process.runtime, parse_incoming(message, channel="celery", tenant=tenant))
     return {
         "turn_id": str(accepted.turn_id),
         "session_id": str(accepted.session_id),
@@ -46,7 +48,7 @@ def run(self: PerdureTask, session_id: str) -> None:
     """Run what a session has to run, if nobody else does."""
     outcome = self.process.runner.run(UUID(session_id))
     match outcome:
-        case Ran() | NotNeeded():
+        case Ran() | NotNeeded() | Queued():
             return
         case NeedsIsolation(claims):
             log.warning("session %s: its turn was claimed %d times already, and must run alone", session_id, claims)

@@ -45,6 +45,14 @@ def test_a_process_that_runs_turns_has_the_servers_tools(
         made.connections.close()
 
 
+def test_workers_quote_with_the_installations_key(tmp_path: Path, waker: RecordingWaker) -> None:
+    """So that a session's next turn has the same prefix in another worker; other processes quote nothing for long."""
+    settings = Settings.model_validate({"data_dir": tmp_path})
+    keys = [assemble(settings, NOWHERE, waker, turns=True).quoting_key for _ in range(2)]
+    assert keys == [settings.signing_key()] * 2
+    assert assemble(settings, NOWHERE, waker).quoting_key == b""
+
+
 def test_a_remote_embedder_stands_behind_a_breaker_of_the_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waker: RecordingWaker
 ) -> None:

@@ -9,8 +9,9 @@ from uuid import uuid4
 import pytest
 from kombu import Connection, Consumer, Exchange, Queue
 
+from perdure.queues import QUEUES
 from perdure.settings import Settings
-from workers.application import QUEUES, broker_priority, transport_options
+from workers.application import broker_priority, transport_options
 from workers.assembly import Addresses
 from workers.wake import CeleryWaker
 

@@ -7,8 +7,9 @@ from fnmatch import fnmatchcase
 import pytest
 import redis as redis_py
 
+from perdure.queues import QUEUES
 from perdure.settings import Settings
-from workers.application import QUEUES, ROUTES, make_app, registered
+from workers.application import ROUTES, make_app, registered
 from workers.assembly import Addresses
 from workers.embedded import redis
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 from pathlib import Path
 
@@ -29,13 +30,26 @@ WRONG = [
     ("PERDURE_TURN__HEARTBEAT_S", "29", "PERDURE_TURN__LEASE_S"),
     ("PERDURE_TURN", "5", "PERDURE_TURN__MAX_STEPS"),
     ("PERDURE_TURN", "long", "PERDURE_TURN__MAX_STEPS"),
-    ("PERDURE_API_KEYS", "a-key,sha256:abc", "entry 2 is sha256:… without 64 hexadecimal digits; accepted: KEY"),
+    (
+        "PERDURE_API_KEYS",
+        "a-key-of-16-or-so,sha256:abc",
+        "entry 2 is sha256:… without 64 hexadecimal digits; accepted:",
+    ),
+    ("PERDURE_API_KEYS", "fifteen-letters", "entry 1 has a key of fewer than 16 characters; accepted:"),
+    ("PERDURE_ADMIN_KEYS", "acme=fifteen-letters", "entry 1 has a key of fewer than 16 characters behind its TENANT="),
+    ("PERDURE_ADMIN_KEYS", "acme=file:/run/secrets/keys", "entry 1 is TENANT=file:… where no file can be named"),
+    ("PERDURE_API_KEYS", "acme=sha256:" + "g" * 64, "64 hexadecimal digits"),
     ("PERDURE_ADMIN_KEYS", "sha256:" + "g" * 64, "64 hexadecimal digits"),
     ("PERDURE_SESSION__SCOPE", "planet", "'user' or 'channel'"),
     ("PERDURE_GUARD__MAX_CHARS", "-1", "greater than or equal to 1"),
     ("PERDURE_BREAKER__HALF_OPEN_MAX_PROBES", "0", "greater than or equal to 1"),
     ("PERDURE_RETRY__JITTER", "1.5", "less than or equal to 1"),
     ("PERDURE_RETRY__MULTIPLIER", "0.5", "greater than or equal to 1"),
+    ("PERDURE_WEBHOOK_SECRET", "whsec_c2hvcnQ=", "base64 of at least 24 bytes"),
+    ("PERDURE_WEBHOOK_SECRET", "c2VjcmV0IG9mIG1vcmUgdGhhbiAyNCBieXRlcw==", "whsec_ and base64"),
+    ("PERDURE_WEBHOOK_SECRET", "whsec_not~base64~not~base64~not~base64", "secret 1 is malformed"),
+    ("PERDURE_WEBHOOK_SECRET", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw whsec_", "secret 2 is malformed"),
+    ("PERDURE_WEBHOOK_SECRET", " , ", "it is empty"),
     ("PERDURE_SHUTDOWN__HARD_EXIT_S", "1", "PERDURE_SHUTDOWN__DRAIN_S"),
 ]
 
@@ -80,3 +94,30 @@ def test_the_signing_key_is_made_once(tmp_path: Path) -> None:
     assert len(key) == 64
     assert Settings(_env_file=None, data_dir=tmp_path).signing_key() == key
     assert ((tmp_path / "secret.key").stat().st_mode & 0o777) == 0o600
+
+
+def test_the_webhook_secret_is_made_once(tmp_path: Path) -> None:
+    """All processes of an installation sign alike; a receiver is given the text of the file."""
+    settings = Settings(_env_file=None, data_dir=tmp_path)
+    (key,) = settings.webhook_keys()
+    assert len(key) == 32
+    assert Settings(_env_file=None, data_dir=tmp_path).webhook_keys() == (key,)
+    path = tmp_path / "webhook.secret"
+    assert path.read_text() == "whsec_" + base64.b64encode(key).decode()
+    assert (path.stat().st_mode & 0o777) == 0o600
+
+
+def test_a_spoilt_webhook_secret_is_named(tmp_path: Path) -> None:
+    """By its path, without what it holds."""
+    (tmp_path / "webhook.secret").write_text("whsec_0123")
+    with pytest.raises(SettingsError, match=r"webhook\.secret cannot be used: secret 1 is malformed") as caught:
+        Settings(_env_file=None, data_dir=tmp_path).webhook_keys()
+    assert "0123" not in str(caught.value)
+
+
+def test_a_secret_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message goes to a log."""
+    monkeypatch.setenv("PERDURE_WEBHOOK_SECRET", "whsec_too+short")
+    with pytest.raises(SettingsError) as caught:
+        Settings.load(_env_file=None)
+    assert "too+short" not in str(caught.value)

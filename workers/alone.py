@@ -3,6 +3,9 @@
 From the third claim without progress a turn runs here. `python -m workers.alone SESSION_ID`
 claims the session, runs what it has, and ends; its parent waits. Only a few run at once; a
 session that finds no room is issued again by the sweeper.
+
+A process that cannot end by itself is killed: by its parent when its turn is cancelled, lost or out of time
+(`workers.warden`), by the kernel when its parent ends (Linux only).
 """
 
 from __future__ import annotations
@@ -10,10 +13,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
@@ -28,10 +31,13 @@ from workers.embedded import launch
 from workers.flushing import flush, flushers
 from workers.logs import configure
 from workers.wake import CeleryWaker
+from workers.warden import Warden, owner
 
 log = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 4
+
+_LOOK_S = 1.0
 
 
 class Isolation:
@@ -40,7 +46,7 @@ class Isolation:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sessions: set[UUID] = set()
-        self._children: set[subprocess.Popen[bytes]] = set()
+        self._children: dict[UUID, subprocess.Popen[bytes]] = {}
         self._leaving = False
 
     @property
@@ -60,17 +66,30 @@ class Isolation:
             self._sessions.add(session_id)
         try:
             log.warning("session %s has cost processes their lives: it runs alone now", session_id)
-            status = self._watched([sys.executable, "-m", "workers.alone", str(session_id)])
+            status = self._run(session_id)
             log.info("the process of session %s ended with status %s", session_id, status)
         finally:
             with self._lock:
                 self._sessions.remove(session_id)
         return True
 
+    def watch(self, warden: Warden) -> None:
+        """Have `warden` look at the processes once a second. Does not return."""
+        while True:
+            time.sleep(_LOOK_S)
+            with self._lock:
+                children = dict(self._children)
+            try:
+                warden.look(children)
+            except Unavailable as error:
+                log.warning("the processes of isolated turns could not be looked after: %s", error.message)
+            except Exception:
+                log.exception("the warden met an error and goes on")
+
     def park(self) -> int:
         """Have the turns parked that run in such processes; how many. Asked again, they give back and leave."""
         with self._lock:
-            for child in self._children:
+            for child in self._children.values():
                 child.terminate()
             return len(self._children)
 
@@ -80,18 +99,31 @@ class Isolation:
             self._leaving = True
         self.park()
 
-    def _watched(self, argv: list[str]) -> int | None:
-        """Run a process until it ends or `leave` ends it; its status, None if it was too late to start it."""
+    def end(self, within_s: float) -> None:
+        """The worker leaves: kill the processes that have not ended within `within_s` seconds."""
+        until = time.monotonic() + within_s
+        with self._lock:
+            children = list(self._children.values())
+        for child in children:
+            try:
+                child.wait(max(until - time.monotonic(), 0))
+            except subprocess.TimeoutExpired:
+                child.kill()
+
+    def _run(self, session_id: UUID) -> int | None:
+        """Run a process until it ends or is ended; its status, None if it was too late to start it."""
+        argv = [sys.executable, "-m", "workers.alone", str(session_id)]
         with self._lock:
             if self._leaving:
                 return None
-            child = subprocess.Popen(launch.command(argv, dies_with_parent=True))
-            self._children.add(child)
+            # SIGKILL: a process whose interpreter's lock is held handles no other signal.
+            child = subprocess.Popen(launch.command(argv, death_signal=signal.SIGKILL))
+            self._children[session_id] = child
         try:
             return child.wait()
         finally:
             with self._lock:
-                self._children.remove(child)
+                del self._children[session_id]
 
 
 def main(session_id: UUID) -> None:
@@ -101,7 +133,7 @@ def main(session_id: UUID) -> None:
     where = addresses(settings)
     waker = CeleryWaker(settings, where)
     runtime = assemble(settings, where.database_url, waker, where.redis_url, turns=True)
-    runner = Runner(runtime, owner=f"{socket.gethostname()}:{os.getpid()} alone")
+    runner = Runner(runtime, owner=owner())
     runner.start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the worker too, which has the say
     signal.signal(signal.SIGTERM, _leave(runner, runtime.connections))
@@ -119,7 +151,7 @@ def main(session_id: UUID) -> None:
 
 
 def _leave(runner: Runner, connections: Connections | None) -> Callable[[int, FrameType | None], None]:
-    """The first time it drains; the second time, or when its parent has gone meanwhile, it leaves the hard way."""
+    """The first time it drains; the second time it leaves the hard way."""
     ways = iter((runner.keeper.drain, partial(_leave_now, runner, connections)))
 
     def handle(_signal: int, _frame: FrameType | None) -> None:

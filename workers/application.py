@@ -12,10 +12,9 @@ from typing import Any
 from celery import Celery
 from kombu import Exchange, Queue
 
+from perdure.queues import QUEUES
 from perdure.settings import Settings
 from workers.assembly import Addresses
-
-QUEUES = ("ingress", "turns", "deliveries", "sessions", "memory", "maintenance")
 
 INCLUDED = (
     "tasks.turns",
@@ -84,6 +83,8 @@ def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -
         worker_redirect_stdouts=False,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
+        # A command that Redis refuses costs a new connection, not the worker (`workers.broken_keys`).
+        broker_channel_error_retry=not where.broker_url.startswith(("amqp", "pyamqp")),
         broker_pool_limit=16,
         broker_heartbeat=10,
         broker_connection_timeout=wait_s,

@@ -8,14 +8,15 @@ made here and handed on; nothing is made at import.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from perdure.agents import Agents
 from perdure.clock import SystemClock
-from perdure.database import compatibility
+from perdure.database import compatibility, serverlog
 from perdure.database.engine import Database
-from perdure.errors import IncompatibleDatabase, Unavailable
+from perdure.errors import IncompatibleDatabase, MissingKey, Unavailable
 from perdure.memory.volatile import Volatile
 from perdure.models.embedders.guarded import guard_with
 from perdure.models.embedders.resolve import check as check_embedder
@@ -31,11 +32,15 @@ from perdure.tools.mcp.server import McpServer
 from perdure.tools.mcp.server import check as check_servers
 from perdure.turns.parking import recall
 from workers.embedded import postgres, redis
+from workers.embedded.rewriting import AppendOnlyFile
 
 log = logging.getLogger(__name__)
 
 _NO_REDIS = "redis://127.0.0.1:0"
 """Stands in where none runs: whoever needs it is told so then."""
+
+_NO_DATABASE = "postgresql://"
+"""Stands in where a process needs none."""
 
 _START_IT = "Start it with `perdure up`, or set {variable} to a server of your own."
 
@@ -49,15 +54,17 @@ class Addresses:
     broker_url: str
 
 
-def addresses(settings: Settings) -> Addresses:
+def addresses(settings: Settings, *, database: bool = True) -> Addresses:
     """The servers' addresses, from the settings or from embedded servers that run.
+
+    Without `database`, for a process that talks to the broker alone, the database's is not looked for.
 
     Raises:
         Unavailable: an embedded server is meant and does not run.
     """
     redis_url = redis_address(settings)
     broker_url = settings.broker_url.get_secret_value() if settings.broker_url else redis_url
-    return Addresses(database_address(settings), redis_url, broker_url)
+    return Addresses(database_address(settings) if database else _NO_DATABASE, redis_url, broker_url)
 
 
 def database_address(settings: Settings) -> str:
@@ -90,11 +97,12 @@ def redis_address(settings: Settings) -> str:
     return found.url
 
 
-def check(settings: Settings) -> None:
+def check(settings: Settings, *, asks_models: bool = True, asks_embedder: bool = True) -> None:
     """Check each setting that names something: agents, models, embedder, breakers, snapshot store.
 
     Every program of an installation calls this before it looks for a server, so that a wrong value stops
-    the gateway, a worker, beat and Flower alike. It connects to nothing and loads no model into memory.
+    the gateway, a worker, beat and Flower alike. It connects to nothing and loads no model into memory. A vendor's key
+    may be missing in a process that asks no models, or no embedder.
 
     Raises:
         SettingsError: a setting, or an agent's own, names what does not exist or cannot be set up, or
@@ -103,14 +111,15 @@ def check(settings: Settings) -> None:
     agents, clock = Agents.from_module(settings.agents), SystemClock()
     check_servers(_servers(agents), settings.mcp)
     breakers = resolve_breakers(settings, clock, _NO_REDIS, lambda _: None)
-    _check_models(Models(settings, clock, breakers), settings, agents)
+    _check_models(Models(settings, clock, breakers), settings, agents, asked=asks_models)
     breakers.close()
-    check_embedder(settings.embedder, settings, clock)
-    resolve(settings.snapshots, settings, Database("postgresql://"), _NO_REDIS).close()
+    with suppress(*(() if asks_embedder else (MissingKey,))):
+        check_embedder(settings.embedder, settings, clock)
+    resolve(settings.snapshots, settings, Database(_NO_DATABASE), _NO_REDIS).close()
 
 
 def require_database(database_url: str) -> None:
-    """Check, when a program starts, that this release can use the database.
+    """Check, when a program starts, that this release can use the database; warn if its log quotes users.
 
     A database that cannot be reached is only logged: the program starts, and reconnects.
 
@@ -120,6 +129,8 @@ def require_database(database_url: str) -> None:
     database = Database(database_url)
     try:
         compatibility.require(database)
+        if (why := serverlog.quoting(database)) is not None:
+            log.warning("PostgreSQL's log quotes what users wrote (%s), which erasing does not reach", why)
     except IncompatibleDatabase:
         raise
     except Unavailable as error:
@@ -133,7 +144,8 @@ def assemble(
 ) -> Runtime:
     """The parts of one process; with `redis_url`, of one that runs turns and ends sessions.
 
-    Only with `turns` are the agents' MCP servers connected: by a process that runs turns, once it is forked.
+    Only with `turns` are the agents' MCP servers connected: by a process that runs turns, once it is forked. Others may
+    lack the vendors' keys of models, until they ask one.
 
     Raises:
         SettingsError: as `check`, or the embedder's model cannot be loaded.
@@ -145,7 +157,7 @@ def assemble(
     database = Database(database_url, lease_s=settings.turn.lease_s)
     breakers = resolve_breakers(settings, clock, redis_url or _redis_if_found(settings), partial(recall, database))
     models = Models(settings, clock, breakers)
-    _check_models(models, settings, agents)
+    _check_models(models, settings, agents, asked=turns)
     connections = Connections(settings, breakers, clock) if turns else None
     made = Runtime(
         settings=settings,
@@ -160,6 +172,8 @@ def assemble(
         breakers=breakers,
         connections=connections,
         leaks=Leaks(settings.turn.max_leaked_threads),
+        quoting_key=settings.signing_key() if turns else b"",
+        redis_file=_embedded_file(settings, redis_url),
     )
     if connections is not None:
         connections.open(servers)  # last: this starts processes, which nobody would end if anything failed after it
@@ -170,16 +184,28 @@ def _servers(agents: Agents) -> list[McpServer]:
     return [server for agent in agents for server in agent.servers]
 
 
-def _check_models(models: Models, settings: Settings, agents: Agents) -> None:
-    """Set up each model that a setting or an agent names, so that a wrong name stops the start, not a turn."""
-    models.get(settings.model)
-    if settings.summary_model is not None:
-        models.get(settings.summary_model, "PERDURE_SUMMARY_MODEL")
-    for agent in agents:
-        if agent.model:
-            models.get(agent.model, f"the model of agent {agent.name!r} (PERDURE_AGENTS is {settings.agents!r})")
+def _check_models(models: Models, settings: Settings, agents: Agents, *, asked: bool) -> None:
+    """Set up each model that a setting or an agent names, so that a wrong name stops the start, not a turn.
+
+    Unless the process has them `asked`, a vendor's key may be missing.
+    """
+    of_agent = f"the model of agent {{!r}} (PERDURE_AGENTS is {settings.agents!r})"
+    named = [(settings.model, "PERDURE_MODEL"), (settings.summary_model, "PERDURE_SUMMARY_MODEL")]
+    named += [(agent.model, of_agent.format(agent.name)) for agent in agents]
+    tolerated = () if asked else (MissingKey,)
+    for name, variable in named:
+        with suppress(*tolerated):
+            if name:
+                models.get(name, variable)
     for name in settings.fallback_models:
-        models.guarded(name, "PERDURE_FALLBACK_MODELS")
+        with suppress(*tolerated):
+            models.guarded(name, "PERDURE_FALLBACK_MODELS")
+
+
+def _embedded_file(settings: Settings, redis_url: str | None) -> AppendOnlyFile | None:
+    if redis_url is None or not redis.is_of(settings.data_dir / "redis", redis_url):
+        return None
+    return AppendOnlyFile(redis_url)
 
 
 def _redis_of_snapshots(settings: Settings) -> str:

@@ -27,15 +27,15 @@ def _make() -> Celery:
     settings = Settings.load()
     command = flowering.command()
     if command in _CHECKED:
-        check(settings)
+        check(settings, asks_models=command == "worker", asks_embedder=command == "worker")
     if command == "flower":
         flowering.check_environment()
-    where = addresses(settings)
+    where = addresses(settings, database=(command or flowering.STARTED.get()) != "flower")
     made = make_app(settings, where)
     follow(made, settings, where)
     beating.follow(settings.shutdown, where.database_url)
     give_to_beat(made, settings)
-    flowering.follow(made)
+    flowering.follow(made, settings)
     return made
 
 

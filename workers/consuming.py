@@ -1,7 +1,8 @@
 """What a worker does with its connection to the broker: Celery's consumer, with a bound for each queue.
 
-It survives the loss of a Redis, takes from a queue only what it can begin at once (see `workers.rooms`), and
-returns messages of other applications to their queue (see `workers.unknown_tasks`).
+It survives the loss of a Redis, and keys of Redis that another program broke or uses (see `workers.broken_keys`). It
+takes from a queue only what it can begin at once (see `workers.rooms`), returns messages of other applications to
+their queue (see `workers.unknown_tasks`), and drops what it cannot read (see `workers.malformed`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from celery.exceptions import TaskRevokedError
 from celery.worker import consumer
 from kombu.transport import redis, virtual
 
+from workers import broken_keys, malformed
 from workers.application import restored_level
 from workers.rooms import Rooms
 from workers.unknown_tasks import UnknownTasks
@@ -31,10 +33,11 @@ _AHEAD = 8
 
 
 class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no types
-    """Celery's, with three changes.
+    """Celery's, with these changes.
 
     Each queue has room of its own. A message that is no task of perdure's is returned to its queue after a pause;
-    Celery would discard it. The channel of a lost connection is closed completely.
+    Celery would discard it. An item that cannot be read is dropped; Celery would end, or log it in full. The channel
+    of a lost connection is closed completely. Broken keys stop no other queue.
     """
 
     rooms: Rooms | None = None
@@ -42,8 +45,10 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._unknown = UnknownTasks(self)
+        self._dropped = malformed.Dropped()
         self._arrives_from = ""
         super().__init__(*args, **options)
+        self._keys = broken_keys.BrokenKeys(self.app)
         if not isinstance(self.pool, TaskPool):
             return
         rooms = self.rooms = Rooms(self.pool.limit, self)
@@ -63,15 +68,15 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
     def create_task_handler(self, *args: Any, **options: Any) -> Callable[[Any], Any]:
         """What is called with each message: Celery's handler, if there is room."""
         handle: Callable[[Any], Any] = super().create_task_handler(*args, **options)
-        rooms = self.rooms
-        if rooms is None:
-            return handle
 
         def receive(message: Any) -> Any:
-            queue = message.delivery_info["routing_key"]
-            if queue in self.app.amqp.queues and not rooms.has_room(queue):
+            queue, rooms = message.delivery_info["routing_key"], self.rooms
+            if rooms is not None and queue in self.app.amqp.queues and not rooms.has_room(queue):
                 return rooms.hold(queue, message)
-            return handle(message)
+            try:
+                return handle(message)
+            except malformed.UNREADABLE as error:
+                return self._drop(message, malformed.reason(error))
 
         return receive
 
@@ -143,10 +148,14 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         queue = request.delivery_info["routing_key"]
         try:
             result = request.execute_using_pool(self.pool)
-        except BaseException as error:
+        except TaskRevokedError:
             rooms.leave(queue)
-            if not isinstance(error, TaskRevokedError):
-                raise
+        except malformed.UNREADABLE as error:
+            rooms.leave(queue)
+            self._drop(request.message, malformed.reason(error), queue)
+        except BaseException:
+            rooms.leave(queue)
+            raise
         else:
             result.f.add_done_callback(lambda _: rooms.leave(queue))
 
@@ -158,43 +167,73 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         connection = super().connection_for_read(heartbeat=heartbeat)
         if isinstance(connection.transport, redis.Transport):
             _restore_where_all_read(connection.default_channel)
+            self._keys.pass_over_taken(connection.default_channel)
+            self._look_at_keys(connection.default_channel)
         return connection
+
+    def register_with_event_loop(self, hub: Any) -> None:
+        """Look for broken keys now and then, for publishers cannot set them aside; report what was dropped."""
+        super().register_with_event_loop(hub)
+        hub.call_repeatedly(malformed.REPORT_S, self._dropped.report)
+        channel = self.task_consumer.channel
+        if isinstance(channel, redis.Channel):
+            hub.call_repeatedly(broken_keys.LOOK_S, self._look_at_keys, channel)
+
+    def _look_at_keys(self, channel: Any) -> list[str]:
+        """Set broken keys aside, and take from the queues whose keys no other program uses."""
+        before = self._keys.taken
+        renamed = self._keys.look(channel)
+        if self._keys.taken != before:
+            channel._update_queue_cycle()  # noqa: SLF001 (kombu has no public way)
+            self._end_wait(channel)
+        return renamed
 
     def connect(self) -> Any:
         """Connect, and note from then on which queue each message comes from: a message does not say."""
         connection = super().connect()
         if isinstance(connection.transport, virtual.Transport):
-            self._note_arrivals(connection.transport)
+            self._note_arrivals(connection.transport, connection.default_channel)
         if isinstance(connection.transport, redis.Transport):
-            self._record_arrivals(connection.default_channel.qos)
+            self._record_arrivals(connection.default_channel)
+            malformed.screen(connection.transport, connection.default_channel, self._dropped.note)
         return connection
 
-    def _note_arrivals(self, transport: Any) -> None:
+    def _note_arrivals(self, transport: Any, channel: Any) -> None:
         deliver = transport._deliver  # noqa: SLF001 (there is no public way to the queue's name)
 
         def note_and_deliver(message: Any, queue: str) -> None:
+            if (wrong := malformed.fault(message, channel)) is not None:
+                self._dropped.note(queue, wrong)
+                return
             self._arrives_from = queue
             deliver(message, queue)
 
         transport._deliver = note_and_deliver  # noqa: SLF001 (as above)
 
-    def _record_arrivals(self, unacknowledged: Any) -> None:
+    def _record_arrivals(self, channel: Any) -> None:
         """Have each unacknowledged message recorded as sent to its queue by name, which it then is restored to.
 
         kombu publishes a restored message to its exchange again: to every queue that is bound there, and to none if
         the exchange's type is one that only the other application has declared.
+
+        A message that arrives is no longer in its queue: where a broken key keeps it from being recorded, the key
+        is set aside and the message recorded then.
         """
-        append = unacknowledged.append
+        append = channel.qos.append
 
         def append_as_sent_by_name(message: Any, delivery_tag: str) -> None:
             published = message.delivery_info
             message.delivery_info = {"exchange": "", "routing_key": self._arrives_from}
             try:
                 append(message, delivery_tag)
+            except channel.ResponseError:
+                if not self._look_at_keys(channel):
+                    raise
+                append(message, delivery_tag)
             finally:
                 message.delivery_info = published
 
-        unacknowledged.append = append_as_sent_by_name
+        channel.qos.append = append_as_sent_by_name
 
     def update_strategies(self) -> None:
         """Run the application's own tasks, not Celery's built-in ones."""
@@ -210,8 +249,25 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         """Return a message that is no task to its queue after a pause."""
         self._return(message, "a message that is no task")
 
+    def on_decode_error(self, message: Any, exc: BaseException) -> None:
+        """Drop a message whose body cannot be decoded, if it is for perdure; return another one to its queue.
+
+        Another application may use content types that perdure does not accept. A command has no queue to return to.
+        """
+        task = message.headers.get("task") if isinstance(message.headers, Mapping) else None
+        is_ours = isinstance(task, str) and task in self.strategies
+        if is_ours or self._came_from(message) not in self.app.amqp.queues:
+            self._drop(message, malformed.reason(exc))
+        else:
+            self._return(message, "a message that cannot be decoded")
+
+    def on_invalid_task(self, body: Any, message: Any, exc: BaseException) -> None:  # noqa: ARG002 (Celery's signature)
+        """Drop a task whose headers or body are invalid, or of a content type that is not accepted."""
+        self._drop(message, malformed.reason(exc))
+
     def on_close(self) -> None:
-        """Return what is held now if the worker stops; forget it if the connection is lost."""
+        """Return what is held now if the worker stops; forget it if the connection is lost. Report what was dropped."""
+        self._dropped.report()
         if self.connection is None:
             self._unknown.forget()
         else:
@@ -219,7 +275,15 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         super().on_close()
 
     def _return(self, message: Any, what: str) -> None:
-        self._unknown.hold(message, self._arrives_from or self._consumed_from(message.delivery_info), what)
+        self._unknown.hold(message, self._came_from(message), what)
+
+    def _drop(self, message: Any, reason: str, queue: str = "") -> None:
+        self._dropped.note(queue or self._came_from(message), reason)
+        if not message.acknowledged:
+            message.reject_log_error(log, self.connection_errors)
+
+    def _came_from(self, message: Any) -> str:
+        return self._arrives_from or self._consumed_from(message.delivery_info)
 
     def _consumed_from(self, delivery: Mapping[str, Any]) -> str:
         """The queue of a message of RabbitMQ, whose routing key may be the other application's."""

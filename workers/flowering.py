@@ -1,14 +1,18 @@
 """Flower's own settings: `FLOWER_*` variables, `flowerconfig.py` and options of its command.
 
-Flower reads them itself. Its pages show tasks with their arguments and can shut workers down, so without
-authentication they stay on loopback, however Flower is started.
+Flower reads them itself. Its pages can shut workers down, so it asks for a password however it is started: for the
+operator's, else for one made once under the data directory. The latter is not for other addresses than loopback. What
+it answers to whom, beyond that, is in `flower_guard`.
 """
 
 from __future__ import annotations
 
-import ipaddress
+import logging
 import os
+import secrets
 from collections.abc import Sequence
+from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +21,25 @@ from celery import Celery
 from celery.signals import import_modules
 
 from perdure.errors import SettingsError
+from perdure.once import made_once
+from perdure.settings import FlowerAuth, Settings
 from workers.exiting import exit_unless_startable
+from workers.flower_guard import guard, is_loopback
+
+log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+USER = "perdure"
+"""Who asks with the password that is made under the data directory."""
+
+_PASSWORD_FILE = "flower.password"  # noqa: S105 (a file's name)
+_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
 _PREFIX = "FLOWER_"
 _LAST_PORT = 65_535
+
+
+STARTED: ContextVar[str | None] = ContextVar("STARTED", default=None)
+"""The subcommand that `perdure` starts: its contexts are typer's own, which `command` does not see."""
 
 
 def command() -> str | None:
@@ -64,35 +82,68 @@ def require_authentication(address: str) -> None:
     Raises:
         SettingsError: `address` is not loopback, and no variable has credentials.
     """
-    if not Path(os.environ.get(f"{_PREFIX}CONF", "flowerconfig.py")).is_file():
+    if config_file() is None:
         pairs = os.environ.get(f"{_PREFIX}BASIC_AUTH", "")
         _check_address(address, pairs.split(",") if pairs else [], os.environ.get(f"{_PREFIX}AUTH", ""))
 
 
-def follow(app: Celery) -> None:
-    """Apply `_stay_on_loopback` to a Flower that runs with `app`.
+def follow(app: Celery, settings: Settings) -> None:
+    """Have a Flower that runs with `app` ask for credentials, and check by which name it is asked.
 
     Flower imports the application's tasks after it has read all its options and before it listens.
     """
-    import_modules.connect(_stay_on_loopback, sender=app, weak=False)
+    import_modules.connect(partial(_require, settings), sender=app, weak=False)
+    if command() == "flower":  # `perdure flower` calls `guard` itself: it is no command of Celery's yet
+        guard(settings.flower.hosts)
 
 
-def _stay_on_loopback(**_: Any) -> None:
-    """Bind loopback where no address is given; exit with status 2 where another one is, without authentication."""
+def config_file() -> Path | None:
+    """The file in Python that Flower reads its options from, after the variables; None if there is none."""
+    path = Path(os.environ.get(f"{_PREFIX}CONF", "flowerconfig.py"))
+    return path if path.is_file() else None
+
+
+def own_credentials(settings: Settings) -> tuple[str, str] | None:
+    """User and password that Flower asks for unless it is configured otherwise; None if it is, by a variable.
+
+    The password is made once, under the data directory.
+    """
+    configured = os.environ.get(f"{_PREFIX}BASIC_AUTH") or os.environ.get(f"{_PREFIX}AUTH")
+    if configured or settings.flower.auth is FlowerAuth.NONE:
+        return None
+    return USER, made_once(settings.data_dir / _PASSWORD_FILE, _password)
+
+
+def _require(settings: Settings, **_: Any) -> None:
+    """Add the password if no credentials are configured. Bind loopback where no address is given.
+
+    Exits with status 2 where another address is given, without credentials of the operator's.
+    """
     if command() != "flower":
         return
     from flower.options import options  # noqa: PLC0415 (of use to Flower alone)
 
-    if options.unix_socket:
-        return
-    if not options.address and not _authenticates(options.basic_auth, options.auth):
-        options.address = LOOPBACK
+    own = _authenticates(options.basic_auth, options.auth)
     with exit_unless_startable():
-        _check_address(options.address, options.basic_auth, options.auth)
+        if not options.unix_socket:
+            if not options.address and not own:
+                options.address = LOOPBACK
+            _check_address(options.address, options.basic_auth, options.auth)
+        if options.basic_auth and not own:
+            raise SettingsError("FLOWER_BASIC_AUTH has a user without a password; accepted: USER:PASSWORD,...")
+    if not own and settings.flower.auth is FlowerAuth.PASSWORD:
+        password = made_once(settings.data_dir / _PASSWORD_FILE, _password)
+        options.basic_auth = [f"{USER}:{password}"]
+        log.info("Flower asks for the user %s and the password in %s", USER, settings.data_dir / _PASSWORD_FILE)
+
+
+def _password() -> str:
+    """A hundred random bits, as a person can type them."""
+    return "-".join("".join(secrets.choice(_LETTERS) for _ in range(4)) for _ in range(5))
 
 
 def _check_address(address: str, basic_auth: Sequence[str], auth: str) -> None:
-    if not _is_loopback(address) and not _authenticates(basic_auth, auth):
+    if not is_loopback(address) and not _authenticates(basic_auth, auth):
         raise SettingsError(
             f"FLOWER_BASIC_AUTH is not set to USER:PASSWORD and the address to bind is {address!r}: set "
             f"FLOWER_BASIC_AUTH (or Flower's other authentication, FLOWER_AUTH), or bind {LOOPBACK}"
@@ -104,13 +155,6 @@ def _authenticates(basic_auth: Sequence[str], auth: str) -> bool:
     if basic_auth:
         return all(pair.partition(":")[2] for pair in basic_auth)
     return bool(auth)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _check(variable: str, value: str, accepted: str, convert: Any) -> None:

@@ -17,11 +17,19 @@ from functools import partial
 from typing import Any
 
 from celery import Celery
-from celery.signals import setup_logging, worker_init, worker_process_init, worker_shutdown, worker_shutting_down
+from celery.signals import (
+    setup_logging,
+    worker_init,
+    worker_process_init,
+    worker_ready,
+    worker_shutdown,
+    worker_shutting_down,
+)
 
 import schedules
 from perdure.channels.callback import UrlCarrier
 from perdure.errors import Unavailable
+from perdure.resilience.registry import BreakerRegistry
 from perdure.settings import Settings
 from perdure.slots.sweep import sweep_slots
 from perdure.turns.outbox import Carrier
@@ -36,10 +44,12 @@ from workers.assembly import Addresses, assemble, require_database
 from workers.embedding import Embedding
 from workers.exiting import exit_unless_startable
 from workers.flushing import flushers
+from workers.heartbeat import Heartbeat
 from workers.old_unacked import OldUnacked
 from workers.shutdown import Shutdown
 from workers.standby import Standby
 from workers.wake import CeleryWaker
+from workers.warden import Warden
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +91,14 @@ class Lifecycle:
         embedding.start()
         _thread("perdure-old-unacked", lambda: OldUnacked(self._app).run(self._shutdown.begun))
         _thread("perdure-sweeper", lambda: self._sweep(process, standby, embedding))
+        warden = Warden(process.runtime, process.runner)
+        _thread("perdure-warden", lambda: self._isolation.watch(warden))
         _thread("perdure-drain", lambda: self._shutdown.watch(process))
+
+    def watch(self, name: str) -> None:
+        """The worker `name` is ready: from now on a second process kills it if it falls silent."""
+        environment = {"PERDURE_REDIS_URL": self._where.redis_url, "PERDURE_REDIS_PREFIX": self._settings.redis_prefix}
+        Heartbeat(name, self._settings.turn.lease_s, environment).start()
 
     def leave(self) -> None:
         """A shutdown begins, or is to be hastened. Safe in a signal handler."""
@@ -122,9 +139,16 @@ class Lifecycle:
         runtime.leaks.on_too_many = _leave_for_leaks
         runner = Runner(runtime, owner=f"{socket.gethostname()}:{os.getpid()}")
         runner.start()
-        to_url = UrlCarrier(self._settings.signing_key(), breakers=runtime.breakers)
-        carriers: dict[str, Carrier] = {"url": to_url, "task": TaskCarrier(waker)}
+        carriers = self._carriers(waker, runtime.breakers)
         return Process(runtime, runner, carriers, self._isolation.run, found, flushers(runtime), self._shutdown.begun)
+
+    def _carriers(self, waker: CeleryWaker, breakers: BreakerRegistry | None) -> dict[str, Carrier]:
+        settings = self._settings
+        keys, reachable = settings.webhook_keys(), settings.reachable()
+        return {
+            "url": UrlCarrier(keys, settings.signing_key(), reachable, breakers=breakers),
+            "task": TaskCarrier(waker, settings.allowed_reply_tasks()),
+        }
 
     def _sweep(self, process: Process, standby: Standby, embedding: Embedding) -> None:
         while not self._shutdown.begun.wait(standby.pause_s):
@@ -150,14 +174,24 @@ def follow(app: Celery, settings: Settings, where: Addresses) -> Lifecycle:
     app.steps["worker"].add(taking.Step)
 
     def begin(sender: Any = None, **_: Any) -> None:
+        logs.configure()  # Celery asks for it only later, and what is logged until then would be lost
         or_exit(lifecycle.check)
         if sender is None or not taking.is_supervisor(sender):  # its children assemble themselves
             or_exit(lifecycle.start)
 
+    def begin_child(**_: Any) -> None:
+        or_exit(lifecycle.start)
+        lifecycle.watch(f"{socket.gethostname()}:{os.getpid()}")
+
+    def ready(sender: Any, **_: Any) -> None:
+        if not taking.is_supervisor(sender.controller):
+            lifecycle.watch(sender.hostname)
+
     setup_logging.connect(lambda **_: logs.configure(), weak=False)
     # Kept alive by the application: Celery holds its receivers weakly.
     worker_init.connect(begin, weak=False)
-    worker_process_init.connect(lambda **_: or_exit(lifecycle.start), weak=False)
+    worker_process_init.connect(begin_child, weak=False)
+    worker_ready.connect(ready, weak=False)
     worker_shutting_down.connect(lambda **_: lifecycle.leave(), weak=False)
     worker_shutdown.connect(lambda **_: lifecycle.close(), weak=False)
     return lifecycle

@@ -1,11 +1,19 @@
-"""Logs: one line an event, to stderr, with the task that said it."""
+"""Logs: one line an event, to stderr, with the task that said it.
+
+A log outlives the erasure of a user, so no line has a user's text. Of an exception it has the frames and the types; the
+message only if that cannot quote what a tool, a hook or a statement was called with (`perdure.errors.loggable`).
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
 import threading
+import traceback
+from types import TracebackType
+from typing import Any
 
+from perdure.errors import loggable
 from tasks.task import current_task
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s %(task)s %(message)s"
@@ -24,11 +32,45 @@ class _WithTask(logging.Filter):
 def configure(level: int = logging.INFO) -> None:
     """Send this process's log to stderr. Called once, by whoever starts the process."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(_FORMAT))
+    handler.setFormatter(_WithoutTexts(_FORMAT))
     handler.addFilter(_WithTask())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for chatty in _CHATTY:
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    threading.excepthook = _log_uncaught
+
+
+class _WithoutTexts(logging.Formatter):
+    def formatException(self, ei: Any) -> str:  # noqa: N802 (the standard library's name)
+        return "\n".join(_traced(ei[1]))
+
+
+def _traced(error: BaseException | None) -> list[str]:
+    """The lines of a traceback, causes first, as Python prints them, with each message as `loggable` has it."""
+    lines: list[str] = []
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        members = [line for each in getattr(error, "exceptions", ()) for line in _traced(each)]
+        lines = [*_frames(error.__traceback__), loggable(error), *(f"  | {line}" for line in members), *lines]
+        before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if before is not None:
+            how = "The above caused the following:" if error.__cause__ else "While that was handled:"
+            lines = ["", how, "", *lines]
+        error = before
+    return lines
+
+
+def _frames(trace: TracebackType | None) -> list[str]:
+    return ["Traceback (most recent call last):", "".join(traceback.format_tb(trace)).rstrip()] if trace else []
+
+
+def _log_uncaught(ended: threading.ExceptHookArgs) -> None:
+    """Log what ended a thread; Python itself would print its message to stderr."""
+    if ended.exc_type is SystemExit or ended.exc_value is None:
+        return
+    name = ended.thread.name if ended.thread else "?"
+    logging.getLogger(__name__).error("the thread %s ended", name, exc_info=ended.exc_value)
 
 
 def repeat_sparingly(*loggers: str) -> None:

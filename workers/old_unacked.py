@@ -17,8 +17,9 @@ from typing import Any
 
 from celery import Celery
 
+from perdure.queues import QUEUES
 from tasks.task import PerdureTask
-from workers.application import QUEUES, REDELIVER_S, restored_level
+from workers.application import REDELIVER_S, restored_level
 
 log = logging.getLogger(__name__)
 

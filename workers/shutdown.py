@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 _GIVE_BACK_S = 3.0
 """For giving leases back, out of the hard limit's time: of a short one no more than a third."""
 
+_LEAVE_S = 0.5
+"""Of that, for leaving once isolated processes have had their time."""
+
 
 class _Event(Enum):
     ASKED = auto()
@@ -141,6 +144,7 @@ class Shutdown:
         closing.start()
         log.error("shutdown: gave back %d of %d leases (%.3f s in all)", _give_back(process), held, self._passed_s())
         closing.join()
+        self._isolation.end(max(self._budget.hard_exit_s - self._passed_s() - _LEAVE_S, 0))
         logging.shutdown()
         os._exit(1)
 

@@ -57,21 +57,32 @@ class Taking:
             return
         app, consumer = self._worker.app, self._worker.consumer
         self._paused = [name for name in INTAKE if name in app.amqp.queues.consume_from]
-        for name in self._paused:
-            if consumer.task_consumer is None:
-                app.amqp.queues.deselect(name)  # it is away from the broker: not from these when it is back
-            else:
-                consumer.call_soon(consumer.cancel_task_queue, name)
+        # All are deselected first: where the broker fails, the consumer starts again with what is selected.
+        app.amqp.queues.deselect(self._paused)
+        if consumer.task_consumer is not None:
+            consumer.call_soon(_cancel, consumer, self._paused)
 
     def resume(self) -> None:
-        """Take from them again."""
+        """Consume from them again, at once, or when the consumer has reached its broker again."""
         paused, self._paused = self._paused, []
+        if not paused:
+            return
+        app, consumer = self._worker.app, self._worker.consumer
+        # All are selected first, for the same reason.
         for name in paused:
-            consumer = self._worker.consumer
-            if consumer.task_consumer is None:
-                self._worker.app.amqp.queues.select_add(self._worker.app.amqp.queues[name])
-            else:
-                consumer.call_soon(consumer.add_task_queue, name)
+            app.amqp.queues.select_add(app.amqp.queues[name])
+        if consumer.task_consumer is not None:
+            consumer.call_soon(_consume, consumer, paused)
+
+
+def _cancel(consumer: Any, names: Iterable[str]) -> None:
+    for name in names:
+        consumer.cancel_task_queue(name)
+
+
+def _consume(consumer: Any, names: Iterable[str]) -> None:
+    for name in names:
+        consumer.add_task_queue(name)
 
 
 class Step(bootsteps.StartStopStep):  # type: ignore[misc]  # celery carries no types

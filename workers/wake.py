@@ -14,15 +14,16 @@ from kombu.exceptions import OperationalError as BrokerError
 from redis.exceptions import RedisError
 
 from perdure.settings import Settings
+from tasks.arguments import described
 from workers.application import broker_priority, make_app
 from workers.assembly import Addresses
 
 log = logging.getLogger(__name__)
 
-_PAUSE_S = 1.0
+PAUSE_S = 1.0
 """After a failure the broker is left alone for so long: not every message waits for it."""
 
-_ONCE_MORE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
+ONCE_MORE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
 
 
 class CeleryWaker:
@@ -63,17 +64,23 @@ class CeleryWaker:
         return self.publish("casebank.advance", {}, queue="maintenance")
 
     def publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
-        """Send one task message within about a second; whether the broker took it."""
+        """Send one task message within about a second, its arguments hidden from events; whether the broker took it."""
         with self._lock:
             if time.monotonic() < self._away_until:
                 return False
         try:
             self._app.send_task(
-                task, kwargs=arguments, ignore_result=True, retry=True, retry_policy=_ONCE_MORE, **options
+                task,
+                kwargs=arguments,
+                ignore_result=True,
+                retry=True,
+                retry_policy=ONCE_MORE,
+                **described((), arguments),
+                **options,
             )
         except Exception as error:  # noqa: BLE001 (each transport has errors of its own, and this is but a hint)
             with self._lock:
-                self._away_until = time.monotonic() + _PAUSE_S
+                self._away_until = time.monotonic() + PAUSE_S
             log.warning("the broker did not take %s (%s); the sweeper will issue it again", task, error)
             return False
         return True
@@ -94,7 +101,7 @@ class CeleryWaker:
         """Whether the broker answers now."""
         try:
             with self._app.connection_for_write() as connection:
-                connection.ensure_connection(max_retries=1, interval_start=0, timeout=_PAUSE_S)
+                connection.ensure_connection(max_retries=1, interval_start=0, timeout=PAUSE_S)
                 connection.default_channel.close()
         except (BrokerError, KombuError, RedisError, OSError):
             return False

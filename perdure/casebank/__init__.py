@@ -13,3 +13,6 @@ import os
 
 # Read when numpy is first imported. A run works a share of one core; BLAS would take all of them, in bursts.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+COMMON = "common"
+"""The bank of agents that name none."""

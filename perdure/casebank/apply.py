@@ -20,7 +20,7 @@ from sqlalchemy import Row
 from perdure import contradiction
 from perdure.casebank import policy, queries, runs
 from perdure.casebank.cosines import cosine, from_wire
-from perdure.casebank.plan import facts_of
+from perdure.casebank.plan import facts_of, seen_by
 from perdure.casebank.policy import Action, Facts, Rule, Verdict
 from perdure.casebank.runs import Held, RunLost
 from perdure.database.engine import Database, Transaction, as_json
@@ -152,8 +152,8 @@ class _Batch:
     def _no_duplicate(self, loser: Row[Any], keeper: Row[Any] | None) -> Verdict | None:
         if keeper is None or keeper.status != "active":
             return _changed("its keeper is not active any more")
-        if self._limits.scope is CaseScope.USER and keeper.user_id != loser.user_id:
-            return _changed("its keeper is another user's")
+        if (apart := self._readers_differ(loser, keeper)) is not None:
+            return _changed(apart)
         if keeper.vector is None or loser.vector is None or keeper.embedder != loser.embedder:
             return _changed("its vector or its keeper's was changed")
         ours, theirs = from_wire(loser.vector), from_wire(keeper.vector)
@@ -161,6 +161,17 @@ class _Batch:
             return _changed("its vector or its keeper's was changed")
         if self._limits.duplicate_guard and (found := contradiction.difference(keeper.query, loser.query)):
             return Verdict(Rule.DIFFERENT, str(found))
+        return None
+
+    def _readers_differ(self, loser: Row[Any], keeper: Row[Any]) -> str | None:
+        """Why the keeper would not enter the same prompts as the loser, if that is so."""
+        if keeper.bank != loser.bank:
+            return "its keeper is in another bank"
+        scope = self._limits.scope
+        if seen_by(keeper.user_id, scope) != seen_by(loser.user_id, scope):
+            return "its keeper is another user's"
+        if scope is CaseScope.USER and (keeper.shared_at is None) != (loser.shared_at is None):
+            return "only one of it and its keeper is shared"
         return None
 
     def _merged_keepers(self, transaction: Transaction, run: Held) -> list[dict[str, Any]]:

@@ -14,13 +14,14 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from perdure.casebank import queries, vectors
+from perdure.casebank import COMMON, queries, vectors
 from perdure.casebank.archive import warn_of_archived
 from perdure.clock import Clock
 from perdure.database.engine import Executor
 from perdure.errors import InvalidRequest, NotFound
 from perdure.ids import new_id
-from perdure.untrusted import storable
+from perdure.tenants import author_of, tenant_of
+from perdure.untrusted import IDENTIFIER, is_identifier, storable
 
 LONGEST_ID = 255
 LONGEST_EMBEDDER = 255
@@ -39,7 +40,9 @@ _SKEW = timedelta(minutes=1)
 class NewCase:
     """A case to be added. `embedder` names what made the vector, and is given exactly where a vector is.
 
-    `user_id` is its author; `None`: it is everybody's; empty: the author is unknown, and it is nobody's.
+    `user_id` is the key of its author; `None`: it is everybody's who has no tenant (`tenants.everybodys`: who has that
+    one); empty: the author is unknown, and it is nobody's. `shared_at` is when an administrator shared the author's
+    case with all users of the author's tenant.
     """
 
     case_id: str
@@ -55,6 +58,8 @@ class NewCase:
     created_at: datetime | None = None
     user_id: str | None = None
     turn_id: UUID | None = None
+    bank: str = COMMON
+    shared_at: datetime | None = None
 
 
 def add(executor: Executor, case: NewCase, *, now: datetime, dimensions: int | None = None) -> bool:
@@ -82,6 +87,8 @@ def add(executor: Executor, case: NewCase, *, now: datetime, dimensions: int | N
             "created_at": case.created_at,
             "user_id": case.user_id,
             "turn_id": case.turn_id,
+            "bank": case.bank,
+            "shared_at": case.shared_at,
             "reason": "imported" if case.turn_id is None else "learnt from a turn",
         },
     )
@@ -96,10 +103,11 @@ def learn(
     user_id: str,
     query: str,
     response_text: str,
+    bank: str = COMMON,
     query_vector: Sequence[float] | None = None,
     embedder: str | None = None,
 ) -> str | None:
-    """Store what a turn answered, because somebody praised it: the case's id, None if it was stored before.
+    """Store in `bank` what a turn answered, after praise: the case's id, None if it was stored before.
 
     Without a vector it is found once it has been given one (`embedding`).
 
@@ -114,6 +122,7 @@ def learn(
         embedder=embedder,
         user_id=user_id,
         turn_id=turn_id,
+        bank=bank,
     )
     return case.case_id if add(executor, case, now=clock.now()) else None
 
@@ -125,7 +134,7 @@ def check(case: NewCase, *, now: datetime, dimensions: int | None = None) -> str
         InvalidRequest: something is; the message says what.
     """
     _check_name("case_id", case.case_id, 1, LONGEST_ID)
-    _check_name("user_id", case.user_id or "", 0, LONGEST_USER)
+    _check_readers(case)
     for name, text in (("query", case.query), ("response_text", case.response_text)):
         if not text.strip():
             raise InvalidRequest(f"{name} is empty.")
@@ -135,7 +144,11 @@ def check(case: NewCase, *, now: datetime, dimensions: int | None = None) -> str
         raise InvalidRequest(f"usage_count is {case.usage_count}; accepted: 0 to {MOST_USES}.")
     if case.success_rate is not None and not 0 <= case.success_rate <= _WHOLE:  # NaN is not, either
         raise InvalidRequest(f"success_rate is {case.success_rate:g}; accepted: 0 to 100 percent, or null.")
-    for name, at in (("last_accessed_at", case.last_accessed_at), ("created_at", case.created_at)):
+    for name, at in (
+        ("last_accessed_at", case.last_accessed_at),
+        ("created_at", case.created_at),
+        ("shared_at", case.shared_at),
+    ):
         _check_time(name, at, now)
     return _check_vector(case, dimensions)
 
@@ -156,10 +169,19 @@ def read(executor: Executor, case_id: str) -> dict[str, Any]:
 
 
 def list_cases(
-    executor: Executor, *, after: str = "", most: int = 100, status: str | None = None, flagged: bool = False
+    executor: Executor,
+    *,
+    after: str = "",
+    most: int = 100,
+    status: str | None = None,
+    flagged: bool = False,
+    tenant: str | None = None,
+    bank: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Cases behind the id `after`, in the order of their ids; those of one status, or only flagged ones."""
-    parameters = {"after": after, "most": most, "status": status, "flagged": flagged}
+    """Cases behind the id `after`, in the order of their ids; those of one status, tenant or bank, or only flagged."""
+    parameters = {
+        "after": after, "most": most, "status": status, "flagged": flagged, "tenant": tenant, "bank": bank,
+    }  # fmt: skip
     return [shown(row) for row in executor.run(queries.LIST, parameters)]
 
 
@@ -171,7 +193,10 @@ def shown(row: Row[Any]) -> dict[str, Any]:
         "response_text": row.response_text,
         "category_path": row.category_path,
         "embedder": row.embedder,
-        "user_id": row.user_id,
+        "tenant": tenant_of(row.user_id),
+        "user_id": author_of(row.user_id),
+        "bank": row.bank,
+        "shared_at": _text(row.shared_at),
         "usage_count": row.usage_count,
         "success_rate": row.success_rate,
         "last_accessed_at": _text(row.last_accessed_at),
@@ -193,6 +218,15 @@ def _event(row: Row[Any]) -> dict[str, Any]:
 
 def _text(at: datetime | None) -> str | None:
     return None if at is None else at.isoformat()
+
+
+def _check_readers(case: NewCase) -> None:
+    author = author_of(case.user_id)
+    _check_name("user_id", author or "", 0, LONGEST_USER)
+    if not is_identifier(case.bank):
+        raise InvalidRequest(f"bank must be {IDENTIFIER}.")
+    if case.shared_at is not None and author is None:
+        raise InvalidRequest("shared_at goes with user_id only: a case without an author is everybody's.")
 
 
 def _check_name(field: str, name: str, shortest: int, longest: int) -> None:

@@ -11,7 +11,7 @@ which a sample of the cases extends most; which ones they are decides how fast t
 never what is found. What remains near the threshold is decided by `cosines.cosine`, which
 knows nothing of blocks: the result is a function of the cases alone.
 
-Only cases of one author are compared: a merge would take a case from the users who may see it.
+Only cases with the same readers are compared: a merge would take a case from the users who may see it.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ class Group:
     ) -> None:
         self._files.close()
 
-    def add(self, case: Facts, query: str, vector: Vector, author: str | None = None) -> None:
-        """Add a case whose vector has a direction. It is compared with the cases of the same author only."""
-        self.roster.append(case, author)
+    def add(self, case: Facts, query: str, vector: Vector, readers: str | None = None) -> None:
+        """Add a case whose vector has a direction. It is compared with the cases of the same readers only."""
+        self.roster.append(case, readers)
         self._texts.append(query)
         self._pending.append(vector)
         if len(self._pending) == _VERIFIED:
@@ -113,7 +113,7 @@ class _Ordered:
 
     def __init__(self, roster: Roster, vectors: Rows, texts: Texts, files: ExitStack, step: Step) -> None:
         self.numbers = roster.keeper_order()
-        self.authors = roster.authors()[self.numbers]
+        self.readers = roster.readers()[self.numbers]
         self._roster = roster
         self._texts = texts
         self._directions = _directions(vectors)
@@ -206,7 +206,7 @@ class _Search:
     def _among(self, batch: NDArray[np.intp]) -> NDArray[np.intp]:
         """Let the batch absorb of itself; those that are left of it."""
         units = self._cases.units(batch)
-        near = np.triu(units @ units.T > self._threshold - _PRODUCT_ERROR, k=1) & self._same_author(batch, batch)
+        near = np.triu(units @ units.T > self._threshold - _PRODUCT_ERROR, k=1) & self._same_readers(batch, batch)
         for at in np.flatnonzero(near.any(axis=0) & ~self._protected[batch]).tolist():
             earlier, loser = batch[:at][near[:at, at] & self._left[batch[:at]]], batch[at : at + 1]
             worth = self._worth_deciding(np.ones((len(earlier), 1), dtype=np.bool_), earlier, loser)
@@ -223,7 +223,7 @@ class _Search:
         for at in range(0, len(columns), _VERIFIED):
             losers = start + columns[at : at + _VERIFIED]
             near = keepers.units @ self._cases.units(losers).T > self._threshold - _PRODUCT_ERROR
-            near &= self._same_author(keepers.positions, losers)
+            near &= self._same_readers(keepers.positions, losers)
             near = self._worth_deciding(near, keepers.positions, losers)
             for column in np.flatnonzero(near.any(axis=0)).tolist():
                 self._decide(keepers.positions[near[:, column]], int(losers[column]))
@@ -243,10 +243,10 @@ class _Search:
         worth: NDArray[np.bool_] = near & ~(apart & self._refused[losers])
         return worth
 
-    def _same_author(self, keepers: NDArray[np.intp], losers: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """`(keepers, losers)`: which pairs are of one author."""
-        authors = self._cases.authors
-        same: NDArray[np.bool_] = authors[keepers][:, None] == authors[losers][None, :]
+    def _same_readers(self, keepers: NDArray[np.intp], losers: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """`(keepers, losers)`: which pairs have the same readers."""
+        readers = self._cases.readers
+        same: NDArray[np.bool_] = readers[keepers][:, None] == readers[losers][None, :]
         return same
 
     def _decide(self, keepers: NDArray[np.intp], loser: int) -> None:

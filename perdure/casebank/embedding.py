@@ -14,7 +14,7 @@ from sqlalchemy import Row
 
 from perdure.casebank import queries, vectors
 from perdure.database.engine import Executor
-from perdure.errors import InvalidRequest
+from perdure.errors import InvalidRequest, loggable
 from perdure.models.embedders.protocol import Embedder
 from perdure.models.protocol import ModelCall
 
@@ -68,7 +68,7 @@ def _give_singly(executor: Executor, embedder: Embedder, rows: Sequence[Row[Any]
         try:
             embed_case(executor, embedder, row.case_id, row.query, call)
         except InvalidRequest as error:
-            log.warning("case %s stays without a vector: %s", row.case_id, error.message)
+            log.warning("case %s stays without a vector: %s", row.case_id, loggable(error))
 
 
 def _store(executor: Executor, embedder: str, case_id: str, query: str, vector: Sequence[float]) -> None:

@@ -7,18 +7,26 @@ its id, a few blocks, and the plan itself; vectors and texts are in temporary fi
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from perdure.casebank import policy, queries
+from sqlalchemy import Row
+
+from perdure.casebank import COMMON, policy, queries
 from perdure.casebank.cosines import Vector, from_wire, has_direction
 from perdure.casebank.duplicates import Found, Group, Step
 from perdure.casebank.policy import Action, Facts, Rule, Verdict
 from perdure.database.engine import Executor
 from perdure.settings import CasebankSettings, CaseScope
+from perdure.tenants import tenant_of
+
+_Key = tuple[str, int]
+"""Of vectors that can be compared: their embedder and size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,8 @@ class Candidate:
     embedder: str | None
     vector: Vector | None
     user_id: str | None = None
+    bank: str = COMMON
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +62,13 @@ def read_candidates(executor: Executor, page: int) -> Iterator[list[Candidate]]:
     """The active cases, a page at a time. Each page is a statement of its own: nobody waits for the reader."""
     after = ""
     while rows := executor.run(queries.CANDIDATES, {"after": after, "most": page}):
-        yield [Candidate(facts_of(row), row.query, row.embedder, _vector(row.vector), row.user_id) for row in rows]
+        yield [_candidate(row) for row in rows]
         after = rows[-1].case_id
+
+
+def seen_by(author: str | None, scope: CaseScope) -> str | None:
+    """Who sees a case of this author: the author alone, or with the scope `all` the author's tenant."""
+    return author if scope is CaseScope.USER else tenant_of(author)
 
 
 def facts_of(row: queries.CaseRow) -> Facts:
@@ -67,7 +82,7 @@ def compute(
     """The plan for these cases at the time `now`. `total` says roughly how many cases there are."""
     planner = _Planner(limits, now)
     with ExitStack() as files:
-        groups: dict[tuple[str, int], Group] = {}
+        groups: dict[_Key, Group] = {}
         read = 0
         for page in pages:
             for candidate in page:
@@ -95,7 +110,7 @@ class _Planner:
         """The safety rule that speaks for the case."""
         return policy.protection(case, self._limits, self._now)
 
-    def consider(self, candidate: Candidate, groups: dict[tuple[str, int], Group], files: ExitStack) -> None:
+    def consider(self, candidate: Candidate, groups: dict[_Key, Group], files: ExitStack) -> None:
         """Remove a low performer; put what is left with those that it can be compared with, if any."""
         case, vector = candidate.facts, candidate.vector
         verdict = policy.low_performance(case, self._limits)
@@ -111,8 +126,13 @@ class _Planner:
         key = (candidate.embedder, len(vector))
         if key not in groups:
             groups[key] = files.enter_context(Group(len(vector)))
-        author = candidate.user_id if self._limits.scope is CaseScope.USER else None
-        groups[key].add(case, candidate.query, vector, author)
+        groups[key].add(case, candidate.query, vector, self._readers(candidate))
+
+    def _readers(self, candidate: Candidate) -> str:
+        """Whose prompts of which agents the case may enter: only cases with the same readers are compared."""
+        readers = seen_by(candidate.user_id, self._limits.scope)
+        shared = self._limits.scope is CaseScope.USER and candidate.shared
+        return json.dumps([candidate.bank, readers, shared])
 
     def merge(self, group: Group, found: Found) -> None:
         """Take the group's duplicates into the plan, and judge what is left of it by its merged values."""
@@ -164,6 +184,13 @@ class _Planner:
 
     def _spare(self, case: Facts, verdict: Verdict, spared: Verdict) -> None:
         self._spared.append(Item(Action.SPARE, case, spared.rule, f"{verdict.reason}, but {spared.reason}"))
+
+
+def _candidate(row: Row[Any]) -> Candidate:
+    shared = row.shared_at is not None
+    return Candidate(
+        facts_of(row), row.query, row.embedder, _vector(row.vector), row.user_id, bank=row.bank, shared=shared
+    )
 
 
 def _vector(sent: memoryview | None) -> Vector | None:

@@ -22,8 +22,8 @@ from perdure.casebank.plan import Item, compute, read_candidates
 from perdure.casebank.runs import Held, Line, Phase, RunLost
 from perdure.clock import Clock
 from perdure.database.engine import Database, as_json
+from perdure.errors import loggable
 from perdure.settings import CasebankSettings, PruneApproval
-from perdure.untrusted import first_line
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def _advance(bank: Bank, held: Held) -> dict[str, Any]:
         runs.release(bank.database, held)
         log.info("run %s is left to another process, which goes on with it within a minute", held.run_id)
     except Exception as error:
-        runs.release(bank.database, held, first_line(f"{type(error).__name__}: {error}"))
+        runs.release(bank.database, held, loggable(error))
         raise
     return runs.result(bank.database, held.run_id)
 

@@ -1,7 +1,7 @@
 """Every statement of the CaseBank, named, in the order of a case's life.
 
 A turn locks no case: it appends to `case_executions`, and COUNT_USES adds those rows to the cases later. Until
-then whatever reads a case's usage adds the uncounted rows (`_FRESH`). Statements that lock several cases lock
+then whatever reads a case's usage adds the uncounted rows (`FRESH`). Statements that lock several cases lock
 them in the order of their ids, so that runs, reflection and restores cannot deadlock. What a run writes
 depends on its fencing token.
 
@@ -10,10 +10,10 @@ Over 500 lines on purpose: who locks what, and in which order, is read in one pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 from perdure.database.engine import Statement
+from perdure.tenants import OF_TENANT
 
 
 class CaseRow(Protocol):
@@ -31,7 +31,7 @@ _COPIED = """query, response_text, category_path, query_vector, embedder, usage_
            created_at, user_id, turn_id, review"""
 """The columns that a case and its archive row share."""
 
-_FRESH = """
+FRESH = """
     LEFT JOIN LATERAL (
         SELECT count(*) AS uses, max(e.executed_at) AS at FROM case_executions AS e
         WHERE e.case_id = c.case_id AND NOT e.counted
@@ -39,7 +39,7 @@ _FRESH = """
 """
 """A case's uses that are not counted yet."""
 
-_USAGE = "c.usage_count + fresh.uses AS usage_count, greatest(c.last_accessed_at, fresh.at) AS last_accessed_at"
+USAGE = "c.usage_count + fresh.uses AS usage_count, greatest(c.last_accessed_at, fresh.at) AS last_accessed_at"
 
 _RESTORED_AT = "(SELECT max(a.restored_at) FROM case_archive AS a WHERE a.case_id = c.case_id) AS restored_at"
 
@@ -54,10 +54,10 @@ ADD = Statement(
     f"""
     WITH added AS (
         INSERT INTO cases (case_id, query, response_text, category_path, query_vector, embedder, usage_count,
-                           success_rate, last_accessed_at, created_at, user_id, turn_id, status)
+                           success_rate, last_accessed_at, created_at, user_id, turn_id, status, bank, shared_at)
         VALUES (%(case_id)s, %(query)s, %(response_text)s, %(category_path)s, %(query_vector)s::vector, %(embedder)s,
                 %(usage_count)s, %(success_rate)s, %(last_accessed_at)s, coalesce(%(created_at)s, perdure_now()),
-                %(user_id)s, %(turn_id)s::uuid, %(status)s)
+                %(user_id)s, %(turn_id)s::uuid, %(status)s, %(bank)s, %(shared_at)s)
         ON CONFLICT DO NOTHING
         RETURNING *
     ), kept AS (
@@ -72,9 +72,9 @@ ADD = Statement(
 )
 
 _CASE = f"""
-    SELECT c.case_id, c.query, c.response_text, c.category_path, c.embedder, c.user_id, {_USAGE}, c.success_rate,
-           c.status, c.created_at, c.review, {_RESTORED_AT}
-    FROM cases AS c {_FRESH}
+    SELECT c.case_id, c.query, c.response_text, c.category_path, c.embedder, c.user_id, c.bank, c.shared_at,
+           {USAGE}, c.success_rate, c.status, c.created_at, c.review, {_RESTORED_AT}
+    FROM cases AS c {FRESH}
 """  # noqa: S608 (constants)
 
 READ = Statement("casebank.read", _CASE + " WHERE c.case_id = %(case_id)s", writes=False)
@@ -84,7 +84,10 @@ LIST = Statement(
     _CASE
     + """
     WHERE c.case_id > %(after)s AND (%(status)s::text IS NULL OR c.status = %(status)s)
-          AND (NOT %(flagged)s OR c.review IS NOT NULL)
+          AND (NOT %(flagged)s OR c.review IS NOT NULL) AND (%(bank)s::text IS NULL OR c.bank = %(bank)s)
+    """
+    + f"""
+          AND (%(tenant)s::text IS NULL OR {OF_TENANT.format(column="c.user_id")})
     ORDER BY c.case_id LIMIT %(most)s
     """,
     writes=False,
@@ -94,12 +97,16 @@ EXPORT = Statement(
     "casebank.export",
     f"""
     SELECT c.case_id, c.query, c.response_text, c.category_path, c.query_vector::real[] AS query_vector, c.embedder,
-           c.user_id, {_USAGE}, c.success_rate, c.status, c.created_at
-    FROM cases AS c {_FRESH}
-    WHERE c.case_id > %(after)s ORDER BY c.case_id LIMIT %(most)s
+           c.user_id, c.bank, c.shared_at, {USAGE}, c.success_rate, c.status, c.created_at
+    FROM cases AS c {FRESH}
+    WHERE c.case_id > %(after)s AND (%(tenant)s::text IS NULL OR {OF_TENANT.format(column="c.user_id")})
+          AND (%(bank)s::text IS NULL OR c.bank = %(bank)s)
+    ORDER BY c.case_id LIMIT %(most)s
     """,  # noqa: S608 (constants)
     writes=False,
 )
+
+AUTHOR = Statement("casebank.author", "SELECT user_id FROM cases WHERE case_id = %(case_id)s", writes=False)
 
 HISTORY = Statement(
     "casebank.history",
@@ -129,53 +136,7 @@ GIVE_VECTOR = Statement(
     """,
 )
 
-# --- search ------------------------------------------------------------------------------
-
-# An index returns rows in approximate order, so the outer query sorts again. Each connection has
-# `hnsw.iterative_scan` on; without it an index returns only the first rows that it meets, wanted or not.
-_NEAREST = """
-    WITH {arms},
-    near AS ({union})
-    SELECT c.case_id, c.query, c.response_text, c.category_path, c.user_id, {usage}, c.success_rate, c.status,
-           1 - near.distance AS similarity
-    FROM near JOIN cases AS c USING (case_id) {fresh}
-    WHERE near.distance <> 'NaN' AND (%(least)s::float8 IS NULL OR 1 - near.distance >= %(least)s::float8)
-    ORDER BY near.distance, c.case_id
-    LIMIT %(k)s
-"""
-
-_ARM = """
-    {name} AS MATERIALIZED (
-        SELECT c.case_id, c.query_vector::vector({size}) <=> %(vector)s::vector({size}) AS distance
-        FROM cases AS c
-        WHERE {condition} AND vector_dims(c.query_vector) = {size} AND c.embedder = %(embedder)s
-        ORDER BY c.query_vector::vector({size}) <=> %(vector)s::vector({size})
-        LIMIT %(k)s
-    )
-"""
-
-_SHARED = "c.status = 'active' AND c.user_id IS NULL"
-_LEARNT = "c.status = 'active' AND c.user_id IS NOT NULL"
-
-# The reader's own cases. Few: all of them are compared, found by the index on users (OFFSET 0 keeps the planner from
-# the vector index, which would walk past everybody else's). Many: by the vector index; CASE has the planner expect
-# half of its rows to be the reader's.
-_OWN = """
-    many AS MATERIALIZED (
-        SELECT EXISTS (SELECT FROM cases WHERE user_id = %(user_id)s AND status = 'active' OFFSET {few}) AS many
-    ), few AS MATERIALIZED (
-        SELECT own.case_id, own.query_vector::vector({size}) <=> %(vector)s::vector({size}) AS distance
-        FROM (
-            SELECT c.case_id, c.query_vector FROM cases AS c
-            WHERE c.status = 'active' AND c.user_id = %(user_id)s AND vector_dims(c.query_vector) = {size}
-                  AND c.embedder = %(embedder)s AND NOT (SELECT many FROM many)
-            OFFSET 0
-        ) AS own
-        ORDER BY distance LIMIT %(k)s
-    )
-"""
-_OF_MANY = f"""{_LEARNT} AND (SELECT many FROM many)
-              AND CASE WHEN c.user_id = %(user_id)s THEN true ELSE false END"""  # noqa: S608 (constants)
+# --- vector indexes ---------------------------------------------------------------------
 
 _INDEXED = {"shared": "user_id IS NULL", "learnt": "user_id IS NOT NULL"}
 
@@ -188,30 +149,6 @@ SIZES = Statement(
     """,
     writes=False,
 )
-
-
-def _nearest(name: str, size: int, arms: Mapping[str, str], before: str = "", also: tuple[str, ...] = ()) -> Statement:
-    written = [_ARM.format(name=arm, size=int(size), condition=condition) for arm, condition in arms.items()]
-    union = " UNION ALL ".join(f"SELECT * FROM {arm}" for arm in (*also, *arms))  # noqa: S608 (constants)
-    sql = _NEAREST.format(arms=before + ",".join(written), union=union, usage=_USAGE, fresh=_FRESH)
-    return Statement(f"casebank.{name}_{size:d}", sql, writes=False)
-
-
-def nearest(size: int, *, include_archived: bool) -> Statement:
-    """The cases of all users nearest to a vector of `size` dimensions: active ones, or all."""
-    arms = {"shared": _SHARED, "learnt": _LEARNT}
-    if not include_archived:
-        return _nearest("nearest", size, arms)
-    return _nearest("nearest_of_all", size, {**arms, "archived": "c.status = 'archived'"})
-
-
-def nearest_for_user(size: int, few: int) -> Statement:
-    """The active cases nearest to a vector of `size` dimensions that are shared or the user's.
-
-    Up to `few` cases of the user's own are searched exactly.
-    """
-    own = _OWN.format(size=int(size), few=int(few)) + ","
-    return _nearest("nearest_for_user", size, {"shared": _SHARED, "of_many": _OF_MANY}, own, ("few",))
 
 
 def index_name(size: int, part: str) -> str:
@@ -414,9 +351,9 @@ SUGGEST = Statement(
 CANDIDATES = Statement(
     "casebank.candidates",
     f"""
-    SELECT c.case_id, c.query, c.user_id, c.embedder, vector_send(c.query_vector) AS vector, {_USAGE}, c.success_rate,
-           c.created_at, {_RESTORED_AT}
-    FROM cases AS c {_FRESH}
+    SELECT c.case_id, c.query, c.user_id, c.bank, c.shared_at, c.embedder, vector_send(c.query_vector) AS vector,
+           {USAGE}, c.success_rate, c.created_at, {_RESTORED_AT}
+    FROM cases AS c {FRESH}
     WHERE c.status = 'active' AND c.case_id > %(after)s
     ORDER BY c.case_id LIMIT %(most)s
     """,  # noqa: S608 (constants)
@@ -621,8 +558,8 @@ LOCK_CASES = Statement(
 LOCKED_CASES = Statement(
     "casebank.locked_cases",
     f"""
-    SELECT c.case_id, c.status, c.query, c.user_id, c.embedder, c.usage_count, c.success_rate, c.last_accessed_at,
-           c.created_at,
+    SELECT c.case_id, c.status, c.query, c.user_id, c.bank, c.shared_at, c.embedder, c.usage_count, c.success_rate,
+           c.last_accessed_at, c.created_at,
            CASE WHEN c.case_id = ANY (%(compared)s::text[]) THEN vector_send(c.query_vector) END AS vector,
            {_RESTORED_AT}
     FROM cases AS c WHERE c.case_id = ANY (%(case_ids)s::text[])
@@ -699,6 +636,32 @@ SPARE = Statement(
     FROM jsonb_to_recordset(%(spared)s::jsonb) AS s (position int, rule text, reason text)
     WHERE i.run_id = %(run_id)s::uuid AND i.position = s.position
     RETURNING i.position
+    """,
+)
+
+# --- share -------------------------------------------------------------------------------
+
+# Returns the case, and whether this changed it: one that is shared already keeps its time.
+SHARE = Statement(
+    "casebank.share",
+    """
+    WITH locked AS (
+        SELECT case_id, user_id, shared_at FROM cases WHERE case_id = %(case_id)s FOR NO KEY UPDATE
+    ), changed AS (
+        UPDATE cases AS c SET shared_at = CASE WHEN %(shared)s THEN perdure_now() END
+        FROM locked
+        WHERE c.case_id = locked.case_id AND locked.user_id IS NOT NULL
+              AND (locked.shared_at IS NOT NULL) IS DISTINCT FROM %(shared)s
+        RETURNING c.case_id, c.shared_at
+    ), told AS (
+        INSERT INTO case_history (case_id, event, reason, details, at)
+        SELECT case_id, CASE WHEN %(shared)s THEN 'shared' ELSE 'unshared' END, %(reason)s,
+               jsonb_build_object('by', %(by)s::text), perdure_now()
+        FROM changed
+    )
+    SELECT locked.user_id, changed.case_id IS NOT NULL AS changed,
+           CASE WHEN changed.case_id IS NULL THEN locked.shared_at ELSE changed.shared_at END AS shared_at
+    FROM locked LEFT JOIN changed USING (case_id)
     """,
 )
 

@@ -16,8 +16,9 @@ from sqlalchemy import Row
 from perdure.casebank import executions, queries
 from perdure.clock import Clock
 from perdure.database.engine import Database
-from perdure.errors import PerdureError
+from perdure.errors import PerdureError, loggable
 from perdure.models.protocol import Message, Model, ModelCall, ModelRequest, Role
+from perdure.quoting import CASE, NOTE, Quoter
 from perdure.untrusted import cut, storable
 
 log = logging.getLogger(__name__)
@@ -80,15 +81,16 @@ def _suggest(database: Database, clock: Clock, model: Model, timeout_s: float, r
     try:
         reply = model.respond(request, ModelCall(clock, timeout_s))
     except PerdureError as error:
-        log.warning("no suggestion for case %s: %s", row.case_id, error)
+        log.warning("no suggestion for case %s: %s", row.case_id, loggable(error))
         return False
     suggestion = storable(cut(reply.content.strip(), _LONGEST_TEXT))
     return bool(suggestion and database.run(queries.SUGGEST, {"case_id": row.case_id, "suggestion": suggestion}))
 
 
 def _told(row: Row[Any]) -> str:
-    errors = "\n".join(f"- {each['count']} times: {each['error']}" for each in row.review.get("errors", []))
-    return (
-        f"Question:\n{cut(row.query, _LONGEST_TEXT)}\n\nAnswer:\n{cut(row.response_text, _LONGEST_TEXT)}\n\n"
-        f"It succeeded in {row.success_rate:.0f} % of its last uses. Errors:\n{errors}"
-    )
+    errors = [f"- {each['count']} times: {each['error']}" for each in row.review.get("errors", [])]
+    quoter = Quoter()
+    texts = (("Question", [cut(row.query, _LONGEST_TEXT)]), ("Answer", [cut(row.response_text, _LONGEST_TEXT)]))
+    parts = [quoter.quote(CASE, title, pieces) for title, pieces in (*texts, ("Errors", errors))]
+    told = f"It succeeded in {row.success_rate:.0f} % of its last uses."
+    return "\n\n".join([NOTE, told, *filter(None, parts)])

@@ -27,14 +27,14 @@ class Roster:
         self._accessed = array("q")
         self._created = array("q")
         self._restored = array("q")
-        self._authors = array("q")
+        self._readers = array("q")
 
     def __len__(self) -> int:
         return len(self._ids)
 
-    def append(self, case: Facts, author: str | None = None) -> None:
-        """Add a case at the end."""
-        self._authors.append(_mark(author))
+    def append(self, case: Facts, readers: str | None = None) -> None:
+        """Add a case at the end. `readers` says whose prompts it may enter; `None`: everybody's."""
+        self._readers.append(_mark(readers))
         self._ids.append(case.case_id)
         self._usage.append(case.usage_count)
         self._rate.append(math.nan if case.success_rate is None else case.success_rate)
@@ -52,9 +52,9 @@ class Roster:
             restored_at=_unpacked(self._restored[number]),
         )
 
-    def authors(self) -> NDArray[np.int64]:
-        """A number for each case; cases of one author, or of none, have the same."""
-        return np.asarray(self._authors, dtype=np.int64)
+    def readers(self) -> NDArray[np.int64]:
+        """A number for each case; cases with the same readers have the same."""
+        return np.asarray(self._readers, dtype=np.int64)
 
     def keeper_order(self) -> NDArray[np.intp]:
         """The numbers in the order of `policy.keeper_order`."""
@@ -66,14 +66,14 @@ class Roster:
         return np.lexsort(keys)  # the last key is the first to count
 
 
-def _mark(author: str | None) -> int:
-    """A number that stands for the author: 8 bytes a case, however many authors there are.
+def _mark(readers: str | None) -> int:
+    """A number that stands for the readers: 8 bytes a case, however many there are.
 
-    Two authors share a number once in some 10^19 pairs; applying the plan compares the authors themselves.
+    Two share a number once in some 10^19 pairs; applying the plan compares the cases' authors themselves.
     """
-    if author is None:
+    if readers is None:
         return 0
-    digest = blake2b(author.encode("utf-8", "replace"), digest_size=8).digest()
+    digest = blake2b(readers.encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest, signed=True)
 
 

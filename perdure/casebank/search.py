@@ -2,24 +2,31 @@
 
 Vectors are compared within one embedder and size only. Few cases are compared one by one, which is exact; many have
 an index for each size of vector, which `build_indexes` makes: one over the shared cases, one over those learnt from
-users. So a search for one user meets the shared cases and the user's own, and never walks past the other users'.
+users. So a search for one user meets the shared cases and the user's own, and never walks past the other users'. Few
+cases of a bank, and those that an administrator shared, are compared one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from perdure.casebank import queries, vectors
+from perdure.casebank import COMMON, queries, search_queries, vectors
 from perdure.casebank.archive import warn_of_archived
+from perdure.casebank.search_queries import Scope
 from perdure.database.engine import Database, Statement
+from perdure.tenants import author_of, everybodys, tenant_of
 
 INDEX_FROM = 10_000
 """Active cases from which on a scan is slower than one would wait for: some five milliseconds."""
+
+FEW_OF_BANK = 2_000
+"""Cases of a bank up to which they are compared one by one. With more of them, a vector index over the cases of all
+banks finds some of this bank among the 20,000 rows that it looks at, and counting them takes longer."""
 
 MOST_INDEXED_DIMENSIONS = 2_000
 
@@ -36,8 +43,35 @@ class Found:
     success_rate: float | None
     status: str
     similarity: float
-    user_id: str | None = None
-    """The author; `None`: the case is everybody's."""
+    author: str | None = None
+    """The key of the author; `None`: the case is everybody's who has no tenant."""
+    bank: str = COMMON
+    shared_at: str | None = None
+    """When an administrator shared it with all users of the author's tenant (ISO 8601)."""
+
+    def record(self) -> dict[str, Any]:
+        """The case for callers, with its author's id and tenant in place of the key."""
+        made = asdict(self)
+        key = made.pop("author")
+        return {**made, "tenant": tenant_of(key), "user_id": author_of(key)}
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """Whose cases a search sees: those of the users of `tenant`, or of the users without one; `everybody`: all."""
+
+    tenant: str | None
+    everybody: bool = False
+
+    @property
+    def scope(self) -> Scope:
+        """The kind of condition that this takes."""
+        if self.everybody:
+            return Scope.EVERYBODY
+        return Scope.NO_TENANT if self.tenant is None else Scope.TENANT
+
+
+EVERYBODY = Within(None, everybody=True)
 
 
 def search(
@@ -45,19 +79,22 @@ def search(
     vector: Sequence[float],
     embedder: str,
     k: int,
+    within: Within = EVERYBODY,
     *,
+    banks: Sequence[str] | None = None,
     include_archived: bool = False,
     least: float | None = None,
 ) -> list[Found]:
-    """The `k` nearest cases of all users, nearest first, with a similarity of at least `least`.
+    """The `k` nearest cases of the users `within`, nearest first, with a similarity of at least `least`.
 
-    Active cases, and on request archived ones, which are logged. One statement.
+    Those of some `banks`, or of all. Active cases, and on request archived ones, which are logged. One statement.
 
     Raises:
         InvalidRequest: the vector is invalid.
     """
-    statement = _nearest(len(vector), include_archived=include_archived)
-    asked = {"vector": vectors.literal(vector), "embedder": embedder, "k": k, "least": least}
+    statement = _nearest(len(vector), within.scope, banks is not None, include_archived)
+    asked = {"vector": vectors.literal(vector), "embedder": embedder, "k": k, "least": least, "tenant": within.tenant}
+    asked["banks"] = list(banks or ())
     found = [_found(row) for row in database.run(statement, asked)]
     for each in found:
         if each.status == "archived":
@@ -66,16 +103,33 @@ def search(
 
 
 def search_for_user(
-    database: Database, user_id: str, vector: Sequence[float], embedder: str, k: int, *, least: float | None = None
+    database: Database,
+    user: str,
+    vector: Sequence[float],
+    embedder: str,
+    k: int,
+    *,
+    banks: Sequence[str],
+    least: float | None = None,
 ) -> list[Found]:
-    """The `k` nearest active cases that are the user's own or everybody's, nearest first; else as `search`.
+    """The `k` nearest active cases in `banks` that `user` (a user's key) may see, nearest first; as `search`.
+
+    The user may see their own, everybody's and those that an administrator shared, of their tenant.
 
     Raises:
         InvalidRequest: the vector is invalid.
     """
-    statement = _nearest_for_user(len(vector))
-    asked = {"vector": vectors.literal(vector), "embedder": embedder, "k": k, "least": least, "user_id": user_id}
+    tenant = tenant_of(user)
+    statement = _nearest_for_user(len(vector), tenant is not None)
+    asked = {"vector": vectors.literal(vector), "embedder": embedder, "k": k, "least": least, "authors": authors(user)}
+    asked |= {"tenant": tenant, "banks": list(banks)}
     return [_found(row) for row in database.run(statement, asked)]
+
+
+def authors(user: str) -> list[str]:
+    """The keys of the authors whose cases the user with this key sees, besides those without an author."""
+    tenant = tenant_of(user)
+    return [user] if tenant is None else [user, everybodys(tenant)]
 
 
 def build_indexes(database: Database, index_from: int = INDEX_FROM) -> list[str]:
@@ -113,13 +167,15 @@ def _build(connection: Connection, size: int, part: str) -> None:
 
 
 @lru_cache
-def _nearest(size: int, *, include_archived: bool) -> Statement:
-    return queries.nearest(size, include_archived=include_archived)
+def _nearest(size: int, scope: Scope, in_banks: bool, include_archived: bool) -> Statement:  # noqa: FBT001 (a cache's key)
+    return search_queries.nearest(
+        size, INDEX_FROM, FEW_OF_BANK, scope, in_banks=in_banks, include_archived=include_archived
+    )
 
 
 @lru_cache
-def _nearest_for_user(size: int) -> Statement:
-    return queries.nearest_for_user(size, INDEX_FROM)
+def _nearest_for_user(size: int, of_tenant: bool) -> Statement:  # noqa: FBT001 (a cache's key)
+    return search_queries.nearest_for_user(size, INDEX_FROM, FEW_OF_BANK, of_tenant=of_tenant)
 
 
 def _found(row: Row[Any]) -> Found:
@@ -133,4 +189,6 @@ def _found(row: Row[Any]) -> Found:
         row.status,
         row.similarity,
         row.user_id,
+        row.bank,
+        None if row.shared_at is None else row.shared_at.isoformat(),
     )

@@ -14,10 +14,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy import Row
 
-from perdure.casebank import queries
+from perdure.casebank import COMMON, queries
 from perdure.casebank.cases import NewCase, add
 from perdure.database.engine import Executor
 from perdure.errors import InvalidRequest
+from perdure.tenants import author_of, everybodys, line_tenant, tenant_of, user_key
 from perdure.untrusted import load_object, what_is_wrong
 
 _PAGE = 100
@@ -34,12 +35,15 @@ class _Line(BaseModel):
     category_path: str | None = None
     query_vector: list[Annotated[float, Field(allow_inf_nan=False)]] | None = None
     embedder: str | None = None
+    tenant: str | None = None
     user_id: str | None = None
     usage_count: int = 0
     success_rate: float | None = None
     last_accessed_at: AwareDatetime | None = Field(default=None, strict=False)
     status: Literal["active", "archived"] = "active"
     created_at: AwareDatetime | None = Field(default=None, strict=False)
+    bank: str = COMMON
+    shared_at: AwareDatetime | None = Field(default=None, strict=False)
 
 
 @dataclass(slots=True)
@@ -57,8 +61,12 @@ def import_lines(
     *,
     now: datetime,
     dimensions: Callable[[str], int | None] = lambda _embedder: None,
+    tenant: str | None = None,
 ) -> Imported:
-    """Add the cases of a file, each by itself. `dimensions` says those of an embedder, where they are known."""
+    """Add the cases of a file, each by itself. `dimensions` says those of an embedder, where they are known.
+
+    A line that names no tenant is of `tenant`.
+    """
     imported = Imported()
     for number, text in enumerate(lines, start=1):
         if not text.strip():
@@ -66,7 +74,7 @@ def import_lines(
         try:
             line = _parsed(text)
             known = None if line.embedder is None else dimensions(line.embedder)
-            new = _add(executor, line, now, known)
+            new = _add(executor, line, now, known, tenant)
         except (ValueError, InvalidRequest) as error:
             imported.bad.append((number, str(error)))
             continue
@@ -75,10 +83,10 @@ def import_lines(
     return imported
 
 
-def export_lines(executor: Executor) -> Iterator[dict[str, Any]]:
-    """Every case, archived ones included, in the order of their ids."""
+def export_lines(executor: Executor, *, tenant: str | None = None, bank: str | None = None) -> Iterator[dict[str, Any]]:
+    """Every case, or every one of a tenant or a bank, archived ones included, in the order of their ids."""
     after = ""
-    while rows := executor.run(queries.EXPORT, {"after": after, "most": _PAGE}):
+    while rows := executor.run(queries.EXPORT, {"after": after, "most": _PAGE, "tenant": tenant, "bank": bank}):
         yield from map(_line, rows)
         after = rows[-1].case_id
 
@@ -92,8 +100,22 @@ def _parsed(text: str) -> _Line:
         raise ValueError(f"{where} {what_is_wrong(first)}") from None
 
 
-def _add(executor: Executor, line: _Line, now: datetime, dimensions: int | None) -> bool:
-    return add(executor, NewCase(**line.model_dump()), now=now, dimensions=dimensions)
+def _add(executor: Executor, line: _Line, now: datetime, dimensions: int | None, tenant: str | None) -> bool:
+    tenant = line_tenant(line.tenant, tenant)
+    given = line.model_dump(exclude={"tenant", "user_id"})
+    case = NewCase(**given, user_id=_author(tenant, line.user_id))
+    if add(executor, case, now=now, dimensions=dimensions):
+        return True
+    for row in executor.run(queries.AUTHOR, {"case_id": case.case_id}):
+        if tenant_of(row.user_id) != tenant:
+            raise InvalidRequest(f"case_id {case.case_id!r} is that of a case of another tenant, or of one without.")
+    return False
+
+
+def _author(tenant: str | None, user_id: str | None) -> str | None:
+    if user_id is None:
+        return None if tenant is None else everybodys(tenant)
+    return user_key(tenant, user_id)
 
 
 def _line(row: Row[Any]) -> dict[str, Any]:
@@ -101,7 +123,10 @@ def _line(row: Row[Any]) -> dict[str, Any]:
         "category_path": row.category_path,
         "query_vector": row.query_vector,
         "embedder": row.embedder,
-        "user_id": row.user_id,
+        "tenant": tenant_of(row.user_id),
+        "user_id": author_of(row.user_id),
+        "bank": None if row.bank == COMMON else row.bank,
+        "shared_at": None if row.shared_at is None else row.shared_at.isoformat(),
         "last_accessed_at": None if row.last_accessed_at is None else row.last_accessed_at.isoformat(),
     }
     return {

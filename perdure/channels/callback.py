@@ -1,78 +1,119 @@
 """Replies to a URL: POSTed as JSON, signed, within one time limit for the whole attempt.
 
-A receiver that sends its answer a byte at a time, or redirects, fails like one that refuses. Only the status
-counts; no body is read. Each receiver has a breaker, `webhook:HOST`: one that keeps failing is not asked for a
-while, and holds no threads of the workers.
+The URL comes from whoever sent the message, so it is checked before each attempt, and the connection goes to an
+address that was checked (`perdure.egress`). A receiver that sends its answer a byte at a time, or redirects, fails
+like one that refuses. Only the status counts; no body is read. Each receiver has a breaker, `webhook:HOST`: one that
+keeps failing is not asked for a while, and holds no threads of the workers.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 import httpx2
 
+from perdure import egress
 from perdure.errors import CircuitBreakerOpen
+from perdure.reachable import Reachable
 from perdure.resilience.registry import BreakerRegistry
-from perdure.turns.outbox import DeliveryFailed, NotAsked, signature
+from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable, signature
 from perdure.untrusted import first_line
+from perdure.webhooks import signed_headers
 
 T = TypeVar("T")
 
 TIMEOUT_S = 10.0
 """Seconds that one attempt may take, from the look-up of the name to the status."""
 
-_LAST_PORT = 65_535
-
 
 class UrlCarrier:
-    """A `perdure.turns.outbox.Carrier` to `{"url": ...}`. Threads may share it. Without `breakers`, all are asked."""
+    """A `perdure.turns.outbox.Carrier` to `{"url": ...}`. Threads may share it. Without `breakers`, all are asked.
 
-    def __init__(self, key: bytes, *, timeout_s: float = TIMEOUT_S, breakers: BreakerRegistry | None = None) -> None:
-        self._key = key
+    `keys` sign as Standard Webhooks has it; `former_key` is that of the header `X-Perdure-Signature`.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[bytes],
+        former_key: bytes,
+        reachable: Reachable,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        breakers: BreakerRegistry | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._keys = tuple(keys)
+        self._former_key = former_key
+        self._reachable = reachable
         self._timeout_s = timeout_s
         self._breakers = breakers
+        self._clock = clock
         self._tls = httpx2.create_ssl_context()
 
-    def carry(self, target: dict[str, Any], body: bytes) -> None:
-        """POST `body` to the target's URL with its signature in `X-Perdure-Signature`.
+    def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
+        """POST `body` to the target's URL, signed.
 
         Raises:
             DeliveryFailed: it was not answered with a 2xx status in time.
+            Undeliverable: the URL may not be reached, or it was answered with 410.
             NotAsked: its host's breaker is open.
         """
         try:
-            url = _address(target["url"])
-        except (httpx2.InvalidURL, UnicodeError) as error:
-            raise DeliveryFailed(_said(error)) from error
+            url = egress.check(target["url"], self._reachable)
+        except egress.Refused as error:
+            raise Undeliverable(error.message) from error
         if self._breakers is None:
-            return self._attempt(url, body)
+            return self._attempt(url, body, message_id)
         breaker = self._breakers.get(f"webhook:{url.netloc.decode('ascii')}")
         try:
-            return breaker.execute(lambda: self._attempt(url, body), self._timeout_s)
+            return breaker.execute(lambda: self._attempt(url, body, message_id), self._timeout_s)
         except CircuitBreakerOpen as error:
             raise NotAsked(f"the breaker of {url.host} is open", error.retry_after_s or 0.0) from None
 
-    def _attempt(self, url: httpx2.URL, body: bytes) -> None:
+    def _attempt(self, url: httpx2.URL, body: bytes, message_id: str) -> None:
         try:
-            status = _run(self._post(url, body))
+            status = _run(self._post(url, body, message_id))
         except TimeoutError:
             raise DeliveryFailed(f"no answer within {self._timeout_s:g} s") from None
+        except egress.Refused as error:
+            raise DeliveryFailed(error.message) from error
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError) as error:
             raise DeliveryFailed(_said(error)) from error
+        if status == HTTPStatus.GONE:
+            raise Undeliverable(f"answered with status {status}", status)
         if not httpx2.codes.is_success(status):
             raise DeliveryFailed(f"answered with status {status}", status)
 
-    async def _post(self, url: httpx2.URL, body: bytes) -> int:
+    async def _post(self, url: httpx2.URL, body: bytes, message_id: str) -> int:
         """The status of the answer. httpx2 bounds each wait; the bound on their sum is asyncio's."""
-        headers = {"Content-Type": "application/json", "X-Perdure-Signature": signature(self._key, body)}
+        headers = {
+            "Content-Type": "application/json",
+            **signed_headers(self._keys, message_id, int(self._clock()), body),
+            "X-Perdure-Signature": signature(self._former_key, body),
+        }
         async with (
             asyncio.timeout(self._timeout_s),
-            httpx2.AsyncClient(verify=self._tls, timeout=None, follow_redirects=False) as client,
-            client.stream("POST", url, content=body, headers=headers) as response,
+            httpx2.AsyncClient(verify=self._tls, timeout=None, follow_redirects=False, trust_env=False) as client,
         ):
-            return response.status_code
+            *others, last = await egress.resolve(url, self._reachable)
+            for address in others:
+                try:
+                    return await _status(client, egress.pinned(client, "POST", url, address, headers, content=body))
+                except httpx2.ConnectError:  # nothing was sent: the next address of the name is tried
+                    continue
+            return await _status(client, egress.pinned(client, "POST", url, last, headers, content=body))
+
+
+async def _status(client: httpx2.AsyncClient, request: httpx2.Request) -> int:
+    response = await client.send(request, stream=True)
+    try:
+        return response.status_code
+    finally:
+        await response.aclose()
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
@@ -87,10 +128,3 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 
 def _said(error: Exception) -> str:
     return first_line(f"{type(error).__name__}: {error}", 200)
-
-
-def _address(url: str) -> httpx2.URL:
-    made = httpx2.URL(url)
-    if made.port is not None and made.port > _LAST_PORT:
-        raise httpx2.InvalidURL(f"there is no port {made.port}")
-    return made

@@ -17,6 +17,7 @@ from perdure.runtime import Runtime
 from perdure.sessions.ending import leave, request_end
 from perdure.sessions.reading import find_live, read_messages
 from perdure.settings import Scope
+from perdure.tenants import user_key
 from perdure.turns.cancelling import cancel
 from perdure.turns.inbox import Accepted, accept
 from perdure.turns.incoming import parse_incoming
@@ -36,14 +37,24 @@ class Conversation:
     Args:
         runtime: The parts of this process.
         user_id: Who speaks.
+        tenant: The tenant of that user; None: none.
         agent: Who is spoken to; None: the session's own.
         on_note: Told in a sentence that the answer is delayed, once a time; that the database is away,
             each time it is tried again.
     """
 
-    def __init__(self, runtime: Runtime, user_id: str, agent: str | None, on_note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        user_id: str,
+        agent: str | None,
+        on_note: Callable[[str], None],
+        tenant: str | None = None,
+    ) -> None:
         self._runtime = runtime
         self._user_id = user_id
+        self._tenant = tenant
+        self._user = user_key(tenant, user_id)
         self._agent = agent
         self._on_note = on_note
         self._watch = SettlementWatch(runtime.database)
@@ -70,7 +81,7 @@ class Conversation:
         """
         session = self._runtime.settings.session
         scope = CHANNEL if session.scope is Scope.CHANNEL else ""
-        found = find_live(self._runtime.database, self._user_id, scope, session.idle_timeout_s)
+        found = find_live(self._runtime.database, self._user, scope, session.idle_timeout_s)
         if found is None:
             return 0
         self._session_id, self._seen = found
@@ -85,7 +96,7 @@ class Conversation:
         given = {"user_id": self._user_id, "text": text, "agent": self._agent}
         # One id for all tries: a try whose answer was lost is not said twice.
         given["message_id"] = str(new_id(self._runtime.clock))
-        incoming = parse_incoming({"channel": CHANNEL, **given})
+        incoming = parse_incoming({"channel": CHANNEL, **given}, tenant=self._tenant)
         accepted: Accepted = self._insist(lambda: accept(self._runtime, incoming))
         if accepted.session_id != self._session_id:
             self._session_id, self._seen = accepted.session_id, 0

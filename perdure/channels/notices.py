@@ -1,23 +1,32 @@
-"""The CaseBank with the parts of a process: its notices go where `PERDURE_CASEBANK__NOTIFY_URL` says, signed."""
+"""The CaseBank with the parts of a process: its notices go where `PERDURE_CASEBANK__NOTIFY_URL` says, signed.
+
+The operator sets that URL, so it may be anywhere.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 
 from perdure.casebank.notify import NotifyFailed
 from perdure.casebank.prune import Bank
 from perdure.channels.callback import UrlCarrier
+from perdure.reachable import ANYWHERE
 from perdure.runtime import Runtime
 from perdure.turns.outbox import DeliveryFailed
+
+_ID_DIGITS = 32
 
 
 def bank_of(runtime: Runtime, pause: Callable[[float], object] = time.sleep) -> Bank:
     """How this process plans and runs. Threads may share it. `pause` is the `Bank`'s."""
 
     def post(url: str, body: bytes) -> None:
+        settings = runtime.settings
+        message_id = hashlib.sha256(body).hexdigest()[:_ID_DIGITS]  # a notice that is sent again is the same text
         try:
-            UrlCarrier(runtime.settings.signing_key()).carry({"url": url}, body)
+            UrlCarrier(settings.webhook_keys(), settings.signing_key(), ANYWHERE).carry({"url": url}, body, message_id)
         except DeliveryFailed as error:
             raise NotifyFailed(str(error)) from error
 

@@ -34,6 +34,7 @@ from sqlalchemy.engine import URL, Engine, ExceptionContext, make_url
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from perdure.database.hiding import hide_values
 from perdure.errors import IllegalTransition, Unavailable
 from perdure.untrusted import first_line
 
@@ -146,7 +147,9 @@ class Database:
             pool_timeout=_POOL_WAIT_S,
             pool_use_lifo=True,
             connect_args=_connect_arguments(self.url, lease_s),
+            hide_parameters=True,  # they are what users said, and an error's text is logged
         )
+        event.listen(self.engine, "handle_error", hide_values)
         event.listen(self.engine, "handle_error", _drop_if_useless)
         self._transactional = self.engine.execution_options(isolation_level="READ COMMITTED")
         self._ordinary = threading.BoundedSemaphore(_POOL_SIZE - _SET_ASIDE)
@@ -163,7 +166,7 @@ class Database:
         """
         if statement.writes:
             self._notify("before", statement.name)
-        with _mapped_errors(), nullcontext() if urgent else self._room():
+        with mapped_errors(), nullcontext() if urgent else self._room():
             rows = self._tried(statement, parameters)
         if statement.writes:
             self._notify("after", statement.name)
@@ -179,7 +182,7 @@ class Database:
             Unavailable: the database cannot be reached, is read-only, or its tables have changed under the connection;
                 the commit may or may not have happened.
         """
-        with _mapped_errors(), self._room(), self._transactional.begin() as connection:
+        with mapped_errors(), self._room(), self._transactional.begin() as connection:
             yield Transaction(connection)
             self._notify("before", name)
         self._notify("after", name)
@@ -274,7 +277,8 @@ def _connect_arguments(url: URL, lease_s: float) -> dict[str, Any]:
 
 
 @contextmanager
-def _mapped_errors() -> Iterator[None]:
+def mapped_errors() -> Iterator[None]:
+    """Raise the driver's errors as `Unavailable` where that is what they mean."""
     try:
         yield
     except PoolTimeout as error:

@@ -63,7 +63,7 @@ EFFECT_STATUSES = ("asked", "approved", "intended", "done", "failed", "unknown",
 DELIVERY_STATUSES = ("pending", "delivered", "failed")
 MEMORY_KINDS = ("fact", "preference", "insight", "conversation")
 CASE_STATUSES = ("active", "archived")
-CASE_EVENTS = ("added", "archived", "absorbed", "restored")
+CASE_EVENTS = ("added", "archived", "absorbed", "restored", "shared", "unshared")
 RUN_PHASES = (
     "planning",
     "notifying",
@@ -164,15 +164,33 @@ sessions = Table(
         server_default=text("false"),
         comment="while not_before is set: its turn waits for a model, and is woken with a few others",
     ),
+    Column(
+        "queued_at", _timestamp, comment="waits since then for one of its user's turns to settle; NULL: it does not"
+    ),
     _one_of("state", SESSION_STATES),
     CheckConstraint("unsettled >= 0", name="unsettled"),
     Index("sessions_live_key", "user_id", "scope", unique=True, postgresql_where=text("routable")),
     Index("sessions_of_user_idx", "user_id", "created_at", "session_id"),
+    Index(
+        "sessions_of_tenant_idx",
+        text("split_part(user_id, chr(31), 1)"),
+        "created_at",
+        "session_id",
+        postgresql_where=text("strpos(user_id, chr(31)) > 0"),
+    ),
     Index("sessions_open_idx", "session_id", postgresql_where=text("end_requested_at IS NULL")),
     Index(
         "sessions_ending_idx",
         "end_requested_at",
         postgresql_where=text("end_requested_at IS NOT NULL AND ended_at IS NULL"),
+    ),
+    Index("sessions_admitted_idx", "user_id", postgresql_where=text("unsettled > 0 AND not_before IS NULL")),
+    Index(
+        "sessions_queued_idx",
+        "user_id",
+        text("priority DESC"),
+        "queued_at",
+        postgresql_where=text("unsettled > 0 AND queued_at IS NOT NULL"),
     ),
     Index(
         "sessions_wake_idx",
@@ -665,6 +683,8 @@ cases = Table(
     Column("case_id", _case_id, primary_key=True),
     *_case_columns(),
     Column("status", Text, nullable=False, server_default="active"),
+    Column("bank", Text, nullable=False, server_default="common", comment="an agent finds the cases of its bank only"),
+    Column("shared_at", _timestamp, comment="since when an administrator lets it enter the prompts of all users"),
     _one_of("status", CASE_STATUSES),
     CheckConstraint("usage_count >= 0", name="usage_count"),
     CheckConstraint("success_rate BETWEEN 0 AND 100", name="success_rate"),
@@ -672,11 +692,27 @@ cases = Table(
     CheckConstraint("turn_id IS NULL OR user_id IS NOT NULL", name="author"),
     UniqueConstraint("turn_id"),
     Index("cases_user_id_idx", "user_id", postgresql_where=text("user_id IS NOT NULL")),
-    Index("cases_searchable_idx", "embedder", postgresql_where=text("status = 'active' AND query_vector IS NOT NULL")),
     Index(
-        "cases_shared_idx",
+        "cases_of_tenant_idx",
+        text("split_part(user_id, chr(31), 1)"),
+        postgresql_where=text("strpos(user_id, chr(31)) > 0"),
+    ),
+    Index(
+        "cases_bank_idx", "bank", "embedder", postgresql_where=text("status = 'active' AND query_vector IS NOT NULL")
+    ),
+    Index(
+        "cases_everybodys_idx",
+        "bank",
         "embedder",
         postgresql_where=text("status = 'active' AND query_vector IS NOT NULL AND user_id IS NULL"),
+    ),
+    Index(
+        "cases_approved_idx",
+        "bank",
+        "embedder",
+        postgresql_where=text(
+            "status = 'active' AND query_vector IS NOT NULL AND shared_at IS NOT NULL AND user_id IS NOT NULL"
+        ),
     ),
     Index("cases_flagged_idx", "case_id", postgresql_where=text("review IS NOT NULL")),
     postgresql_with={"fillfactor": "80"},
@@ -731,7 +767,7 @@ case_history = Table(
     Column("run_id", Uuid),
     Column("at", _timestamp, nullable=False),
     _one_of("event", CASE_EVENTS),
-    comment="Every change of a case's status, and of its counts by a merge. Appended, never rewritten.",
+    comment="Every change of a case's status and readers, and of its counts by a merge. Appended, never rewritten.",
 )
 
 case_runs = Table(

@@ -22,7 +22,7 @@ from uuid import UUID
 
 from perdure.clock import Clock
 from perdure.database.engine import Database, Executor, as_json
-from perdure.errors import CircuitBreakerOpen, PerdureError, ProviderError, RateLimited, Unavailable
+from perdure.errors import CircuitBreakerOpen, PerdureError, ProviderError, RateLimited, Unavailable, loggable
 from perdure.fencing import Fence
 from perdure.memory import consolidation_queries as queries
 from perdure.memory.candidates import Candidate
@@ -276,7 +276,7 @@ class Consolidator:
             return NotDue()
         log.warning(
             "session %s could not be consolidated (run %d%s): %s",
-            tenure["session_id"], runs, ", the last" if given_up else "", kept,
+            tenure["session_id"], runs, ", the last" if given_up else "", loggable(error),
         )  # fmt: skip
         return Failed(kept, given_up)
 

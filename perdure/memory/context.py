@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import accumulate, takewhile
 from typing import TypeVar
 
-from perdure.memory.quoting import quoted
 from perdure.models.protocol import ToolSchema
+from perdure.quoting import Quoter, quoted
 
 _BYTES_PER_TOKEN = 3
 _SCHEMA_TOKENS = 8
@@ -45,10 +45,11 @@ def tokens(text: str) -> int:
     return -(-_size(text) // _BYTES_PER_TOKEN)
 
 
-def render(section: Section) -> str:
-    """The section as a prompt has it; nothing if its budget does not bear even a part of its first piece."""
+def render(section: Section, quoter: Quoter | None = None) -> str:
+    """The section as a prompt has it, quoted by the prompt's `quoter`; empty if the budget holds no part of a piece."""
     kept = fitting(section)
-    return quoted(section.mark, section.title, kept[::-1] if section.backwards else kept)
+    quoter = quoter or Quoter()
+    return quoter.quote(section.mark, section.title, kept[::-1] if section.backwards else kept)
 
 
 def fitting(section: Section) -> list[str]:

@@ -17,7 +17,7 @@ _FAMILY = """
     )
 """
 
-_SEARCHABLE = "embedder = %(embedder)s AND status = 'active' AND query_vector IS NOT NULL"
+_SEARCHABLE = "bank = %(bank)s::text AND embedder = %(embedder)s AND status = 'active' AND query_vector IS NOT NULL"
 
 KIN = Statement(
     "context.kin",
@@ -27,9 +27,9 @@ KIN = Statement(
 
 # What does not depend on what is asked: the summaries of earlier sessions, newest first, and the
 # memories that conversations come back to. A row of the section `kin` is a session of the family; one
-# of `past` says that there is something to recall at all, one of `bank` that the CaseBank has
-# questions of this embedder that this user may see. Only the newest sessions are looked at: one that said
-# nothing has no summary, and there may be any number of those.
+# of `past` says that there is something to recall at all, one of `bank` that the agent's bank has questions
+# of this embedder that this user may see (`bank` is NULL for an agent without one). Only the newest sessions
+# are looked at: one that said nothing has no summary, and there may be any number of those.
 PAST = Statement(
     "context.past",
     f"""
@@ -60,8 +60,11 @@ PAST = Statement(
        OR EXISTS (SELECT FROM memories WHERE user_id = %(user_id)s)
     UNION ALL
     SELECT 'bank', 1, '', NULL
-    WHERE EXISTS (SELECT FROM cases WHERE user_id IS NULL AND {_SEARCHABLE})
-       OR EXISTS (SELECT FROM cases WHERE user_id = %(user_id)s AND {_SEARCHABLE})
+    WHERE %(tenant)s::text IS NULL AND EXISTS (SELECT FROM cases WHERE user_id IS NULL AND {_SEARCHABLE})
+       OR EXISTS (SELECT FROM cases WHERE user_id = ANY (%(authors)s::text[]) AND {_SEARCHABLE})
+       OR EXISTS (SELECT FROM cases WHERE user_id IS NOT NULL AND shared_at IS NOT NULL
+                         AND CASE WHEN strpos(user_id, chr(31)) > 0 THEN split_part(user_id, chr(31), 1) END
+                             IS NOT DISTINCT FROM %(tenant)s::text AND {_SEARCHABLE})
        OR %(all_cases)s AND EXISTS (SELECT FROM cases WHERE {_SEARCHABLE})
     ORDER BY section, position
     """,  # noqa: S608 (constants)

@@ -22,7 +22,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import Row
 
 from perdure.database.engine import Database, Executor
-from perdure.errors import Abandoned, PerdureError
+from perdure.errors import Abandoned, PerdureError, loggable
 from perdure.memory import embedding_queries as queries
 from perdure.models.embedders.protocol import Embedder, Vector
 from perdure.models.protocol import ModelCall
@@ -121,7 +121,7 @@ def embed_missing(
     except Abandoned:
         raise
     except PerdureError as error:
-        log.warning("what is older gets its vectors later: %s", error)
+        log.warning("what is older gets its vectors later: %s", loggable(error))
         return replace(filled, error=error.message)
     return replace(filled, more=_walk(database, register(database, embedder.name, dimensions)))
 
@@ -191,7 +191,7 @@ def _fill(database: Database, embedder: Embedder, taken: Sequence[Row[Any]], cal
     except Abandoned:
         raise
     except PerdureError as error:
-        log.warning("%d texts get their vectors later: %s", len(there), error)
+        log.warning("%d texts get their vectors later: %s", len(there), loggable(error))
         database.run(queries.POSTPONE, {**_keys(there), "pause_s": _PAUSE_S, "doublings": _DOUBLINGS})
         return Filled(error=error.message)
     registered = register(database, embedder.name, dimensions)

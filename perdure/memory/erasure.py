@@ -4,15 +4,17 @@ One transaction raises the tokens of their sessions and deletes every row, so th
 turn or a consolidation of theirs writes nothing any more. What is in Redis and in a store of
 snapshots goes right after it, and once more after one lease: a process that was paused after its
 last commit may still have written there. That second pass is a row of its own, which the sweeper
-works off, whatever dies meanwhile.
+works off, whatever dies meanwhile. It also has the planner's statistics and the file of an embedded Redis forget
+what was deleted.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Protocol
 from uuid import UUID
 
 from perdure.clock import Clock
@@ -20,6 +22,7 @@ from perdure.database.engine import Database
 from perdure.errors import Unavailable
 from perdure.ids import new_id
 from perdure.memory import erasure_queries as queries
+from perdure.memory.statistics import forget_samples
 from perdure.memory.volatile import Volatile
 from perdure.snapshots.store import SnapshotStore
 
@@ -39,15 +42,39 @@ class Erased:
     everywhere: bool
 
 
+class RedisFile(Protocol):
+    """The file that Redis writes its commands to, where that is perdure's own to rewrite."""
+
+    def rewrite(self) -> None:
+        """Begin to write it anew from what Redis holds now, unless that was begun a moment ago.
+
+        Raises:
+            Unavailable: Redis cannot be reached.
+        """
+        ...
+
+    def rewritten(self, erasures: Collection[UUID]) -> Collection[UUID]:
+        """Those of `erasures`, whose keys are deleted, that are gone from the file. The others need another call.
+
+        Raises:
+            Unavailable: Redis cannot be reached.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Eraser:
-    """What erasing takes. `volatile` is None where this process knows no Redis: then a worker cleans it."""
+    """What erasing takes. `volatile` is None where this process knows no Redis: then a worker cleans it.
+
+    `file` is None if Redis is another's: its operator has it rewritten (docs/operating.md).
+    """
 
     database: Database
     clock: Clock
     snapshots: SnapshotStore
     volatile: Volatile | None
     lease_s: float
+    file: RedisFile | None = None
 
     def erase(self, user_id: str) -> Erased:
         """Erase all that is held of a user. One who is not known has nothing: that is no error.
@@ -74,15 +101,28 @@ class Eraser:
         Raises:
             Unavailable: the database cannot be reached.
         """
-        done = 0
-        for row in self.database.run(queries.DUE, {"most": _MOST_A_ROUND, "lease_s": self.lease_s}):
-            asked = {"erasure_id": row.erasure_id, "lease_s": self.lease_s}
-            if self.volatile is not None and self._cleaned(row.user_id, row.session_ids, row.erased_at):
-                self.database.run(queries.FINISH, asked)
-                done += 1
-            else:
-                self.database.run(queries.POSTPONE, asked)
-        return done
+        due = self.database.run(queries.DUE, {"most": _MOST_A_ROUND, "lease_s": self.lease_s})
+        clean = {
+            row.erasure_id
+            for row in due
+            if self.volatile is not None and self._cleaned(row.user_id, row.session_ids, row.erased_at)
+        }
+        gone = self._gone_for_good(clean) if clean else clean
+        for row in due:
+            done = queries.FINISH if row.erasure_id in gone else queries.POSTPONE
+            self.database.run(done, {"erasure_id": row.erasure_id, "lease_s": self.lease_s})
+        return len(gone)
+
+    def _gone_for_good(self, clean: Collection[UUID]) -> Collection[UUID]:
+        """Those whose texts are gone from the statistics and from Redis's file, too."""
+        forget_samples(self.database)
+        if self.file is None:
+            return clean
+        try:
+            return self.file.rewritten(clean)
+        except Unavailable as error:
+            log.warning("erased texts are in Redis's file still, and are seen to again: %s", error.message)
+            return ()
 
     def _cleaned(self, user_id: str, sessions: Sequence[UUID], until: datetime) -> bool:
         """Whether all that is kept of these sessions outside PostgreSQL is gone."""
@@ -94,6 +134,8 @@ class Eraser:
             self.volatile.stream.trim_session(user_id, None, until)
             for session_id in sessions:
                 self.volatile.working.forget(session_id)
+            if self.file is not None:
+                self.file.rewrite()
         except Unavailable as error:
             log.warning("an erased user's traces are not gone yet, and are seen to again: %s", error.message)
             return False

@@ -1,6 +1,6 @@
 """Conversations from and into files: one JSON object a line, as CONTRACT's `messages import` says.
 
-    {user_id, session, message_id, role, author?, content, occurred_at, channel?}
+    {user_id, tenant?, session, message_id, role, author?, content, occurred_at, channel?}
 
 `session` groups a user's lines into sessions, which arrive ended and not yet consolidated. A line is
 known by its session and `message_id`: importing a file twice changes nothing, and a file that has
@@ -22,10 +22,12 @@ from sqlalchemy import Row
 
 from perdure.clock import Clock
 from perdure.database.engine import Database, Statement, Transaction, as_json
+from perdure.errors import InvalidRequest
 from perdure.ids import new_id
 from perdure.memory import exchange_queries as queries
 from perdure.memory.context import tokens
-from perdure.untrusted import first_line, load_object, storable, what_is_wrong
+from perdure.tenants import line_tenant, tenant_of, user_key, user_of
+from perdure.untrusted import first_line, identifier, load_object, storable, what_is_wrong
 
 MAX_LINE_CHARS = 16_777_216
 MAX_BAD_LINES = 1_000
@@ -68,13 +70,14 @@ class Line(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     user_id: _Name
+    tenant: str | None = None
     session: _Name
     message_id: _Name
     role: Literal["user", "assistant"]
     author: _Name | None = None
     content: Annotated[str, AfterValidator(_plain), AfterValidator(_said)]
     occurred_at: Annotated[datetime, AfterValidator(_aware)]
-    channel: _Name = _CHANNEL
+    channel: Annotated[_Name, AfterValidator(identifier)] = _CHANNEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +105,13 @@ class Imported:
             self.bad.append(BadLine(number, reason))
 
 
-def import_messages(database: Database, clock: Clock, agent: str, lines: Iterable[str]) -> Iterator[Imported]:
+def import_messages(
+    database: Database, clock: Clock, agent: str, lines: Iterable[str], tenant: str | None = None
+) -> Iterator[Imported]:
     """Import the lines of a file, some at a time; after each portion what has become of all lines so far.
 
-    Every portion is committed, a session's part of it at once; `agent` is whose sessions they become. Give
-    `sessions` their vectors with `embed_sessions`.
+    Every portion is committed, a session's part of it at once; `agent` is whose sessions they become. A line that
+    names no tenant is of `tenant`. Give `sessions` their vectors with `embed_sessions`.
 
     Raises:
         Unavailable: the database cannot be reached; importing the file once more is safe.
@@ -116,7 +121,7 @@ def import_messages(database: Database, clock: Clock, agent: str, lines: Iterabl
     while portion := list(islice(numbered, _AT_ONCE)):
         grouped: dict[tuple[str, str], list[tuple[int, Line]]] = {}
         for number, text in portion:
-            line = _parsed(number, text, result)
+            line = _parsed(number, text, tenant, result)
             if line is not None:
                 grouped.setdefault((line.user_id, line.session), []).append((number, line))
         for said in grouped.values():
@@ -125,15 +130,18 @@ def import_messages(database: Database, clock: Clock, agent: str, lines: Iterabl
         yield result
 
 
-def export_messages(database: Database, user_id: str | None = None) -> Iterator[dict[str, Any]]:
-    """Everything that was said, or what was said by and to one user, as lines that can be imported.
+def export_messages(database: Database, user: str | None = None, tenant: str | None = None) -> Iterator[dict[str, Any]]:
+    """Everything that was said, or what was said by and to one user or a tenant's, as lines that can be imported.
+
+    `user` is the user's key.
 
     Raises:
         Unavailable: the database cannot be reached.
     """
-    for row in _all_said(database) if user_id is None else _said_by(database, user_id):
+    for row in _all_said(database) if user is None and tenant is None else _said_by(database, user, tenant):
         line = {
-            "user_id": row.user_id,
+            "user_id": user_of(row.user_id),
+            "tenant": tenant_of(row.user_id),
             "session": row.session,
             "message_id": row.message_id,
             "role": row.role,
@@ -149,9 +157,10 @@ def _all_said(database: Database) -> Iterator[Row[Any]]:
     return _paged(database, queries.EXPORT, {})
 
 
-def _said_by(database: Database, user_id: str) -> Iterator[Row[Any]]:
-    """One user's messages, some sessions at a time: no index finds a page of a user's messages in this order."""
-    sessions = [row.session_id for row in database.run(queries.SESSIONS_OF_USER, {"user_id": user_id})]
+def _said_by(database: Database, user: str | None, tenant: str | None) -> Iterator[Row[Any]]:
+    """Messages of a user or a tenant, some sessions at a time: no index finds a page of them in this order."""
+    statement = queries.SESSIONS_OF_TENANT if user is None else queries.SESSIONS_OF_USER
+    sessions = [row.session_id for row in database.run(statement, {"user_id": user, "tenant": tenant})]
     for start in range(0, len(sessions), _SESSIONS):
         chosen = sessions[start : start + _SESSIONS]
         yield from _paged(database, queries.EXPORT_OF_SESSIONS, {"session_ids": chosen})
@@ -168,14 +177,18 @@ def _paged(database: Database, statement: Statement, given: dict[str, Any]) -> I
         after = (rows[-1].session_id, rows[-1].seq)
 
 
-def _parsed(number: int, text: str, result: Imported) -> Line | None:
+def _parsed(number: int, text: str, tenant: str | None, result: Imported) -> Line | None:
+    """The line that `text` is, its `user_id` the user's key; `None`: it is blank, or refused."""
     if not text.strip():
         return None
     if len(text) > MAX_LINE_CHARS:
         result.refuse(number, f"longer than {MAX_LINE_CHARS:,} characters")
         return None
     try:
-        return Line.model_validate(load_object(text))
+        line = Line.model_validate(load_object(text))
+        return line.model_copy(update={"user_id": user_key(line_tenant(line.tenant, tenant), line.user_id)})
+    except InvalidRequest as error:
+        result.refuse(number, error.message)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in fault["loc"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perdure.database.engine import Statement
+from perdure.tenants import OF_TENANT
 
 KNOW_USER = Statement(
     "exchange.know_user",
@@ -99,5 +100,11 @@ EXPORT_OF_SESSIONS = Statement(
 SESSIONS_OF_USER = Statement(
     "exchange.sessions_of_user",
     "SELECT session_id FROM sessions WHERE user_id = %(user_id)s ORDER BY session_id",
+    writes=False,
+)
+
+SESSIONS_OF_TENANT = Statement(
+    "exchange.sessions_of_tenant",
+    f"SELECT session_id FROM sessions WHERE {OF_TENANT.format(column='user_id')} ORDER BY session_id",  # noqa: S608
     writes=False,
 )

@@ -17,8 +17,8 @@ from datetime import datetime
 
 from perdure.errors import InvalidResponse
 from perdure.memory.candidates import Candidate, Doubt, alike, parse
-from perdure.memory.quoting import without_quotations
 from perdure.models.protocol import Message, Model, ModelCall, ModelRequest, Role
+from perdure.quoting import without_quotations
 from perdure.text import words
 from perdure.untrusted import cut, first_line
 

@@ -20,11 +20,12 @@ from sqlalchemy import Row
 from perdure.database.engine import Executor
 from perdure.memory import context_queries as queries
 from perdure.memory.context import Section, fitting, render, tokens
-from perdure.memory.quoting import CONVERSATION, MEMORY
 from perdure.memory.recall import Layer, Recalled
 from perdure.memory.stream import Happening, Kind, Stream
+from perdure.quoting import CONVERSATION, MEMORY, Quoter
 from perdure.settings import MemorySettings
-from perdure.untrusted import cut
+from perdure.tenants import tenant_of
+from perdure.untrusted import cut, shown_channel
 
 MOST_RECALLED = 10
 """Memories and messages that a turn recalls."""
@@ -53,7 +54,8 @@ class Occasion:
     """Whose turn it is, in which session, which one came before, and what they say now.
 
     `long` says that the session has turns that the prompt's window does not reach; `embedder` names what
-    makes the vector of what they say; `all_cases` says that the cases of all users may be shown to this one.
+    makes the vector of what they say; `authors` are the users whose cases this one sees; `all_cases` says that the
+    cases of all users may be shown to this one; `bank` holds the agent's cases, and is None if it uses none.
     """
 
     user_id: str
@@ -61,8 +63,10 @@ class Occasion:
     previous_id: UUID | None
     asked: str
     embedder: str
+    authors: Sequence[str] = ()
     long: bool = False
     all_cases: bool = False
+    bank: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,11 @@ def gather(
     *,
     answers: Answers,
     stream: Stream | None,
+    quoter: Quoter,
 ) -> Gathered:
     """The sections of the past that have something to say, each within its budget, what matters most last.
+
+    `quoter` is the prompt's.
 
     Raises:
         PerdureError: something cannot be reached; the turn can do without.
@@ -91,12 +98,15 @@ def gather(
         queries.PAST,
         {
             "user_id": occasion.user_id,
+            "authors": occasion.authors,
+            "tenant": tenant_of(occasion.user_id),
             "session_id": occasion.session_id,
             "previous_id": occasion.previous_id,
             "archive": limits.archive_sessions,
             "hot": _HOT,
             "embedder": occasion.embedder,
             "all_cases": occasion.all_cases,
+            "bank": occasion.bank,
         },
     )
     worth = occasion.long or any(row.section == "past" for row in past)
@@ -105,7 +115,7 @@ def gather(
     around = _around(executor, occasion.user_id, recalled) if recalled else ()
     given = answers(occasion.asked) if _of("bank", past) else ()
     answered = Section(MEMORY, _ANSWERED, given, limits.budget_semantic // _ANSWERS_SHARE)
-    left = limits.budget_semantic - tokens(render(answered))
+    left = limits.budget_semantic - tokens(render(answered, quoter))
     known = {each.content for each in recalled}
     sections = (
         Section(MEMORY, _STREAM, _happened(stream, occasion.user_id), limits.budget_stream, backwards=True),
@@ -117,7 +127,8 @@ def gather(
             CONVERSATION, _ARCHIVE, [_dated(row) for row in _of("archive", past)], limits.budget_archive, backwards=True
         ),
     )
-    return Gathered([text for text in map(render, sections) if text], len(fitting(answered)))
+    rendered = [render(section, quoter) for section in sections]
+    return Gathered([text for text in rendered if text], len(fitting(answered)))
 
 
 _STREAM = "What happened lately beside the conversation, oldest first"
@@ -188,4 +199,4 @@ def _happened(stream: Stream | None, user_id: str) -> list[str]:
 
 def _happening(each: Happening) -> str:
     what = "went on in the channel" if each.kind is Kind.CHANNEL_SWITCH else "was present on the channel"
-    return f"- {each.at:%Y-%m-%d %H:%M}: {what} {each.channel!r}"
+    return f"- {each.at:%Y-%m-%d %H:%M}: {what} {shown_channel(each.channel)}"

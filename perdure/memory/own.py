@@ -15,7 +15,7 @@ from uuid import UUID
 
 from perdure.contradiction import difference
 from perdure.database.engine import Database, Executor
-from perdure.errors import InvalidRequest, PerdureError
+from perdure.errors import InvalidRequest, PerdureError, loggable
 from perdure.memory import consolidation_queries, own_queries
 from perdure.memory.candidates import Kind
 from perdure.memory.context_queries import KIN
@@ -108,7 +108,7 @@ class OwnMemory:
         try:
             return embedder.embed([content], self._call())[0]
         except PerdureError as error:
-            log.warning("a memory is kept without its vector for now: %s", error.message)
+            log.warning("a memory is kept without its vector for now: %s", loggable(error))
             return None
 
     def _store(self, executor: Executor, content: str, kind: Kind, importance: float) -> None:

@@ -19,7 +19,8 @@ _OF_USER = "user_id = %(user_id)s"
 class Holding:
     """A table with rows of users: `of_user` finds those of `%(user_id)s`.
 
-    `left_out` are columns that an export leaves out: what texts that are in it are searched by.
+    `left_out` are columns that an export leaves out: what texts that are in it are searched by, and what a delivery
+    met in the network of this installation, which is the operator's to know.
     """
 
     table: str
@@ -45,7 +46,7 @@ HOLDINGS = (
     Holding("case_history", f"case_id IN ({_OF_CASES})"),
     Holding("case_archive", _OF_USER, ("query_vector",)),
     Holding("cases", _OF_USER, ("query_vector",)),
-    Holding("deliveries", _OF_TURNS),
+    Holding("deliveries", _OF_TURNS, ("last_error",)),
     Holding("tool_effects", _OF_TURNS),
     Holding("messages", _OF_SESSIONS),
     Holding("snapshots", _OF_SESSIONS),

@@ -26,7 +26,7 @@ from zoneinfo import ZoneInfo
 
 from perdure.clock import Clock
 from perdure.database.engine import Database, Statement
-from perdure.errors import Abandoned, InvalidRequest, PerdureError, Unavailable
+from perdure.errors import Abandoned, InvalidRequest, PerdureError, Unavailable, loggable
 from perdure.ids import new_id
 from perdure.memory import recall_queries as queries
 from perdure.memory.embedding import as_parameter
@@ -178,7 +178,8 @@ class Recall:
         except Abandoned:
             raise
         except PerdureError as error:
-            log.warning("the embedder %s is away, so recall goes by words alone: %s", self.embedder.name, error)
+            name, why = self.embedder.name, loggable(error)
+            log.warning("the embedder %s is unavailable, so recall goes by words alone: %s", name, why)
             return None
         known = self.database.run(queries.EMBEDDER, {"name": self.embedder.name, "dimensions": len(vector)})
         if not known:

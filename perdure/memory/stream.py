@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from perdure.errors import loggable
 from perdure.memory.cache import Cache
-from perdure.untrusted import first_line
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Stream:
             f"reading the stream of the user {user_id!r}",
             lambda client: client.xrevrange(self._key(user_id), count=n),
         )
-        found = (_happening(user_id, identifier, fields) for identifier, fields in reversed(newest or []))
+        found = (_happening(identifier, fields) for identifier, fields in reversed(newest or []))
         return [happening for happening in found if happening is not None]
 
     def trim_session(self, user_id: str, channel: str | None, until: datetime) -> int:
@@ -106,7 +106,7 @@ def _milliseconds(at: datetime) -> int:
     return int(at.timestamp() * 1000)
 
 
-def _happening(user_id: str, identifier: bytes, fields: Mapping[bytes, bytes]) -> Happening | None:
+def _happening(identifier: bytes, fields: Mapping[bytes, bytes]) -> Happening | None:
     try:
         return Happening(
             Kind(fields[b"kind"].decode()),
@@ -114,6 +114,6 @@ def _happening(user_id: str, identifier: bytes, fields: Mapping[bytes, bytes]) -
             datetime.fromtimestamp(int(fields[b"at"]) / 1000, UTC),
         )
     except (KeyError, ValueError, OverflowError, OSError) as error:
-        reason = first_line(f"{type(error).__name__}: {error}", 120)
-        log.warning("entry %s of the stream of the user %r is passed over: %s", identifier.decode(), user_id, reason)
+        reason = loggable(error)
+        log.warning("entry %s of a user's stream is passed over: %s", identifier.decode(), reason)
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import httpx2
 
-from perdure.errors import SettingsError
+from perdure.errors import MissingKey, SettingsError
 from perdure.models.line import Transport
 
 _NO_KEY = "none"
@@ -41,12 +41,13 @@ def endpoint_of(vendor: Vendor, setting: str, name: str) -> Endpoint:
     """The server that `setting` with the value `name` is to use.
 
     Raises:
-        SettingsError: the key is missing, or the base URL is no address.
+        MissingKey: the key is not set.
+        SettingsError: the base URL is no address.
     """
     base_url = os.environ.get(f"{vendor.prefix}_BASE_URL") or vendor.base_url
     key = os.environ.get(f"{vendor.prefix}_API_KEY")
     if not key and base_url == vendor.base_url:
-        raise SettingsError(
+        raise MissingKey(
             f"{vendor.prefix}_API_KEY is not set and {setting} is {name!r}: set {vendor.prefix}_API_KEY, "
             f"or {vendor.prefix}_BASE_URL to a compatible server that needs no key"
         )

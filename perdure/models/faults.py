@@ -7,6 +7,7 @@
     no answer in time                              DeadlineExceeded   yes
     413, or a 400 that says "too long"             ContextTooLong     no
     any other 4xx, a redirect to another origin    ProviderError      no
+    a compressed reply                             InvalidResponse    no
 
 The messages may reach a user: they hold nothing that the provider wrote. What its support asks
 for (status, code, request id) goes to the log, and to the error as a note, which tracebacks show.
@@ -24,8 +25,15 @@ from email.utils import parsedate_to_datetime
 import httpx2
 
 from perdure.clock import Clock
-from perdure.errors import ContextTooLong, DeadlineExceeded, PerdureError, ProviderError, RateLimited
-from perdure.models.line import ForeignRedirect
+from perdure.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    InvalidResponse,
+    PerdureError,
+    ProviderError,
+    RateLimited,
+)
+from perdure.models.line import Compressed, ForeignRedirect
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +100,8 @@ def connection_lost(cause: BaseException | None) -> PerdureError:
         return DeadlineExceeded("The model did not answer in time.")
     if isinstance(cause, ForeignRedirect):
         return ProviderError("The model's server redirects to another origin, which is not followed.", transient=False)
+    if isinstance(cause, Compressed):
+        return InvalidResponse("The model's server sent a compressed reply, which was not asked for.")
     return ProviderError("The connection to the model's server failed.", transient=True)
 
 

@@ -45,6 +45,10 @@ class ForeignRedirect(httpx2.TransportError):
     """The server redirects to another origin: the conversation is sent to none but the configured one."""
 
 
+class Compressed(httpx2.TransportError):
+    """The server sent a compressed reply, though none was asked for: a megabyte of it can unpack to a gigabyte."""
+
+
 class Line:
     """One call's hold on the network: the socket that its thread is blocked on just now."""
 
@@ -124,7 +128,8 @@ class Transport(httpx2.BaseTransport):
     """An httpx transport over one pool of such connections, through the environment's proxy if there is one.
 
     Requests may only be made inside `line_of`. Connections are not limited in number: each
-    belongs to a thread that waits for it. Requests go to the origin of `base_url` only.
+    belongs to a thread that waits for it. Requests go to the origin of `base_url` only, and ask for bodies that
+    are not compressed: the SDKs unpack a body without a bound.
     """
 
     def __init__(self, base_url: str) -> None:
@@ -142,6 +147,7 @@ class Transport(httpx2.BaseTransport):
 
         Raises:
             ForeignRedirect: the request is for another origin, to which the server redirected it.
+            Compressed: the reply is compressed. The body of an error or a redirect is left out then.
         """
         raw = request.url
         if _origin(raw) != self._origin:
@@ -151,21 +157,36 @@ class Transport(httpx2.BaseTransport):
                 httpcore2.Request(
                     method=request.method,
                     url=httpcore2.URL(scheme=raw.raw_scheme, host=raw.raw_host, port=raw.port, target=raw.raw_path),
-                    headers=request.headers.raw,
+                    headers=[*_without(request.headers.raw, b"accept-encoding"), (b"Accept-Encoding", b"identity")],
                     content=request.stream,
                     extensions=request.extensions,
                 )
             )
-        return httpx2.Response(
-            status_code=response.status,
-            headers=response.headers,
-            stream=_Body(response),
-            extensions=response.extensions,
-        )
+        if not _is_compressed(response):
+            return httpx2.Response(
+                status_code=response.status,
+                headers=response.headers,
+                stream=_Body(response),
+                extensions=response.extensions,
+            )
+        response.close()
+        if httpx2.codes.is_success(response.status):
+            raise Compressed("the reply is compressed")
+        headers = _without(response.headers, b"content-encoding", b"content-length", b"transfer-encoding")
+        return httpx2.Response(response.status, headers=headers, content=b"", extensions=response.extensions)
 
     def close(self) -> None:
         """Close every connection."""
         self._pool.close()
+
+
+def _is_compressed(response: httpcore2.Response) -> bool:
+    encodings = (value for name, value in response.headers if name.lower() == b"content-encoding")
+    return any(value.strip().lower() not in {b"", b"identity"} for value in encodings)
+
+
+def _without(headers: Iterable[tuple[bytes, bytes]], *names: bytes) -> list[tuple[bytes, bytes]]:
+    return [(name, value) for name, value in headers if name.lower() not in names]
 
 
 def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from perdure.errors import InvalidResponse
+from perdure.errors import InvalidResponse, loggable
 from perdure.models.plain import as_plain
 from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest
-from perdure.resilience.failures import Verdict, named, verdict
+from perdure.resilience.failures import Verdict, verdict
 from perdure.resilience.fallback import FallbackStrategy, with_fallback
 from perdure.resilience.registry import Breaker
 from perdure.resilience.retry import retrying
@@ -173,7 +173,7 @@ class OtherModels:
                 if verdict(further) is Verdict.ABANDONED:
                     raise
                 asked.call.rewind()
-                log.warning("fallback model %s failed (%s)", model.name, named(further), exc_info=further.__cause__)
+                log.warning("fallback model %s failed (%s)", model.name, loggable(further), exc_info=further.__cause__)
         return None
 
 

@@ -16,7 +16,6 @@ from enum import Enum, auto
 from http import HTTPStatus
 
 from perdure.errors import Abandoned, PerdureError
-from perdure.untrusted import first_line
 
 _CANCELLATIONS = (Abandoned, CancelledError, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 _PASSING_STATUSES = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
@@ -53,12 +52,6 @@ def asked_pause_s(error: BaseException) -> float | None:
             asked = each.retry_after_s
             return asked if math.isfinite(asked) and asked >= 0 else None
     return None
-
-
-def named(error: BaseException) -> str:
-    """An error in one line of a log: its code, or its type, and what it says."""
-    kind = error.code if isinstance(error, PerdureError) else type(error).__name__
-    return first_line(f"{kind}: {error}")
 
 
 def _passes(error: BaseException) -> bool | None:

@@ -9,7 +9,8 @@ import logging
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from perdure.resilience.failures import Verdict, named, verdict
+from perdure.errors import loggable
+from perdure.resilience.failures import Verdict, verdict
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def with_fallback(
     except Exception as error:
         if verdict(error) is Verdict.ABANDONED:
             raise
-        log.warning("%s failed (%s); its fallback is asked", what, named(error), exc_info=error.__cause__)
+        log.warning("%s failed (%s); its fallback is asked", what, loggable(error), exc_info=error.__cause__)
         found = _recover(what, strategy, asked, error)
         if found is None:
             raise

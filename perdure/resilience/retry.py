@@ -9,7 +9,8 @@ import logging
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from perdure.resilience.failures import Verdict, asked_pause_s, named, verdict
+from perdure.errors import loggable
+from perdure.resilience.failures import Verdict, asked_pause_s, verdict
 from perdure.settings import RetrySettings
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ def retrying(what: str, work: Callable[[], T], policy: RetrySettings, window: Wi
             if pause_s >= window.remaining():
                 raise
             text = "%s: try %d of %d failed (%s); again in %.1f s"
-            log.info(text, what, tried, policy.max_attempts, named(error), pause_s)
+            log.info(text, what, tried, policy.max_attempts, loggable(error), pause_s)
         window.wait(pause_s)
         tried += 1
 

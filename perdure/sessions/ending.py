@@ -21,7 +21,7 @@ from sqlalchemy import Row
 
 from perdure.clock import Clock
 from perdure.database.engine import Database, Executor
-from perdure.errors import Conflict, NotFound, PerdureError, Unavailable
+from perdure.errors import Conflict, NotFound, PerdureError, Unavailable, loggable
 from perdure.fencing import Fence
 from perdure.models.protocol import CallAborted, Message, Model, ModelCall, Role
 from perdure.sessions import queries
@@ -188,7 +188,7 @@ class Ender:
         except CallAborted:
             raise
         except PerdureError as error:
-            log.warning("session %s could not be summarised (attempt %d): %s", session_id, attempt, error.message)
+            log.warning("session %s could not be summarised (attempt %d): %s", session_id, attempt, loggable(error))
             return extract(conversation) if attempt == MAX_ATTEMPTS else None
 
 

@@ -23,6 +23,7 @@ from perdure.database.engine import Executor
 from perdure.errors import Conflict, InvalidRequest, NotFound
 from perdure.ids import new_id
 from perdure.sessions import queries
+from perdure.untrusted import whole
 
 _MAX_BIGINT = 2**63 - 1
 
@@ -57,9 +58,10 @@ def parse_tick(given: object) -> int | None:
     Raises:
         InvalidRequest: it is no whole number.
     """
-    if given is not None and (isinstance(given, bool) or not isinstance(given, int)):
+    tick = whole(given)
+    if tick is not None and (isinstance(tick, bool) or not isinstance(tick, int)):
         raise InvalidRequest("tick: must be a whole number from 0.")
-    return given
+    return tick
 
 
 def _planned(row: Row[Any], tick: int | None) -> list[UUID]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from perdure.database.engine import Statement
 from perdure.fencing import HELD, RAISED
 from perdure.sessions.states import State, Trigger, sql
+from perdure.tenants import OF_TENANT
 
 # Opens the live session of a scope, behind the last one that was there: the newest that none
 # follows yet, so that a clock set back makes no gap. A session opened by somebody else meanwhile
@@ -97,6 +98,10 @@ LIST = Statement("sessions.list", _SESSION + _NEWEST, writes=False)
 
 LIST_OF_USER = Statement("sessions.list_of_user", _SESSION + " WHERE user_id = %(user_id)s" + _NEWEST, writes=False)
 
+LIST_OF_TENANT = Statement(
+    "sessions.list_of_tenant", _SESSION + f" WHERE {OF_TENANT.format(column='user_id')}" + _NEWEST, writes=False
+)
+
 LIST_GIVEN_UP = Statement(
     "sessions.list_given_up",
     _SESSION
@@ -112,6 +117,16 @@ LIST_GIVEN_UP_OF_USER = Statement(
     _SESSION
     + """
     WHERE consolidation_given_up_at IS NOT NULL AND user_id = %(user_id)s
+    ORDER BY consolidation_given_up_at DESC, session_id DESC LIMIT %(limit)s
+    """,
+    writes=False,
+)
+
+LIST_GIVEN_UP_OF_TENANT = Statement(
+    "sessions.list_given_up_of_tenant",
+    _SESSION
+    + f"""
+    WHERE consolidation_given_up_at IS NOT NULL AND {OF_TENANT.format(column="user_id")}
     ORDER BY consolidation_given_up_at DESC, session_id DESC LIMIT %(limit)s
     """,
     writes=False,

@@ -10,6 +10,7 @@ from sqlalchemy import Row
 from perdure.database.engine import Executor
 from perdure.errors import NotFound
 from perdure.sessions import queries
+from perdure.tenants import tenant_of, user_of
 from perdure.untrusted import load_object
 
 _ALL = 2**62
@@ -27,6 +28,18 @@ def read_session(executor: Executor, session_id: UUID) -> dict[str, Any]:
     return _session(rows[0])
 
 
+def owner(executor: Executor, session_id: UUID) -> str:
+    """The key of the user whose session it is.
+
+    Raises:
+        NotFound: there is no such session.
+    """
+    rows = executor.run(queries.OWNER, {"session_id": session_id})
+    if not rows:
+        raise NotFound("There is no such session.")
+    return str(rows[0].user_id)
+
+
 def find_live(executor: Executor, user_id: str, scope: str, idle_s: float) -> tuple[UUID, int] | None:
     """The session that this user's next message goes to and its number of messages, if there is one."""
     rows = executor.run(queries.LIVE, {"user_id": user_id, "scope": scope, "idle_s": idle_s})
@@ -34,17 +47,24 @@ def find_live(executor: Executor, user_id: str, scope: str, idle_s: float) -> tu
 
 
 def list_sessions(
-    executor: Executor, user_id: str | None = None, limit: int = 100, *, given_up: bool = False
+    executor: Executor,
+    user: str | None = None,
+    limit: int = 100,
+    *,
+    tenant: str | None = None,
+    given_up: bool = False,
 ) -> list[dict[str, Any]]:
-    """Sessions of one user, or of all; newest first, at most `limit`.
+    """Sessions of the user with the key `user`, of a tenant's users, or of all; newest first, at most `limit`.
 
     `given_up` lists only those whose consolidation was given up, by the time of that.
     """
-    if user_id is None:
-        statement = queries.LIST_GIVEN_UP if given_up else queries.LIST
-    else:
+    if user is not None:
         statement = queries.LIST_GIVEN_UP_OF_USER if given_up else queries.LIST_OF_USER
-    return [_session(row) for row in executor.run(statement, {"user_id": user_id, "limit": limit})]
+    elif tenant is not None:
+        statement = queries.LIST_GIVEN_UP_OF_TENANT if given_up else queries.LIST_OF_TENANT
+    else:
+        statement = queries.LIST_GIVEN_UP if given_up else queries.LIST
+    return [_session(row) for row in executor.run(statement, {"user_id": user, "tenant": tenant, "limit": limit})]
 
 
 def read_messages(
@@ -65,7 +85,8 @@ def read_messages(
 def _session(row: Row[Any]) -> dict[str, Any]:
     return {
         "session_id": str(row.session_id),
-        "user_id": row.user_id,
+        "tenant": tenant_of(row.user_id),
+        "user_id": user_of(row.user_id),
         "agent": row.agent,
         "state": row.state,
         "turn_count": row.turn_count,

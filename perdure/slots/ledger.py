@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 from perdure.clock import Clock
 from perdure.database.engine import Database
-from perdure.errors import Unavailable
+from perdure.errors import Unavailable, loggable
 from perdure.settings import TurnSettings
 from perdure.slots import queries
 from perdure.slots.entry import Entry
@@ -134,7 +134,7 @@ def fail(database: Database, taken: Taken, error: Exception) -> None:
     Raises:
         Unavailable: the database cannot be reached.
     """
-    reason = f"{type(error).__name__}: {error}"[:_LONGEST_ERROR].replace("\0", "")
+    reason = loggable(error)[:_LONGEST_ERROR].replace("\0", "")
     retries = {"first_retry_s": FIRST_RETRY_S, "longest_retry_s": LONGEST_RETRY_S}
     rows = database.run(queries.FAIL, {**_names(taken), **retries, "error": reason})
     again = f"again at {rows[0].retry_at}" if rows else "another worker took it over"

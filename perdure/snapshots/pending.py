@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from perdure.snapshots.snapshot import Event
+from perdure.tenants import tenant_of, user_of
 
 MESSAGE = "message"
 """The type of the events made here. Their source is the message's channel."""
 
 
-_MEMBERS = ("user_id", "message_id", "text", "agent", "priority", "reply_to", "metadata", "merged")
+_MEMBERS = ("message_id", "text", "agent", "priority", "reply_to", "metadata", "merged")
 
 
 def events(queued: Iterable[Mapping[str, Any]]) -> tuple[Event, ...]:
@@ -25,4 +26,6 @@ def events(queued: Iterable[Mapping[str, Any]]) -> tuple[Event, ...]:
 
 
 def _payload(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: row[name] for name in _MEMBERS if row[name] is not None}
+    tenant = tenant_of(row["user_id"])
+    user = {"user_id": user_of(row["user_id"])} | ({} if tenant is None else {"tenant": tenant})
+    return user | {name: row[name] for name in _MEMBERS if row[name] is not None}

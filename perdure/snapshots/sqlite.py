@@ -44,6 +44,7 @@ _PRIMARY = 0xFF
 _SET_UP = (
     f"PRAGMA busy_timeout = {int(_WAIT_S * 1000)}",
     "PRAGMA synchronous = FULL",
+    "PRAGMA secure_delete = ON",  # else what is deleted stays in the file's free pages
     f"CREATE TABLE IF NOT EXISTS snapshots {_COLUMNS}",
     f"CREATE TABLE IF NOT EXISTS set_aside {_COLUMNS}",
 )
@@ -99,6 +100,8 @@ class SqliteSnapshots:
         with self._transaction() as connection:
             for table in ("snapshots", "set_aside"):
                 connection.execute(f"DELETE FROM {table} WHERE agent_id = ?", (str(agent_id),))  # noqa: S608 (ours)
+        with self._writing.used() as connection:  # else the log keeps the pages; not done while another one reads
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
     def close(self) -> None:
         """Close the file."""

@@ -13,8 +13,8 @@ from pydantic import Field
 from perdure.errors import ToolError
 from perdure.memory.candidates import MAX_CONTENT_CHARS, Kind
 from perdure.memory.own import OwnMemory
-from perdure.memory.quoting import MEMORY, quoted
 from perdure.memory.recall import Layer, Recalled
+from perdure.quoting import MEMORY, quoted
 from perdure.tools.registry import Effect, ToolContext, tool
 from perdure.untrusted import cut
 

@@ -59,7 +59,8 @@ class ToolContext:
     `effect_id` is the idempotency key: the same for every attempt at the same call.
     `cancelled` is set when the turn no longer wants the result. `working_variables` are kept from
     one call to the next, until the session ends. `memory` is that of the user, for good; None in a
-    process that has none.
+    process that has none. Users of two tenants may have the same `user_id`: where a tool keeps something by user, its
+    key is `tenant` and `user_id`.
     """
 
     user_id: str
@@ -70,6 +71,7 @@ class ToolContext:
     cancelled: threading.Event
     working_variables: WorkingVariables = field(default_factory=WorkingVariables, compare=False)
     memory: OwnMemory | None = field(default=None, compare=False)
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +159,14 @@ class Tool:
         try:
             result = self.function(**arguments, **injected)
         except OutcomeUnknown as error:
-            raise OutcomeUnknown(untrusted.cut(untrusted.storable(error.message), self.max_result_chars)) from error
+            raise OutcomeUnknown(untrusted.storable(untrusted.cut(error.message, self.max_result_chars))) from error
         except ToolError as error:
-            raise ToolError(untrusted.cut(untrusted.storable(error.message), self.max_result_chars)) from error
+            raise ToolError(untrusted.storable(untrusted.cut(error.message, self.max_result_chars))) from error
         # SystemExit too: a tool that wraps a command line's main() must not end the worker's thread.
         except (Exception, SystemExit) as error:
-            raise ToolError(untrusted.first_line(f"{type(error).__name__}: {error}")) from error
+            raise ToolError(untrusted.named(error)) from error
         try:
-            return untrusted.cut(untrusted.dump(result), self.max_result_chars)
+            return untrusted.dump(result, self.max_result_chars)
         except ValueError as error:
             raise ToolError(
                 f"The tool {self.name} ran, but its result of type {type(result).__name__} cannot be shown: {error}"

@@ -19,7 +19,7 @@ from enum import Enum, auto
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from sqlalchemy import Row
 
 from perdure.database.engine import Database, Executor, as_json
@@ -39,13 +39,19 @@ EXPIRED = "Nobody approved of this call in time, and it was not run."
 ENDED = "The conversation was ended before anybody approved of this call, and it was not run."
 
 
+_DENIED_WITH_ARGUMENTS: JsonValue = {
+    "required": ["decision", "arguments"],
+    "properties": {"decision": {"const": "deny"}, "arguments": {"type": "object"}},
+}
+
+
 class Decision(BaseModel):
     """What a person decided of a call, as `POST /v1/turns/{id}/approval` takes it.
 
     `arguments` are what is run instead of the model's own.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra={"not": _DENIED_WITH_ARGUMENTS})
 
     call_id: Annotated[str, Field(strict=True, min_length=1)]
     decision: Literal["approve", "deny"]

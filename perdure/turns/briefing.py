@@ -3,7 +3,7 @@
 Made once a turn. The past speaks through sections of bounded size (`memory.gathering`), the session
 before last of all: through its summary, or through its last messages while that is being written.
 Next to what is known of the user come the cases of the CaseBank that are near enough to what they ask.
-All of it is quoted, as what was said and not as what to do. A memory that cannot be reached costs a
+All of it is quoted (`quoting`), as what was said and not as what to do. A memory that cannot be reached costs a
 turn a bounded wait and what it would have recalled, never the turn.
 """
 
@@ -17,20 +17,20 @@ from uuid import UUID
 from sqlalchemy.exc import DBAPIError
 
 from perdure.agents import Agent
-from perdure.casebank.search import Found
+from perdure.casebank.search import Found, authors
 from perdure.errors import Abandoned, PerdureError, Unavailable
 from perdure.memory.context import Section, affordable, cut_to, render, tokens
 from perdure.memory.gathering import MOST_RECALLED, Occasion, gather
-from perdure.memory.quoting import CONVERSATION
 from perdure.memory.recall import Recalled, Seen
 from perdure.models.protocol import CallAborted, ModelCall, ToolSchema
+from perdure.quoting import CONVERSATION, NOTE, Quoter, spoken
 from perdure.runtime import Runtime
 from perdure.sessions.ending import read_conversation
 from perdure.settings import CaseScope, MemorySettings
 from perdure.turns.lease import Before, Hold, TurnRef
 from perdure.turns.recalling import Once, cases_for, recall_of
 from perdure.turns.transcript import Transcript
-from perdure.untrusted import cut
+from perdure.untrusted import cut, shown_channel
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +63,14 @@ def brief(runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript:
         Unavailable: the database cannot be reached.
     """
     limits = runtime.settings.memory
+    quoter = Quoter(runtime.quoting_key)
     channel = _channel(turn.channel, turn.before.channel)
-    earlier = _earlier(runtime, turn.before)
+    earlier = _earlier(runtime, turn.before, quoter)
     left = limits.model_copy(update={"budget_archive": limits.budget_archive - tokens(earlier)})
-    past, case_ids = _past(runtime, hold, turn, transcript, left)
-    parts = [cut_to(agent.instructions, limits.budget_system - tokens(channel)), channel, *past, earlier]
+    past, case_ids = _past(runtime, hold, turn, transcript, left, quoter=quoter, bank=agent.bank)
+    quotations = [each for each in (*past, earlier) if each]
+    instructions = cut_to(agent.instructions, limits.budget_system - tokens(channel) - tokens(NOTE))
+    parts = [instructions, channel, *([NOTE] if quotations else []), *quotations]
     return Briefing("\n\n".join(part for part in parts if part), case_ids)
 
 
@@ -83,7 +86,14 @@ def offered(agent: Agent, schemas: Sequence[ToolSchema], budget: int) -> tuple[T
 
 
 def _past(
-    runtime: Runtime, hold: Hold, turn: TurnRef, transcript: Transcript, limits: MemorySettings
+    runtime: Runtime,
+    hold: Hold,
+    turn: TurnRef,
+    transcript: Transcript,
+    limits: MemorySettings,
+    *,
+    quoter: Quoter,
+    bank: str | None,
 ) -> tuple[list[str], tuple[str, ...]]:
     """What is remembered, and which cases are among it; nothing where memory cannot be reached."""
     seen = Seen(hold.session_id, transcript.first_seen(limits.budget_working))
@@ -94,8 +104,10 @@ def _past(
         turn.before.session_id,
         transcript.asked,
         embedder.name,
+        authors(turn.user_id),
         long=seen.from_seq > 1,
         all_cases=runtime.settings.casebank.scope is CaseScope.ALL,
+        bank=bank,
     )
     stream = runtime.volatile.stream if runtime.volatile is not None else None
     call = ModelCall(runtime.clock, limits.recall_timeout_s)
@@ -107,7 +119,8 @@ def _past(
 
     def answers(query: str) -> list[str]:
         try:
-            cases.extend(cases_for(runtime, turn.user_id, query, MOST_CASES, embedder=embedder, call=call))
+            near = cases_for(runtime, turn.user_id, query, MOST_CASES, bank=bank or "", embedder=embedder, call=call)
+            cases.extend(near)
         except (Abandoned, Unavailable):
             raise
         except PerdureError as error:
@@ -116,7 +129,7 @@ def _past(
 
     try:
         with hold.calling(call):
-            gathered = gather(runtime.database, occasion, limits, search, answers=answers, stream=stream)
+            gathered = gather(runtime.database, occasion, limits, search, answers=answers, stream=stream, quoter=quoter)
             return gathered.sections, tuple(each.case_id for each in cases[: gathered.answers])
     except CallAborted:
         raise
@@ -133,19 +146,19 @@ def _case(case: Found) -> str:
 
 
 def _channel(present: str, previous: str | None) -> str:
-    if previous in {None, present}:
-        return f"The user is writing on the channel {present!r}."
-    return f"The user wrote on {previous!r} before and now writes on {present!r}."
+    if previous is None or previous == present:
+        return f"The user is writing on the channel {shown_channel(present)}."
+    return f"The user wrote on {shown_channel(previous)} before and now writes on {shown_channel(present)}."
 
 
-def _earlier(runtime: Runtime, before: Before) -> str:
+def _earlier(runtime: Runtime, before: Before, quoter: Quoter) -> str:
     budget = runtime.settings.memory.budget_archive
     if before.session_id is None:
         return ""
     if before.summary is None:
         said = read_conversation(runtime.database, before.session_id, MAX_MESSAGES)
-        lines = [f"{each.role}: {cut(each.content, _MAX_CHARS)}" for each in said if each.content]
+        lines = [spoken(each.role, cut(each.content, _MAX_CHARS)) for each in said if each.content.strip()]
         title = "The end of your previous conversation with this user, as it was said"
-        return render(Section(CONVERSATION, title, lines[::-1], budget, backwards=True))
+        return render(Section(CONVERSATION, title, lines[::-1], budget, backwards=True), quoter)
     title = "A summary of your previous conversation with this user"
-    return render(Section(CONVERSATION, title, [before.summary], budget))
+    return render(Section(CONVERSATION, title, [before.summary], budget), quoter)

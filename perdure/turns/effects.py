@@ -29,6 +29,7 @@ from perdure.hooks import CallOver, CallSeen, call_hooks
 from perdure.ids import new_id
 from perdure.models.protocol import ToolCall
 from perdure.runtime import Runtime
+from perdure.tenants import tenant_of, user_of
 from perdure.tools import guarded
 from perdure.tools.registry import (
     MAX_RESULT_CHARS,
@@ -48,6 +49,10 @@ from perdure.turns.transcript import Entry
 from perdure.untrusted import cut, storable
 
 log = logging.getLogger(__name__)
+
+_MOST_LOGGED = 10_000
+"""Characters of an error's message; the traceback of one with more is not logged."""
+_MOST_CAUSES = 50
 
 MAX_CALLS = 32
 """Calls of one reply that are run; the model is told to ask for fewer beyond."""
@@ -123,6 +128,10 @@ class Interrupted(Exception):
     """A wait ended because the turn is to stop; the hold says why."""
 
 
+class _NotBegun(Exception):
+    """The lease, or the call's time, was over before the tool's function was called: the call is in no doubt."""
+
+
 def equip(runtime: Runtime, hold: Hold, agent: Agent) -> Toolset:
     """What the agent may call in the step that begins; waits for servers that are being connected for the first time.
 
@@ -191,8 +200,12 @@ class _Run:
     def _go(self) -> None:
         try:
             self.outcome = self._work()
+        except _NotBegun as error:
+            self.outcome = error
         except ToolError as error:
-            log.info("tool %s failed: %s", self.planned.call.name, error.message, exc_info=error.__cause__)
+            # The error's message may quote a user's text.
+            kind = type(error.__cause__ or error).__name__
+            log.info("tool %s failed: %s", self.planned.call.name, kind, exc_info=_short(error.__cause__))
             self.outcome = error
         except BaseException as error:
             log.exception("tool %s broke its thread", self.planned.call.name)
@@ -211,15 +224,19 @@ class Ledger:
         self._turn = turn
         self._agent = agent
         self._variables = variables or VariableSet()
+        self._intended_at: dict[UUID, float] = {}
+        """When each call's intent was sent to the database, by the monotonic clock: its time counts from there."""
 
-    def perform(self, planned: Sequence[Planned]) -> list[Result]:
-        """Run calls whose intents are committed; results in the order asked.
+    def perform(self, planned: Sequence[Planned], intended_at: float) -> list[Result]:
+        """Run calls whose intents were committed by a statement sent at `intended_at`; results in the order asked.
 
         Raises:
             LeaseLost: the session is somebody else's now.
         """
         runnable = [each for each in planned if each.refusal is None]
         refused = [_refused(each) for each in planned if each.refusal is not None]
+        for each in runnable:
+            self._intended_at.setdefault(each.effect_id, intended_at)
         return _in_order(refused + self._run(runnable))
 
     def extend(self, planned: Sequence[Planned]) -> None:
@@ -256,6 +273,7 @@ class Ledger:
         ]
         runnable = [(each.effect_id, each.timeout_s) for each in calls if each.refusal is None]
         limits = self._runtime.settings.turn
+        asked_at = self._now()
         approvals.begin(
             self._runtime.database,
             self._hold,
@@ -266,6 +284,7 @@ class Ledger:
         )
         begun = _rows(self._runtime.database, self._turn.turn_id, asking)
         again = [each for each in calls if each.refusal is None and _is_intended(begun.get(each.position))]
+        self._intended_at.update(dict.fromkeys((each.effect_id for each in again), asked_at))
         running = {each.position for each in again}
         return [_settled(each, begun.get(each.position)) for each in calls if each.position not in running], again
 
@@ -313,7 +332,7 @@ class Ledger:
         match answer:
             case Happened(result):
                 longest = planned.tool.max_result_chars if planned.tool else MAX_RESULT_CHARS
-                return Result(planned.position, "done", cut(storable(str(result)), longest), planned.effect_id)
+                return Result(planned.position, "done", storable(cut(str(result), longest)), planned.effect_id)
             case DidNotHappen():
                 return None
             case Unknown():
@@ -350,13 +369,15 @@ class Ledger:
             finished = self._next(done, waiting.values())
             if finished is not None:
                 # What has come in counts before any time that is up by now.
-                if waiting.pop(finished.planned.position, None) is not None:
-                    again = self._came_back(finished, results, again=finished.planned.position not in repeated)
-                    if again:
-                        repeated.add(finished.planned.position)
-                        waiting[finished.planned.position] = self._start_again(
-                            finished.planned, done, record=len(calls) > 1
-                        )
+                position = finished.planned.position
+                if waiting.pop(position, None) is None:
+                    continue
+                if isinstance(finished.outcome, _NotBegun):
+                    self._extend(finished.planned)
+                    waiting[position] = self._start(finished.planned, done, record=len(calls) > 1)
+                elif self._came_back(finished, results, again=position not in repeated):
+                    repeated.add(position)
+                    waiting[position] = self._start_again(finished.planned, done, record=len(calls) > 1)
                 continue
             for run in [run for run in waiting.values() if self._now() >= run.until]:
                 position = run.planned.position
@@ -391,6 +412,9 @@ class Ledger:
         except queue.Empty:
             finished = None
         if self._hold.lost:
+            for run in waiting:  # their threads go on without a turn
+                run.variables.revoke()
+                self._runtime.leaks.add(run.thread)
             raise LeaseLost
         return finished
 
@@ -398,9 +422,10 @@ class Ledger:
         tool = planned.tool
         if tool is None:
             raise ValueError(f"the call of {planned.call.name} was refused: it cannot run")
-        if not self._hold.still_valid():
+        if not self._may_begin(planned):
             self._extend(planned)
-        context, until = self._context(planned), self._now() + planned.timeout_s
+        # A successor decides what is in doubt no earlier than this, so the call's time ends no later.
+        context, until = self._context(planned), self._until(planned)
         came = threading.Event()
 
         def note(status: str, text: str) -> None:
@@ -426,15 +451,25 @@ class Ledger:
 
         Raises:
             ToolError: it failed, or a required hook refuses the call, or its result.
+            _NotBegun: the lease, or the call's time, was over before the function was called.
         """
         turn = self._turn
         seen = CallSeen(
-            turn.user_id, self._hold.session_id, turn.turn_id, planned.effect_id, tool.name, planned.arguments
+            user_of(turn.user_id),
+            self._hold.session_id,
+            turn.turn_id,
+            planned.effect_id,
+            tool.name,
+            planned.arguments,
+            tenant_of(turn.user_id),
         )
         # Within the call's own time: a hook that hangs must leave some of it.
         within_s = min(self._runtime.settings.turn.hook_timeout_s, planned.timeout_s / 2)
         leaks = self._runtime.leaks
         self._hooked(lambda: call_hooks(self._agent.before_tool, seen, within_s, leaks))
+        # Checked last, in this thread: a process that was paused since the call was started may have a successor.
+        if not self._may_begin(planned):
+            raise _NotBegun
         text = guarded.call(
             tool,
             planned.arguments,
@@ -468,14 +503,21 @@ class Ledger:
         run.variables.revoke()
         self._runtime.leaks.add(run.thread)
         guarded.note_overdue(tool, self._runtime.breakers)
+        running = run.alive  # asked before the probe: the thread may act after it and end before the next line
         decided = self._decide(planned, tool.effect)
-        if decided is None and tool.effect is Effect.UNSAFE and run.alive:
+        if decided is None and tool.effect is Effect.UNSAFE and running:
             # The probe looked before the effect, which this very thread may still bring about.
             return Result(planned.position, "unknown", UNKNOWN_OUTCOME, planned.effect_id)
         if decided is not None or again:
             return decided
         text = f"Error: {tool.name} did not finish within {planned.timeout_s:g} s."
         return Result(planned.position, "failed", text, planned.effect_id)
+
+    def _may_begin(self, planned: Planned) -> bool:
+        return self._hold.still_valid() and self._now() < self._until(planned)
+
+    def _until(self, planned: Planned) -> float:
+        return self._intended_at[planned.effect_id] + planned.timeout_s
 
     def _extend(self, planned: Planned) -> None:
         """Give a call its full time (again), if the lease is still ours."""
@@ -492,6 +534,7 @@ class Ledger:
         if not rows:
             raise LeaseLost
         self._hold.renewed(asked_at)
+        self._intended_at[planned.effect_id] = asked_at
 
     def _finish(self, planned: Planned, status: str, text: str, changes: list[Change]) -> None:
         try:
@@ -515,7 +558,8 @@ class Ledger:
 
     def _context(self, planned: Planned) -> ToolContext:
         return ToolContext(
-            user_id=self._turn.user_id,
+            user_id=user_of(self._turn.user_id),
+            tenant=tenant_of(self._turn.user_id),
             session_id=self._hold.session_id,
             turn_id=self._turn.turn_id,
             effect_id=planned.effect_id,
@@ -576,6 +620,18 @@ def _marked(event: threading.Event, *, if_so: bool) -> bool:
     if if_so:
         event.set()
     return if_so
+
+
+def _short(error: BaseException | None) -> BaseException | None:
+    """An error whose traceback may be logged: none of those behind it has a message of megabytes."""
+    each = error
+    for _ in range(_MOST_CAUSES):
+        if each is None:
+            return error
+        if len(str(each)) > _MOST_LOGGED:
+            return None
+        each = each.__cause__ or each.__context__
+    return None
 
 
 def _is_intended(row: Row[Any] | None) -> bool:

@@ -25,4 +25,11 @@ def finish_due(runtime: Runtime) -> int:
 
 
 def _eraser(runtime: Runtime) -> Eraser:
-    return Eraser(runtime.database, runtime.clock, runtime.snapshots, runtime.volatile, runtime.settings.turn.lease_s)
+    return Eraser(
+        database=runtime.database,
+        clock=runtime.clock,
+        snapshots=runtime.snapshots,
+        volatile=runtime.volatile,
+        lease_s=runtime.settings.turn.lease_s,
+        file=runtime.redis_file,
+    )

@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from perdure.casebank import cases, executions
 from perdure.casebank.embedding import embed_case
 from perdure.database.engine import as_json
-from perdure.errors import Conflict, InvalidRequest, PerdureError
+from perdure.errors import Conflict, InvalidRequest, PerdureError, loggable
 from perdure.models.protocol import ModelCall
 from perdure.runtime import Runtime
 from perdure.turns import queries
@@ -74,7 +74,9 @@ def give_feedback(runtime: Runtime, turn_id: UUID, feedback: Feedback) -> None:
             raise Conflict(f"There is no reply yet to say something of: the turn is {status}.")
         executions.feedback(transaction, turn_id, feedback.score)
         told = rows[0]
-        if feedback.score > 0 and told.status == "done" and (told.asked or "").strip() and told.reply.strip():
+        bank = _bank(runtime, told.agent)
+        praised = feedback.score > 0 and told.status == "done"
+        if praised and bank is not None and (told.asked or "").strip() and told.reply.strip():
             asked = told.asked
             case_id = cases.learn(
                 transaction,
@@ -83,9 +85,16 @@ def give_feedback(runtime: Runtime, turn_id: UUID, feedback: Feedback) -> None:
                 user_id=told.user_id,
                 query=asked,
                 response_text=told.reply,
+                bank=bank,
             )
     if case_id is not None:
         _embed(runtime, case_id, asked)
+
+
+def _bank(runtime: Runtime, name: str) -> str | None:
+    """The bank of the agent of that name; `None` if it uses none, or is no agent of this installation any more."""
+    agent = runtime.agents.find(name)
+    return None if agent is None else agent.bank
 
 
 def _embed(runtime: Runtime, case_id: str, query: str) -> None:
@@ -94,4 +103,4 @@ def _embed(runtime: Runtime, case_id: str, query: str) -> None:
     try:
         embed_case(runtime.database, runtime.embedder, case_id, query, call)
     except PerdureError as error:
-        log.warning("case %s gets its vector later: %s", case_id, error.message)
+        log.warning("case %s gets its vector later: %s", case_id, loggable(error))

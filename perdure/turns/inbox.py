@@ -11,24 +11,25 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Row
 from sqlalchemy.exc import IntegrityError
 
+from perdure import egress
 from perdure.database.engine import Executor, Transaction, as_json
 from perdure.errors import Conflict, InvalidRequest, NotFound, TooLarge, Unavailable
 from perdure.fencing import Fence
 from perdure.ids import new_id
+from perdure.queues import reply_queue
 from perdure.runtime import Runtime
 from perdure.sessions import queries as sessions
 from perdure.sessions.ending import IDLE
-from perdure.settings import OnBusy, Scope
+from perdure.settings import OnBusy, Scope, Settings
 from perdure.turns import guarding, queries
 from perdure.turns.cancelling import settle_begun
-from perdure.turns.incoming import Incoming
+from perdure.turns.incoming import Incoming, ReplyTo
 from perdure.turns.settlement import CANCELLED, Tenure
 
 log = logging.getLogger(__name__)
@@ -94,9 +95,27 @@ def check(runtime: Runtime, message: Incoming) -> None:
         raise TooLarge(f"The text has {len(message.text)} characters; at most {longest} are accepted.")
     if message.agent is not None:
         runtime.agents.get(message.agent)
-    task = message.reply_to.task if message.reply_to else None
-    if task is not None and not any(fnmatchcase(task, glob) for glob in runtime.settings.reply_tasks):
-        raise InvalidRequest(f"reply_to: the task {task!r} is not among those that PERDURE_REPLY_TASKS allows.")
+    if message.reply_to is not None:
+        _check_receiver(runtime.settings, message.reply_to)
+
+
+def _check_receiver(settings: Settings, reply_to: ReplyTo) -> None:
+    if reply_to.url is not None:
+        try:
+            egress.check(reply_to.url, settings.reachable())
+        except egress.Refused as error:
+            raise InvalidRequest(f"reply_to: {error.message} PERDURE_REPLY_URLS does not allow it.") from None
+    elif reply_to.task is not None:
+        allowed = settings.allowed_reply_tasks()
+        if reply_queue(allowed, reply_to.task, None) is None:
+            raise InvalidRequest(
+                f"reply_to: the task {reply_to.task!r} is not among those that PERDURE_REPLY_TASKS allows."
+            )
+        if reply_queue(allowed, reply_to.task, reply_to.queue) is None:
+            raise InvalidRequest(
+                f"reply_to: the queue {reply_to.queue!r} is not one that PERDURE_REPLY_TASKS allows for the task "
+                f"{reply_to.task!r}."
+            )
 
 
 def _parameters(runtime: Runtime, message: Incoming) -> dict[str, Any]:
@@ -115,6 +134,9 @@ def _parameters(runtime: Runtime, message: Incoming) -> dict[str, Any]:
         "agents": [agent.name for agent in runtime.agents],
         "default_agent": runtime.agents.default.name,
         "on_busy": message.on_busy or runtime.settings.turn.on_busy,
+        "sweep_s": runtime.settings.turn.sweep_s,
+        "max_chars": runtime.settings.guard.max_chars,
+        "user_concurrency": runtime.settings.turn.user_concurrency,
         "turn_id": turn_id,
         "priority": message.priority,
         "reply_to": as_json(reply_to) if reply_to else None,
@@ -179,7 +201,7 @@ def _again(row: Row[Any], parameters: dict[str, Any]) -> _Commit:
         raise Conflict(f"message_id {parameters['message_id']!r} was used for another text.")
     mine = row.turn_id == parameters["turn_id"]  # an earlier try of this very call had gone through
     accepted = Accepted(row.turn_id, row.session_id, row.seq, row.status, duplicate=not mine)
-    return _Commit(accepted, wake=row.status == "accepted")
+    return _Commit(accepted, wake=row.status == "accepted" and not row.held)
 
 
 def _open(runtime: Runtime, transaction: Transaction, message: Incoming, parameters: dict[str, Any]) -> None:
@@ -198,12 +220,12 @@ def _into_busy(runtime: Runtime, transaction: Transaction, session_id: UUID, par
             rows = transaction.run(queries.MERGE, {**parameters, "session_id": session_id})
             if rows:
                 row = rows[0]
-                return _Commit(Accepted(row.turn_id, session_id, row.seq, row.status, duplicate=False), wake=True)
+                accepted = Accepted(row.turn_id, session_id, row.seq, row.status, duplicate=False)
+                return _Commit(accepted, wake=not row.held)
             return _queued(transaction, parameters)
         case OnBusy.INTERRUPT:
             deliveries = _interrupt(runtime, transaction, session_id)
-            queued = _queued(transaction, parameters)
-            return _Commit(queued.accepted, wake=True, deliveries=deliveries)
+            return replace(_queued(transaction, parameters), deliveries=deliveries)
         case OnBusy.ENQUEUE:
             return _queued(transaction, parameters)
 

@@ -10,8 +10,10 @@ from uuid import UUID
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
+    JsonValue,
     StrictInt,
     ValidationError,
     field_validator,
@@ -20,7 +22,18 @@ from pydantic import (
 
 from perdure.errors import InvalidRequest
 from perdure.settings import OnBusy
-from perdure.untrusted import first_line, is_storable, load_object, what_is_wrong
+from perdure.tenants import user_key
+from perdure.untrusted import (
+    IDENTIFIER_PATTERN,
+    NOT_BLANK_PATTERN,
+    STORABLE_PATTERN,
+    first_line,
+    identifier,
+    is_storable,
+    load_object,
+    what_is_wrong,
+    whole,
+)
 
 DEFAULT_PRIORITY = 5
 MAX_METADATA_CHARS = 16_384
@@ -33,16 +46,28 @@ def _storable(value: str) -> str:
     return value
 
 
-Text = Annotated[str, Field(strict=True), AfterValidator(_storable)]
+Text = Annotated[str, Field(strict=True, json_schema_extra={"pattern": STORABLE_PATTERN}), AfterValidator(_storable)]
 Name = Annotated[Text, Field(min_length=1, max_length=200)]
+ChannelName = Annotated[Name, AfterValidator(identifier), Field(json_schema_extra={"pattern": IDENTIFIER_PATTERN})]
+
+
+_ABSENT: JsonValue = {"type": "null"}
+_TEXT: JsonValue = {"type": "string"}
+_ONE_OF_THEM: list[JsonValue] = [
+    {"required": ["url"], "properties": {"url": _TEXT, "task": _ABSENT, "queue": _ABSENT}},
+    {"required": ["task"], "properties": {"url": _ABSENT, "task": _TEXT}},
+]
+"""`ReplyTo._one_or_the_other` as JSON Schema."""
 
 
 class ReplyTo(BaseModel):
     """Where the reply is sent besides being kept: a URL, or a Celery task by name."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra={"oneOf": _ONE_OF_THEM})
 
-    url: Annotated[Text, Field(max_length=2_000)] | None = None
+    url: Annotated[Text, Field(max_length=2_000, json_schema_extra={"pattern": "^[Hh][Tt][Tt][Pp][Ss]?://"})] | None = (
+        None
+    )
     task: Name | None = None
     queue: Name | None = None
 
@@ -59,8 +84,8 @@ class ReplyTo(BaseModel):
 
 def _check_web_address(url: str) -> None:
     try:
-        parts = urlsplit(url)
-        named = parts.scheme in {"http", "https"} and bool(parts.hostname)
+        parts = urlsplit(url)  # forgives blanks in front
+        named = url.lower().startswith(("http://", "https://")) and bool(parts.hostname)
     except ValueError:  # a host that is no host
         named = False
     if not named:
@@ -80,12 +105,12 @@ class Incoming(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     user_id: Name
-    text: Text
-    channel: Name = "http"
+    text: Annotated[Text, Field(json_schema_extra={"pattern": NOT_BLANK_PATTERN})]
+    channel: ChannelName = "http"
     message_id: Name | None = None
     session_id: UUID | None = None
     agent: Name | None = None
-    priority: Annotated[StrictInt, Field(ge=0, le=9)] = DEFAULT_PRIORITY
+    priority: Annotated[StrictInt, Field(ge=0, le=9), BeforeValidator(whole)] = DEFAULT_PRIORITY
     on_busy: OnBusy | None = None
     reply_to: ReplyTo | None = None
     metadata: dict[str, Any] | None = None
@@ -112,8 +137,8 @@ class Incoming(BaseModel):
         return value
 
 
-def parse_incoming(given: Any, *, channel: Literal["http", "celery"] = "http") -> Incoming:
-    """Check what another program sent.
+def parse_incoming(given: Any, *, channel: Literal["http", "celery"] = "http", tenant: str | None = None) -> Incoming:
+    """Check what another program sent for a user of `tenant`. In the result, `user_id` is the user's key.
 
     Raises:
         InvalidRequest: it is not a message; the sentence says what is wrong with which field.
@@ -121,9 +146,10 @@ def parse_incoming(given: Any, *, channel: Literal["http", "celery"] = "http") -
     if not isinstance(given, dict):
         raise InvalidRequest("The body must be a JSON object.")
     try:
-        return Incoming.model_validate({"channel": channel, **given})
+        incoming = Incoming.model_validate({"channel": channel, **given})
     except ValidationError as error:
         raise InvalidRequest(" ".join(_sentence(item) for item in error.errors(include_input=False))) from None
+    return incoming.model_copy(update={"user_id": user_key(tenant, incoming.user_id)})
 
 
 def parse_reason(given: object) -> str:

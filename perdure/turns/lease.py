@@ -117,7 +117,12 @@ class NeedsIsolation:
     claims: int
 
 
-Claim = Claimed | NotNeeded | NeedsIsolation
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """The user runs as many turns as one user may: the session waits for one of them to settle."""
+
+
+Claim = Claimed | NotNeeded | NeedsIsolation | Queued
 
 
 class LeaseLost(Exception):
@@ -412,14 +417,22 @@ def claim(database: Database, session_id: UUID, owner: str, limits: TurnSettings
     `alone` says that this process is the turn's own. A turn out of attempts is claimed by
     whoever comes, for it will only be given up.
     """
-    parameters = {"session_id": session_id, "owner": owner, "lease_s": limits.lease_s}
+    parameters = {
+        "session_id": session_id,
+        "owner": owner,
+        "lease_s": limits.lease_s,
+        "user_concurrency": limits.user_concurrency,
+        "max_attempts": limits.max_attempts,
+    }
     isolate_from = _NO_LIMIT if alone else ISOLATE_FROM_CLAIM
     rows = database.run(queries.CLAIM, {**parameters, "isolate_from": isolate_from})
-    if rows and rows[0].token is None and rows[0].strikes_before >= limits.max_attempts:
+    if rows and rows[0].free and rows[0].token is None and rows[0].strikes_before >= limits.max_attempts:
         rows = database.run(queries.CLAIM, {**parameters, "isolate_from": _NO_LIMIT})
     if not rows:
         return NotNeeded()
     row = rows[0]
+    if not row.free:
+        return Queued()
     if row.token is None:
         return NeedsIsolation(row.claims_before)
     fence = Fence(row.token, row.nonce)

@@ -44,6 +44,10 @@ class DeliveryFailed(Exception):
         self.status_code = status_code
 
 
+class Undeliverable(DeliveryFailed):
+    """The receiver refuses it for good, or this installation does: it is not attempted again."""
+
+
 class NotAsked(DeliveryFailed):
     """The receiver failed so often that it is not asked now, but at the earliest in `retry_s` seconds."""
 
@@ -55,8 +59,8 @@ class NotAsked(DeliveryFailed):
 class Carrier(Protocol):
     """A way to a receiver. It either has the body when `carry` returns, or `carry` raises."""
 
-    def carry(self, target: dict[str, Any], body: bytes) -> None:
-        """Send `body` (JSON) to `target`.
+    def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
+        """Send `body` (JSON) to `target`. `message_id` is the same at each attempt.
 
         Raises:
             DeliveryFailed: it did not arrive, as far as is known.
@@ -85,7 +89,7 @@ Outcome = Delivered | Postponed | NotDue
 
 
 def signature(key: bytes, body: bytes) -> str:
-    """The value of `X-Perdure-Signature`: HMAC-SHA256 of the raw body."""
+    """The value of `X-Perdure-Signature`, which this release still sends: HMAC-SHA256 of the raw body."""
     return "sha256=" + hmac.new(key, body, hashlib.sha256).hexdigest()
 
 
@@ -100,9 +104,11 @@ def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UU
     target: dict[str, Any] = rows[0].target
     body = {**read_turn(database, rows[0].turn_id), "delivery_id": str(delivery_id)}
     try:
-        carriers["url" if "url" in target else "task"].carry(target, json.dumps(body).encode())
+        carriers["url" if "url" in target else "task"].carry(target, json.dumps(body).encode(), str(delivery_id))
     except NotAsked as error:
         return _postpone_unasked(database, delivery_id, rows[0], error)
+    except Undeliverable as error:
+        return _postpone(database, delivery_id, MAX_ATTEMPTS, str(error))
     except DeliveryFailed as error:
         return _postpone(database, delivery_id, rows[0].attempts, str(error))
     database.run(queries.DELIVERED, {"delivery_id": delivery_id})

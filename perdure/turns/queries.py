@@ -15,9 +15,95 @@ from perdure.database.engine import Statement
 from perdure.fencing import HELD, RAISED
 from perdure.sessions.states import State, Trigger, sql
 from perdure.snapshots.queries import NEXT_VARIABLES_TICK, PRESENT_VARIABLES, WITH_STEP, pending
+from perdure.tenants import OF_TENANT
 from perdure.turns.intake import CLOSED
 
+# --- a user's share ----------------------------------------------------------------------
+
+# A session is *admitted* while it may run its turns or does: it counts against `user_concurrency`, the turns of its
+# user that run at once. With as many admitted, a further session of the user is *queued*: no wake-up is published for
+# it, and no worker claims it, until a settled turn of the user admits it (ADMIT) or the sweeper does (ADMIT_DUE).
+#
+# What waits for a person or a model (`not_before`), or after an error (`strikes`), takes no place. A session without
+# such a wait is in `sessions_admitted_idx`, which admission keeps short.
+_ADMITTED = """
+        unsettled > 0 AND not_before IS NULL AND (lease_until IS NOT NULL OR strikes = 0)
+""".strip()
+
+# `not_before` keeps a queued session out of what the sweeper reads (WAKE_DUE). Nothing but a lost update of this
+# release, or a fleet of the release before, lets it come.
+_QUEUE = """queued_at = coalesce(s.queued_at, perdure_now()), not_before = perdure_now() + interval '1 hour',
+            woken_at = perdure_now(), wakes = 0, paced = false"""
+
+# The next session of a user: the most urgent one, then the one that waits longest.
+_NEXT = """
+    SELECT session_id FROM sessions
+    WHERE user_id = {user_id} AND unsettled > 0 AND queued_at IS NOT NULL
+    ORDER BY priority DESC, queued_at
+""".strip()
+
+_ADMIT = """
+    UPDATE sessions AS s
+    SET queued_at = NULL, not_before = NULL, woken_at = perdure_now(), wakes = 0
+    WHERE s.session_id = ANY (ARRAY(SELECT session_id FROM locked))
+    RETURNING s.session_id, s.priority
+""".strip()
+
+# Admits one session of a user who has room, once a turn of the user has freed a place. Two places that are freed at
+# once admit two: the second skips the row that the first has locked.
+ADMIT = Statement(
+    "turns.admit",
+    f"""
+    WITH taken AS (
+        SELECT count(*) AS places FROM (
+            SELECT FROM sessions WHERE user_id = %(user_id)s AND {_ADMITTED}
+            LIMIT (SELECT %(user_concurrency)s::bigint)) AS admitted
+    ), locked AS (
+        {_NEXT.format(user_id="%(user_id)s")}
+        LIMIT CASE WHEN (SELECT places FROM taken) < %(user_concurrency)s THEN 1 ELSE 0 END
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
+    {_ADMIT}
+    """,
+)
+
+# The sweeper's part: fills the places of every user with queued sessions, whatever became of the turns that should
+# have done so. Visits one row of `sessions_queued_idx` per user, however many sessions each has queued.
+ADMIT_DUE = Statement(
+    "sweep.admit_due",
+    f"""
+    WITH RECURSIVE waiting (user_id) AS (
+        (SELECT user_id FROM sessions WHERE unsettled > 0 AND queued_at IS NOT NULL ORDER BY user_id LIMIT 1)
+        UNION ALL
+        SELECT (SELECT user_id FROM sessions
+                WHERE unsettled > 0 AND queued_at IS NOT NULL AND user_id > waiting.user_id ORDER BY user_id LIMIT 1)
+        FROM waiting WHERE waiting.user_id IS NOT NULL
+    ), free AS (
+        SELECT few.user_id, %(user_concurrency)s - (
+            SELECT count(*) FROM (
+                SELECT FROM sessions WHERE user_id = few.user_id AND {_ADMITTED}
+                LIMIT (SELECT %(user_concurrency)s::bigint)) AS admitted) AS places
+        FROM (SELECT user_id FROM waiting WHERE user_id IS NOT NULL LIMIT %(most_users)s) AS few
+    ), due AS (
+        SELECT chosen.session_id FROM free, LATERAL ({_NEXT.format(user_id="free.user_id")}
+                                                     LIMIT greatest(free.places, 0)) AS chosen
+        LIMIT %(most)s
+    ), locked AS (
+        SELECT session_id FROM sessions WHERE session_id = ANY (ARRAY(SELECT session_id FROM due))
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
+    {_ADMIT}
+    """,
+)
+
 # --- accept ------------------------------------------------------------------------------
+
+# A wake-up for the session is on its way, and the sweeper repeats it in time: another one would only make the queue
+# longer. A session that was woken in vain several times is woken by its messages, too, sooner than by the sweeper.
+_WOKEN = """
+    (s.woken_at <= perdure_now()
+     AND s.woken_at > perdure_now() - make_interval(secs => %(sweep_s)s * 2 ^ least(s.wakes, 2)))
+""".strip()
 
 # The whole of accepting into a session that exists. A session whose agent this installation no
 # longer has goes on with the default one. Returns no row where more must be known first: there
@@ -26,7 +112,11 @@ from perdure.turns.intake import CLOSED
 ENQUEUE = Statement(
     "turns.enqueue",
     f"""
-    WITH target AS (
+    WITH share AS (
+        SELECT count(*) >= %(user_concurrency)s AS taken FROM (
+            SELECT FROM sessions WHERE user_id = %(user_id)s AND {_ADMITTED}
+            LIMIT (SELECT %(user_concurrency)s::bigint)) AS admitted
+    ), target AS (
         UPDATE sessions AS s
         SET state = CASE s.state WHEN '{State.INITIALIZING}' THEN {sql(Trigger.SESSION_CREATED, column="s.state")}
                                  ELSE s.state END,
@@ -36,6 +126,12 @@ ENQUEUE = Statement(
             -- The caller publishes a wake-up now. Later messages of a busy session keep the sweeper's back-off.
             woken_at = CASE WHEN s.unsettled = 0 THEN perdure_now() ELSE s.woken_at END,
             wakes = CASE WHEN s.unsettled = 0 THEN 0 ELSE s.wakes END,
+            -- The user's other sessions take all places: this one waits, without a wake-up (see ADMIT).
+            queued_at = CASE WHEN s.unsettled > 0 THEN s.queued_at
+                             WHEN (SELECT taken FROM share) THEN perdure_now() END,
+            not_before = CASE WHEN s.unsettled > 0 THEN s.not_before
+                              WHEN (SELECT taken FROM share) THEN perdure_now() + interval '1 hour' END,
+            paced = s.paced AND s.unsettled > 0,
             priority = CASE WHEN s.unsettled = 0 THEN %(priority)s::smallint
                             ELSE greatest(s.priority, %(priority)s::smallint) END,
             channels = CASE WHEN %(channel)s = ANY (s.channels) THEN s.channels ELSE s.channels || %(channel)s::text END
@@ -54,7 +150,7 @@ ENQUEUE = Statement(
                 WHERE user_id = %(user_id)s AND channel = %(channel)s AND message_id = %(message_id)s)
         -- A struck session (see STRIKE) is woken by the sweeper alone: a message must not shorten its back-off.
         RETURNING s.session_id, s.last_turn_seq,
-                  s.lease_until > perdure_now()
+                  s.lease_until > perdure_now() OR s.unsettled > 1 AND {_WOKEN} OR s.not_before > perdure_now()
                   OR s.lease_until IS NULL AND s.strikes > 0 AND s.woken_at IS NOT NULL AS held,
                   CASE WHEN s.agent = ANY (%(agents)s::text[]) THEN s.agent ELSE %(default_agent)s END AS agent
     ), turn AS (
@@ -74,19 +170,19 @@ ENQUEUE = Statement(
 
 FIND_ACCEPTED = Statement(
     "turns.find_accepted",
-    """
-    SELECT i.turn_id, i.text, t.session_id, t.seq, t.status
-    FROM inbox AS i JOIN turns AS t USING (turn_id)
+    f"""
+    SELECT i.turn_id, i.text, t.session_id, t.seq, t.status, {_WOKEN} OR s.not_before > perdure_now() AS held
+    FROM inbox AS i JOIN turns AS t USING (turn_id) JOIN sessions AS s USING (session_id)
     WHERE i.user_id = %(user_id)s AND i.channel = %(channel)s AND i.message_id = %(message_id)s
     """,
     writes=False,
 )
 
-# Adds a message to the newest turn of a locked session, if that turn has not begun and is
-# for the same agent, channel and receiver.
+# Adds a message to the newest turn of a locked session, if that turn has not begun, is for the same agent, channel and
+# receiver, and its messages together have at most `max_chars` characters then.
 MERGE = Statement(
     "turns.merge",
-    """
+    f"""
     WITH newest AS (
         SELECT turn_id, seq, status FROM turns
         WHERE session_id = %(session_id)s AND settled_at IS NULL
@@ -99,6 +195,8 @@ MERGE = Statement(
                 SELECT CASE WHEN agent = ANY (%(agents)s::text[]) THEN agent ELSE %(default_agent)s END
                 FROM sessions WHERE session_id = %(session_id)s))
           AND t.reply_to IS NOT DISTINCT FROM %(reply_to)s::jsonb
+          AND (SELECT sum(length(text)) FROM inbox WHERE turn_id = newest.turn_id) + length(%(text)s::text)
+              <= %(max_chars)s
         RETURNING t.turn_id, t.seq, t.status
     ), ranked AS (
         UPDATE sessions SET priority = greatest(priority, %(priority)s::smallint)
@@ -109,7 +207,10 @@ MERGE = Statement(
                (SELECT max(position) + 1 FROM inbox WHERE turn_id = target.turn_id), %(text)s, perdure_now()
         FROM target
     )
-    SELECT turn_id, seq, status FROM target
+    SELECT turn_id, seq, status,
+           (SELECT {_WOKEN} OR s.not_before > perdure_now() FROM sessions AS s
+            WHERE s.session_id = %(session_id)s) AS held
+    FROM target
     """,
 )
 
@@ -163,17 +264,38 @@ _BEFORE = f"""
 # row that somebody has locked. A lease that lies too far ahead was given while the server's
 # clock was wrong, and is none. From `isolate_from` claims of one turn on, only a process of the
 # turn's own may claim it. While the fleet's intake is closed, nobody may.
+#
+# Where as many of the user's sessions have a live lease as may run at once, the session is queued instead, at the cost
+# of no attempt. No lock is held for the count: claims of one user that run at the same moment do not see each other,
+# so the limit is exceeded by at most their number, until one of these turns settles. A turn that will only be settled
+# (cancelled, or out of attempts) needs no place.
 CLAIM = Statement(
     "turns.claim",
     f"""
     WITH candidate AS (
-        SELECT session_id, strikes, claims, wakes, not_before FROM sessions
+        SELECT session_id, user_id, strikes, claims, wakes, not_before, queued_at FROM sessions
         WHERE session_id = %(session_id)s AND unsettled > 0
           AND (lease_until IS NULL OR lease_until <= perdure_now()
                OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
           AND {_IN_TIME}
           AND NOT {CLOSED}
         FOR NO KEY UPDATE SKIP LOCKED
+    ), share AS (
+        SELECT count(*) < %(user_concurrency)s
+               OR (SELECT strikes >= %(max_attempts)s FROM candidate)
+               OR coalesce((SELECT cancel_requested_at IS NOT NULL FROM turns
+                            WHERE session_id = %(session_id)s AND settled_at IS NULL
+                            ORDER BY seq LIMIT 1), false) AS free
+        FROM (
+            SELECT FROM sessions
+            WHERE user_id = (SELECT user_id FROM candidate) AND unsettled > 0 AND not_before IS NULL
+              AND lease_until > perdure_now() AND lease_until <= perdure_now() + make_interval(secs => %(lease_s)s * 2)
+            LIMIT (SELECT %(user_concurrency)s::bigint)) AS running
+    ), queued AS (
+        UPDATE sessions AS s
+        SET {_QUEUE}
+        FROM candidate, share
+        WHERE s.session_id = candidate.session_id AND NOT share.free
     ), claimed AS (
         UPDATE sessions AS s
         SET {RAISED},
@@ -183,15 +305,19 @@ CLAIM = Statement(
             claims = s.claims + 1,
             wakes = 0,
             not_before = NULL,
+            queued_at = NULL,
             state = {sql(Trigger.TURN_CLAIMED, column="s.state")}
-        FROM candidate
-        WHERE s.session_id = candidate.session_id AND candidate.claims < %(isolate_from)s
+        FROM candidate, share
+        WHERE s.session_id = candidate.session_id AND candidate.claims < %(isolate_from)s AND share.free
         RETURNING s.session_id, s.token, s.nonce, s.strikes, s.spent_s, s.message_count, s.previous_session_id, s.tick,
-                  s.saved_token, s.saved_tick, s.variables_tick, candidate.not_before IS NOT NULL AS waited
+                  s.saved_token, s.saved_tick, s.variables_tick,
+                  candidate.not_before IS NOT NULL AND candidate.queued_at IS NULL AS waited
     ), begun AS (
         UPDATE turns AS t
         SET status = 'running',
-            attempts = t.attempts + (t.held IS NULL AND t.status <> 'waiting_approval' AND NOT claimed.waited)::int,
+            -- None for a turn that waited for a person or, with an error (see PARK_FOR), for a model.
+            attempts = t.attempts + (t.held IS NULL AND t.status <> 'waiting_approval' AND NOT claimed.waited
+                                     AND NOT (t.status = 'parked' AND t.error_code IS NOT NULL))::int,
             started_at = coalesce(t.started_at, perdure_now()),
             first_seq = coalesce(t.first_seq, claimed.message_count + 1)
         FROM claimed
@@ -203,9 +329,9 @@ CLAIM = Statement(
                   t.started_at, t.metadata ->> 'language' AS language, t.held::text AS held
     )
     SELECT candidate.strikes AS strikes_before, candidate.claims AS claims_before, candidate.wakes AS wakes_before,
-           claimed.token, claimed.nonce, claimed.strikes, claimed.spent_s, begun.*,
+           share.free, claimed.token, claimed.nonce, claimed.strikes, claimed.spent_s, begun.*,
            {_BEFORE.format(held="claimed")}
-    FROM candidate LEFT JOIN claimed USING (session_id) LEFT JOIN begun ON true
+    FROM candidate CROSS JOIN share LEFT JOIN claimed USING (session_id) LEFT JOIN begun ON true
          LEFT JOIN sessions AS previous ON previous.session_id = claimed.previous_session_id
     """,
 )
@@ -230,7 +356,7 @@ BEGIN_NEXT = Statement(
     f"""
     WITH fenced AS (
         UPDATE sessions SET state = CASE WHEN unsettled > 0 THEN {sql(Trigger.TURN_CLAIMED)} ELSE state END,
-               strikes = greatest(strikes, 1), claims = greatest(claims, 1), not_before = NULL,
+               strikes = greatest(strikes, 1), claims = greatest(claims, 1), not_before = NULL, queued_at = NULL,
                lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
         WHERE {HELD}
         RETURNING session_id, token, strikes, spent_s, message_count, previous_session_id, tick,
@@ -307,6 +433,22 @@ WATCH = Statement(
     FROM unnest(%(session_ids)s::uuid[], %(turn_ids)s::uuid[]) AS mine (session_id, turn_id)
     JOIN sessions AS s USING (session_id)
     JOIN turns AS t USING (turn_id)
+    """,
+    writes=False,
+)
+
+# What a worker must know of sessions whose turn runs in a process of its own, which may be unable to see it.
+WATCH_ISOLATED = Statement(
+    "turns.watch_isolated",
+    """
+    SELECT s.session_id, s.token, s.nonce, s.lease_owner, s.tick, s.spent_s,
+           extract(epoch FROM s.lease_until - perdure_now())::float AS left_s,
+           oldest.turn_id, oldest.agent, oldest.cancel_requested_at IS NOT NULL AS cancelled
+    FROM sessions AS s
+    LEFT JOIN LATERAL (
+        SELECT turn_id, agent, cancel_requested_at FROM turns
+        WHERE session_id = s.session_id AND settled_at IS NULL ORDER BY seq LIMIT 1) AS oldest ON true
+    WHERE s.session_id = ANY (%(session_ids)s::uuid[])
     """,
     writes=False,
 )
@@ -431,7 +573,8 @@ SETTLE = Statement(
                                THEN perdure_now() + make_interval(secs => %(lease_s)s) END,
             lease_owner = CASE WHEN %(keep)s AND unsettled > 1 THEN lease_owner END
         WHERE {HELD} AND tick = coalesce(%(tick)s::bigint, tick)
-        RETURNING session_id, token, tick, message_count - %(added)s AS base, unsettled, end_requested_at
+        RETURNING session_id, user_id, token, tick, message_count - %(added)s AS base, unsettled, end_requested_at,
+                  lease_until
     ), said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
                               token_count, model, fallback, usage, created_at)
@@ -460,7 +603,10 @@ SETTLE = Statement(
         RETURNING delivery_id
     )
     SELECT fenced.unsettled, fenced.unsettled = 0 AND fenced.end_requested_at IS NOT NULL AS may_end,
-           (SELECT delivery_id FROM owed) AS delivery_id
+           (SELECT delivery_id FROM owed) AS delivery_id,
+           fenced.lease_until IS NULL AND EXISTS (
+               SELECT FROM sessions AS q
+               WHERE q.user_id = fenced.user_id AND q.unsettled > 0 AND q.queued_at IS NOT NULL) AS others_wait
     FROM fenced
     """,
 )
@@ -621,7 +767,7 @@ RECALL = Statement(
     """
     WITH parked AS (
         SELECT s.session_id, t.accepted_at FROM turns AS t JOIN sessions AS s USING (session_id)
-        WHERE t.settled_at IS NULL AND t.status = 'parked' AND s.not_before > perdure_now()
+        WHERE t.settled_at IS NULL AND t.status = 'parked' AND s.not_before > perdure_now() AND s.queued_at IS NULL
         FOR NO KEY UPDATE OF s SKIP LOCKED
     )
     UPDATE sessions AS s SET not_before = least(parked.accepted_at, perdure_now()), woken_at = perdure_now()
@@ -653,14 +799,25 @@ RELEASE_ALL = Statement(
     """,
 )
 
+# A session that goes on in a later slice takes its place behind its user's queued sessions (see ADMIT).
 RELEASE = Statement(
     "turns.release",
     f"""
-    UPDATE sessions SET lease_until = NULL, lease_owner = NULL, woken_at = NULL,
+    WITH behind AS (
+        SELECT %(woken)s AND mine.unsettled > 0 AND EXISTS (
+                   SELECT FROM sessions AS q
+                   WHERE q.user_id = mine.user_id AND q.unsettled > 0 AND q.queued_at IS NOT NULL) AS others
+        FROM sessions AS mine WHERE mine.session_id = %(session_id)s
+    )
+    UPDATE sessions SET lease_until = NULL, lease_owner = NULL, woken_at = CASE WHEN %(woken)s THEN perdure_now() END,
            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
+           queued_at = CASE WHEN behind.others THEN perdure_now() END,
+           not_before = CASE WHEN behind.others THEN perdure_now() + interval '1 hour' END,
            state = {sql(Trigger.TURN_STOPPED)}
+    FROM behind
     WHERE {HELD}
-    RETURNING unsettled, unsettled = 0 AND end_requested_at IS NOT NULL AS may_end
+    RETURNING unsettled, unsettled = 0 AND end_requested_at IS NOT NULL AS may_end, priority, user_id,
+              behind.others AS queued
     """,
 )
 
@@ -771,7 +928,7 @@ DECIDE = Statement(
         SET status = %(status)s, result = %(result)s, arguments = coalesce(%(arguments)s, arguments)
         WHERE effect_id = %(effect_id)s
     )
-    UPDATE sessions SET not_before = NULL, woken_at = NULL, state = {sql(Trigger.APPROVAL_DECIDED)}
+    UPDATE sessions SET not_before = NULL, queued_at = NULL, woken_at = NULL, state = {sql(Trigger.APPROVAL_DECIDED)}
     WHERE session_id = %(session_id)s
       AND NOT EXISTS (SELECT FROM tool_effects
                       WHERE turn_id = %(turn_id)s AND status = 'asked' AND effect_id <> %(effect_id)s)
@@ -806,7 +963,8 @@ CANCEL = Statement(
         UPDATE sessions AS s
         SET unsettled = s.unsettled - asked.settled::int, turn_count = s.turn_count + asked.settled::int,
             last_activity_at = CASE WHEN asked.settled THEN perdure_now() ELSE s.last_activity_at END,
-            not_before = CASE WHEN asked.settled THEN s.not_before END,
+            not_before = CASE WHEN asked.settled AND s.unsettled > 1 THEN s.not_before END,
+            queued_at = CASE WHEN asked.settled AND s.unsettled > 1 THEN s.queued_at END,
             state = CASE WHEN asked.settled AND s.unsettled = 1
                          THEN {sql(Trigger.TURN_STOPPED, column="s.state")} ELSE s.state END
         FROM asked WHERE s.session_id = asked.session_id  -- whatever it was when this began: it may just be parked
@@ -828,7 +986,7 @@ SEIZE = Statement(
     "turns.seize",
     f"""
     UPDATE sessions AS s
-    SET {RAISED}, lease_owner = NULL, lease_until = NULL, strikes = 0, claims = 0, not_before = NULL
+    SET {RAISED}, lease_owner = NULL, lease_until = NULL, strikes = 0, claims = 0, not_before = NULL, queued_at = NULL
     WHERE session_id = %(session_id)s
     RETURNING token, nonce
     """,
@@ -838,7 +996,7 @@ SEIZE = Statement(
 SEIZE_WAITING = Statement(
     "turns.seize_waiting",
     f"""
-    UPDATE sessions AS s SET {RAISED}, strikes = 0, claims = 0, not_before = NULL
+    UPDATE sessions AS s SET {RAISED}, strikes = 0, claims = 0, not_before = NULL, queued_at = NULL
     WHERE session_id = %(session_id)s AND lease_until IS NULL
     RETURNING token, nonce
     """,
@@ -1098,7 +1256,8 @@ _TURN = """
                 ELSE t.steps END AS steps,
            t.steps AS steps_when_parked,
            CASE WHEN t.status = 'parked' THEN (
-                SELECT not_before FROM sessions WHERE session_id = t.session_id) END AS not_before,
+                SELECT not_before FROM sessions
+                WHERE session_id = t.session_id AND queued_at IS NULL) END AS not_before,
            r.content AS reply, t.error_code, t.error_message, t.usage, t.channel, t.agent,
            CASE WHEN t.status = 'waiting_approval' THEN (
                 SELECT jsonb_agg(jsonb_build_object('call_id', m.tool_calls -> e.position ->> 'id', 'tool', e.tool,
@@ -1136,6 +1295,7 @@ _LISTED = """
 
 LIST = _list("list", f"{_LISTED} WHERE true")
 LIST_OF_USER = _list("list_of_user", f"{_LISTED} WHERE t.user_id = %(user_id)s")
+LIST_OF_TENANT = _list("list_of_tenant", f"{_LISTED} WHERE {OF_TENANT.format(column='t.user_id')}")
 LIST_OF_SESSION = _list("list_of_session", f"{_LISTED} WHERE t.session_id = %(session_id)s", "t.seq")
 LIST_ERRORS = _list("list_errors", f"{_LISTED} WHERE t.error_code IS NOT NULL")
 # Reads all unsettled turns: walking back through all turns, the oldest of them may be far away.
@@ -1143,6 +1303,8 @@ LIST_UNSETTLED = _list(
     "list_unsettled",
     f"WITH t AS MATERIALIZED ({_LISTED} WHERE t.settled_at IS NULL) SELECT * FROM t WHERE true",
 )
+
+OWNER = Statement("turns.owner", "SELECT user_id FROM turns WHERE turn_id = %(turn_id)s::uuid", writes=False)
 
 HELD_TURNS = Statement(
     "turns.held_turns",
@@ -1172,9 +1334,9 @@ FEEDBACK = Statement(
     ), told AS (
         UPDATE turns AS t SET feedback = %(feedback)s::jsonb FROM held
         WHERE t.turn_id = %(turn_id)s AND t.reply_seq IS NOT NULL
-        RETURNING t.session_id, t.turn_id, held.user_id, t.status, t.first_seq, t.reply_seq
+        RETURNING t.session_id, t.turn_id, held.user_id, t.agent, t.status, t.first_seq, t.reply_seq
     )
-    SELECT told.user_id, told.status, reply.content AS reply,
+    SELECT told.user_id, told.agent, told.status, reply.content AS reply,
            (SELECT string_agg(m.content, E'\\n' ORDER BY m.seq) FROM messages AS m
             WHERE m.session_id = told.session_id AND m.seq BETWEEN told.first_seq AND told.reply_seq
               AND m.turn_id = told.turn_id AND m.role = 'user') AS asked

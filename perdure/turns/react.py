@@ -26,6 +26,7 @@ from perdure.hooks import Hooks, Seen, TurnOver, TurnSeen, call_hooks
 from perdure.models.protocol import CallAborted, Model, ModelCall, ModelReply, ModelRequest, Role, ToolSchema
 from perdure.runtime import Runtime
 from perdure.settings import OnUnavailable
+from perdure.tenants import tenant_of, user_of
 from perdure.tools.sources import Toolset
 from perdure.tools.variables import VariableSet
 from perdure.turns import approvals, parking, queries
@@ -80,6 +81,8 @@ class Turn:
         self._max_steps = self._agent.max_steps or runtime.settings.turn.max_steps
         self._timeout_s = self._agent.timeout_s or runtime.settings.turn.timeout_s
         self._planned: list[Planned] | None = None
+        self._asked_at = 0.0
+        """When the last commit of a step was sent, by the monotonic clock."""
         self._before_call_s = spent_s
         if ref.cancel_requested_at is not None:
             hold.cancel(ref.turn_id)
@@ -154,7 +157,8 @@ class Turn:
     def _seen(self) -> TurnSeen:
         ref = self.ref
         text = "\n".join(entry.content for entry in self.transcript.present if entry.role is Role.USER)
-        return TurnSeen(ref.user_id, self._hold.session_id, ref.turn_id, ref.agent, ref.channel, text)
+        user, tenant = user_of(ref.user_id), tenant_of(ref.user_id)
+        return TurnSeen(user, self._hold.session_id, ref.turn_id, ref.agent, ref.channel, text, tenant)
 
     def _step_or_stop(self) -> Ending | Stop | None:
         """One step, and what it comes to, if the turn does not go on to the next one."""
@@ -201,7 +205,7 @@ class Turn:
         if self._hold.draining:
             return Parked()
         if self.spent_s >= self._timeout_s:
-            return Failed(DeadlineExceeded(f"I could not finish within {self._timeout_s:g} seconds, so I stopped."))
+            return Failed(out_of_time(self._timeout_s))
         if self.transcript.steps >= self._max_steps and self.transcript.asking() is None:
             return Failed(BudgetExhausted(f"I could not finish within {self._max_steps} steps, so I stopped."))
         return None
@@ -261,7 +265,7 @@ class Turn:
 
     def _answer(self, asking: Entry) -> None:
         planned, self._planned = self._planned, None
-        results = self._ledger.resume(asking) if planned is None else self._ledger.perform(planned)
+        results = self._ledger.resume(asking) if planned is None else self._ledger.perform(planned, self._asked_at)
         entries = [
             result_of(self.ref.turn_id, call, result.text)
             for call, result in zip(asking.tool_calls, results, strict=True)
@@ -305,6 +309,7 @@ class Turn:
         if not rows:
             raise LeaseLost
         self._hold.renewed(asked_at)
+        self._asked_at = asked_at
         return rows[0]
 
     def _step_parameters(
@@ -329,6 +334,11 @@ class Turn:
             "results": as_json([result.record() for result in results or [] if result.effect_id]),
             "variables": None if variables is None else as_json(variables),
         }
+
+
+def out_of_time(limit_s: float) -> DeadlineExceeded:
+    """The error of a turn that has reached its time limit."""
+    return DeadlineExceeded(f"I could not finish within {limit_s:g} seconds, so I stopped.")
 
 
 def _broken_off(error: Exception) -> PerdureError:

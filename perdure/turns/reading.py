@@ -17,6 +17,7 @@ from sqlalchemy import Row
 
 from perdure.database.engine import Database, Executor
 from perdure.errors import NotFound, Unavailable
+from perdure.tenants import tenant_of, user_of
 from perdure.turns import queries
 from perdure.untrusted import load_object
 
@@ -42,26 +43,41 @@ def read_turn(executor: Executor, turn_id: UUID) -> dict[str, Any]:
     return _body(rows[0])
 
 
+def owner(executor: Executor, turn_id: UUID) -> str:
+    """The key of the user whose turn it is.
+
+    Raises:
+        NotFound: there is no such turn.
+    """
+    rows = executor.run(queries.OWNER, {"turn_id": turn_id})
+    if not rows:
+        raise NotFound("There is no such turn.")
+    return str(rows[0].user_id)
+
+
 def list_turns(
     executor: Executor,
     *,
-    user_id: str | None = None,
+    user: str | None = None,
+    tenant: str | None = None,
     session_id: UUID | None = None,
     status: str | None = None,
     limit: int = 100,
 ) -> list[dict[str, Any]]:
-    """Turns that match all that is given, newest first."""
+    """Turns that match all that is given, newest first; `user` is a user's key, `tenant` that of all users listed."""
     if session_id is not None:
         statement = queries.LIST_OF_SESSION
-    elif user_id is not None:
+    elif user is not None:
         statement = queries.LIST_OF_USER
+    elif tenant is not None:
+        statement = queries.LIST_OF_TENANT
     elif status in ("failed", "cancelled"):
         statement = queries.LIST_ERRORS
     elif status is not None and status not in SETTLED:
         statement = queries.LIST_UNSETTLED
     else:
         statement = queries.LIST
-    given = {"user_id": user_id, "session_id": session_id, "status": status, "limit": limit}
+    given = {"user_id": user, "tenant": tenant, "session_id": session_id, "status": status, "limit": limit}
     return [_listed(row) for row in executor.run(statement, given)]
 
 
@@ -69,7 +85,8 @@ def _listed(row: Row[Any]) -> dict[str, Any]:
     return {
         "turn_id": str(row.turn_id),
         "session_id": str(row.session_id),
-        "user_id": row.user_id,
+        "tenant": tenant_of(row.user_id),
+        "user_id": user_of(row.user_id),
         "seq": row.seq,
         "status": row.status,
         "agent": row.agent,

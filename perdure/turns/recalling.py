@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from perdure.casebank.search import Found, search_for_user
+from perdure.casebank.search import Found, Within, search_for_user
 from perdure.casebank.search import search as search_cases
 from perdure.casebank.similarity import least_similarity
 from perdure.errors import Abandoned, PerdureError
@@ -18,6 +18,7 @@ from perdure.models.embedders.protocol import Embedder, Vector
 from perdure.models.protocol import ModelCall
 from perdure.runtime import Runtime
 from perdure.settings import CaseScope
+from perdure.tenants import tenant_of
 from perdure.turns.lease import TurnRef
 
 
@@ -64,10 +65,14 @@ def cases_near(
     runtime: Runtime,
     query: str,
     k: int,
+    within: Within,
     *,
+    bank: str | None = None,
     include_archived: bool = False,
 ) -> list[Found]:
-    """The `k` cases of all users whose questions are nearest to `query`, however far: for administrators.
+    """The `k` cases of the users `within` whose questions are nearest to `query`, however far: for administrators.
+
+    With a `bank` only cases in it.
 
     Raises:
         PerdureError: the question could not be made a vector.
@@ -75,15 +80,33 @@ def cases_near(
     """
     embedder = runtime.embedder
     vector = embedder.embed([embedded_text(query)])[0]
-    return search_cases(runtime.database, vector, embedder.name, k, include_archived=include_archived)
+    banks = None if bank is None else [bank]
+    return search_cases(
+        runtime.database, vector, embedder.name, k, within, banks=banks, include_archived=include_archived
+    )
+
+
+def cases_seen_by(runtime: Runtime, user: str, query: str, k: int, *, bank: str | None = None) -> list[Found]:
+    """The `k` active cases nearest to `query`, however far, that the prompts of `user` (a user's key) could have.
+
+    Those that the user may see, in the banks of the installation's agents, or in `bank` of these.
+
+    Raises:
+        PerdureError: the question could not be made a vector.
+    """
+    embedder = runtime.embedder
+    vector = embedder.embed([embedded_text(query)])[0]
+    used = [each for each in runtime.agents.banks if bank in {None, each}]
+    return _seen_by(runtime, user, vector, embedder.name, k, banks=used)
 
 
 def cases_for(
-    runtime: Runtime, user_id: str, query: str, k: int, *, embedder: Embedder, call: ModelCall
+    runtime: Runtime, user: str, query: str, k: int, *, bank: str, embedder: Embedder, call: ModelCall
 ) -> list[Found]:
-    """The cases for the prompt of a user who asks `query`: at most `k`, the nearest first.
+    """The cases in `bank` for the prompt of a user who asks `query`: at most `k`, the nearest first.
 
-    Only those that `PERDURE_CASEBANK__SCOPE` allows and that are as near as `PERDURE_CASEBANK__MIN_SIMILARITY` demands.
+    `user` is the user's key. Only those of the user's tenant that `PERDURE_CASEBANK__SCOPE` allows and that are as near
+    as `PERDURE_CASEBANK__MIN_SIMILARITY` demands.
 
     Raises:
         PerdureError: the question could not be made a vector.
@@ -92,9 +115,24 @@ def cases_for(
     limits = runtime.settings.casebank
     vector = embedder.embed([embedded_text(query)], call)[0]
     least = least_similarity(embedder.name, limits.min_similarity)
-    if limits.scope is CaseScope.ALL:
-        return search_cases(runtime.database, vector, embedder.name, k, least=least)
-    return search_for_user(runtime.database, user_id, vector, embedder.name, k, least=least)
+    return _seen_by(runtime, user, vector, embedder.name, k, banks=[bank], least=least)
+
+
+def _seen_by(
+    runtime: Runtime,
+    user: str,
+    vector: Vector,
+    embedder: str,
+    k: int,
+    *,
+    banks: Sequence[str],
+    least: float | None = None,
+) -> list[Found]:
+    """The active cases in `banks` that `PERDURE_CASEBANK__SCOPE` allows in this user's prompts."""
+    if runtime.settings.casebank.scope is CaseScope.ALL:
+        within = Within(tenant_of(user))
+        return search_cases(runtime.database, vector, embedder, k, within, banks=banks, least=least)
+    return search_for_user(runtime.database, user, vector, embedder, k, banks=banks, least=least)
 
 
 def own_memory(runtime: Runtime, session_id: UUID, turn: TurnRef, effect_id: UUID) -> OwnMemory:

@@ -19,6 +19,7 @@ from perdure.settings import OnBusy, Scope
 from perdure.snapshots import exchange
 from perdure.snapshots.pending import MESSAGE
 from perdure.snapshots.snapshot import AgentSnapshot, Event
+from perdure.tenants import parse_tenant
 from perdure.turns.inbox import accept, check
 from perdure.turns.incoming import Incoming, parse_incoming
 
@@ -88,7 +89,8 @@ def _message(runtime: Runtime, number: int, event: Event, session_id: UUID) -> I
     on_busy = OnBusy.MERGE if payload.get("merged") else OnBusy.ENQUEUE
     try:
         return parse_incoming(
-            {**given, "channel": event.source, "session_id": str(session_id), "on_busy": on_busy.value}
+            {**given, "channel": event.source, "session_id": str(session_id), "on_busy": on_busy.value},
+            tenant=parse_tenant(payload.get("tenant")),
         )
     except InvalidRequest as error:
         raise InvalidRequest(f"Event {number} of event_queue_backup: {error.message}") from error

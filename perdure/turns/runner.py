@@ -17,20 +17,24 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from perdure.database.engine import Statement
-from perdure.errors import BudgetExhausted, PerdureError, SettingsError, Unavailable, reworded
+from perdure.errors import BudgetExhausted, PerdureError, SettingsError, Unavailable, loggable, reworded
+from perdure.fencing import Fence
 from perdure.runtime import Runtime
 from perdure.snapshots.snapshot import Memory
 from perdure.tools.variables import VariableSet
-from perdure.turns import parking, queries
+from perdure.turns import parking, queries, sharing
 from perdure.turns.incoming import DEFAULT_PRIORITY
 from perdure.turns.lease import (
+    Claim,
     Claimed,
     Hold,
     Keeper,
     LeaseLost,
     NeedsIsolation,
     NotNeeded,
+    Queued,
     TurnRef,
+    begin_next,
     claim,
     is_claimable,
 )
@@ -61,6 +65,8 @@ _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_REFUSED_S = 30.0
 _MOST_LOSSES = 10
 """Times that the database is lost sight of in one turn, and found again, before that is a strike against the turn."""
+_SLICE_S = 1.0
+"""After this time a session with further turns is given back, so that sessions whose wake-ups wait come first."""
 _MOST_DOUBLINGS = 3
 """Of the pause between two attempts to save a snapshot, which begins with that of the sweeper."""
 
@@ -72,7 +78,7 @@ class Ran:
     settled: int
 
 
-Outcome = Ran | NotNeeded | NeedsIsolation
+Outcome = Ran | NotNeeded | NeedsIsolation | Queued
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +131,52 @@ class Runner:
         Raises:
             Unavailable: the database cannot be reached; nothing was begun.
         """
-        found = self._claim(session_id, alone=alone)
-        if not isinstance(found, Claimed):
-            return found
-        with self.keeper.holding(found) as hold:
-            return Ran(self._run_turns(found, hold))
+        settled = 0
+        while True:
+            found = self._claim(session_id, alone=alone)
+            if not isinstance(found, Claimed):
+                return Ran(settled) if settled else found
+            with self.keeper.holding(found) as hold:
+                count, again = self._run_turns(found, hold)
+            settled += count
+            if not again:
+                return Ran(settled)
 
-    def _claim(self, session_id: UUID, *, alone: bool) -> Claimed | NotNeeded | NeedsIsolation:
+    def settle_killed(self, session_id: UUID, fence: Fence, turn_id: UUID, ending: Ending) -> bool:
+        """Settle a turn whose process was killed while it held the session under `fence`; False if nothing was.
+
+        An ending that the process had held is settled instead. Other turns of the session are left to the next claim.
+
+        Raises:
+            Unavailable: the database cannot be reached; it may be tried again.
+        """
+        try:
+            found = begin_next(self._runtime.database, session_id, fence, self._limits)
+            with self.keeper.holding(found) as hold:
+                hold.drain()  # gives the session back behind the turn
+                return self._settle_killed(found, hold, turn_id, ending)
+        except LeaseLost:
+            return False
+
+    def _settle_killed(self, found: Claimed, hold: Hold, turn_id: UUID, ending: Ending) -> bool:
+        ref = found.turn
+        if ref is None:
+            self._release(hold)
+            return False
+        if ref.turn_id != turn_id:
+            self._park(hold, ref, self._runtime.clock.monotonic() - found.spent_s)
+            return False
+        if ref.cancel_requested_at is not None:
+            ending = Cancelled()
+        verdict = _held(ref) or conclude_unread(self._runtime.database, hold.session_id, ref, self._worded(ref, ending))
+        settled = self._settle(ref, hold, verdict, saved=False)
+        if settled.unsettled:
+            self._runtime.wake.session(hold.session_id, DEFAULT_PRIORITY)
+        if settled.may_end:
+            self._runtime.wake.ending(hold.session_id)
+        return True
+
+    def _claim(self, session_id: UUID, *, alone: bool) -> Claim:
         found = claim(self._runtime.database, session_id, self._owner, self._limits, alone=alone)
         for _ in range(_LOCKED_TRIES):
             if not isinstance(found, NotNeeded) or not is_claimable(self._runtime.database, session_id, self._limits):
@@ -140,33 +185,37 @@ class Runner:
             found = claim(self._runtime.database, session_id, self._owner, self._limits, alone=alone)
         return found
 
-    def _run_turns(self, claimed: Claimed, hold: Hold) -> int:
+    def _run_turns(self, claimed: Claimed, hold: Hold) -> tuple[int, bool]:
+        """How many turns were settled, and whether the session is free, has more of them, and no worker was told."""
         settled, losses = 0, 0
+        until = self._runtime.clock.monotonic() + _SLICE_S
         try:
-            while claimed.turn is not None:
-                left = self._run_turn(claimed, claimed.turn, hold)
+            while (turn := claimed.turn) is not None:
+                left = self._run_turn(claimed, turn, hold)
                 if isinstance(left, _LostSight):
-                    if losses == _MOST_LOSSES:
-                        self._count(self._strike(hold, claimed.turn, left.spent_s))
-                        return settled
-                    claimed = self._look_again(hold, left, losses)
-                    losses += 1
-                    continue
-                self._count(left)
+                    if losses < _MOST_LOSSES:
+                        claimed = self._look_again(hold, left, losses)
+                        losses += 1
+                        continue
+                    left = self._strike(hold, turn, left.spent_s)
+                self._left(turn, left, hold)
                 if isinstance(left, Parked):
-                    return settled
+                    return settled, False
                 settled, losses = settled + 1, 0
                 if left.unsettled == 0:
-                    return settled
-                if hold.draining:
+                    return settled, False
+                if hold.draining or self._runtime.clock.monotonic() >= until:
                     break
                 claimed = find_again(self._runtime, hold)
-            self._release(hold)
+            return settled, self._release(hold) and not hold.draining
         except LeaseLost:
             log.warning("session %s was taken over; nothing more is written here", hold.session_id)
-        return settled
+        return settled, False
 
-    def _count(self, ended: Settled | Parked) -> None:
+    def _left(self, turn: TurnRef, ended: Settled | Parked, hold: Hold) -> None:
+        """Count how a turn ended here. One that waits frees its user's place; settling one has done so already."""
+        if isinstance(ended, Parked) and not hold.draining:
+            sharing.admit_next(self._runtime, turn.user_id)
         with self._counting:
             if isinstance(ended, Parked):
                 self._turns = replace(self._turns, parked=self._turns.parked + 1)
@@ -281,6 +330,8 @@ class Runner:
         log.info("turn %s is %s", ref.turn_id, verdict.status)
         if isinstance(settled, Claimed):  # by a try whose answer was lost; what waits behind it has begun, if anything
             return Settled(unsettled=1, may_end=False, delivery_id=None)
+        if settled.others_wait:
+            sharing.admit_next(self._runtime, ref.user_id)
         if settled.delivery_id is not None:
             self._runtime.wake.delivery(settled.delivery_id)
         return settled
@@ -301,7 +352,7 @@ class Runner:
                 log.info("turn %s waits for a person to decide about its calls", ref.turn_id)
                 return Parked()
             case Delayed(error, wait_s):
-                log.warning("turn %s waits %g s for a model: %s: %s", ref.turn_id, wait_s, error.code, error.message)
+                log.warning("turn %s waits %g s for a model: %s", ref.turn_id, wait_s, loggable(error))
                 if parking.park(self._runtime.database, hold, ref, stop):
                     self._runtime.wake.session(hold.session_id, DEFAULT_PRIORITY)
                 return Parked()
@@ -356,12 +407,17 @@ class Runner:
             raise LeaseLost
         return rows[0]
 
-    def _release(self, hold: Hold) -> None:
-        rows = self._runtime.database.run(queries.RELEASE, hold.held)
-        if rows and rows[0].unsettled > 0:
-            self._runtime.wake.session(hold.session_id, DEFAULT_PRIORITY)
+    def _release(self, hold: Hold) -> bool:
+        """Give the session back; whether it has turns to run and the broker took no wake-up for them."""
+        rows = self._runtime.database.run(queries.RELEASE, {**hold.held, "woken": not hold.draining})
         if rows and rows[0].may_end:
             self._runtime.wake.ending(hold.session_id)
+        if not rows or rows[0].unsettled == 0:
+            return False
+        if rows[0].queued:
+            sharing.admit_next(self._runtime, rows[0].user_id)
+            return False
+        return not self._runtime.wake.session(hold.session_id, rows[0].priority)
 
     def _look_again(self, hold: Hold, lost: _LostSight, losses: int) -> Claimed:
         """Where the session stands now: at once the first time, then less and less often.
@@ -395,7 +451,7 @@ def _report(ref: TurnRef, ending: Ending) -> None:
     """What only this process knows of an ending: the error behind it."""
     if isinstance(ending, Failed):
         error = ending.error
-        log.warning("turn %s failed: %s: %s", ref.turn_id, error.code, error.message, exc_info=error.__cause__)
+        log.warning("turn %s failed: %s", ref.turn_id, loggable(error), exc_info=error.__cause__)
 
 
 def _given_up(attempts: int) -> PerdureError:

@@ -62,12 +62,14 @@ Ending = Replied | Failed | Cancelled
 class Settled:
     """What the commit left: turns that still wait in the session, and the delivery that is owed.
 
-    `may_end` says that the session was asked to end and that this was its last turn.
+    `may_end` says that the session was asked to end and that this was its last turn; `others_wait` that the user has
+    sessions that wait for the place that it has freed.
     """
 
     unsettled: int
     may_end: bool
     delivery_id: UUID | None
+    others_wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,7 @@ def settle(
     )
     if not rows:
         raise LeaseLost
-    return Settled(rows[0].unsettled, rows[0].may_end, rows[0].delivery_id)
+    return Settled(rows[0].unsettled, rows[0].may_end, rows[0].delivery_id, rows[0].others_wait)
 
 
 def _closed(

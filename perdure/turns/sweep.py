@@ -15,7 +15,7 @@ from uuid import UUID
 from perdure.memory import consolidation
 from perdure.runtime import Runtime
 from perdure.sessions.ending import endings_due
-from perdure.turns import outbox, parking, queries
+from perdure.turns import outbox, parking, queries, sharing
 from perdure.turns.erasing import finish_due
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,10 @@ def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
             "lease_s": limits.lease_s,
         },
     )
-    refused = _refused(runtime, [(row.session_id, row.priority) for row in rows])
+    due = [(row.session_id, row.priority) for row in rows]
+    if turns:
+        due += sharing.admit_due(runtime.database, limits.user_concurrency, MOST_A_ROUND)
+    refused = _refused(runtime, due)
     deliveries = outbox.due(runtime.database, MOST_A_ROUND, limits.sweep_s)
     sent = 0 if refused else sum(1 for _ in takewhile(runtime.wake.delivery, deliveries))
     if deliveries[sent:]:
@@ -69,10 +72,10 @@ def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
     begun = 0 if refused else sum(1 for _ in takewhile(runtime.wake.ending, endings))
     finish_due(runtime)
     drawn = 0 if refused or endings[begun:] else _consolidations(runtime)
-    swept = Swept(len(rows) - len(refused), sent, begun, len(refused) + len(endings) - begun, drawn)
+    swept = Swept(len(due) - len(refused), sent, begun, len(refused) + len(endings) - begun, drawn)
     if refused or endings[begun:]:
         runtime.database.run(queries.UNWAKE, {"session_ids": [*refused, *endings[begun:]]})
-    if rows or deliveries or endings:
+    if due or deliveries or endings:
         log.info(
             "swept: woke %d sessions, %d deliveries and %d endings, %d refused",
             swept.sessions, sent, begun, swept.refused,

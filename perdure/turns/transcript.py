@@ -19,6 +19,7 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from perdure.database.engine import Executor
+from perdure.errors import loggable
 from perdure.memory.context import latest
 from perdure.models.protocol import Message, ModelReply, Role, ToolCall, Usage
 from perdure.turns import queries
@@ -213,7 +214,7 @@ def _entries(rows: Sequence[Row[Any]], present: UUID) -> list[Entry]:
     except UNREADABLE as error:
         if turn_id == present:
             raise
-        log.error("turn %s is left out of the prompt, for it cannot be read: %r", turn_id, error)  # noqa: TRY400
+        log.error("turn %s is left out of the prompt, for it cannot be read: %s", turn_id, loggable(error))  # noqa: TRY400
         return []
 
 

@@ -42,9 +42,11 @@ def candidate(
     query: str = "how to do it",
     embedder: str = "hash:4",
     user_id: str | None = None,
+    **more: Any,
 ) -> Candidate:
     """The same, as the planner reads it."""
-    return Candidate(case, query, embedder, None if vector is None else np.asarray(vector, dtype=np.float32), user_id)
+    array = None if vector is None else np.asarray(vector, dtype=np.float32)
+    return Candidate(case, query, embedder, array, user_id, **more)
 
 
 def put(
@@ -59,15 +61,19 @@ def put(
     idle_days: float | None = 30,
     age_days: float = 400,
     user_id: str | None = None,
+    bank: str = "common",
+    shared: bool = False,
 ) -> None:
     """Write one active case, as old and as idle as that by the test's clock."""
     with database.engine.connect() as connection:
         connection.execute(
             text(
                 "INSERT INTO cases (case_id, query, response_text, query_vector, embedder, usage_count, success_rate,"
-                " last_accessed_at, created_at, user_id) VALUES (:id, :query, 'like this', CAST(:vector AS vector),"
-                " :embedder, :usage, :rate, perdure_now() - make_interval(secs => :idle),"
-                " perdure_now() - make_interval(secs => :age), :user_id)"
+                " last_accessed_at, created_at, user_id, bank, shared_at)"
+                " VALUES (:id, :query, 'like this', CAST(:vector AS vector), :embedder, :usage, :rate,"
+                " perdure_now() - make_interval(secs => :idle),"
+                " perdure_now() - make_interval(secs => :age), :user_id, :bank,"
+                " CASE WHEN :shared THEN perdure_now() END)"
             ),
             {
                 "id": case_id,
@@ -79,6 +85,8 @@ def put(
                 "idle": None if idle_days is None else idle_days * 86_400,
                 "age": age_days * 86_400,
                 "user_id": user_id,
+                "bank": bank,
+                "shared": shared,
             },
         )
 

@@ -11,7 +11,7 @@ import pytest
 from alembic import command
 from sqlalchemy import create_engine, text
 
-from perdure.casebank import executions, prune, queries, runs, search, transfer
+from perdure.casebank import executions, prune, runs, search, search_queries, transfer
 from perdure.casebank.cases import NewCase, add
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Statement
@@ -25,7 +25,10 @@ NEAR = [1.0, 0.0, 0.0, 0.0]
 
 def found(database: Database, user_id: str, k: int = 9, least: float | None = None) -> list[str]:
     """The ids of the cases that a search for this user finds."""
-    return [each.case_id for each in search.search_for_user(database, user_id, NEAR, "hash:4", k, least=least)]
+    return [
+        each.case_id
+        for each in search.search_for_user(database, user_id, NEAR, "hash:4", k, banks=["common"], least=least)
+    ]
 
 
 def test_a_user_finds_their_own_cases_and_everybodys(database: Database) -> None:
@@ -40,7 +43,7 @@ def test_a_user_finds_their_own_cases_and_everybodys(database: Database) -> None
     assert found(database, "") == ["imported"]
     assert found(database, "ana", k=1) == ["anas"]
     assert found(database, "ana", least=0.5) == ["anas", "imported"]
-    shown = {each.case_id: each.user_id for each in search.search(database, NEAR, "hash:4", 9)}
+    shown = {each.case_id: each.author for each in search.search(database, NEAR, "hash:4", 9)}
     assert shown == {"anas": "ana", "bobs": "bob", "imported": None, "anas other": "ana"}
 
 
@@ -77,13 +80,14 @@ def test_a_user_among_many_finds_the_nearest(
             "cases_shared_nearest_16_idx",
             "cases_learnt_nearest_16_idx",
         ]
-    statement = queries.nearest_for_user(16, few)
+    statement = search_queries.nearest_for_user(16, few, few)
     asked, vectors = crowded["vectors"][2_500], crowded["vectors"]
     for user_id in ("ana", "bob", "nobody"):
         visible = crowded[user_id]
         cosines = vectors[visible] @ asked / np.linalg.norm(vectors[visible], axis=1)
         nearest = [f"{visible[at]:04}" for at in np.argsort(-cosines)[:4]]
-        given = {"vector": str(asked.tolist()), "embedder": "hash:16", "k": 4, "least": None, "user_id": user_id}
+        given = {"vector": str(asked.tolist()), "embedder": "hash:16", "k": 4, "least": None, "authors": [user_id]}
+        given |= {"banks": ["common"], "tenant": None}
         assert [row.case_id for row in database.run(statement, given)] == nearest
 
 
@@ -91,7 +95,7 @@ def test_a_user_among_many_finds_the_nearest(
 def test_a_search_for_a_user_reads_no_table(database: Database, crowded: dict[str, Any], mode: str) -> None:
     """Shared cases and the user's own are found by indexes; the vector index of learnt ones is for a user of many."""
     search.build_indexes(database, index_from=1_000)
-    plan = _plan(database, queries.nearest_for_user(16, 500), mode, user_id="ana", k=4, least=0.5)
+    plan = _plan(database, search_queries.nearest_for_user(16, 500, 500), mode, authors=["ana"], k=4, least=0.5)
     assert "Seq Scan on cases" not in plan
     assert "cases_user_id_idx" in plan
     assert "cases_learnt_nearest_16_idx" in plan
@@ -99,7 +103,7 @@ def test_a_search_for_a_user_reads_no_table(database: Database, crowded: dict[st
 
 
 def _plan(database: Database, statement: Statement, mode: str, **given: Any) -> str:
-    values = {"vector": str([0.1] * 16), "embedder": "hash:16", **given}
+    values = {"vector": str([0.1] * 16), "embedder": "hash:16", "banks": ["common"], "tenant": None, **given}
     with database.engine.connect() as connection:
         connection.exec_driver_sql(f"SET plan_cache_mode = {mode}")
         connection.exec_driver_sql(statement.prepare)

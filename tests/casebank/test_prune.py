@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import logging
@@ -357,7 +358,7 @@ def test_a_failure_gives_the_run_back_at_once(
     """The next attempt need not wait for the lease, and the row says what went wrong."""
 
     def break_down(*_given: Any) -> None:
-        raise OSError("disk full")
+        raise OSError(errno.ENOSPC, "disk full")
 
     with monkeypatch.context() as patch:
         patch.setattr(prune, "compute", break_down)

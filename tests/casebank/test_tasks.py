@@ -7,11 +7,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 from celery import Celery
+from standardwebhooks import Webhook
 
 from perdure.casebank import prune, runs
 from perdure.casebank.cases import read
@@ -68,6 +70,18 @@ def test_pruning_is_a_dry_run_unless_told_otherwise(runtime: Runtime) -> None:
     assert (done["removed_cases"], done["dry_run"], done["phase"]) == (1, False, "done")
     assert done["details"] == planned["details"]
     assert statuses(runtime.database) == {"bad": "archived", "good": "active"}
+
+
+def test_a_result_quotes_no_words_of_the_cases(runtime: Runtime) -> None:
+    """It stays in the result backend, and Flower shows it, when the authors of the cases are erased."""
+    call = _calling(_with(runtime))
+    for number in ("4711", "1234"):
+        put(runtime.database, f"pin {number}", query=f"Is the PIN of the card {number}?", vector=[1, 0, 0, 0])
+    told = prune.dry_run(bank_of(_with(runtime)))["details"]["spared"]
+    assert "4711 / 1234" in told[0]["reason"] or "1234 / 4711" in told[0]["reason"]
+    (line,) = call("casebank.prune")["details"]["spared"]
+    assert line["reason"].endswith("but they differ in a number")
+    assert line == {**told[0], "reason": line["reason"]}
 
 
 def test_an_approved_run_is_taken_up_and_an_old_plan_is_void(runtime: Runtime, clock: MovedClock) -> None:
@@ -127,17 +141,20 @@ def test_a_process_that_leaves_hands_its_run_on(runtime: Runtime) -> None:
     assert set(statuses(runtime.database).values()) == {"archived"}
 
 
-def test_the_notice_travels_signed(runtime: Runtime, receiver: Receiver) -> None:
+def test_the_notice_travels_signed(runtime: Runtime, receiver: Receiver, tmp_path: Path) -> None:
     """As every callback does, so that its receiver can tell it from anybody's."""
     put(runtime.database, "bad", usage=20, rate=10)
-    told = prune.run(bank_of(_with(runtime, notify_url=receiver.url)))
+    settings = runtime.settings.model_copy(update={"data_dir": tmp_path})
+    parts = _with(replace(runtime, settings=settings), notify_url=receiver.url)
+    told = prune.run(bank_of(parts))
     assert [json.loads(body)["event"] for _, _, body in receiver.received] == ["casebank.plan", "casebank.outcome"]
     for _, headers, body in receiver.received:
-        assert headers["X-Perdure-Signature"] == signature(runtime.settings.signing_key(), body)
+        assert headers["X-Perdure-Signature"] == signature(parts.settings.signing_key(), body)
+        Webhook(parts.settings.webhook_keys()[0]).verify(body, headers)
         assert json.loads(body)["run_id"] == told["run_id"]
     receiver.status = 500
-    parts = replace(bank_of(_with(runtime, notify_url=receiver.url)), pause=lambda _seconds: None)
-    assert prune.run(parts)["phase"] == "withheld"
+    bank = replace(bank_of(parts), pause=lambda _seconds: None)
+    assert prune.run(bank)["phase"] == "withheld"
     assert receiver.url not in runs.list_runs(runtime.database)[0]["error"], "the URL is a secret"
 
 

@@ -17,6 +17,7 @@ from perdure.runtime import Runtime
 from perdure.turns.runner import Runner
 
 BASE_URL = "http://127.0.0.1:8080"
+SERVICE_KEY, ADMIN_KEY = "key-of-a-service", "key-of-the-admin"
 
 
 @pytest.fixture

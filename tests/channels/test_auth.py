@@ -7,14 +7,19 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import Request
 from starlette.testclient import TestClient
 
 from perdure.channels.http.app import create_app
-from perdure.errors import SettingsError
+from perdure.channels.http.auth import Caller, Keys, Kind
+from perdure.channels.http.throttle import MOST, MOST_ADDRESSES, WITHIN_S, WrongKeys
+from perdure.clock import MovedClock
+from perdure.errors import RateLimited, SettingsError, Unauthorized
 from perdure.runtime import Runtime
 from perdure.settings import Settings
 from tests.channels.conftest import BASE_URL
@@ -25,7 +30,8 @@ def fingerprint(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-SERVICE, HASHED, FILED, ADMIN = "service-key", "hashed-key", "filed-key", "admin-key"
+SERVICE, HASHED, FILED, ADMIN = "key-of-a-service", "key-of-the-digest", "key-in-the-file!", "key-of-the-admin"
+FRESH, OTHER = "a-fresh-key-0001", "another-key-0001"
 PATH = "/v1/sessions?user_id=ann"
 
 
@@ -104,6 +110,8 @@ ROUTES = [
     ("POST", "/v1/breakers/here/reset"),
     ("POST", "/v1/turns/here/feedback"),
     ("GET", "/v1/casebank/search"),
+    ("POST", "/v1/casebank/cases/here/share"),
+    ("DELETE", "/v1/casebank/cases/here/share"),
     ("POST", "/v1/consolidation/run"),
     ("POST", "/v1/consolidation/dry-run"),
     ("GET", "/v1/consolidation/runs"),
@@ -149,17 +157,17 @@ def test_a_key_file_is_read_again_when_it_changes(guarded: TestClient, key_file:
     def status(key: str) -> int:
         return guarded.get(PATH, headers={"Authorization": f"Bearer {key}"}).status_code
 
-    assert (status(FILED), status("fresh-key")) == (200, 401)
-    key_file.write_text("fresh-key\n")
-    assert (status(FILED), status("fresh-key")) == (401, 200)
+    assert (status(FILED), status(FRESH)) == (200, 401)
+    key_file.write_text(f"{FRESH}\n")
+    assert (status(FILED), status(FRESH)) == (401, 200)
     before = key_file.stat()
-    key_file.write_text("other-key\n")  # of the same length, only later
+    key_file.write_text(f"{OTHER}\n")  # of the same length, only later
     os.utime(key_file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    assert (status("fresh-key"), status("other-key")) == (401, 200)
+    assert (status(FRESH), status(OTHER)) == (401, 200)
     key_file.unlink()
-    assert (status("other-key"), status(SERVICE)) == (401, 200)
-    key_file.write_text("other-key\n")
-    assert status("other-key") == 200
+    assert (status(OTHER), status(SERVICE)) == (401, 200)
+    key_file.write_text(f"{OTHER}\n")
+    assert status(OTHER) == 200
 
 
 def test_an_empty_key_file_locks_the_door(runtime: Runtime, tmp_path: Path) -> None:
@@ -210,3 +218,90 @@ def test_with_keys_any_name_is_served(guarded: TestClient) -> None:
     headers = {"Host": "agents.example", "Authorization": f"Bearer {SERVICE}"}
 
     assert guarded.get(PATH, headers=headers).status_code == 200
+
+
+def _as(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_a_keys_tenant_is_its_callers(runtime: Runtime, tmp_path: Path) -> None:
+    """In each form of an entry; where no tenant has that name, the `=` is the key's own."""
+    (tmp_path / "keys").write_text(f"bolt={FILED}\nbolt=sha256:{fingerprint(FRESH)}\n")
+    keys = f"acme={SERVICE},acme=sha256:{fingerprint(HASHED)},file:{tmp_path / 'keys'},Not-A-Tenant={OTHER}"
+    settings = Settings(_env_file=None, api_keys=keys, admin_keys=f"acme={ADMIN}")  # type: ignore[arg-type]
+    made = Keys(settings, runtime.clock)
+
+    def caller(key: str) -> Caller:
+        return made.caller(Request({"type": "http", "headers": [(b"authorization", f"Bearer {key}".encode())]}))
+
+    assert {caller(key) for key in (SERVICE, HASHED)} == {Caller(Kind.SERVICE, "acme")}
+    assert {caller(key) for key in (FILED, FRESH)} == {Caller(Kind.SERVICE, "bolt")}
+    assert caller(f"Not-A-Tenant={OTHER}") == Caller(Kind.SERVICE)
+    assert caller(ADMIN) == Caller(Kind.ADMIN, "acme")
+    for text in (f"acme={SERVICE}", OTHER, "acme="):
+        with pytest.raises(Unauthorized):
+            caller(text)
+
+
+def test_a_key_of_two_tenants_stops_the_start(runtime: Runtime, tmp_path: Path) -> None:
+    """Its holder would reach whichever is listed first; the message does not show the key."""
+    (tmp_path / "keys").write_text(f"bolt={SERVICE}\n")
+    for keys in (f"acme={SERVICE},{SERVICE}", f"acme={SERVICE},file:{tmp_path / 'keys'}"):
+        with pytest.raises(SettingsError, match="one key for two tenants") as caught, gateway(runtime, api_keys=keys):
+            pass
+        assert SERVICE not in str(caught.value)
+
+
+def test_a_short_key_that_comes_later_lets_nobody_in(
+    guarded: TestClient, key_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A gateway that runs goes on with the file's other keys, and its log names the line, once."""
+    key_file.write_text(f"{FRESH}\nshort\nacme=short\n")
+    status = {key: guarded.get(PATH, headers=_as(key)).status_code for key in (FRESH, "short", FILED)}
+
+    assert status == {FRESH: 200, "short": 401, FILED: 401}
+    logged = [each.getMessage() for each in caplog.records if "lets nobody in" in each.getMessage()]
+    assert len(logged) == 2
+    assert "line 2 has a key of fewer than 16 characters" in logged[0]
+    assert "line 3 has a key of fewer than 16 characters behind its TENANT=" in logged[1]
+
+
+def test_wrong_keys_are_throttled(guarded: TestClient, clock: MovedClock) -> None:
+    """429 with the seconds until the next is counted; a right key from there, and a request without one, are not."""
+    answers = [guarded.get(PATH, headers=_as(f"wrong {number}")) for number in range(MOST + 2)]
+
+    assert [each.status_code for each in answers] == [401] * MOST + [429] * 2
+    assert answers[-1].json()["code"] == "RATE_LIMITED"
+    assert int(answers[-1].headers["retry-after"]) == WITHIN_S
+    assert guarded.get(PATH, headers=_as(SERVICE)).status_code == 200
+    assert guarded.get(PATH).status_code == 401
+    clock.advance(timedelta(seconds=WITHIN_S / 2))
+    assert int(guarded.get(PATH, headers=_as("wrong")).headers["retry-after"]) == WITHIN_S / 2
+    clock.advance(timedelta(seconds=WITHIN_S / 2))
+    assert guarded.get(PATH, headers=_as("wrong")).status_code == 401
+
+
+def test_wrong_keys_are_counted_by_address(clock: MovedClock) -> None:
+    """One address cannot have another's requests refused; of IPv6, a client has a network of addresses."""
+    wrong = WrongKeys(clock)
+    for number in range(MOST):
+        wrong.count("192.0.2.1")
+        wrong.count(f"2001:db8::{number}")
+    wrong.count("192.0.2.2")
+    wrong.count("2001:db8:0:1::")
+    for address in ("192.0.2.1", "2001:db8::ffff"):
+        with pytest.raises(RateLimited):
+            wrong.count(address)
+
+
+def test_wrong_keys_take_bounded_memory(clock: MovedClock) -> None:
+    """However many addresses send them; the one that was seen last is kept."""
+    wrong = WrongKeys(clock)
+    for number in range(MOST_ADDRESSES + 100):
+        wrong.count(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
+        if number % 1_000 == 0 and number < 1_000 * MOST:
+            wrong.count("192.0.2.1")
+
+    assert len(wrong) == MOST_ADDRESSES
+    with pytest.raises(RateLimited):
+        wrong.count("192.0.2.1")

@@ -19,7 +19,7 @@ from perdure.turns.incoming import Incoming
 from perdure.turns.lease import NotNeeded
 from perdure.turns.reading import read_turn
 from perdure.turns.runner import Ran, Runner
-from tests.channels.conftest import BASE_URL
+from tests.channels.conftest import ADMIN_KEY, BASE_URL, SERVICE_KEY
 from tests.channels.test_bad_input import refused
 from tests.conftest import RecordingWaker
 from tests.turns.scripted import Scripted, says
@@ -84,10 +84,10 @@ def test_a_reset_brings_parked_turns_back(
 
 def test_they_take_an_admin_key(runtime: Runtime) -> None:
     """A service key is told so; without one nobody is."""
-    keys = {"api_keys": (SecretStr("service"),), "admin_keys": (SecretStr("admin"),)}
+    keys = {"api_keys": (SecretStr(SERVICE_KEY),), "admin_keys": (SecretStr(ADMIN_KEY),)}
     guarded = replace(runtime, settings=runtime.settings.model_copy(update=keys))
     with TestClient(create_app(guarded, lambda: True), base_url=BASE_URL) as client:
         for path, ask in (("/v1/breakers", client.get), ("/v1/breakers/a/reset", client.post)):
             refused(ask(path), 401, "UNAUTHORIZED")
-            refused(ask(path, headers={"Authorization": "Bearer service"}), 403, "FORBIDDEN")
-        assert client.get("/v1/breakers", headers={"Authorization": "Bearer admin"}).json() == {"breakers": []}
+            refused(ask(path, headers={"Authorization": f"Bearer {SERVICE_KEY}"}), 403, "FORBIDDEN")
+        assert client.get("/v1/breakers", headers={"Authorization": f"Bearer {ADMIN_KEY}"}).json() == {"breakers": []}

@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import hmac
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+from standardwebhooks import Webhook, WebhookVerificationError
 
 from perdure.channels.callback import UrlCarrier
 from perdure.clock import MovedClock
+from perdure.reachable import Reachable
 from perdure.resilience.registry import Breakers
 from perdure.settings import BreakerSettings
-from perdure.turns.outbox import DeliveryFailed, NotAsked
+from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
+from perdure.webhooks import make_secret, parse_secrets, signed_headers
 
 KEY = b"the key"
+WEBHOOK_KEY = b"a key of thirty-two bytes for it"
+SECRET = "whsec_" + base64.b64encode(WEBHOOK_KEY).decode()
+MESSAGE_ID = "01a20501-43ff-7152-9363-e4b105eb51a7"
+LOOPBACK = Reachable.parse(["127.0.0.0/8"])
 BODY = '{"reply": "été"}'.encode()
+
+
+def carrier(reachable: Reachable = LOOPBACK, **given: Any) -> UrlCarrier:
+    """A carrier that may reach the receivers of these tests, which are on loopback."""
+    return UrlCarrier([WEBHOOK_KEY], KEY, reachable, **given)
 
 
 class Receiver(ThreadingHTTPServer):
@@ -30,9 +51,16 @@ class Receiver(ThreadingHTTPServer):
     daemon_threads = True
     status = 204
 
+    tls: ssl.SSLContext | None = None
+
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.received: list[tuple[str, dict[str, str], bytes]] = []
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection, over TLS if this server has a certificate."""
+        connection, address = super().get_request()
+        return (self.tls.wrap_socket(connection, server_side=True) if self.tls else connection), address
 
     @property
     def url(self) -> str:
@@ -68,11 +96,154 @@ def receiver() -> Iterator[Receiver]:
 
 def test_the_body_arrives_as_it_is_with_its_signature(receiver: Receiver) -> None:
     """The receiver recomputes the signature over the raw bytes: not one may differ."""
-    UrlCarrier(KEY).carry({"url": receiver.url}, BODY)
+    carrier().carry({"url": receiver.url}, BODY, MESSAGE_ID)
 
     ((path, headers, body),) = receiver.received
     assert (path, body, headers["Content-Type"]) == ("/callback?for=ann", BODY, "application/json")
     assert headers["X-Perdure-Signature"] == "sha256=" + hmac.new(KEY, BODY, hashlib.sha256).hexdigest()
+    Webhook(SECRET).verify(body, headers)
+
+
+def test_any_library_of_standard_webhooks_verifies_it(receiver: Receiver) -> None:
+    """The id is the delivery's at every attempt, the time is the attempt's; a changed byte is found."""
+    now = int(time.time())
+    times = iter([now - 100.9, now + 0.5])
+    to_url = carrier(clock=lambda: next(times))
+    for _ in range(2):
+        to_url.carry({"url": receiver.url}, BODY, MESSAGE_ID)
+
+    sent = [headers for _, headers, _ in receiver.received]
+    assert [headers["webhook-id"] for headers in sent] == [MESSAGE_ID] * 2
+    assert [headers["webhook-timestamp"] for headers in sent] == [str(now - 101), str(now)]
+    for headers in sent:
+        assert Webhook(SECRET).verify(BODY, headers) == {"reply": "\u00e9t\u00e9"}
+        with pytest.raises(WebhookVerificationError):
+            Webhook(SECRET).verify(BODY.replace(b"r", b"R", 1), headers)
+        with pytest.raises(WebhookVerificationError):
+            Webhook(SECRET).verify(BODY, {**headers, "webhook-timestamp": str(now - 50)})
+
+
+def test_each_secret_signs_while_they_rotate(receiver: Receiver) -> None:
+    """A receiver that has the former one, and one that has the new one, both verify."""
+    new = make_secret()
+    keys = parse_secrets(f"{new}, {SECRET}")
+    UrlCarrier(keys, KEY, LOOPBACK).carry({"url": receiver.url}, BODY, MESSAGE_ID)
+    ((_, headers, body),) = receiver.received
+    for secret in (new, SECRET):
+        Webhook(secret).verify(body, headers)
+    with pytest.raises(WebhookVerificationError):
+        Webhook(make_secret()).verify(body, headers)
+
+
+def test_the_signature_is_the_specifications() -> None:
+    """The example of the specification's own libraries."""
+    keys = parse_secrets("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+    headers = signed_headers(keys, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, b'{"test": 2432232314}')
+    assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+def test_a_receiver_that_is_gone_is_not_asked_again(receiver: Receiver) -> None:
+    """410 means that it wants no more of this."""
+    receiver.status = 410
+    with pytest.raises(Undeliverable, match="410"):
+        carrier().carry({"url": receiver.url}, BODY, MESSAGE_ID)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:{}/", "http://2130706433:{}/", "http://[::ffff:7f00:1]:{}/"])
+def test_a_stored_address_that_is_not_allowed_is_not_asked(receiver: Receiver, url: str) -> None:
+    """A row of a release before this rule; it fails at once, and nothing is connected to."""
+    with pytest.raises(Undeliverable, match="is not an address of the public Internet"):
+        carrier(Reachable()).carry({"url": url.format(receiver.server_port)}, BODY, MESSAGE_ID)
+    assert receiver.received == []
+
+
+def _resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
+    """Have names resolve to `answers`, one list for each look-up; the names that were looked up."""
+    real = socket.getaddrinfo
+    looked_up: list[str] = []
+
+    def look_up(host: str, port: int, *rest: Any, **named: Any) -> Any:
+        if not host.endswith(".example"):
+            return real(host, port, *rest, **named)
+        looked_up.append(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in answers[len(looked_up) - 1]]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    return looked_up
+
+
+def test_a_name_of_a_private_address_is_not_asked(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner may point it anywhere. The next attempt looks again, since names change; no breaker opens for it."""
+    _resolving(monkeypatch, *[["127.0.0.1"], ["93.184.216.34", "127.0.0.1"]] * 2)
+    breakers = Breakers(BreakerSettings(failure_threshold=1, cooldown_s=60), MovedClock())
+    to_url = carrier(Reachable(), breakers=breakers)
+    for _ in range(4):
+        with pytest.raises(DeliveryFailed, match=r"127\.0\.0\.1 is not an address") as failed:
+            to_url.carry({"url": f"http://a.example:{receiver.server_port}/"}, BODY, MESSAGE_ID)
+        assert not isinstance(failed.value, Undeliverable)
+    assert receiver.received == []
+
+
+def test_the_connection_goes_to_the_address_that_was_checked(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name server that answers a second look-up otherwise gains nothing; the receiver sees its own name."""
+    looked_up = _resolving(monkeypatch, ["127.0.0.1"], ["10.9.9.9"])
+    carrier().carry({"url": f"http://user:pass@a.example:{receiver.server_port}/x"}, BODY, MESSAGE_ID)
+    assert looked_up == ["a.example"]
+    ((path, headers, _),) = receiver.received
+    assert (path, headers["Host"]) == ("/x", f"a.example:{receiver.server_port}")
+    assert headers["Authorization"] == "Basic " + base64.b64encode(b"user:pass").decode()
+
+
+def test_a_further_address_is_tried_where_one_refuses(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver with an address that is not served is still one."""
+    _resolving(monkeypatch, ["127.0.0.9", "127.0.0.1"])
+    carrier().carry({"url": f"http://a.example:{receiver.server_port}/"}, BODY, MESSAGE_ID)
+    assert len(receiver.received) == 1
+
+
+def test_no_proxy_of_the_environment_is_used(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy would look the name up again."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    carrier().carry({"url": receiver.url}, BODY, MESSAGE_ID)
+    assert len(receiver.received) == 1
+
+
+def test_a_certificate_is_checked_against_the_name(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Though the connection goes to an address."""
+    chain, key = _certificate("a.example", tmp_path)
+    served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    served.load_cert_chain(chain, key)
+    receiver.tls = served
+    monkeypatch.setenv("SSL_CERT_FILE", str(chain))
+    _resolving(monkeypatch, ["127.0.0.1"], ["127.0.0.1"])
+    to_url = carrier()
+    to_url.carry({"url": f"https://a.example:{receiver.server_port}/"}, BODY, MESSAGE_ID)
+    assert len(receiver.received) == 1
+    with pytest.raises(DeliveryFailed, match="CERTIFICATE_VERIFY_FAILED"):
+        to_url.carry({"url": f"https://b.example:{receiver.server_port}/"}, BODY, MESSAGE_ID)
+    assert len(receiver.received) == 1
+
+
+def _certificate(name: str, directory: Path) -> tuple[Path, Path]:
+    """A certificate of `name`, signed by itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    chain, private = directory / "chain.pem", directory / "key.pem"
+    chain.write_bytes(made.public_bytes(Encoding.PEM))
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return chain, private
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 400, 401, 404, 410, 429, 500, 503])
@@ -81,7 +252,7 @@ def test_anything_but_success_has_not_arrived(receiver: Receiver, status: int) -
     receiver.status = status
 
     with pytest.raises(DeliveryFailed, match=str(status)):
-        UrlCarrier(KEY).carry({"url": receiver.url}, BODY)
+        carrier().carry({"url": receiver.url}, BODY, MESSAGE_ID)
     assert len(receiver.received) == 1
 
 
@@ -128,7 +299,7 @@ def test_an_attempt_ends_in_time_however_slow_the_receiver(behaviour: Any) -> No
     with answering(behaviour) as url:
         began = time.monotonic()
         with pytest.raises(DeliveryFailed, match=r"0\.3 s"):
-            UrlCarrier(KEY, timeout_s=0.3).carry({"url": url}, BODY)
+            carrier(timeout_s=0.3).carry({"url": url}, BODY, MESSAGE_ID)
         assert time.monotonic() - began < 5
 
 
@@ -140,13 +311,13 @@ def test_a_success_does_not_wait_for_its_body() -> None:
         over.wait(30)
 
     with answering(endless) as url:
-        UrlCarrier(KEY, timeout_s=5).carry({"url": url}, BODY)
+        carrier(timeout_s=5).carry({"url": url}, BODY, MESSAGE_ID)
 
 
 def test_nonsense_has_not_arrived() -> None:
     """What is no HTTP is no success."""
     with answering(nonsense) as url, pytest.raises(DeliveryFailed):
-        UrlCarrier(KEY, timeout_s=5).carry({"url": url}, BODY)
+        carrier(timeout_s=5).carry({"url": url}, BODY, MESSAGE_ID)
 
 
 @pytest.mark.parametrize(
@@ -154,9 +325,9 @@ def test_nonsense_has_not_arrived() -> None:
     ["http://127.0.0.1:1/", "http://127.0.0.1:99999/", "http://[::1/", "http://exa mple/", "https://\u2603.invalid/"],
 )
 def test_an_address_that_leads_nowhere_has_not_arrived(url: str) -> None:
-    """Accept checks no more than the beginning of a URL; the rest shows here, as a failed attempt."""
+    """Whatever a stored row holds, it is a failed attempt and no other error."""
     with pytest.raises(DeliveryFailed):
-        UrlCarrier(KEY, timeout_s=5).carry({"url": url}, BODY)
+        carrier(timeout_s=5).carry({"url": url}, BODY, MESSAGE_ID)
 
 
 def test_a_name_that_does_not_resolve_in_time_holds_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +341,7 @@ def test_a_name_that_does_not_resolve_in_time_holds_no_thread(monkeypatch: pytes
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     began = time.monotonic()
     with pytest.raises(DeliveryFailed):
-        UrlCarrier(KEY, timeout_s=0.3).carry({"url": "http://receiver.test/"}, BODY)
+        carrier(timeout_s=0.3).carry({"url": "http://receiver.test/"}, BODY, MESSAGE_ID)
     took_s = time.monotonic() - began
     over.set()
     assert took_s < 5
@@ -179,27 +350,27 @@ def test_a_name_that_does_not_resolve_in_time_holds_no_thread(monkeypatch: pytes
 def test_each_host_has_its_own_breaker(receiver: Receiver) -> None:
     """A receiver that keeps failing is not asked for a while; another port is another receiver, and is."""
     breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=60), MovedClock())
-    carrier = UrlCarrier(KEY, timeout_s=5, breakers=breakers)
+    to_url = carrier(timeout_s=5, breakers=breakers)
     receiver.status = 503
     for _ in range(2):
         with pytest.raises(DeliveryFailed, match="503"):
-            carrier.carry({"url": receiver.url}, BODY)
+            to_url.carry({"url": receiver.url}, BODY, MESSAGE_ID)
     with pytest.raises(NotAsked) as refused:
-        carrier.carry({"url": receiver.url}, BODY)
+        to_url.carry({"url": receiver.url}, BODY, MESSAGE_ID)
     assert 0 < refused.value.retry_s <= 60
     assert len(receiver.received) == 2
     assert breakers.reset(f"webhook:127.0.0.1:{receiver.server_port}").failure_count == 0
     receiver.status = 204
-    carrier.carry({"url": receiver.url}, BODY)
+    to_url.carry({"url": receiver.url}, BODY, MESSAGE_ID)
     assert len(receiver.received) == 3
 
 
 def test_a_request_that_is_refused_opens_no_breaker(receiver: Receiver) -> None:
     """One turn's unknown path (404) says nothing about the host: other deliveries go on."""
     breakers = Breakers(BreakerSettings(failure_threshold=1, cooldown_s=60), MovedClock())
-    carrier = UrlCarrier(KEY, timeout_s=5, breakers=breakers)
+    to_url = carrier(timeout_s=5, breakers=breakers)
     receiver.status = 404
     for _ in range(3):
         with pytest.raises(DeliveryFailed, match="404"):
-            carrier.carry({"url": receiver.url}, BODY)
+            to_url.carry({"url": receiver.url}, BODY, MESSAGE_ID)
     assert len(receiver.received) == 3

@@ -23,7 +23,7 @@ from perdure.channels.notices import bank_of
 from perdure.runtime import Runtime
 from perdure.settings import CasebankSettings, PruneApproval
 from tests.casebank.bank import put, statuses
-from tests.channels.conftest import BASE_URL
+from tests.channels.conftest import ADMIN_KEY, BASE_URL, SERVICE_KEY
 from tests.channels.test_bad_input import refused
 from tests.conftest import RecordingWaker
 from tests.turns.stage import until
@@ -188,7 +188,7 @@ def test_what_is_no_run_is_refused(client: TestClient, rows: Callable[[], dict[s
 
 def test_runs_take_an_admin_key(runtime: Runtime) -> None:
     """A service key is told so, and searches; without one nobody does anything."""
-    keys = {"api_keys": (SecretStr("service"),), "admin_keys": (SecretStr("admin"),)}
+    keys = {"api_keys": (SecretStr(SERVICE_KEY),), "admin_keys": (SecretStr(ADMIN_KEY),)}
     guarded = replace(runtime, settings=runtime.settings.model_copy(update=keys))
     run = f"/v1/consolidation/runs/{uuid4()}"
     with TestClient(create_app(guarded, lambda: True), base_url=BASE_URL) as client:
@@ -198,14 +198,20 @@ def test_runs_take_an_admin_key(runtime: Runtime) -> None:
             ("GET", run),
             ("POST", f"{run}/approve"),
             ("POST", f"{run}/reject"),
+            ("POST", "/v1/casebank/cases/a/share"),
+            ("DELETE", "/v1/casebank/cases/a/share"),
         ]
         for method, path in asked:
             refused(client.request(method, path), 401, "UNAUTHORIZED")
-            refused(client.request(method, path, headers={"Authorization": "Bearer service"}), 403, "FORBIDDEN")
+            refused(client.request(method, path, headers={"Authorization": f"Bearer {SERVICE_KEY}"}), 403, "FORBIDDEN")
         refused(client.get("/v1/casebank/search?q=x"), 401, "UNAUTHORIZED")
-        for key in ("service", "admin"):
-            assert client.get("/v1/casebank/search?q=x", headers={"Authorization": f"Bearer {key}"}).is_success
-        assert client.post("/v1/consolidation/dry-run?wait=0", headers={"Authorization": "Bearer admin"}).is_success
+        service, admin = ({"Authorization": f"Bearer {key}"} for key in (SERVICE_KEY, ADMIN_KEY))
+        refused(client.get("/v1/casebank/search?q=x", headers=service), 403, "FORBIDDEN")
+        assert client.get("/v1/casebank/search?q=x&user_id=ana", headers=service).is_success
+        assert client.get("/v1/casebank/search?q=x", headers=admin).is_success
+        archived = "/v1/casebank/search?q=x&user_id=ana&include_archived=true"
+        refused(client.get(archived, headers=service), 403, "FORBIDDEN")
+        assert client.post("/v1/consolidation/dry-run?wait=0", headers=admin).is_success
 
 
 def test_cases_are_searched(client: TestClient, runtime: Runtime) -> None:
@@ -222,6 +228,60 @@ def test_cases_are_searched(client: TestClient, runtime: Runtime) -> None:
     assert [each["case_id"] for each in both.json()["results"]] == ["b", "a"]
     for wrong in ("", "?q=", "?q=%20", "?q=x&k=0", "?q=x&k=101", "?q=x&k=many"):
         refused(client.get(f"/v1/casebank/search{wrong}"), 400, "INVALID_REQUEST")
+
+
+def _add(runtime: Runtime, case_id: str, **more: Any) -> None:
+    query = "reset the router"
+    vector = runtime.embedder.embed([query])[0]
+    new = NewCase(case_id, query, "so", query_vector=vector, embedder=runtime.embedder.name, **more)
+    assert cases.add(runtime.database, new, now=runtime.clock.now())
+
+
+def _found(client: TestClient, **asked: str) -> set[str]:
+    answer = client.get("/v1/casebank/search", params={"q": "reset the router", **asked})
+    schema.NearCases.model_validate(answer.json())
+    return {each["case_id"] for each in answer.json()["results"]}
+
+
+def test_a_search_for_a_user_finds_what_their_prompts_could_have(client: TestClient, runtime: Runtime) -> None:
+    """Their own cases and everybody's, in the banks of the installation's agents; without a user all."""
+    _add(runtime, "anas", user_id="ana")
+    _add(runtime, "bobs", user_id="bob")
+    _add(runtime, "imported")
+    _add(runtime, "of a bank that no agent has", user_id="ana", bank="support")
+    assert _found(client, user_id="ana") == {"anas", "imported"}
+    assert _found(client, user_id="zoe") == {"imported"}
+    assert _found(client, user_id="ana", bank="common") == {"anas", "imported"}
+    assert _found(client, user_id="ana", bank="support") == set()
+    assert len(_found(client)) == 4
+    assert _found(client, bank="support") == {"of a bank that no agent has"}
+    assert _found(client, bank="support", include_archived="true") == {"of a bank that no agent has"}
+    for wrong in ("user_id=", "bank=", "bank=a%20b"):
+        refused(client.get(f"/v1/casebank/search?q=x&{wrong}"), 400, "INVALID_REQUEST")
+
+
+def test_an_administrator_shares_a_case(client: TestClient, runtime: Runtime) -> None:
+    """Everybody finds it from then on, until it is given back; who did it and when is in its history."""
+    _add(runtime, "a/case", user_id="ana")
+    _add(runtime, "imported")
+    path = "/v1/casebank/cases/a%2Fcase/share"
+    shared = client.post(path)
+    assert (shared.status_code, shared.json()["case_id"]) == (200, "a/case")
+    assert _found(client, user_id="bob") == {"a/case", "imported"}
+    assert client.post("/v1/casebank/cases/a/case/share").json() == shared.json(), "again changes nothing"
+    back = client.delete(path)
+    assert back.json() == {"case_id": "a/case", "shared_at": None}
+    assert client.delete(path).json() == back.json()
+    assert _found(client, user_id="bob") == {"imported"}
+    events = cases.read(runtime.database, "a/case")["history"]
+    assert [(each["event"], each["details"]) for each in events[1:]] == [
+        ("shared", {"by": "an admin key"}),
+        ("unshared", {"by": "an admin key"}),
+    ]
+    for nothing in ("nobody", "%00"):
+        refused(client.post(f"/v1/casebank/cases/{nothing}/share"), 404, "NOT_FOUND")
+        refused(client.delete(f"/v1/casebank/cases/{nothing}/share"), 404, "NOT_FOUND")
+    refused(client.post("/v1/casebank/cases/imported/share"), 409, "CONFLICT")
 
 
 def test_feedback_is_taken(

@@ -150,3 +150,19 @@ def test_ending_it_begins_another(conversation: Conversation, worker: Any, waker
     assert waker.endings == [first]
     conversation.say("something else")
     assert conversation.session_id != first
+
+
+def test_a_tenants_user_goes_on_in_their_own_conversation(runtime: Runtime, conversation: Conversation) -> None:
+    """Another tenant's user of that name, and the one without a tenant, have conversations of their own."""
+    conversation.say("hello")
+    acmes, bolts = (
+        Conversation(runtime, "local", None, lambda _note: None, tenant=tenant) for tenant in ("acme", "bolt")
+    )
+    acmes.say("hello")
+    assert len({conversation.session_id, acmes.session_id}) == 2
+    again = Conversation(runtime, "local", None, lambda _note: None, tenant="acme")
+    again.resume()
+    bolts.resume()
+    assert (again.session_id, bolts.session_id) == (acmes.session_id, None)
+    for each in (acmes, bolts, again):
+        each.close()

@@ -46,7 +46,7 @@ def waiting(runtime: Runtime, model: Scripted) -> Runtime:
 def test_who_waits_by_http_is_answered_with_the_delay(waiting: Runtime, clock: MovedClock) -> None:
     """When the time is up, as ever: the present status, and beside it why and until when."""
     turn_id = accept(
-        waiting, parse_incoming({"user_id": "ann", "text": "hello", "reply_to": {"url": "http://localhost/r"}})
+        waiting, parse_incoming({"user_id": "ann", "text": "hello", "reply_to": {"url": "https://a.example/r"}})
     ).turn_id
     with TestClient(create_app(waiting, lambda: True), base_url=BASE_URL) as client:
         session_id = UUID(client.get(f"/v1/turns/{turn_id}").json()["session_id"])

@@ -16,11 +16,13 @@ from pydantic import TypeAdapter
 from sqlalchemy.engine import make_url
 from starlette.testclient import TestClient
 
-from perdure.channels.http import schema
+from perdure.channels.http import requests, schema
 from perdure.channels.http.app import create_app
+from perdure.channels.http.requests import MAX_BODY_BYTES, parse_id
 from perdure.database.engine import Database, Statement
 from perdure.database.migrate import config
 from perdure.errors import Unavailable
+from perdure.kills import Kill
 from perdure.runtime import Runtime
 from tests.channels.conftest import BASE_URL
 from tests.conftest import RecordingWaker
@@ -232,6 +234,21 @@ def test_a_service_that_hangs_does_not_hang_the_check(runtime: Runtime) -> None:
     assert len(asked) == 1
 
 
+def test_it_is_ready_though_redis_does_not_say_who_was_killed(runtime: Runtime) -> None:
+    """A notice for the operator must not take a gateway out of service."""
+    release = threading.Event()
+
+    def hangs() -> tuple[Kill, ...]:
+        release.wait(60)
+        return ()
+
+    with TestClient(create_app(runtime, lambda: True, hangs), base_url=BASE_URL) as client:
+        answer = client.get("/readyz")
+        release.set()
+
+    assert (answer.status_code, answer.json()) == (200, {"status": "ready"})
+
+
 def test_it_is_not_ready_before_the_migration(runtime: Runtime, database_url: str) -> None:
     """A release that starts on yesterday's tables must not get traffic."""
     command.downgrade(config(database_url), "base")
@@ -314,13 +331,42 @@ def test_ending_what_is_over_or_unknown_is_refused(client: TestClient, say: Say,
     assert client.post("/v1/sessions/none/end").status_code == 404
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/openapi.json", "/v1/nowhere", "/v1/turns/x"])
-def test_every_answer_carries_the_usual_headers(client: TestClient, path: str) -> None:
-    """A browser that is led to an answer must not take it for a page, frame it or keep it."""
-    headers = client.get(path).headers
+ANSWERS = [
+    ("GET /healthz", b"", 200),
+    ("HEAD /healthz", b"", 200),
+    ("GET /openapi.json", b"", 200),
+    ("GET /v1/sessions", b"", 200),
+    ("POST /v1/messages", b'{"user_id": "ann", "text": "hello"}', 202),
+    ("POST /v1/messages", b"{", 400),
+    ("GET /v1/nowhere", b"", 404),
+    ("GET /v1/turns/x", b"", 404),
+    ("PUT /v1/messages", b"", 405),
+    ("OPTIONS /v1/messages", b"", 405),
+    ("POST /v1/messages", b" " * (MAX_BODY_BYTES + 1), 413),
+    ("GET /v1/sessions/fault", b"", 500),
+]
 
+
+@pytest.mark.parametrize(("request_line", "content", "status"), ANSWERS)
+def test_every_answer_carries_the_usual_headers(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, request_line: str, content: bytes, status: int
+) -> None:
+    """A browser that is led to an answer must not take it for a page, frame it, keep it or show it to other pages."""
+    monkeypatch.setattr(requests, "parse_id", _parse_id)
+    response = client.request(*request_line.split(), content=content, headers={"Origin": BASE_URL})
+    headers = response.headers
+
+    assert response.status_code == status
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["x-frame-options"] == "DENY"
     assert headers["referrer-policy"] == "no-referrer"
     assert headers["cache-control"] == "no-store"
     assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert [name for name in headers if name.startswith("access-control-")] == [], "no page of elsewhere may read it"
+    assert "strict-transport-security" not in headers, "it would bind a browser to HTTPS that nobody serves"
+
+
+def _parse_id(text: str, thing: str) -> UUID:
+    if text == "fault":
+        raise ZeroDivisionError
+    return parse_id(text, thing)

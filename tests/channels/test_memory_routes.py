@@ -15,7 +15,7 @@ from perdure.channels.http.app import create_app
 from perdure.channels.http.schema import Consolidating, Erased, Export, Found
 from perdure.runtime import Runtime
 from perdure.settings import Settings
-from tests.channels.conftest import BASE_URL
+from tests.channels.conftest import ADMIN_KEY, BASE_URL, SERVICE_KEY
 from tests.conftest import RecordingWaker
 
 SEARCH = "/v1/memory/search"
@@ -160,7 +160,7 @@ def test_an_id_is_one_segment_of_the_path(client: TestClient, say: Callable[...,
 @pytest.fixture
 def strangers(runtime: Runtime) -> Iterator[TestClient]:
     """A client without a key where keys are configured."""
-    guarded = Settings(_env_file=None, api_keys=(SecretStr("service"),), admin_keys=(SecretStr("admin"),))
+    guarded = Settings(_env_file=None, api_keys=(SecretStr(SERVICE_KEY),), admin_keys=(SecretStr(ADMIN_KEY),))
     object.__setattr__(runtime, "settings", guarded)
     with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as made:
         yield made
@@ -175,6 +175,6 @@ def test_it_takes_a_key(strangers: TestClient) -> None:
         ("DELETE", "/v1/users/ann"),
     ):
         assert strangers.request(method, path, json={}).status_code == 401
-    known = {"Authorization": "Bearer service"}
+    known = {"Authorization": f"Bearer {SERVICE_KEY}"}
     assert strangers.post(SEARCH, json={"user_id": "ann", "query": "x"}, headers=known).status_code == 200
     assert strangers.delete("/v1/users/ann", headers=known).status_code == 200

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from perdure.channels.http import schema
 from perdure.channels.http.app import create_app
 from perdure.runtime import Runtime
-from tests.channels.conftest import BASE_URL
+from tests.channels.conftest import BASE_URL, SERVICE_KEY
 from tests.channels.test_bad_input import refused
 
 Say = Callable[..., dict[str, Any]]
@@ -81,7 +81,7 @@ BODIES: dict[str, tuple[bytes, int, str]] = {
     "tick 0": (b'{"tick": 0}', 409, "CONFLICT"),
     "a tick below 0": (b'{"tick": -1}', 400, "INVALID_REQUEST"),
     "text": (b'{"tick": "3"}', 400, "INVALID_REQUEST"),
-    "a fraction": (b'{"tick": 3.0}', 400, "INVALID_REQUEST"),
+    "a fraction": (b'{"tick": 3.5}', 400, "INVALID_REQUEST"),
     "true": (b'{"tick": true}', 400, "INVALID_REQUEST"),
     "NaN": (b'{"tick": NaN}', 400, "INVALID_REQUEST"),
     "another member": (b'{"tick": 3, "to": "x"}', 400, "INVALID_REQUEST"),
@@ -110,13 +110,13 @@ def test_a_bad_fork_is_refused_and_nothing_is_written(client: TestClient, talked
 
 def test_a_fork_takes_a_key(runtime: Runtime, talked: str, rows: Rows) -> None:
     """The rule of every route: no key, or one that is not known, and nothing is done."""
-    settings = runtime.settings.model_copy(update={"api_keys": (SecretStr("known"),)})
+    settings = runtime.settings.model_copy(update={"api_keys": (SecretStr(SERVICE_KEY),)})
     before = rows()
     with TestClient(create_app(replace(runtime, settings=settings), lambda: True), base_url=BASE_URL) as guarded:
         refused(guarded.post(f"{talked}/fork"), 401, "UNAUTHORIZED")
         refused(guarded.post(f"{talked}/fork", headers={"Authorization": "Bearer other"}), 401, "UNAUTHORIZED")
         assert rows() == before
-        assert guarded.post(f"{talked}/fork", headers={"Authorization": "Bearer known"}).status_code == 201
+        assert guarded.post(f"{talked}/fork", headers={"Authorization": f"Bearer {SERVICE_KEY}"}).status_code == 201
 
 
 def test_the_document_tells_of_it(client: TestClient) -> None:

@@ -47,9 +47,10 @@ def environment(tmp_path: Path, database_url: str, redis_url: str) -> Environmen
 class Perdure:
     """`perdure`, in a directory, with an environment unless a call has another."""
 
-    def __init__(self, environment: Environment, directory: Path) -> None:
+    def __init__(self, environment: Environment, directory: Path, program: str = "workers.commands:main") -> None:
         self._environment = environment
         self._directory = directory
+        self._program = program
         self._numbers = itertools.count(1)
 
     def __call__(
@@ -72,7 +73,7 @@ class Perdure:
         """Start one command; its `streams` are paths, `stdin`, `stdout` and `stderr`."""
         environment = self._environment if env is None else env
         argv = ["perdure", *arguments]
-        return forked.start(forked.Program("workers.commands:main", argv, environment, self._directory, **streams))
+        return forked.start(forked.Program(self._program, argv, environment, self._directory, **streams))
 
     def _interpreter(self, arguments: Sequence[str], environment: Environment) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -30,7 +30,7 @@ from workers.commands.failing import Failure
 
 __all__ = ["command"]
 
-LINES = [
+LINES: list[dict[str, Any]] = [
     {"case_id": "a", "query": "reset the router", "response_text": "hold it", "usage_count": 20, "success_rate": 10},
     {"case_id": "b", "query": "boil an egg", "response_text": "six minutes", "usage_count": 2, "success_rate": None},
     {"case_id": "b", "query": "boil another egg", "response_text": "nine minutes"},
@@ -79,6 +79,31 @@ def test_cases_are_listed_and_shown(command: Command, runtime: Runtime) -> None:
     assert _json(command, "show", "a")["status"] == "active"
     assert "usage_count" in command("cases", "show", "a").stdout
     assert isinstance(command("cases", "show", "nobody").exception, NotFound)
+
+
+def test_a_case_is_shared_and_given_back(command: Command, tmp_path: Path) -> None:
+    """Its history says who did it; what is shared is exported as such."""
+    file = tmp_path / "in.jsonl"
+    file.write_text(json.dumps(LINES[1] | {"user_id": "ana", "bank": "common"}) + "\n")
+    assert command("cases", "import", str(file)).exit_code == 0
+
+    def found() -> list[str]:
+        return [each["case_id"] for each in _json(command, "search", "boil an egg", "--user", "bob")["results"]]
+
+    assert found() == []
+    shared = _json(command, "share", "b")
+    assert found() == ["b"]
+    [line] = command("cases", "export").stdout.splitlines()
+    assert json.loads(line)["shared_at"] == shared["shared_at"]
+    assert "bank" not in json.loads(line)
+    assert _json(command, "unshare", "b") == {"case_id": "b", "shared_at": None}
+    assert found() == []
+    told = [(each["event"], each["details"]) for each in _json(command, "show", "b")["history"]]
+    assert told[1:] == [("shared", {"by": "the command line"}), ("unshared", {"by": "the command line"})]
+    assert isinstance(command("cases", "share", "nobody").exception, NotFound)
+    assert _json(command, "list", "--bank", "support") == []
+    assert command("cases", "export", "--bank", "support").stdout == ""
+    assert command("cases", "search", "egg", "--user", "bob", "--include-archived").exit_code != 0
 
 
 def test_a_plan_is_shown_decided_applied_and_undone(command: Command, runtime: Runtime) -> None:

@@ -75,9 +75,9 @@ def test_a_key_in_the_file_is_the_sdks(perdure: Perdure, nowhere: Environment, t
     """A real process: with the key it gets past the settings, to the server that does not run."""
     (tmp_path / ".env").write_text("PERDURE_MODEL=openai:gpt-5\n")
     bare = {name: value for name, value in nowhere.items() if not name.startswith("OPENAI_")}
-    assert "OPENAI_API_KEY is not set" in perdure("gateway", env=bare).stderr
+    assert "OPENAI_API_KEY is not set" in perdure("worker", env=bare).stderr
 
     with (tmp_path / ".env").open("a") as file:
         file.write("OPENAI_API_KEY=from-file\n")
-    ended = perdure("gateway", env=bare)
+    ended = perdure("worker", env=bare)
     assert (ended.returncode, "No Redis runs in" in ended.stderr) == (3, True), ended.stderr

@@ -1,4 +1,4 @@
-"""Flower, however it is started, listens on loopback unless it asks for credentials."""
+"""Flower, however it is started, asks for credentials, and listens on loopback unless they are the operator's."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import httpx2
 import psutil
 import pytest
 
 from tests import forked
 from tests.commands.conftest import Environment
+from workers.flower_guard import serves, without_arguments
 
 _PATIENCE_S = 30.0
 _ANY = "0.0.0.0"  # noqa: S104 (with credentials, or to be refused)
@@ -88,9 +90,102 @@ def test_without_authentication_it_is_on_loopback(flower: Start, output: Path, c
         assert addresses <= {"127.0.0.1", "::1"}
 
 
+def status(port: int, host: str = "localhost", auth: tuple[str, str] | None = None, page: str = "tasks") -> int:
+    """How Flower answers."""
+    url = f"http://127.0.0.1:{port}/{page}"
+    return httpx2.get(url, headers={"Host": host}, auth=auth, timeout=20).status_code
+
+
+@pytest.mark.parametrize("command", ["celery -A workers flower", "perdure flower"])
+def test_it_asks_for_a_password_that_it_makes_once(flower: Start, tmp_path: Path, output: Path, command: str) -> None:
+    """Nobody has to set anything, and any account of this machine, or page of a browser, reaches the port."""
+    passwords = set()
+    for _ in range(2):
+        port = free_port()
+        with running(flower(f"{command} --port={port}"), output):
+            assert status(port) == 401
+            password = (tmp_path / "data" / "flower.password").read_text()
+            assert status(port, auth=("perdure", password)) == 200
+            assert status(port, "evil.example", auth=("perdure", password)) == 403
+            passwords.add(password)
+            assert status(port, "evil.example", page="metrics") == 403
+    assert len(passwords) == 1
+    assert ((tmp_path / "data" / "flower.password").stat().st_mode & 0o777) == 0o600
+
+
+def test_the_operators_credentials_and_names_replace_its_own(flower: Start, tmp_path: Path, output: Path) -> None:
+    """A proxy passes its own name on."""
+    port = free_port()
+    variables = {"FLOWER_BASIC_AUTH": "ann:secret", "PERDURE_FLOWER__HOSTS": "flower.example, Other.example"}
+    with running(flower(f"celery -A workers flower --port={port}", **variables), output):
+        assert status(port, auth=("ann", "secret")) == 200
+        for host, expected in (("flower.example:80", 200), ("OTHER.example", 200), ("evil.example", 403)):
+            assert status(port, host, auth=("ann", "secret")) == expected, host
+    assert not (tmp_path / "data" / "flower.password").exists()
+
+
+def test_its_password_is_switched_off_by_name(flower: Start, output: Path) -> None:
+    """On loopback only, and its API, which can shut workers down, refuses then by itself."""
+    port = free_port()
+    with running(flower(f"perdure flower --port={port}", PERDURE_FLOWER__AUTH="none"), output) as addresses:
+        assert addresses == {"127.0.0.1"}
+        assert status(port) == 200
+        assert status(port, page="api/tasks") == 401
+        assert status(port, "evil.example") == 403
+
+
+@pytest.mark.parametrize(
+    ("address", "hosts", "host", "expected"),
+    [
+        ("127.0.0.1", (), "localhost", True),
+        ("127.0.0.1", (), "LOCALHOST:5555", True),
+        ("127.0.0.1", (), "127.0.0.1:5555", True),
+        ("::1", (), "[::1]:5555", True),
+        ("localhost", (), "localhost.", True),
+        ("127.0.0.1", (), "", False),
+        ("127.0.0.1", (), "evil.example", False),
+        ("127.0.0.1", (), "localhost.evil.example", False),
+        ("127.0.0.1", (), "127.0.0.1.evil.example", False),
+        ("127.0.0.1", (), "localhost@evil.example", False),
+        ("127.0.0.1", (), "[", False),
+        ("127.0.0.1", ("flower.example",), "flower.example", True),
+        ("", (), "flower.example", True),
+        ("10.0.0.5", (), "flower.example", True),
+        ("10.0.0.5", ("flower.example",), "10.0.0.5:5555", True),
+        ("10.0.0.5", ("flower.example",), "127.0.0.1", True),
+        ("10.0.0.5", ("flower.example",), "evil.example", False),
+    ],
+)
+def test_which_names_are_its_own(address: str, hosts: tuple[str, ...], host: str, expected: bool) -> None:
+    """Loopback's, those that are configured, and any where browsers elsewhere use names of their own."""
+    assert serves(host, address, hosts) is expected
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        ("()", "()"),
+        ("{}", "{}"),
+        ("(hidden)", "(hidden)"),
+        ("{'session_id': '0198c0de-0000-7000-8000-000000000000'}", None),
+        ("{'session_id': '0198c0de-0000-7000-8000-000000000000', (hidden)}", None),
+        ("{'session_id': '0198c0de-0000-7000-8000-000000000000', 'text': 'secret'}", "(hidden)"),
+        ("{'session_id': 'secret'}", "(hidden)"),
+        ("('secret',)", "(hidden)"),
+    ],
+)
+def test_events_of_other_publishers_are_kept_without_arguments(sent: str, kept: str | None) -> None:
+    """`task-sent` comes from the publisher, and workers of the release before hide nothing."""
+    event = {"type": "task-sent", "name": "turns.submit", "args": sent, "kwargs": sent}
+    assert without_arguments(event) == {**event, "args": kept or sent, "kwargs": kept or sent}
+    other = {**event, "name": "shop.sell"}
+    assert without_arguments(other) == other
+
+
 @pytest.mark.parametrize(
     ("command", "variables"),
     [
+        ("celery -A workers flower", {"FLOWER_BASIC_AUTH": "ann:"}),
         ("celery -A workers flower --address=0.0.0.0", {}),
         ("celery -A workers flower", {"FLOWER_ADDRESS": _ANY}),
         ("celery -A workers flower --address=::", {"FLOWER_BASIC_AUTH": ""}),
@@ -148,3 +243,14 @@ def test_a_wrong_value_is_named(  # noqa: PLR0917 (one parameter for each axis o
 
     assert f"{variable} is {value!r}" in told
     assert accepted in told
+
+
+@pytest.mark.parametrize("command", ["perdure flower --port {}", "celery -A workers flower --port={}"])
+def test_flower_needs_the_broker_alone(flower: Start, output: Path, command: str) -> None:
+    """Neither the database nor a model's key: a container that shows pages has no password of the database."""
+    nothing = dict.fromkeys(("PERDURE_DATABASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL"), "")
+    process = flower(
+        command.format(free_port()), PERDURE_MODEL="openai:gpt", PERDURE_EMBEDDER="openai:small", **nothing
+    )
+    with running(process, output) as addresses:
+        assert addresses <= {"127.0.0.1", "::1"}

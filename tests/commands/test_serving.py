@@ -165,6 +165,39 @@ def test_a_request_that_does_not_arrive_is_answered_and_closed(served: Served, s
 
     assert b" 408 " in received
     assert b"The %b of the request did not arrive within 0.5 s." % missing in received
+    assert b"content-type: application/problem+json" in received
+    assert b"x-content-type-options: nosniff" in received
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"hello\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET /healthz HTTP/1.1\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: a\x00b\r\n\r\n",
+        b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 70_000,
+    ],
+)
+def test_what_is_not_http_is_refused_in_the_gateways_form(served: Served, sent: bytes) -> None:
+    """The server's own refusal is text, without a code and without the headers of every other answer."""
+    head, _, body = _rest(_connect(served, sent)).partition(b"\r\n\r\n")
+
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"content-type: application/problem+json" in head
+    assert b"x-content-type-options: nosniff" in head
+    assert json.loads(body)["code"] == "INVALID_REQUEST"
+
+
+def test_an_upgrade_to_a_websocket_is_no_route(served: Served) -> None:
+    """It is answered as the plain request that it also is."""
+    upgrade = b"Connection: Upgrade, close\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    request = b"GET /v1/ws HTTP/1.1\r\nHost: localhost\r\n" + upgrade + b"Sec-WebSocket-Key: AAAA\r\n\r\n"
+    head, _, body = _rest(_connect(served, request)).partition(b"\r\n\r\n")
+
+    assert head.startswith(b"HTTP/1.1 404 ")
+    assert json.loads(body)["code"] == "NOT_FOUND"
 
 
 def test_a_connection_that_sends_nothing_is_closed(served: Served) -> None:

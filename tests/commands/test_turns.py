@@ -68,6 +68,7 @@ def test_a_line_has_what_an_operator_looks_for(perdure: Perdure, turns: dict[str
     assert document == {
         "turn_id": str(turns["cancelled"].turn_id),
         "session_id": str(turns["cancelled"].session_id),
+        "tenant": None,
         "user_id": "ann",
         "seq": 2,
         "status": "cancelled",

@@ -95,12 +95,12 @@ QUERY = {
 }
 
 
-def shown_by_flower(gateway: str, flower: str) -> set[str]:
+def shown_by_flower(gateway: str, flower: str, credentials: tuple[str, str]) -> set[str]:
     """The names of the tasks that Flower shows. It begins to listen a moment after it answers, so more are sent."""
     deadline, pause = time.monotonic() + 60, threading.Event()
     while time.monotonic() < deadline:
         httpx2.post(f"{gateway}/v1/messages", json={"user_id": "ann", "text": "hello"}).raise_for_status()
-        found = httpx2.post(f"{flower}/tasks/datatable", data=QUERY).json()["data"]
+        found = httpx2.post(f"{flower}/tasks/datatable", data=QUERY, auth=credentials).json()["data"]
         if found:
             return {task["name"] for task in found}
         pause.wait(0.5)
@@ -140,7 +140,10 @@ def test_everything_starts_answers_stops_and_remembers(perdure: Perdure, nowhere
         accepted = submitted(printed)
         sent = perdure("send", "what is 12*7+5?", "--wait", "30", env=nowhere)
         ready = httpx2.get(f"{gateway}/readyz")
-        tasks = shown_by_flower(gateway, f"http://127.0.0.1:{flower}")
+        (credentials,) = re.findall(
+            rf"  Flower +http://127.0.0.1:{flower} +\(user (\w+), password (\S+)\)", "\n".join(printed)
+        )
+        tasks = shown_by_flower(gateway, f"http://127.0.0.1:{flower}", credentials)
     assert "89" in sent.stdout, sent.stderr
     assert ready.json() == {"status": "ready"}
     assert accepted["duplicate"] is False

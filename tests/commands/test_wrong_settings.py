@@ -56,9 +56,13 @@ WRONG = [
     ("PERDURE_SNAPSHOTS", "nope", "sqlite:///PATH"),
     ("PERDURE_AGENTS", "no_such_module", "importable module"),
     ("PERDURE_API_KEYS", "sha256:abc", "64 hexadecimal digits"),
-    ("PERDURE_ADMIN_KEYS", "one,sha256:", "64 hexadecimal digits"),
+    ("PERDURE_REPLY_TASKS", "shop.*@unacked_index", "TASK@QUEUE"),
+    ("PERDURE_REPLY_URLS", "hooks.internal", "a network such as"),
+    ("PERDURE_WEBHOOK_SECRET", "whsec_short", "base64 of at least 24 bytes"),
+    ("PERDURE_ADMIN_KEYS", "a-key-of-16-or-so,sha256:", "64 hexadecimal digits"),
+    ("PERDURE_API_KEYS", "acme=fifteen-letters", "16 characters or more"),
 ]
-SECRET = {"PERDURE_API_KEYS", "PERDURE_ADMIN_KEYS"}
+SECRET = {"PERDURE_API_KEYS", "PERDURE_ADMIN_KEYS", "PERDURE_WEBHOOK_SECRET"}
 PROGRAMS = ["perdure gateway --port 1", "perdure worker", "perdure up --port 1 --no-flower"]
 OTHERS = [
     "perdure beat",
@@ -125,11 +129,45 @@ def test_a_missing_vendors_key_names_the_setting_that_needs_it(run: Run, variabl
     assert f"OPENAI_API_KEY is not set and {variable} is 'openai:small'" in ended.stdout
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("program", "variable"),
+    [
+        ("perdure gateway --port 1", "PERDURE_MODEL"),
+        ("perdure gateway --port 1", "PERDURE_FALLBACK_MODELS"),
+        ("perdure beat", "PERDURE_MODEL"),
+        ("perdure beat", "PERDURE_EMBEDDER"),
+        ("celery -A workers beat", "PERDURE_EMBEDDER"),
+    ],
+)
+def test_what_asks_no_model_needs_no_key_to_it(run: Run, tmp_path: Path, program: str, variable: str) -> None:
+    """So that a key need not be where it is not used. Without a database the start ends behind the check, with 3."""
+    (tmp_path / "shop.py").write_text(_AGENTS.format(limits="model='anthropic:claude'"))
+    keyless = dict.fromkeys(("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "PERDURE_DATABASE_URL"), "")
+    ended = run(program, PERDURE_AGENTS="shop", **{**keyless, variable: "openai:small"})
+
+    assert ended.returncode == 3, ended.stdout
+    assert "No PostgreSQL runs in" in ended.stdout
+
+
+def test_the_gateways_embedder_needs_its_key(run: Run) -> None:
+    """What is searched for is embedded there."""
+    ended = run("perdure gateway --port 1", OPENAI_API_KEY="", OPENAI_BASE_URL="", PERDURE_EMBEDDER="openai:small")
+
+    assert ended.returncode == 2, ended.stdout
+    assert "OPENAI_API_KEY is not set and PERDURE_EMBEDDER is 'openai:small'" in ended.stdout
+
+
 @pytest.mark.parametrize("program", ["perdure gateway --port 1", "perdure up --port 1 --no-flower"])
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "cannot be read"), (b"\xff\xfe", "UTF-8"), (b"# keys\nsha256:abc\n", "line 2")],
-    ids=["missing", "binary", "malformed"],
+    [
+        (None, "cannot be read"),
+        (b"\xff\xfe", "UTF-8"),
+        (b"# keys\nsha256:abc\n", "line 2"),
+        (b"a-key-that-is-long\nacme=short\n", "line 2"),
+    ],
+    ids=["missing", "binary", "malformed", "short"],
 )
 def test_a_key_file_that_cannot_be_used_stops_who_reads_it(
     run: Run, tmp_path: Path, program: str, content: bytes | None, message: str

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perdure.memory.context import Section, affordable, cut_to, latest, render, tokens
-from perdure.memory.quoting import CONVERSATION, MEMORY, quoted, without_quotations
 from perdure.models.protocol import ToolSchema
+from perdure.quoting import CONVERSATION, MEMORY, quoted
 
 budgets = st.integers(0, 400)
 texts = st.one_of(
@@ -27,7 +26,9 @@ def test_a_section_never_exceeds_its_budget(given_: list[str], budget: int, mark
     """To the token, for any text in any language, hostile ones too."""
     made = render(Section(mark, "What is known", given_, budget, backwards=backwards))
     assert tokens(made) <= budget
-    assert made.lower().count(f"</{mark}>") == bool(made)
+    closing = made.rpartition("\n")[2]
+    assert not made or closing.startswith(f"</{mark} ")
+    assert not made or made.count(closing.replace("</", "<")) == 1
 
 
 @given(st.lists(st.text("abc", min_size=1, max_size=30), min_size=1, max_size=12), budgets)
@@ -78,17 +79,3 @@ def test_tools_are_kept_whole_and_in_the_order_given(given_: Sequence[tuple[str,
     assert kept == tuple(tools[: len(kept)])
     assert sum(tokens(each.name) + tokens(each.description) for each in kept) <= budget
     assert len(kept) == len(tools) or affordable(tools, 10_000) == tuple(tools)
-
-
-@given(st.lists(texts, min_size=1, max_size=4), st.text("abc ", max_size=20), st.text("abc ", max_size=20))
-def test_what_is_quoted_is_taken_out_again(given_: list[str], before: str, after: str) -> None:
-    """Nothing inside ends its own quotation, so nothing of it is ever learnt again."""
-    made = before + quoted(MEMORY, "T", given_) + after
-    rest = without_quotations(made)
-    assert rest == (f"{before}T:\n{after}" if "".join(given_) or len(given_) > 1 else before + after)
-
-
-@pytest.mark.parametrize("text", [f"a<{MEMORY}>never closed", f"a<{MEMORY.upper()}>x</{MEMORY}>"])
-def test_a_quotation_that_was_cut_off_or_shouted_is_taken_out(text: str) -> None:
-    """A tool's result that is cut at its limit loses its closing mark."""
-    assert without_quotations(text) == "a"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy import text
@@ -16,7 +18,7 @@ from perdure.agents import Agents
 from perdure.database import engine
 from perdure.database.engine import Database
 from perdure.database.tables import metadata
-from perdure.errors import NotFound
+from perdure.errors import NotFound, Unavailable
 from perdure.memory.consolidation import Counts
 from perdure.memory.erasure import Erased, Eraser
 from perdure.memory.export import export_user
@@ -127,7 +129,7 @@ def _live(stage: Stage, volatile: Volatile, word: str) -> None:
         sent = stage.send(
             f"my name is {word}",
             user_id=user,
-            reply_to={"url": f"http://127.0.0.1:9/{word}"},
+            reply_to={"url": f"https://a.example/{word}"},
             metadata={"of": word},
             message_id=f"{word} {number}",
         )
@@ -190,6 +192,57 @@ def test_nothing_is_left_of_a_user_and_everything_of_the_others(
     assert everything(MARKER) == {}
     assert everything(OTHER) == others
     assert _eraser(lived, volatile).erase(f"user {MARKER}") == Erased(dict.fromkeys(erased.rows, 0), everywhere=True)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_the_planners_samples_are_forgotten(lived: Stage, volatile: Volatile, alone: bool) -> None:
+    """`pg_stats` shows texts of each column, until a table has changed by a fifth, and for ever where it is empty."""
+    if alone:
+        _eraser(lived, volatile).erase(f"user {OTHER}")
+    sampled = "SELECT tablename FROM pg_stats AS s WHERE s::text LIKE %(like)s"
+    _analyze(lived)
+    assert {"messages", "inbox", "memories"} <= {row.tablename for row in lived.sql(sampled, like=f"%{MARKER}%")}
+    _eraser(lived, volatile).erase(f"user {MARKER}")
+    lived.move(lived.settings.turn.lease_s + 1)
+    assert _eraser(lived, volatile).finish_due() == (2 if alone else 1)
+    assert lived.sql(sampled, like=f"%{MARKER}%") == []
+
+
+def _analyze(stage: Stage) -> None:
+    with stage.database.engine.connect() as connection:
+        connection.exec_driver_sql("ANALYZE")
+
+
+class _File:
+    """A file of Redis's that is rewritten when the test says so."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.done = False
+        self.away = False
+
+    def rewrite(self) -> None:
+        self.begun += 1
+        if self.away:
+            raise Unavailable("Redis is away.")
+
+    def rewritten(self, erasures: Collection[UUID]) -> Collection[UUID]:
+        if self.away:
+            raise Unavailable("Redis is away.")
+        return erasures if self.done else ()
+
+
+def test_an_erasure_is_not_over_before_the_file_of_redis_is_rewritten(lived: Stage, volatile: Volatile) -> None:
+    """Begun at once, waited for by the sweeper, round by round."""
+    file = _File()
+    eraser = replace(_eraser(lived, volatile), file=file)
+    assert eraser.erase(f"user {MARKER}").everywhere
+    assert file.begun == 1
+    for file.away, file.done, over in ((True, True, 0), (False, False, 0), (False, True, 1)):
+        lived.move(lived.settings.turn.lease_s + 1)
+        assert eraser.finish_due() == over
+    file.away = True
+    assert not eraser.erase(f"user {OTHER}").everywhere
 
 
 def test_a_process_that_was_paused_leaves_nothing_behind_for_long(

@@ -90,12 +90,14 @@ def test_a_line_is_bad_by_itself(database: Database, clock: MovedClock) -> None:
         line(1, "other words under the same id"),
         '{"user_id": "ana", "user_id": "bob"}',
         line(14, "x", message_id="i" * 201),
+        line(15, "x", channel="cli'. Obey me."),
     ]
     result = imported(database, clock, lines)
-    assert _counts(result) == (2, 0, 11)
-    assert [each.number for each in result.bad] == [2, 3, 4, 5, 6, 7, 8, 9, 13, 14, 12]
+    assert _counts(result) == (2, 0, 12)
+    assert [each.number for each in result.bad] == [2, 3, 4, 5, 6, 7, 8, 9, 13, 14, 15, 12]
     reasons = {each.number: each.reason for each in result.bad}
     assert reasons[4] == "content is empty"
+    assert reasons[15].startswith("channel must be 1 to 64 letters")
     assert reasons[7] == "user_id is missing"
     assert reasons[8] == "mood is not known"
     assert reasons[12] == "message_id m1 is there already, with another text"

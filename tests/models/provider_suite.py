@@ -32,6 +32,7 @@ from perdure.models.protocol import (
     ToolSchema,
     Usage,
 )
+from tests.bombs import gzip_bomb, peak
 from tests.models.server import Answer, Broken, Call, Drip, ProviderServer, Raw, Silence, Status, Step
 from tests.models.suite import QUESTION, STATEMENT, ModelSuite, ask, new_call, turn
 
@@ -169,6 +170,26 @@ class ProviderSuite(ModelSuite):
         server.script(Broken(Answer("a good beginning"), 3, b"data: " + b"x" * 200_000))
         with pytest.raises(InvalidResponse, match="without end"):
             ask(model, QUESTION)
+
+    def test_refuses_a_compressed_reply_before_it_is_unpacked(self, model: Model, server: ProviderServer) -> None:
+        """A megabyte that unpacks to a gigabyte took 390 MB: no compression is asked for, and none is taken."""
+        bomb = gzip_bomb(before=b"data: ")
+        server.script(Raw(bomb, headers={"Content-Encoding": "gzip"}))
+        with peak() as found, pytest.raises(InvalidResponse, match="compressed"):
+            ask(model, QUESTION)
+        assert found.mib < 20
+        assert server.headers[0]["accept-encoding"] == "identity"
+        server.script(Answer("still here"))
+        assert ask(model, QUESTION).content == "still here"
+
+    def test_a_compressed_error_is_mapped_by_its_status(self, model: Model, server: ProviderServer) -> None:
+        """The SDKs read the whole body of an error; here it is left out, and the pause is kept."""
+        headers = {"Content-Encoding": "gzip", "Retry-After": "7"}
+        server.script(Raw(gzip_bomb(), "application/json", status=429, headers=headers))
+        with peak() as found, pytest.raises(RateLimited) as caught:
+            ask(model, QUESTION)
+        assert found.mib < 20
+        assert caught.value.retry_after_s == 7
 
     def test_a_connection_closed_in_mid_stream_is_a_failure_that_may_pass(
         self, model: Model, server: ProviderServer

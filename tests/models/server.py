@@ -85,6 +85,7 @@ class Raw:
     content_type: str = "text/event-stream"
     promised: int | None = None
     status: int = 200
+    headers: Wire = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -321,7 +322,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_raw(self, raw: Raw) -> None:
         promised = len(raw.body) if raw.promised is None else raw.promised
-        self._head(raw.status, raw.content_type, {"Content-Length": str(promised)})
+        self._head(raw.status, raw.content_type, {"Content-Length": str(promised), **raw.headers})
         self.wfile.write(raw.body)
         self.close_connection = raw.promised is not None
 

@@ -14,6 +14,7 @@ from perdure.clock import SystemClock
 from perdure.errors import DeadlineExceeded, InvalidResponse, PerdureError, ProviderError, RateLimited
 from perdure.models.embedders.openai import BATCH, MAX_BYTES, OpenAIEmbedder
 from perdure.models.protocol import CallAborted
+from tests.bombs import gzip_bomb, peak
 from tests.models.openai_server import Drip, OpenAIServer, Raw, Silence, Status, Step
 from tests.models.suite import new_call
 
@@ -139,3 +140,12 @@ def test_hanging_up_wakes_the_thread(embedder: OpenAIEmbedder, server: OpenAISer
         call.abort()
         assert heard.wait(30)
     assert isinstance(waiting.exception(), CallAborted)
+
+
+def test_refuses_a_compressed_answer_before_it_is_unpacked(embedder: OpenAIEmbedder, server: OpenAIServer) -> None:
+    """The SDK reads such an answer whole: a megabyte on the wire, a gigabyte in memory."""
+    server.script(Raw(gzip_bomb(before=b'{"data": ['), "application/json", headers={"Content-Encoding": "gzip"}))
+    with peak() as found, pytest.raises(InvalidResponse, match="compressed"):
+        embedder.embed(["a text"])
+    assert found.mib < 20
+    assert server.headers[0]["accept-encoding"] == "identity"

@@ -1,14 +1,17 @@
 """What the workers of these tests are given as PERDURE_AGENTS: tools of every class, and faults.
 
 Importing it hooks the scene of the test into the process: each commit boundary is noted there
-and meets the armed fault. Two waits of the outbox that no setting reaches are cut short.
+and meets the armed fault. Waits that no setting reaches are cut short: two of the outbox, and, where the environment
+says so, the watchdog's limit.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -16,10 +19,13 @@ from perdure import Agent, tool
 from perdure.database.engine import Database
 from perdure.tools.registry import DidNotHappen, Happened, ProbeOutcome, ToolContext
 from perdure.turns import outbox
-from tests.processes.scene import SCENE, Effect, Scene, done
+from tests.processes.scene import SCENE, SILENCE_S, Effect, Scene, done
+from workers import heartbeat
 
 ATTEMPT_S = 1.5
 RETRY_S = 0.5
+
+_FROZEN_S = 600
 
 _scene = Scene(Path(os.environ[SCENE]))
 
@@ -31,11 +37,14 @@ def _notify(_database: Database, moment: str, name: str) -> None:
 mock.patch.object(Database, "_notify", _notify).start()
 mock.patch.object(outbox, "ATTEMPT_S", ATTEMPT_S).start()
 mock.patch.object(outbox, "FIRST_RETRY_S", RETRY_S).start()
+if SILENCE_S in os.environ:
+    mock.patch.object(heartbeat, "LEAST_LIMIT_S", float(os.environ[SILENCE_S])).start()
 
 
 def _act(name: str, note: str, context: ToolContext) -> str:
+    entered = time.monotonic()
     _scene.pass_by("within", f"{name}.entered")
-    _scene.act(Effect(name, str(context.effect_id), note, os.getpid()))
+    _scene.act(Effect(name, str(context.effect_id), note, os.getpid(), time.monotonic() - entered))
     _scene.pass_by("within", f"{name}.acted")
     return done(name, note)
 
@@ -110,5 +119,13 @@ def slow(note: str, context: ToolContext) -> str:
     return result
 
 
-tools = [pure, idempotent, unsafe, probed, deadly, stuck, slow, guarded, hanging]
+@tool(effect="pure")
+def frozen(note: str, context: ToolContext) -> str:
+    """Holds Python's interpreter lock and never comes back: no thread of its process runs any more."""
+    _act("frozen", note, context)
+    ctypes.PyDLL(None).sleep(_FROZEN_S)
+    return "unreachable"
+
+
+tools = [pure, idempotent, unsafe, probed, deadly, stuck, slow, guarded, hanging, frozen]
 tester = Agent("tester", "You are under test.", tools=tools)

@@ -39,6 +39,7 @@ BESIDE = (
     "turns.renew",
     "sweep.take",
     "sweep.wake_due",
+    "sweep.admit_due",
     "deliveries.due",
     "sessions.endings_due",
     "slots.take_round",
@@ -229,12 +230,18 @@ class Lane:
         return accepted
 
     def _delivered(self, turn_id: str, since: int) -> None:
-        """Wait until the reply is delivered, and whoever delivered it has passed that commit's last boundary."""
+        """Wait until the reply is delivered, and its sender has passed that commit's last boundary or was killed."""
 
         def done() -> bool:
             rows = self.installation.query("SELECT status FROM deliveries WHERE turn_id = %(id)s", id=turn_id)
-            passed_by = {(note.moment, note.name) for note in self.installation.scene.notes(since)}
-            return [row.status for row in rows] == ["delivered"] and ("after", "deliveries.delivered") in passed_by
+            notes = self.installation.scene.notes(since)
+            began, ended = (
+                {note.pid for note in notes if (note.moment, note.name) == (moment, "deliveries.delivered")}
+                for moment in ("before", "after")
+            )
+            struck = self.installation.scene.fired()
+            killed = {struck.pid} if struck is not None else set()
+            return [row.status for row in rows] == ["delivered"] and bool(began) and began <= ended | killed
 
         wait_until(done, f"the reply of turn {turn_id} is delivered")
 

@@ -6,6 +6,7 @@ through the engine's own reading side; what must hold whatever happened is `chec
 
 from __future__ import annotations
 
+import base64
 import concurrent.futures
 import os
 from collections import Counter
@@ -36,7 +37,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 LEASE_S, HEARTBEAT_S, SWEEP_S, TOOL_TIMEOUT_S = 1.5, 0.5, 0.3, 0.7
 DRAIN_S = 1.0
-SECRET = "the secret of these tests"
+SECRET = "whsec_" + base64.b64encode(b"the secret of these tests").decode()
+REPLY_QUEUE = "another service"
 
 RECOVERY_S = LEASE_S + SWEEP_S + 3
 """Seconds within which another worker goes on with what a killed one left."""
@@ -50,8 +52,9 @@ _SETTINGS = {
     "PERDURE_SHUTDOWN__HARD_EXIT_S": "10",
     "PERDURE_AGENTS": "tests.processes.agents",
     "PERDURE_MODEL": "openai:test",
-    "PERDURE_SECRET_KEY": SECRET,
-    "PERDURE_REPLY_TASKS": "replies.*",
+    "PERDURE_WEBHOOK_SECRET": SECRET,
+    "PERDURE_REPLY_TASKS": f"replies.*@{REPLY_QUEUE}",
+    "PERDURE_REPLY_URLS": "127.0.0.0/8",
     "OPENAI_API_KEY": "none",
 }
 
@@ -187,6 +190,7 @@ def _settings(environment: dict[str, str]) -> Settings:
     return Settings(
         _env_file=None,
         reply_tasks=(environment["PERDURE_REPLY_TASKS"],),
+        reply_urls=(environment["PERDURE_REPLY_URLS"],),
         turn=TurnSettings(lease_s=LEASE_S, heartbeat_s=HEARTBEAT_S, sweep_s=SWEEP_S, tool_timeout_s=TOOL_TIMEOUT_S),
     )
 

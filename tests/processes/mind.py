@@ -20,7 +20,7 @@ from perdure.memory.extraction import PROMPT as EXTRACTION
 from tests.models.openai_server import Answer, Call, OpenAIServer, Status, Step, Wire
 
 SIDE_BY_SIDE = ("pure", "idempotent", "unsafe")
-ALONE = ("pure", "idempotent", "unsafe", "probed", "deadly", "stuck", "slow", "guarded", "hanging")
+ALONE = ("pure", "idempotent", "unsafe", "probed", "deadly", "stuck", "slow", "guarded", "hanging", "frozen")
 PLANS = {name: (name,) for name in ALONE} | {"all": SIDE_BY_SIDE}
 
 _LONGEST_S = 60.0

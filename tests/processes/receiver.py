@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -16,7 +17,7 @@ class Delivery:
     """One POST as it came."""
 
     raw: bytes
-    signature: str
+    headers: Mapping[str, str]
 
     @property
     def body(self) -> dict[str, Any]:
@@ -102,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         raw = self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(self.server.owner.take(Delivery(raw, self.headers["X-Perdure-Signature"])))
+        self.send_response(self.server.owner.take(Delivery(raw, dict(self.headers))))
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the parent's name)

@@ -25,6 +25,9 @@ T = TypeVar("T")
 SCENE = "PERDURE_TEST_SCENE"
 """The environment variable that names the scene's directory to a worker."""
 
+SILENCE_S = "PERDURE_TEST_SILENCE_S"
+"""The environment variable that is the watchdog's least limit in a worker; two leases stay a bound."""
+
 _LOOK_S = 0.01
 _SLOWEST_S = 120.0
 
@@ -59,6 +62,8 @@ class Effect:
     effect_id: str
     note: str
     pid: int
+    after_s: float = 0.0
+    """Seconds from the tool's beginning to its effect: milliseconds, unless the process was stopped in between."""
 
 
 @dataclass(frozen=True, slots=True)

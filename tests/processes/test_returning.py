@@ -117,7 +117,7 @@ def test_a_fact_told_on_one_channel_is_in_the_prompt_on_another(installation: In
     [memory] = installation.query("SELECT memory_id, content FROM memories WHERE content ~ 'walnut'")
     said = rf"\n  said on [\d-]+: (?:{re.escape(answer_to(fact))})?"  # the model echoed it: a source as well
     with_its_source = rf"- [\d-]+: {re.escape(memory.content)}(?:{said})*{re.escape(fact)}\n"
-    assert re.search(with_its_source, system[system.index("<recalled_memory>") :]), system
+    assert re.search(with_its_source, system[system.index("<recalled_memory ") :]), system
     sources = installation.query(
         "SELECT m.message_id FROM memory_sources JOIN messages AS m USING (session_id, seq) WHERE memory_id = %(id)s",
         id=memory.memory_id,

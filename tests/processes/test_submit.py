@@ -29,6 +29,23 @@ def test_the_result_says_that_the_message_is_accepted(
 
 
 @pytest.mark.long
+def test_a_task_is_for_a_tenants_user(celery_setup: CeleryTestSetup, installation: Installation) -> None:
+    """The same user and message under two tenants are two turns in two sessions; a wrong tenant is refused."""
+    given = {"user_id": "ana", "text": "hello", "message_id": "m"}
+    sent = [
+        celery_setup.app.send_task("turns.submit", kwargs={**given, **more}, queue="ingress").get(timeout=20)
+        for more in ({"tenant": "acme"}, {"tenant": "bolt"}, {}, {"tenant": "acme"})
+    ]
+    assert [each["duplicate"] for each in sent] == [False, False, False, True]
+    assert len({each["session_id"] for each in sent}) == 3
+    for wrong in ({"tenant": "Acme"}, {"tenant": 5}, {"user_id": "acme\x1fana"}):
+        result = celery_setup.app.send_task("turns.submit", kwargs={**given, **wrong}, queue="ingress")
+        assert "INVALID_REQUEST: " in str(result.get(timeout=20, propagate=False)), wrong
+    users = {row[0] for row in installation.query("SELECT user_id FROM users")}
+    assert users == {"acme\x1fana", "bolt\x1fana", "ana"}
+
+
+@pytest.mark.long
 def test_a_task_sent_twice_is_one_turn(celery_setup: CeleryTestSetup, installation: Installation) -> None:
     """Brokers and senders repeat messages; the task's id tells a repetition."""
     message = {"user_id": "ana", "text": "hello"}

@@ -18,6 +18,7 @@ GIVEN_UP_S = 120.0
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.long
 def test_a_session_with_unreadable_rows_goes_on(installation: Installation) -> None:
     """A newer release wrote them: its turn is given up after its attempts, and the messages after it are answered."""
     first = installation.accept("hello")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.repository.source import ROOT, files, read
 
@@ -49,6 +50,22 @@ def test_continuous_integration_runs_the_check_that_everybody_runs() -> None:
     assert run.startswith("#!/usr/bin/env bash\n")
     assert "set -euo pipefail" in run
     assert re.search(r"^exec make check\b", run, re.MULTILINE)
+
+
+def test_the_workflow_runs_the_same_script() -> None:
+    """The hosted checks and the local ones are one."""
+    workflow = yaml.safe_load(read(".github/workflows/check.yml"))
+
+    assert "bash .ci/run" in [step.get("run") for step in workflow["jobs"]["check"]["steps"]]
+
+
+def test_contributing_names_targets_that_exist() -> None:
+    """A newcomer's first command must not fail."""
+    named = set(re.findall(r"`make ([a-z-]+)`|^make ([a-z-]+)", read("CONTRIBUTING.md"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
+
+    assert named
+    assert {first or second for first, second in named} <= targets
 
 
 @pytest.mark.parametrize("script", ["run", "install", "pin"])

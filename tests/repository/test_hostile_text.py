@@ -18,21 +18,23 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from perdure import contradiction, patterns, text, untrusted
+from perdure import contradiction, egress, patterns, queues, quoting, text, untrusted
 from perdure.channels.http import requests
 from perdure.clock import SystemClock
 from perdure.errors import InvalidRequest, NotFound
-from perdure.memory import candidates, context, extraction, merging, quoting, recall, when
+from perdure.memory import candidates, context, extraction, merging, recall, when
 from perdure.memory.embedding import text_of
 from perdure.models import naming
 from perdure.models.embedders import hashing
 from perdure.models.offline import OfflineModel, asks, concepts, language, memories
 from perdure.models.protocol import Message, ModelCall, ModelRequest, Role, ToolCall, ToolSchema
 from perdure.patterns import Pattern
+from perdure.reachable import Reachable
 from perdure.sessions import summary
 from perdure.tools import docstring
 from perdure.tools.mcp import stdio
 from perdure.turns import incoming
+from tasks import arguments
 from tests.hostile import STORABLE, TEXTS, assert_linear, repeated
 from tests.repository.source import ROOT
 from workers.commands import display
@@ -46,12 +48,18 @@ NOT_OVER_FOREIGN_TEXT = {
     "perdure.tools.registry.tool": "takes the docstring of an author's function, through `docstring.describe`",
     "perdure.tools.registry.must_be_approved": "hands arguments on to the author's function",
     "perdure.snapshots.resolve.resolve": "takes a setting",
+    "perdure.keys.parse_entry": "takes an entry of a setting",
+    "perdure.keys.parse_key": "takes an entry of a setting, or a line of an operator's file",
     "perdure.casebank.similarity.least_similarity": "takes the embedder's name, a setting",
+    "workers.embedded.redis.is_of": "takes a URL of this installation",
     "workers.embedded.sockets.settle": "takes a path of this installation",
+    "perdure.egress.pinned": "takes a URL that `check` made",
     "perdure.memory.extraction.extract": "calls a model; what it does with text is `chunks`, `together` and `parse`",
 }
 """Functions with a string parameter, in modules with patterns, that no hostile text reaches."""
 
+REACHABLE = Reachable.parse(["10.0.0.0/8", "http://*a*1*.internal:*/perdure/*a*1*.x"])
+REPLY_TASKS = [queues.ReplyTask("*a*1*.x", "shop")]
 NOW = datetime(2024, 5, 15, tzinfo=UTC)
 CALCULATOR = ToolSchema("calculator", "Calculates.", {"type": "object"})
 
@@ -87,6 +95,7 @@ def refusing(function: Callable[[str], object], *errors: type[Exception]) -> Cal
 FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.contradiction.read": contradiction.read,
     "perdure.contradiction.difference": lambda given: contradiction.difference(given, f"{given} 1"),
+    "tasks.arguments.hidden": arguments.hidden,
     "perdure.text.words": text.words,
     "perdure.text.normalized": lambda given: (text.normalized("NFKC", given), text.normalized("NFKD", given)),
     "perdure.text.has_hangul": text.has_hangul,
@@ -96,7 +105,11 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.untrusted.load_object": refusing(untrusted.load_object, ValueError),
     "perdure.untrusted.cut": lambda given: untrusted.cut(given, 500),
     "perdure.untrusted.first_line": untrusted.first_line,
-    "perdure.untrusted.dump": lambda given: untrusted.dump([given]),
+    "perdure.untrusted.is_identifier": untrusted.is_identifier,
+    "perdure.untrusted.identifier": refusing(untrusted.identifier, ValueError),
+    "perdure.untrusted.shown_channel": untrusted.shown_channel,
+    "perdure.untrusted.named": lambda given: untrusted.named(ValueError(given)),
+    "perdure.untrusted.dump": lambda given: untrusted.dump([given], 500),
     "perdure.memory.candidates.parse": refusing(candidates.parse, ValueError),
     "perdure.memory.candidates.alike": candidates.alike,
     "perdure.memory.context.tokens": context.tokens,
@@ -107,8 +120,9 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.memory.extraction._shown": lambda given: extraction._shown(said(given)),
     "perdure.memory.extraction._rooted": rooted,
     "perdure.memory.merging.entity_key": merging.entity_key,
-    "perdure.memory.quoting.quoted": lambda given: quoting.quoted(quoting.MEMORY, "x", [given]),
-    "perdure.memory.quoting.without_quotations": quoting.without_quotations,
+    "perdure.quoting.quoted": lambda given: quoting.quoted(quoting.MEMORY, "x", [given]),
+    "perdure.quoting.spoken": lambda given: quoting.spoken("user", given),
+    "perdure.quoting.without_quotations": quoting.without_quotations,
     "perdure.memory.recall.embedded_text": recall.embedded_text,
     "perdure.memory.when.spans": lambda given: when.spans(given, NOW, ZoneInfo("UTC")),
     "perdure.models.embedders.hashing.words": hashing.words,
@@ -142,6 +156,11 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.sessions.summary.extract": lambda given: summary.extract([Message(Role.USER, given)]),
     "perdure.tools.docstring.describe": docstring.describe,
     "perdure.tools.mcp.stdio._too_long": lambda given: stdio._too_long("x", (given.encode(errors="replace"),) * 2),
+    "perdure.egress.check": lambda given: [
+        refusing(lambda url: egress.check(url, REACHABLE), InvalidRequest)(url)
+        for url in (given, f"http://{given}/", f"http://a.internal/perdure/{given}")
+    ],
+    "perdure.queues.reply_queue": lambda given: queues.reply_queue(REPLY_TASKS, given, given),
     "perdure.turns.incoming.parse_incoming": refusing(
         lambda given: incoming.parse_incoming({"user_id": "u", "text": given, "metadata": {given: given}}),
         InvalidRequest,

@@ -18,6 +18,22 @@ from tests.repository.source import read
 VENDOR = {"OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"}  # their SDKs' own
 FLOWER = {"FLOWER_BASIC_AUTH", "FLOWER_ADDRESS", "FLOWER_PORT"}
 COMPOSE = yaml.safe_load(read("compose.yaml"))
+BROKER = {"PERDURE_REDIS_URL", "PERDURE_BROKER_URL", "PERDURE_REDIS_PREFIX"}
+GETS = {
+    "POSTGRES_PASSWORD": {"postgres", "migrate", "gateway", "worker", "beat"},
+    "PERDURE_DATABASE_URL": {"migrate", "gateway", "worker", "beat"},
+    "PERDURE_REDIS_URL": {"gateway", "worker", "beat", "flower"},
+    "PERDURE_BROKER_URL": {"gateway", "worker", "beat", "flower"},
+    "PERDURE_API_KEYS": {"gateway"},
+    "PERDURE_ADMIN_KEYS": {"gateway"},
+    "PERDURE_SECRET_KEY": {"worker"},
+    "PERDURE_WEBHOOK_SECRET": {"worker"},
+    "PERDURE_CASEBANK__NOTIFY_URL": {"worker"},
+    "OPENAI_API_KEY": {"gateway", "worker"},
+    "ANTHROPIC_API_KEY": {"worker"},
+    "FLOWER_BASIC_AUTH": {"flower"},
+}
+"""Each secret, and the services of compose.yaml that need it."""
 
 
 def defaults(model: type[BaseModel], prefix: str = "PERDURE_") -> Iterator[tuple[str, Any]]:
@@ -28,6 +44,16 @@ def defaults(model: type[BaseModel], prefix: str = "PERDURE_") -> Iterator[tuple
             yield from defaults(type(default), f"{prefix}{name.upper()}__")
         else:
             yield f"{prefix}{name.upper()}", default
+
+
+def secrets(model: type[BaseModel], prefix: str = "PERDURE_") -> Iterator[str]:
+    """Each variable that sets a field of `model` whose value is kept as a secret."""
+    for name, field in model.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        if isinstance(default, BaseModel):
+            yield from secrets(type(default), f"{prefix}{name.upper()}__")
+        elif "SecretStr" in str(field.annotation):
+            yield f"{prefix}{name.upper()}"
 
 
 def as_written(value: Any) -> str:
@@ -48,6 +74,7 @@ def as_written(value: Any) -> str:
 
 
 KNOWN = {name: as_written(value) for name, value in defaults(Settings)}
+SECRETS = set(secrets(Settings))
 EXAMPLE = dict(re.findall(r"^# ([A-Z][A-Z0-9_]*)=(.*)$", read(".env.example"), re.MULTILINE))
 
 
@@ -69,14 +96,21 @@ def test_each_setting_of_the_example_has_its_meaning_in_the_line_above() -> None
             assert re.match(r"# (?!PERDURE_\w+=)\w", above), f"{found[1]} is not explained"
 
 
-@pytest.mark.parametrize("service", ["migrate", "gateway", "worker", "beat", "flower"])
-def test_compose_passes_each_setting(service: str) -> None:
-    """A variable of the shell reaches the containers only if it is listed; those of groups come from `.env`."""
-    given = COMPOSE["services"][service]
-    listed = {name for name in KNOWN if "__" not in name} | VENDOR
+NO_SECRET = KNOWN.keys() - SECRETS | {"OPENAI_BASE_URL", "ANTHROPIC_BASE_URL"}
 
-    assert listed <= given["environment"].keys()
-    assert given["env_file"] == [{"path": ".env", "required": False}]
+
+@pytest.mark.parametrize("service", ["gateway", "worker", "beat"])
+def test_compose_passes_each_setting(service: str) -> None:
+    """A variable of the shell or of `.env` reaches a container only if it is listed."""
+    wanted = {name for name in NO_SECRET - BROKER if not name.startswith("PERDURE_FLOWER__")}
+    assert COMPOSE["services"][service]["environment"].keys() >= wanted
+
+
+def test_compose_passes_flowers_settings_to_flower() -> None:
+    """Without its own names a Flower that listens on all addresses answers any Host."""
+    wanted = {name for name in NO_SECRET if name.startswith("PERDURE_FLOWER__")}
+    assert wanted
+    assert COMPOSE["services"]["flower"]["environment"].keys() >= wanted
 
 
 def test_compose_overrides_no_setting_with_a_default_of_its_own() -> None:
@@ -88,11 +122,55 @@ def test_compose_overrides_no_setting_with_a_default_of_its_own() -> None:
 
 
 def test_compose_has_a_place_for_a_module_of_agents() -> None:
-    """Each process imports `PERDURE_AGENTS`: it must find the module in a directory of the host."""
-    for name in ("gateway", "worker", "beat", "flower", "migrate"):
+    """What imports `PERDURE_AGENTS` must find the module in a directory of the host."""
+    for name in ("gateway", "worker", "beat"):
         service = COMPOSE["services"][name]
         mounted = {volume.split(":")[1] for volume in service["volumes"] if volume.startswith("./")}
         assert service["environment"]["PYTHONPATH"] in mounted
+
+
+# --- secrets ---------------------------------------------------------------------------------
+
+
+def test_a_new_secret_is_given_to_services_by_name() -> None:
+    """A setting that is kept as a secret is in the table above, which says who gets it."""
+    of_settings = {name for name in KNOWN if name not in NO_SECRET}
+    assert of_settings | {"OPENAI_API_KEY", "ANTHROPIC_API_KEY", "POSTGRES_PASSWORD", "FLOWER_BASIC_AUTH"} == {*GETS}
+
+
+@pytest.mark.parametrize("service", COMPOSE["services"])
+def test_a_service_gets_the_secrets_that_it_needs_and_no_other(service: str) -> None:
+    """By name, within another variable's value, or from a file."""
+    given = COMPOSE["services"][service]
+    environment = given.get("environment", {})
+    named = {name for name in GETS if name in environment}
+    within = {name for name in GETS for value in environment.values() if "${" + name in str(value)}
+
+    assert named | within == {name for name, services in GETS.items() if service in services}
+    assert service == "worker" or "env_file" not in given
+    assert "secrets" not in given
+
+
+def test_the_gateway_gets_a_key_only_for_a_remote_embedder() -> None:
+    """It asks no model; what is searched for is embedded there."""
+    environment = COMPOSE["services"]["gateway"]["environment"]
+    assert environment["OPENAI_API_KEY"] == "${PERDURE_EMBEDDER:+${OPENAI_API_KEY:-}}"
+
+
+def test_the_signing_key_is_where_something_is_signed() -> None:
+    """It is made once in the data directory, where none is set."""
+    holding = {
+        name for name, each in COMPOSE["services"].items() if "perdure:/var/lib/perdure" in each.get("volumes", ())
+    }
+    assert holding == GETS["PERDURE_SECRET_KEY"]
+
+
+def test_no_password_has_a_default() -> None:
+    """Compose refuses to start without: `${NAME:?message}`."""
+    for name in ("POSTGRES_PASSWORD", "PERDURE_API_KEYS", "FLOWER_BASIC_AUTH"):
+        written = re.findall(r"\$\{" + name + r"\b(.{2})", read("compose.yaml"))
+        assert written
+        assert set(written) == {":?"}
 
 
 @pytest.mark.parametrize("file", ["compose.yaml", "Dockerfile", ".env.example", "Procfile", "Makefile"])

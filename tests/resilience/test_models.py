@@ -35,9 +35,12 @@ from perdure.models.protocol import (
 )
 from perdure.models.resilient import Asked, GuardedModel, OtherModels, ResilientModel, wait_within
 from perdure.models.resolve import Models
+from perdure.patterns import compiled
+from perdure.quoting import NOTE
 from perdure.resilience.registry import Breakers
 from perdure.settings import BreakerSettings, RetrySettings, Settings
 
+_MARK = compiled(r"<(/?)tool_result [0-9a-f]{16}>")
 Line = str | ModelReply | BaseException | Callable[[ModelCall], ModelReply]
 REQUEST = ModelRequest((Message(Role.SYSTEM, "Be kind."), Message(Role.USER, "Hello")))
 DOWN = ProviderError("down", transient=True)
@@ -394,12 +397,14 @@ def test_the_others_get_no_tools_and_the_whole_conversation_as_text(stage: Stage
     assert asked.tools == ()
     system, *rest = asked.messages
     assert system.content.startswith("Be kind.\n\nYou have no tools")
-    assert [(each.role, each.content) for each in rest] == [
+    assert system.content.endswith(NOTE)
+    shown = [(each.role, _MARK.sub(lambda mark: f"<{mark[1]}>", each.content)) for each in rest]
+    assert shown == [
         (Role.USER, "What is 12*7+5?"),
         (Role.ASSISTANT, 'Let me see.\n[I called calculator with {"expression": "12*7"}]\n[I called clock with {}]'),
-        (Role.USER, "[calculator returned: 84]\n[clock returned: noon]"),
+        (Role.USER, "[calculator returned]:\n<>\n84\n</>\n[clock returned]:\n<>\nnoon\n</>"),
         (Role.ASSISTANT, '[I called adder with {"a": 84}]'),
-        (Role.USER, "[adder returned: 89]"),
+        (Role.USER, "[adder returned]:\n<>\n89\n</>"),
     ]
     assert all(not each.tool_calls and each.tool_call_id is None for each in rest)
 

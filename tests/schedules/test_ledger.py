@@ -209,7 +209,7 @@ def test_work_that_fails_is_tried_again_after_a_while(
     with pytest.raises(ProviderError, match="refused"):
         run_slot(database, clock, limits, HOURLY, work)
 
-    assert _standing(database).error == "ProviderError: the provider refused"
+    assert _standing(database).error == "PROVIDER_ERROR: the provider refused"
     assert not _standing(database).running
     assert run_slot(database, clock, limits, HOURLY, work) == NotDue()
     clock.advance(seconds(FIRST_RETRY_S + 1))

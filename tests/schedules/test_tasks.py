@@ -166,7 +166,7 @@ def test_a_failure_fails_the_task_and_frees_the_slot(app: Celery, runtime: Runti
     assert not told.traceback
     standing = _standing(runtime)
     assert (standing.error, standing.running, standing.last_done_slot) == (
-        "ProviderError: the provider refused",
+        "PROVIDER_ERROR: the provider refused",
         False,
         None,
     )

@@ -12,16 +12,19 @@ from perdure import tool
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import NotFound
+from perdure.sessions import queries
 from perdure.sessions.ending import request_end
 from perdure.sessions.reading import list_sessions, read_messages, read_session
 from perdure.settings import Settings
+from perdure.tenants import user_key
 from tests.conftest import RecordingWaker
+from tests.plans import outline, plans, rows_read
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Stage
 
 SESSION_KEYS = {
-    "session_id", "user_id", "agent", "state", "turn_count", "message_count", "created_at", "last_activity_at",
-    "ended_at", "channels", "summary", "summary_kind", "key_topics", "consolidation",
+    "session_id", "tenant", "user_id", "agent", "state", "turn_count", "message_count", "created_at",
+    "last_activity_at", "ended_at", "channels", "summary", "summary_kind", "key_topics", "consolidation",
 }  # fmt: skip
 MESSAGE_KEYS = {"seq", "turn_id", "role", "content", "channel", "token_count", "created_at"}
 TURN_KEYS = {
@@ -153,3 +156,23 @@ def test_a_turn_has_the_keys_of_the_contract(stage: Stage) -> None:
     assert set(done) == TURN_KEYS
     assert (done["status"], done["attempts"], done["steps"]) == ("done", 2, 2)
     assert done["reply"] == {"text": "8", "format": "text"}
+
+
+def test_a_tenants_sessions_are_found_by_an_index(stage: Stage) -> None:
+    """However many sessions the others have: newest first, without a sort or a look at theirs."""
+    stage.sql(
+        "INSERT INTO users (user_id, created_at) SELECT 'bolt' || chr(31) || n, now() FROM generate_series(1, 500) AS n"
+    )
+    stage.sql(
+        "INSERT INTO sessions"
+        " (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, channels)"
+        " SELECT gen_random_uuid(), user_id, '', false, 'assistant', 'active', now(), now(), '{}'"
+        " FROM users, generate_series(1, 10)"
+    )
+    sent = [stage.send(user_id=user_key("acme", name)).session_id for name in ("ana", "bob")]
+    stage.sql("ANALYZE sessions")
+    listed = list_sessions(stage.database, tenant="acme")
+    assert {each["session_id"] for each in listed} == {str(each) for each in sent}
+    for nodes in plans(stage.database, queries.LIST_OF_TENANT, {"tenant": "acme", "limit": 100}):
+        assert "sessions_of_tenant_idx" in {node.get("Index Name") for node in nodes}, outline(nodes)
+        assert rows_read(nodes) <= 2 * len(sent), outline(nodes)

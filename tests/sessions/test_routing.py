@@ -166,9 +166,11 @@ def test_what_was_said_does_not_end_its_own_quotation(stage: Stage) -> None:
     old = stage.ask()
     request_end(stage.database, UUID(old["session_id"]), "enough")
     stage.ask("go on")
-    assert _system(stage).lower().count("previous_conversation>") == 4
-    assert _system(stage).count("</previous_conversation>") == 1
-    assert _system(stage).endswith("</previous_conversation>")
+    system = _system(stage)
+    closing = system.splitlines()[-1]
+    assert closing.startswith("</previous_conversation ")
+    assert system.count(closing) == system.count(closing.replace("</", "<")) == 1
+    assert system.index(closing.replace("</", "<")) < system.index("Obey me.") < system.index(closing)
 
 
 def test_the_session_before_is_found_though_the_clock_was_set_back(stage: Stage) -> None:

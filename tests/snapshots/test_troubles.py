@@ -20,7 +20,7 @@ import redis as redis_py
 from perdure.snapshots.file import FileSnapshots
 from perdure.snapshots.redis import RedisSnapshots
 from perdure.snapshots.sqlite import SqliteSnapshots
-from perdure.snapshots.store import SnapshotStore, SnapshotUnavailable, Stored
+from perdure.snapshots.store import SnapshotStore, SnapshotUnavailable, Stored, Version
 from tests.snapshots.worlds import snapshot_of
 from workers.embedded import redis
 from workers.embedded.lifecycle import Running
@@ -128,6 +128,26 @@ def test_a_locked_sqlite_file_is_given_up_in_time(tmp_path: Path) -> None:
     holder.execute("ROLLBACK")
     holder.close()
     store.save(snapshot_of(agent_id, 2), 1)
+    store.close()
+
+
+@pytest.mark.parametrize("kind", STORES_ON_DISK)
+def test_what_is_deleted_leaves_no_bytes_in_its_files(kind: str, tmp_path: Path) -> None:
+    """An erased user's variables: not in free pages, not in the write-ahead log, not in what was set aside."""
+    store, agent_id, other = STORES_ON_DISK[kind](tmp_path), uuid4(), uuid4()
+    for tick in (1, 2):
+        store.save(snapshot_of(agent_id, tick), 1)
+        store.set_aside(agent_id, Version(1, 1), "spoilt")
+        store.save(snapshot_of(other, tick), 1)
+
+    def files(text: str) -> list[Path]:
+        return [path for path in tmp_path.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
+
+    assert files(str(agent_id))
+    store.delete(agent_id)
+    assert files(str(agent_id)) == []
+    assert files(str(other))
+    assert store.load(other) == Stored(snapshot_of(other, 2), 1)
     store.close()
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from perdure.errors import ToolError
 from perdure.memory.embedding import embed_missing
-from perdure.memory.quoting import without_quotations
 from perdure.memory.recall import Layer
+from perdure.quoting import without_quotations
 from perdure.tools.memory import forget, recall, remember
 from perdure.tools.registry import Effect, Tool, ToolContext
 from perdure.turns.erasing import erase

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from collections.abc import Callable
@@ -15,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure import untrusted
-from perdure.errors import ToolError
+from perdure.errors import OutcomeUnknown, ToolError
 from perdure.tools.registry import MAX_RESULT_CHARS, Tool, ToolContext, tool
+from tests.bombs import peak
 
 CONTEXT = ToolContext("ana", UUID(int=1), UUID(int=2), UUID(int=3), "cli", threading.Event())
 
@@ -160,3 +162,58 @@ def test_a_tool_that_exits_ends_itself_only() -> None:
 
     with pytest.raises(ToolError, match="SystemExit: 3"):
         exits.call({}, CONTEXT)
+
+
+@dataclass
+class Report:
+    title: str
+    body: str
+
+
+MEGABYTE = "x" * 1_000_000
+LARGE: dict[str, Callable[[], Any]] = {
+    "text": lambda: "x" * 100_000_000,
+    "wide text": lambda: "서울" * 25_000_000,
+    "half pairs": lambda: "\ud83d" * 50_000_000,
+    "bytes": lambda: b"x" * 100_000_000,
+    "a list": lambda: [MEGABYTE + str(number) for number in range(100)],
+    "an object": lambda: {"a": 1, "b": {"c": [MEGABYTE * 100]}},
+    "a key": lambda: {MEGABYTE * 100: 1},
+    "a dataclass": lambda: Report("all of it", MEGABYTE * 100),
+    "many numbers": lambda: [7] * 12_500_000,
+    "a generator": lambda: (MEGABYTE + str(number) for number in range(100)),
+    "tuples": lambda: (((MEGABYTE * 100,),),),
+}
+"""Values of about 100 MB."""
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_a_hundred_megabytes_are_cut_before_they_are_copied(kind: str) -> None:
+    """Such a result peaked at 837 MB: the worker holds what the tool made, and a few kilobytes more."""
+    returns = returning(LARGE[kind]())
+    with peak() as found:
+        shown = returns.call({}, CONTEXT)
+    assert found.mib < 5
+    assert len(shown) == MAX_RESULT_CHARS
+    assert "characters in all, the first 32,000 at most are shown]" in shown
+    assert untrusted.is_storable(shown)
+
+
+@pytest.mark.parametrize("kind", [ToolError, OutcomeUnknown, ValueError])
+def test_an_error_of_a_hundred_megabytes_is_cut_before_it_is_copied(kind: type[Exception]) -> None:
+    """A library that puts the whole response into its message must not multiply it."""
+    raises = raising(kind("x" * 100_000_000))
+    with peak() as found, pytest.raises((ToolError, OutcomeUnknown)) as caught:
+        raises.call({}, CONTEXT)
+    assert found.mib < 5
+    assert len(caught.value.message) <= MAX_RESULT_CHARS
+
+
+def test_what_is_cut_begins_as_the_whole_would() -> None:
+    """The model reads the beginning of the same JSON, and that there is more."""
+    value = {"rows": [{"n": number, "city": "서울"} for number in range(5_000)], "at": {UUID(int=1)}}
+    whole = json.dumps({**value, "at": [str(UUID(int=1))]}, ensure_ascii=False)
+    shown = returning(value).call({}, CONTEXT)
+    assert shown.partition("\n[cut: ")[0] == whole[: shown.index("\n[cut: ")]
+    assert len(shown) == MAX_RESULT_CHARS
+    assert returning(value, max_result_chars=len(whole)).call({}, CONTEXT) == whole

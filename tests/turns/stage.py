@@ -67,6 +67,7 @@ class Stage:
         self.snapshots: SnapshotStore = PostgresSnapshots(database)
         self.volatile: Volatile | None = None
         self.embedder: Embedder = HashEmbedder(384)
+        self.quoting_key = b"of the test"
         self.connections: Connections | None = None
 
     @property
@@ -83,6 +84,7 @@ class Stage:
             self.volatile,
             self.embedder,
             connections=self.connections,
+            quoting_key=self.quoting_key,
         )
 
     def _model(self, name: str) -> Model:

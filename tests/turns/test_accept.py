@@ -97,6 +97,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[PerdureError]]] = {
     "unknown session": ({"session_id": uuid4()}, NotFound),
     "text too long": ({"text": "x" * 10_001}, TooLarge),
     "task that is not allowed": ({"reply_to": {"task": "os.remove"}}, InvalidRequest),
+    "address that is not public": ({"reply_to": {"url": "http://127.0.0.1:6379/"}}, InvalidRequest),
 }
 
 

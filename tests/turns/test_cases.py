@@ -9,9 +9,11 @@ from uuid import UUID
 
 import pytest
 
-from perdure.casebank import archive, cases, executions, prune, reflection, search
+from perdure import Agent
+from perdure.agents import Agents
+from perdure.casebank import archive, cases, executions, prune, reflection, search, sharing
 from perdure.casebank.cases import NewCase
-from perdure.errors import Conflict, InvalidRequest, NotFound, ProviderError
+from perdure.errors import Conflict, InvalidRequest, NotFound, ProviderError, SettingsError
 from perdure.settings import CaseScope, MemorySettings
 from perdure.turns.cancelling import cancel
 from perdure.turns.erasing import erase
@@ -60,7 +62,7 @@ def test_what_is_near_is_in_the_prompt_and_counted_with_the_ending(stage: Stage)
     _put(stage)
     stage.ask("please, how do I reset the router?")
     system = _system(stage)
-    assert system.index("<recalled_memory>") < system.index(ANSWER) < system.index("</recalled_memory>")
+    assert system.index("<recalled_memory ") < system.index(ANSWER) < system.index("</recalled_memory ")
     assert system.count("Answered") == len(_executions(stage)) == 4
     assert ("router", True, None, None) in _executions(stage)
     assert cases.read(stage.database, "router")["usage_count"] == 1
@@ -166,6 +168,61 @@ def test_one_users_words_are_shown_to_nobody_else(stage: Stage) -> None:
     stage.settings = stage.settings.model_copy(update={"casebank": shared})
     stage.ask(ASKED, user_id="bob")
     assert ANSWER in _cases(stage)
+
+
+def test_a_shared_case_is_everybodys_until_it_is_given_back(stage: Stage) -> None:
+    """An administrator's decision, from the praise of one user to the prompt of another."""
+    stage.script(says(ANSWER))
+    _say(stage, stage.ask(ASKED), 1)
+    [learnt] = cases.list_cases(stage.database)
+    sharing.share(stage.database, learnt["case_id"], "an administrator")
+    stage.ask(ASKED, user_id="bob")
+    assert ANSWER in _cases(stage)
+    assert len(_executions(stage)) == 1
+    sharing.unshare(stage.database, learnt["case_id"], "an administrator")
+    stage.ask(ASKED, user_id="bob")
+    assert ANSWER not in _system(stage)
+
+
+def test_an_agent_has_cases_of_its_own_bank(stage: Stage) -> None:
+    """What is praised of its turns is stored there and enters no other agent's prompt; `None` and False: no bank."""
+    stage.agents = Agents(
+        [
+            Agent("assistant", "You help."),
+            Agent("support", "You help.", casebank="support"),
+            Agent("alone", "You help.", casebank=None),
+            Agent("silent", "You help.", casebank=False),
+        ]
+    )
+
+    def asks(agent: str) -> str:
+        stage.script(says(f"{ANSWER} Says {agent}."))
+        turn = stage.ask(ASKED, agent=agent)
+        shown = _cases(stage)
+        _say(stage, turn, 1)
+        return shown
+
+    for agent in ("assistant", "support", "alone", "silent"):
+        assert asks(agent) == ""
+    assert sorted(each["bank"] for each in cases.list_cases(stage.database)) == ["common", "support"]
+    shown = {agent: asks(agent) for agent in ("assistant", "support", "alone", "silent")}
+    assert "Says assistant." in shown["assistant"]
+    assert "Says support." not in shown["assistant"]
+    assert "Says support." in shown["support"]
+    assert "Says assistant." not in shown["support"]
+    assert shown["alone"] == shown["silent"] == ""
+    stage.agents = Agents([Agent("another", "You help.")])
+    turn_id = stage.sql("SELECT turn_id FROM turns WHERE agent = 'support' ORDER BY accepted_at DESC")[0].turn_id
+    count = len(cases.list_cases(stage.database))
+    give_feedback(stage.runtime, turn_id, parse_feedback({"score": 1}))
+    assert len(cases.list_cases(stage.database)) == count, "its agent is gone, and so is its bank's name"
+
+
+@pytest.mark.parametrize("casebank", ["", "a b", True, 7])
+def test_a_bank_that_cannot_be_named_stops_the_start(casebank: Any) -> None:
+    """With the agent's name and what is accepted."""
+    with pytest.raises(SettingsError, match=r"agent 'a' has casebank=.*accepted"):
+        Agent("a", "You help.", casebank=casebank)
 
 
 def test_cases_of_others_cost_a_turn_nothing(stage: Stage) -> None:

@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from perdure import tool
+from perdure.hooks import CallSeen
 from perdure.tools.registry import DidNotHappen, Happened, Probe, Tool, ToolContext, Unknown
 from perdure.turns.effects import UNKNOWN_OUTCOME
 from perdure.turns.runner import Ran, Runner
@@ -307,3 +308,29 @@ def test_a_tool_starts_after_a_pause_that_nobody_used(stage: Stage, bench: Bench
     with stage.hooked(pause):
         assert stage.run(sent.session_id) == Ran(1)
     assert _results(stage) == ["acted 1"]
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_pause_after_the_start_of_a_call_is_noticed_before_its_function_is_called(
+    stage: Stage, bench: Bench, taken: bool
+) -> None:
+    """The thread checks the lease last: an expired one is renewed first, a lost one stops the call."""
+    paused: list[str] = []
+
+    def pause(seen: CallSeen) -> None:
+        if not paused:
+            paused.append(seen.tool)
+            stage.move(DECIDED_S)
+            if taken:
+                stage.sql("UPDATE sessions SET token = token + 1, nonce = gen_random_uuid() RETURNING token")
+
+    stage.set(tool_timeout_s=3 * DECIDED_S)
+    stage.equip(bench.tool("unsafe"), before_tool=[pause])
+    stage.script(calls(("act", {})), says("done"))
+    sent = stage.send()
+    extended: list[str] = []
+    with stage.hooked(lambda moment, name: extended.append(moment) if name == "turns.extend_effect" else None):
+        assert stage.run(sent.session_id) == Ran(0 if taken else 1)
+    assert paused
+    assert extended
+    assert len(bench.ran) == (0 if taken else 1)

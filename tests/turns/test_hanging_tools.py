@@ -101,3 +101,33 @@ def test_a_call_that_broke_off_and_fails_the_second_time(stage: Stage, effect: s
     turn = stage.ask()
     [result] = [text for role, text in stage.lines(UUID(turn["session_id"])) if role == "tool"]
     assert result == f"Error: Not called.{told}"
+
+
+def test_an_overdue_call_that_acts_and_ends_during_its_probe_is_not_repeated(stage: Stage) -> None:
+    """The probe looked before the effect. That the thread has ended since proves nothing: the outcome is unknown."""
+    looked, acted = threading.Event(), threading.Event()
+    ran: list[UUID] = []
+
+    def probe(_context: ToolContext) -> ProbeOutcome:
+        looked.set()
+        acted.wait(PATIENCE_S)
+        until(lambda: not any("perdure-tool-act" in each.name for each in others()), "the call has ended")
+        return DidNotHappen()
+
+    def others() -> list[threading.Thread]:
+        return [each for each in threading.enumerate() if each not in (threading.current_thread(), *before)]
+
+    @tool(effect="unsafe", timeout_s=0.05, probe=probe)
+    def act(context: ToolContext) -> str:
+        """Act late."""
+        looked.wait(PATIENCE_S)
+        ran.append(context.effect_id)
+        acted.set()
+        return "acted"
+
+    before = threading.enumerate()
+    stage.equip(act)
+    stage.script(calls(("act", {})), says("well"))
+    turn = stage.ask()
+    [result] = [text for role, text in stage.lines(UUID(turn["session_id"])) if role == "tool"]
+    assert (result, len(ran)) == (UNKNOWN_OUTCOME, 1)

@@ -147,7 +147,7 @@ def test_a_stale_holder_writes_nothing(stage: Stage, lose: Callable[[Stage], tup
     mine = {**hold.held, "turn_id": stale.turn.turn_id, "lease_s": 30}
     assert not stage.database.run(queries.PARK, {**mine, "spent_s": 9.0})
     assert not stage.database.run(queries.STRIKE, {**mine, "spent_s": 9.0, "max_attempts": 5})
-    assert not stage.database.run(queries.RELEASE, mine)
+    assert not stage.database.run(queries.RELEASE, {**mine, "woken": True})
     assert not stage.database.run(queries.EXTEND_EFFECT, {**mine, "effect_id": stale.turn.turn_id, "timeout_s": 9.0})
     assert not stage.database.run(queries.BEGIN_NEXT, mine)
     assert not stage.database.run(queries.HOLD, {**mine, "held": "{}", "most": 10})
@@ -278,7 +278,7 @@ def test_a_claim_beside_a_settle_releases_what_it_cannot_run(stage: Stage) -> No
     session_id = stage.send().session_id
     found, hold = stage.claimed(session_id)
     assert found.turn is not None
-    stage.database.run(queries.RELEASE, hold.held)
+    stage.database.run(queries.RELEASE, {**hold.held, "woken": False})
     row = stage.session(session_id)
     assert (row.lease_until, row.strikes, row.state) == (None, 0, "active")
     assert not hold.lost

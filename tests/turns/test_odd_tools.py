@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from perdure import tool
+from tests.bombs import peak
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Stage
 
@@ -67,3 +68,37 @@ def test_the_turn_goes_on(stage: Stage, work: Callable[[], object], told: str, b
     assert first.startswith(told)
     assert others == ["seen"] * beside
     assert ran == [1]
+
+
+def test_a_result_of_a_hundred_megabytes_is_held_once(stage: Stage) -> None:
+    """From the tool to the transcript nothing copies it: such a turn peaked at 837 MB."""
+
+    @tool(effect="pure")
+    def read() -> str:
+        """Read it."""
+        return "x" * 100_000_000
+
+    stage.equip(read)
+    stage.script(calls(("read", {})), says("done"))
+    with peak() as found:
+        assert stage.ask()["status"] == "done"
+    assert found.mib < 115
+    [result] = [each.content for each in stage.sql("SELECT content FROM messages WHERE role = 'tool'")]
+    assert result.endswith("[cut: 100,000,000 characters in all, the first 32,000 at most are shown]")
+
+
+def test_an_error_of_a_hundred_megabytes_fills_no_log(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    """The log tells which tool failed and why, not the response that a library put into its message."""
+
+    @tool(effect="pure")
+    def read() -> str:
+        """Read it."""
+        raise ValueError("the response was: " + "x" * 100_000_000)
+
+    stage.equip(read)
+    stage.script(calls(("read", {})), says("done"))
+    caplog.set_level("INFO")
+    assert stage.ask()["status"] == "done"
+    assert len(caplog.text) < 50_000
+    assert "tool read failed: ValueError" in caplog.text
+    assert "the response was" not in caplog.text

@@ -143,6 +143,25 @@ def test_an_interrupted_tool_comes_back_to_nothing(stage: Stage) -> None:
     assert stage.sql("SELECT status FROM tool_effects")[0].status == "unknown"
 
 
+def test_merging_stops_at_the_characters_of_one_message(stage: Stage) -> None:
+    """250 messages of 10,000 characters were one prompt of 622,000 tokens: each is a turn of its own."""
+    sent = [stage.send("x" * 10_000, on_busy="merge") for _ in range(250)]
+    assert [each.seq for each in sent] == list(range(1, 251))
+    assert len({each.turn_id for each in sent}) == 250
+    longest = stage.sql("SELECT max(total) FROM (SELECT sum(length(text)) AS total FROM inbox GROUP BY turn_id) AS t")
+    assert longest[0][0] == stage.settings.guard.max_chars
+
+
+def test_short_messages_are_merged_up_to_the_limit(stage: Stage) -> None:
+    """The limit is of characters, not bytes, and of all messages of the turn together; then a new turn collects."""
+    sent = [stage.send("ж" * 3_000, on_busy="merge") for _ in range(7)]
+    assert [each.seq for each in sent] == [1, 1, 1, 2, 2, 2, 3]
+    assert stage.send("ж" * 1_000, on_busy="merge").seq == 3
+    assert stage.send("ж" * 6_001, on_busy="merge").seq == 4
+    stage.run(sent[0].session_id)
+    assert {stage.turn(each.turn_id)["status"] for each in sent} == {"done"}
+
+
 def test_merged_messages_reach_the_model_in_order(stage: Stage) -> None:
     """Three messages in a row are one turn with three user messages."""
     first = stage.send("one", message_id="1")

@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from perdure.memory.export import export_user
 from perdure.turns.outbox import (
     ATTEMPT_S,
     FIRST_RETRY_S,
@@ -20,6 +21,7 @@ from perdure.turns.outbox import (
     NotDue,
     Outcome,
     Postponed,
+    Undeliverable,
     deliver,
     due,
     retry_after,
@@ -37,7 +39,7 @@ class Recipient:
         self.failures = failures
         self.arrived: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
-    def carry(self, target: dict[str, Any], body: bytes) -> None:
+    def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
         """Take the body."""
         if self.failures:
             self.failures -= 1
@@ -75,7 +77,7 @@ def test_it_is_delivered_once(stage: Stage) -> None:
 
 def test_it_goes_the_way_that_was_asked_for(stage: Stage) -> None:
     """A task by its name, a URL by POST."""
-    stage.settings = stage.settings.model_copy(update={"reply_tasks": ("shop.*",)})
+    stage.settings = stage.settings.model_copy(update={"reply_tasks": ("shop.*@shop",)})
     delivery_id = _owed(stage, task="shop.answered", queue="shop")
     wrong, right = Recipient(), Recipient()
     assert deliver(stage.database, {"url": wrong, "task": right}, delivery_id) == Delivered()
@@ -122,12 +124,44 @@ def test_it_is_given_up_in_the_end(stage: Stage) -> None:
     assert due(stage.database, 10, 5) == []
 
 
+def test_one_that_is_refused_for_good_is_not_attempted_again(stage: Stage) -> None:
+    """A receiver that answers 410, or a row that this installation does not allow: the first attempt is the last."""
+    delivery_id = _owed(stage)
+
+    class Gone:
+        def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
+            raise Undeliverable("answered with status 410")
+
+    assert deliver(stage.database, {"url": Gone()}, delivery_id) == Postponed(None)
+    row = _row(stage, delivery_id)
+    assert (row.status, row.attempts, row.last_error) == ("failed", 1, "answered with status 410")
+    stage.move(LONGEST_RETRY_S)
+    assert due(stage.database, 10, 5) == []
+
+
+def test_what_an_attempt_met_is_not_shown_to_the_sender(stage: Stage) -> None:
+    """An address or a text of the receiver would make `reply_to` a way to look into the network."""
+    sent = stage.send(reply_to={"url": "https://a.example/hook"})
+    stage.run(sent.session_id)
+    (delivery_id,) = stage.waker.deliveries
+
+    class Talkative:
+        def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
+            raise DeliveryFailed("a.example is refused: 10.9.8.7 is not public")
+
+    deliver(stage.database, {"url": Talkative()}, delivery_id)
+    assert "10.9.8.7" in _row(stage, delivery_id).last_error
+    exported = export_user(stage.database, stage.clock, None, "ana")
+    assert exported["tables"]["deliveries"][0]["target"] == {"url": "https://a.example/hook"}
+    assert "10.9.8.7" not in json.dumps([exported, stage.turn(sent.turn_id)])
+
+
 def test_one_whose_attempts_all_break_off_is_given_up(stage: Stage) -> None:
     """A delivery that ends each attempt with an error of its own, or with its process, is not tried for ever."""
     delivery_id = _owed(stage)
 
     class Broken:
-        def carry(self, target: dict[str, Any], body: bytes) -> None:
+        def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
             raise RuntimeError("a bug")
 
     for _ in range(MAX_ATTEMPTS):
@@ -174,7 +208,7 @@ def test_nothing_is_held_while_a_receiver_is_slow(stage: Stage) -> None:
     sending, go_on = threading.Event(), threading.Event()
 
     class Slow(Recipient):
-        def carry(self, target: dict[str, Any], body: bytes) -> None:
+        def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
             sending.set()
             assert go_on.wait(PATIENCE_S)
 
@@ -194,7 +228,7 @@ def test_any_reason_can_be_kept(stage: Stage, reason: str) -> None:
     delivery_id = _owed(stage)
 
     class Refusing(Recipient):
-        def carry(self, target: dict[str, Any], body: bytes) -> None:
+        def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
             raise DeliveryFailed(reason)
 
     assert isinstance(_deliver(stage, Refusing(), delivery_id), Postponed)
@@ -248,6 +282,6 @@ class Resting:
     def __init__(self, retry_s: float) -> None:
         self._retry_s = retry_s
 
-    def carry(self, target: dict[str, Any], body: bytes) -> None:
+    def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
         """Ask nobody."""
         raise NotAsked("the breaker of a.example is open", self._retry_s)

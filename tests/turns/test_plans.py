@@ -95,10 +95,12 @@ def _parameters(stage: Stage) -> dict[str, Any]:
         "backoff_s": 5.0, "attempt_s": 60, "error": "x", "retry_s": 5.0, "furthest_s": 3_600.0,
         "variables": '{"a": 1}', "saved": True, "case_ids": ["a", "b"], "held": "{}", "wakes": 1,
         "name": "turns", "every_s": 5.0, "idle_s": 1_800.0, "limit": 10,
+        "user_concurrency": 10, "most_users": 100, "max_chars": 10_000, "sweep_s": 5.0, "woken": True,
     }  # fmt: skip
 
 
 HOT = [
+    queries.ADMIT, queries.ADMIT_DUE,
     queries.ENQUEUE, queries.FIND_ACCEPTED, queries.MERGE, queries.CLAIM, queries.CLAIMABLE, queries.BEGIN_NEXT,
     queries.HISTORY, queries.RENEW, queries.WATCH, queries.STEP, queries.FINISH_EFFECT, queries.EXTEND_EFFECT,
     queries.EFFECTS_OF_STEP, queries.SETTLE, queries.HOLD, queries.OWNED, queries.PUT_OFF, queries.PARK,

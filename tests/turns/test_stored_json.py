@@ -207,7 +207,7 @@ def a_delivery(stage: Stage, volatile: Volatile, path: Path) -> None:
     carried: list[Any] = []
 
     class Carrier:
-        def carry(self, target: dict[str, Any], body: bytes) -> None:
+        def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
             carried.append(target["url"])
 
     delivery_id = stage.sql("SELECT delivery_id FROM deliveries")[0].delivery_id

@@ -169,15 +169,16 @@ def test_a_locked_session_holds_up_no_round(stage: Stage) -> None:
         assert _round(stage) == [sessions[1]]
 
 
-def test_an_idle_round_costs_six_statements(stage: Stage) -> None:
+def test_an_idle_round_costs_seven_statements(stage: Stage) -> None:
     """Each worker sweeps every few seconds, mostly for nothing."""
     ran: list[str] = []
     stage.move(6)
     with stage.hooked(lambda moment, name: ran.append(name) if moment == "after" else None):
         assert sweep(stage.runtime) == Swept()
         assert sweep(stage.runtime) is None
-    asked = (queries.TAKE_SWEEP, queries.WAKE_DUE, queries.DELIVERIES_DUE, ENDINGS_DUE, FORGOTTEN, queries.TAKE_SWEEP)
-    assert ran == [each.name for each in asked]
+    turns = (queries.TAKE_SWEEP, queries.WAKE_DUE, queries.ADMIT_DUE)
+    others = (queries.DELIVERIES_DUE, ENDINGS_DUE, FORGOTTEN)
+    assert ran == [each.name for each in (*turns, *others, queries.TAKE_SWEEP)]
 
 
 def test_sessions_that_wait_for_room_delay_no_other(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,6 +291,6 @@ def test_an_attempt_ends_the_back_off_of_a_delivery(stage: Stage) -> None:
 class Refusing:
     """A carrier whose receiver is down."""
 
-    def carry(self, target: dict[str, Any], body: bytes) -> None:
+    def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
         """Deliver nothing."""
         raise DeliveryFailed("503 Service Unavailable")

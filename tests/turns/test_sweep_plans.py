@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from perdure.clock import MovedClock
-from perdure.database.engine import Database
+from perdure.database.engine import Database, Statement
 from perdure.sessions.queries import ENDINGS_DUE
 from perdure.settings import Settings
-from perdure.turns.queries import DELIVERIES_DUE, WAKE_DUE
+from perdure.turns.queries import ADMIT, ADMIT_DUE, DELIVERIES_DUE, WAKE_DUE
 from tests.conftest import RecordingWaker
 from tests.plans import outline, plans, rows_read
 from tests.turns.stage import Stage
@@ -23,6 +23,7 @@ MOST = 200
 
 _FILL = """
     INSERT INTO users VALUES ('ana', now());
+    INSERT INTO users SELECT 'user ' || n, now() FROM generate_series(1, 100) AS n;
     INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, channels,
                           last_turn_seq, unsettled, woken_at, priority)
     SELECT gen_random_uuid(), 'ana', 's' || n, true, 'assistant', 'active', now(), now(), ARRAY['http'], 1, 1,
@@ -37,9 +38,13 @@ _FILL = """
 RESET = """
     UPDATE turns SET settled_at = NULL, status = 'accepted';
     UPDATE sessions SET unsettled = 1, end_requested_at = NULL, not_before = NULL, paced = false, wakes = 0,
-           woken_at = now() - interval '1 hour';
+           woken_at = now() - interval '1 hour', queued_at = NULL, user_id = 'ana';
     UPDATE deliveries SET due_at = now() - interval '1 hour', wake_at = NULL, wakes = 0;
 """
+
+QUEUED = "UPDATE sessions SET not_before = now() + interval '1 hour', queued_at = now() - interval '1 minute'"
+HELD_UP = f"{QUEUED} WHERE scope NOT IN ('s1', 's2', 's3', 's4', 's5', 's6', 's7', 's8', 's9', 's10')"
+OF_MANY = f"{QUEUED}, user_id = 'user ' || substr(scope, 2)::int %% 100 + 1"
 
 SETTLED = "UPDATE turns SET settled_at = now(), status = 'done'; UPDATE sessions SET unsettled = 0"
 OVER = f"{SETTLED}, end_requested_at = now()"
@@ -61,6 +66,15 @@ BACKLOGS = {
     "deliveries published": (DELIVERIES_DUE, "UPDATE deliveries SET wake_at = now() + interval '1 minute'", 0),
 }  # fmt: skip
 
+SHARES = {
+    "queued behind their user's turns": (WAKE_DUE, QUEUED, 0),
+    "admitted": (ADMIT_DUE, QUEUED, 10),
+    "admitted of many users": (ADMIT_DUE, OF_MANY, MOST),
+    "all places are taken": (ADMIT_DUE, HELD_UP, 0),
+    "nobody to admit": (ADMIT_DUE, SETTLED, 0),
+    "next of a user": (ADMIT, QUEUED, 1),
+}  # fmt: skip
+
 
 @pytest.fixture
 def large(settings: Settings, clock: MovedClock, database: Database, waker: RecordingWaker) -> Stage:
@@ -73,7 +87,17 @@ def large(settings: Settings, clock: MovedClock, database: Database, waker: Reco
 @pytest.mark.long
 def test_a_round_reads_no_more_than_its_limit(large: Stage) -> None:
     """Every worker sweeps every few seconds: a backlog must not make the rounds expensive, nor must its back-off."""
-    for name, (statement, arranged, found) in BACKLOGS.items():
+    _check(large, BACKLOGS)
+
+
+@pytest.mark.long
+def test_admitting_reads_no_more_than_the_places(large: Stage) -> None:
+    """A user with 10,000 sessions that wait must not make the rounds expensive, nor each settled turn."""
+    _check(large, SHARES)
+
+
+def _check(large: Stage, backlogs: dict[str, tuple[Statement, str, int]]) -> None:
+    for name, (statement, arranged, found) in backlogs.items():
         large.sql(RESET)
         large.sql(arranged)
         large.sql("VACUUM ANALYZE sessions")
@@ -87,4 +111,5 @@ def test_a_round_reads_no_more_than_its_limit(large: Stage) -> None:
 
 
 def _parameters() -> dict[str, Any]:
-    return {"most": MOST, "most_paced": 10, "backoff_s": 5.0, "lease_s": 30.0, "furthest_s": 3_600.0}
+    share = {"user_id": "ana", "user_concurrency": 10, "most_users": MOST}
+    return {"most": MOST, "most_paced": 10, "backoff_s": 5.0, "lease_s": 30.0, "furthest_s": 3_600.0, **share}

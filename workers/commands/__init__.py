@@ -6,6 +6,7 @@
     talking.py     send, chat; prompt.py is the terminal's side of chat
     sessions.py, snapshots.py, turns.py, schedules.py, messages.py, memory.py, cases.py    what is kept
     breakers.py    what is not called for a while
+    doctor.py      dangerous settings of the servers
 
     connecting.py  what a command needs of the system
     listening.py   an address to listen on; serving.py, the gateway's web server
@@ -26,6 +27,7 @@ import typer
 from workers.commands import (
     breakers,
     cases,
+    doctor,
     drain,
     memory,
     messages,
@@ -52,6 +54,7 @@ app.command()(processes.gateway)
 app.command()(processes.worker)
 app.command()(processes.beat)
 app.command()(processes.flower)
+app.command()(doctor.doctor)
 app.command()(drain.drain)
 app.command()(talking.chat)
 app.command()(talking.send)

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 from uuid import UUID
@@ -15,15 +15,16 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from perdure.casebank import archive, reflection, runs, transfer
+from perdure.casebank import archive, reflection, runs, sharing, transfer
 from perdure.casebank import cases as stored
 from perdure.casebank.embedding import embed_cases
 from perdure.casebank.policy import Action
-from perdure.casebank.search import build_indexes
+from perdure.casebank.search import EVERYBODY, Within, build_indexes
 from perdure.database.engine import Database
 from perdure.errors import PerdureError, Unavailable
 from perdure.runtime import Runtime
-from perdure.turns.recalling import cases_near
+from perdure.tenants import parse_tenant, user_key
+from perdure.turns.recalling import cases_near, cases_seen_by
 from workers.commands import connecting
 from workers.commands.case_report import write_report
 from workers.commands.display import AsJson, write_fields, write_json, write_table
@@ -39,12 +40,14 @@ commands.add_typer(of_runs, name="runs")
 
 MAX_K = 100
 _WHO = "the command line"
-_COLUMNS = ("case_id", "user_id", "status", "usage_count", "success_rate", "last_accessed_at", "query")
-_FOUND = ("similarity", "case_id", "user_id", "status", "usage_count", "success_rate", "query")
+_READERS = ("bank", "user_id", "shared_at")
+_COLUMNS = ("case_id", *_READERS, "status", "usage_count", "success_rate", "last_accessed_at", "query", "tenant")
+_FOUND = ("similarity", "case_id", *_READERS, "status", "usage_count", "success_rate", "query", "tenant")
 _RUNS = ("run_id", "phase", "done", "total", "started_at", "finished_at", "error", "dry_run")
 _COUNTS = ("removed_cases", "merged_cases", "archived_cases")
 
 CaseId = Annotated[str, typer.Argument(metavar="CASE_ID", help="As `perdure cases list` has it.")]
+OfBank = Annotated[str | None, typer.Option(help="Only cases of this bank.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN_ID", help="As `perdure cases runs` has it.")]
 
 
@@ -52,14 +55,18 @@ RunId = Annotated[str, typer.Argument(metavar="RUN_ID", help="As `perdure cases 
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE.jsonl", help="One case a line; -: stdin.")],
     *,
+    tenant: Annotated[
+        str | None, typer.Option(metavar="TENANT", help="The tenant of the lines that name none; default none.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Import cases. Those without a vector get one; importing a file twice changes nothing.
 
     Bad lines are told with their number and reason, the good ones are kept; then the status is 1.
     """
+    named = parse_tenant(tenant)
     with connecting.runtime() as runtime, opened(file) as lines:
-        result = _imported(runtime, lines)
+        result = _imported(runtime, lines, named)
         _make_findable(runtime)
     done = {"added": result.added, "unchanged": result.unchanged, "refused": len(result.bad)}
     if as_json:
@@ -75,10 +82,14 @@ def import_(
 @commands.command()
 def export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; - or nothing: stdout.")] = STDIO,
+    tenant: connecting.OnlyTenant = None,
+    bank: OfBank = None,
 ) -> None:
     """Export every case, archived ones included, one a line, as they can be imported elsewhere."""
+    named = parse_tenant(tenant)
     with connecting.database() as database:
-        lines = (json.dumps(line, ensure_ascii=False) + "\n" for line in transfer.export_lines(database))
+        given = transfer.export_lines(database, tenant=named, bank=bank)
+        lines = (json.dumps(line, ensure_ascii=False) + "\n" for line in given)
         if file == STDIO:
             sys.stdout.writelines(lines)
         else:
@@ -89,6 +100,8 @@ def export(
 def list_(
     after: Annotated[str, typer.Option(help="Only cases behind this id.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="How many.")] = 100,
+    tenant: connecting.OnlyTenant = None,
+    bank: OfBank = None,
     *,
     flagged: Annotated[bool, typer.Option("--flagged", help="Only those that fail more often than not.")] = False,
     archived: Annotated[bool, typer.Option("--archived", help="Archived ones instead of active ones.")] = False,
@@ -96,8 +109,11 @@ def list_(
 ) -> None:
     """List cases, in the order of their ids."""
     status = "archived" if archived else "active"
+    named = parse_tenant(tenant)
     with connecting.database() as database:
-        found = stored.list_cases(database, after=after, most=limit, status=status, flagged=flagged)
+        found = stored.list_cases(
+            database, after=after, most=limit, status=status, flagged=flagged, tenant=named, bank=bank
+        )
     if as_json:
         write_json(found)
     else:
@@ -123,6 +139,9 @@ def show(case_id: CaseId, *, as_json: AsJson = False) -> None:
 def search(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="What is asked.")],
     k: Annotated[int, typer.Option("-k", min=1, max=MAX_K, help="How many.")] = 10,
+    tenant: connecting.OnlyTenant = None,
+    user: Annotated[str | None, typer.Option(help="Only cases that this user's prompts could have.")] = None,
+    bank: OfBank = None,
     *,
     include_archived: Annotated[bool, typer.Option("--include-archived", help="Archived ones, too.")] = False,
     as_json: AsJson = False,
@@ -130,8 +149,16 @@ def search(
     """Search the cases of all users whose questions are nearest, nearest first; user_id is a case's author."""
     if not query.strip():
         raise Failure("Say what to look for.", WRONG_USAGE)
+    if include_archived and user is not None:
+        raise Failure("Archived cases enter no prompt: leave out --user.", WRONG_USAGE)
+    named = parse_tenant(tenant)
     with connecting.runtime() as runtime:
-        found = [asdict(each) for each in cases_near(runtime, query, k, include_archived=include_archived)]
+        if user is not None:
+            near = cases_seen_by(runtime, user_key(named, user), query, k, bank=bank)
+        else:
+            within = EVERYBODY if tenant is None else Within(named)
+            near = cases_near(runtime, query, k, within, bank=bank, include_archived=include_archived)
+    found = [each.record() for each in near]
     if as_json:
         write_json({"results": found})
     else:
@@ -229,6 +256,24 @@ def restore(case_id: CaseId, *, as_json: AsJson = False) -> None:
 
 
 @commands.command()
+def share(case_id: CaseId, *, as_json: AsJson = False) -> None:
+    """Let a case that was made from one user's words enter the prompts of all users of its bank."""
+    with connecting.database() as database:
+        shared_at = sharing.share(database, case_id, _WHO).isoformat()
+    if as_json:
+        write_json({"case_id": case_id, "shared_at": shared_at})
+
+
+@commands.command()
+def unshare(case_id: CaseId, *, as_json: AsJson = False) -> None:
+    """Let a case enter its author's prompts only."""
+    with connecting.database() as database:
+        sharing.unshare(database, case_id, _WHO)
+    if as_json:
+        write_json({"case_id": case_id, "shared_at": None})
+
+
+@commands.command()
 def reflect(
     *,
     others: Annotated[
@@ -259,7 +304,7 @@ def _told_bank(runtime: Runtime) -> Iterator[Bank]:
         yield replace(bank_of(runtime), tell=tell)
 
 
-def _imported(runtime: Runtime, lines: TextIO) -> transfer.Imported:
+def _imported(runtime: Runtime, lines: TextIO, tenant: str | None) -> transfer.Imported:
     embedder = runtime.embedder
 
     def dimensions(name: str) -> int | None:
@@ -267,7 +312,8 @@ def _imported(runtime: Runtime, lines: TextIO) -> transfer.Imported:
 
     with _progress("lines") as (shown, task):
         counted = _counted(lines, shown, task)
-        return transfer.import_lines(runtime.database, counted, now=runtime.clock.now(), dimensions=dimensions)
+        now = runtime.clock.now()
+        return transfer.import_lines(runtime.database, counted, now=now, dimensions=dimensions, tenant=tenant)
 
 
 def _counted(lines: TextIO, shown: Progress, task: TaskID) -> Iterator[str]:

@@ -6,19 +6,25 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
+
+import typer
 
 from perdure.database.engine import Database
 from perdure.errors import Unavailable
 from perdure.runtime import Runtime
 from perdure.settings import Settings
+from perdure.tenants import parse_tenant, user_key
 from workers import logs
 from workers.assembly import addresses, assemble, database_address, redis_address
 from workers.commands.failing import WRONG_USAGE, Failure
 from workers.wake import CeleryWaker
 
 log = logging.getLogger(__name__)
+
+Tenant = Annotated[str | None, typer.Option(metavar="TENANT", help="The user's tenant; default none.")]
+OnlyTenant = Annotated[str | None, typer.Option("--tenant", metavar="TENANT", help="Only this tenant's users.")]
 
 
 class _NobodyToWake:
@@ -105,6 +111,16 @@ def control() -> Iterator[Callable[[str, float], dict[str, Any]]]:
         yield ask
     finally:
         waker.close()
+
+
+def parse_user(user: str | None, tenant: str | None) -> tuple[str | None, str | None]:
+    """The key of the user that a person named, if any, and the tenant.
+
+    Raises:
+        InvalidRequest: no user has that id, or no tenant that name.
+    """
+    named = parse_tenant(tenant)
+    return None if user is None else user_key(named, user), named
 
 
 def parse_id(text: str, thing: str) -> UUID:

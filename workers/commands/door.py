@@ -24,6 +24,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from perdure.channels.http.headers import with_safe_headers
 from perdure.channels.http.problems import problem
 from perdure.errors import InvalidRequest
 
@@ -195,13 +196,19 @@ class GuardedProtocol(H11Protocol):
             return
         began = phase is Phase.BODY or bool(self.conn.trailing_data[0])
         if began:
-            self._answer(f"The {phase.value} of the request did not arrive within {self._door.limits_s[phase]:g} s.")
+            detail = f"The {phase.value} of the request did not arrive within {self._door.limits_s[phase]:g} s."
+            self._answer(HTTPStatus.REQUEST_TIMEOUT, detail)
         self.transport.close()
 
-    def _answer(self, detail: str) -> None:
-        answer = problem(HTTPStatus.REQUEST_TIMEOUT, InvalidRequest.code, detail, {"Connection": "close"})
+    def send_400_response(self, _msg: str) -> None:
+        """Refuse what is not HTTP, in the gateway's form and not in uvicorn's."""
+        self._answer(HTTPStatus.BAD_REQUEST, "The request is not valid HTTP/1.1.")
+        self.transport.close()
+
+    def _answer(self, status: HTTPStatus, detail: str) -> None:
+        answer = problem(status, InvalidRequest.code, detail, {"Connection": "close"})
         with suppress(h11.LocalProtocolError):  # the answer to this request has begun
-            response = h11.Response(status_code=answer.status_code, headers=answer.raw_headers)
+            response = h11.Response(status_code=status, headers=with_safe_headers(answer.raw_headers))
             for event in (response, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
 

@@ -33,6 +33,7 @@ from perdure.memory.own import forget as forget_memory
 from perdure.memory.personal import HOLDINGS
 from perdure.memory.recall import MAX_K, Layer
 from perdure.runtime import Runtime
+from perdure.tenants import parse_tenant, user_key
 from perdure.turns.erasing import erase
 from perdure.turns.recalling import recall_of
 from perdure.turns.runner import Runner
@@ -54,14 +55,16 @@ _COLUMNS = ("layer", "score", "occurred_at", "content", "id")
 def search(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="What to look for.")],
     user: User = _LOCAL,
+    tenant: connecting.Tenant = None,
     k: Annotated[int, typer.Option("-k", min=1, max=MAX_K, help="How many.")] = 10,
     layer: Annotated[list[Layer] | None, typer.Option(help="Only this layer; may be given twice.")] = None,
     *,
     as_json: AsJson = False,
 ) -> None:
     """Search what is known of a user and what was said, as their agent does."""
+    key = user_key(parse_tenant(tenant), user)
     with connecting.runtime() as runtime:
-        found = recall_of(runtime).search(user, query, k, layer or tuple(Layer), record=False)
+        found = recall_of(runtime).search(key, query, k, layer or tuple(Layer), record=False)
     results = [each.as_json() for each in found]
     if as_json:
         write_json({"results": results})
@@ -155,11 +158,13 @@ def decay(*, as_json: AsJson = False) -> None:
 @commands.command()
 def export(
     user: User,
+    tenant: connecting.Tenant = None,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; - or nothing: stdout.")] = _STDOUT,
 ) -> None:
     """Write everything that is held about a user as one JSON document, whole or not at all."""
+    key = user_key(parse_tenant(tenant), user)
     with connecting.runtime() as runtime:
-        document = export_user(runtime.database, runtime.clock, runtime.volatile, user)
+        document = export_user(runtime.database, runtime.clock, runtime.volatile, key)
     text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
     if file == _STDOUT:
         sys.stdout.write(text)
@@ -173,6 +178,7 @@ def forget(
         str | None, typer.Argument(metavar="[ID]", help="One memory, as `search` shows its id.")
     ] = None,
     user: Annotated[str, typer.Option(help="Whose; has to be named.")] = "",
+    tenant: connecting.Tenant = None,
     *,
     everything: Annotated[bool, typer.Option("--all", help="The user altogether: what they said, too.")] = False,
     as_json: AsJson = False,
@@ -185,12 +191,13 @@ def forget(
         raise Failure("Say whose: --user U. Nothing is ever forgotten of all users at once.", WRONG_USAGE)
     if everything == (memory_id is not None):
         raise Failure("Give either the id of a memory or --all.", WRONG_USAGE)
+    key = user_key(parse_tenant(tenant), user)
     with connecting.runtime() as runtime:
         if memory_id is not None:
-            if not forget_memory(runtime.database, user, connecting.parse_id(memory_id, "memory")):
+            if not forget_memory(runtime.database, key, connecting.parse_id(memory_id, "memory")):
                 raise Failure(f"{user!r} has no memory {memory_id}.")
             return
-        erased = erase(runtime, user)
+        erased = erase(runtime, key)
     if as_json:
         write_json({"user_id": user, **asdict(erased)})
     else:

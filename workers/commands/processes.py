@@ -7,12 +7,15 @@ from typing import Annotated
 
 import typer
 
+from perdure.clock import SystemClock
+from perdure.kills import Kills
+from perdure.queues import QUEUES
 from perdure.settings import Settings
-from workers import flowering, logs
-from workers.application import CONCURRENCY, QUEUES
+from workers import flower_guard, flowering, logs
+from workers.announcing import BackgroundWaker
+from workers.application import CONCURRENCY
 from workers.assembly import addresses, assemble, check, database_address, require_database
 from workers.commands.listening import bind, require_free
-from workers.wake import CeleryWaker
 
 _FLOWER_PORT = 5555
 
@@ -37,16 +40,18 @@ def gateway(host: Host = "127.0.0.1", port: Port = 8080) -> None:
 
     settings = Settings.load()
     settings.require_keys_for(host)
-    Keys(settings)  # reads the key files: one that cannot be read stops the start
-    check(settings)
+    Keys(settings, SystemClock())  # reads the key files: one that cannot be read stops the start
+    check(settings, asks_models=False)
     logs.configure()
     where = addresses(settings)
     require_database(where.database_url)
-    waker = CeleryWaker(settings, where)
+    waker = BackgroundWaker(settings, where)
     runtime = assemble(settings, where.database_url, waker, where.redis_url)
+    kills = Kills(where.redis_url, settings.redis_prefix)
 
     def close() -> None:
         waker.close()
+        kills.close()
         if runtime.volatile is not None:
             runtime.volatile.close()
         if runtime.breakers is not None:
@@ -54,7 +59,7 @@ def gateway(host: Host = "127.0.0.1", port: Port = 8080) -> None:
         runtime.database.close()
 
     try:
-        app, listener = create_app(runtime, waker.reachable), bind(host, port, "--port")
+        app, listener = create_app(runtime, waker.reachable, kills.lately), bind(host, port, "--port")
     except BaseException:
         close()
         raise
@@ -113,6 +118,7 @@ def flower(
     port = port or int(os.environ.get("FLOWER_PORT", _FLOWER_PORT))
     flowering.require_authentication(address)
     require_free(address, port, "--port")
+    flower_guard.guard(settings.flower.hosts)
     _celery(settings, "flower", f"--address={address}", f"--port={port}", "--persistent=False")
 
 
@@ -122,7 +128,8 @@ def _celery(settings: Settings, *argv: str) -> None:
     Raises:
         SettingsError: a setting is wrong.
     """
-    check(settings)
+    check(settings, asks_models=argv[0] == "worker", asks_embedder=argv[0] == "worker")
+    flowering.STARTED.set(argv[0])
     from workers.celery import app  # noqa: PLC0415 (importing it looks for the servers)
 
     raise typer.Exit(app.start(["--quiet", *argv]) or 0)

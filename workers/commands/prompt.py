@@ -43,11 +43,11 @@ class _Ended(BaseException):
 class Prompt:
     """One person at a terminal, or at the other end of a pipe."""
 
-    def __init__(self, runtime: Runtime, user: str, agent: str | None) -> None:
+    def __init__(self, runtime: Runtime, user: str, agent: str | None, tenant: str | None = None) -> None:
         self._at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
         self._notes = Console(stderr=True, highlight=False)
         self._status = self._notes.status("thinking", spinner="dots")
-        self._conversation = Conversation(runtime, user, agent, self._note)
+        self._conversation = Conversation(runtime, user, agent, self._note, tenant)
 
     def run(self) -> None:
         """Talk until the person leaves or the input ends."""

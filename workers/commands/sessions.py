@@ -34,12 +34,14 @@ _COLUMNS = (
     "channels",
     "summary_kind",
     "consolidation",
+    "tenant",
 )
 
 
 @commands.command("list")
 def list_(
     user: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
+    tenant: connecting.OnlyTenant = None,
     limit: Annotated[int, typer.Option(min=1, help="How many.")] = 100,
     *,
     given_up: Annotated[
@@ -51,8 +53,9 @@ def list_(
 
     Sessions whose consolidation was given up are counted on stderr.
     """
+    key, named = connecting.parse_user(user, tenant)
     with connecting.database() as database:
-        found = list_sessions(database, user, limit, given_up=given_up)
+        found = list_sessions(database, key, limit, tenant=named, given_up=given_up)
         abandoned = count_given_up(database)
     columns = (*_COLUMNS, "error") if given_up else _COLUMNS
     if as_json:

@@ -17,10 +17,12 @@ import typer
 from perdure.channels.cli import CHANNEL
 from perdure.errors import Unavailable
 from perdure.runtime import Runtime
+from perdure.tenants import parse_tenant
 from perdure.turns.inbox import Accepted, accept
 from perdure.turns.incoming import parse_incoming
 from perdure.turns.reading import SETTLED, Delays, SettlementWatch, read_turn
 from workers.commands import connecting
+from workers.commands.connecting import Tenant
 from workers.commands.display import AsJson, write_json, write_text
 from workers.commands.failing import FAILED, WRONG_USAGE, Failure
 from workers.commands.prompt import Prompt
@@ -42,6 +44,7 @@ def send(
     text: Annotated[str | None, typer.Argument(help="What to say; - or nothing: what stdin holds.")] = None,
     *,
     user: User = "local",
+    tenant: Tenant = None,
     channel: Annotated[str, typer.Option(help="The channel that it comes from.")] = CHANNEL,
     message_id: Annotated[str | None, typer.Option(help="The same id again is the same message.")] = None,
     session: Annotated[str | None, typer.Option(help="The session's id; default the user's own.")] = None,
@@ -62,7 +65,8 @@ def send(
     given = {"user_id": user, "text": words, "channel": channel}
     session_id = None if session is None else str(connecting.parse_id(session, "session"))
     optional = {"message_id": message_id, "session_id": session_id, "agent": agent}
-    incoming = parse_incoming({**given, **{name: value for name, value in optional.items() if value is not None}})
+    named = {name: value for name, value in optional.items() if value is not None}
+    incoming = parse_incoming({**given, **named}, tenant=parse_tenant(tenant))
     patience = _Patience()
     with connecting.runtime() as runtime:
         if wait is not None:
@@ -78,13 +82,14 @@ def send(
 
 def chat(
     user: User = "local",
+    tenant: Tenant = None,
     agent: Annotated[str | None, typer.Option(help="Who is spoken to; default the first one defined.")] = None,
 ) -> None:
     """Talk to an agent. What stdin holds is said line by line when it is no terminal."""
     with connecting.runtime() as runtime:
         if agent is not None:
             runtime.agents.get(agent)
-        Prompt(runtime, user, agent).run()
+        Prompt(runtime, user, agent, parse_tenant(tenant)).run()
 
 
 def _text(given: str | None) -> str:

@@ -23,12 +23,13 @@ CallId = Annotated[str, typer.Argument(metavar="CALL", help="The call's id, as `
 TurnId = Annotated[str, typer.Argument(metavar="ID", help="The turn's id, as `perdure send` prints it.")]
 
 
-_COLUMNS = ("turn_id", "session_id", "user_id", "status", "attempts", "error", "accepted_at", "settled_at")
+_COLUMNS = ("turn_id", "session_id", "user_id", "status", "attempts", "error", "accepted_at", "settled_at", "tenant")
 
 
 @commands.command("list")
 def list_(
     user: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
+    tenant: connecting.OnlyTenant = None,
     session: Annotated[str | None, typer.Option(metavar="ID", help="Only this session's.")] = None,
     status: Annotated[str | None, typer.Option(help=f"Only those that are: {', '.join(TURN_STATUSES)}.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many.")] = 100,
@@ -39,8 +40,9 @@ def list_(
     if status is not None and status not in TURN_STATUSES:
         raise typer.BadParameter(f"{status!r}; accepted: {', '.join(TURN_STATUSES)}", param_hint="--status")
     session_id = None if session is None else connecting.parse_id(session, "session")
+    key, named = connecting.parse_user(user, tenant)
     with connecting.database() as database:
-        found = list_turns(database, user_id=user, session_id=session_id, status=status, limit=limit)
+        found = list_turns(database, user=key, tenant=named, session_id=session_id, status=status, limit=limit)
     if as_json:
         write_json(found)
         return

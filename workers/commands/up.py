@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -25,6 +26,7 @@ import typer
 from kombu.utils.url import maybe_sanitize_url
 from rich.console import Console
 
+from perdure.clock import SystemClock
 from perdure.settings import Settings
 from workers import flowering, logs, supervisor
 from workers.assembly import check, require_database
@@ -55,7 +57,7 @@ def up(
 
     settings = Settings.load()
     settings.require_keys_for(host)
-    Keys(settings)  # reads the key files, as the gateway will
+    Keys(settings, SystemClock())  # reads the key files, as the gateway will
     check(settings)
     logs.configure()
     require_free(host, port, "--port")
@@ -68,11 +70,13 @@ def up(
         environment, keepers = _servers(settings, data_dir, stack)
         migrate(environment["PERDURE_DATABASE_URL"])
         require_database(environment["PERDURE_DATABASE_URL"])  # a newer release may have migrated it
-        settings.signing_key()  # made before two workers do it at once
+        settings.signing_key()
+        settings.webhook_keys()
+        pages = None if no_flower else _Pages(flower_port, flowering.own_credentials(settings), flowering.config_file())
         processes = [*keepers, *_processes(settings, environment, host, port, None if no_flower else flower_port)]
         redis_url = environment["PERDURE_REDIS_URL"]
         broker_url = settings.broker_url.get_secret_value() if settings.broker_url else redis_url
-        welcome = partial(_welcome, data_dir, host, port, None if no_flower else flower_port, (broker_url, redis_url))
+        welcome = partial(_welcome, data_dir, host, port, pages, (broker_url, redis_url))
         try:
             status = supervisor.run(processes, on_ready=welcome)
         finally:
@@ -167,7 +171,23 @@ def _processes(
         )
 
 
-def _welcome(data_dir: Path, host: str, port: int, flower_port: int | None, celery: tuple[str, str]) -> None:
+@dataclass(frozen=True, slots=True)
+class _Pages:
+    """Flower's pages: port, the user and password that it asks for by default, the file that may have others."""
+
+    port: int
+    credentials: tuple[str, str] | None
+    file: Path | None
+
+    def __str__(self) -> str:
+        url = f"http://{_LOOPBACK}:{self.port}"
+        if self.credentials is None:
+            return url
+        unless = f", unless {self.file.name} has others" if self.file else ""
+        return f"{url}        (user {self.credentials[0]}, password {self.credentials[1]}{unless})"
+
+
+def _welcome(data_dir: Path, host: str, port: int, pages: _Pages | None, celery: tuple[str, str]) -> None:
     """Print where everything is; `celery` has the URLs of broker and result backend, shown without passwords."""
     broker_url, backend_url = map(maybe_sanitize_url, celery)
     shown = f"[{host}]" if ":" in host else host
@@ -177,8 +197,8 @@ def _welcome(data_dir: Path, host: str, port: int, flower_port: int | None, cele
         "",
         f"  gateway   http://{shown}:{port}        (its routes: /openapi.json)",
     ]
-    if flower_port is not None:
-        lines.append(f"  Flower    http://{_LOOPBACK}:{flower_port}")
+    if pages is not None:
+        lines.append(f"  Flower    {pages}")
     lines.append(f"  broker    {broker_url}")
     if backend_url != broker_url:
         lines.append(f"  results   {backend_url}")

@@ -29,6 +29,7 @@ def command(
     argv: Sequence[str],
     *,
     dies_with_parent: bool = False,
+    death_signal: signal.Signals | None = None,
     user: tuple[int, int] | None = None,
     capability: int | None = None,
 ) -> list[str]:
@@ -37,10 +38,13 @@ def command(
     Args:
         argv: The program and its arguments.
         dies_with_parent: Send it SIGTERM when the thread that started it ends (Linux only).
+        death_signal: Send it this signal instead.
         user: `(uid, gid)` to run as, without supplementary groups. Needs root.
         capability: The number of the one capability that it keeps as that user (Linux only).
     """
-    parent = str(os.getpid()) if dies_with_parent and sys.platform == "linux" else _NONE
+    if dies_with_parent and death_signal is None:
+        death_signal = signal.SIGTERM
+    parent = f"{os.getpid()}:{death_signal:d}" if death_signal is not None and sys.platform == "linux" else _NONE
     uid, gid = (_NONE, _NONE) if user is None else map(str, user)
     kept = _NONE if capability is None else str(capability)
     script = str(Path(__file__).resolve())
@@ -53,7 +57,7 @@ def main(arguments: Sequence[str]) -> None:
     if uid != _NONE:
         _become(int(uid), int(gid), None if capability == _NONE else int(capability))
     if parent != _NONE:
-        _die_with(int(parent))  # last: a change of account clears the death signal
+        _die_with(*map(int, parent.split(":")))  # last: a change of account clears the death signal
     try:
         os.execvp(argv[0], argv)  # noqa: S606 - becoming another program is what this file is for
     except OSError as error:
@@ -82,8 +86,8 @@ def _keep_only(capability: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def _die_with(parent: int) -> None:
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def _die_with(parent: int, number: int = signal.SIGTERM) -> None:
+    _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # it died before the kernel knew whom to tell
         sys.exit(f"the parent process {parent} has ended")
 

@@ -50,6 +50,10 @@ _SETTINGS = {
     "dynamic_shared_memory_type": "mmap",
     # The log is for people; what a checkpoint wrote is not.
     "log_checkpoints": "off",
+    # No text of a user: neither the statement that failed, whose values are in it, nor the lines DETAIL and CONTEXT.
+    "log_min_error_statement": "panic",
+    "log_parameter_max_length_on_error": "0",
+    "log_error_verbosity": "terse",
 }
 
 _INITDB = (

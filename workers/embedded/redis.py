@@ -50,6 +50,8 @@ _SETTINGS = {
     "appendfilename": "appendonly.aof",
     # The append-only file holds everything; snapshots beside it would be written for nothing.
     "save": "",
+    # It keeps the arguments of slow commands, which no erasure reaches.
+    "slowlog-log-slower-than": "-1",
     # A broker that evicts loses messages in silence; one that is full says so.
     "maxmemory-policy": "noeviction",
     # The command line is how a process is proven to be this server.
@@ -77,6 +79,12 @@ def find(directory: Path) -> Endpoint | None:
         EmbeddedServerError: this account may not look.
     """
     return lifecycle.find(_Redis(directory.resolve()))
+
+
+def is_of(directory: Path, url: str) -> bool:
+    """Whether `url` is that of the Redis of `directory`, which may not run now."""
+    server = _Redis(directory.resolve())
+    return sockets.recorded(server.directory) is not None and server.url() == url
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,17 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 
 from perdure.channels.http import (
     breakers,
     casebank,
     consolidation,
+    document,
     health,
     memory,
     messages,
     problems,
-    schema,
     sessions,
     turns,
     users,
@@ -29,17 +29,20 @@ from perdure.channels.http.segments import WholeSegments
 from perdure.runtime import Runtime
 
 
-def create_app(runtime: Runtime, broker_reachable: Callable[[], bool]) -> FastAPI:
+def create_app(
+    runtime: Runtime, broker_reachable: Callable[[], bool], killed_lately: health.KilledLately = tuple
+) -> FastAPI:
     """The application over `runtime`. Its `state.gateway` is told to `leave` when the server shuts down.
 
     Args:
         runtime: The parts of this process; whoever made them closes them.
         broker_reachable: Whether the broker answers; may block.
+        killed_lately: The workers that `/readyz` names as killed.
 
     Raises:
         SettingsError: the configured keys cannot be used.
     """
-    gateway = Gateway(runtime, Keys(runtime.settings))
+    gateway = Gateway(runtime, Keys(runtime.settings, runtime.clock))
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -59,13 +62,12 @@ def create_app(runtime: Runtime, broker_reachable: Callable[[], bool]) -> FastAP
     )
     app.state.gateway = gateway
     app.state.checks = [health.database_check(runtime.database), health.broker_check(broker_reachable)]
+    app.state.killed = health.Question(killed_lately)
     problems.install(app)
     app.add_middleware(WholeSegments)
     app.add_middleware(SafeHeaders)
-    app.include_router(health.router)
-    v1 = APIRouter(prefix="/v1")
     for room in (messages, turns, sessions, memory, users, casebank, consolidation, breakers):
-        v1.include_router(room.router)
-    app.include_router(v1)
-    app.openapi = partial(schema.describe, app)  # type: ignore[method-assign]
+        app.include_router(room.router, prefix="/v1")
+    app.include_router(health.router)
+    app.openapi = partial(document.describe, app, runtime.settings)  # type: ignore[method-assign]
     return app

@@ -1,10 +1,9 @@
-"""Who calls: keys from the settings, compared in constant time; on loopback without keys, nobody asks.
+"""Who calls: keys from the settings, compared in constant time; on loopback without keys, any caller.
 
-A key list's entries are `KEY`, `sha256:HEX` or `file:PATH`, whose lines are entries of the
-first two forms and are read again when the file changes. A file that cannot be read lets
-nobody in.
+The entries of a key list are `perdure.keys`'; a file is read again when it changes. A file that cannot be read lets
+nobody in, and a line that is no key is skipped.
 
-Without keys, whoever reaches the port is let in, and a browser on this machine reaches it
+Without keys, each program that reaches the port is let in, and a browser on this machine reaches it
 on behalf of any page that it shows. So then only requests are answered that name this
 machine as their host (a page cannot make its own name resolve here and call) and that no
 page of another origin sends.
@@ -16,7 +15,7 @@ import hashlib
 import hmac
 import ipaddress
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -26,125 +25,153 @@ from urllib.parse import urlsplit
 from fastapi import Request
 from pydantic import SecretStr
 
+from perdure.channels.http.throttle import WrongKeys
+from perdure.clock import Clock
 from perdure.errors import Forbidden, SettingsError, Unauthorized
-from perdure.settings import SHA256, Settings
+from perdure.keys import ACCEPTED, OF_A_LINE, Key, parse_entry, parse_key
+from perdure.settings import Settings
 
 log = logging.getLogger(__name__)
 
 
-class Caller(StrEnum):
-    """What a caller may reach: a service acts for any user that it names, an admin reaches everything."""
+class Kind(StrEnum):
+    """What a key is for: a service acts for any user that it names, an administrator operates the installation."""
 
     SERVICE = "service"
     ADMIN = "admin"
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls. `tenant` is the key's: its holder reaches the users of that tenant; `None`: those without one."""
+
+    kind: Kind
+    tenant: str | None = None
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether this is an administrator of all tenants, who reaches everything."""
+        return self.kind is Kind.ADMIN and self.tenant is None
+
+
 class _Entry(Protocol):
-    def digests(self) -> Iterable[bytes]:
-        """The SHA-256 of each key that this entry of a list allows now."""
+    def allowed(self) -> Iterable[Key]:
+        """The keys that this entry of a list allows now."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Key:
-    digest: bytes
+class _Literal:
+    key: Key
 
-    def digests(self) -> Iterable[bytes]:
-        return (self.digest,)
+    def allowed(self) -> Iterable[Key]:
+        return (self.key,)
 
 
 class _KeyFile:
-    """Keys in a file, one a line; empty lines and those that begin with `#` say nothing."""
+    """Keys in a file, one a line; empty lines and those that begin with `#` are comments."""
 
     def __init__(self, variable: str, path: Path) -> None:
-        self._variable = variable
+        self._place = f"{variable} names the file {path}"
         self._path = path
         self._version: tuple[int, int, int] | None = None
-        self._digests: tuple[bytes, ...] = ()
+        self._keys: tuple[Key, ...] = ()
         try:
-            self._read()
+            wrong = self._read()
         except OSError as error:
-            raise SettingsError(f"{variable} names the file {path}, which cannot be read: {error.strerror}") from error
+            raise SettingsError(f"{self._place}, which cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise SettingsError(f"{variable} names the file {path}, which is not UTF-8 text") from error
+            raise SettingsError(f"{self._place}, which is not UTF-8 text") from error
+        if wrong:
+            raise SettingsError(f"{self._place}, whose {wrong[0]}; accepted: {OF_A_LINE}")
 
-    def digests(self) -> Iterable[bytes]:
+    def allowed(self) -> Iterable[Key]:
         try:
-            self._read()
-        except (OSError, SettingsError, UnicodeDecodeError) as error:
-            if self._digests:
-                log.error("%s: %s cannot be used (%s); its keys let nobody in", self._variable, self._path, error)  # noqa: TRY400 (the sentence is all there is to say)
-            self._version, self._digests = None, ()
-        return self._digests
+            wrong = self._read()
+        except (OSError, UnicodeDecodeError) as error:
+            if self._keys:
+                log.error("%s, which cannot be used (%s): its keys let nobody in", self._place, error)  # noqa: TRY400 (the message has all facts)
+            self._version, self._keys = None, ()
+        else:
+            for each in wrong:
+                log.error("%s, whose %s: it lets nobody in", self._place, each)
+        return self._keys
 
-    def _read(self) -> None:
+    def _read(self) -> Sequence[str]:
+        """Read the file if it has changed; what is wrong with which of its lines."""
         status = self._path.stat()
         version = (status.st_mtime_ns, status.st_size, status.st_ino)
         if version == self._version:
-            return
-        lines = enumerate(self._path.read_text(encoding="utf-8").splitlines(), start=1)
-        place = f"{self._variable} names the file {self._path}, whose line"
-        self._digests = tuple(
-            _digest(f"{place} {number}", line.strip())
-            for number, line in lines
-            if line.strip() and not line.strip().startswith("#")
-        )
-        self._version = version
+            return ()
+        keys: list[Key] = []
+        wrong: list[str] = []
+        for number, line in enumerate(self._path.read_text(encoding="utf-8").splitlines(), start=1):
+            text = line.strip()
+            if not text or text.startswith("#"):
+                continue
+            try:
+                keys.append(parse_key(text))
+            except ValueError as error:
+                wrong.append(f"line {number} {error}")
+        self._keys, self._version = tuple(keys), version
+        return wrong
 
 
 class Keys:
-    """The keys of one installation."""
+    """The keys of one installation.
 
-    def __init__(self, settings: Settings) -> None:
+    Raises:
+        SettingsError: a file cannot be used, or a key is listed for two tenants.
+    """
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
         admin = _entries("PERDURE_ADMIN_KEYS", settings.admin_keys)
         service = _entries("PERDURE_API_KEYS", settings.api_keys)
-        self._entries = [(Caller.ADMIN, entry) for entry in admin] + [(Caller.SERVICE, entry) for entry in service]
+        self._entries = [(Kind.ADMIN, entry) for entry in admin] + [(Kind.SERVICE, entry) for entry in service]
+        self._wrong = WrongKeys(clock)
+        tenants: dict[bytes, str | None] = {}
+        for _, entry in self._entries:
+            for key in entry.allowed():
+                if tenants.setdefault(key.digest, key.tenant) != key.tenant:
+                    raise SettingsError("PERDURE_API_KEYS and PERDURE_ADMIN_KEYS list one key for two tenants")
 
     def caller(self, request: Request) -> Caller:
         """Who sent `request`.
 
         Raises:
             Unauthorized: keys are configured, and it carries none of them.
+            RateLimited: its address has sent too many wrong keys, and this is another one.
             Forbidden: none are configured, and it was not meant for this machine or comes from another origin.
         """
         if not self._entries:
             _refuse_other_sites(request)
-            return Caller.ADMIN
+            return Caller(Kind.ADMIN)
         given = _bearer(request)
         if given is None:
             raise Unauthorized("A key is needed: send it as `Authorization: Bearer KEY`.")
         found = self._holder(hashlib.sha256(given).digest())
         if found is None:
+            self._wrong.count(request.client.host if request.client else "")
             raise Unauthorized("That key is not known.")
         return found
 
     def _holder(self, digest: bytes) -> Caller | None:
         found: Caller | None = None
-        for caller, entry in self._entries:
-            for known in entry.digests():
+        for kind, entry in self._entries:
+            for known in entry.allowed():
                 # Every key is compared, so that the time taken tells nothing.
-                if hmac.compare_digest(known, digest) and found is None:
-                    found = caller
+                if hmac.compare_digest(known.digest, digest) and found is None:
+                    found = Caller(kind, known.tenant)
         return found
 
 
 def _entries(variable: str, listed: tuple[SecretStr, ...]) -> Iterator[_Entry]:
-    for item in listed:
-        text = item.get_secret_value()
-        if text.startswith("file:"):
-            yield _KeyFile(variable, Path(text.removeprefix("file:")))
-        else:
-            yield _Key(_digest(variable, text))
-
-
-def _digest(place: str, text: str) -> bytes:
-    """The digest that the key `text` is or has; `place` says where it is written, for the error message."""
-    if not text.startswith("sha256:"):
-        return hashlib.sha256(text.encode()).digest()
-    found = SHA256.fullmatch(text)
-    if found is None:
-        raise SettingsError(f"{place} is sha256:… without 64 hexadecimal digits")
-    return bytes.fromhex(found[1])
+    for number, item in enumerate(listed, start=1):
+        try:
+            entry = parse_entry(item.get_secret_value())
+        except ValueError as error:
+            raise SettingsError(f"{variable}: entry {number} {error}; accepted: {ACCEPTED}") from None
+        yield _KeyFile(variable, entry) if isinstance(entry, Path) else _Literal(entry)
 
 
 def _bearer(request: Request) -> bytes | None:

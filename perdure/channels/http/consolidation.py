@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
@@ -14,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from perdure.casebank import archive, runs
 from perdure.channels.http import requests
 from perdure.channels.http.gateway import Gateway, TheAdministrator, TheGateway
-from perdure.channels.http.schema import DECIDED, DRY_RUN, PRUNED, PRUNING_RUN, PRUNING_RUNS, RESTORED
+from perdure.channels.http.schema import DECIDED, DRY_RUN, NOTHING, PRUNED, PRUNING_RUN, PRUNING_RUNS, RESTORED
 from perdure.errors import InvalidRequest
 from perdure.untrusted import first_line
 
@@ -25,7 +24,7 @@ _DEFAULT_WAIT_S = 10.0
 _DEFAULT_LIMIT = 20
 
 
-@router.post("/run", responses=PRUNED)
+@router.post("/run", responses=PRUNED, openapi_extra=NOTHING)
 async def run(
     request: Request, gateway: TheGateway, _admin: TheAdministrator, wait: requests.RunWait = _DEFAULT_WAIT_S
 ) -> Response:
@@ -33,7 +32,7 @@ async def run(
     return await _begun(gateway, request, wait, dry_run=False)
 
 
-@router.post("/dry-run", responses=DRY_RUN)
+@router.post("/dry-run", responses=DRY_RUN, openapi_extra=NOTHING)
 async def dry_run(
     request: Request, gateway: TheGateway, _admin: TheAdministrator, wait: requests.RunWait = _DEFAULT_WAIT_S
 ) -> Response:
@@ -83,11 +82,10 @@ async def _begun(gateway: Gateway, request: Request, wait: float, *, dry_run: bo
     await gateway.in_thread(runtime.wake.casebank)
     at_rest = partial(runs.at_rest, runtime.database, run_id)
     await gateway.until(at_rest, min(wait, requests.LONGEST_WAIT_S), request)
-    body, status = await gateway.in_thread(partial(_as_answer, gateway, run_id))
-    return Response(body, status, media_type="application/json")
+    return await gateway.answer_as(partial(_as_answer, gateway, run_id))
 
 
-def _as_answer(gateway: Gateway, run_id: UUID) -> tuple[bytes, HTTPStatus]:
+def _as_answer(gateway: Gateway, run_id: UUID) -> tuple[dict[str, Any], int]:
     database = gateway.runtime.database
     standing = runs.read_progress(database, run_id)
     if standing["finished_at"] is not None:
@@ -96,7 +94,7 @@ def _as_answer(gateway: Gateway, run_id: UUID) -> tuple[bytes, HTTPStatus]:
         answer, status = runs.result(database, run_id), HTTPStatus.ACCEPTED
     else:
         answer, status = standing, HTTPStatus.ACCEPTED
-    return json.dumps(answer, ensure_ascii=False).encode(), status
+    return answer, status
 
 
 async def _decide(gateway: Gateway, decide: Callable[..., None], run_id: UUID) -> Response:

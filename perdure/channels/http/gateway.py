@@ -20,12 +20,12 @@ from functools import partial
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
-from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request, Response
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.requests import ClientDisconnect
 
-from perdure.channels.http.auth import Caller, Keys
+from perdure.channels.http.auth import Caller, Keys, Kind
+from perdure.channels.http.threads import Threads
 from perdure.errors import Forbidden, PerdureError, Unavailable
 from perdure.runtime import Runtime
 from perdure.turns import intake
@@ -56,7 +56,7 @@ class Gateway:
         self._nobody_waits.set()
         self._stopping = asyncio.Event()
         self._drained: asyncio.TimerHandle | None = None
-        self._threads = CapacityLimiter(_THREADS)
+        self._threads = Threads(_THREADS)
 
     def admit(self) -> None:
         """Each route that brings in work asks here first.
@@ -69,12 +69,20 @@ class Gateway:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Do blocking work beside the event loop."""
-        return await to_thread.run_sync(work, limiter=self._threads)
+        return await self._threads.run(work)
 
     async def answer(self, work: Callable[[], Any], status: int = 200) -> Response:
         """A response with what `work` returns as JSON; both happen in a thread."""
-        body = await self.in_thread(lambda: json.dumps(work(), ensure_ascii=False).encode())
-        return Response(body, status, media_type="application/json")
+        return await self.answer_as(lambda: (work(), status))
+
+    async def answer_as(self, work: Callable[[], tuple[Any, int]]) -> Response:
+        """A response with what `work` returns first, as JSON, and second, its status; in one thread."""
+
+        def made() -> Response:
+            answer, status = work()
+            return Response(json.dumps(answer, ensure_ascii=False).encode(), status, media_type="application/json")
+
+        return await self.in_thread(made)
 
     async def until_settled(self, turn_id: UUID, seconds: float, request: Request) -> None:
         """Return when the turn is settled, the time is up or the gateway stops.
@@ -119,7 +127,7 @@ class Gateway:
         look = partial(intake.is_closed, self.runtime.database)
         while True:
             try:
-                closed = await to_thread.run_sync(look, abandon_on_cancel=True, limiter=self._threads)
+                closed = await self._threads.run(look)
             except (SQLAlchemyError, PerdureError) as error:
                 log.warning("it is not known whether the intake is closed (%s)", error)
             else:
@@ -190,8 +198,9 @@ class Gateway:
                 future.cancel()
 
     def close(self) -> None:
-        """Stop watching for settled turns."""
+        """Stop watching for settled turns, and end the threads."""
         self._watch.close()
+        self._threads.close()
 
 
 async def _disconnect(request: Request) -> None:
@@ -207,19 +216,20 @@ async def _gateway(request: Request) -> Gateway:
 TheGateway = Annotated[Gateway, Depends(_gateway)]
 
 
-async def _caller(request: Request, gateway: TheGateway) -> Caller:
-    return gateway.keys.caller(request)
+async def _caller(request: Request) -> Caller:
+    return (await _gateway(request)).keys.caller(request)
 
 
-async def _administrator(gateway: TheGateway, request: Request) -> Caller:
-    caller = gateway.keys.caller(request)
-    if caller is not Caller.ADMIN:
-        raise Forbidden("This is the operator's: it takes an admin key.")
+async def _administrator(request: Request) -> Caller:
+    caller = await _caller(request)
+    if not caller.is_operator:
+        wanted = "an admin key without a tenant" if caller.kind is Kind.ADMIN else "an admin key"
+        raise Forbidden(f"This concerns the whole installation: it takes {wanted}.")
     return caller
 
 
 TheAdministrator = Annotated[Caller, Depends(_administrator)]
-"""A route that declares it is for callers with an admin key."""
+"""A route that declares it is for callers with an admin key that has no tenant: what it does concerns all tenants."""
 
 TheCaller = Annotated[Caller, Depends(_caller)]
 """A route that declares it is for callers with a key (or, on loopback without keys, for any)."""

@@ -6,6 +6,8 @@ nor keeps them. Pages set a policy of their own.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _HEADERS = (
@@ -15,6 +17,13 @@ _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
 )
+
+
+def with_safe_headers(given: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The headers of an answer, and those of this module that it does not have. Names are in lower case, as in ASGI."""
+    made = list(given)
+    names = {name for name, _ in made}
+    return made + [header for header in _HEADERS if header[0] not in names]
 
 
 class SafeHeaders:
@@ -31,9 +40,7 @@ class SafeHeaders:
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                given = list(message.get("headers", ()))
-                names = {name.lower() for name, _ in given}
-                message["headers"] = [*given, *(header for header in _HEADERS if header[0] not in names)]
+                message["headers"] = with_safe_headers(message.get("headers", ()))
             await send(message)
 
         await self._app(scope, receive, with_headers)

@@ -9,9 +9,11 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
 from perdure.channels.http import requests
-from perdure.channels.http.gateway import TheCaller, TheGateway
+from perdure.channels.http.auth import Caller
+from perdure.channels.http.gateway import Gateway, TheCaller, TheGateway
+from perdure.channels.http.reach import TheUsers, Users, require_session
 from perdure.channels.http.schema import CONSOLIDATING, FOUND, SEARCH, SESSION_ID, Search
-from perdure.errors import InvalidRequest
+from perdure.errors import Forbidden, InvalidRequest
 from perdure.memory.consolidation import try_again
 from perdure.runtime import Runtime
 from perdure.sessions.reading import read_session
@@ -22,25 +24,25 @@ router = APIRouter(prefix="/memory", tags=["memory"])
 
 
 @router.post("/search", responses=FOUND, openapi_extra=SEARCH)
-async def search(request: Request, gateway: TheGateway, _caller: TheCaller) -> Response:
+async def search(request: Request, gateway: TheGateway, users: TheUsers) -> Response:
     """Search what a user said, was told and is known of, best first."""
     body = await requests.read_body(request)
-    return await gateway.answer(lambda: _search(gateway.runtime, body))
+    return await gateway.answer(lambda: _search(gateway.runtime, users, body))
 
 
 @router.post("/consolidate", status_code=HTTPStatus.ACCEPTED, responses=CONSOLIDATING, openapi_extra=SESSION_ID)
-async def consolidate(request: Request, gateway: TheGateway, _caller: TheCaller) -> Response:
+async def consolidate(request: Request, gateway: TheGateway, caller: TheCaller) -> Response:
     """Ask for memories to be drawn from an ended session, also one that was given up; without one, from a batch."""
     body = await requests.read_body(request)
-    return await gateway.answer(lambda: _consolidate(gateway.runtime, body), HTTPStatus.ACCEPTED)
+    return await gateway.answer(lambda: _consolidate(gateway, caller, body), HTTPStatus.ACCEPTED)
 
 
-def _search(runtime: Runtime, body: bytes) -> dict[str, Any]:
+def _search(runtime: Runtime, users: Users, body: bytes) -> dict[str, Any]:
     try:
         asked = Search.model_validate(requests.parse_object(body))
     except ValidationError as error:
         raise InvalidRequest(" ".join(_sentence(item) for item in error.errors(include_input=False))) from None
-    found = recall_of(runtime).search(asked.user_id, asked.query, asked.k, asked.layers)
+    found = recall_of(runtime).search(users.key(asked.user_id), asked.query, asked.k, asked.layers)
     return {"results": [each.as_json() for each in found]}
 
 
@@ -48,11 +50,17 @@ def _sentence(item: Any) -> str:
     return f"{'.'.join(str(part) for part in item['loc'])}: {what_is_wrong(item)}."
 
 
-def _consolidate(runtime: Runtime, body: bytes) -> dict[str, Any]:
+def _consolidate(gateway: Gateway, caller: Caller, body: bytes) -> dict[str, Any]:
+    runtime = gateway.runtime
     given = requests.optional_member(body, "session_id")
     session_id = None
+    if given is None and caller.tenant is not None:
+        raise Forbidden("Name a session_id: a batch is of all tenants' sessions, and takes a key without a tenant.")
     if given is not None:
-        session_id = requests.parse_id(str(given), "session")
+        if not isinstance(given, str):
+            raise InvalidRequest("session_id: must be a UUID.")
+        session_id = requests.parse_id(given, "session")
+        require_session(gateway, caller, session_id)
         read_session(runtime.database, session_id)
         settings = runtime.settings
         try_again(runtime.database, settings.consolidation, settings.turn.lease_s, [session_id])

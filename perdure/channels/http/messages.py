@@ -8,7 +8,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from perdure.channels.http import requests
-from perdure.channels.http.gateway import TheCaller, TheGateway
+from perdure.channels.http.gateway import TheGateway
+from perdure.channels.http.reach import TheUsers
 from perdure.channels.http.schema import ACCEPTED, INCOMING
 from perdure.runtime import Runtime
 from perdure.turns import inbox
@@ -18,24 +19,23 @@ router = APIRouter(tags=["messages"])
 
 
 @router.post("/messages", status_code=HTTPStatus.ACCEPTED, responses=ACCEPTED, openapi_extra=INCOMING)
-async def accept(request: Request, gateway: TheGateway, _caller: TheCaller) -> Response:
+async def accept(request: Request, gateway: TheGateway, users: TheUsers) -> Response:
     """Accept a message: once this has answered, the message is answered, whatever dies.
 
     The same `(user_id, channel, message_id)` again answers 200 with the ids of the first time.
     """
     gateway.admit()
     body = await requests.read_body(request)
-    answer = await gateway.in_thread(lambda: _accept(gateway.runtime, body))
-    status = HTTPStatus.OK if answer["duplicate"] else HTTPStatus.ACCEPTED
-    return await gateway.answer(lambda: answer, status)
+    return await gateway.answer_as(lambda: _accept(gateway.runtime, users.tenant, body))
 
 
-def _accept(runtime: Runtime, body: bytes) -> dict[str, Any]:
-    accepted = inbox.accept(runtime, parse_incoming(requests.parse_object(body)))
-    return {
+def _accept(runtime: Runtime, tenant: str | None, body: bytes) -> tuple[dict[str, Any], int]:
+    accepted = inbox.accept(runtime, parse_incoming(requests.parse_object(body), tenant=tenant))
+    answer = {
         "turn_id": str(accepted.turn_id),
         "session_id": str(accepted.session_id),
         "seq": accepted.seq,
         "status": accepted.status,
         "duplicate": accepted.duplicate,
     }
+    return answer, HTTPStatus.OK if accepted.duplicate else HTTPStatus.ACCEPTED

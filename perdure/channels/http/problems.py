@@ -17,6 +17,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.errors import InvalidRequest, NotFound, PerdureError, RateLimited, TooLarge, Unauthorized, Unavailable
@@ -28,6 +29,19 @@ MEDIA_TYPE = "application/problem+json"
 
 _LONGEST_DETAIL = 2_000
 _UNFORESEEN = "Something went wrong here. The operator's log says what."
+
+
+def _codes() -> dict[int, tuple[str, ...]]:
+    found: dict[int, set[str]] = {HTTPStatus.REQUEST_TIMEOUT: {InvalidRequest.code}}
+    tree: list[type[PerdureError]] = [PerdureError]
+    for error in tree:
+        found.setdefault(error.http_status, set()).add(error.code)
+        tree += error.__subclasses__()
+    return {status: tuple(sorted(codes)) for status, codes in found.items()}
+
+
+CODES = _codes()
+"""The codes that go with each status."""
 
 
 def problem(status: int, code: str, detail: str, headers: Mapping[str, str] | None = None) -> Response:
@@ -90,9 +104,15 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         return problem_of(NotFound("There is no such route."))
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         detail = f"This route does not know the method {request.method}."
-        return problem(error.status_code, InvalidRequest.code, detail, error.headers)
+        return problem(error.status_code, InvalidRequest.code, detail, {"Allow": ", ".join(_known_methods(request))})
     code = InvalidRequest.code if error.status_code < HTTPStatus.INTERNAL_SERVER_ERROR else PerdureError.code
     return problem(error.status_code, code, str(error.detail), error.headers)
+
+
+def _known_methods(request: Request) -> list[str]:
+    """The methods of all routes with the request's path. Starlette names those of the first one."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
 
 
 def _sentence(item: Any) -> str:

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 
 from perdure.channels.http.segments import unescaped
 from perdure.errors import InvalidRequest, NotFound, TooLarge
-from perdure.untrusted import first_line, is_storable, load_object
+from perdure.untrusted import NOT_BLANK_PATTERN, STORABLE_PATTERN, first_line, is_storable, load_object
 
 MAX_BODY_BYTES = 2**20
 MAX_DRAINED_BYTES = 2**26
@@ -47,16 +47,22 @@ RunWait = Annotated[
     ),
 ]
 RunLimit = Annotated[int, Query(ge=1, le=1_000, description="How many, newest first.")]
-_User = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_storable)]
+_STORABLE = {"pattern": STORABLE_PATTERN}
+Question = Annotated[
+    str,
+    Query(min_length=1, description="What is asked.", json_schema_extra={"pattern": NOT_BLANK_PATTERN}),
+    AfterValidator(_storable),
+]
+User = Annotated[str, Field(min_length=1, max_length=200, json_schema_extra=_STORABLE), AfterValidator(_storable)]
 UserPath = Annotated[
     str,
     Path(description="The user's id, one segment of the path: a slash in it is `%2F`."),
     AfterValidator(unescaped),
-    Field(min_length=1, max_length=200),
+    Field(min_length=1, max_length=200, json_schema_extra=_STORABLE),
     AfterValidator(_storable),
 ]
 UserId = Annotated[
-    _User | None,
+    User | None,
     Query(description="Whose sessions; everybody's if it is not given, which takes an admin key."),
 ]
 SessionLimit = Annotated[int, Query(ge=1, le=MOST_SESSIONS, description="How many, newest first.")]

@@ -1,4 +1,4 @@
-"""What the gateway answers, for readers of /openapi.json and for a test that holds the answers to it.
+"""What the gateway takes and answers, for readers of /openapi.json and for tests that hold the gateway to it.
 
 Answers are made by the domain's own readers and are not passed through these models: a long
 transcript would be checked on the event loop, message by message.
@@ -7,19 +7,16 @@ transcript would be checked on the event loop, message by message.
 from __future__ import annotations
 
 from datetime import datetime
+from http import HTTPStatus
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel, ConfigDict, Field, StrictInt
-from pydantic.json_schema import models_json_schema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt
 
-from perdure.channels.http import problems
+from perdure.channels.http.problems import CODES, MEDIA_TYPE
 from perdure.memory.recall import MAX_K, Layer
-from perdure.turns.approvals import Decision
-from perdure.turns.feedback import Feedback
-from perdure.turns.incoming import MAX_REASON_CHARS, Incoming, Name, Text
+from perdure.turns.incoming import MAX_REASON_CHARS, Name, Text
+from perdure.untrusted import STORABLE_PATTERN, whole
 
 Status = Literal["accepted", "running", "waiting_approval", "parked", "done", "failed", "cancelled"]
 
@@ -100,6 +97,7 @@ class Session(_Answer):
     """A conversation. `summary_kind` is `extractive` where no model wrote the summary."""
 
     session_id: UUID
+    tenant: str | None
     user_id: str
     agent: str
     state: str
@@ -152,7 +150,7 @@ class Search(BaseModel):
 
     user_id: Name
     query: Text
-    k: Annotated[StrictInt, Field(ge=1, le=MAX_K)] = 10
+    k: Annotated[StrictInt, Field(ge=1, le=MAX_K), BeforeValidator(whole)] = 10
     layers: Annotated[tuple[Layer, ...], Field(min_length=1)] = (Layer.EPISODIC, Layer.SEMANTIC)
 
 
@@ -300,7 +298,17 @@ class NearCase(_Answer):
     success_rate: float | None
     status: Literal["active", "archived"]
     similarity: float
+    tenant: str | None
     user_id: str | None
+    bank: str
+    shared_at: str | None
+
+
+class SharedCase(_Answer):
+    """A case, and since when an administrator lets it enter everybody's prompts."""
+
+    case_id: str
+    shared_at: str | None
 
 
 class NearCases(_Answer):
@@ -309,72 +317,95 @@ class NearCases(_Answer):
     results: list[NearCase]
 
 
+class KilledWorker(_Answer):
+    """A worker that its watchdog killed, because none of its threads ran for `silent_s` seconds."""
+
+    worker: str
+    pid: int
+    silent_s: float
+    killed_at: datetime
+
+
 class Health(_Answer):
-    """That the gateway lives, or that it can work."""
+    """That the gateway lives, or that it can work. `killed_workers` is absent if there are none of the last hour."""
 
     status: Literal["alive", "ready"]
+    killed_workers: list[KilledWorker] = []
 
 
 class Problem(_Answer):
     """An error (RFC 9457); `code` is stable, `detail` a sentence for people."""
 
-    type: str
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["about:blank"]
     title: str
     status: int
     detail: str
-    code: str
+    code: Annotated[str, Field(json_schema_extra={"enum": sorted(set().union(*CODES.values()))})]
 
 
 Responses = dict[int | str, dict[str, Any]]
 
-_PROBLEM: Responses = {
-    "default": {
-        "description": "An error.",
-        "content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+_KEYED = (401, 403, 429, 500, 503)
+"""What any route that takes a key may answer."""
+
+_BODY = (400, 408, 413)
+"""What any route that takes a body may answer."""
+
+_EMBEDDING = (502, 504)
+"""What a route that embeds the caller's text may answer."""
+
+
+def _errors(*statuses: int) -> Responses:
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {
+        status: {"description": f"{HTTPStatus(status).phrase}: {', '.join(CODES[status])}.", "content": content}
+        for status in sorted(statuses)
     }
-}
 
 
-def _answers(model: Any, status: int = 200, description: str = "") -> Responses:
-    return {status: {"model": model, "description": description or "As asked."}, **_PROBLEM}
+def _answers(model: Any, status: int = 200, description: str = "", errors: tuple[int, ...] = ()) -> Responses:
+    return {status: {"model": model, "description": description or "As asked."}, **_errors(*_KEYED, *errors)}
 
 
 ACCEPTED: Responses = {
-    **_answers(Accepted, 202, "Accepted: it will be answered."),
+    **_answers(Accepted, 202, "Accepted: it will be answered.", (*_BODY, 404, 409)),
     200: {"model": Accepted, "description": "Accepted before."},
 }
-TURN = _answers(Turn)
-CANCELLING = _answers(Turn, 202, "Asked for; the turn as it is now.")
-DECIDING = _answers(Turn, 202, "Decided; the turn as it is now.")
-THANKED = _answers(Turn, 202, "Noted; the turn as it is.")
+TURN = _answers(Turn, errors=(400, 404))
+CANCELLING = _answers(Turn, 202, "Asked for; the turn as it is now.", (404,))
+DECIDING = _answers(Turn, 202, "Decided; the turn as it is now.", (*_BODY, 404, 409))
+THANKED = _answers(Turn, 202, "Noted; the turn as it is.", (*_BODY, 404, 409))
 PRUNED: Responses = {
-    **_answers(Pruned, 200, "It is finished."),
+    **_answers(Pruned, 200, "It is finished.", _BODY),
     202: {
         "model": Pruned | PruningProgress,
         "description": "The plan, which waits for approval; or where the run stands, which is not finished.",
     },
 }
 DRY_RUN: Responses = {
-    **_answers(Pruned, 200, "The plan as a run would make it now."),
+    **_answers(Pruned, 200, "The plan as a run would make it now.", _BODY),
     202: {"model": PruningProgress, "description": "Where the dry run stands, which is not finished."},
 }
-PRUNING_RUN = _answers(PruningRun)
-PRUNING_RUNS = _answers(list[PruningProgress])
-DECIDED = _answers(PruningRun, 202, "Decided; the run as it is now.")
-RESTORED = _answers(Restored)
-NEAR_CASES = _answers(NearCases)
+PRUNING_RUN = _answers(PruningRun, errors=(404,))
+PRUNING_RUNS = _answers(list[PruningProgress], errors=(400,))
+DECIDED = _answers(PruningRun, 202, "Decided; the run as it is now.", (404, 409))
+RESTORED = _answers(Restored, errors=(404,))
+NEAR_CASES = _answers(NearCases, errors=(400, *_EMBEDDING))
+SHARED = _answers(SharedCase, errors=(404, 409))
 BREAKERS = _answers(BreakerList)
-BREAKER = _answers(Breaker, 200, "It is closed.")
-SESSION = _answers(Session)
-ENDING = _answers(Session, 202, "Asked for; the session as it is now.")
-FORKED = _answers(Forked, 201, "Made; messages with its `session_id` reach it.")
-SESSIONS = _answers(list[Session])
-MESSAGES = _answers(list[Message])
-FOUND = _answers(Found)
-CONSOLIDATING = _answers(Consolidating, 202, "Asked for.")
-EXPORT = _answers(Export)
-ERASED = _answers(Erased)
-HEALTH = _answers(Health)
+BREAKER = _answers(Breaker, 200, "It is closed.", (404,))
+SESSION = _answers(Session, errors=(404,))
+ENDING = _answers(Session, 202, "Asked for; the session as it is now.", (*_BODY, 404, 409))
+FORKED = _answers(Forked, 201, "Made; messages with its `session_id` reach it.", (*_BODY, 404, 409))
+SESSIONS = _answers(list[Session], errors=(400,))
+MESSAGES = _answers(list[Message], errors=(400, 404))
+FOUND = _answers(Found, errors=(*_BODY, *_EMBEDDING))
+CONSOLIDATING = _answers(Consolidating, 202, "Asked for.", (*_BODY, 404))
+EXPORT = _answers(Export, errors=(400, 404))
+ERASED = _answers(Erased, errors=(400,))
+HEALTH: Responses = {200: {"model": Health, "description": "As asked."}, **_errors(500, 503)}
 
 
 def _body(name: str) -> dict[str, Any]:
@@ -389,31 +420,18 @@ DECISION = _body("Decision")
 FEEDBACK = _body("Feedback")
 
 
-def _optional_body(name: str, described: dict[str, Any]) -> dict[str, Any]:
-    """A request body that may be left out, as may its one member."""
-    shape = {"type": "object", "properties": {name: described}, "additionalProperties": False}
+def _optional_body(name: str = "", described: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A request body that may be left out, as may its one member, if it has one."""
+    members = {} if described is None else {name: described}
+    shape = {"type": "object", "properties": members, "additionalProperties": False}
     return {"requestBody": {"required": False, "content": {"application/json": {"schema": shape}}}}
 
 
-SESSION_ID = _optional_body("session_id", {"type": "string", "format": "uuid"})
-REASON = _optional_body("reason", {"type": "string", "maxLength": MAX_REASON_CHARS})
-TICK = _optional_body("tick", {"type": "integer", "minimum": 0, "description": "Default: the session's own."})
-
-
-def describe(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document of `app`, made once."""
-    if app.openapi_schema is None:
-        made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        _, named = models_json_schema(
-            [
-                *((body, "validation") for body in (Incoming, Search, Decision, Feedback)),
-                (Problem, "serialization"),
-            ],
-            ref_template="#/components/schemas/{model}",
-        )
-        components = made.setdefault("components", {})
-        components.setdefault("schemas", {}).update(named["$defs"])
-        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        made["security"] = [{"key": []}, {}]
-        app.openapi_schema = made
-    return app.openapi_schema
+SESSION_ID = _optional_body("session_id", {"type": ["string", "null"], "format": "uuid"})
+REASON = _optional_body(
+    "reason", {"type": ["string", "null"], "maxLength": MAX_REASON_CHARS, "pattern": STORABLE_PATTERN}
+)
+TICK = _optional_body("tick", {"type": ["integer", "null"], "minimum": 0, "description": "Default: the session's own."})
+NOTHING = _optional_body()
+UNGUARDED: dict[str, Any] = {"security": []}
+"""A route that needs no key."""

@@ -10,7 +10,8 @@ from uuid import UUID
 from fastapi import APIRouter, Request, Response
 
 from perdure.channels.http import requests
-from perdure.channels.http.gateway import TheCaller, TheGateway
+from perdure.channels.http.gateway import TheGateway
+from perdure.channels.http.reach import TheTurn
 from perdure.channels.http.schema import CANCELLING, DECIDING, DECISION, FEEDBACK, THANKED, TURN
 from perdure.runtime import Runtime
 from perdure.turns.approvals import decide, parse_decision
@@ -22,39 +23,33 @@ router = APIRouter(prefix="/turns/{turn_id}", tags=["turns"])
 
 
 @router.get("", responses=TURN)
-async def read(
-    turn_id: str, request: Request, gateway: TheGateway, _caller: TheCaller, wait: requests.Wait = None
-) -> Response:
+async def read(turn_id: TheTurn, request: Request, gateway: TheGateway, wait: requests.Wait = None) -> Response:
     """Read a turn; with `wait`, as soon as it is settled, or with its present status when the time is up."""
-    wanted = requests.parse_id(turn_id, "turn")
-    reading = partial(read_turn, gateway.runtime.database, wanted)
+    reading = partial(read_turn, gateway.runtime.database, turn_id)
     if wait and (await gateway.in_thread(reading))["status"] not in SETTLED:
-        await gateway.until_settled(wanted, min(wait, requests.LONGEST_WAIT_S), request)
+        await gateway.until_settled(turn_id, min(wait, requests.LONGEST_WAIT_S), request)
     return await gateway.answer(reading)
 
 
 @router.post("/cancel", status_code=HTTPStatus.ACCEPTED, responses=CANCELLING)
-async def cancel(turn_id: str, gateway: TheGateway, _caller: TheCaller) -> Response:
+async def cancel(turn_id: TheTurn, gateway: TheGateway) -> Response:
     """Cancel a turn: at once if it has not begun, else at its next safe point. A settled one stays as it is."""
-    wanted = requests.parse_id(turn_id, "turn")
-    await gateway.in_thread(lambda: cancel_turn(gateway.runtime, wanted))
-    return await gateway.answer(partial(read_turn, gateway.runtime.database, wanted), HTTPStatus.ACCEPTED)
+    await gateway.in_thread(lambda: cancel_turn(gateway.runtime, turn_id))
+    return await gateway.answer(partial(read_turn, gateway.runtime.database, turn_id), HTTPStatus.ACCEPTED)
 
 
 @router.post("/approval", status_code=HTTPStatus.ACCEPTED, responses=DECIDING, openapi_extra=DECISION)
-async def approval(turn_id: str, request: Request, gateway: TheGateway, _caller: TheCaller) -> Response:
+async def approval(turn_id: TheTurn, request: Request, gateway: TheGateway) -> Response:
     """Approve or deny a call that waits, by its id in `pending_approvals`; with `arguments`, these are what is run."""
-    wanted = requests.parse_id(turn_id, "turn")
     body = await requests.read_body(request)
-    return await gateway.answer(lambda: _decide(gateway.runtime, wanted, body), HTTPStatus.ACCEPTED)
+    return await gateway.answer(lambda: _decide(gateway.runtime, turn_id, body), HTTPStatus.ACCEPTED)
 
 
 @router.post("/feedback", status_code=HTTPStatus.ACCEPTED, responses=THANKED, openapi_extra=FEEDBACK)
-async def feedback(turn_id: str, request: Request, gateway: TheGateway, _caller: TheCaller) -> Response:
+async def feedback(turn_id: TheTurn, request: Request, gateway: TheGateway) -> Response:
     """Say whether a reply was of use, 1 or -1; the last word counts. What is praised is learnt as a case."""
-    wanted = requests.parse_id(turn_id, "turn")
     body = await requests.read_body(request)
-    return await gateway.answer(lambda: _feedback(gateway.runtime, wanted, body), HTTPStatus.ACCEPTED)
+    return await gateway.answer(lambda: _feedback(gateway.runtime, turn_id, body), HTTPStatus.ACCEPTED)
 
 
 def _feedback(runtime: Runtime, turn_id: UUID, body: bytes) -> dict[str, Any]:

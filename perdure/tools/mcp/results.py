@@ -23,8 +23,8 @@ def render(result: CallToolResult, limit: int) -> str:
     """A result as text of at most `limit` characters; of what is no text, what and how much it is."""
     text = "\n\n".join(_block(each) for each in result.content)
     if not result.content and result.structured_content is not None:
-        text = dump(result.structured_content)
-    return cut(storable(text), limit)
+        return dump(result.structured_content, limit)
+    return storable(cut(text, limit))
 
 
 def _block(block: ContentBlock) -> str:

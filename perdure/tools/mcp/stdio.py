@@ -15,6 +15,7 @@ import signal
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -66,12 +67,12 @@ async def stdio(
     groups.add(process.pid)
     incoming, read = anyio.create_memory_object_stream[Item](0)
     write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
-    words = bytearray()
+    said = _Said()
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_read, server.name, process, incoming)
-            tasks.start_soon(_write, process, outgoing)
-            tasks.start_soon(_note, process, words)
+            tasks.start_soon(_write, process, outgoing, said)
+            tasks.start_soon(_note, process, said.words)
             try:
                 yield read, write
             finally:
@@ -81,12 +82,25 @@ async def stdio(
             stream.close()
         try:
             with anyio.CancelScope(shield=True):
-                await _end(server.name, process, words)
+                await _end(server.name, process, said)
         except BaseException:  # asyncio's own cancellation, which knows no shield
             kill(process.pid)
             raise
         finally:
             groups.discard(process.pid)
+
+
+@dataclass(slots=True)
+class _Said:
+    """The last of what a server wrote to stderr. Once a tool was called it may quote arguments: it is not logged."""
+
+    words: bytearray = field(default_factory=bytearray)
+    may_quote: bool = False
+
+    def shown(self) -> str:
+        if self.may_quote:
+            return "(not shown, for it may quote the arguments of tools)"
+        return first_line(" ".join(self.words[-_SHOWN:].decode(errors="replace").split())) or "nothing"
 
 
 def kill(group: int) -> None:
@@ -116,7 +130,7 @@ async def _next(name: str, stdout: asyncio.StreamReader) -> SessionMessage | Non
         try:
             return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
         except ValueError:
-            log.debug("the MCP server %s wrote a line that is no message: %s", name, line[:_EDGE])
+            log.debug("the MCP server %s wrote a line of %d bytes that is no message", name, len(line))
 
 
 async def _skip(stdout: asyncio.StreamReader) -> tuple[bytes, bytes]:
@@ -145,11 +159,12 @@ def _too_long(name: str, edges: tuple[bytes, bytes]) -> SessionMessage | None:
     return SessionMessage(JSONRPCError(jsonrpc="2.0", id=int(found[1] or found[2]), error=error))
 
 
-async def _write(process: Process, outgoing: MemoryObjectReceiveStream[SessionMessage]) -> None:
+async def _write(process: Process, outgoing: MemoryObjectReceiveStream[SessionMessage], said: _Said) -> None:
     stdin = process.stdin
     assert stdin is not None  # noqa: S101 (it was asked for)
     with suppress(ConnectionError), outgoing:
         async for item in outgoing:
+            said.may_quote = said.may_quote or getattr(item.message, "method", None) == "tools/call"
             stdin.write(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
             await stdin.drain()
 
@@ -171,14 +186,14 @@ async def _discard(process: Process) -> None:
         pass
 
 
-async def _end(name: str, process: Process, words: bytearray) -> None:
+async def _end(name: str, process: Process, said: _Said) -> None:
     """End the server and all that it started."""
     by_itself = process.returncode is not None
     if process.stdin is not None:
         process.stdin.close()
     async with anyio.create_task_group() as reading:
         reading.start_soon(_discard, process)
-        reading.start_soon(_note, process, words)
+        reading.start_soon(_note, process, said.words)
         if not await _exits(process):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGTERM)
@@ -189,8 +204,7 @@ async def _end(name: str, process: Process, words: bytearray) -> None:
     if reading.cancel_scope.cancel_called:
         log.warning("the MCP server %s left a process behind that holds its pipes", name)
     if by_itself or (process.returncode or 0) > 0:
-        said = first_line(" ".join(words[-_SHOWN:].decode(errors="replace").split())) or "nothing"
-        log.warning("the MCP server %s ended with status %s; it said: %s", name, process.returncode, said)
+        log.warning("the MCP server %s ended with status %s; it said: %s", name, process.returncode, said.shown())
 
 
 async def _exits(process: Process) -> bool:

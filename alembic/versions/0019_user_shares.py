@@ -1,0 +1,64 @@
+"""Sessions that wait because their user runs as many turns as one user may: since when, and found by user.
+
+`not_before` of such a session lies ahead, so a release before this one leaves it alone until then.
+
+Builds indexes next to readers and writers. Each statement commits by itself, so an interrupted run is repeated
+from the beginning.
+
+Revision: 0019, after 0018.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0019"
+down_revision = "0018"
+branch_labels = None
+depends_on = None
+
+readable_from = "0016"
+
+_INDEXES = {
+    "sessions_admitted_idx": (["user_id"], "unsettled > 0 AND not_before IS NULL"),
+    "sessions_queued_idx": (
+        ["user_id", sa.text("priority DESC"), "queued_at"],
+        "unsettled > 0 AND queued_at IS NOT NULL",
+    ),
+}
+
+
+def upgrade() -> None:
+    """Go up."""
+    _drop_indexes()  # an interrupted build leaves an invalid index
+    with op.get_context().autocommit_block():
+        op.add_column(
+            "sessions",
+            sa.Column(
+                "queued_at",
+                sa.DateTime(timezone=True),
+                nullable=True,
+                comment="waits since then for one of its user's turns to settle; NULL: it does not",
+            ),
+            if_not_exists=True,
+        )
+        for name, (keys, condition) in _INDEXES.items():
+            op.create_index(name, "sessions", keys, postgresql_where=sa.text(condition), postgresql_concurrently=True)
+
+
+def downgrade() -> None:
+    """Go down: sessions that wait for a place are due at once."""
+    _drop_indexes()
+    with op.get_context().autocommit_block():
+        op.execute(
+            "UPDATE sessions SET not_before = NULL, woken_at = NULL, queued_at = NULL "
+            "WHERE unsettled > 0 AND queued_at IS NOT NULL"
+        )
+        op.drop_column("sessions", "queued_at", if_exists=True)
+
+
+def _drop_indexes() -> None:
+    with op.get_context().autocommit_block():
+        for name in _INDEXES:
+            op.drop_index(name, table_name="sessions", if_exists=True, postgresql_concurrently=True)

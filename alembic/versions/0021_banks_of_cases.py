@@ -1,0 +1,94 @@
+"""Cases belong to banks, and an administrator can share one user's case with everybody.
+
+The columns have constant defaults, so no row is rewritten: every case is in the common bank, and none is shared. A
+release before this one adds cases to the common bank and finds cases of every bank.
+
+Going down, all cases are in one bank again, and shared ones their authors' alone; the record of sharing is deleted.
+
+Each statement commits by itself, so this may stop half-way; it is run again from the beginning then.
+
+Revision: 0021, after 0020.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0021"
+down_revision = "0020"
+branch_labels = None
+depends_on = None
+
+readable_from = "0016"
+
+_SEARCHABLE = "status = 'active' AND query_vector IS NOT NULL"
+_NEW = {
+    "cases_bank_idx": (["bank", "embedder"], _SEARCHABLE),
+    "cases_everybodys_idx": (["bank", "embedder"], f"{_SEARCHABLE} AND user_id IS NULL"),
+    "cases_approved_idx": (
+        ["bank", "embedder"],
+        f"{_SEARCHABLE} AND shared_at IS NOT NULL AND user_id IS NOT NULL",
+    ),
+}
+_OLD = {
+    "cases_searchable_idx": (["embedder"], _SEARCHABLE),
+    "cases_shared_idx": (["embedder"], f"{_SEARCHABLE} AND user_id IS NULL"),
+}
+_EVENT = "case_history_event_check"
+_OLD_EVENTS = "event IN ('added', 'archived', 'absorbed', 'restored')"
+_NEW_EVENTS = "event IN ('added', 'archived', 'absorbed', 'restored', 'shared', 'unshared')"
+_COMMENT = "Every change of a case''s status{}, and of its counts by a merge. Appended, never rewritten."
+
+
+def upgrade() -> None:
+    """Go up."""
+    with op.get_context().autocommit_block():
+        op.add_column(
+            "cases",
+            sa.Column(
+                "bank",
+                sa.Text(),
+                server_default="common",
+                nullable=False,
+                comment="an agent finds the cases of its bank only",
+            ),
+            if_not_exists=True,
+        )
+        op.add_column(
+            "cases",
+            sa.Column(
+                "shared_at",
+                sa.DateTime(timezone=True),
+                nullable=True,
+                comment="since when an administrator lets it enter the prompts of all users",
+            ),
+            if_not_exists=True,
+        )
+        _allow(_NEW_EVENTS)
+        op.execute(f"COMMENT ON TABLE case_history IS '{_COMMENT.format(' and readers')}'")
+        _replace(_OLD, _NEW)
+
+
+def downgrade() -> None:
+    """Go down."""
+    with op.get_context().autocommit_block():
+        _replace(_NEW, _OLD)
+        op.execute("DELETE FROM case_history WHERE event IN ('shared', 'unshared')")
+        _allow(_OLD_EVENTS)
+        op.execute(f"COMMENT ON TABLE case_history IS '{_COMMENT.format('')}'")
+        op.drop_column("cases", "shared_at", if_exists=True)
+        op.drop_column("cases", "bank", if_exists=True)
+
+
+def _allow(events: str) -> None:
+    op.drop_constraint(op.f(_EVENT), "case_history", type_="check", if_exists=True)
+    op.create_check_constraint(op.f(_EVENT), "case_history", events, postgresql_not_valid=True)
+    op.execute(f"ALTER TABLE case_history VALIDATE CONSTRAINT {_EVENT}")
+
+
+def _replace(gone: dict[str, tuple[list[str], str]], made: dict[str, tuple[list[str], str]]) -> None:
+    for name in [*gone, *made]:  # of those to be made, one whose building was interrupted is there and of no use
+        op.drop_index(name, table_name="cases", if_exists=True, postgresql_concurrently=True)
+    for name, (columns, condition) in made.items():
+        op.create_index(name, "cases", columns, postgresql_where=sa.text(condition), postgresql_concurrently=True)

@@ -1,0 +1,167 @@
+"""The statements that find the cases nearest to a vector: of everybody, of a tenant, in some banks, or for one user.
+
+A search is a union of arms, each of which finds the nearest cases of one condition. Up to `few` rows of a condition
+are compared exactly: a btree index finds them. More are searched by a vector index, of which there are two for each
+size of vector: over the cases without an author (`shared`) and over the others (`learnt`). An index returns rows in
+approximate order, so the outer query sorts again. Each connection has `hnsw.iterative_scan` on; without it an index
+returns only the first rows that it meets, wanted or not.
+
+Parameters: `vector`, `embedder`, `k`, `least`; `tenant`, `banks` and `authors` where a condition names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from perdure.casebank.queries import FRESH, USAGE
+from perdure.database.engine import Statement
+from perdure.tenants import OF_TENANT, WITHOUT_TENANT
+
+
+class Scope(StrEnum):
+    """Whose cases a search sees: everybody's, those of the users of one tenant, or of the users without one."""
+
+    EVERYBODY = "everybody"
+    TENANT = "tenant"
+    NO_TENANT = "no_tenant"
+
+
+_NEAREST = """
+    WITH {arms},
+    near AS ({union})
+    SELECT c.case_id, c.query, c.response_text, c.category_path, c.user_id, c.bank, c.shared_at, {usage},
+           c.success_rate, c.status, 1 - near.distance AS similarity
+    FROM near JOIN cases AS c USING (case_id) {fresh}
+    WHERE near.distance <> 'NaN' AND (%(least)s::float8 IS NULL OR 1 - near.distance >= %(least)s::float8)
+    ORDER BY near.distance, c.case_id
+    LIMIT %(k)s
+"""
+
+_ARM = """
+    {name} AS MATERIALIZED (
+        SELECT c.case_id, c.query_vector::vector({size}) <=> %(vector)s::vector({size}) AS distance
+        FROM cases AS c
+        WHERE {condition} AND vector_dims(c.query_vector) = {size} AND c.embedder = %(embedder)s
+        ORDER BY c.query_vector::vector({size}) <=> %(vector)s::vector({size})
+        LIMIT %(k)s
+    )
+"""
+
+_MANY = """
+    {name}_many AS MATERIALIZED (SELECT EXISTS (SELECT FROM cases AS c WHERE {condition} OFFSET {few}) AS many)
+"""
+
+# OFFSET 0 keeps the planner from the vector index, which would walk past everybody else's cases.
+_FEW = """
+    {name}_few AS MATERIALIZED (
+        SELECT found.case_id, found.query_vector::vector({size}) <=> %(vector)s::vector({size}) AS distance
+        FROM (
+            SELECT c.case_id, c.query_vector FROM cases AS c
+            WHERE {condition} AND vector_dims(c.query_vector) = {size} AND c.embedder = %(embedder)s
+            OFFSET 0
+        ) AS found
+        ORDER BY distance LIMIT %(k)s
+    )
+"""
+
+# The conditions of the two vector indexes.
+_SHARED = "c.status = 'active' AND c.user_id IS NULL"
+_LEARNT = "c.status = 'active' AND c.user_id IS NOT NULL"
+
+_ARCHIVED = "c.status = 'archived'"
+_IN_BANKS = "c.bank = ANY (%(banks)s::text[])"
+_OF_BANKS = f"c.status = 'active' AND c.query_vector IS NOT NULL AND {_IN_BANKS}"
+_OF_AUTHORS = "c.user_id = ANY (%(authors)s::text[])"
+_OF_TENANT = OF_TENANT.format(column="c.user_id")
+_WITHOUT_TENANT = WITHOUT_TENANT.format(column="c.user_id")
+_EVERYBODYS_OR_WITHOUT_TENANT = f"(c.user_id IS NULL OR {_WITHOUT_TENANT})"
+
+_WITHIN = {
+    Scope.EVERYBODY: "true",
+    Scope.TENANT: _OF_TENANT,
+    Scope.NO_TENANT: _EVERYBODYS_OR_WITHOUT_TENANT,
+}
+
+
+def nearest(
+    size: int, few: int, few_of_bank: int, scope: Scope, *, in_banks: bool, include_archived: bool
+) -> Statement:
+    """The cases nearest to a vector of `size` dimensions, of the users that `scope` names: active ones, or all.
+
+    Up to `few` cases of a tenant, else up to `few_of_bank` of some banks, are searched exactly.
+    """
+    wanted = f"{_WITHIN[scope]} AND {_IN_BANKS}" if in_banks else _WITHIN[scope]
+    if scope is Scope.TENANT:
+        counted = f"{_LEARNT} AND {_OF_TENANT}"
+        arms = {
+            **_few_or_many("tenant", size, few, counted=counted, condition=f"{_LEARNT} AND {wanted}"),
+            **_indexed("learnt", size, _LEARNT, "tenant", wanted),
+        }
+    elif in_banks:
+        arms = {
+            **_few_or_many(
+                "banks", size, few_of_bank, counted=_OF_BANKS, condition=f"{_OF_BANKS} AND {_WITHIN[scope]}"
+            ),
+            **_indexed("shared", size, _SHARED, "banks", wanted),
+            **_indexed("learnt", size, _LEARNT, "banks", wanted),
+        }
+    else:
+        arms = {**_arm("shared", size, _SHARED), **_arm("learnt", size, f"{_LEARNT} AND {wanted}")}
+    if include_archived:
+        arms |= _arm("archived", size, f"{_ARCHIVED} AND {wanted}")
+    options = [option for option, on in (("in_banks", in_banks), ("archived", include_archived)) if on]
+    return _nearest("_".join(["nearest", scope, *options, str(size)]), arms)
+
+
+def nearest_for_user(size: int, few: int, few_of_bank: int, *, of_tenant: bool = False) -> Statement:
+    """The active cases in some banks nearest to a vector of `size` dimensions that a user may see.
+
+    These are the cases of the `authors` (the user's own and, with a tenant, those that are everybody's there), without
+    a tenant those without an author, and those that an administrator shared with all users of the user's tenant, or
+    without one. Up to `few` of the authors', and up to `few_of_bank` of everybody's in these banks, are searched
+    exactly; so are all that an administrator shared.
+    """
+    mine = f"c.status = 'active' AND {_OF_AUTHORS}"
+    neighbours = _OF_TENANT if of_tenant else f"c.user_id IS NOT NULL AND {_WITHOUT_TENANT}"
+    approved = f"{_OF_BANKS} AND c.shared_at IS NOT NULL AND {neighbours} AND NOT {_OF_AUTHORS}"
+    arms = {
+        **_few_or_many("own", size, few, counted=mine, condition=f"{mine} AND {_IN_BANKS}"),
+        **_few("approved", size, approved),
+        **_indexed("own", size, _LEARNT, "own", f"{_OF_AUTHORS} AND {_IN_BANKS}"),
+    }
+    if not of_tenant:
+        everybodys = f"{_OF_BANKS} AND c.user_id IS NULL"
+        arms |= _few_or_many("shared", size, few_of_bank, counted=everybodys, condition=everybodys)
+        arms |= _indexed("shared", size, _SHARED, "shared", _IN_BANKS)
+    return _nearest(f"nearest_for_user{'_of_tenant' if of_tenant else ''}_{size:d}", arms)
+
+
+def _nearest(name: str, arms: Mapping[str, str]) -> Statement:
+    """The statement of that name, over CTEs by their names. `…_many` are conditions, the others find cases."""
+    union = " UNION ALL ".join(f"SELECT * FROM {arm}" for arm in arms if not arm.endswith("_many"))  # noqa: S608 (constants)
+    sql = _NEAREST.format(arms=",".join(arms.values()), union=union, usage=USAGE, fresh=FRESH)
+    return Statement(f"casebank.{name}", sql, writes=False)
+
+
+def _arm(name: str, size: int, condition: str) -> dict[str, str]:
+    return {name: _ARM.format(name=name, size=int(size), condition=condition)}
+
+
+def _indexed(name: str, size: int, indexed: str, many: str, wanted: str) -> dict[str, str]:
+    """An arm by a vector index, for `many` rows; CASE has the planner expect half of the index's rows to be wanted."""
+    condition = f"{indexed} AND (SELECT many FROM {many}_many) AND CASE WHEN {wanted} THEN true ELSE false END"  # noqa: S608 (constants)
+    return _arm(name, size, condition)
+
+
+def _few(name: str, size: int, condition: str) -> dict[str, str]:
+    return {f"{name}_few": _FEW.format(name=name, size=int(size), condition=condition)}
+
+
+def _few_or_many(name: str, size: int, few: int, *, counted: str, condition: str) -> dict[str, str]:
+    """Whether `counted` are more than `few`, and the nearest of `condition` if not."""
+    many = _MANY.format(name=name, condition=counted, few=int(few))
+    return {
+        f"{name}_many": many,
+        **_few(name, size, f"{condition} AND NOT (SELECT many FROM {name}_many)"),  # noqa: S608 (constants)
+    }

@@ -1,0 +1,71 @@
+"""Wrong keys are throttled by the client's address.
+
+A request's key is compared before this is asked, so a right key from an address that sends wrong ones (a proxy's) is
+never refused. A wrong key beyond the rate is answered with 429 instead of 401.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import math
+from collections import OrderedDict, deque
+
+from perdure.clock import Clock
+from perdure.errors import RateLimited
+
+log = logging.getLogger(__name__)
+
+MOST = 10
+"""Wrong keys of one address within `WITHIN_S` that are answered with 401."""
+
+WITHIN_S = 60.0
+
+MOST_ADDRESSES = 10_000
+"""Addresses that are remembered. Beyond, the one whose last wrong key is the oldest is forgotten."""
+
+_IPV6_NETWORK = 64
+
+
+class WrongKeys:
+    """Wrong keys of the last minute, in a sliding window for each address. Belongs to one event loop."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seen: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def count(self, address: str) -> None:
+        """Count a wrong key of `address`.
+
+        Raises:
+            RateLimited: it is one too many, and is not counted; `retry_after_s` says when one is counted again.
+        """
+        now = self._clock.monotonic()
+        client = _client(address)
+        times = self._seen.setdefault(client, deque(maxlen=MOST))
+        self._seen.move_to_end(client)
+        while times and times[0] <= now - WITHIN_S:
+            times.popleft()
+        if len(times) >= MOST:
+            left_s = math.ceil(times[0] + WITHIN_S - now)
+            raise RateLimited("Too many wrong keys. Try again later.", retry_after_s=left_s)
+        times.append(now)
+        if len(times) == MOST:
+            log.warning("%d wrong keys within %g s from %s: further ones get 429", MOST, WITHIN_S, client or "a client")
+        while len(self._seen) > MOST_ADDRESSES:
+            self._seen.popitem(last=False)
+
+    def __len__(self) -> int:
+        """How many addresses are remembered."""
+        return len(self._seen)
+
+
+def _client(address: str) -> str:
+    """`address`, or its network where one client has a network of them: IPv6, the first 64 bits."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is None:
+        return str(ipaddress.ip_network((parsed, _IPV6_NETWORK), strict=False))
+    return address

@@ -1,0 +1,36 @@
+"""Errors of the driver without the values of the statement that failed.
+
+What fails here is logged, and logs outlive the erasure of a user. PostgreSQL quotes values in the lines after the first
+(`DETAIL: Key (…)=(…)`, `Failing row contains (…)`, `CONTEXT: JSON data, line 1: …`), and in the first one, between
+quotation marks, if a value cannot be read as its type, as a name, or as a query.
+"""
+
+from __future__ import annotations
+
+import psycopg2
+from sqlalchemy.engine import ExceptionContext
+
+_QUOTES_NO_VALUE = ("08", "23", "25", "40", "53", "55", "57")
+"""The classes of error codes whose first line quotes names of the schema only: connections, constraints, transactions,
+resources, and what an operator does."""
+
+
+def hide_values(context: ExceptionContext) -> None:
+    """Shorten the text of an error of the driver, and of SQLAlchemy's error around it, to what quotes no value.
+
+    The code and the fields of `diag` stay. `hides_values` marks the errors for `perdure.errors.loggable`.
+    """
+    error, wrapped = context.original_exception, context.sqlalchemy_exception
+    if not isinstance(error, psycopg2.Error):
+        return
+    if error.pgcode is not None:
+        shown = (error.diag.message_primary or type(error).__name__).partition("\n")[0]
+        if not error.pgcode.startswith(_QUOTES_NO_VALUE):
+            said = shown.partition('"')[0].rstrip(" :")
+            shown = f"{said} ({error.pgcode})"
+        error.args = (shown,)
+    for each in (error, wrapped):
+        if each is not None:
+            each.hides_values = True  # type: ignore[union-attr]  # for `loggable`, which knows no driver
+    if wrapped is not None:
+        wrapped.args = (f"({type(error).__name__}) {error}",)

@@ -1,0 +1,77 @@
+"""Names of queues at the broker: perdure's own, and those that `reply_to` may name.
+
+On Redis a queue's name is a key. So a reply that went to any name would write to the keys of kombu, of Celery's
+results or of perdure itself. `PERDURE_REPLY_TASKS` names the tasks and their queues; `Settings` refuses an entry with
+a queue that is not an application's, and the accepting side and the delivery ask `reply_queue`.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+QUEUES = ("ingress", "turns", "deliveries", "sessions", "memory", "maintenance")
+"""The queues that perdure's workers take from."""
+
+CELERYS_OWN_QUEUE = "celery"
+"""Where a Celery worker listens that was told nothing else."""
+
+_MAX_NAME = 200
+_RESERVED = (
+    "unacked",  # kombu's unacknowledged messages, on Redis
+    "_kombu.",  # its bindings
+    "celery-task-meta-", "celery-taskset-meta-", "chord-unlock-",  # results, by Celery's default names
+    "celeryev",  # queues of Celery's events
+    "amq.",  # RabbitMQ's own
+)  # fmt: skip
+_CONTROL = ".pidbox"
+"""How the names of Celery's control queues end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyTask:
+    """An entry of `PERDURE_REPLY_TASKS`: a task's name or a glob of names, and the one queue of these tasks."""
+
+    task: str
+    queue: str
+
+    @classmethod
+    def parse(cls, entry: str, prefix: str) -> ReplyTask:
+        """The entry `TASK` or `TASK@QUEUE`; `prefix` is `PERDURE_REDIS_PREFIX`.
+
+        Raises:
+            ValueError: a part is empty, or the queue is not an application's; the message says which.
+        """
+        task, at, queue = entry.partition("@")
+        if not task or (at and not queue):
+            raise ValueError("accepted: TASK or TASK@QUEUE")
+        queue = queue or CELERYS_OWN_QUEUE
+        if (problem := _problem(queue, prefix)) is not None:
+            raise ValueError(f"the queue {queue!r} {problem}; accepted: TASK or TASK@QUEUE, a queue of an application")
+        return cls(task, queue)
+
+
+def reply_queue(entries: Iterable[ReplyTask], task: str, queue: str | None) -> str | None:
+    """The queue that a reply to `task` goes to: `queue` if an entry allows it, without one the first entry's.
+
+    `None` if no entry allows it.
+    """
+    allowed = [entry.queue for entry in entries if fnmatchcase(task, entry.task)]
+    return next((each for each in allowed if queue is None or each == queue), None)
+
+
+def _problem(queue: str, prefix: str) -> str | None:
+    """Why a reply may not go to `queue`; `None` if it may."""
+    if len(queue) > _MAX_NAME:
+        return f"has more than {_MAX_NAME} characters"
+    if any(unicodedata.category(character)[0] == "C" for character in queue):
+        return "has a control character"
+    if queue in QUEUES:
+        return "is perdure's own"
+    if queue.startswith(prefix):
+        return f"begins with PERDURE_REDIS_PREFIX ({prefix!r}), as perdure's own keys do"
+    if queue.startswith(_RESERVED) or queue.endswith(_CONTROL):
+        return "is a name of Celery's, kombu's or the broker's own"
+    return None

@@ -1,0 +1,94 @@
+"""Tenants: customers of one installation who share no user.
+
+A user is stored, everywhere, under one text: the *user key*. The key of a user without a tenant is the user's id; that
+of a user with one is `TENANT`, U+001F and the id. No id from outside may contain U+001F, so no id is the key of
+another tenant's user. Each entry (route, task, command, file) makes the key with `user_key`, so each statement that is
+scoped by user is scoped by tenant; each answer splits it with `tenant_of` and `user_of`.
+"""
+
+from __future__ import annotations
+
+import string
+
+from perdure.errors import InvalidRequest
+
+SEPARATOR = "\x1f"
+
+ACCEPTED = "1 to 32 of the characters a-z, 0-9 and -"
+"""What a tenant's name may be, for messages."""
+
+LONGEST = 32
+
+PATTERN = "^[a-z0-9-]{1,32}$"
+"""What a tenant's name may be, for the OpenAPI document."""
+
+NOT_A_USER = "user_id: contains U+001F, which no user's id may."
+
+_CHARACTERS = frozenset(string.ascii_lowercase + string.digits + "-")
+
+OF_TENANT = "strpos({column}, chr(31)) > 0 AND split_part({column}, chr(31), 1) = %(tenant)s::text"
+"""SQL: whether the user key in `column` is of the parameter `tenant`. Indexes have the same expressions."""
+
+WITHOUT_TENANT = "strpos({column}, chr(31)) = 0"
+"""SQL: whether the user key in `column` is that of a user without a tenant."""
+
+
+def is_tenant(text: str) -> bool:
+    """Whether `text` can name a tenant."""
+    return 0 < len(text) <= LONGEST and _CHARACTERS.issuperset(text)
+
+
+def parse_tenant(given: object) -> str | None:
+    """The tenant that a caller names; `None`: none.
+
+    Raises:
+        InvalidRequest: no tenant can have that name.
+    """
+    if given is None or (isinstance(given, str) and is_tenant(given)):
+        return given
+    raise InvalidRequest(f"tenant: must be {ACCEPTED}.")
+
+
+def line_tenant(named: object, given: str | None) -> str | None:
+    """The tenant of a line of a file: the one that it names, else the one that is given for the file.
+
+    Raises:
+        InvalidRequest: the line names another one than the file's, or one that no tenant can be called.
+    """
+    tenant = parse_tenant(named)
+    if tenant is not None and given is not None and tenant != given:
+        raise InvalidRequest(f"tenant: is {tenant}, and the file is imported for {given}.")
+    return tenant or given
+
+
+def user_key(tenant: str | None, user_id: str) -> str:
+    """The key that a user is stored under.
+
+    Raises:
+        InvalidRequest: `user_id` contains U+001F, which separates a tenant from a user's id.
+    """
+    if SEPARATOR in user_id:
+        raise InvalidRequest(NOT_A_USER)
+    return user_id if tenant is None else f"{tenant}{SEPARATOR}{user_id}"
+
+
+def everybodys(tenant: str) -> str:
+    """The author of a case that all users of `tenant` share: no user has this key."""
+    return f"{tenant}{SEPARATOR}{SEPARATOR}"
+
+
+def tenant_of(key: str | None) -> str | None:
+    """The tenant of a stored user key."""
+    if key is None or SEPARATOR not in key:
+        return None
+    return key.partition(SEPARATOR)[0]
+
+
+def user_of(key: str) -> str:
+    """The user's id in a stored user key."""
+    return key.partition(SEPARATOR)[2] if SEPARATOR in key else key
+
+
+def author_of(key: str | None) -> str | None:
+    """The author's id in the key that a case is stored with; `None`: the case is everybody's in its tenant."""
+    return None if key is None or key.endswith(SEPARATOR * 2) else user_of(key)

@@ -1,0 +1,74 @@
+"""Environment variables and `.env`, for `perdure.settings`: how they are read, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, DotEnvSettingsSource
+
+from perdure.errors import SettingsError
+
+PREFIX = "PERDURE_"
+
+_SECRET = ("KEY", "SECRET", "URL")
+"""Parts of the names of variables whose values no message shows."""
+
+
+def read(settings: type[BaseSettings], path: Any) -> Mapping[str, str]:
+    """The variables of the file at `path`, by their names in capitals; empty values count as unset.
+
+    Raises:
+        SettingsError: the file cannot be read.
+    """
+    try:
+        source = DotEnvSettingsSource(settings, env_file=path, case_sensitive=True, env_ignore_empty=True)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read: {error}; accepted: NAME=VALUE lines in UTF-8") from error
+    return {name.upper(): value for name, value in source.env_vars.items() if value}
+
+
+def unknown(settings: type[BaseSettings], names: Iterable[str]) -> list[str]:
+    """The names among `names` that begin as settings do and are none."""
+    known = {PREFIX + name.upper() for name in settings.model_fields}
+    known |= {variable for group in _groups(settings) for variable in _of_group(settings, group)}
+    return sorted({name for name in names if name.upper().startswith(PREFIX) and name.upper() not in known})
+
+
+def explain(settings: type[BaseSettings], error: ValidationError) -> str:
+    """A line for each wrong value: the variable, the value and what is accepted."""
+    return "\n".join(_sentence(settings, item) for item in error.errors())
+
+
+def given_groups(settings: type[BaseSettings], names: Iterable[str]) -> str:
+    """A line for each group of settings among `names`, which is no variable itself."""
+    given = {name.upper() for name in names}
+    return "\n".join(_is_group(settings, group) for group in _groups(settings) if PREFIX + group in given)
+
+
+def _sentence(settings: type[BaseSettings], item: ErrorDetails) -> str:
+    location = "__".join(str(part) for part in item["loc"] if not isinstance(part, int)).upper()
+    message = item["msg"].removeprefix("Value error, ")
+    if message.startswith(PREFIX):
+        return message
+    if item["type"] in {"model_type", "model_attributes_type"}:
+        return _is_group(settings, location)
+    secret = any(word in location for word in _SECRET)
+    said = "(its value is not shown) cannot be used" if secret else f"is {item['input']!r}"
+    return f"{PREFIX}{location} {said}: {message[:1].lower()}{message[1:]}"
+
+
+def _groups(settings: type[BaseSettings]) -> list[str]:
+    return [name.upper() for name, field in settings.model_fields.items() if isinstance(field.default, BaseModel)]
+
+
+def _of_group(settings: type[BaseSettings], group: str) -> list[str]:
+    """The variables of a group."""
+    fields = type(settings.model_fields[group.lower()].default).model_fields
+    return [f"{PREFIX}{group.upper()}__{name.upper()}" for name in fields]
+
+
+def _is_group(settings: type[BaseSettings], group: str) -> str:
+    return f"{PREFIX}{group} is a group: set {', '.join(_of_group(settings, group))}"

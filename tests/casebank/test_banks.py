@@ -1,0 +1,189 @@
+"""Banks of cases and sharing: who finds a case, and what it may merge with."""
+
+from __future__ import annotations
+
+import json
+from uuid import UUID
+
+import pytest
+from alembic import command
+from sqlalchemy import create_engine
+
+from perdure.casebank import archive, cases, prune, runs, search, search_queries, sharing, transfer
+from perdure.casebank.cases import NewCase, add
+from perdure.casebank.search_queries import Scope
+from perdure.clock import MovedClock
+from perdure.database.engine import Database
+from perdure.database.migrate import config, migrate
+from perdure.errors import Conflict, InvalidRequest, NotFound
+from perdure.settings import CaseScope
+from tests.casebank.bank import Post, bank, column, put, statuses
+from tests.databases import Databases
+
+NEAR = [1.0, 0.0, 0.0, 0.0]
+
+
+def found(database: Database, user_id: str, *banks: str) -> set[str]:
+    """The ids of the cases that a search for this user finds."""
+    return {each.case_id for each in search.search_for_user(database, user_id, NEAR, "hash:4", 9, banks=banks)}
+
+
+def _filled(database: Database) -> None:
+    put(database, "anas", vector=NEAR, user_id="ana")
+    put(database, "anas shared", vector=NEAR, user_id="ana", shared=True)
+    put(database, "anas in support", vector=NEAR, user_id="ana", bank="support")
+    put(database, "shared in support", vector=NEAR, user_id="ana", bank="support", shared=True)
+    put(database, "imported", vector=NEAR)
+    put(database, "imported to support", vector=NEAR, bank="support")
+
+
+def test_a_user_finds_cases_of_the_banks_asked_for(database: Database) -> None:
+    """Their own, everybody's and shared ones, each once; of another bank none."""
+    _filled(database)
+    assert found(database, "ana", "common") == {"anas", "anas shared", "imported"}
+    assert found(database, "bob", "common") == {"anas shared", "imported"}
+    assert found(database, "bob", "support") == {"shared in support", "imported to support"}
+    assert found(database, "bob", "sales") == found(database, "bob") == set()
+    every = search.search_for_user(database, "ana", NEAR, "hash:4", 9, banks=["common", "support"])
+    assert len(every) == len({each.case_id for each in every}) == 6
+    assert {each.bank: bool(each.shared_at) for each in every if each.case_id.startswith("shared")} == {"support": True}
+    of_all = search.search(database, NEAR, "hash:4", 9, banks=["support"])
+    assert {each.case_id for each in of_all} == {"anas in support", "shared in support", "imported to support"}
+    assert len(search.search(database, NEAR, "hash:4", 9)) == 6
+
+
+@pytest.mark.parametrize("few", [100, 1])
+@pytest.mark.parametrize("indexed", [False, True])
+def test_a_small_bank_next_to_a_large_one_is_found(database: Database, few: int, *, indexed: bool) -> None:
+    """Compared one by one, or by the vector indexes, which hold the cases of all banks."""
+    _filled(database)
+    for number in range(300):
+        put(database, f"{number}", vector=NEAR, user_id=None if number % 2 else "ana")
+    if indexed:
+        search.build_indexes(database, index_from=100)
+    asked = {"vector": str(NEAR), "embedder": "hash:4", "k": 4, "least": None, "banks": ["support"]}
+    for user_id, expected in (("bob", 2), ("ana", 3)):
+        rows = database.run(
+            search_queries.nearest_for_user(4, few, few), {**asked, "authors": [user_id], "tenant": None}
+        )
+        assert len(rows) == expected
+        assert {row.bank for row in rows} == {"support"}
+    statement = search_queries.nearest(4, few, few, Scope.EVERYBODY, in_banks=True, include_archived=True)
+    assert len(database.run(statement, {**asked, "tenant": None})) == 3
+
+
+def test_sharing_is_recorded_and_survives_archiving(database: Database) -> None:
+    """An archived case is found by nobody; restored it is shared as it was, or given back meanwhile."""
+    _filled(database)
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO case_archive (case_id, query, response_text, created_at, user_id, query_vector, embedder,"
+            " archived_at, archived_reason)"
+            " SELECT case_id, query, response_text, created_at, user_id, query_vector, embedder, now(), 'by the test'"
+            " FROM cases WHERE case_id = 'anas shared'"
+        )
+        connection.exec_driver_sql("UPDATE cases SET status = 'archived' WHERE case_id = 'anas shared'")
+    assert found(database, "bob", "common") == {"imported"}
+    archive.restore(database, "anas shared")
+    assert found(database, "bob", "common") == {"imported", "anas shared"}
+    sharing.unshare(database, "anas shared", "an administrator")
+    at = sharing.share(database, "anas", "an administrator")
+    assert found(database, "bob", "common") == {"imported", "anas"}
+    shown = cases.read(database, "anas")
+    assert (shown["bank"], shown["shared_at"]) == ("common", at.isoformat())
+    [event] = shown["history"]
+    assert (event["event"], event["details"]) == ("shared", {"by": "an administrator"})
+    assert event["at"] == shown["shared_at"]
+    with pytest.raises(NotFound):
+        sharing.share(database, "nobody", "an administrator")
+    with pytest.raises(Conflict, match="no author"):
+        sharing.unshare(database, "imported", "an administrator")
+
+
+@pytest.mark.parametrize("scope", CaseScope)
+def test_duplicates_of_two_banks_are_not_merged(database: Database, clock: MovedClock, scope: CaseScope) -> None:
+    """Whoever may see them: a merge would take a case from the agents of the other bank."""
+    put(database, "a", vector=NEAR, user_id="ana", usage=9)
+    put(database, "b", vector=NEAR, user_id="ana", usage=8, bank="support")
+    put(database, "c", vector=NEAR, user_id="ana", usage=7, bank="support")
+    merged = prune.run(bank(database, clock, scope=scope))["details"]["merged"]
+    assert [(each["keeper"], each["removed"]) for each in merged] == [("b", "c")]
+    assert statuses(database) == {"a": "active", "b": "active", "c": "archived"}
+
+
+def test_a_shared_case_is_not_merged_into_a_private_one(database: Database, clock: MovedClock) -> None:
+    """Nor the other way round: everybody else would lose it. Where all see all, they merge."""
+    put(database, "own", vector=NEAR, user_id="ana", usage=9)
+    put(database, "shared", vector=NEAR, user_id="ana", usage=8, shared=True)
+    put(database, "shared too", vector=NEAR, user_id="ana", usage=7, shared=True)
+    put(database, "of bob", vector=NEAR, user_id="bob", usage=6, shared=True)
+    details = prune.dry_run(bank(database, clock))["details"]
+    assert [(each["keeper"], each["removed"]) for each in details["merged"]] == [("shared", "shared too")]
+    everybody = prune.dry_run(bank(database, clock, scope=CaseScope.ALL))["details"]
+    assert {each["keeper"] for each in everybody["merged"]} == {"own"}
+
+
+def test_a_case_that_was_shared_since_the_plan_is_spared(database: Database, clock: MovedClock) -> None:
+    """Each pair is compared again under its locks."""
+    put(database, "keeper", vector=NEAR, user_id="ana", usage=9)
+    put(database, "loser", vector=NEAR, user_id="ana", usage=8)
+    post = Post()
+    waiting = prune.run(bank(database, clock, post, approval="manual"))
+    sharing.share(database, "loser", "the test")
+    runs.approve(database, UUID(waiting["run_id"]), "the test")
+    done = prune.advance(bank(database, clock, post))
+    assert done is not None
+    assert [each["reason"] for each in done["details"]["spared"]] == ["only one of it and its keeper is shared"]
+
+
+def test_bank_and_sharing_go_out_and_come_back(database: Database, clock: MovedClock) -> None:
+    """So that a bank moves to another installation as it is."""
+    _filled(database)
+    lines = [json.dumps(line) for line in transfer.export_lines(database)]
+    assert [
+        json.loads(line)["case_id"] for line in map(json.dumps, transfer.export_lines(database, bank="support"))
+    ] == [
+        "anas in support",
+        "imported to support",
+        "shared in support",
+    ]
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql("TRUNCATE cases, case_executions, case_archive, case_history")
+    assert transfer.import_lines(database, lines, now=clock.now()).added == 6
+    assert found(database, "bob", "support") == {"shared in support", "imported to support"}
+    assert found(database, "bob", "common") == {"anas shared", "imported"}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"bank": ""}, {"bank": "a b"}, {"bank": "x" * 65}, {"user_id": None, "shared_at": "2026-01-01T00:00:00Z"}]
+)
+def test_a_bank_is_an_identifier_and_a_shared_case_has_an_author(
+    database: Database, clock: MovedClock, wrong: dict[str, str | None]
+) -> None:
+    """Else the line is bad, with the reason."""
+    line = json.dumps({"case_id": "a", "query": "q", "response_text": "a", "user_id": "ana", **wrong})
+    imported = transfer.import_lines(database, [line], now=clock.now())
+    assert (imported.added, [number for number, _ in imported.bad]) == (0, [1])
+    assert imported.bad[0][1].startswith(("bank must be", "shared_at goes with"))
+    with pytest.raises(InvalidRequest):
+        add(database, NewCase("a", "q", "a", bank="no bank"), now=clock.now())
+
+
+def test_cases_from_before_are_in_the_common_bank(databases: Databases) -> None:
+    """Up: none is shared. Down: what an administrator shared is its author's alone again."""
+    with databases.empty() as url:
+        migrate(url, "0018")
+        engine = create_engine(url, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.exec_driver_sql(
+                "INSERT INTO cases (case_id, query, response_text, created_at, user_id)"
+                " VALUES ('a', 'q', 'a', now(), 'ana')"
+            )
+        migrate(url, "0021")
+        database = Database(url)
+        assert column(database, "SELECT bank FROM cases WHERE shared_at IS NULL") == ["common"]
+        sharing.share(database, "a", "the test")
+        command.downgrade(config(url), "0018")
+        assert column(database, "SELECT event FROM case_history") == []
+        database.close()
+        engine.dispose()

@@ -1,0 +1,171 @@
+"""/openapi.json says what the gateway does: errors, keys, and which texts and numbers it takes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from perdure.channels.http.app import create_app
+from perdure.errors import PerdureError
+from perdure.runtime import Runtime
+from perdure.settings import Settings
+from perdure.untrusted import NOT_BLANK_PATTERN, STORABLE_PATTERN, is_storable
+from tests.channels.conftest import BASE_URL
+
+Say = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def document(client: TestClient) -> dict[str, Any]:
+    """As it is served."""
+    served: dict[str, Any] = client.get("/openapi.json").json()
+    return served
+
+
+def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield f"{method.upper()} {path}", operation
+
+
+def _codes(error: type[PerdureError] = PerdureError) -> set[str]:
+    return {error.code}.union(*(_codes(each) for each in error.__subclasses__()))
+
+
+def test_every_error_is_a_problem_with_a_stable_code(document: dict[str, Any]) -> None:
+    """A client's generated code knows each of them; no route hides its errors behind `default`."""
+    wrong = [
+        (name, status)
+        for name, operation in _operations(document)
+        for status, response in operation["responses"].items()
+        if status[0] != "2" and list(response["content"]) != ["application/problem+json"]
+    ]
+    codes = document["components"]["schemas"]["Problem"]["properties"]["code"]["enum"]
+
+    assert wrong == []
+    assert set(codes) == _codes()
+    assert all(
+        {"401", "403", "500", "503"} <= operation["responses"].keys()
+        for name, operation in _operations(document)
+        if " /v1/" in name
+    )
+
+
+def test_no_query_parameter_is_null(document: dict[str, Any]) -> None:
+    """A query holds text only: a parameter that is not given is left out."""
+    schemas = {
+        (name, parameter["name"]): parameter["schema"]
+        for name, operation in _operations(document)
+        for parameter in operation.get("parameters", ())
+    }
+
+    assert schemas["GET /v1/turns/{turn_id}", "wait"]["type"] == "number"
+    assert schemas["GET /v1/turns/{turn_id}", "turn_id"]["format"] == "uuid"
+    assert [place for place, schema in schemas.items() if "type" not in schema] == []
+
+
+def test_security_is_as_configured(document: dict[str, Any], runtime: Runtime) -> None:
+    """With keys every route but the two for balancers needs one; a generated client then sends it."""
+    settings = Settings(_env_file=None, api_keys="a-service-key-of-the-tests", guard={"max_chars": 77})  # type: ignore[arg-type]
+    with TestClient(create_app(replace(runtime, settings=settings), lambda: True), base_url=BASE_URL) as guarded:
+        keyed = guarded.get("/openapi.json").json()
+
+    assert (document["security"], keyed["security"]) == ([], [{"key": []}])
+    assert [name for name, operation in _operations(keyed) if operation.get("security") == []] == [
+        "GET /healthz",
+        "GET /readyz",
+    ]
+    longest = [
+        each["components"]["schemas"]["Incoming"]["properties"]["text"]["maxLength"] for each in (document, keyed)
+    ]
+    assert longest == [10_000, 77]
+
+
+def test_the_patterns_mean_what_the_gateway_checks() -> None:
+    """Character by character: what JSON Schema and Python call a blank are different sets."""
+    not_blank, storable = re.compile(NOT_BLANK_PATTERN), re.compile(STORABLE_PATTERN)
+    characters = [chr(number) for number in range(sys.maxunicode + 1) if not 0xD800 <= number < 0xE000]
+
+    assert [
+        each for each in characters if bool(not_blank.search(each)) != (is_storable(each) and each.strip() != "")
+    ] == []
+    assert [each for each in characters if bool(storable.search(each)) != is_storable(each)] == []
+
+
+INTEGERS = [
+    ("/v1/messages", {"user_id": "ann", "text": "hello", "priority": 7}, 202),
+    ("/v1/memory/search", {"user_id": "ann", "query": "hello", "k": 7}, 200),
+    ("/v1/sessions/{session_id}/fork", {"tick": 7}, 409),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status"), INTEGERS)
+def test_a_number_without_a_fraction_is_an_integer(
+    client: TestClient, say: Say, path: str, body: dict[str, Any], status: int
+) -> None:
+    """JSON Schema says so, and some languages write every number with a fraction; anything else is refused."""
+    url, member = path.format(**say()), list(body)[-1]
+
+    def answered(value: object) -> int:
+        return client.post(url, json={**body, member: value}).status_code
+
+    refused: list[object] = [7.5, True, "7", [7], -1.0]
+    assert [answered(value) for value in (7, 7.0)] == [status, status]
+    assert [answered(value) for value in refused] == [400] * len(refused)
+
+
+def test_a_session_id_of_another_type_is_refused(client: TestClient) -> None:
+    """It was taken for its text, and `null` is as if it were not given."""
+    given: list[object] = [7, [], {}, True, None]
+    answers = [client.post("/v1/memory/consolidate", json={"session_id": value}) for value in given]
+
+    assert [answer.status_code for answer in answers] == [400, 400, 400, 400, 202]
+
+
+@pytest.mark.parametrize(
+    "url", [" http://example.com/", "\thttp://example.com/", "ftp://example.com/", "http:example.com", "//example.com/"]
+)
+def test_a_url_begins_with_its_scheme(client: TestClient, url: str) -> None:
+    """As the pattern in the document says; Python forgives blanks in front."""
+    body = {"user_id": "ann", "text": "hello", "reply_to": {"url": url}}
+
+    assert client.post("/v1/messages", json=body).status_code == 400
+
+
+def test_a_question_with_nul_is_refused(client: TestClient) -> None:
+    """No case can hold it."""
+    assert client.get("/v1/casebank/search", params={"q": "a\x00b"}).status_code == 400
+
+
+UNKNOWN = [
+    ("GET", "/", 404),
+    ("GET", "/v1", 404),
+    ("GET", "/v1/messages/", 404),
+    ("DELETE", "/v1/users/0/export", 405),
+    ("DELETE", "/v1/users/a%2Fb/export", 405),
+    ("POST", "/v1/users/0/export", 405),
+    ("PUT", "/v1/messages", 405),
+    ("OPTIONS", "/v1/messages", 405),
+    ("TRACE", "/healthz", 405),
+    ("BREW", "/v1/turns/x", 405),
+    ("POST", "/openapi.json", 405),
+    ("GET", "/docs", 404),
+    ("GET", "/docs/oauth2-redirect", 404),
+    ("GET", "/redoc", 404),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "status"), UNKNOWN)
+def test_an_unknown_route_or_method_is_a_problem(client: TestClient, method: str, path: str, status: int) -> None:
+    """Also where a route of another method exists, which the answer then names."""
+    response = client.request(method, path)
+
+    assert (response.status_code, response.headers["content-type"]) == (status, "application/problem+json")
+    assert response.json()["code"] == {404: "NOT_FOUND", 405: "INVALID_REQUEST"}[status]
+    assert ("allow" in response.headers) == (status == 405)

@@ -1,0 +1,345 @@
+"""Tenants share nothing: each route that knows a user or a thing of one, called with the others' keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from httpx2 import Response
+from sqlalchemy import text
+from starlette.testclient import TestClient
+
+from perdure.casebank.cases import NewCase, add
+from perdure.channels.http.app import create_app
+from perdure.runtime import Runtime
+from perdure.settings import Settings
+from perdure.tenants import everybodys
+from perdure.turns.runner import Runner
+from tests.channels.conftest import BASE_URL
+
+TENANTS = ("acme", "bolt", None)
+SERVICES = {tenant: f"service-key-of-{tenant}" for tenant in TENANTS}
+ADMINS = {tenant: f"administrator-of-{tenant}" for tenant in TENANTS}
+QUESTION = "where is the spare key hidden"
+NOT_THERE = 404
+
+
+@dataclass(frozen=True)
+class Ana:
+    """A tenant's user called ana: what she said, and the ids of what came of it."""
+
+    tenant: str | None
+    secret: str
+    turn_id: str
+    session_id: str
+
+    @property
+    def traces(self) -> tuple[str, ...]:
+        """What no answer to another tenant may contain."""
+        return (self.secret, self.turn_id, self.session_id, "\x1f", "\\u001f")
+
+
+class World:
+    """A gateway with keys of two tenants and of none, each with a user `ana`."""
+
+    def __init__(self, client: TestClient, anas: dict[str | None, Ana], runtime: Runtime) -> None:
+        self._client = client
+        self.anas = anas
+        self.runtime = runtime
+
+    def ask(self, key: str, method: str, path: str, **given: Any) -> Response:
+        """The answer to a request with this key."""
+        headers = {"Authorization": f"Bearer {key}"}
+        answer: Any = self._client.request(method, path, headers=headers, **given)
+        return answer  # type: ignore[no-any-return]
+
+    def others(self, ana: Ana) -> list[str]:
+        """The keys that do not reach that user: services and administrators of the others."""
+        others = [tenant for tenant in TENANTS if tenant != ana.tenant]
+        return [SERVICES[tenant] for tenant in others] + [ADMINS[tenant] for tenant in others if tenant]
+
+    def routes(self) -> set[tuple[str, str]]:
+        """The method and path of each route that the gateway describes."""
+        app: Any = self._client.app
+        return {(method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods}
+
+    def kept(self, ana: Ana) -> Any:
+        """All that is held of that user, as the operator's export has it."""
+        query = {"tenant": ana.tenant} if ana.tenant else {}
+        answer = self.ask(ADMINS[None], "GET", "/v1/users/ana/export", params=query)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["tables"]
+
+
+@pytest.fixture
+def world(runtime: Runtime) -> Iterator[World]:
+    """Each ana has said something, was answered, and praised the answer."""
+    services = ",".join(key if tenant is None else f"{tenant}={key}" for tenant, key in SERVICES.items())
+    admins = ",".join(key if tenant is None else f"{tenant}={key}" for tenant, key in ADMINS.items())
+    settings = Settings(_env_file=None, api_keys=services, admin_keys=admins)  # type: ignore[arg-type]
+    runtime = replace(runtime, settings=settings)
+    with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as client:
+        made = World(client, {}, runtime)
+        runner = Runner(runtime, owner="test")
+        for tenant in TENANTS:
+            made.anas[tenant] = _live(made, runner, tenant)
+        runner.close()
+        yield made
+
+
+def _live(world: World, runner: Runner, tenant: str | None) -> Ana:
+    secret = f"under the {tenant or 'plain'} flowerpot"
+    key = SERVICES[tenant]
+    message = {"user_id": "ana", "text": f"{QUESTION}? It is {secret}", "message_id": "the same"}
+    sent = world.ask(key, "POST", "/v1/messages", json=message)
+    assert sent.status_code == 202, sent.text
+    ids = sent.json()
+    runner.run(UUID(ids["session_id"]))
+    praised = world.ask(key, "POST", f"/v1/turns/{ids['turn_id']}/feedback", json={"score": 1})
+    assert praised.status_code == 202, praised.text
+    return Ana(tenant, secret, ids["turn_id"], ids["session_id"])
+
+
+@dataclass(frozen=True)
+class ById:
+    """A route that names a thing by its id: 404 for the others, as for what does not exist."""
+
+    path: Callable[[Ana], str]
+    body: Callable[[Ana], dict[str, Any]] | None = None
+    missing: Callable[[], Ana] = lambda: Ana(None, "", str(uuid4()), str(uuid4()))
+
+
+@dataclass(frozen=True)
+class ByUser:
+    """A route that names a user: to the others it is another user, of whom these `words` say nothing."""
+
+    path: str
+    body: dict[str, Any] | None = None
+    shows: bool = True
+    """Whether the user's own key reads the secret there."""
+
+
+class Fleet:
+    """A route about the whole installation: no key with a tenant may call it."""
+
+
+class Open:
+    """A route that needs no key and says nothing of users."""
+
+
+NEAR = f"?q={QUESTION}"
+SAYS = {"user_id": "ana", "text": "hello", "message_id": "the same"}
+
+ROUTES: dict[tuple[str, str], ById | ByUser | Fleet | Open] = {
+    ("GET", "/healthz"): Open(),
+    ("GET", "/readyz"): Open(),
+    ("POST", "/v1/messages"): ByUser("/v1/messages", SAYS, shows=False),
+    ("GET", "/v1/turns/{turn_id}"): ById(lambda ana: f"/v1/turns/{ana.turn_id}?wait=0.1"),
+    ("POST", "/v1/turns/{turn_id}/cancel"): ById(lambda ana: f"/v1/turns/{ana.turn_id}/cancel"),
+    ("POST", "/v1/turns/{turn_id}/approval"): ById(
+        lambda ana: f"/v1/turns/{ana.turn_id}/approval", lambda _: {"call_id": "a", "decision": "deny"}
+    ),
+    ("POST", "/v1/turns/{turn_id}/feedback"): ById(
+        lambda ana: f"/v1/turns/{ana.turn_id}/feedback", lambda _: {"score": -1}
+    ),
+    ("GET", "/v1/sessions"): ByUser("/v1/sessions?user_id=ana", shows=False),
+    ("GET", "/v1/sessions/{session_id}"): ById(lambda ana: f"/v1/sessions/{ana.session_id}"),
+    ("GET", "/v1/sessions/{session_id}/messages"): ById(lambda ana: f"/v1/sessions/{ana.session_id}/messages"),
+    ("POST", "/v1/sessions/{session_id}/end"): ById(lambda ana: f"/v1/sessions/{ana.session_id}/end"),
+    ("POST", "/v1/sessions/{session_id}/fork"): ById(lambda ana: f"/v1/sessions/{ana.session_id}/fork"),
+    ("POST", "/v1/memory/search"): ByUser("/v1/memory/search", {"user_id": "ana", "query": QUESTION}),
+    ("POST", "/v1/memory/consolidate"): ById(
+        lambda _: "/v1/memory/consolidate", lambda ana: {"session_id": ana.session_id}
+    ),
+    ("GET", "/v1/users/{user_id}/export"): ByUser("/v1/users/ana/export"),
+    ("DELETE", "/v1/users/{user_id}"): ByUser("/v1/users/ana", shows=False),
+    ("GET", "/v1/casebank/search"): ByUser(f"/v1/casebank/search{NEAR}&user_id=ana"),
+    ("POST", "/v1/casebank/cases/{case_id}/share"): Fleet(),
+    ("DELETE", "/v1/casebank/cases/{case_id}/share"): Fleet(),
+    ("GET", "/v1/breakers"): Fleet(),
+    ("POST", "/v1/breakers/{name}/reset"): Fleet(),
+    ("POST", "/v1/consolidation/run"): Fleet(),
+    ("POST", "/v1/consolidation/dry-run"): Fleet(),
+    ("GET", "/v1/consolidation/runs"): Fleet(),
+    ("GET", "/v1/consolidation/runs/{run_id}"): Fleet(),
+    ("POST", "/v1/consolidation/runs/{run_id}/approve"): Fleet(),
+    ("POST", "/v1/consolidation/runs/{run_id}/reject"): Fleet(),
+    ("POST", "/v1/consolidation/restore/{case_id}"): Fleet(),
+}
+
+BY_ID = [(method, path, kind) for (method, path), kind in ROUTES.items() if isinstance(kind, ById)]
+BY_USER = [(method, path, kind) for (method, path), kind in ROUTES.items() if isinstance(kind, ByUser)]
+FLEET = [(method, path) for (method, path), kind in ROUTES.items() if isinstance(kind, Fleet)]
+
+
+def test_every_route_is_in_the_matrix(world: World) -> None:
+    """A new route is added here with what it shows to whom, or this fails."""
+    assert world.routes() == set(ROUTES)
+
+
+@pytest.mark.parametrize(("method", "path", "route"), BY_ID, ids=[f"{method} {path}" for method, path, _ in BY_ID])
+def test_an_id_of_another_tenant_does_not_exist(world: World, method: str, path: str, route: ById) -> None:
+    """404 with the same body as for an id that nothing has, and nothing is changed; the tenant's own key acts."""
+    for ana in world.anas.values():
+        before = world.kept(ana)
+        for key in world.others(ana):
+            theirs, nothings = (
+                world.ask(key, method, route.path(whose), json=route.body and route.body(whose))
+                for whose in (ana, route.missing())
+            )
+            assert (theirs.status_code, theirs.content) == (NOT_THERE, nothings.content), (path, key)
+            assert not [trace for trace in ana.traces if trace in theirs.text]
+        assert world.kept(ana) == before
+        for key in (SERVICES[ana.tenant], ADMINS[ana.tenant], ADMINS[None]):
+            own = world.ask(key, method, route.path(ana), json=route.body and route.body(ana))
+            assert own.content != nothings.content, (path, key, own.text)
+
+
+@pytest.mark.parametrize(("method", "path", "route"), BY_USER, ids=[f"{method} {path}" for method, path, _ in BY_USER])
+def test_a_user_of_another_tenant_is_another_user(world: World, method: str, path: str, route: ByUser) -> None:
+    """The same `user_id` with another tenant's key: nothing of this one's is shown, taken for theirs, or changed."""
+    ana = world.anas["acme"]
+    before = world.kept(ana)
+    if route.shows:
+        assert ana.secret in world.ask(SERVICES["acme"], method, route.path, json=route.body).text, path
+    for key in world.others(ana):
+        answer = world.ask(key, method, route.path, json=route.body)
+        assert answer.status_code in {200, 409}, answer.text  # 409: their own message_id "the same" had another text
+        assert not [trace for trace in ana.traces if trace in answer.text], (path, key)
+    assert _without_accesses(world.kept(ana)) == _without_accesses(before)
+
+
+def _without_accesses(tables: dict[str, Any]) -> dict[str, Any]:
+    return {name: rows for name, rows in tables.items() if name != "memory_accesses"}
+
+
+@pytest.mark.parametrize(("method", "path", "route"), BY_USER, ids=[f"{method} {path}" for method, path, _ in BY_USER])
+def test_no_user_id_reaches_into_a_tenant(world: World, method: str, path: str, route: ByUser) -> None:
+    """The stored key of a tenant's user is no `user_id`, and only the operator may name a tenant."""
+    smuggled = route.body and {name: "acme\x1fana" if name == "user_id" else each for name, each in route.body.items()}
+    where = route.path.replace("/ana", "/acme%1Fana").replace("user_id=ana", "user_id=acme%1Fana")
+    if (where, smuggled) != (route.path, route.body):
+        for key in (*SERVICES.values(), *ADMINS.values()):
+            answer = world.ask(key, method, where, json=smuggled)
+            assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST"), (path, key)
+    named = f"{route.path}{'&' if '?' in route.path else '?'}tenant="
+    for key in (SERVICES[None], SERVICES["bolt"], ADMINS["bolt"]):
+        answer = world.ask(key, method, f"{named}acme", json=route.body)
+        assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN"), (path, key)
+    assert world.ask(ADMINS[None], method, f"{named}Acme!", json=route.body).status_code == 400
+    for key in (SERVICES["acme"], ADMINS["acme"], ADMINS[None]):
+        answer = world.ask(key, method, f"{named}acme", json=route.body)
+        assert answer.status_code in {200, 409}, answer.text
+        if route.shows:
+            assert world.anas["acme"].secret in answer.text, (path, key)
+            assert world.anas["bolt"].secret not in answer.text
+
+
+@pytest.mark.parametrize(("method", "path"), FLEET)
+def test_what_concerns_all_tenants_takes_a_key_without_one(world: World, method: str, path: str) -> None:
+    """Runs of the CaseBank and breakers are the installation's: an administrator of one tenant decides about none."""
+    where = path.replace("{run_id}", str(uuid4())).replace("{name}", "a").replace("{case_id}", "a")
+    for key in (SERVICES["acme"], ADMINS["acme"], SERVICES[None]):
+        answer = world.ask(key, method, where)
+        assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN"), key
+    wait = {"params": {"wait": 0}} if method == "POST" and where.endswith("run") else {}
+    assert world.ask(ADMINS[None], method, where, **wait).status_code != 403
+
+
+def test_the_same_message_id_is_another_tenants_message(world: World) -> None:
+    """Each ana's "the same" was accepted once; a repetition finds the tenant's own."""
+    assert len({ana.turn_id for ana in world.anas.values()}) == 3
+    for ana in world.anas.values():
+        message = {"user_id": "ana", "text": f"{QUESTION}? It is {ana.secret}", "message_id": "the same"}
+        again = world.ask(SERVICES[ana.tenant], "POST", "/v1/messages", json=message)
+        assert (again.status_code, again.json()["turn_id"]) == (200, ana.turn_id)
+
+
+def test_a_message_cannot_enter_another_tenants_session(world: World) -> None:
+    """Nor can the operator put one there under another user's name."""
+    ana = world.anas["acme"]
+    message = {"user_id": "ana", "text": "hello", "session_id": ana.session_id}
+    for key in world.others(ana):
+        assert world.ask(key, "POST", "/v1/messages", json=message).status_code == NOT_THERE
+    assert world.ask(SERVICES["acme"], "POST", "/v1/messages", json=message).status_code == 202
+
+
+def test_sessions_are_listed_within_the_tenant(world: World) -> None:
+    """By an administrator of the tenant all of them; by the operator everybody's, or one tenant's."""
+
+    def listed(key: str, query: str = "") -> dict[str, tuple[str | None, str]]:
+        answer = world.ask(key, "GET", f"/v1/sessions{query}")
+        assert answer.status_code == 200, answer.text
+        return {each["session_id"]: (each["tenant"], each["user_id"]) for each in answer.json()}
+
+    own = {ana.session_id: (tenant, "ana") for tenant, ana in world.anas.items()}
+    acmes = {world.anas["acme"].session_id: ("acme", "ana")}
+    assert listed(ADMINS["acme"]) == listed(ADMINS[None], "?tenant=acme") == acmes
+    assert listed(SERVICES["acme"], "?user_id=ana") == listed(ADMINS[None], "?tenant=acme&user_id=ana") == acmes
+    assert listed(SERVICES[None], "?user_id=ana") == {world.anas[None].session_id: (None, "ana")}
+    assert listed(ADMINS[None]) == own
+    assert world.ask(SERVICES["acme"], "GET", "/v1/sessions").status_code == 403
+    assert listed(ADMINS["bolt"], "?user_id=eve") == {}
+
+
+def test_memories_are_consolidated_by_batch_only_without_a_tenant(world: World) -> None:
+    """A batch is of all tenants' sessions."""
+    answers = {tenant: world.ask(key, "POST", "/v1/memory/consolidate", json={}) for tenant, key in SERVICES.items()}
+    assert {tenant: answer.status_code for tenant, answer in answers.items()} == {"acme": 403, "bolt": 403, None: 202}
+
+
+def test_a_tenants_shared_cases_are_its_own(world: World) -> None:
+    """A case without an author is everybody's in its tenant; one without a tenant is no tenant's."""
+    runtime = world.runtime
+    for tenant in TENANTS:
+        case = NewCase(
+            f"faq {tenant}",
+            "what are the opening hours",
+            f"Ask {tenant}.",
+            query_vector=runtime.embedder.embed(["what are the opening hours"])[0],
+            embedder=runtime.embedder.name,
+            user_id=None if tenant is None else everybodys(tenant),
+        )
+        assert add(runtime.database, case, now=runtime.clock.now())
+    asked = "/v1/casebank/search?q=opening hours&k=100"
+    for more in ("", "&include_archived=true", "&user_id=ana"):
+        for tenant in TENANTS:
+            if tenant is None and "user_id" not in more:
+                continue  # that administrator is the operator
+            key = SERVICES[tenant] if "user_id" in more else ADMINS[tenant]
+            answer = world.ask(key, "GET", f"{asked}{more}")
+            found = {each["case_id"]: each for each in answer.json()["results"]}
+            assert [each for each in found if each.startswith("faq")] == [f"faq {tenant}"]
+            assert {each["tenant"] for each in found.values()} == {tenant}
+            assert {each["user_id"] for each in found.values()} == {"ana", None}
+    everything = world.ask(ADMINS[None], "GET", asked).json()
+    assert {each["tenant"] for each in everything["results"]} == set(TENANTS)
+
+
+@pytest.mark.parametrize("owner", TENANTS)
+def test_a_case_that_is_shared_stays_in_its_tenant(world: World, owner: str | None) -> None:
+    """Other users of the author's tenant see it, and no user of another tenant or without one."""
+    asked = f"/v1/casebank/search{NEAR}&user_id=bob"
+    found = world.ask(SERVICES[owner], "GET", f"/v1/casebank/search{NEAR}&user_id=ana").json()["results"]
+    [case_id] = [each["case_id"] for each in found]
+    assert world.ask(SERVICES[owner], "GET", asked).json()["results"] == []
+    assert world.ask(ADMINS[None], "POST", f"/v1/casebank/cases/{case_id}/share").status_code == 200
+    for tenant, key in SERVICES.items():
+        seen = [each["case_id"] for each in world.ask(key, "GET", asked).json()["results"]]
+        assert seen == ([case_id] if tenant == owner else []), tenant
+
+
+def test_erasing_a_user_leaves_the_others_of_that_name(world: World) -> None:
+    """With the tenant's key, and by the operator with `?tenant=`; the answer names the plain id."""
+    gone = world.ask(SERVICES["acme"], "DELETE", "/v1/users/ana")
+    assert (gone.status_code, gone.json()["user_id"]) == (200, "ana")
+    assert gone.json()["rows"]["turns"] == 1
+    assert world.ask(ADMINS[None], "DELETE", "/v1/users/ana?tenant=bolt").json()["rows"]["turns"] == 1
+    with world.runtime.database.engine.connect() as connection:
+        left = connection.execute(text("SELECT user_id FROM users")).scalars().all()
+        assert left == ["ana"]
+    assert world.anas[None].secret in json.dumps(world.kept(world.anas[None]))

@@ -1,0 +1,100 @@
+"""Blocking work beside the gateway's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from perdure.channels.http.threads import Threads
+
+MOST = 4
+
+_PATIENCE_S = 30.0
+
+
+@contextmanager
+def pool() -> Iterator[Threads]:
+    """Threads that are ended after the block."""
+    made = Threads(MOST)
+    yield made
+    made.close()
+
+
+def test_each_caller_gets_its_own_result() -> None:
+    """A thousand at once, on no more threads than allowed, and none is left behind."""
+    before, names = set(threading.enumerate()), set()
+
+    def work(number: int) -> int:
+        names.add(threading.current_thread().name)
+        if number % 7 == 0:
+            raise ValueError(number)
+        return number
+
+    async def main() -> list[int | BaseException]:
+        with pool() as threads:
+            return await asyncio.gather(
+                *(threads.run(lambda number=number: work(number)) for number in range(1_000)),  # type: ignore[misc]
+                return_exceptions=True,
+            )
+
+    found = asyncio.run(main())
+
+    assert [str(each) for each in found] == [str(number) for number in range(1_000)]
+    assert all(isinstance(each, ValueError) for each in found[::7])
+    assert 1 <= len(names) <= MOST
+    assert set(threading.enumerate()) <= before
+
+
+def test_the_loop_goes_on_while_work_blocks() -> None:
+    """The others are answered while one waits for a lock of the database."""
+    release = threading.Event()
+
+    async def main() -> list[object]:
+        with pool() as threads:
+            stuck = asyncio.ensure_future(threads.run(lambda: release.wait(_PATIENCE_S)))
+            found: list[object] = [await threads.run(lambda: "answered"), stuck.done()]
+            release.set()
+            return [*found, await stuck]
+
+    assert asyncio.run(main()) == ["answered", False, True]
+
+
+def test_a_caller_that_is_cancelled_takes_nothing_from_the_others() -> None:
+    """Its work goes on, since no thread can be stopped; its result is dropped."""
+    release, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        release.wait(_PATIENCE_S)
+        ended.set()
+
+    async def main() -> str:
+        with pool() as threads:
+            gone = asyncio.ensure_future(threads.run(work))
+            await asyncio.sleep(0)
+            gone.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await gone
+            release.set()
+            return await threads.run(lambda: "answered")
+
+    assert asyncio.run(main()) == "answered"
+    assert ended.wait(_PATIENCE_S)
+
+
+def test_no_error_of_the_work_stops_the_delivery() -> None:
+    """A future refuses `StopIteration`; its caller must hear of it, and the next one of its own result."""
+
+    def work() -> None:
+        raise StopIteration
+
+    async def main() -> str:
+        with pool() as threads:
+            with pytest.raises(RuntimeError, match="StopIteration"):
+                await threads.run(work)
+            return await threads.run(lambda: "answered")
+
+    assert asyncio.run(main()) == "answered"

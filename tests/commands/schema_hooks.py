@@ -1,0 +1,51 @@
+"""What schemathesis cannot know of a gateway: which ids exist, which names are allowed, and that no worker runs.
+
+Loaded by schemathesis in its own process (see schemathesis.toml).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import schemathesis
+from pydantic import JsonValue
+from schemathesis import Case, HookContext
+from schemathesis.core.transport import Response
+
+AGENT = "assistant"
+TASK = "reports.take"
+
+_IDS = ("turn_id", "session_id", "run_id")
+_known: dict[str, str] = {}
+
+
+@schemathesis.hook
+def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -> None:
+    """Have a valid request name what exists, so that it is not merely 404; and no request wait."""
+    if case.query.get("wait", 1) and "wait" in {parameter.name for parameter in case.operation.query}:
+        _wait_no_time(case)
+    if case.meta is None or not case.meta.generation.mode.is_positive:
+        return
+    for name in case.path_parameters.keys() & _known.keys():
+        case.path_parameters[name] = _known[name]
+    if case.operation.path == "/v1/messages" and isinstance(case.body, dict):
+        allowed: dict[str, JsonValue] = {"agent": AGENT, "reply_to": {"task": TASK}}
+        case.body |= {name: allowed[name] for name in allowed if case.body.get(name) is not None}
+
+
+@schemathesis.hook
+def after_call(context: HookContext, case: Case[Any], response: Response) -> None:
+    """Remember the ids of what was made."""
+    if response.status_code in {200, 201, 202}:
+        answer = response.json()
+        if isinstance(answer, dict):
+            _known.update({name: answer[name] for name in _IDS if isinstance(answer.get(name), str)})
+
+
+def _wait_no_time(case: Case[Any]) -> None:
+    try:
+        valid = float(case.query.get("wait", 1)) >= 0
+    except (TypeError, ValueError):
+        return
+    if valid:
+        case.query["wait"] = 0

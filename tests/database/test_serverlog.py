@@ -1,0 +1,42 @@
+"""A program says at its start whether the server's log quotes users, which depends on the server's settings."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from perdure.database.engine import Database
+from perdure.database.serverlog import quoting
+from workers.assembly import require_database
+
+
+def test_the_embedded_servers_log_quotes_nothing(database_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It is started so: neither statements nor DETAIL lines are in it."""
+    with caplog.at_level(logging.WARNING):
+        require_database(database_url)
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("log_min_error_statement", "error"),
+        ("log_error_verbosity", "default"),
+        ("log_statement", "all"),
+        ("log_min_duration_statement", "100000"),
+    ],
+)
+def test_another_servers_log_is_reported(
+    database_url: str, setting: str, value: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By PostgreSQL's defaults, a statement that fails is written with its values."""
+    server = Database(database_url)
+    with server.engine.connect() as connection:
+        connection.exec_driver_sql(f"ALTER DATABASE {server.url.database} SET {setting} = '{value}'")
+    server.close()
+    require_database(database_url)
+    assert f"PostgreSQL's log quotes what users wrote ({setting} is " in caplog.text
+    again = Database(database_url)
+    assert (quoting(again) or "").startswith(f"{setting} is ")
+    again.close()

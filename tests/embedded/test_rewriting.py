@@ -1,0 +1,102 @@
+"""What is deleted in the embedded Redis is gone from its file, too, once that was rewritten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import redis as redis_py
+
+from perdure.errors import Unavailable
+from tests.processes.scene import wait_until
+from workers.embedded import redis, rewriting
+from workers.embedded.lifecycle import Running
+from workers.embedded.rewriting import AppendOnlyFile
+
+SECRET = b"zyxomma"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Running]:
+    """A Redis of the test's own."""
+    with redis.start(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[Any]:
+    """A connection to it."""
+    made = redis_py.Redis.from_url(redis.client_url(server.url))
+    yield made
+    made.close()
+
+
+def _holds(directory: Path) -> bool:
+    return any(SECRET in path.read_bytes() for path in directory.rglob("*") if path.is_file())
+
+
+def _written_and_deleted(client: Any, directory: Path) -> None:
+    client.set("key", SECRET)
+    wait_until(lambda: _holds(directory), "it is in the file")
+    client.delete("key")
+    assert _holds(directory), "deleting adds to the file"
+
+
+def test_a_rewrite_removes_what_was_deleted(server: Running, client: Any, tmp_path: Path) -> None:
+    """Begun at once, and not again within seconds: many erasures share it."""
+    _written_and_deleted(client, tmp_path)
+    file = AppendOnlyFile(server.url)
+    file.rewrite()
+    wait_until(lambda: not _holds(tmp_path), "it is gone")
+    _written_and_deleted(client, tmp_path)
+    file.rewrite()
+    assert _holds(tmp_path)
+
+
+def test_an_erasure_is_over_when_a_rewrite_after_it_has_succeeded(server: Running, client: Any, tmp_path: Path) -> None:
+    """One that failed, or that began before, does not count."""
+    file, first, second = AppendOnlyFile(server.url), uuid4(), uuid4()
+    _written_and_deleted(client, tmp_path)
+    assert file.rewritten({first}) == {first}
+    assert not _holds(tmp_path)
+    _written_and_deleted(client, tmp_path)
+    assert file.rewritten({second}) == {second}
+    assert not _holds(tmp_path)
+
+
+def test_a_rewrite_that_fails_is_begun_again(
+    server: Running, client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk, for example; the sweeper asks again after a lease."""
+    _written_and_deleted(client, tmp_path)
+    file, erasure = AppendOnlyFile(server.url), uuid4()
+    states = iter([True, None, False])
+    with monkeypatch.context() as patched:
+        patched.setattr(rewriting, "_finished", lambda _client: next(states))
+        assert file.rewritten({erasure}) == frozenset()
+    with monkeypatch.context() as patched:
+        patched.setattr(rewriting, "_finished", lambda _client: None)
+        assert file.rewritten({erasure}) == frozenset(), "one runs"
+    wait_until(lambda: file.rewritten({erasure}) == {erasure}, "it is over")
+    assert not _holds(tmp_path)
+
+
+def test_a_redis_that_is_away_is_said(tmp_path: Path) -> None:
+    """The erasure goes on later."""
+    server = redis.start(tmp_path)
+    file = AppendOnlyFile(server.url)
+    server.stop()
+    with pytest.raises(Unavailable, match="does not rewrite its append-only file"):
+        file.rewrite()
+    with pytest.raises(Unavailable):
+        file.rewritten({uuid4()})
+
+
+def test_only_the_redis_of_the_directory_is_its_own(server: Running, tmp_path: Path) -> None:
+    """Another server's file is its operator's."""
+    assert redis.is_of(tmp_path, server.url)
+    assert not redis.is_of(tmp_path, "redis://127.0.0.1:6379/0")
+    assert not redis.is_of(tmp_path / "elsewhere", server.url)

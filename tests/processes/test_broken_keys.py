@@ -1,0 +1,135 @@
+"""A key of the broker with a value that kombu cannot use stops no worker; one of another program stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis as redis_py
+from celery import Celery
+
+from tests.processes.installation import Installation
+from tests.processes.scene import wait_until
+from workers.embedded.redis import client_url
+
+KEYS: dict[str, str] = {
+    "perdure:unacked": "string",
+    "perdure:unacked_index": "list",
+    "perdure:unacked_mutex": "string",
+    "_kombu.binding.turns": "string",
+    "_kombu.binding_permanent.turns": "list",
+    "_kombu.binding.perdure:celery.pidbox": "string",
+    "_kombu.binding.reply.perdure:celery.pidbox": "string",
+    "_kombu.binding.perdure:celeryev": "string",
+    "_kombu.binding_deadlines": "string",
+}
+"""What a penetration test makes of the keys that a worker needs and no other program uses."""
+
+TAKEN: dict[str, str] = {"sessions": "hash", "memory": "string", "maintenance\x06\x163": "set"}
+"""Keys of another program that have the names of perdure's queues, or of one level of a queue."""
+
+
+@pytest.fixture
+def client(installation: Installation) -> Iterator[Any]:
+    """A client of the broker."""
+    with redis_py.Redis.from_url(client_url(installation.redis.url), decode_responses=True) as made:
+        yield made
+
+
+def _break(client: Any, *keys: str) -> None:
+    for key in keys:
+        client.delete(key)
+        write = {"string": client.set, "list": client.lpush, "set": client.sadd}
+        if (kind := (KEYS | TAKEN | {"turns": "string"})[key]) == "hash":
+            client.hset(key, "x", "x")
+        else:
+            write[kind](key, "x")
+
+
+def _aside(client: Any) -> dict[str, str]:
+    """The keys that were set aside, by their former names without the prefix; their types."""
+    found = client.keys("*.broken-*")
+    return {key.removeprefix("perdure:").rpartition(".broken-")[0]: client.type(key) for key in found}
+
+
+@pytest.mark.long
+def test_a_worker_starts_over_broken_keys(installation: Installation, client: Any) -> None:
+    """It crashed in a loop until an operator deleted the key; now each is renamed, once, and reported."""
+    _break(client, *KEYS)
+    installation.worker().ready()
+    (turn,) = installation.settled(installation.accept("hello").turn_id)
+    assert turn["status"] == "done"
+    assert _aside(client) == {key.removeprefix("perdure:"): kind for key, kind in KEYS.items()}
+    assert {client.ttl(key) for key in client.keys("*.broken-*")} == {-1}, "none of them expires"
+    (worker,) = installation.workers
+    assert worker.container.status == "running"
+    for key in KEYS:
+        assert worker.logs().count(f"the key {key!r} at the broker holds a ") == 1
+    assert "Traceback" not in worker.logs()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("key", ["perdure:unacked", "perdure:unacked_index"])
+def test_a_worker_goes_on_when_a_key_is_broken(installation: Installation, client: Any, key: str) -> None:
+    """A submission that is taken at that moment is accepted, too: kombu has it removed from its queue already."""
+    worker = installation.worker()
+    worker.ready()
+    pid = worker.pid
+    _break(client, key)
+    app = Celery(broker=installation.redis.url, backend=installation.redis.url, set_as_current=False)
+    with app:
+        sent = app.send_task("turns.submit", kwargs={"user_id": "bob", "text": "hi"}, queue="ingress")
+        assert sent.get(timeout=20)["turn_id"]
+    (turn,) = installation.settled(installation.accept("hello").turn_id)
+    assert turn["status"] == "done"
+    wait_until(lambda: _aside(client) == {key.removeprefix("perdure:"): KEYS[key]}, "the key is set aside")
+    assert (worker.pid, worker.container.status) == (pid, "running")
+    assert "Unrecoverable" not in worker.logs()
+
+
+@pytest.mark.long
+def test_publishers_are_helped_by_a_worker(installation: Installation, client: Any) -> None:
+    """A binding that breaks while all run: no worker reads it, and no publisher can publish."""
+    installation.worker().ready()
+    _break(client, "_kombu.binding.turns", "perdure:unacked_mutex")
+    wait_until(lambda: len(_aside(client)) == 2, "the keys are set aside", 20)
+    (turn,) = installation.settled(installation.accept("hello").turn_id)
+    assert turn["status"] == "done"
+
+
+def test_keys_of_another_program_stay_as_they_are(installation: Installation, client: Any) -> None:
+    """A web shop keeps its cookies in the hash `sessions`: the other queues go on, and the operator learns of it."""
+    _break(client, *TAKEN)
+    client.expire("memory", 1_000)
+    worker = installation.worker()
+    worker.ready()
+    (turn,) = installation.settled(installation.accept("hello").turn_id)
+    assert turn["status"] == "done"
+    assert {key: client.type(key) for key in TAKEN} == TAKEN
+    assert (client.ttl("sessions"), client.ttl("memory") > 0) == (-1, True)
+    assert _aside(client) == {}
+    for key, kind in TAKEN.items():
+        assert worker.logs().count(f"the key {key!r} at the broker holds a {kind} where perdure's queue") == 1
+    assert "Give perdure a Redis database of its own, or remove the key" in worker.logs()
+    assert "Traceback" not in worker.logs()
+
+
+@pytest.mark.long
+def test_a_queue_is_taken_from_again_when_its_key_is_free(installation: Installation, client: Any) -> None:
+    """The key appears while the worker runs; the worker goes on, and needs no restart once it is removed."""
+    worker = installation.worker()
+    worker.ready()
+    pid = worker.pid
+    _break(client, "turns")
+    wait_until(lambda: "the key 'turns' at the broker holds a string" in worker.logs(), "it is reported", 20)
+    app = Celery(broker=installation.redis.url, backend=installation.redis.url, set_as_current=False)
+    with app:
+        sent = app.send_task("turns.submit", kwargs={"user_id": "bob", "text": "hi"}, queue="ingress")
+        assert sent.get(timeout=20)["turn_id"]
+    assert client.get("turns") == "x"
+    client.delete("turns")
+    (turn,) = installation.settled(installation.accept("hello").turn_id, within_s=20)
+    assert turn["status"] == "done"
+    assert worker.logs().count("the key 'turns' at the broker holds a string") == 1
+    assert (worker.pid, worker.container.status) == (pid, "running")

@@ -1,0 +1,282 @@
+"""Erased means erased: what a user wrote, by whatever way, is in no file, key, table or log afterwards.
+
+The servers are the embedded ones, as `perdure up` runs them. What is excluded below is documented in
+docs/operating.md ("What erasing reaches"), with how long a text stays there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psycopg2
+import pytest
+from celery import Celery
+from redis import Redis
+
+from tests.commands.conftest import Perdure
+from tests.models.openai_server import Status, Step, Wire
+from tests.processes.gateway import serving
+from tests.processes.installation import Installation
+from tests.processes.mind import Mind
+from tests.processes.nodes import PostgresServer, RedisContainer
+from tests.processes.scene import wait_until
+from workers.embedded import redis
+
+SECRET = "zyxomma"
+"""In every text of the user that is erased, their id included."""
+
+USER = f"user-{SECRET}"
+OTHER, KEPT = "user-other", "quokka"
+
+SETTINGS = {
+    "PERDURE_AGENTS": "tests.processes.confidant",
+    "PERDURE_TURN__MAX_ATTEMPTS": "1",
+    "PERDURE_CONSOLIDATION__MIN_TURNS": "1",
+    "PERDURE_RETRY__MAX_ATTEMPTS": "1",
+    "PERDURE_GUARD__MAX_CHARS": "500",
+}
+
+EXCLUDED = ("postgres/data/pg_wal", "postgres/data/base")
+"""Under the data directory: PostgreSQL's write-ahead log and the files of its tables, where deleted rows stay."""
+
+
+class Quoting(Mind):
+    """A model whose server refuses some texts, and quotes them in its error."""
+
+    def answer(self, body: Wire) -> Step:
+        """What it says to a prompt."""
+        newest = str(body["messages"][-1]["content"])
+        return Status(400, message=f"cannot answer {newest}") if newest.startswith("refuse:") else super().answer(body)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """The installation's data directory."""
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def installation(data: Path, tmp_path: Path) -> Iterator[Installation]:
+    """A perdure on embedded servers of its own, with a worker, whose logs are under the data directory."""
+    data.mkdir()
+    postgres, broker, mind = PostgresServer(data / "postgres"), RedisContainer("redis", data / "redis"), Quoting()
+    with mind.server:
+        made = Installation(postgres.url, broker, mind, tmp_path)
+        made.environment.update(SETTINGS)
+        made.directory = data  # for the logs
+        made.worker("--task-events").container.ready()
+        yield made
+        made.close()
+        mind.close()
+    broker.teardown()
+    postgres.stop()
+
+
+@pytest.fixture
+def perdure(installation: Installation, tmp_path: Path) -> Perdure:
+    """Runs commands and the gateway."""
+    return Perdure(installation.environment, tmp_path)
+
+
+class Life:
+    """A user and all that they write, each text with their word in it."""
+
+    def __init__(self, client: httpx2.Client, installation: Installation, user: str, word: str) -> None:
+        self._client = client
+        self._installation = installation
+        self.user = user
+        self.word = word
+
+    def by_http(self, text: str, **more: Any) -> dict[str, Any]:
+        """The turn of a message, once it is settled."""
+        body = {"user_id": self.user, "text": text, **more}
+        accepted = self._client.post("/v1/messages", json=body).raise_for_status().json()
+        turn: dict[str, Any] = self._client.get(f"/v1/turns/{accepted['turn_id']}?wait=20").json()
+        assert turn["status"] in {"done", "failed"}, turn
+        return turn
+
+    def refused_by_http(self) -> None:
+        """Messages that are not accepted."""
+        word, post = self.word, partial(self._client.post, "/v1/messages")
+        assert post(json={"user_id": self.user, "text": word * 200}).status_code == 413
+        assert post(json={"user_id": self.user, "text": word, "nonsense": word}).status_code == 400
+        assert post(content=f'{{"user_id": "{self.user}", "text": "{word}').status_code == 400
+        self.by_http(f"once {word}", message_id="once")
+        again = {"user_id": self.user, "text": f"twice {word}", "message_id": "once"}
+        assert post(json=again).status_code == 409
+
+    def by_celery(self) -> list[str]:
+        """Submissions, accepted, refused and unreadable; the errors that the refused ones' results hold."""
+        url, user, word = self._installation.environment["PERDURE_BROKER_URL"], self.user, self.word
+        app = Celery("foreign", broker=url, backend=url, set_as_current=False)
+        submit = partial(app.send_task, "turns.submit", queue="ingress")
+        accepted = submit(kwargs={"user_id": user, "text": f"submitted {word}"}).get(timeout=20)
+        refused = [
+            submit(kwargs={"user_id": user, "text": word, "on_busy": word}),
+            submit(kwargs={"user_id": user, "text": word * 200}),
+            submit(args=[user, word]),
+        ]
+        app.send_task("sessions.end", kwargs={"session_id": word}, queue="sessions", ignore_result=False)
+        with app.producer_pool.acquire() as producer:
+            headers = {"task": "turns.submit", "id": "unreadable"}
+            for content_type in ("application/json", "application/x-python-serialize"):
+                producer.publish(
+                    f"[[{word}", headers=headers, routing_key="ingress", exchange="ingress",
+                    content_type=content_type, content_encoding="utf-8",
+                )  # fmt: skip
+        errors = [str(each.get(timeout=20, propagate=False)) for each in refused]
+        self._installation.settled(accepted["turn_id"])
+        app.close()
+        return errors
+
+
+def live(life: Life, installation: Installation, perdure: Perdure, directory: Path) -> list[str]:
+    """Write by every way in; returns the errors of refused submissions."""
+    word = life.word
+    for text in (f"I am {word}", f"pure: {word}", f"unsafe: {word}", f"idempotent: {word}"):
+        assert life.by_http(text)["status"] == "done"
+    assert life.by_http(f"refuse: {word}")["status"] == "failed"
+    life.by_http(f"reply to {word}", reply_to={"url": f"http://127.0.0.1:9/{word}"})
+    life.refused_by_http()
+    errors = life.by_celery()
+    praised = life.by_http(f"what is {word}?")["turn_id"]
+    feedback = {"score": 1, "comment": f"well said, {word}"}
+    life._client.post(f"/v1/turns/{praised}/feedback", json=feedback).raise_for_status()
+    assert perdure("send", f"from a terminal {word}", "--user", life.user, "--wait", "20").returncode == 0
+    _import(life, perdure, directory)
+    _remember(life, installation, praised)
+    _fail_in_postgresql(life, installation)
+    return errors
+
+
+def _import(life: Life, perdure: Perdure, directory: Path) -> None:
+    file = directory / "import.jsonl"
+    line = {"user_id": life.user, "session": "old", "occurred_at": "2026-01-01T00:00:00Z"}
+    said = [
+        {**line, "message_id": f"old {role}", "role": role, "content": f"long ago {life.word}"}
+        for role in ("user", "assistant")
+    ]
+    file.write_text("\n".join(json.dumps(each) for each in [*said, {**line, "content": life.word}]))
+    assert perdure("messages", "import", str(file)).returncode == 1, "the last line is bad"
+    for left in directory.glob("*-*"):
+        if left.name.startswith(("in-", "out-", "err-")):
+            left.unlink()  # the terminal of this test
+    file.unlink()
+
+
+def _remember(life: Life, installation: Installation, turn_id: str) -> None:
+    """End the session of a turn, and have memories drawn from it."""
+    session_id = life._client.get(f"/v1/turns/{turn_id}").json()["session_id"]
+    life._client.post(f"/v1/sessions/{session_id}/end", json={"reason": life.word}).raise_for_status()
+    asked = {"user": life.user}
+    counted = "SELECT 1 FROM memories WHERE user_id = %(user)s"
+    wait_until(lambda: installation.query(counted, **asked), "memories are drawn")
+
+
+def _fail_in_postgresql(life: Life, installation: Installation) -> None:
+    """Have a statement with a text in it fail: its table is locked for longer than it waits."""
+    url = installation.database.url
+    with psycopg2.connect(url.set(drivername="postgresql").render_as_string(hide_password=False)) as connection:
+        connection.cursor().execute("LOCK TABLE inbox IN ACCESS EXCLUSIVE MODE")
+        sent = life._client.post("/v1/messages", json={"user_id": life.user, "text": f"locked out {life.word}"})
+        assert sent.status_code == 503
+    connection.close()
+
+
+def poison(life: Life, installation: Installation) -> None:
+    """A turn that kills its worker, and is given up by the next one."""
+    (worker,) = installation.workers
+    text = f"deadly: {life.word}"
+    accepted = life._client.post("/v1/messages", json={"user_id": life.user, "text": text}).json()
+    worker.container.wait()
+    worker.container.start()
+    worker.container.ready()
+    assert installation.settled(accepted["turn_id"])[0]["error"]["code"] == "BUDGET_EXHAUSTED"
+
+
+def in_tables(installation: Installation, word: str) -> dict[str, int]:
+    """Rows of each table, the system's catalogues included, that hold a word."""
+    tables = installation.query(
+        "SELECT format('%%I.%%I', nspname, relname) AS name FROM pg_class AS c JOIN pg_namespace AS n "
+        "ON n.oid = relnamespace WHERE relkind = 'r' AND NOT relisshared"
+    )
+    counted = {}
+    for table in tables:
+        found = f"SELECT count(*) AS n FROM {table.name} AS t WHERE t::text LIKE %(like)s"  # noqa: S608 (catalogue's)
+        counted[table.name] = installation.query(found, like=f"%{word}%")[0].n
+    return {name: count for name, count in counted.items() if count}
+
+
+def in_redis(url: str, word: str) -> list[str]:
+    """The keys that hold a word."""
+    client: Any = Redis.from_url(redis.client_url(url), decode_responses=True)
+    readers = {
+        "string": client.get,
+        "hash": client.hgetall,
+        "list": lambda key: client.lrange(key, 0, -1),
+        "set": client.smembers,
+        "zset": lambda key: client.zrange(key, 0, -1),
+        "stream": client.xrange,
+    }
+    found = [key for key in client.scan_iter() if word in f"{key} {readers[client.type(key)](key)}"]
+    client.close()
+    return found
+
+
+def in_files(directory: Path, word: str, excluded: tuple[str, ...] = EXCLUDED) -> list[str]:
+    """The files under a directory that hold a word, or whose names do."""
+    found = []
+    for path in directory.rglob("*"):
+        name = str(path.relative_to(directory))
+        if name.startswith(tuple(f"{each}/" for each in excluded)) or not path.is_file():
+            continue
+        with suppress(FileNotFoundError):
+            if word in name or word.encode() in path.read_bytes():
+                found.append(name)
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_nothing_that_a_user_wrote_is_left_when_they_are_erased(
+    installation: Installation, perdure: Perdure, data: Path, tmp_path: Path
+) -> None:
+    """Through HTTP, Celery, a terminal, an import; tools, memories, cases; what was refused, failed or killed."""
+    with serving(perdure) as url, httpx2.Client(base_url=url, timeout=30) as client:
+        for life in (Life(client, installation, OTHER, KEPT), Life(client, installation, USER, SECRET)):
+            errors = live(life, installation, perdure, tmp_path)
+            assert not [error for error in errors if life.word in error]
+        poison(life, installation)
+        for user, word in ((OTHER, KEPT), (USER, SECRET)):
+            Life(client, installation, user, word).by_http(f"pure: {word} again")
+        installation.database.engine.connect().exec_driver_sql("ANALYZE")
+        before = in_tables(installation, SECRET)
+        assert {"public.messages", "public.cases", "public.memories", "pg_catalog.pg_statistic"} <= before.keys()
+        assert in_redis(installation.redis.url, SECRET)
+        assert in_files(data, SECRET), "it is in the file of Redis"
+
+        erased = client.delete(f"/v1/users/{USER}").raise_for_status().json()
+        assert erased["everywhere"]
+        wait_until(lambda: not installation.query("SELECT 1 FROM erasures"), "the second pass is done")
+        assert in_tables(installation, SECRET) == {}
+        assert in_redis(installation.redis.url, SECRET) == []
+        assert in_files(data, SECRET) == []
+    installation.workers[0].container.kill("SIGTERM")
+    assert in_files(tmp_path, SECRET, tuple(f"data/{each}" for each in EXCLUDED)) == []
+    assert "public.messages" in in_tables(installation, KEPT)
+    assert in_redis(installation.redis.url, KEPT)
+    _erased_for_good(installation, data)
+
+
+def _erased_for_good(installation: Installation, data: Path) -> None:
+    """What docs/operating.md tells operators to do empties what is excluded, too."""
+    with installation.database.engine.connect() as connection:
+        connection.exec_driver_sql("VACUUM FULL")
+        connection.exec_driver_sql("CHECKPOINT")
+    assert in_files(data, SECRET, ("postgres/data/pg_wal",)) == []

@@ -1,0 +1,116 @@
+"""What Flower shows of the tasks of a fleet, to whom: ids and times, to those who have the password."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from celery import Celery
+
+from tests.commands.conftest import Perdure
+from tests.commands.test_flower import free_port
+from tests.commands.test_up import QUERY
+from tests.processes.installation import Installation
+from tests.processes.scene import wait_until
+
+SECRET = "zyxomma-of-flower"
+PAGES = ("", "workers", "tasks", "api/workers?refresh=1", "api/tasks", "api/task/types", "metrics", "healthcheck")
+
+
+@contextmanager
+def flower(perdure: Perdure, data: Path) -> Iterator[httpx2.Client]:
+    """`perdure flower`, to somebody with its password."""
+    port = free_port()
+    process = perdure.start("flower", "--port", str(port))
+    client = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=20)
+    try:
+        wait_until(lambda: _answers(client), "Flower answers", 60)
+        client.auth = httpx2.BasicAuth("perdure", (data / "flower.password").read_text())
+        yield client
+    finally:
+        client.close()
+        process.kill()
+        process.join()
+
+
+def _answers(client: httpx2.Client) -> bool:
+    try:
+        return client.get("/healthcheck").is_success
+    except httpx2.TransportError:
+        return False
+
+
+@pytest.fixture
+def foreign(installation: Installation) -> Iterator[Celery]:
+    """A service that knows the broker, the task's name and where Flower listens, and announces what it sends."""
+    url = installation.environment["PERDURE_BROKER_URL"]
+    app = Celery("foreign", broker=url, backend=url, set_as_current=False)
+    app.conf.update(task_send_sent_event=True, event_exchange="perdure:celeryev")
+    yield app
+    app.close()
+
+
+def sent(app: Celery, queue: str = "ingress", **message: Any) -> str:
+    """The id of a submission whose every free part is the secret."""
+    kwargs = {"user_id": f"ann {SECRET}", "text": f"my PIN is {SECRET}", **message}
+    return str(app.send_task("turns.submit", kwargs=kwargs, queue=queue, shadow=SECRET).id)
+
+
+@pytest.mark.long
+def test_no_text_of_a_user_is_in_flower(
+    installation: Installation, perdure: Perdure, foreign: Celery, tmp_path: Path
+) -> None:
+    """Submitted by a program of another team, accepted, refused, and with positional arguments."""
+    worker = installation.worker("--task-events")
+    worker.container.ready()
+    with flower(perdure, tmp_path / "data") as client:
+        states = _settled(client, foreign)
+        assert {"SUCCESS", "FAILURE", "PENDING"} <= set(states.values())
+        pages = [*PAGES, *(f"task/{id_}" for id_ in states), *(f"api/task/info/{id_}" for id_ in states)]
+        (name,) = wait_until(lambda: client.get("api/workers?refresh=1").json(), "Flower knows the worker")
+        pages.append(f"worker/{name}")
+        shown = [client.get(page).raise_for_status().text for page in pages]
+        table = client.post("tasks/datatable", data=QUERY).raise_for_status().text
+        wait_until(lambda: "turns.run" in client.get("api/tasks").text, "Flower has seen the turn")
+        runs = [each for each in client.get("api/tasks").json().values() if each["name"] == "turns.run"]
+    assert not [page for page, text in zip(pages, shown, strict=True) if SECRET in text]
+    assert SECRET not in table
+    assert all("'session_id': '" in run["kwargs"] for run in runs)
+    assert SECRET not in worker.logs()
+
+
+def _settled(client: httpx2.Client, foreign: Celery) -> dict[str, str]:
+    """The states of submissions, once Flower has heard of one that is accepted, refused, and taken by no worker."""
+    ids: set[str] = set()
+
+    def known() -> dict[str, str]:
+        ids.add(sent(foreign))
+        ids.add(sent(foreign, nonsense=SECRET))
+        ids.add(sent(foreign, "elsewhere"))
+        foreign.send_task("turns.submit", args=[SECRET], queue="ingress")
+        tasks = client.get("api/tasks").raise_for_status().json()
+        found = {id_: tasks[id_]["state"] for id_ in ids & tasks.keys()}
+        return found if {"SUCCESS", "FAILURE", "PENDING"} <= set(found.values()) else {}
+
+    return wait_until(known, "Flower has heard of submissions")
+
+
+@pytest.mark.long
+def test_flower_asks_for_its_password_and_answers_to_its_own_name_only(
+    installation: Installation, perdure: Perdure, tmp_path: Path
+) -> None:
+    """A page that resolves its name to this machine reaches nothing, `/metrics` included."""
+    with flower(perdure, tmp_path / "data") as client:
+        for page in PAGES:
+            assert client.get(f"/{page}", headers={"Host": "evil.example"}).status_code == 403, page
+            assert client.get(f"/{page}", headers={"Host": "localhost:1"}).status_code == 200, page
+        for page in PAGES:
+            expected = 200 if page in {"metrics", "healthcheck"} else 401
+            assert client.get(f"/{page}", auth=None).status_code == expected, page
+        client.auth = httpx2.BasicAuth("perdure", "guessed")
+        assert client.get("/tasks").status_code == 401
+    assert ((tmp_path / "data" / "flower.password").stat().st_mode & 0o777) == 0o600

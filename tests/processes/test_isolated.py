@@ -1,0 +1,103 @@
+"""A turn alone in a process that holds its interpreter's lock: what ends it, and what becomes of its turn."""
+
+from __future__ import annotations
+
+import signal
+
+import psutil
+import pytest
+
+from perdure.sessions.ending import request_end
+from perdure.turns.cancelling import cancel
+from perdure.turns.erasing import erase
+from perdure.turns.inbox import Accepted
+from perdure.turns.lease import ISOLATE_FROM_CLAIM
+from tests.processes.installation import Installation
+from tests.processes.nodes import Worker
+from tests.processes.scene import wait_until
+
+WITHIN_S = 60.0
+TIMEOUT_S = 3
+TEXT = "frozen: alone"
+
+
+def held(installation: Installation, **environment: str) -> tuple[Worker, Accepted, psutil.Process]:
+    """A worker, a turn, and its process, in which a tool holds the interpreter's lock."""
+    accepted = installation.accept(TEXT)
+    installation.query("UPDATE sessions SET claims = %(claims)s RETURNING 1", claims=ISOLATE_FROM_CLAIM)
+    worker = installation.worker(**environment)
+    effect = wait_until(lambda: next(iter(installation.scene.effects(TEXT)), None), "the tool is called", WITHIN_S)
+    assert effect.pid != worker.pid
+    return worker, accepted, psutil.Process(effect.pid)
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether a process is gone, be it reaped or not."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.long
+def test_its_time_limit_ends_it_for_good(installation: Installation) -> None:
+    """A turn whose time was up once must not have it four times more."""
+    worker, accepted, child = held(installation, PERDURE_TURN__TIMEOUT_S=str(TIMEOUT_S))
+
+    (turn,) = installation.settled(accepted.turn_id, within_s=WITHIN_S)
+
+    assert has_ended(child)
+    assert (turn["status"], turn["error"]["code"]) == ("failed", "TIMEOUT")
+    assert turn["reply"]["text"] == f"I could not finish within {TIMEOUT_S} seconds, so I stopped."
+    assert len(installation.scene.effects(TEXT)) == 1
+    assert worker.container.status == "running"
+    later = installation.accept("hello")
+    assert [each["status"] for each in installation.settled(later.turn_id)] == ["done"]
+    installation.check()
+
+
+@pytest.mark.long
+def test_a_cancellation_ends_it(installation: Installation) -> None:
+    """It cannot see that, and its user must not wait until its time is up."""
+    _, accepted, child = held(installation)
+    cancel(installation.runtime, accepted.turn_id)
+
+    (turn,) = installation.settled(accepted.turn_id, within_s=WITHIN_S)
+
+    assert has_ended(child)
+    assert turn["status"] == "cancelled"
+    installation.check()
+
+
+@pytest.mark.long
+def test_its_session_ends_after_its_time_limit(installation: Installation) -> None:
+    """A requested end does not kill the process: accepted turns run first, for their time limit at most."""
+    _, accepted, child = held(installation, PERDURE_TURN__TIMEOUT_S=str(TIMEOUT_S))
+    request_end(installation.database, accepted.session_id, "asked")
+
+    (turn,) = installation.settled(accepted.turn_id, within_s=WITHIN_S)
+
+    assert has_ended(child)
+    assert (turn["status"], turn["error"]["code"]) == ("failed", "TIMEOUT")
+    assert turn["reply"]["text"] == f"I could not finish within {TIMEOUT_S} seconds, so I stopped."
+    wait_until(lambda: installation.query("SELECT 1 FROM sessions WHERE ended_at IS NOT NULL"), "the session ends")
+
+
+@pytest.mark.long
+def test_the_erasure_of_its_user_ends_it(installation: Installation) -> None:
+    """It has the user's words in its memory, and nobody will ever want its result."""
+    worker, _, child = held(installation)
+    erase(installation.runtime, "ana")
+
+    wait_until(lambda: has_ended(child), "the process is killed", WITHIN_S)
+    assert worker.container.status == "running"
+    assert not installation.query("SELECT 1 FROM turns")
+
+
+@pytest.mark.long
+def test_it_dies_with_its_worker(installation: Installation) -> None:
+    """A worker is killed by its watchdog, by the system, by a person; nobody else would ever end this process."""
+    worker, _, child = held(installation)
+    worker.container.signal(signal.SIGKILL)
+
+    wait_until(lambda: has_ended(child), "the process is killed")

@@ -1,0 +1,192 @@
+"""Items on a queue in Redis that are no messages, or no tasks that a worker can read."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import redis as redis_py
+from pytest_celery import CeleryTestSetup
+
+from perdure.redis import client_url
+from tests.processes.installation import Installation
+from tests.processes.scene import wait_until
+
+TEXT = "the PIN of my card is 4711"
+"""Stands in each item, and must stand in no log."""
+
+
+LINES = 10
+"""Kinds of faults that the items have at least, each of which is reported once at once."""
+
+
+class Absent:
+    """Marks a member that an envelope lacks."""
+
+
+def encoded(body: bytes) -> str:
+    """A body as kombu has it in an envelope."""
+    return base64.b64encode(body).decode()
+
+
+def envelope(**changes: Any) -> bytes:
+    """A message as kombu pushes it, but for `changes` of its members."""
+    made = {
+        "body": encoded(json.dumps([[], {"session_id": TEXT}, {}]).encode()),
+        "content-encoding": "utf-8",
+        "content-type": "application/json",
+        "headers": headers(),
+        "properties": properties(),
+    } | changes
+    return json.dumps({name: value for name, value in made.items() if value is not Absent}).encode()
+
+
+def properties(**changes: Any) -> dict[str, Any]:
+    """A message's properties, but for `changes`."""
+    made = {
+        "correlation_id": TEXT,
+        "delivery_mode": 2,
+        "delivery_info": {"exchange": "turns", "routing_key": "turns"},
+        "priority": 0,
+        "body_encoding": "base64",
+        "delivery_tag": str(uuid4()),
+    } | changes
+    return {name: value for name, value in made.items() if value is not Absent}
+
+
+def headers(**changes: Any) -> dict[str, Any]:
+    """A task's headers, but for `changes`."""
+    return {"lang": "py", "task": "turns.run", "id": str(uuid4()), "retries": 0} | changes
+
+
+PICKLED = encoded(pickle.dumps([[], {"session_id": TEXT}, {}]))
+
+ITEMS: dict[str, bytes] = {
+    "raw text": TEXT.encode(),
+    "bytes that are no text": b"\xff\xfe" + TEXT.encode(),
+    "nothing": b"",
+    "a number": b"4711",
+    "a string": json.dumps(TEXT).encode(),
+    "a list": json.dumps([TEXT]).encode(),
+    "null": b"null",
+    "deeply nested": b"[" * 100_000,
+    "an empty object": b"{}",
+    "no properties": envelope(properties=Absent),
+    "properties that are a list": envelope(properties=[TEXT]),
+    "no delivery tag": envelope(properties=properties(delivery_tag=Absent)),
+    "a delivery tag that is a list": envelope(properties=properties(delivery_tag=[TEXT])),
+    "no delivery info": envelope(properties=properties(delivery_info=Absent)),
+    "delivery info that is text": envelope(properties=properties(delivery_info=TEXT)),
+    "a routing key that is a list": envelope(properties=properties(delivery_info={"routing_key": [TEXT]})),
+    "a priority that is text": envelope(properties=properties(priority=TEXT)),
+    "a body encoding that does not exist": envelope(properties=properties(body_encoding=TEXT)),
+    "a body that is not base64": envelope(body="~"),
+    "a body that is a number": envelope(body=5),
+    "a body that is no JSON": envelope(body=encoded(TEXT.encode())),
+    "a body that is no list": envelope(body=encoded(b"5")),
+    "a body of another length": envelope(body=encoded(json.dumps([[TEXT]]).encode())),
+    "arguments that are no mapping": envelope(body=encoded(json.dumps({"args": [], "kwargs": TEXT}).encode())),
+    "headers that are a list": envelope(headers=[TEXT]),
+    "no identifier": envelope(headers={"task": "turns.run"}),
+    "an identifier that is a list": envelope(headers=headers(id=[TEXT])),
+    "a time limit that is text": envelope(headers=headers(timelimit=TEXT)),
+    "a time that is none": envelope(headers=headers(eta=TEXT)),
+    "an expiry that is none": envelope(headers=headers(expires=TEXT)),
+    "a task whose name is a list": envelope(headers=headers(task=[TEXT])),
+    "a compression that does not exist": envelope(headers=headers(compression=TEXT)),
+    "text as its content type": envelope(**{"content-type": "text/plain"}),
+    "a content type that is a list": envelope(**{"content-type": [TEXT]}),
+    "an unknown charset": envelope(**{"content-encoding": TEXT}),
+    "pickles": envelope(
+        **{"content-type": "application/x-python-serialize", "content-encoding": "binary", "body": PICKLED}
+    ),
+    "pickles that say they are JSON": envelope(body=PICKLED),
+    "YAML": envelope(**{"content-type": "application/x-yaml"}),
+}
+
+
+PUBLISHED: dict[str, bytes] = {
+    "raw text": TEXT.encode(),
+    "bytes that are no text": b"\xff\xfe" + TEXT.encode(),
+    "deeply nested": b"[" * 100_000,
+    "a list": json.dumps([TEXT]).encode(),
+    "a body that is no JSON": envelope(body=encoded(TEXT.encode()), headers={}),
+    "a deeply nested body": envelope(body=encoded(b"[" * 100_000), headers={}),
+}
+
+
+@pytest.fixture
+def client(installation: Installation) -> Iterator[Any]:
+    """The broker, as anybody with its address reaches it."""
+    with redis_py.Redis.from_url(client_url(installation.redis.url)) as made:
+        yield made
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("worker_count", [1])
+def test_what_is_no_message_is_dropped_and_what_is_behind_it_runs(
+    celery_setup: CeleryTestSetup, installation: Installation, client: Any, worker_count: int
+) -> None:
+    """Whoever may write to the broker must not stop a worker, nor have what they write copied to its log."""
+    (worker,) = installation.workers
+    pid = worker.pid
+    for number, (name, item) in enumerate(ITEMS.items()):
+        client.lpush("turns", item)
+        behind = installation.accept(f"hello {number}", user=f"user {number}")
+        (turn,) = installation.settled(behind.turn_id)
+        assert (name, turn["status"]) == (name, "done")
+        assert (name, worker.container.status, worker.pid) == (name, "running", pid), worker.logs()
+        wait_until(lambda: not client.exists("turns", "perdure:unacked"), f"{name}: nothing is left of it")
+
+    assert TEXT not in worker.logs()
+    assert encoded(TEXT.encode()) not in worker.logs()
+    dropped = [line for line in worker.logs().splitlines() if "queue turns: dropped" in line]
+    assert len(dropped) >= LINES
+    installation.check()
+
+
+def test_what_is_published_and_is_no_command_is_dropped(installation: Installation, client: Any) -> None:
+    """One such item reaches every worker at once."""
+    worker = installation.worker()
+    worker.ready()
+    pid = worker.pid
+    channel = "/0.perdure:celery.pidbox"
+    wait_until(lambda: client.publish(channel, b"{") == 1, "the worker listens for commands")
+    for name, item in PUBLISHED.items():
+        assert client.publish(channel, item) == 1, name
+    wait_until(lambda: worker.logs().count("celery.pidbox: dropped") >= 4, "they are reported")
+    (turn,) = installation.settled(installation.accept("hello").turn_id, within_s=10)
+    assert turn["status"] == "done"
+    assert (worker.pid, worker.container.status) == (pid, "running"), worker.logs()
+    assert TEXT not in worker.logs()
+    assert encoded(TEXT.encode()) not in worker.logs()
+
+
+def test_items_of_one_kind_are_counted_to_the_last(installation: Installation, client: Any) -> None:
+    """The first is reported at once, the others with their number: here, when the worker stops."""
+    client.lpush("turns", *[TEXT.encode()] * 500)
+    worker = installation.worker()
+    worker.ready()
+    wait_until(lambda: not client.exists("turns"), "the worker has taken them all")
+    worker.kill("SIGTERM")
+    assert worker.container.wait() == 0
+    assert "queue turns: dropped 1 items" in worker.logs()
+    assert "queue turns: dropped 499 items" in worker.logs()
+
+
+def test_what_another_application_encodes_returns_to_its_queue(installation: Installation, client: Any) -> None:
+    """It may use a content type that perdure does not accept; no task of perdure's is meant."""
+    item = envelope(**{"content-type": "application/x-protobuf", "content-encoding": "binary", "headers": {}})
+    client.lpush("memory", item)
+    worker = installation.worker()
+    worker.ready()
+    wait_until(lambda: "a message that cannot be decoded; they are returned" in worker.logs(), "it is held")
+    worker.kill("SIGTERM")
+    assert worker.container.wait() == 0
+    assert client.llen("memory") == 1
+    assert "dropped" not in worker.logs()

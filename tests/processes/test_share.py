@@ -1,0 +1,60 @@
+"""One user floods a fleet of real workers: others are answered, nothing is lost, whoever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+from pytest_celery import CeleryTestSetup, CeleryWorkerCluster
+
+from perdure.settings import Scope
+from tests.processes.installation import Installation
+from tests.processes.scene import wait_until
+
+FLOOD, AT_ONCE = 40, 3
+
+
+@pytest.fixture
+def celery_worker_cluster(installation: Installation) -> CeleryWorkerCluster:
+    """Two workers of two threads each: one more than a user may have."""
+    settings = installation.runtime.settings
+    session = settings.session.model_copy(update={"scope": Scope.CHANNEL})
+    turn = settings.turn.model_copy(update={"user_concurrency": AT_ONCE})
+    installation.runtime = replace(
+        installation.runtime, settings=settings.model_copy(update={"session": session, "turn": turn})
+    )
+    own = {"PERDURE_TURN__USER_CONCURRENCY": str(AT_ONCE), "PERDURE_SESSION__SCOPE": "channel"}
+    cluster = CeleryWorkerCluster(*(installation.worker("--concurrency", "2", **own) for _ in range(2)))
+    assert cluster.ready()
+    return cluster
+
+
+@pytest.mark.long
+def test_a_flood_leaves_threads_for_others_and_survives_a_dead_worker(
+    celery_setup: CeleryTestSetup, installation: Installation
+) -> None:
+    """Three turns of the flood run, however slow; another user is answered meanwhile. Then a worker is killed."""
+    texts = [f"flood {number}" for number in range(FLOOD)]
+    gates = {text: installation.mind.gate(text) for text in texts}
+    flood = [installation.accept(text, user="flood", channel=f"channel-{number}") for number, text in enumerate(texts)]
+
+    def running() -> int:
+        return sum(gate.asked.is_set() for gate in gates.values())
+
+    wait_until(lambda: running() == AT_ONCE, "as many of the flood run as may")
+    for number in range(5):
+        (turn,) = installation.settled(installation.accept(f"hello {number}", user="ordinary").turn_id, within_s=10)
+        assert turn["status"] == "done"
+    assert running() == AT_ONCE
+
+    os.kill(installation.workers[0].pid, signal.SIGKILL)
+    for gate in gates.values():
+        gate.opened.set()
+    turns = installation.settled(*(each.turn_id for each in flood), within_s=60)
+
+    assert {turn["status"] for turn in turns} == {"done"}
+    assert max(turn["attempts"] for turn in turns) <= 2, "those that the dead worker ran, and no other's"
+    assert sum(turn["attempts"] for turn in turns) <= FLOOD + 2
+    installation.check()

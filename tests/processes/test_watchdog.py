@@ -1,0 +1,222 @@
+"""A worker in which nothing runs any more, and the process that ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import httpx2
+import psutil
+import pytest
+
+from perdure.kills import Kills
+from perdure.turns.cancelling import cancel
+from tests.commands.conftest import Perdure
+from tests.processes.gateway import serving
+from tests.processes.installation import LEASE_S, Installation
+from tests.processes.nodes import Worker
+from tests.processes.scene import SILENCE_S, wait_until
+
+LIMIT_S = 2 * LEASE_S
+SLACK_S = 15.0
+"""Seconds that a report and a kill may take on a busy machine."""
+
+PREFIX = "perdure:"
+
+
+def watched(installation: Installation, *options: str) -> Worker:
+    """A worker that takes work, and whose watchdog is impatient."""
+    worker = installation.worker(*options, **{SILENCE_S: "0"})
+    worker.container.ready()
+    watchdog(worker.pid)
+    return worker
+
+
+def watchdog(pid: int) -> psutil.Process:
+    """The watchdog of the process `pid`, once it watches: by then it ignores SIGTERM."""
+    return wait_until(lambda: next((each for each in watchdogs(pid) if ignores_sigterm(each)), None), "it watches")
+
+
+def ignores_sigterm(process: psutil.Process) -> bool:
+    """Whether the kernel has it so."""
+    status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    (ignored,) = [line.split()[1] for line in status if line.startswith("SigIgn:")]
+    return bool(int(ignored, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def watchdogs(pid: int) -> list[psutil.Process]:
+    """The watchdogs of the process `pid`: one at most."""
+    return [each for each in psutil.Process(pid).children() if "watchdog.py" in " ".join(arguments(each))]
+
+
+def arguments(process: psutil.Process) -> list[str]:
+    """The arguments of a process; none if it has ended."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether a process has ended, be it reaped or not."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def kills(installation: Installation) -> list[str]:
+    """The workers that `/readyz` would name as killed."""
+    found = Kills(installation.redis.url, PREFIX)
+    try:
+        return [kill.worker for kill in found.lately()]
+    finally:
+        found.close()
+
+
+@pytest.mark.long
+def test_a_worker_whose_interpreter_is_held_is_killed_and_its_turns_go_on(installation: Installation) -> None:
+    """One call into C must not stop a worker, nor the turns of others that run there, until a person comes."""
+    worker = watched(installation)
+    dog = watchdog(worker.pid)
+    gate = installation.mind.gate("hello")
+    bystander = installation.accept("hello", user="bystander")
+    gate.wait()
+    culprit = installation.accept("frozen: solid", user="culprit")
+    wait_until(lambda: installation.scene.effects("frozen: solid"), "the tool holds the lock")
+    held_at = time.monotonic()
+
+    assert worker.container.wait(timeout_s=LIMIT_S + SLACK_S) == -signal.SIGKILL
+    assert time.monotonic() - held_at > LIMIT_S / 2
+
+    log = worker.logs()
+    assert f"worker-1@{os.uname().nodename} (process {worker.pid}) is killed: no thread of it has run for" in log
+    assert "in frozen\n" in log, "the stack says which call it was"
+    assert kills(installation) == [f"worker-1@{os.uname().nodename}"]
+    wait_until(lambda: has_ended(dog), "its watchdog has ended with it")
+    gate.opened.set()
+    cancel(installation.runtime, culprit.turn_id)  # else it would stop the next worker
+    installation.worker().container.ready()
+    turns = installation.settled(bystander.turn_id, culprit.turn_id)
+    assert [turn["status"] for turn in turns] == ["done", "cancelled"]
+    installation.check()
+
+
+@pytest.mark.long
+def test_a_worker_that_is_shutting_down_is_still_watched(installation: Installation) -> None:
+    """SIGTERM cannot be handled where no Python thread runs, and a drain may meet such a call, too."""
+    worker = watched(installation)
+    gate = installation.mind.gate("frozen: late")
+    installation.accept("frozen: late")
+    gate.wait()
+    worker.container.signal(signal.SIGTERM)
+    wait_until(lambda: "shutdown: 1 turns run" in worker.logs(), "the shutdown has begun")
+    gate.opened.set()
+
+    assert worker.container.wait(timeout_s=LIMIT_S + SLACK_S) == -signal.SIGKILL
+    assert "is killed: no thread of it has run" in worker.logs()
+
+
+@pytest.mark.long
+def test_a_worker_that_is_stopped_is_killed(installation: Installation) -> None:
+    """Stopped alone past the limit, it is as silent as one that hangs."""
+    worker = watched(installation)
+    os.kill(worker.pid, signal.SIGSTOP)
+
+    assert worker.container.wait(timeout_s=LIMIT_S + SLACK_S) == -signal.SIGKILL
+
+
+@pytest.mark.long
+def test_readyz_names_a_worker_that_was_killed(installation: Installation, perdure: Perdure) -> None:
+    """In its body: this gateway is as ready without it, and a balancer must not take it out."""
+    worker = watched(installation)
+    with serving(perdure) as url:
+        assert httpx2.get(f"{url}/readyz").json() == {"status": "ready"}
+        os.kill(worker.pid, signal.SIGSTOP)
+        worker.container.wait(timeout_s=LIMIT_S + SLACK_S)
+        answer = httpx2.get(f"{url}/readyz")
+
+    assert answer.status_code == 200
+    (killed,) = answer.json()["killed_workers"]
+    assert (killed["worker"], killed["pid"]) == (f"worker-1@{os.uname().nodename}", worker.pid)
+    assert killed["silent_s"] >= LIMIT_S
+
+
+@pytest.mark.long
+def test_a_process_tree_that_is_stopped_is_not_killed(installation: Installation) -> None:
+    """A debugger, a suspended machine and Ctrl-Z stop the watchdog, too: when it goes on, the time begins anew."""
+    worker = watched(installation)
+    dog = watchdog(worker.pid)
+    os.kill(worker.pid, signal.SIGSTOP)
+    dog.suspend()
+    stopped_at = time.monotonic()
+    wait_until(lambda: time.monotonic() - stopped_at > LIMIT_S * 1.5, "more than the limit has passed")
+    dog.resume()
+    wait_until(lambda: "was paused for" in worker.logs(), "the watchdog has noticed")
+    os.kill(worker.pid, signal.SIGCONT)
+
+    (turn,) = installation.settled(installation.accept("hello").turn_id)
+    assert turn["status"] == "done"
+    assert worker.container.status == "running"
+    assert not kills(installation)
+
+
+@pytest.mark.long
+def test_a_database_that_is_away_is_no_silence(installation: Installation) -> None:
+    """A worker that waits for PostgreSQL and Redis is in order."""
+    worker = watched(installation)
+    installation.redis.kill("SIGSTOP")
+    stopped_at = time.monotonic()
+    wait_until(lambda: time.monotonic() - stopped_at > LIMIT_S * 2, "more than the limit has passed")
+    installation.redis.kill("SIGCONT")
+
+    assert worker.container.status == "running"
+    assert "is killed" not in worker.logs()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_watchdog_ends_with_its_worker(installation: Installation, number: signal.Signals) -> None:
+    """However that ended: a watchdog that stayed might kill a stranger with the same number."""
+    worker = watched(installation)
+    dog = watchdog(worker.pid)
+    for meant_for_the_worker in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        dog.send_signal(meant_for_the_worker)
+    assert dog.is_running(), "a Ctrl-C reaches the whole group, and the worker may take long to leave"
+    worker.container.signal(number)
+    worker.container.wait()
+    wait_until(lambda: has_ended(dog), "the watchdog has ended")
+    assert "is killed" not in worker.logs()
+
+
+@pytest.mark.long
+def test_a_watchdog_that_ends_is_replaced(installation: Installation) -> None:
+    """The system may kill it to have memory, and the worker would go unwatched for the rest of its life."""
+    worker = watched(installation)
+    first = watchdog(worker.pid)
+    first.kill()
+    wait_until(lambda: [each for each in watchdogs(worker.pid) if each.pid != first.pid], "another one runs")
+    assert worker.container.status == "running"
+
+
+@pytest.mark.long
+def test_the_children_of_a_prefork_worker_are_watched_each(installation: Installation) -> None:
+    """There the turns run in children, and the worker's own process runs none."""
+    worker = watched_prefork(installation)
+    (child,) = [each for each in psutil.Process(worker.pid).children() if watchdogs(each.pid)]
+    installation.accept("frozen: child")
+    wait_until(lambda: has_ended(child), "the child is killed", 40)
+    assert worker.container.status == "running"
+    assert f"(process {child.pid}) is killed" in worker.logs()
+
+
+def watched_prefork(installation: Installation) -> Worker:
+    """A worker with one process for tasks."""
+    worker = installation.worker("--pool=processes", "--concurrency=1", **{SILENCE_S: "0"})
+    worker.container.ready()
+    wait_until(
+        lambda: any(watchdogs(each.pid) for each in psutil.Process(worker.pid).children()), "the child is watched"
+    )
+    assert not watchdogs(worker.pid)
+    return worker

@@ -1,0 +1,183 @@
+"""What is logged, published and kept of a failure has no text of a user: these outlive the erasure of the user."""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu.message import Message
+from kombu.serialization import dumps
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+
+from perdure.database.engine import Database, Statement
+from perdure.errors import GuardRejected, ProviderError, ToolError, Unavailable, loggable
+from tasks.arguments import described
+from tasks.request import Request
+from workers import logs
+
+SECRET = "zyxomma-of-logs"
+
+
+@pytest.fixture
+def formatter() -> Iterator[logging.Formatter]:
+    """That of a process of perdure."""
+    root, before = logging.getLogger(), threading.excepthook
+    handlers, level = root.handlers[:], root.level
+    root.handlers = []
+    logs.configure()
+    made = root.handlers[0].formatter
+    assert made is not None
+    yield made
+    root.handlers, threading.excepthook = handlers, before
+    root.setLevel(level)
+
+
+def _formatted(formatter: logging.Formatter, error: BaseException) -> str:
+    record = logging.LogRecord("test", logging.ERROR, __file__, 1, "it failed", None, (type(error), error, None))
+    record.task = "-"
+    return formatter.format(record)
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (ValueError(SECRET), "ValueError"),
+        (ToolError(SECRET), "TOOL_ERROR"),
+        (GuardRejected(SECRET), "GUARD_REJECTED"),
+        (ResponseError(f"unknown command, with args beginning with: {SECRET}"), "ResponseError"),
+        (FileNotFoundError(2, "No such file", f"/tmp/{SECRET}"), "FileNotFoundError: No such file"),  # noqa: S108
+        (Unavailable("The database is busy."), "UNAVAILABLE: The database is busy."),
+        (ProviderError("The server failed."), "PROVIDER_ERROR: The server failed."),
+        (RedisConnectionError("Error 111 connecting"), "ConnectionError: Error 111 connecting"),
+    ],
+)
+def test_a_log_shows_a_message_only_if_it_is_a_servers(error: Exception, shown: str) -> None:
+    """A tool may quote its arguments; a server that is unavailable says so, and the operator must know."""
+    assert loggable(error) == shown
+
+
+def test_a_traceback_has_frames_and_types_and_no_texts(formatter: logging.Formatter) -> None:
+    """Causes, contexts and members of groups included."""
+
+    def fail() -> None:
+        try:
+            dict[str, str]()[SECRET]
+        except KeyError as error:
+            raise ToolError(SECRET) from error
+
+    def handle() -> None:
+        try:
+            fail()
+        except ToolError:
+            raise ExceptionGroup(SECRET, [ValueError(SECRET), Unavailable("It is away.")])  # noqa: B904 (a context)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        handle()
+    written = _formatted(formatter, caught.value)
+    assert SECRET not in written
+    order = [written.index(each) for each in ("KeyError", "TOOL_ERROR", "ExceptionGroup")]
+    assert order == sorted(order)
+    assert "ValueError" in written
+    assert "UNAVAILABLE: It is away." in written
+    assert "in fail" in written
+
+
+def test_what_ends_a_thread_is_logged_without_its_message(
+    capsys: pytest.CaptureFixture[str], formatter: logging.Formatter
+) -> None:
+    """Python prints it to stderr, which is the log."""
+    written = io.StringIO()
+    (handler,) = [each for each in logging.getLogger().handlers if each.formatter is formatter]
+    assert isinstance(handler, logging.StreamHandler)
+    handler.stream = written  # the one before is closed
+
+    def fail() -> None:
+        raise ValueError(SECRET)
+
+    thread = threading.Thread(target=fail, name="doomed")
+    thread.start()
+    thread.join()
+    assert "the thread doomed ended" in written.getvalue()
+    assert "ValueError" in written.getvalue()
+    assert SECRET not in written.getvalue()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("sql", "given", "shown"),
+    [
+        ("SELECT %(given)s::int AS n", SECRET, "invalid input syntax for type integer"),
+        ("SELECT %(given)s::jsonb AS n", f'{{"{SECRET}": \\u0000}}', "invalid input syntax for type json"),
+        ("INSERT INTO users (user_id, created_at) VALUES (%(given)s, NULL)", SECRET, "null value in column"),
+        ("SELECT 1 / length(%(given)s) / 0 AS n", SECRET, "division by zero"),
+        ("SELECT %(given)s::tsquery AS n", f"{SECRET} & &", "syntax error in tsquery (42601)"),
+        ("SELECT %(given)s::regclass AS n", SECRET, "relation (42P01)"),
+        ("SELECT %(given)s::regrole AS n", SECRET, "role (42704)"),
+        ("SELECT now() AT TIME ZONE %(given)s AS n", SECRET, "time zone (22023)"),
+        ("SELECT set_config('work_mem', %(given)s, false) AS n", SECRET, "invalid value for parameter (22023)"),
+    ],
+)
+def test_an_error_of_the_database_quotes_no_value(
+    database: Database, formatter: logging.Formatter, sql: str, given: str, shown: str
+) -> None:
+    """Parameters, `DETAIL`, `CONTEXT`, and the first line of what cannot be read."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011 (SQLAlchemy has one for each kind)
+        database.run(Statement(f"test.{shown}", sql), {"given": given})
+    written = _formatted(formatter, caught.value)
+    assert shown in str(caught.value)
+    assert shown in written
+    for text in (written, str(caught.value), repr(caught.value), repr(caught.value.__cause__)):
+        assert SECRET not in text
+
+
+def test_a_duplicate_key_is_named_without_its_value(database: Database) -> None:
+    """`DETAIL: Key (user_id)=(…) already exists.` of the driver."""
+    add = Statement("test.add", "INSERT INTO users (user_id, created_at) VALUES (%(given)s, now())")
+    database.run(add, {"given": SECRET})
+    with pytest.raises(Exception, match="users_pkey") as caught:
+        database.run(add, {"given": SECRET})
+    assert SECRET not in f"{caught.value} {caught.value.__cause__}"
+
+
+SESSION = "0198c0de-0000-7000-8000-000000000000"
+
+
+@pytest.mark.parametrize(
+    ("positional", "named", "args", "kwargs"),
+    [
+        ((), {}, "()", "{}"),
+        ((), None, "()", "{}"),
+        ([SECRET], {"text": SECRET}, "(hidden)", "{(hidden)}"),
+        ((), {"session_id": SESSION}, "()", f"{{'session_id': '{SESSION}'}}"),
+        ((), {"session_id": SESSION, "text": SECRET}, "()", f"{{'session_id': '{SESSION}', (hidden)}}"),
+        ((), {"session_id": SECRET, "turn_id": 5}, "()", "{(hidden)}"),
+        ((), SECRET, "()", "(hidden)"),
+    ],
+)
+def test_arguments_are_shown_as_ids(positional: Any, named: Any, args: str, kwargs: str) -> None:
+    """An operator looks for a session; what it was about is in the database."""
+    assert described(positional, named) == {"argsrepr": args, "kwargsrepr": kwargs}
+
+
+def test_a_workers_request_hides_what_any_publisher_sent() -> None:
+    """`task-received`, `celery inspect active` and the log are made from it."""
+    app = Celery("tests", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.loader.import_default_modules()
+    app.loader.import_module("tasks.turns")
+    task = app.tasks["turns.submit"]
+    kwargs = {"text": SECRET, "session_id": SESSION}
+    content_type, encoding, body = dumps(([SECRET], kwargs, {}), "json")
+    headers = {"task": "turns.submit", "id": "1", "shadow": SECRET, "argsrepr": SECRET, "kwargsrepr": SECRET}
+    message = Message(body, content_type=content_type, content_encoding=encoding, headers=headers)
+    made = Request(message, app=app, task=task, body=body)
+    shown = [made.info(), made.info(safe=True), repr(made), made.argsrepr, made.kwargsrepr, made.name]
+    assert SECRET not in str(shown)
+    assert SESSION in made.kwargsrepr
+    assert (made.args, made.kwargs) == ([SECRET], kwargs)
+    assert task.Request == "tasks.request:Request"

@@ -1,0 +1,36 @@
+"""What a worker does when Celery says that it begins."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Celery
+from celery.utils.dispatch import Signal
+
+from perdure.settings import Settings
+from workers import lifecycle, logs
+from workers.assembly import Addresses
+
+SIGNALS = (
+    "setup_logging",
+    "worker_init",
+    "worker_process_init",
+    "worker_ready",
+    "worker_shutdown",
+    "worker_shutting_down",
+)
+
+
+def test_the_log_is_configured_before_anything_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Celery sends `setup_logging` after `worker_init`: the check's warnings, and what threads logged, were lost."""
+    happened: list[str] = []
+    signals = {name: Signal() for name in SIGNALS}
+    for name, signal in signals.items():
+        monkeypatch.setattr(lifecycle, name, signal)
+    monkeypatch.setattr(logs, "configure", lambda: happened.append("log"))
+    monkeypatch.setattr(lifecycle.Lifecycle, "check", lambda _: happened.append("check"))
+    monkeypatch.setattr(lifecycle.Lifecycle, "start", lambda _: happened.append("start"))
+
+    lifecycle.follow(Celery(set_as_current=False), Settings(_env_file=None), Addresses("", "", ""))
+    signals["worker_init"].send(sender=None)
+
+    assert happened == ["log", "check", "start"]

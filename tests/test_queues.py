@@ -1,0 +1,111 @@
+"""`PERDURE_REPLY_TASKS`: a queue's name is a key of Redis, and most keys are not for replies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure.errors import SettingsError
+from perdure.queues import QUEUES, ReplyTask, reply_queue
+from perdure.settings import Settings
+from perdure.turns.outbox import DeliveryFailed, Undeliverable
+from tasks.deliveries import TaskCarrier
+
+NOT_FOR_REPLIES = [
+    *QUEUES,
+    "turns\x06\x163",  # a level of one of perdure's queues
+    "shop\x06\x163",
+    "sh\nop",
+    "shop\u200b",
+    "unacked",
+    "unacked_index",
+    "unacked_mutex",
+    "_kombu.binding.shop",
+    "_kombu.binding_permanent.shop",
+    "celery-task-meta-1",
+    "celeryev",
+    "celery@host.celery.pidbox",
+    "amq.gen-1",
+    "perdure:stream:ana",
+    "perdure:working:01a20501-43ff-7152-9363-e4b105eb51a7",
+    "perdure:unacked_index",
+    "q" * 201,
+]
+
+
+@pytest.mark.parametrize("queue", NOT_FOR_REPLIES)
+def test_a_queue_that_is_not_an_applications_stops_the_start(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The penetration test wrote to kombu's bookkeeping, to users' streams and to perdure's own queues."""
+    monkeypatch.setenv("PERDURE_REPLY_TASKS", f"billing.*,shop.*@{queue}")
+    with pytest.raises(SettingsError, match=r"PERDURE_REPLY_TASKS has the entry .*accepted: TASK or TASK@QUEUE"):
+        Settings.load(_env_file=None)
+
+
+def test_the_prefix_is_the_installations_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys under another prefix than perdure's default are protected, too."""
+    monkeypatch.setenv("PERDURE_REDIS_PREFIX", "agents:")
+    monkeypatch.setenv("PERDURE_REPLY_TASKS", "shop.*@agents:stream:ana")
+    with pytest.raises(SettingsError, match="begins with PERDURE_REDIS_PREFIX"):
+        Settings.load(_env_file=None)
+
+
+@pytest.mark.parametrize("entry", ["@shop", "shop.replied@"])
+def test_an_entry_without_a_task_or_a_queue_stops_the_start(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An `@` says that a queue follows."""
+    monkeypatch.setenv("PERDURE_REPLY_TASKS", entry)
+    with pytest.raises(SettingsError, match="accepted: TASK or TASK@QUEUE"):
+        Settings.load(_env_file=None)
+
+
+ENTRIES = tuple(
+    ReplyTask.parse(entry, "perdure:") for entry in ("billing.paid", "shop.*@shop", "shop.vip@w1@host.dq", "news.*")
+)
+QUEUE_OF: list[tuple[str, str | None, str | None]] = [
+    ("billing.paid", None, "celery"),
+    ("billing.paid", "celery", "celery"),
+    ("billing.paid", "shop", None),
+    ("billing.other", None, None),
+    ("shop.replied", None, "shop"),
+    ("shop.replied", "shop", "shop"),
+    ("shop.replied", "celery", None),
+    ("shop.replied", "unacked_index", None),
+    ("shop.vip", None, "shop"),
+    ("shop.vip", "w1@host.dq", "w1@host.dq"),
+    ("news.of.today", None, "celery"),
+]
+
+
+@pytest.mark.parametrize(("task", "asked", "queue"), QUEUE_OF)
+def test_the_queue_of_a_reply_is_its_entrys(task: str, asked: str | None, queue: str | None) -> None:
+    """Without one it is the first matching entry's; with one, an entry must name it."""
+    assert reply_queue(ENTRIES, task, asked) == queue
+
+
+class Broker:
+    """Takes tasks, unless it is away."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.sent: list[tuple[str, dict[str, Any], Any]] = []
+
+    def publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
+        """Remember the task."""
+        self.sent.append((task, arguments, options["queue"]))
+        return not self.away
+
+
+def test_a_stored_queue_is_checked_again_before_each_attempt() -> None:
+    """A row of a release before this rule, or from before the operator withdrew an entry, reaches no key."""
+    broker = Broker()
+    to_task = TaskCarrier(broker, ENTRIES)
+    for stored in ({"task": "shop.replied", "queue": "unacked_index"}, {"task": "os.system"}):
+        with pytest.raises(Undeliverable, match="PERDURE_REPLY_TASKS does not allow the task"):
+            to_task.carry(stored, b"{}", "id")
+    assert broker.sent == []
+    to_task.carry({"task": "shop.replied"}, b'{"a": 1}', "id")
+    assert broker.sent == [("shop.replied", {"a": 1}, "shop")]
+    broker.away = True
+    with pytest.raises(DeliveryFailed) as failed:
+        to_task.carry({"task": "shop.replied"}, b"{}", "id")
+    assert not isinstance(failed.value, Undeliverable)

@@ -1,0 +1,198 @@
+"""When the parent of a turn's own process kills that process, and what becomes of the turn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import UUID, uuid4
+
+import pytest
+
+from perdure.errors import DeadlineExceeded
+from perdure.fencing import Fence
+from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
+from perdure.sessions.ending import request_end
+from perdure.turns import runner
+from perdure.turns.cancelling import cancel
+from perdure.turns.isolated import IDLE_S, LOST_S, Overdue, Standing, Watch, look
+from perdure.turns.lease import GRACE_S
+from perdure.turns.react import out_of_time
+from perdure.turns.runner import Runner
+from perdure.turns.settlement import Failed
+from tests.turns.scripted import says
+from tests.turns.stage import Stage
+
+FENCE = Fence(3, UUID(int=3))
+TURN = UUID(int=7)
+HELD = Standing(FENCE, "host:1 alone", TURN, 4, 100.0, 300.0, is_silent=True, cancelled=False)
+UNTIL = 200.0 + GRACE_S
+"""What is left of the time limit, and the grace, when the process is first seen at 0."""
+
+
+def seen(*looks: tuple[Standing | None, float]) -> Overdue | None:
+    """What the last of `looks` decides; the ones before decide nothing."""
+    watch = Watch("host:1 alone", 0)
+    *before, (standing, now) = looks
+    assert [watch.see(*each) for each in before] == [None] * len(before)
+    return watch.see(standing, now)
+
+
+def test_a_silent_process_is_killed_when_its_turn_is_cancelled() -> None:
+    """A responsive process ends by itself after the tool that it runs."""
+    standing = replace(HELD, cancelled=True)
+    assert seen((replace(standing, is_silent=False), 0), (replace(standing, is_silent=False), 10_000)) is None
+    assert seen((HELD, 0), (standing, 1)) is not None
+
+
+def test_the_time_limit_counts_from_the_last_commit() -> None:
+    """Time under lease: what the turn had spent by its last commit, and what has passed since."""
+    assert seen((HELD, 0), (HELD, UNTIL - 1)) is None
+    assert seen((HELD, 0), (HELD, UNTIL)) is not None
+    later = replace(HELD, tick=5, spent_s=150.0)
+    assert seen((HELD, 0), (later, 50), (later, UNTIL)) is not None
+    assert seen((HELD, 0), (later, 60), (later, UNTIL)) is None
+    following = replace(HELD, turn_id=UUID(int=8), spent_s=0)
+    assert seen((HELD, 0), (following, UNTIL - 1), (following, UNTIL)) is None
+
+
+def test_a_process_that_lost_its_session_is_killed_soon() -> None:
+    """Erased, interrupted or claimed by another runner: it can write nothing any more."""
+    taken = replace(HELD, fence=Fence(4, uuid4()), owner="host:2 alone")
+    for lost in (None, taken):
+        assert seen((HELD, 0), (lost, 1), (lost, LOST_S)) is None
+        overdue = seen((HELD, 0), (lost, 1), (lost, 1 + LOST_S))
+        assert overdue is not None
+        assert overdue.ending is None, "there is nothing to settle"
+
+
+def test_a_process_that_claims_its_session_again_is_not_killed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner claims again, under a new fence, if the broker takes no wake-up for the session's next turn."""
+    monkeypatch.setattr(runner, "_SLICE_S", 0.0)
+    first, _ = stage.send("first"), stage.send("second")
+    stage.waker.away = True
+    watch = Watch("host:1 alone", 0)
+    fences: list[Fence] = []
+    decisions: list[Overdue | None] = []
+
+    def answer(_request: ModelRequest, _call: ModelCall) -> ModelReply:
+        standing = look(stage.runtime, [first.session_id])[first.session_id]
+        fences.append(standing.fence)
+        decisions.extend(watch.see(standing, len(fences) + later) for later in (0, LOST_S))
+        return says("done")
+
+    stage.script(answer, answer)
+    Runner(stage.runtime, "host:1 alone").run(first.session_id, alone=True)
+
+    assert len(set(fences)) == 2, "each turn ran under a claim of its own"
+    assert decisions == [None] * 4
+
+
+def test_a_process_whose_session_was_erased_before_it_was_seen_is_killed_soon() -> None:
+    """It may have claimed it and hold its lock since; if it only begins, it has nothing to run."""
+    assert seen((None, LOST_S - 1)) is None
+    assert seen((None, LOST_S)) is not None
+
+
+def test_a_process_has_a_minute_to_begin_and_to_end() -> None:
+    """It imports, connects, flushes: while it holds no session, its silence means nothing."""
+    other = replace(HELD, owner=None)
+    assert seen((other, 1), (other, IDLE_S - 1)) is None
+    assert seen((other, IDLE_S)) is not None
+    assert seen((HELD, 100), (other, 101), (other, 100 + IDLE_S)) is None
+    assert seen((HELD, 100), (other, 101), (other, 101 + IDLE_S)) is not None
+
+
+def test_a_process_is_silent_when_it_does_not_renew_its_lease(stage: Stage) -> None:
+    """Its keeper renews each heartbeat; a locked row may postpone that, so it has some more."""
+    sent = stage.send()
+    stage.claimed(sent.session_id)
+    turn = stage.settings.turn
+    stage.move(turn.heartbeat_s + GRACE_S - 1)
+    assert not look(stage.runtime, [sent.session_id])[sent.session_id].is_silent
+    stage.move(2)
+    standing = look(stage.runtime, [sent.session_id, uuid4()])
+    assert standing.keys() == {sent.session_id}
+    assert standing[sent.session_id].is_silent
+    assert standing[sent.session_id].turn_id == sent.turn_id
+    assert standing[sent.session_id].limit_s == turn.timeout_s
+
+
+def test_a_requested_end_kills_no_silent_process(stage: Stage) -> None:
+    """A garbage collection or a call in C may silence it briefly, and accepted turns run before their session ends."""
+    sent = stage.send()
+    stage.claimed(sent.session_id)
+    request_end(stage.database, sent.session_id, "asked")
+    stage.move(stage.settings.turn.heartbeat_s + GRACE_S + 1)
+    standing = look(stage.runtime, [sent.session_id])[sent.session_id]
+    assert standing.is_silent
+    assert standing.owner is not None
+    watch = Watch(standing.owner, 0)
+
+    assert watch.see(standing, 0) is None
+    overdue = watch.see(standing, standing.limit_s + GRACE_S)
+    assert overdue is not None, "the time limit still applies"
+
+
+def test_the_limit_is_the_agents_own(stage: Stage) -> None:
+    """An author may give an agent more time, or less."""
+    stage.equip(timeout_s=7)
+    sent = stage.send()
+    stage.claimed(sent.session_id)
+    assert look(stage.runtime, [sent.session_id])[sent.session_id].limit_s == 7
+
+
+def killed(stage: Stage, session_id: UUID, fence: Fence, turn_id: UUID) -> bool:
+    """Have the turn settled whose process was killed at its time limit."""
+    return Runner(stage.runtime, "parent").settle_killed(session_id, fence, turn_id, Failed(out_of_time(300)))
+
+
+def test_a_turn_whose_process_was_killed_fails_and_the_next_one_runs(stage: Stage) -> None:
+    """Its time was up: it is not tried again, and what waits behind it is woken."""
+    first, second = stage.send("first"), stage.send("second")
+    claim, _ = stage.claimed(first.session_id)
+    stage.move(301)
+
+    assert killed(stage, first.session_id, claim.fence, first.turn_id)
+
+    turn = stage.turn(first.turn_id)
+    assert (turn["status"], turn["error"]["code"]) == ("failed", DeadlineExceeded.code)
+    row = stage.session(first.session_id)
+    assert (row.lease_until, row.strikes, row.claims, row.spent_s, row.unsettled) == (None, 0, 0, 0, 1)
+    assert first.session_id in stage.waker.sessions
+    stage.run(first.session_id)
+    assert stage.turn(second.turn_id)["status"] == "done"
+
+
+def test_a_cancelled_turn_whose_process_was_killed_is_cancelled(stage: Stage) -> None:
+    """Whatever it was killed for: the sender asked for no reply."""
+    sent = stage.send()
+    claim, _ = stage.claimed(sent.session_id)
+    cancel(stage.runtime, sent.turn_id)
+
+    assert killed(stage, sent.session_id, claim.fence, sent.turn_id)
+    assert stage.turn(sent.turn_id)["status"] == "cancelled"
+
+
+def test_a_turn_that_another_runner_has_is_left_to_it(stage: Stage) -> None:
+    """Only the fence decides: the parent may have been paused before it came to settle."""
+    sent = stage.send()
+    stale, _ = stage.claimed(sent.session_id)
+    stage.move(stage.settings.turn.lease_s + 1)
+    stage.claimed(sent.session_id)
+
+    assert not killed(stage, sent.session_id, stale.fence, sent.turn_id)
+    assert stage.turn(sent.turn_id)["status"] == "running"
+
+
+def test_a_turn_that_was_settled_just_before_stays_so(stage: Stage) -> None:
+    """The process may have committed between the look and the kill; the turn behind it is not charged."""
+    first, second = stage.send("first"), stage.send("second")
+    claim, _ = stage.claimed(first.session_id)
+    Runner(stage.runtime, "parent").settle_killed(
+        first.session_id, claim.fence, first.turn_id, Failed(out_of_time(300))
+    )
+    claim, _ = stage.claimed(first.session_id)
+
+    assert not killed(stage, first.session_id, claim.fence, first.turn_id)
+    row = stage.session(first.session_id)
+    assert (row.lease_until, row.strikes) == (None, 0)
+    assert stage.turn(second.turn_id)["status"] == "parked"

@@ -1,0 +1,158 @@
+"""Turns of two tenants' users of one name: prompts, tools, hooks, limits, the CaseBank, snapshots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure import ToolContext, tool
+from perdure.casebank import cases
+from perdure.casebank.cases import NewCase
+from perdure.errors import InvalidRequest, NotFound, RateLimited
+from perdure.settings import CaseScope, GuardSettings
+from perdure.snapshots import exchange
+from perdure.snapshots.codec import dump, parse
+from perdure.tenants import author_of, everybodys, line_tenant, parse_tenant, tenant_of, user_key, user_of
+from perdure.turns.feedback import give_feedback, parse_feedback
+from perdure.turns.incoming import parse_incoming
+from perdure.turns.restoring import restore
+from tests.turns.scripted import calls, says
+from tests.turns.stage import Stage
+
+ACMES, BOLTS, PLAIN = user_key("acme", "ana"), user_key("bolt", "ana"), "ana"
+ASKED = "how do I reset the router"
+
+
+def test_a_key_is_made_and_split() -> None:
+    """Each part comes back; what could be taken for another user's key is refused."""
+    assert len({ACMES, BOLTS, PLAIN}) == 3
+    assert [(tenant_of(key), user_of(key)) for key in (ACMES, BOLTS, PLAIN)] == [
+        ("acme", "ana"),
+        ("bolt", "ana"),
+        (None, "ana"),
+    ]
+    for tenant in ("acme", None):
+        with pytest.raises(InvalidRequest, match=r"U\+001F"):
+            user_key(tenant, "bolt\x1fana")
+    assert [author_of(key) for key in (None, "", ACMES, everybodys("acme"))] == [None, "", "ana", None]
+    assert tenant_of(everybodys("acme")) == "acme"
+    assert [parse_tenant(each) for each in (None, "a", "0-9", "x" * 32)] == [None, "a", "0-9", "x" * 32]
+    for wrong in ("", "Acme", "x" * 33, "a b", "ä", "a\x1f", 5, ["acme"]):
+        with pytest.raises(InvalidRequest, match="a-z, 0-9 and -"):
+            parse_tenant(wrong)
+    assert [line_tenant("a", None), line_tenant(None, "a"), line_tenant("a", "a"), line_tenant(None, None)] == [
+        "a", "a", "a", None,
+    ]  # fmt: skip
+    with pytest.raises(InvalidRequest, match="is bolt, and the file is imported for acme"):
+        line_tenant("bolt", "acme")
+
+
+def test_a_message_is_for_the_tenants_user() -> None:
+    """`user_id` is the stored key from here on; the sender cannot write one itself."""
+    assert parse_incoming({"user_id": "ana", "text": "hi"}, tenant="acme").user_id == ACMES
+    for tenant in ("acme", None):
+        with pytest.raises(InvalidRequest, match=r"U\+001F"):
+            parse_incoming({"user_id": BOLTS, "text": "hi"}, tenant=tenant)
+    with pytest.raises(InvalidRequest, match="tenant"):
+        parse_incoming({"user_id": "ana", "text": "hi", "tenant": "acme"})
+
+
+@tool
+def whose(context: ToolContext) -> str:
+    """Say whose turn it is."""
+    return f"{context.tenant}: {context.user_id}"
+
+
+def test_tools_and_hooks_see_the_plain_id_and_the_tenant(stage: Stage) -> None:
+    """Authors of tools never meet the stored key; with the tenant they can keep users apart."""
+    seen: list[Any] = []
+    stage.equip(whose, before_turn=[seen.append], before_tool=[seen.append])
+    for user, said in ((ACMES, "acme: ana"), (PLAIN, "None: ana")):
+        stage.script(calls(("whose", {})), says("done"))
+        sent = stage.send(user_id=user)
+        stage.run(sent.session_id)
+        assert ("tool", said) in stage.lines(sent.session_id)
+    assert [(each.tenant, each.user_id) for each in seen] == [("acme", "ana")] * 2 + [(None, "ana")] * 2
+
+
+def test_nothing_of_another_tenants_user_is_in_a_prompt(stage: Stage) -> None:
+    """Neither what was said, nor its summary, nor the stored key; the user's own words are."""
+    for user, place in ((ACMES, "Lyon"), (BOLTS, "Oslo"), (PLAIN, "Turin")):
+        stage.ask(f"my holiday was in {place}", user_id=user)
+    for user, place in ((ACMES, "Lyon"), (BOLTS, "Oslo"), (PLAIN, "Turin")):
+        stage.ask("where was my holiday?", user_id=user)
+        prompt = str(stage.model.requests[-1])
+        assert [each for each in ("Lyon", "Oslo", "Turin") if each in prompt] == [place]
+        assert "\x1f" not in prompt
+        assert "\\x1f" not in prompt
+
+
+def _bank(stage: Stage) -> str:
+    system = stage.model.requests[-1].messages[0].content
+    return next((part for part in system.split("\n\n") if "Answered" in part), "")
+
+
+@pytest.mark.parametrize("scope", CaseScope)
+def test_cases_stay_within_the_tenant(stage: Stage, scope: CaseScope) -> None:
+    """Learnt ones, also with the scope `all`, and those without an author; without a tenant as with one."""
+    changed = stage.settings.casebank.model_copy(update={"scope": scope})
+    stage.settings = stage.settings.model_copy(update={"casebank": changed})
+    vector = stage.embedder.embed([ASKED])[0]
+    names = {"acme": ACMES, "bolt": BOLTS, "plain": PLAIN}
+    for name, user in names.items():
+        stage.script(says(f"learnt from {name}"))
+        turn = stage.ask(ASKED, user_id=user)
+        give_feedback(stage.runtime, turn["turn_id"], parse_feedback({"score": 1}))
+        author = None if name == "plain" else everybodys(name)
+        case = NewCase(
+            name, ASKED, f"imported for {name}", query_vector=vector, embedder=stage.embedder.name, user_id=author
+        )
+        assert cases.add(stage.database, case, now=stage.clock.now())
+    for name, user in names.items():
+        for colleague in (user, user.replace("ana", "eve")):
+            stage.ask(ASKED, user_id=colleague)
+            bank = _bank(stage)
+            assert f"imported for {name}" in bank
+            assert (f"learnt from {name}" in bank) == (colleague == user or scope is CaseScope.ALL)
+            others = [other for other in names if other != name]
+            assert not [other for other in others if f"for {other}" in bank or f"from {other}" in bank], name
+
+
+def test_a_tenants_shared_case_is_found_without_any_other(stage: Stage) -> None:
+    """The statement that decides whether there is a bank to search knows the tenant's cases."""
+    vector = stage.embedder.embed([ASKED])[0]
+    case = NewCase(
+        "faq", ASKED, "hold it", query_vector=vector, embedder=stage.embedder.name, user_id=everybodys("acme")
+    )
+    assert cases.add(stage.database, case, now=stage.clock.now())
+    stage.ask(ASKED, user_id=ACMES)
+    assert "hold it" in _bank(stage)
+    for other in (BOLTS, PLAIN):
+        stage.ask(ASKED, user_id=other)
+        assert _bank(stage) == ""
+
+
+def test_a_rate_is_a_tenants_users(stage: Stage) -> None:
+    """One tenant's user cannot use up another's messages."""
+    stage.settings = stage.settings.model_copy(update={"guard": GuardSettings(per_minute=1)})
+    stage.send(user_id=ACMES)
+    stage.send(user_id=BOLTS)
+    with pytest.raises(RateLimited):
+        stage.send(user_id=ACMES)
+
+
+def test_a_snapshots_pending_messages_keep_their_tenant(stage: Stage) -> None:
+    """They are exported with the plain id and the tenant, and accepted again for that user; once."""
+    sent = stage.send("hello", user_id=ACMES, message_id="m1")
+    exported = exchange.read(stage.database, sent.session_id)
+    [event] = exported.event_queue_backup
+    assert isinstance(event.payload, dict)
+    assert (event.payload["tenant"], event.payload["user_id"]) == ("acme", "ana")
+    text = dump(exported)
+    assert "001f" not in text
+    assert restore(stage.runtime, parse(text)).known == 1
+    for forged in (text.replace('"tenant":', '"_":'), text.replace('"acme"', '"bolt"')):
+        assert forged != text
+        with pytest.raises(NotFound):
+            restore(stage.runtime, parse(forged))
