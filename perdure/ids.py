@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import secrets
+from secrets import randbits
 from uuid import UUID
 
 from perdure.clock import Clock
 
 _VERSION_7 = 0x7 << 76
 _VARIANT_RFC = 0b10 << 62
+_MILLISECONDS = (1 << 48) - 1
 
 
 def new_id(clock: Clock) -> UUID:
-    """A fresh UUIDv7: 48 bits of Unix milliseconds, then 74 random bits."""
-    milliseconds = int(clock.now().timestamp() * 1000) & ((1 << 48) - 1)
-    rand_a, rand_b = secrets.randbits(12) << 64, secrets.randbits(62)
-    return UUID(int=milliseconds << 80 | _VERSION_7 | rand_a | _VARIANT_RFC | rand_b)
+    """A fresh UUIDv7: 48 bits of Unix milliseconds, 12 bits of the fraction of a millisecond, 62 random bits."""
+    milliseconds, microseconds = divmod(round(clock.now().timestamp() * 1_000_000), 1000)
+    fraction = microseconds * 4096 // 1000
+    return UUID(int=(milliseconds & _MILLISECONDS) << 80 | _VERSION_7 | fraction << 64 | _VARIANT_RFC | randbits(62))

@@ -1,0 +1,39 @@
+"""Identifiers sort by the time they were made."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from uuid import RFC_4122
+
+from perdure.clock import SystemClock
+from perdure.ids import new_id
+
+BEGIN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+class Stepping(SystemClock):
+    """Each look at it is `step` later."""
+
+    def __init__(self, step: timedelta) -> None:
+        self._step, self._now = step, BEGIN
+
+    def now(self) -> datetime:
+        """The time of day, aware, in UTC."""
+        self._now += self._step
+        return self._now
+
+
+def test_ids_of_one_millisecond_sort_as_they_were_made() -> None:
+    """Rows that are made within one transaction are listed in the order in which they were said."""
+    clock = Stepping(timedelta(microseconds=1))
+    made = [new_id(clock) for _ in range(3000)]
+    assert made == sorted(made)
+    assert {(each.version, each.variant) for each in made} == {(7, RFC_4122)}
+    milliseconds = int(BEGIN.timestamp() * 1000)
+    assert [made[0].int >> 80, made[-1].int >> 80] == [milliseconds, milliseconds + 3]
+
+
+def test_ids_of_one_moment_differ() -> None:
+    """62 bits of each are random."""
+    clock = Stepping(timedelta(0))
+    assert len({new_id(clock) for _ in range(1000)}) == 1000
