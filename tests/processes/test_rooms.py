@@ -25,7 +25,7 @@ PATIENT = {"PERDURE_TURN__SWEEP_S": "60", "PERDURE_TURN__LEASE_S": "30", "PERDUR
 
 BACKLOG = 400
 
-AHEAD = 16
+AHEAD = 40
 """More than what RabbitMQ has sent ahead when the worker cancels the queue."""
 
 BROKERS = [
