@@ -11,9 +11,9 @@ import httpx2
 import psutil
 import pytest
 
-from perdure.kills import Kills
-from perdure.turns.cancelling import cancel
-from tests.commands.conftest import Perdure
+from perdure.resilience.kill_reports import Kills
+from perdure.turns.cancel import cancel
+from tests.cli.conftest import Perdure
 from tests.processes.gateway import serving
 from tests.processes.installation import LEASE_S, Installation
 from tests.processes.nodes import Worker
