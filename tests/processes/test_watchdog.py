@@ -48,7 +48,7 @@ def ignores_sigterm(process: psutil.Process) -> bool:
 
 def watchdogs(pid: int) -> list[psutil.Process]:
     """The watchdogs of the process `pid`: one at most."""
-    return [each for each in psutil.Process(pid).children() if "watchdog.py" in " ".join(arguments(each))]
+    return [each for each in psutil.Process(pid).children() if "watchdog/process.py" in " ".join(arguments(each))]
 
 
 def arguments(process: psutil.Process) -> list[str]:

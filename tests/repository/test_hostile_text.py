@@ -302,4 +302,4 @@ def test_a_half_of_a_character_breaks_no_pattern() -> None:
 def test_the_repository_is_read() -> None:
     """An empty list would agree with everything."""
     assert Path(ROOT, "perdure/text/patterns.py").exists()
-    assert {"perdure/text/contradiction.py", "perdure/memory/recall/time_spans.py"} <= WITH_PATTERNS.keys()
+    assert {"perdure.text.contradiction", "perdure.memory.recall.time_spans"} <= WITH_PATTERNS.keys()
