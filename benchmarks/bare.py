@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 from sqlalchemy import Engine, create_engine
 
-from perdure.turns.incoming import Incoming
+from perdure.turns.inbox.incoming import Incoming
 
 TABLE = """
     CREATE TABLE bare_messages (

@@ -31,8 +31,9 @@ from sqlalchemy.engine import URL
 
 from benchmarks.report import Section
 from benchmarks.stage import BenchmarkFailed, Stage, until
-from perdure.casebank import prune, runs, search
-from perdure.casebank.notify import NotifyFailed
+from perdure.casebank import search
+from perdure.casebank.runs import prune, state
+from perdure.casebank.runs.notify import NotifyFailed
 from perdure.clock import SystemClock
 from perdure.database.engine import Database
 from perdure.settings import CasebankSettings
@@ -254,12 +255,12 @@ def _searches(stage: Stage, database: Database, truth: Truth) -> tuple[list[floa
                 run.suspend()
                 quiet += _taken(database, asked, _QUIET_S)
                 run.resume()
-    [done] = runs.list_runs(database)
-    if done["phase"] != runs.Phase.DONE:
+    [done] = state.list_runs(database)
+    if done["phase"] != state.Phase.DONE:
         raise BenchmarkFailed(f"the run ended in phase {done['phase']}: {done['error']}")
     if min(len(quiet), len(during)) < _FEWEST_SEARCHES:
         raise BenchmarkFailed(f"the run left time for {len(during)} searches and {len(quiet)} in its pauses: too few")
-    _checked(runs.result(database, UUID(done["run_id"])), truth)
+    _checked(state.result(database, UUID(done["run_id"])), truth)
     return quiet, during, run_s
 
 

@@ -13,7 +13,7 @@ from functools import cache
 from celery import Celery
 from sqlalchemy import Engine, create_engine
 
-from workers.application import CONCURRENCY
+from perdure.workers.application import CONCURRENCY
 
 TABLE = """
     CREATE TABLE floor_rows (

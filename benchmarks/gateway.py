@@ -88,7 +88,7 @@ def _servers(stage: Stage, url: URL) -> Iterator[dict[str, int]]:
     gateway, other = _free_port(), _free_port()
     environment = stage.environment(url)
     with (
-        stage.process("workers.commands", "gateway", "--port", str(gateway), environment=environment),
+        stage.process("perdure.cli", "gateway", "--port", str(gateway), environment=environment),
         stage.process("benchmarks.bare", str(other), environment=environment),
     ):
         until(lambda: _answers(gateway, "/healthz") and _answers(other, "/openapi.json"), _START_S)

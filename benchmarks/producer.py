@@ -18,10 +18,10 @@ from benchmarks import floor
 from benchmarks.agents import QUESTION
 from benchmarks.stage import connected
 from perdure.settings import Settings
-from perdure.turns.inbox import accept
-from perdure.turns.incoming import Incoming
-from workers.assembly import addresses, assemble
-from workers.wake import CeleryWaker
+from perdure.turns.inbox.accept import accept
+from perdure.turns.inbox.incoming import Incoming
+from perdure.workers.assembly import addresses, assemble
+from perdure.workers.publish.wake import CeleryWaker
 
 _PAUSE_S = 0.05
 

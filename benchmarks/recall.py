@@ -34,13 +34,13 @@ from benchmarks.stage import Stage
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.database.migrate import migrate
+from perdure.embedded.throwaway import servers
 from perdure.memory.embedding import embed_sessions
 from perdure.memory.exchange import import_messages
-from perdure.memory.recall import Layer, Recall
+from perdure.memory.recall.search import Layer, Recall
 from perdure.models.embedders.protocol import Embedder
 from perdure.models.embedders.resolve import resolve
 from perdure.settings import Settings
-from workers.embedded.throwaway import servers
 
 NAME = "recall"
 

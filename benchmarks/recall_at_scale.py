@@ -19,9 +19,9 @@ from benchmarks.stage import Stage, connected
 from perdure.clock import SystemClock
 from perdure.database.engine import Database
 from perdure.ids import new_id
-from perdure.memory import recall_queries
 from perdure.memory.embedding import as_parameter, build_index, register
-from perdure.memory.recall import CANDIDATES, Layer, Recall
+from perdure.memory.recall import queries
+from perdure.memory.recall.search import CANDIDATES, Layer, Recall
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.settings import MemorySettings
 
@@ -252,7 +252,7 @@ def _question(chance: random.Random) -> str:
 def _found(database: Database, recall: Recall, user_id: str, question: str, embedder_id: int) -> int:
     """How many of the ten nearest memories are among the ten nearest that recall sees."""
     given = {"user_id": user_id, "vector": as_parameter(_EMBEDDER.embed([question])[0]), "embedder_id": embedder_id}
-    exact = database.run(recall_queries.MEMORIES_NEAR, {**given, "most": CANDIDATES})
+    exact = database.run(queries.MEMORIES_NEAR, {**given, "most": CANDIDATES})
     seen = recall.nearest_memories(user_id, question)
     # Of equally near ones any will do.
     floor = exact[K - 1].similarity - 1e-6

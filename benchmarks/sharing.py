@@ -21,10 +21,10 @@ from benchmarks.agents import PATIENT, QUESTION
 from benchmarks.report import Section
 from benchmarks.stage import Stage, connected, scalar, until
 from perdure.settings import Scope, SessionSettings, Settings, TurnSettings
-from perdure.turns.inbox import accept
-from perdure.turns.incoming import Incoming
-from workers.assembly import Addresses, assemble
-from workers.wake import CeleryWaker
+from perdure.turns.inbox.accept import accept
+from perdure.turns.inbox.incoming import Incoming
+from perdure.workers.assembly import Addresses, assemble
+from perdure.workers.publish.wake import CeleryWaker
 
 NAME = "sharing"
 
@@ -104,7 +104,7 @@ def _measured(stage: Stage, kind: Kind) -> tuple[list[float], float]:
 
         def start() -> None:
             for number in range(_WORKERS):
-                arguments = ("-A", "workers", "worker", "-n", f"w{number}@%h", "--concurrency", str(_THREADS))
+                arguments = ("-A", "perdure", "worker", "-n", f"w{number}@%h", "--concurrency", str(_THREADS))
                 workers.enter_context(
                     stage.process("celery", *arguments, environment=stage.environment(url, **variables))
                 )

@@ -23,9 +23,9 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.pool import NullPool
 
 from perdure.database.migrate import migrate
-from workers.embedded import launch
-from workers.embedded.redis import client_url
-from workers.embedded.throwaway import Servers, servers
+from perdure.embedded import launch
+from perdure.embedded.redis import client_url
+from perdure.embedded.throwaway import Servers, servers
 
 ROOT = Path(__file__).resolve().parent.parent
 

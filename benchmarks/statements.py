@@ -26,9 +26,9 @@ from perdure.models.protocol import Model
 from perdure.runtime import Runtime
 from perdure.settings import Settings
 from perdure.snapshots.postgres import PostgresSnapshots
-from perdure.turns.inbox import accept
-from perdure.turns.incoming import Incoming
-from perdure.turns.runner import Ran, Runner
+from perdure.turns.inbox.accept import accept
+from perdure.turns.inbox.incoming import Incoming
+from perdure.turns.run.runner import Ran, Runner
 
 NAME = "statements"
 

@@ -67,7 +67,7 @@ def measure(stage: Stage) -> Section:
         title="Turns per second: whole path, bare floor, LangGraph",
         method=(
             "2 model calls without latency and 1 tool call a turn. perdure: a producer process, Redis, one worker "
-            f"(celery -A workers worker, default settings), {_WINDOW} messages in flight over {_USERS} sessions, "
+            f"(celery -A perdure worker, default settings), {_WINDOW} messages in flight over {_USERS} sessions, "
             f"steady state. Floor: a bare Celery task of {commits} one-row commits and one of its producer's; same "
             f"broker, pool and width. {langgraph_peer.METHOD} Transactions (a read is one) and WAL are PostgreSQL's "
             f"own counts. The better of {len(rounds)} rounds each, in alternation."
@@ -95,7 +95,7 @@ def measure(stage: Stage) -> Section:
 
 def perdure_rate(stage: Stage, load: Load) -> Rate:
     """Turns through perdure, by the moments at which they were settled."""
-    sides = Sides("workers", ["perdure", "--users", str(_USERS)], "SELECT count(settled_at) FROM turns")
+    sides = Sides("perdure", ["perdure", "--users", str(_USERS)], "SELECT count(settled_at) FROM turns")
     with stage.database("bench_turns") as url:
         counted = _run(stage, url, sides, load)
         unanswered = scalar(url, "SELECT count(*) FROM turns WHERE status <> 'done' OR steps <> 2")

@@ -18,11 +18,11 @@ from benchmarks.agents import PATIENT, QUESTION
 from benchmarks.report import Section
 from benchmarks.stage import Stage, scalar, until
 from perdure.settings import Settings
-from perdure.turns.inbox import Accepted, accept
-from perdure.turns.incoming import Incoming
+from perdure.turns.inbox.accept import Accepted, accept
+from perdure.turns.inbox.incoming import Incoming
+from perdure.workers.assembly import Addresses, assemble
+from perdure.workers.publish.wake import CeleryWaker
 from tests.models.openai_server import OpenAIServer, Player, Step, Wire, two_steps
-from workers.assembly import Addresses, assemble
-from workers.wake import CeleryWaker
 
 NAME = "waiting"
 
@@ -69,7 +69,7 @@ def measure(stage: Stage) -> Section:
         name=NAME,
         title=f"{turns} turns waiting at once on a slow model, in one worker process",
         method=(
-            f"celery -A workers worker --concurrency {turns}, after {_WARM_UP} turns of warm-up; a message from each "
+            f"celery -A perdure worker --concurrency {turns}, after {_WARM_UP} turns of warm-up; a message from each "
             f"of {turns} users, whose first model call takes {_LATENCY_S:g} s: in the process, and over the OpenAI SDK "
             "against a server on loopback, a connection each. Sampled when all had begun and none had its first reply; "
             "all were answered."
@@ -86,7 +86,7 @@ def _wait(stage: Stage, turns: int, model: dict[str, str]) -> Waited:
         stage.process(
             "celery",
             "-A",
-            "workers",
+            "perdure",
             "worker",
             "--concurrency",
             str(turns),

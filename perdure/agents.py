@@ -26,11 +26,11 @@ from perdure.casebank import COMMON
 from perdure.errors import InvalidRequest, SettingsError
 from perdure.hooks import CallOver, CallSeen, Hooks, Required, TurnOver, TurnSeen
 from perdure.settings import OnUnavailable
+from perdure.text.untrusted import IDENTIFIER, is_identifier
 from perdure.tools.mcp.connections import Connections
 from perdure.tools.mcp.server import McpServer
 from perdure.tools.registry import Tool, tool
 from perdure.tools.sources import Toolset
-from perdure.untrusted import IDENTIFIER, is_identifier
 
 
 class ErrorMessages(Protocol):

@@ -14,8 +14,7 @@ from uuid import UUID
 from perdure.agents import Agents
 from perdure.clock import Clock
 from perdure.database.engine import Database
-from perdure.memory.erasure import RedisFile
-from perdure.memory.volatile import Volatile
+from perdure.memory.redis.layers import Volatile
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Embedder
 from perdure.models.protocol import Model
@@ -24,6 +23,7 @@ from perdure.settings import Settings, TurnSettings
 from perdure.snapshots.store import SnapshotStore
 from perdure.tools.leaks import Leaks
 from perdure.tools.mcp.connections import Connections
+from perdure.users.erase import RedisFile
 
 
 class Waker(Protocol):

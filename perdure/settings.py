@@ -25,13 +25,14 @@ from pydantic_settings import SettingsError as Unparsable
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from perdure import keys, variables
+from perdure import environment
+from perdure.access import keys
+from perdure.access.generated_secrets import made_once
 from perdure.errors import SettingsError
-from perdure.once import made_once
-from perdure.patterns import compiled
+from perdure.network.reply_urls import Reachable
+from perdure.network.webhooks import make_secret, parse_secrets
 from perdure.queues import ReplyTask
-from perdure.reachable import Reachable
-from perdure.webhooks import make_secret, parse_secrets
+from perdure.text.patterns import compiled
 
 log = logging.getLogger(__name__)
 
@@ -300,7 +301,7 @@ class Settings(BaseSettings):
     """All settings of one program, checked and immutable."""
 
     model_config = SettingsConfigDict(
-        env_prefix=variables.PREFIX,
+        env_prefix=environment.PREFIX,
         env_nested_delimiter="__",
         env_file=".env",
         env_ignore_empty=True,
@@ -414,11 +415,11 @@ class Settings(BaseSettings):
             try:
                 ReplyTask.parse(entry, self.redis_prefix)
             except ValueError as error:
-                raise ValueError(f"{variables.PREFIX}REPLY_TASKS has the entry {entry!r}: {error}") from None
+                raise ValueError(f"{environment.PREFIX}REPLY_TASKS has the entry {entry!r}: {error}") from None
         try:
             self.reachable()
         except ValueError as error:
-            raise ValueError(f"{variables.PREFIX}REPLY_URLS: {error}") from None
+            raise ValueError(f"{environment.PREFIX}REPLY_URLS: {error}") from None
         return self
 
     def allowed_reply_tasks(self) -> tuple[ReplyTask, ...]:
@@ -439,8 +440,8 @@ class Settings(BaseSettings):
         Raises:
             SettingsError: a value is wrong; the message names variable, value and what is accepted.
         """
-        written = variables.read(cls, overrides.get("_env_file", cls.model_config.get("env_file")))
-        for name in variables.unknown(cls, [*os.environ, *written]):
+        written = environment.read(cls, overrides.get("_env_file", cls.model_config.get("env_file")))
+        for name in environment.unknown(cls, [*os.environ, *written]):
             log.warning("%s is no setting of this release of perdure, and is ignored", name)
         for name, value in written.items():
             if name.startswith(VENDORS) and not os.environ.get(name):
@@ -448,9 +449,9 @@ class Settings(BaseSettings):
         try:
             return cls(**overrides)
         except ValidationError as error:
-            raise SettingsError(variables.explain(cls, error)) from None
+            raise SettingsError(environment.explain(cls, error)) from None
         except Unparsable:  # a group, which pydantic-settings takes for JSON
-            raise SettingsError(variables.given_groups(cls, [*os.environ, *written])) from None
+            raise SettingsError(environment.given_groups(cls, [*os.environ, *written])) from None
 
     def signing_key(self) -> bytes:
         """The key of the former signature of callbacks: `PERDURE_SECRET_KEY`, or one made once under the data dir."""

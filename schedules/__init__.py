@@ -10,9 +10,9 @@ from collections.abc import Container
 from datetime import time
 from zoneinfo import ZoneInfo
 
+from perdure.schedule.cadence import At, Each, times_every
+from perdure.schedule.entry import Entry
 from perdure.settings import Settings
-from perdure.slots.cadence import At, Each, times_every
-from perdure.slots.entry import Entry
 
 _SUNDAY = 6
 _HOUR_S = 3_600

@@ -13,12 +13,12 @@ from typing import Any
 from celery import Celery
 from celery.schedules import BaseSchedule, schedstate
 
-import schedules
+from perdure import schedules
 from perdure.clock import Clock, SystemClock
+from perdure.schedule.cadence import Cadence
+from perdure.schedule.entry import Entry
 from perdure.settings import Settings
-from perdure.slots.cadence import Cadence
-from perdure.slots.entry import Entry
-from tasks.scheduled import ScheduledTask, options
+from perdure.tasks.scheduled import ScheduledTask, options
 
 _SCHEDULER = "celery.beat:Scheduler"
 """Celery's own, which remembers nothing; its default one keeps a file."""

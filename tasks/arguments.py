@@ -1,7 +1,7 @@
 """How the arguments of a task look to those who watch the workers: ids, never texts.
 
 Celery copies what a publisher sends as `argsrepr` and `kwargsrepr` into events, which Flower keeps. Publishers of
-perdure set both from here. For the tasks of other publishers the worker does (`tasks.request`).
+perdure set both from here. For the tasks of other publishers the worker does (`perdure.tasks.request`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from uuid import UUID
 
-from perdure.patterns import compiled
+from perdure.text.patterns import compiled
 
 HIDDEN = "(hidden)"
 

@@ -10,17 +10,18 @@ from typing import Any
 
 from celery import shared_task
 
-from perdure.casebank import executions, reflection, runs
-from perdure.casebank import prune as pruning
+from perdure.casebank import executions, reflection
 from perdure.casebank.embedding import embed_cases
-from perdure.casebank.policy import Rule
-from perdure.casebank.prune import Bank, Interrupted
+from perdure.casebank.plan.policy import Rule
+from perdure.casebank.runs import prune as pruning
+from perdure.casebank.runs import state
+from perdure.casebank.runs.prune import Bank, Interrupted
 from perdure.casebank.search import build_indexes
 from perdure.channels.notices import bank_of
 from perdure.errors import Conflict, PerdureError, Unavailable, loggable
 from perdure.runtime import Runtime
-from tasks.process import Process
-from tasks.scheduled import ScheduledTask
+from perdure.tasks.process import Process
+from perdure.tasks.scheduled import ScheduledTask
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ def prune(self: ScheduledTask, *, dry_run: bool = True) -> dict[str, Any] | None
 def advance(self: ScheduledTask) -> dict[str, Any] | None:
     """Void a plan that nobody approved in time; go on with a run that was approved or broken off."""
     runtime = self.process.runtime
-    if runs.expire(runtime.database):
+    if state.expire(runtime.database):
         log.warning("a plan of the CaseBank was not approved in time, and is void")
     result = pruning.advance(_bank(self.process))
     return None if result is None else _without_quotations(result)

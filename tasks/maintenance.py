@@ -7,7 +7,7 @@ import logging
 from celery import shared_task
 
 from perdure.retention import retain as delete_old
-from tasks.scheduled import ScheduledTask
+from perdure.tasks.scheduled import ScheduledTask
 
 log = logging.getLogger(__name__)
 

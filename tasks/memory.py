@@ -9,15 +9,15 @@ from uuid import UUID
 from celery import shared_task
 
 from perdure.errors import InvalidRequest
-from perdure.memory.consolidation import Consolidated, Consolidator, Failed, NotDue, Progress, Skipped
+from perdure.memory.consolidation.consolidate import Consolidated, Consolidator, Failed, NotDue, Progress, Skipped
 from perdure.memory.decay import decay as let_decay
 from perdure.memory.embedding import build_index, register
-from perdure.memory.meta import refresh_hot as refresh
+from perdure.memory.hot import refresh_hot as refresh
 from perdure.models.protocol import CallAborted
-from perdure.turns.lease import Claimed
-from tasks.process import Process
-from tasks.scheduled import ScheduledTask
-from tasks.task import PerdureTask
+from perdure.tasks.process import Process
+from perdure.tasks.scheduled import ScheduledTask
+from perdure.tasks.task import PerdureTask
+from perdure.turns.lease.keeper import Claimed
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ class _Tally:
 
 
 class TaskMetrics:
-    """Counts by task name; `celery -A workers inspect perdure` shows them."""
+    """Counts by task name; `celery -A perdure inspect perdure` shows them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

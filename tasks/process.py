@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from perdure.fencing import Fence
+from perdure.database.fencing import Fence
 from perdure.runtime import Runtime
-from perdure.slots.entry import Entry
+from perdure.schedule.entry import Entry
+from perdure.tasks.metrics import TaskMetrics
 from perdure.turns.outbox import Carrier
-from perdure.turns.runner import Runner
-from tasks.metrics import TaskMetrics
+from perdure.turns.run.runner import Runner
 
 Flusher = Callable[[UUID, Fence], int | None]
 """Writes down what is kept of a session outside of PostgreSQL only, if the token is current; how much that was.

@@ -10,7 +10,7 @@ from typing import Any
 
 from celery.worker.request import Request as CelerysRequest
 
-from tasks.arguments import described
+from perdure.tasks.arguments import described
 
 
 class Request(CelerysRequest):  # type: ignore[misc]  # celery carries no types

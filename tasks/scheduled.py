@@ -11,10 +11,10 @@ import logging
 from functools import partial
 from typing import Any, assert_never
 
-from perdure.slots.entry import Entry
-from perdure.slots.ledger import Done, NotDue, run_slot
-from tasks.deliveries import Publisher
-from tasks.task import PerdureTask
+from perdure.schedule.entry import Entry
+from perdure.schedule.ledger import Done, NotDue, run_slot
+from perdure.tasks.deliveries import Publisher
+from perdure.tasks.task import PerdureTask
 
 log = logging.getLogger(__name__)
 

@@ -9,17 +9,17 @@ from uuid import UUID
 
 from celery import shared_task
 
+from perdure.database.fencing import Fence
 from perdure.errors import InvalidRequest
-from perdure.fencing import Fence
 from perdure.runtime import Runtime
 from perdure.sessions.ending import Ended, Ender, HandedOn, NotDue, Postponed, expire_idle, request_end
 from perdure.snapshots.forgetting import forget
-from perdure.turns.incoming import parse_reason
-from perdure.turns.lease import Claimed
+from perdure.tasks.process import Process
+from perdure.tasks.scheduled import ScheduledTask
+from perdure.tasks.task import PerdureTask
+from perdure.turns.inbox.incoming import parse_reason
+from perdure.turns.lease.keeper import Claimed
 from perdure.turns.sweep import put_off
-from tasks.process import Process
-from tasks.scheduled import ScheduledTask
-from tasks.task import PerdureTask
 
 log = logging.getLogger(__name__)
 

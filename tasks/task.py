@@ -16,8 +16,8 @@ from celery import Task
 from celery.exceptions import Ignore, Reject, TaskPredicate
 
 from perdure.errors import PerdureError, Unavailable, loggable
-from tasks.arguments import described
-from tasks.process import Process
+from perdure.tasks.arguments import described
+from perdure.tasks.process import Process
 
 log = logging.getLogger(__name__)
 

@@ -8,14 +8,14 @@ from uuid import UUID
 
 from celery import shared_task
 
+from perdure.access.tenants import parse_tenant
 from perdure.errors import InvalidRequest
-from perdure.tenants import parse_tenant
-from perdure.turns.inbox import accept
-from perdure.turns.incoming import parse_incoming
-from perdure.turns.lease import NeedsIsolation, NotNeeded, Queued
-from perdure.turns.runner import Ran
+from perdure.tasks.task import PerdureTask
+from perdure.turns.inbox.accept import accept
+from perdure.turns.inbox.incoming import parse_incoming
+from perdure.turns.lease.keeper import NeedsIsolation, NotNeeded, Queued
+from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import put_off
-from tasks.task import PerdureTask
 
 log = logging.getLogger(__name__)
 

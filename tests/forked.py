@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from workers.embedded import launch
+from perdure.embedded import launch
 
 _IMPORTED = [
     "celery.apps.worker",
@@ -29,13 +29,13 @@ _IMPORTED = [
     "perdure.builtin",
     "perdure.channels.http.app",
     "perdure.models.offline.model",
-    "perdure.models.openai",
+    "perdure.models.providers.openai",
     "pytest.__main__",  # what multiprocessing takes for the main module, where there are no test processes
-    "tasks.deliveries",
-    "tasks.turns",
+    "perdure.tasks.deliveries",
+    "perdure.tasks.turns",
     "tests.forked",
-    "workers.commands",
-    "workers.lifecycle",
+    "perdure.cli",
+    "perdure.workers.lifecycle",
 ]
 
 _READ, _WRITTEN = os.O_RDONLY, os.O_WRONLY | os.O_APPEND | os.O_CREAT

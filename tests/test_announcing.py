@@ -16,11 +16,11 @@ from uuid import UUID, uuid4
 import pytest
 import redis as redis_py
 
+from perdure.embedded import redis
 from perdure.settings import Settings
-from workers.announcing import BackgroundWaker
-from workers.assembly import Addresses
-from workers.embedded import redis
-from workers.wake import CeleryWaker
+from perdure.workers.assembly import Addresses
+from perdure.workers.publish.background import BackgroundWaker
+from perdure.workers.publish.wake import CeleryWaker
 
 SESSION = UUID(int=7)
 CALLS: list[Callable[[CeleryWaker], bool]] = [

@@ -11,8 +11,8 @@ import pytest
 from perdure import Agent, McpServer
 from perdure.errors import CircuitBreakerOpen, ProviderError, SettingsError
 from perdure.settings import Settings
+from perdure.workers.assembly import assemble, check
 from tests.conftest import RecordingWaker
-from workers.assembly import assemble, check
 
 PROGRAM = Path(__file__).with_name("tools") / "mcp_server.py"
 NOWHERE = "postgresql://127.0.0.1:1/none"

@@ -10,10 +10,10 @@ from sqlalchemy import create_engine
 
 from perdure import retention
 from perdure.database.engine import Database, Statement
-from perdure.memory import consolidation_queries as consolidation
 from perdure.memory import exchange_queries as exchange
+from perdure.memory.consolidation import queries as consolidation
 from perdure.sessions import queries as sessions
-from perdure.turns import queries as turns
+from perdure.turns.inbox import queries as turns
 from tests.plans import outline, plans, rows_read
 
 _MANY = 20_000

@@ -17,9 +17,9 @@ from celery.exceptions import CPendingDeprecationWarning
 from kombu import Connection, Exchange, Queue
 from kombu import Consumer as Listener
 
-from workers.consuming import Consumer
-from workers.embedded import redis
-from workers.rooms import Rooms
+from perdure.embedded import redis
+from perdure.workers.consumer.consumer import Consumer
+from perdure.workers.consumer.room import Rooms
 
 
 def test_a_channel_that_waits_is_closed_to_the_end_though_its_server_is_gone(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_channel_that_waits_is_closed_to_the_end_though_its_server_is_gone(tmp
 
 
 class Broker:
-    """A `workers.rooms.Tap` whose event loop runs when the test says so."""
+    """A `perdure.workers.consumer.room.Tap` whose event loop runs when the test says so."""
 
     def __init__(self) -> None:
         self.pending: list[tuple[Callable[[str], None], str]] = []

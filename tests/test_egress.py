@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from perdure.egress import Refused, check, resolve
 from perdure.errors import SettingsError
-from perdure.reachable import Reachable
+from perdure.network.egress import Refused, check, resolve
+from perdure.network.reply_urls import Reachable
 from perdure.settings import Settings
 
 PUBLIC_ONLY = Reachable()

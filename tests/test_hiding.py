@@ -17,9 +17,9 @@ from redis.exceptions import ResponseError
 
 from perdure.database.engine import Database, Statement
 from perdure.errors import GuardRejected, ProviderError, ToolError, Unavailable, loggable
-from tasks.arguments import described
-from tasks.request import Request
-from workers import logs
+from perdure.tasks.arguments import described
+from perdure.tasks.request import Request
+from perdure.workers import logs
 
 SECRET = "zyxomma-of-logs"
 
@@ -169,7 +169,7 @@ def test_a_workers_request_hides_what_any_publisher_sent() -> None:
     """`task-received`, `celery inspect active` and the log are made from it."""
     app = Celery("tests", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.loader.import_default_modules()
-    app.loader.import_module("tasks.turns")
+    app.loader.import_module("perdure.tasks.turns")
     task = app.tasks["turns.submit"]
     kwargs = {"text": SECRET, "session_id": SESSION}
     content_type, encoding, body = dumps(([SECRET], kwargs, {}), "json")
@@ -180,4 +180,4 @@ def test_a_workers_request_hides_what_any_publisher_sent() -> None:
     assert SECRET not in str(shown)
     assert SESSION in made.kwargsrepr
     assert (made.args, made.kwargs) == ([SECRET], kwargs)
-    assert task.Request == "tasks.request:Request"
+    assert task.Request == "perdure.tasks.request:Request"

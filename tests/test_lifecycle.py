@@ -7,8 +7,8 @@ from celery import Celery
 from celery.utils.dispatch import Signal
 
 from perdure.settings import Settings
-from workers import lifecycle, logs
-from workers.assembly import Addresses
+from perdure.workers import lifecycle, logs
+from perdure.workers.assembly import Addresses
 
 SIGNALS = (
     "setup_logging",

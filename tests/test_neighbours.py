@@ -17,15 +17,15 @@ from kombu.asynchronous.timer import Timer
 from kombu.common import QoS
 
 from perdure.clock import SystemClock
-from perdure.memory.stream import Happening, Kind
-from perdure.memory.volatile import Volatile
+from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.stream import Happening, Kind
 from perdure.redis import client_url
 from perdure.resilience.registry import Breakers
 from perdure.settings import BreakerSettings, MemorySettings, Settings
-from workers.application import make_app, transport_options
-from workers.assembly import Addresses
-from workers.old_unacked import OldUnacked
-from workers.unknown_tasks import HELD, UnknownTasks
+from perdure.workers.application import make_app, transport_options
+from perdure.workers.assembly import Addresses
+from perdure.workers.consumer.old_unacked import OldUnacked
+from perdure.workers.consumer.unknown_tasks import HELD, UnknownTasks
 
 PREFETCHED = 10
 

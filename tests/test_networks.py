@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from perdure.networks import is_public
+from perdure.network.special_networks import is_public
 
 NOT_GLOBALLY_REACHABLE = [
     # IANA IPv4 Special-Purpose Address Registry: "Globally Reachable" is False, or N/A with the block deprecated.

@@ -11,9 +11,9 @@ from kombu import Connection, Consumer, Exchange, Queue
 
 from perdure.queues import QUEUES
 from perdure.settings import Settings
-from workers.application import broker_priority, transport_options
-from workers.assembly import Addresses
-from workers.wake import CeleryWaker
+from perdure.workers.application import broker_priority, transport_options
+from perdure.workers.assembly import Addresses
+from perdure.workers.publish.wake import CeleryWaker
 
 TURNS_LEVELS = [0, 3, 6, 9]
 """The lists that kombu's consumers read by default."""

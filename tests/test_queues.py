@@ -9,8 +9,8 @@ import pytest
 from perdure.errors import SettingsError
 from perdure.queues import QUEUES, ReplyTask, reply_queue
 from perdure.settings import Settings
+from perdure.tasks.deliveries import TaskCarrier
 from perdure.turns.outbox import DeliveryFailed, Undeliverable
-from tasks.deliveries import TaskCarrier
 
 NOT_FOR_REPLIES = [
     *QUEUES,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.quoting import CONVERSATION, MEMORY, Quoter, quoted, spoken, without_quotations
+from perdure.text.quoting import CONVERSATION, MEMORY, Quoter, quoted, spoken, without_quotations
 from tests.hostile import ESCAPES
 
 texts = st.one_of(st.text(max_size=200), st.sampled_from(list(ESCAPES.values())))

@@ -16,9 +16,9 @@ from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.runtime import Runtime
 from perdure.settings import OnBusy
-from perdure.turns.inbox import Accepted, accept
-from perdure.turns.incoming import Incoming
-from perdure.turns.runner import Runner
+from perdure.turns.inbox.accept import Accepted, accept
+from perdure.turns.inbox.incoming import Incoming
+from perdure.turns.run.runner import Runner
 from tests.casebank.bank import put, use
 
 NOTHING = {kept.what: 0 for kept in retention.KEPT}

@@ -7,11 +7,11 @@ from fnmatch import fnmatchcase
 import pytest
 import redis as redis_py
 
+from perdure.embedded import redis
 from perdure.queues import QUEUES
 from perdure.settings import Settings
-from workers.application import ROUTES, make_app, registered
-from workers.assembly import Addresses
-from workers.embedded import redis
+from perdure.workers.application import ROUTES, make_app, registered
+from perdure.workers.assembly import Addresses
 
 CONTRACT = {
     "turns.submit": "ingress",

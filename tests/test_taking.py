@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 from kombu import Queue
 
-from workers.taking import INTAKE, Taking
+from perdure.workers.consumer.pause import INTAKE, Taking
 
 
 class FailingConsumer:

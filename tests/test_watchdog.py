@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from perdure.kills import LATELY_S, Kills
+from perdure.resilience.kill_reports import LATELY_S, Kills
+from perdure.workers.watchdog import kill_report
+from perdure.workers.watchdog.process import WITHDRAW
 from tests.repository.source import ROOT
-from workers import kill_report
-from workers.watchdog import WITHDRAW
 
 HOLDING = """
 import ctypes, sys, threading, time
-from workers import heartbeat
+from perdure.workers.watchdog import heartbeat
 heartbeat.LEAST_LIMIT_S = 0.6
 heartbeat._REPORT = (sys.executable, "-c", "import sys; print('reported', sys.argv[1], file=sys.stderr)")
 heartbeat.Heartbeat("first", 0.1, {}).start()
@@ -30,7 +30,7 @@ holding.join()
 
 RECOVERING = """
 import os, signal, subprocess, sys
-from workers import watchdog
+from perdure.workers.watchdog import process as watchdog
 dog = subprocess.Popen(
     watchdog.command(os.getpid(), "first", 0.6, [sys.executable, "-c", os.environ["REPORT"]]),
     stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,

@@ -14,16 +14,16 @@ from kombu import Exchange, Queue
 
 from perdure.queues import QUEUES
 from perdure.settings import Settings
-from workers.assembly import Addresses
+from perdure.workers.assembly import Addresses
 
 INCLUDED = (
-    "tasks.turns",
-    "tasks.deliveries",
-    "tasks.sessions",
-    "tasks.memory",
-    "tasks.casebank",
-    "tasks.maintenance",
-    "workers.control",
+    "perdure.tasks.turns",
+    "perdure.tasks.deliveries",
+    "perdure.tasks.sessions",
+    "perdure.tasks.memory",
+    "perdure.tasks.casebank",
+    "perdure.tasks.maintenance",
+    "perdure.workers.control",
 )
 
 ROUTES = {
@@ -39,7 +39,7 @@ ROUTES = {
 PRIORITIES = {"ingress": 9, "turns": 5, "deliveries": 5, "sessions": 5, "memory": 2, "maintenance": 2}
 """Priority of a queue's tasks, 9 first; a wake-up of a session has its turn's instead. Redis goes by it across
 queues: messages are accepted first; deliveries and endings take turns with the turns of the default priority; what
-is done to memories comes last. None starves, since each queue has threads of its own (`workers.rooms`).
+is done to memories comes last. None starves, since each queue has threads of its own (`perdure.workers.consumer.room`).
 """
 
 CONCURRENCY = 100
@@ -73,17 +73,17 @@ def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -
         task_routes=_routes(where.broker_url),
         task_ignore_result=True,
         result_expires=86_400,
-        worker_consumer="workers.consuming:Consumer",
+        worker_consumer="perdure.workers.consumer.consumer:Consumer",
         worker_pool="threads",
         worker_concurrency=CONCURRENCY,
         worker_prefetch_multiplier=1,
-        worker_enable_prefetch_count_reduction=False,  # `workers.rooms` bounds what a worker takes
+        worker_enable_prefetch_count_reduction=False,  # `perdure.workers.consumer.room` bounds what a worker takes
         worker_send_task_events=False,  # a sixth of a worker's time; Flower switches them on while it runs
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
-        # A command that Redis refuses costs a new connection, not the worker (`workers.broken_keys`).
+        # A command that Redis refuses costs a new connection, not the worker (`perdure.workers.consumer.broken_keys`).
         broker_channel_error_retry=not where.broker_url.startswith(("amqp", "pyamqp")),
         broker_pool_limit=16,
         broker_heartbeat=10,

@@ -16,8 +16,10 @@ from perdure.agents import Agents
 from perdure.clock import SystemClock
 from perdure.database import compatibility, serverlog
 from perdure.database.engine import Database
+from perdure.embedded import postgres, redis
+from perdure.embedded.rewriting import AppendOnlyFile
 from perdure.errors import IncompatibleDatabase, MissingKey, Unavailable
-from perdure.memory.volatile import Volatile
+from perdure.memory.redis.layers import Volatile
 from perdure.models.embedders.guarded import guard_with
 from perdure.models.embedders.resolve import check as check_embedder
 from perdure.models.embedders.resolve import resolve as resolve_embedder
@@ -30,9 +32,7 @@ from perdure.tools.leaks import Leaks
 from perdure.tools.mcp.connections import Connections
 from perdure.tools.mcp.server import McpServer
 from perdure.tools.mcp.server import check as check_servers
-from perdure.turns.parking import recall
-from workers.embedded import postgres, redis
-from workers.embedded.rewriting import AppendOnlyFile
+from perdure.turns.lease.parking import recall
 
 log = logging.getLogger(__name__)
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from celery import Celery
 
+from perdure.schedules.beat import give_to_beat
 from perdure.settings import Settings
-from schedules.beat import give_to_beat
-from workers import beating, flowering
-from workers import control as _control  # noqa: F401 (`celery inspect` knows a command once it is imported)
-from workers.application import make_app
-from workers.assembly import addresses, check
-from workers.exiting import exit_unless_startable
-from workers.lifecycle import follow
+from perdure.workers import control as _control  # noqa: F401 (`celery inspect` knows a command once it is imported)
+from perdure.workers.application import make_app
+from perdure.workers.assembly import addresses, check
+from perdure.workers.flower import settings as flowering
+from perdure.workers.lifecycle import follow
+from perdure.workers.shutdown import beat
+from perdure.workers.shutdown.start_failure import exit_unless_startable
 
 _CHECKED = frozenset({"worker", "beat", "flower"})
 """The commands that start a process of the installation. `inspect` and the like need the broker alone."""
@@ -33,7 +34,7 @@ def _make() -> Celery:
     where = addresses(settings, database=(command or flowering.STARTED.get()) != "flower")
     made = make_app(settings, where)
     follow(made, settings, where)
-    beating.follow(settings.shutdown, where.database_url)
+    beat.follow(settings.shutdown, where.database_url)
     give_to_beat(made, settings)
     flowering.follow(made, settings)
     return made

@@ -1,4 +1,4 @@
-"""What `celery -A workers inspect perdure` answers: turns that run here, leaked threads, the intake, the tallies."""
+"""What `celery -A perdure inspect perdure` answers: turns that run here, leaked threads, the intake, the tallies."""
 
 from __future__ import annotations
 

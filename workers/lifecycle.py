@@ -26,30 +26,31 @@ from celery.signals import (
     worker_shutting_down,
 )
 
-import schedules
+from perdure import schedules
 from perdure.channels.callback import UrlCarrier
 from perdure.errors import Unavailable
 from perdure.resilience.registry import BreakerRegistry
+from perdure.schedule.sweep import sweep_slots
 from perdure.settings import Settings
-from perdure.slots.sweep import sweep_slots
+from perdure.tasks.deliveries import TaskCarrier
+from perdure.tasks.process import Process
+from perdure.tasks.scheduled import fire
 from perdure.turns.outbox import Carrier
-from perdure.turns.runner import Runner
+from perdure.turns.run.runner import Runner
 from perdure.turns.sweep import sweep
-from tasks.deliveries import TaskCarrier
-from tasks.process import Process
-from tasks.scheduled import fire
-from workers import logs, taking
-from workers.alone import Isolation
-from workers.assembly import Addresses, assemble, require_database
-from workers.embedding import Embedding
-from workers.exiting import exit_unless_startable
-from workers.flushing import flushers
-from workers.heartbeat import Heartbeat
-from workers.old_unacked import OldUnacked
-from workers.shutdown import Shutdown
-from workers.standby import Standby
-from workers.wake import CeleryWaker
-from workers.warden import Warden
+from perdure.workers import logs
+from perdure.workers.assembly import Addresses, assemble, require_database
+from perdure.workers.consumer import pause
+from perdure.workers.consumer.old_unacked import OldUnacked
+from perdure.workers.embedding import Embedding
+from perdure.workers.isolated.kill import Warden
+from perdure.workers.isolated.run import Isolation
+from perdure.workers.publish.wake import CeleryWaker
+from perdure.workers.shutdown.flush import flushers
+from perdure.workers.shutdown.phases import Shutdown
+from perdure.workers.shutdown.standby import Standby
+from perdure.workers.shutdown.start_failure import exit_unless_startable
+from perdure.workers.watchdog.heartbeat import Heartbeat
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class Lifecycle:
     """The parts of one worker process, made when first needed and closed when it ends."""
 
     def __init__(self, app: Celery, settings: Settings, where: Addresses) -> None:
-        self.taking = taking.Taking()
+        self.taking = pause.Taking()
         self.standby: Standby | None = None
         self._embedding: Embedding | None = None
         self._app = app
@@ -171,12 +172,12 @@ def follow(app: Celery, settings: Settings, where: Addresses) -> Lifecycle:
     """Tie the process's parts to the application's worker."""
     lifecycle = Lifecycle(app, settings, where)
     app.perdure = lifecycle
-    app.steps["worker"].add(taking.Step)
+    app.steps["worker"].add(pause.Step)
 
     def begin(sender: Any = None, **_: Any) -> None:
         logs.configure()  # Celery asks for it only later, and what is logged until then would be lost
         or_exit(lifecycle.check)
-        if sender is None or not taking.is_supervisor(sender):  # its children assemble themselves
+        if sender is None or not pause.is_supervisor(sender):  # its children assemble themselves
             or_exit(lifecycle.start)
 
     def begin_child(**_: Any) -> None:
@@ -184,7 +185,7 @@ def follow(app: Celery, settings: Settings, where: Addresses) -> Lifecycle:
         lifecycle.watch(f"{socket.gethostname()}:{os.getpid()}")
 
     def ready(sender: Any, **_: Any) -> None:
-        if not taking.is_supervisor(sender.controller):
+        if not pause.is_supervisor(sender.controller):
             lifecycle.watch(sender.hostname)
 
     setup_logging.connect(lambda **_: logs.configure(), weak=False)

@@ -14,14 +14,14 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
+from perdure.access.tenants import author_of, tenant_of
 from perdure.casebank import COMMON, queries, vectors
 from perdure.casebank.archive import warn_of_archived
 from perdure.clock import Clock
 from perdure.database.engine import Executor
 from perdure.errors import InvalidRequest, NotFound
 from perdure.ids import new_id
-from perdure.tenants import author_of, tenant_of
-from perdure.untrusted import IDENTIFIER, is_identifier, storable
+from perdure.text.untrusted import IDENTIFIER, is_identifier, storable
 
 LONGEST_ID = 255
 LONGEST_EMBEDDER = 255

@@ -18,8 +18,8 @@ from perdure.clock import Clock
 from perdure.database.engine import Database
 from perdure.errors import PerdureError, loggable
 from perdure.models.protocol import Message, Model, ModelCall, ModelRequest, Role
-from perdure.quoting import CASE, NOTE, Quoter
-from perdure.untrusted import cut, storable
+from perdure.text.quoting import CASE, NOTE, Quoter
+from perdure.text.untrusted import cut, storable
 
 log = logging.getLogger(__name__)
 

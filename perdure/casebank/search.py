@@ -15,11 +15,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
+from perdure.access.tenants import author_of, everybodys, tenant_of
 from perdure.casebank import COMMON, queries, search_queries, vectors
 from perdure.casebank.archive import warn_of_archived
 from perdure.casebank.search_queries import Scope
 from perdure.database.engine import Database, Statement
-from perdure.tenants import author_of, everybodys, tenant_of
 
 INDEX_FROM = 10_000
 """Active cases from which on a scan is slower than one would wait for: some five milliseconds."""

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
+from perdure.access.tenants import OF_TENANT, WITHOUT_TENANT
 from perdure.casebank.queries import FRESH, USAGE
 from perdure.database.engine import Statement
-from perdure.tenants import OF_TENANT, WITHOUT_TENANT
 
 
 class Scope(StrEnum):

@@ -7,7 +7,7 @@ as near to a case of another topic. The others are guesses on the safe side; doc
 
 from __future__ import annotations
 
-from perdure.patterns import compiled
+from perdure.text.patterns import compiled
 
 _DEFAULTS = (
     (compiled(r"hash:(\d{1,2}|1\d\d)$"), 0.6),

@@ -14,12 +14,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy import Row
 
+from perdure.access.tenants import author_of, everybodys, line_tenant, tenant_of, user_key
 from perdure.casebank import COMMON, queries
 from perdure.casebank.cases import NewCase, add
 from perdure.database.engine import Executor
 from perdure.errors import InvalidRequest
-from perdure.tenants import author_of, everybodys, line_tenant, tenant_of, user_key
-from perdure.untrusted import load_object, what_is_wrong
+from perdure.text.untrusted import load_object, what_is_wrong
 
 _PAGE = 100
 

@@ -1,9 +1,9 @@
 """Replies to a URL: POSTed as JSON, signed, within one time limit for the whole attempt.
 
-The URL comes from whoever sent the message, so it is checked before each attempt, and the connection goes to an
-address that was checked (`perdure.egress`). A receiver that sends its answer a byte at a time, or redirects, fails
-like one that refuses. Only the status counts; no body is read. Each receiver has a breaker, `webhook:HOST`: one that
-keeps failing is not asked for a while, and holds no threads of the workers.
+The URL comes from whoever sent the message, so it is checked before each attempt, and the connection goes to an address
+that was checked (`perdure.network.egress`). A receiver that sends its answer a byte at a time, or redirects, fails like
+one that refuses. Only the status counts; no body is read. Each receiver has a breaker, `webhook:HOST`: one that keeps
+failing is not asked for a while, and holds no threads of the workers.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from perdure import egress
 from perdure.errors import CircuitBreakerOpen
-from perdure.reachable import Reachable
+from perdure.network import egress
+from perdure.network.reply_urls import Reachable
+from perdure.network.webhooks import signed_headers
 from perdure.resilience.registry import BreakerRegistry
+from perdure.text.untrusted import first_line
 from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable, signature
-from perdure.untrusted import first_line
-from perdure.webhooks import signed_headers
 
 T = TypeVar("T")
 

@@ -11,16 +11,16 @@ from concurrent.futures import wait
 from typing import Any
 from uuid import UUID
 
+from perdure.access.tenants import user_key
 from perdure.errors import Unavailable
 from perdure.ids import new_id
 from perdure.runtime import Runtime
 from perdure.sessions.ending import leave, request_end
 from perdure.sessions.reading import find_live, read_messages
 from perdure.settings import Scope
-from perdure.tenants import user_key
-from perdure.turns.cancelling import cancel
-from perdure.turns.inbox import Accepted, accept
-from perdure.turns.incoming import parse_incoming
+from perdure.turns.cancel import cancel
+from perdure.turns.inbox.accept import Accepted, accept
+from perdure.turns.inbox.incoming import parse_incoming
 from perdure.turns.reading import Delays, SettlementWatch, read_turn
 
 CHANNEL = "cli"

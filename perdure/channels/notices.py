@@ -9,10 +9,10 @@ import hashlib
 import time
 from collections.abc import Callable
 
-from perdure.casebank.notify import NotifyFailed
-from perdure.casebank.prune import Bank
+from perdure.casebank.runs.notify import NotifyFailed
+from perdure.casebank.runs.prune import Bank
 from perdure.channels.callback import UrlCarrier
-from perdure.reachable import ANYWHERE
+from perdure.network.reply_urls import ANYWHERE
 from perdure.runtime import Runtime
 from perdure.turns.outbox import DeliveryFailed
 

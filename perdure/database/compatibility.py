@@ -23,7 +23,7 @@ from sqlalchemy import Row
 
 from perdure.database.engine import Database, Statement
 from perdure.errors import IncompatibleDatabase
-from perdure.patterns import compiled
+from perdure.text.patterns import compiled
 
 OLDEST_POSTGRESQL = 15
 OLDEST_PGVECTOR = (0, 8, 4)

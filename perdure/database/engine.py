@@ -36,7 +36,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from perdure.database.hiding import hide_values
 from perdure.errors import IllegalTransition, Unavailable
-from perdure.untrusted import first_line
+from perdure.text.untrusted import first_line
 
 log = logging.getLogger(__name__)
 

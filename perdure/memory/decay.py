@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from perdure.database.engine import Database
-from perdure.memory import consolidation_queries as queries
+from perdure.memory.consolidation import queries
 
 BASE_RATE = 0.001
 """Lost in an hour, as a power of e, by what nobody reads."""

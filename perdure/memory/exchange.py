@@ -20,14 +20,14 @@ from uuid import UUID
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy import Row
 
+from perdure.access.tenants import line_tenant, tenant_of, user_key, user_of
 from perdure.clock import Clock
 from perdure.database.engine import Database, Statement, Transaction, as_json
 from perdure.errors import InvalidRequest
 from perdure.ids import new_id
 from perdure.memory import exchange_queries as queries
-from perdure.memory.context import tokens
-from perdure.tenants import line_tenant, tenant_of, user_key, user_of
-from perdure.untrusted import first_line, identifier, load_object, storable, what_is_wrong
+from perdure.memory.sections.budget import tokens
+from perdure.text.untrusted import first_line, identifier, load_object, storable, what_is_wrong
 
 MAX_LINE_CHARS = 16_777_216
 MAX_BAD_LINES = 1_000

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from perdure.access.tenants import OF_TENANT
 from perdure.database.engine import Statement
-from perdure.tenants import OF_TENANT
 
 KNOW_USER = Statement(
     "exchange.know_user",

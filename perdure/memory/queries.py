@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.database.engine import Statement
-from perdure.fencing import HELD
+from perdure.database.fencing import HELD
 
 # --- working memory ----------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from perdure.errors import InvalidResponse, loggable
-from perdure.models.plain import as_plain
 from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest
+from perdure.models.providers.without_tools import as_plain
 from perdure.resilience.failures import Verdict, verdict
 from perdure.resilience.fallback import FallbackStrategy, with_fallback
 from perdure.resilience.registry import Breaker

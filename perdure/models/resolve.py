@@ -45,11 +45,11 @@ def resolve(name: str, settings: Settings, clock: Clock, variable: str = "PERDUR
     if name == "offline":
         return OfflineModel()
     if scheme == "openai" and rest:
-        from perdure.models.openai import OpenAIModel  # noqa: PLC0415 (the SDK takes a second to import)
+        from perdure.models.providers.openai import OpenAIModel  # noqa: PLC0415 (the SDK takes a second to import)
 
         return OpenAIModel(rest, clock, variable)
     if scheme == "anthropic" and rest:
-        from perdure.models.anthropic import AnthropicModel  # noqa: PLC0415 (the same)
+        from perdure.models.providers.anthropic import AnthropicModel  # noqa: PLC0415 (the same)
 
         return AnthropicModel(rest, clock, variable)
     found = entry_points(group=ENTRY_POINT_GROUP)

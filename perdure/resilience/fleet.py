@@ -22,7 +22,7 @@ from perdure.errors import Unavailable
 from perdure.resilience.circuit import Admission, Circuit, Outcome, Policy, State
 from perdure.resilience.stores import Answer
 from perdure.settings import REDIS_PREFIX
-from perdure.untrusted import first_line
+from perdure.text.untrusted import first_line
 
 _TIMEOUT_S = 0.25
 """Seconds for connecting, and for an answer: together half a second."""

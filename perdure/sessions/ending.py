@@ -21,8 +21,8 @@ from sqlalchemy import Row
 
 from perdure.clock import Clock
 from perdure.database.engine import Database, Executor
+from perdure.database.fencing import Fence
 from perdure.errors import Conflict, NotFound, PerdureError, Unavailable, loggable
-from perdure.fencing import Fence
 from perdure.models.protocol import CallAborted, Message, Model, ModelCall, Role
 from perdure.sessions import queries
 from perdure.sessions.states import State

@@ -23,7 +23,7 @@ from perdure.database.engine import Executor
 from perdure.errors import Conflict, InvalidRequest, NotFound
 from perdure.ids import new_id
 from perdure.sessions import queries
-from perdure.untrusted import whole
+from perdure.text.untrusted import whole
 
 _MAX_BIGINT = 2**63 - 1
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from perdure.access.tenants import OF_TENANT
 from perdure.database.engine import Statement
-from perdure.fencing import HELD, RAISED
+from perdure.database.fencing import HELD, RAISED
 from perdure.sessions.states import State, Trigger, sql
-from perdure.tenants import OF_TENANT
 
 # Opens the live session of a scope, behind the last one that was there: the newest that none
 # follows yet, so that a clock set back makes no gap. A session opened by somebody else meanwhile

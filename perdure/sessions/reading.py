@@ -7,11 +7,11 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
+from perdure.access.tenants import tenant_of, user_of
 from perdure.database.engine import Executor
 from perdure.errors import NotFound
 from perdure.sessions import queries
-from perdure.tenants import tenant_of, user_of
-from perdure.untrusted import load_object
+from perdure.text.untrusted import load_object
 
 _ALL = 2**62
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from perdure.errors import PerdureError
 from perdure.models.protocol import Message, Model, ModelCall, ModelRequest, Role
-from perdure.quoting import spoken
-from perdure.text import words
-from perdure.untrusted import cut, load_object, storable
+from perdure.text.linear import words
+from perdure.text.quoting import spoken
+from perdure.text.untrusted import cut, load_object, storable
 
 MAX_SUMMARY_CHARS = 4_000
 MAX_TOPICS = 8

@@ -27,7 +27,7 @@ from perdure.snapshots.snapshot import (
     Memory,
     Status,
 )
-from perdure.untrusted import first_line, load_object
+from perdure.text.untrusted import first_line, load_object
 
 _UUID = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 _Natural = Annotated[int, Field(ge=0, lt=LIMIT)]

@@ -13,8 +13,8 @@ from dataclasses import replace
 from uuid import UUID
 
 from perdure.database.engine import Database, Executor, as_json
+from perdure.database.fencing import Fence
 from perdure.errors import Conflict, NotFound
-from perdure.fencing import Fence
 from perdure.snapshots import queries
 from perdure.snapshots.codec import checked_variables
 from perdure.snapshots.postgres import PostgresSnapshots, put_together

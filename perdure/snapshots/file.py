@@ -21,7 +21,6 @@ from pathlib import Path
 from uuid import UUID
 
 from perdure.errors import InvalidRequest
-from perdure.patterns import compiled
 from perdure.snapshots.codec import dump
 from perdure.snapshots.snapshot import AgentSnapshot
 from perdure.snapshots.store import (
@@ -33,6 +32,7 @@ from perdure.snapshots.store import (
     restored,
     version_of,
 )
+from perdure.text.patterns import compiled
 
 _NAME = compiled(r"([0-9]{1,16})-([0-9]{1,16})\.(json|[0-9a-f]+\.tmp)")
 _ASIDE = ".set-aside"

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from perdure.access.tenants import tenant_of, user_of
 from perdure.snapshots.snapshot import Event
-from perdure.tenants import tenant_of, user_of
 
 MESSAGE = "message"
 """The type of the events made here. Their source is the message's channel."""

@@ -31,7 +31,7 @@ from perdure.snapshots.store import (
     report_set_aside,
     version_of,
 )
-from perdure.untrusted import first_line, load_object
+from perdure.text.untrusted import first_line, load_object
 
 _READ_ONLY = "25006"
 _OUT_OF_RESOURCES = "53"

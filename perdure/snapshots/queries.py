@@ -9,7 +9,7 @@ its session's row locked: the writers of a session come one after another.
 from __future__ import annotations
 
 from perdure.database.engine import Statement
-from perdure.fencing import HELD, RAISED
+from perdure.database.fencing import HELD, RAISED
 
 # Two pieces of a statement that commits a step: what it sets in the session's row, and a CTE behind
 # `fenced`, the CTE that does so and returns session_id, token and tick. `%(variables)s` is JSON as

@@ -28,7 +28,7 @@ from perdure.snapshots.store import (
     restored,
     version_of,
 )
-from perdure.untrusted import first_line
+from perdure.text.untrusted import first_line
 
 _WAY_OUT = "See to that server, or set PERDURE_SNAPSHOTS to another store."
 

@@ -13,13 +13,13 @@ from urllib.parse import unquote, urlsplit
 
 from perdure.database.engine import Database
 from perdure.errors import SettingsError
-from perdure.patterns import compiled
 from perdure.settings import Settings
 from perdure.snapshots.file import FileSnapshots
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.snapshots.redis import RedisSnapshots
 from perdure.snapshots.sqlite import SqliteSnapshots
 from perdure.snapshots.store import SnapshotStore
+from perdure.text.patterns import compiled
 
 ENTRY_POINT_GROUP = "perdure.snapshots"
 

@@ -32,7 +32,7 @@ from perdure.snapshots.store import (
     restored,
     version_of,
 )
-from perdure.untrusted import first_line
+from perdure.text.untrusted import first_line
 
 _WAIT_S = 2.0
 _QUEUE_S = 10.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import NamedTuple
 
-from perdure.patterns import SPACE, WORD, compiled
+from perdure.text.patterns import SPACE, WORD, compiled
 
 _SECTION = compiled(
     r"(Args|Arguments|Parameters|Returns?|Yields?|Raises|Examples?|Notes?|Warnings?|See Also|Todo|Attributes):"

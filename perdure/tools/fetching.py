@@ -2,7 +2,7 @@
 
 What a model asks for is untrusted. So no request reaches an address that is not public: a
 name is looked up once, each of its addresses is checked, and the connection goes to the very
-address that was checked (`perdure.egress`). Redirects are followed by hand, each through the
+address that was checked (`perdure.network.egress`). Redirects are followed by hand, each through the
 same check. Time and size have bounds on the whole.
 """
 
@@ -17,12 +17,12 @@ from typing import Annotated
 import httpx2
 from pydantic import Field
 
-from perdure import egress
 from perdure.errors import ToolError
-from perdure.quoting import PAGE, quoted
-from perdure.reachable import Reachable
+from perdure.network import egress
+from perdure.network.reply_urls import Reachable
+from perdure.text.quoting import PAGE, quoted
+from perdure.text.untrusted import cut, first_line, storable
 from perdure.tools.registry import MAX_RESULT_CHARS, Effect, Tool, ToolContext, tool
-from perdure.untrusted import cut, first_line, storable
 
 TIMEOUT_S = 15.0
 """Seconds for one call, from the first look-up to the last byte, redirects included."""

@@ -11,12 +11,12 @@ from uuid import UUID
 from pydantic import Field
 
 from perdure.errors import ToolError
-from perdure.memory.candidates import MAX_CONTENT_CHARS, Kind
-from perdure.memory.own import OwnMemory
-from perdure.memory.recall import Layer, Recalled
-from perdure.quoting import MEMORY, quoted
+from perdure.memory.consolidation.candidates import MAX_CONTENT_CHARS, Kind
+from perdure.memory.recall.agent_memory import OwnMemory
+from perdure.memory.recall.search import Layer, Recalled
+from perdure.text.quoting import MEMORY, quoted
+from perdure.text.untrusted import cut
 from perdure.tools.registry import Effect, ToolContext, tool
-from perdure.untrusted import cut
 
 MOST = 20
 """Results of one recall."""

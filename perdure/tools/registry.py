@@ -26,11 +26,11 @@ from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ErrorDetails
 
-from perdure import untrusted
 from perdure.errors import OutcomeUnknown, SettingsError, ToolError
-from perdure.memory.own import OwnMemory
+from perdure.memory.recall.agent_memory import OwnMemory
 from perdure.models.protocol import ToolSchema
-from perdure.patterns import compiled
+from perdure.text import untrusted
+from perdure.text.patterns import compiled
 from perdure.tools.docstring import describe
 from perdure.tools.variables import WorkingVariables
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from perdure.memory.erasure import Erased, Eraser
 from perdure.runtime import Runtime
+from perdure.users.erase import Erased, Eraser
 
 
 def erase(runtime: Runtime, user_id: str) -> Erased:

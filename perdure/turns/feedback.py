@@ -18,9 +18,9 @@ from perdure.database.engine import as_json
 from perdure.errors import Conflict, InvalidRequest, PerdureError, loggable
 from perdure.models.protocol import ModelCall
 from perdure.runtime import Runtime
+from perdure.text.untrusted import storable, what_is_wrong
 from perdure.turns import queries
 from perdure.turns.reading import read_turn
-from perdure.untrusted import storable, what_is_wrong
 
 log = logging.getLogger(__name__)
 

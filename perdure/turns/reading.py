@@ -15,11 +15,11 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
+from perdure.access.tenants import tenant_of, user_of
 from perdure.database.engine import Database, Executor
 from perdure.errors import NotFound, Unavailable
-from perdure.tenants import tenant_of, user_of
+from perdure.text.untrusted import load_object
 from perdure.turns import queries
-from perdure.untrusted import load_object
 
 log = logging.getLogger(__name__)
 

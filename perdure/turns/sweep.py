@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from itertools import takewhile
 from uuid import UUID
 
-from perdure.memory import consolidation
+from perdure.memory.consolidation import consolidate
 from perdure.runtime import Runtime
 from perdure.sessions.ending import endings_due
-from perdure.turns import outbox, parking, queries, sharing
+from perdure.turns import outbox, queries
 from perdure.turns.erasing import finish_due
+from perdure.turns.lease import parking, user_share
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
     )
     due = [(row.session_id, row.priority) for row in rows]
     if turns:
-        due += sharing.admit_due(runtime.database, limits.user_concurrency, MOST_A_ROUND)
+        due += user_share.admit_due(runtime.database, limits.user_concurrency, MOST_A_ROUND)
     refused = _refused(runtime, due)
     deliveries = outbox.due(runtime.database, MOST_A_ROUND, limits.sweep_s)
     sent = 0 if refused else sum(1 for _ in takewhile(runtime.wake.delivery, deliveries))
@@ -86,12 +87,12 @@ def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
 def _consolidations(runtime: Runtime) -> int:
     """Wake for the sessions that have ended a while ago and still wait to be consolidated; how many were taken."""
     database, lease_s = runtime.database, runtime.settings.turn.lease_s
-    found = consolidation.consolidations_forgotten(
+    found = consolidate.consolidations_forgotten(
         database, runtime.settings.consolidation, MOST_CONSOLIDATIONS, lease_s, lease_s
     )
     taken = sum(1 for _ in takewhile(runtime.wake.consolidation, found))
     if found[taken:]:
-        consolidation.put_off(database, found[taken:])
+        consolidate.put_off(database, found[taken:])
     return taken
 
 

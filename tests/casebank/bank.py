@@ -12,11 +12,11 @@ from uuid import UUID
 import numpy as np
 from sqlalchemy import TextClause, text
 
-from perdure.casebank.notify import NotifyFailed
-from perdure.casebank.plan import Candidate
-from perdure.casebank.policy import Facts
-from perdure.casebank.prune import Bank
+from perdure.casebank.plan.compute import Candidate
+from perdure.casebank.plan.policy import Facts
 from perdure.casebank.queries import WITH_USES
+from perdure.casebank.runs.notify import NotifyFailed
+from perdure.casebank.runs.prune import Bank
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Statement
 from perdure.database.tables import metadata

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from perdure.casebank import prune
+from perdure.casebank.runs import prune
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Moment
 from tests.casebank.bank import bank

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
-from perdure.casebank import archive, cases, prune, queries, search
+from perdure.casebank import archive, cases, queries, search
+from perdure.casebank.runs import prune
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import NotFound

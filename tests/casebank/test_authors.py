@@ -11,8 +11,9 @@ import pytest
 from alembic import command
 from sqlalchemy import create_engine, text
 
-from perdure.casebank import executions, prune, runs, search, search_queries, transfer
+from perdure.casebank import executions, search, search_queries, transfer
 from perdure.casebank.cases import NewCase, add
+from perdure.casebank.runs import prune, state
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Statement
 from perdure.database.migrate import config, migrate
@@ -138,7 +139,7 @@ def test_a_plan_made_for_all_is_not_applied_across_users(database: Database, clo
     made = bank(database, clock, post, scope=CaseScope.ALL, approval="manual")
     waiting = prune.run(made)
     assert (waiting["phase"], waiting["merged_cases"]) == ("waiting_approval", 4)
-    runs.approve(database, UUID(waiting["run_id"]), "the test")
+    state.approve(database, UUID(waiting["run_id"]), "the test")
     done = prune.advance(bank(database, clock, post))
     assert done is not None
     assert [each["removed"] for each in done["details"]["merged"]] == ["d"]

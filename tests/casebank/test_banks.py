@@ -9,8 +9,9 @@ import pytest
 from alembic import command
 from sqlalchemy import create_engine
 
-from perdure.casebank import archive, cases, prune, runs, search, search_queries, sharing, transfer
+from perdure.casebank import archive, cases, search, search_queries, sharing, transfer
 from perdure.casebank.cases import NewCase, add
+from perdure.casebank.runs import prune, state
 from perdure.casebank.search_queries import Scope
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
@@ -130,7 +131,7 @@ def test_a_case_that_was_shared_since_the_plan_is_spared(database: Database, clo
     post = Post()
     waiting = prune.run(bank(database, clock, post, approval="manual"))
     sharing.share(database, "loser", "the test")
-    runs.approve(database, UUID(waiting["run_id"]), "the test")
+    state.approve(database, UUID(waiting["run_id"]), "the test")
     done = prune.advance(bank(database, clock, post))
     assert done is not None
     assert [each["reason"] for each in done["details"]["spared"]] == ["only one of it and its keeper is shared"]

@@ -11,9 +11,12 @@ from uuid import UUID
 
 import pytest
 
-from perdure.casebank import archive, cases, executions, prune, queries, reflection, search, transfer
+from perdure.casebank import archive, cases, executions, reflection, search, transfer
+from perdure.casebank import queries as casebank_queries
 from perdure.casebank.cases import NewCase
 from perdure.casebank.embedding import embed_cases
+from perdure.casebank.runs import prune
+from perdure.casebank.runs import queries as runs_queries
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import InvalidRequest, ProviderError
@@ -221,12 +224,12 @@ def test_a_locked_case_is_counted_later(database: Database) -> None:
     put(database, "b")
     use(database, ["a", "b"], UUID(int=1))
     with database.transaction("tests.lock") as other:
-        other.run(queries.LOCK_CASES, {"case_ids": ["a"]})
+        other.run(runs_queries.LOCK_CASES, {"case_ids": ["a"]})
         assert (executions.count(database), counts(database)) == (1, [0, 1])
     assert (executions.count(database), counts(database)) == (1, [1, 1])
     use(database, ["a", "b"], UUID(int=2))
     with database.transaction("tests.feedback") as other:
-        other.run(queries.FEEDBACK, {"turn_id": UUID(int=2), "score": 1})
+        other.run(casebank_queries.FEEDBACK, {"turn_id": UUID(int=2), "score": 1})
         assert (executions.count(database), counts(database)) == (0, [1, 1])
     assert (executions.count(database), counts(database)) == (2, [2, 2])
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.contradiction import MAX_CHARS, Kind, difference, read
+from perdure.text.contradiction import MAX_CHARS, Kind, difference, read
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure import contradiction
-from perdure.casebank import duplicates, policy
-from perdure.casebank.cosines import cosine
-from perdure.casebank.plan import Candidate, Item, compute
-from perdure.casebank.policy import Action, Facts, Rule
+from perdure.casebank.plan import duplicates, policy
+from perdure.casebank.plan.compute import Candidate, Item, compute
+from perdure.casebank.plan.cosines import cosine
+from perdure.casebank.plan.policy import Action, Facts, Rule
 from perdure.settings import CasebankSettings, CaseScope
+from perdure.text import contradiction
 from tests.casebank.bank import LIMITS, NOW, candidate, facts, unit
 
 

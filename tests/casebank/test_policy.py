@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.casebank import policy
-from perdure.casebank.policy import Facts, Rule
+from perdure.casebank.plan import policy
+from perdure.casebank.plan.policy import Facts, Rule
 from tests.casebank.bank import LIMITS, NOW, facts
 
 MICROSECOND = timedelta(microseconds=1)

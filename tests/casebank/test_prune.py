@@ -16,9 +16,10 @@ from uuid import UUID
 
 import pytest
 
-from perdure.casebank import archive, prune, runs
+from perdure.casebank import archive
 from perdure.casebank.cases import NewCase, add, read
-from perdure.casebank.runs import Phase
+from perdure.casebank.runs import prune, state
+from perdure.casebank.runs.state import Phase
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import Conflict, NotFound
@@ -130,22 +131,22 @@ def test_the_row_of_a_run_tells_its_phase_plan_and_outcome(filled: Database, clo
 
     def look(moment: str, name: str) -> None:
         if moment == "after" and name in {"casebank.enter", "casebank.progress"}:
-            shown = runs.list_runs(filled)[0]
+            shown = state.list_runs(filled)[0]
             seen.append((shown["phase"], shown["done"], shown["total"]))
 
     filled.observe = look
     told = prune.run(bank(filled, clock))
-    run = runs.read_run(filled, UUID(told["run_id"]))
+    run = state.read_run(filled, UUID(told["run_id"]))
     assert next(phase for phase, _, _ in seen if phase != "planning") == "notifying"
     assert ("applying", 3, 3) in seen
     assert seen[-1][0] == "done"
     assert details(run["plan"]) == details(run["outcome"]) == EXPECTED
-    report = runs.read_report(filled, UUID(told["run_id"]), action="merge")
+    report = state.read_report(filled, UUID(told["run_id"]), action="merge")
     assert [(line["query"], line["keeper_query"], line["outcome"]) for line in report] == [
         ("how to do it", "how to do it", "done")
     ]
     with pytest.raises(NotFound):
-        runs.read_run(filled, UUID(int=1))
+        state.read_run(filled, UUID(int=1))
 
 
 # --- what changes in between ---------------------------------------------------------------
@@ -258,7 +259,7 @@ def test_a_run_killed_anywhere_is_resumed_and_nothing_is_done_twice(
         assert archived == column(database, "SELECT case_id FROM case_archive ORDER BY case_id")
         assert archived == ["low", "sleeper", "twin"]
         assert column(database, "SELECT usage_count FROM cases WHERE case_id = 'good'") == [30]
-        assert len(runs.list_runs(database)) == 1
+        assert len(state.list_runs(database)) == 1
         if not killed:
             break
     assert boundary > 20
@@ -282,13 +283,13 @@ def _killed_at(boundary: int, database_url: str, directory: Path) -> bool:
 
 def gone_on(parts: prune.Bank, clock: MovedClock) -> dict[str, Any]:
     """What becomes of a run whose process was killed: nobody takes it up before its lease is over."""
-    left = runs.list_runs(parts.database)
+    left = state.list_runs(parts.database)
     if left and left[0]["finished_at"]:  # killed after its very last commit
-        return runs.result(parts.database, UUID(left[0]["run_id"]))
+        return state.result(parts.database, UUID(left[0]["run_id"]))
     if left and left[0]["under_way"]:
         with pytest.raises(Conflict):
             prune.run(parts)
-        clock.advance(timedelta(seconds=runs.LEASE_S + 1))
+        clock.advance(timedelta(seconds=state.LEASE_S + 1))
     return prune.run(parts)
 
 
@@ -341,15 +342,15 @@ def test_of_two_runs_at_once_the_second_says_that_one_is_under_way(filled: Datab
 
 def test_a_run_that_was_taken_over_writes_nothing_more(filled: Database, clock: MovedClock) -> None:
     """A paused process finds its token outdated at its next commit."""
-    held = runs.begin_or_resume(filled, clock)
-    clock.advance(timedelta(seconds=runs.LEASE_S + 1))
-    successor = runs.begin_or_resume(filled, clock)
+    held = state.begin_or_resume(filled, clock)
+    clock.advance(timedelta(seconds=state.LEASE_S + 1))
+    successor = state.begin_or_resume(filled, clock)
     assert (successor.run_id, successor.token) == (held.run_id, held.token + 1)
-    with pytest.raises(runs.RunLost):
-        runs.progress(filled, held, 1, 2)
-    with pytest.raises(runs.RunLost):
-        runs.enter(filled, held, Phase.NOTIFYING)
-    runs.progress(filled, successor, 1, 2)
+    with pytest.raises(state.RunLost):
+        state.progress(filled, held, 1, 2)
+    with pytest.raises(state.RunLost):
+        state.enter(filled, held, Phase.NOTIFYING)
+    state.progress(filled, successor, 1, 2)
 
 
 def test_a_failure_gives_the_run_back_at_once(
@@ -364,9 +365,9 @@ def test_a_failure_gives_the_run_back_at_once(
         patch.setattr(prune, "compute", break_down)
         with pytest.raises(OSError, match="disk full"):
             prune.run(bank(filled, clock))
-    assert "disk full" in runs.list_runs(filled)[0]["error"]
+    assert "disk full" in state.list_runs(filled)[0]["error"]
     assert details(prune.run(bank(filled, clock))) == EXPECTED
-    assert runs.list_runs(filled)[0]["error"] is None
+    assert state.list_runs(filled)[0]["error"] is None
 
 
 def test_cases_are_searched_used_and_added_during_a_run(filled: Database, clock: MovedClock) -> None:
@@ -420,7 +421,7 @@ def test_without_the_notice_nothing_is_removed(filled: Database, clock: MovedClo
     told = prune.run(prune.Bank(parts.database, parts.clock, parts.limits, post, pauses.append))
     assert told["phase"] == "withheld"
     assert set(statuses(filled).values()) == {"active"}
-    run = runs.read_run(filled, UUID(told["run_id"]))
+    run = state.read_run(filled, UUID(told["run_id"]))
     assert "nothing was removed" in run["error"]
     assert run["outcome"]["removed_cases"] == 0
     assert len([each for each in pauses if each]) == 2, "three attempts"
@@ -439,7 +440,7 @@ def test_a_notice_of_the_results_that_does_not_arrive_is_noted(filled: Database,
     parts = bank(filled, clock, notify_url=URL)
     told = prune.run(prune.Bank(parts.database, parts.clock, parts.limits, once, parts.pause))
     assert told["phase"] == "done"
-    assert "did not arrive" in runs.read_run(filled, UUID(told["run_id"]))["error"]
+    assert "did not arrive" in state.read_run(filled, UUID(told["run_id"]))["error"]
 
 
 def waiting(database: Database, clock: MovedClock) -> tuple[prune.Bank, UUID]:
@@ -460,26 +461,26 @@ def test_a_plan_that_is_approved_is_applied(filled: Database, clock: MovedClock)
     with pytest.raises(Conflict, match="waiting_approval"):
         prune.run(parts)
     assert prune.advance(parts) is None
-    runs.approve(filled, run_id, "ana")
+    state.approve(filled, run_id, "ana")
     told = prune.advance(parts)
     assert told is not None
     assert details(told) == EXPECTED
-    assert runs.read_run(filled, run_id)["decided_by"] == "ana"
+    assert state.read_run(filled, run_id)["decided_by"] == "ana"
     with pytest.raises(Conflict):
-        runs.approve(filled, run_id, "bob")
+        state.approve(filled, run_id, "bob")
     with pytest.raises(NotFound):
-        runs.approve(filled, UUID(int=1), "bob")
+        state.approve(filled, UUID(int=1), "bob")
 
 
 def test_a_plan_that_is_rejected_is_void(filled: Database, clock: MovedClock) -> None:
     """And the way is free for another."""
     parts, run_id = waiting(filled, clock)
-    runs.reject(filled, run_id, "ana")
+    state.reject(filled, run_id, "ana")
     assert prune.advance(parts) is None
-    run = runs.read_run(filled, run_id)
+    run = state.read_run(filled, run_id)
     assert (run["phase"], run["outcome"]) == ("rejected", None)
     with pytest.raises(Conflict):
-        runs.approve(filled, run_id, "bob")
+        state.approve(filled, run_id, "bob")
     waiting(filled, clock)
 
 
@@ -488,12 +489,12 @@ def test_a_plan_that_nobody_approves_expires(filled: Database, clock: MovedClock
     parts, run_id = waiting(filled, clock)
     clock.advance(timedelta(seconds=parts.limits.approval_expires_s + 1))
     with pytest.raises(Conflict, match="expired"):
-        runs.approve(filled, run_id, "ana")
-    assert runs.read_run(filled, run_id)["phase"] == "expired"
+        state.approve(filled, run_id, "ana")
+    assert state.read_run(filled, run_id)["phase"] == "expired"
     _, another = waiting(filled, clock)
     assert another != run_id
     clock.advance(timedelta(seconds=parts.limits.approval_expires_s + 1))
-    assert runs.expire(filled) == 1
+    assert state.expire(filled) == 1
 
 
 def test_a_plan_of_nothing_waits_for_nobody(database: Database, clock: MovedClock) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from uuid import UUID
 
-from perdure.casebank import archive, cases, executions, prune, reflection, search
+from perdure.casebank import archive, cases, executions, reflection, search
+from perdure.casebank.runs import prune
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from tests.casebank.bank import bank, statuses, use

@@ -15,21 +15,21 @@ import pytest
 from celery import Celery
 from standardwebhooks import Webhook
 
-from perdure.casebank import prune, runs
 from perdure.casebank.cases import read
+from perdure.casebank.runs import prune, state
 from perdure.casebank.search import search
 from perdure.channels.notices import bank_of
 from perdure.clock import MovedClock
 from perdure.errors import ProviderError
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.runtime import Runtime
+from perdure.schedules import entries
 from perdure.settings import CasebankSettings, PruneApproval
+from perdure.tasks import casebank
+from perdure.tasks.process import Process
+from perdure.tasks.scheduled import HEADER
 from perdure.turns.outbox import signature
-from perdure.turns.runner import Runner
-from schedules import entries
-from tasks import casebank
-from tasks.process import Process
-from tasks.scheduled import HEADER
+from perdure.turns.run.runner import Runner
 from tests.casebank.bank import NOW, column, put, statuses, use
 from tests.channels.test_callback import Receiver, receiver
 from tests.turns.test_briefing import _Away
@@ -93,10 +93,10 @@ def test_an_approved_run_is_taken_up_and_an_old_plan_is_void(runtime: Runtime, c
     assert call("casebank.advance") is None
     clock.advance(timedelta(hours=1, seconds=1))
     assert call("casebank.advance") is None
-    assert runs.list_runs(runtime.database)[0]["phase"] == "expired"
+    assert state.list_runs(runtime.database)[0]["phase"] == "expired"
     again = prune.run(bank_of(manual))
     assert again["run_id"] != waits["run_id"]
-    runs.approve(runtime.database, UUID(again["run_id"]), "somebody")
+    state.approve(runtime.database, UUID(again["run_id"]), "somebody")
     assert call("casebank.advance")["removed_cases"] == 1
     assert statuses(runtime.database) == {"bad": "archived"}
 
@@ -116,7 +116,7 @@ def test_a_week_in_which_a_plan_still_waits_is_left_out(
     clock.advance(timedelta(days=7))
     assert weekly("casebank.prune", dry_run=False) is None
     assert "this week's run of the CaseBank is left out" in caplog.text
-    assert [each["run_id"] for each in runs.list_runs(runtime.database)] == [waits["run_id"]]
+    assert [each["run_id"] for each in state.list_runs(runtime.database)] == [waits["run_id"]]
 
 
 def test_a_process_that_leaves_hands_its_run_on(runtime: Runtime) -> None:
@@ -127,7 +127,7 @@ def test_a_process_that_leaves_hands_its_run_on(runtime: Runtime) -> None:
     leaving = threading.Event()
     leaving.set()
     left = _calling(parts, leaving=leaving)("casebank.prune", dry_run=False)
-    assert (left["phase"], runs.list_runs(runtime.database)[0]["error"]) == ("planning", None)
+    assert (left["phase"], state.list_runs(runtime.database)[0]["error"]) == ("planning", None)
     assert _calling(parts, leaving=leaving)("casebank.prune") is None, "a dry run is refused"
 
     def leave(_seconds: float) -> None:
@@ -136,7 +136,7 @@ def test_a_process_that_leaves_hands_its_run_on(runtime: Runtime) -> None:
 
     applied = prune.advance(bank_of(parts, leave))
     assert applied is not None
-    assert (applied["phase"], runs.list_runs(runtime.database)[0]["error"]) == ("applying", None)
+    assert (applied["phase"], state.list_runs(runtime.database)[0]["error"]) == ("applying", None)
     assert _calling(parts)("casebank.advance")["removed_cases"] == 4
     assert set(statuses(runtime.database).values()) == {"archived"}
 
@@ -155,7 +155,7 @@ def test_the_notice_travels_signed(runtime: Runtime, receiver: Receiver, tmp_pat
     receiver.status = 500
     bank = replace(bank_of(parts), pause=lambda _seconds: None)
     assert prune.run(bank)["phase"] == "withheld"
-    assert receiver.url not in runs.list_runs(runtime.database)[0]["error"], "the URL is a secret"
+    assert receiver.url not in state.list_runs(runtime.database)[0]["error"], "the URL is a secret"
 
 
 def test_reflection_rates_and_makes_findable(runtime: Runtime) -> None:

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from perdure.casebank import prune, search, search_queries
-from perdure.casebank.plan import seen_by
+from perdure.access.tenants import everybodys, user_key
+from perdure.casebank import search, search_queries
+from perdure.casebank.plan.compute import seen_by
+from perdure.casebank.runs import prune
 from perdure.casebank.search import EVERYBODY, Within
 from perdure.casebank.search_queries import Scope
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.settings import CaseScope
-from perdure.tenants import everybodys, user_key
 from tests.casebank.bank import bank, put
 from tests.plans import outline, plans
 
@@ -117,7 +118,7 @@ def test_a_plan_across_tenants_is_not_applied(database: Database, clock: MovedCl
     """One that an earlier release made with the scope `all` is held to the tenants under its locks."""
     put(database, "a", vector=NEAR, user_id=user_key("acme", "ana"), usage=9)
     put(database, "b", vector=NEAR, user_id=user_key("bolt", "ana"), usage=8)
-    monkeypatch.setattr("perdure.casebank.plan.seen_by", lambda _author, _scope: None)
+    monkeypatch.setattr("perdure.casebank.plan.compute.seen_by", lambda _author, _scope: None)
     done = prune.run(bank(database, clock, scope=CaseScope.ALL))
     assert done["details"]["merged"] == []
     assert [each["reason"] for each in done["details"]["spared"]] == ["its keeper is another user's"]

@@ -14,16 +14,16 @@ from perdure.errors import CircuitBreakerOpen, ProviderError
 from perdure.resilience.registry import Breakers
 from perdure.runtime import Runtime
 from perdure.settings import BreakerSettings
-from perdure.turns.inbox import accept
-from perdure.turns.incoming import Incoming
-from perdure.turns.lease import NotNeeded
+from perdure.turns.inbox.accept import accept
+from perdure.turns.inbox.incoming import Incoming
+from perdure.turns.lease.keeper import NotNeeded
 from perdure.turns.reading import read_turn
-from perdure.turns.runner import Ran, Runner
+from perdure.turns.run.runner import Ran, Runner
+from perdure.workers.assembly import assemble
 from tests.channels.conftest import ADMIN_KEY, BASE_URL, SERVICE_KEY
 from tests.channels.test_bad_input import refused
 from tests.conftest import RecordingWaker
 from tests.turns.scripted import Scripted, says
-from workers.assembly import assemble
 
 NAME = "llm:openai:org/some model:8b"
 """A model's name as a provider's catalogue may have it: with a slash, a colon and a space."""

@@ -26,11 +26,11 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from perdure.channels.callback import UrlCarrier
 from perdure.clock import MovedClock
-from perdure.reachable import Reachable
+from perdure.network.reply_urls import Reachable
+from perdure.network.webhooks import make_secret, parse_secrets, signed_headers
 from perdure.resilience.registry import Breakers
 from perdure.settings import BreakerSettings
 from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
-from perdure.webhooks import make_secret, parse_secrets, signed_headers
 
 KEY = b"the key"
 WEBHOOK_KEY = b"a key of thirty-two bytes for it"

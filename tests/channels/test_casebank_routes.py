@@ -15,8 +15,9 @@ from pydantic import SecretStr
 from sqlalchemy.exc import IntegrityError
 from starlette.testclient import TestClient
 
-from perdure.casebank import cases, prune, runs
+from perdure.casebank import cases
 from perdure.casebank.cases import NewCase
+from perdure.casebank.runs import prune, state
 from perdure.channels.http import schema
 from perdure.channels.http.app import create_app
 from perdure.channels.notices import bank_of
@@ -166,7 +167,7 @@ def test_requests_that_wait_for_a_run_hold_no_thread(runtime: Runtime) -> None:
 
 def test_a_release_that_knows_no_dry_runs_cannot_apply_one(runtime: Runtime) -> None:
     """It would take one over for a run; the database refuses the phases in which cases are removed."""
-    runs.request(runtime.database, runtime.clock, dry_run=True)
+    state.request(runtime.database, runtime.clock, dry_run=True)
     with (
         runtime.database.engine.connect() as connection,
         pytest.raises(IntegrityError, match="case_runs_dry_run_check"),

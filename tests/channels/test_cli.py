@@ -11,9 +11,9 @@ import pytest
 from perdure.channels.cli import Conversation
 from perdure.errors import InvalidRequest, Unavailable
 from perdure.runtime import Runtime
-from perdure.turns import inbox
-from perdure.turns.incoming import Incoming
-from perdure.turns.runner import Runner
+from perdure.turns.inbox import accept as inbox
+from perdure.turns.inbox.incoming import Incoming
+from perdure.turns.run.runner import Runner
 from tests.conftest import RecordingWaker
 
 

@@ -17,10 +17,10 @@ from perdure.clock import MovedClock
 from perdure.errors import CircuitBreakerOpen
 from perdure.runtime import Runtime
 from perdure.settings import OnUnavailable, TurnSettings
-from perdure.turns.inbox import accept
-from perdure.turns.incoming import parse_incoming
+from perdure.turns.inbox.accept import accept
+from perdure.turns.inbox.incoming import parse_incoming
 from perdure.turns.reading import DELAYED
-from perdure.turns.runner import Runner
+from perdure.turns.run.runner import Runner
 from tests.channels.conftest import BASE_URL
 from tests.conftest import RecordingWaker
 from tests.processes.scene import wait_until

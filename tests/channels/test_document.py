@@ -15,7 +15,7 @@ from perdure.channels.http.app import create_app
 from perdure.errors import PerdureError
 from perdure.runtime import Runtime
 from perdure.settings import Settings
-from perdure.untrusted import NOT_BLANK_PATTERN, STORABLE_PATTERN, is_storable
+from perdure.text.untrusted import NOT_BLANK_PATTERN, STORABLE_PATTERN, is_storable
 from tests.channels.conftest import BASE_URL
 
 Say = Callable[..., dict[str, Any]]

@@ -22,7 +22,7 @@ from perdure.channels.http.requests import MAX_BODY_BYTES, parse_id
 from perdure.database.engine import Database, Statement
 from perdure.database.migrate import config
 from perdure.errors import Unavailable
-from perdure.kills import Kill
+from perdure.resilience.kill_reports import Kill
 from perdure.runtime import Runtime
 from tests.channels.conftest import BASE_URL
 from tests.conftest import RecordingWaker

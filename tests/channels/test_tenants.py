@@ -13,12 +13,12 @@ from httpx2 import Response
 from sqlalchemy import text
 from starlette.testclient import TestClient
 
+from perdure.access.tenants import everybodys
 from perdure.casebank.cases import NewCase, add
 from perdure.channels.http.app import create_app
 from perdure.runtime import Runtime
 from perdure.settings import Settings
-from perdure.tenants import everybodys
-from perdure.turns.runner import Runner
+from perdure.turns.run.runner import Runner
 from tests.channels.conftest import BASE_URL
 
 TENANTS = ("acme", "bolt", None)

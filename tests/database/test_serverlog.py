@@ -8,7 +8,7 @@ import pytest
 
 from perdure.database.engine import Database
 from perdure.database.serverlog import quoting
-from workers.assembly import require_database
+from perdure.workers.assembly import require_database
 
 
 def test_the_embedded_servers_log_quotes_nothing(database_url: str, caplog: pytest.LogCaptureFixture) -> None:

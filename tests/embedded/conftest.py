@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
-from workers.embedded import account, launch, postgres
+from perdure.embedded import account, launch, postgres
 
 _ROOT = Path(__file__).resolve().parents[2]
 _DEADLINE_S = 30.0

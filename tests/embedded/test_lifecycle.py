@@ -13,9 +13,9 @@ from types import ModuleType
 import psutil
 import pytest
 
+from perdure.embedded import EmbeddedServerError, account, lifecycle, postgres, redis
+from perdure.embedded.throwaway import servers
 from tests.embedded.conftest import Program
-from workers.embedded import EmbeddedServerError, account, lifecycle, postgres, redis
-from workers.embedded.throwaway import servers
 
 Start = Callable[..., Program]
 
@@ -24,7 +24,7 @@ PATIENCE_S = 30.0
 HOLD = """
 import json, sys
 from pathlib import Path
-from workers.embedded import postgres, redis
+from perdure.embedded import postgres, redis
 running = {"postgres": postgres, "redis": redis}[sys.argv[1]].start(Path(sys.argv[2]))
 print(json.dumps({"pid": running.pid, "owned": running.owned, "url": running.url}), flush=True)
 sys.stdin.readline()
@@ -134,8 +134,8 @@ def test_a_killed_server_ends_the_wait_and_the_next_start_makes_another(module: 
 def test_a_keeper_ends_with_its_server_and_stops_it_on_sigterm(
     kind: str, module: ModuleType, directory: Path, program: Start
 ) -> None:
-    """`python -m workers.embedded` lets the supervisor restart a server like any process of its own."""
-    keep = "import runpy, sys; runpy.run_module('workers.embedded', run_name='__main__', alter_sys=True)"
+    """`python -m perdure.embedded` lets the supervisor restart a server like any process of its own."""
+    keep = "import runpy, sys; runpy.run_module('perdure.embedded', run_name='__main__', alter_sys=True)"
     keeper = program(keep, kind, directory)
     keeper.until("answers")
     found = module.find(directory)

@@ -12,8 +12,8 @@ import psutil
 import pytest
 from sqlalchemy import create_engine, text
 
+from perdure.embedded import EmbeddedServerError, account, launch, postgres, programs, wheels
 from tests.embedded.conftest import Program
-from workers.embedded import EmbeddedServerError, account, launch, postgres, programs, wheels
 
 CONNECT = """
 import sys, psycopg2

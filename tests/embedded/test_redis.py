@@ -13,7 +13,7 @@ from celery import Celery
 from flower.utils.broker import Broker
 from kombu import Connection
 
-from workers.embedded import EmbeddedServerError, redis, wheels
+from perdure.embedded import EmbeddedServerError, redis, wheels
 
 PROGRAM = redis._program()
 

@@ -10,11 +10,11 @@ from uuid import uuid4
 import pytest
 import redis as redis_py
 
+from perdure.embedded import redis, rewriting
+from perdure.embedded.lifecycle import Running
+from perdure.embedded.rewriting import AppendOnlyFile
 from perdure.errors import Unavailable
 from tests.processes.scene import wait_until
-from workers.embedded import redis, rewriting
-from workers.embedded.lifecycle import Running
-from workers.embedded.rewriting import AppendOnlyFile
 
 SECRET = b"zyxomma"
 

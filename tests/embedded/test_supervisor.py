@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.embedded.supervisor import Backoff
 from tests.embedded.conftest import Program
-from workers.supervisor import Backoff
 
 Start = Callable[..., Program]
 
@@ -19,7 +19,7 @@ Start = Callable[..., Program]
 SUPERVISE = """
 import asyncio, sys
 from pathlib import Path
-from workers.supervisor import Backoff, Process, run
+from perdure.embedded.supervisor import Backoff, Process, run
 def python(name, source, **more):
     return Process(name, [sys.executable, "-u", "-c", source, *sys.argv[2:]], **more)
 POLITE = '''

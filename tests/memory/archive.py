@@ -12,14 +12,14 @@ from uuid import UUID
 
 from perdure.clock import Clock
 from perdure.database.engine import Database
-from perdure.fencing import Fence
+from perdure.database.fencing import Fence
 from perdure.ids import new_id
-from perdure.memory.consolidation import Consolidator, Hold
+from perdure.memory.consolidation.consolidate import Consolidator, Hold
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Embedder, Vector, unit
 from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest
 from perdure.settings import ConsolidationSettings
-from perdure.turns.lease import Claimed, Keeper
+from perdure.turns.lease.keeper import Claimed, Keeper
 from tests.turns.scripted import says
 from tests.turns.stage import Stage
 

@@ -12,14 +12,14 @@ import pytest
 import redis as redis_py
 
 from perdure.clock import MovedClock
+from perdure.embedded import redis
+from perdure.embedded.lifecycle import Running
 from perdure.ids import new_id
-from perdure.memory.volatile import Volatile
-from perdure.memory.working import Line, RememberedTurn
+from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.working import Line, RememberedTurn
 from perdure.models.protocol import Role
 from perdure.settings import MemorySettings
 from tests.turns.conftest import stage
-from workers.embedded import redis
-from workers.embedded.lifecycle import Running
 
 __all__ = ["stage"]
 

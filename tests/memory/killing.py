@@ -15,7 +15,7 @@ import sys
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Moment
 from perdure.settings import TurnSettings
-from perdure.turns.lease import Keeper
+from perdure.turns.lease.keeper import Keeper
 from tests.memory.archive import GROUPS, Echo, Grouped, consolidator
 
 

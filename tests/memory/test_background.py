@@ -10,9 +10,9 @@ from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Vector
 from perdure.models.protocol import CallAborted, ModelCall
 from perdure.runtime import Runtime
+from perdure.workers.embedding import Embedding
 from tests.processes.scene import wait_until
 from tests.turns.stage import Stage
-from workers.embedding import Embedding
 
 _LACKING = "SELECT count(*) FROM unembedded"
 _VECTORS = "SELECT count(*) FROM message_vectors WHERE vector IS NOT NULL"

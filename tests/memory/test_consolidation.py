@@ -14,8 +14,8 @@ import pytest
 
 from perdure.database.engine import Moment
 from perdure.errors import CircuitBreakerOpen, ProviderError
-from perdure.memory import consolidation_queries
-from perdure.memory.consolidation import (
+from perdure.memory.consolidation import queries
+from perdure.memory.consolidation.consolidate import (
     RETRY_S,
     Backlog,
     Consolidated,
@@ -30,12 +30,12 @@ from perdure.memory.consolidation import (
     count_given_up,
     try_again,
 )
-from perdure.memory.merging import Merged
+from perdure.memory.consolidation.merging import Merged
 from perdure.models.offline import OfflineModel
 from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelRequest
 from perdure.sessions.reading import list_sessions
 from perdure.settings import Settings
-from perdure.turns.lease import Keeper
+from perdure.turns.lease.keeper import Keeper
 from tests.memory.archive import HOME, LEASE_S, LYON, PARIS, Archive, Echo, Grouped, answer, memory, story
 from tests.memory.pairs import CONTRADICTIONS, PARAPHRASES
 from tests.repository.source import ROOT
@@ -272,9 +272,7 @@ def test_a_session_whose_last_run_died_is_given_up_by_the_sweeper(archive: Archi
     archive.limit(max_runs=1)
     database = archive.stage.database
     session_id = archive.ended(LYON)
-    database.run(
-        consolidation_queries.CLAIM, {"session_id": session_id, "owner": "it dies", "lease_s": 30, "max_runs": 1}
-    )
+    database.run(queries.CLAIM, {"session_id": session_id, "owner": "it dies", "lease_s": 30, "max_runs": 1})
     archive.stage.move(60)
     assert count_given_up(database) == 0
     assert consolidations_forgotten(database, archive.limits, 10, 5, LEASE_S) == []

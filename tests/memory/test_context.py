@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from perdure.memory.context import Section, affordable, cut_to, latest, render, tokens
+from perdure.memory.sections.budget import Section, affordable, cut_to, latest, render, tokens
 from perdure.models.protocol import ToolSchema
-from perdure.quoting import CONVERSATION, MEMORY, quoted
+from perdure.text.quoting import CONVERSATION, MEMORY, quoted
 
 budgets = st.integers(0, 400)
 texts = st.one_of(

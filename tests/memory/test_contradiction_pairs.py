@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.contradiction import difference
+from perdure.text.contradiction import difference
 from tests.memory.pairs import CONTRADICTIONS, PARAPHRASES
 
 AT_LEAST = 0.8

@@ -13,7 +13,7 @@ from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import ProviderError
 from perdure.memory.embedding import build_index, embed_missing, embed_sessions, progress, register
-from perdure.memory.recall import Recall
+from perdure.memory.recall.search import Recall
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Vector
 from perdure.models.protocol import ModelCall

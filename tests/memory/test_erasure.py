@@ -19,16 +19,16 @@ from perdure.database import engine
 from perdure.database.engine import Database
 from perdure.database.tables import metadata
 from perdure.errors import NotFound, Unavailable
-from perdure.memory.consolidation import Counts
-from perdure.memory.erasure import Erased, Eraser
-from perdure.memory.export import export_user
-from perdure.memory.personal import ERASING, HOLDINGS, IMPERSONAL
-from perdure.memory.stream import Happening, Kind
-from perdure.memory.volatile import Volatile
+from perdure.memory.consolidation.consolidate import Counts
+from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.stream import Happening, Kind
 from perdure.snapshots.redis import RedisSnapshots
-from perdure.turns.lease import Keeper
-from perdure.turns.runner import Runner
+from perdure.turns.lease.keeper import Keeper
+from perdure.turns.run.runner import Runner
 from perdure.turns.sweep import sweep
+from perdure.users.erase import Erased, Eraser
+from perdure.users.export import export_user
+from perdure.users.tables import ERASING, HOLDINGS, IMPERSONAL
 from tests.memory.archive import Archive, Echo
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Stage

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from perdure.clock import MovedClock
 from perdure.errors import InvalidResponse
-from perdure.memory.candidates import Candidate, Entity, Kind, Relation, alike, parse
-from perdure.memory.extraction import (
+from perdure.memory.consolidation.candidates import Candidate, Entity, Kind, Relation, alike, parse
+from perdure.memory.consolidation.extraction import (
     ATTEMPTS,
     CHUNK_CHARS,
     MAX_CHUNKS,

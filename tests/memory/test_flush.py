@@ -9,17 +9,17 @@ from uuid import UUID, uuid4
 import pytest
 
 from perdure import tool
+from perdure.database.fencing import Fence
 from perdure.errors import Unavailable
-from perdure.fencing import Fence
-from perdure.memory.flush import Blocked, Flushed, Outcome, Stale, fault, flush
-from perdure.memory.volatile import Volatile
-from perdure.memory.working import Line
+from perdure.memory.redis.flush import Blocked, Flushed, Outcome, Stale, fault, flush
+from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.working import Line
 from perdure.models.protocol import Role
-from perdure.turns.inbox import Accepted
-from perdure.turns.lease import TurnRef
-from perdure.turns.remembering import remember
-from perdure.turns.settlement import Verdict
-from perdure.turns.transcript import Transcript
+from perdure.turns.inbox.accept import Accepted
+from perdure.turns.lease.keeper import TurnRef
+from perdure.turns.run.remember import remember
+from perdure.turns.run.settle import Verdict
+from perdure.turns.run.transcript import Transcript
 from tests.memory.conftest import Remembered, line
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Stage, side_by_side

@@ -17,7 +17,7 @@ from perdure.database.engine import Database
 from perdure.errors import InvalidRequest, ProviderError
 from perdure.ids import new_id
 from perdure.memory.embedding import as_parameter, register
-from perdure.memory.recall import Layer, Recall, Recalled, Seen
+from perdure.memory.recall.search import Layer, Recall, Recalled, Seen
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Vector
 from perdure.models.protocol import ModelCall

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import Connection, create_engine
 
 from perdure.database.engine import Database, Statement
-from perdure.memory import recall_queries as queries
 from perdure.memory.embedding import as_parameter, build_index, register
+from perdure.memory.recall import queries
 from perdure.models.embedders.hashing import HashEmbedder
 
 _ROWS = 6_000

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from perdure.ids import new_id
-from perdure.memory.volatile import Volatile
+from perdure.memory.redis.layers import Volatile
 from perdure.models.protocol import Role
-from perdure.turns.lease import Before, TurnRef
-from perdure.turns.remembering import remember
-from perdure.turns.settlement import Verdict
-from perdure.turns.transcript import Entry, Transcript
+from perdure.turns.lease.keeper import Before, TurnRef
+from perdure.turns.run.remember import remember
+from perdure.turns.run.settle import Verdict
+from perdure.turns.run.transcript import Entry, Transcript
 from tests.turns.stage import Stage
 
 

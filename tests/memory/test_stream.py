@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from perdure.clock import MovedClock
-from perdure.memory.stream import MAX_ENTRIES, Happening, Kind
-from perdure.memory.volatile import Volatile
+from perdure.embedded import redis
+from perdure.embedded.lifecycle import Running
+from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.stream import MAX_ENTRIES, Happening, Kind
 from perdure.settings import MemorySettings
-from workers.embedded import redis
-from workers.embedded.lifecycle import Running
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 WITHIN_S = 3.0

@@ -13,13 +13,13 @@ from celery import Celery
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.offline import OfflineModel
 from perdure.runtime import Runtime
+from perdure.schedules import entries
 from perdure.settings import Settings
-from perdure.turns.lease import Keeper
-from perdure.turns.runner import Runner
+from perdure.tasks import memory, sessions
+from perdure.tasks.process import Process
+from perdure.turns.lease.keeper import Keeper
+from perdure.turns.run.runner import Runner
 from perdure.turns.sweep import sweep
-from schedules import entries
-from tasks import memory, sessions
-from tasks.process import Process
 from tests.conftest import RecordingWaker
 from tests.memory.archive import LYON, Archive
 from tests.turns.stage import Stage

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.memory.when import MOST_SPANS, spans
+from perdure.memory.recall.time_spans import MOST_SPANS, spans
 
 _NOW = datetime(2024, 5, 15, 10, tzinfo=UTC)
 """A Wednesday."""

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from perdure.clock import SystemClock
-from perdure.models.openai import OpenAIModel
+from perdure.models.providers.openai import OpenAIModel
 from tests.models.openai_server import OpenAIServer
 
 _trust = functools.cache(httpx2.create_ssl_context)

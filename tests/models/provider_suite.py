@@ -19,7 +19,6 @@ import pytest
 
 from perdure.clock import SystemClock
 from perdure.errors import ContextTooLong, DeadlineExceeded, InvalidResponse, PerdureError, ProviderError, RateLimited
-from perdure.models import line
 from perdure.models.protocol import (
     CallAborted,
     Message,
@@ -32,6 +31,7 @@ from perdure.models.protocol import (
     ToolSchema,
     Usage,
 )
+from perdure.models.providers import connection
 from tests.bombs import gzip_bomb, peak
 from tests.models.server import Answer, Broken, Call, Drip, ProviderServer, Raw, Silence, Status, Step
 from tests.models.suite import QUESTION, STATEMENT, ModelSuite, ask, new_call, turn
@@ -166,7 +166,7 @@ class ProviderSuite(ModelSuite):
         self, model: Model, server: ProviderServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Memory is shared with hundreds of other turns; an event that never ends must not take it."""
-        monkeypatch.setattr(line, "MAX_BODY_BYTES", 100_000)
+        monkeypatch.setattr(connection, "MAX_BODY_BYTES", 100_000)
         server.script(Broken(Answer("a good beginning"), 3, b"data: " + b"x" * 200_000))
         with pytest.raises(InvalidResponse, match="without end"):
             ask(model, QUESTION)

@@ -8,8 +8,8 @@ import pytest
 
 from perdure.clock import SystemClock
 from perdure.errors import ContextTooLong, InvalidResponse, PerdureError, ProviderError, RateLimited, SettingsError
-from perdure.models.anthropic import AnthropicModel
 from perdure.models.protocol import Message, Role, ToolCall
+from perdure.models.providers.anthropic import AnthropicModel
 from tests.models.anthropic_server import AnthropicServer, events_of
 from tests.models.server import Answer, Broken, Call, Chunks, Status, Step
 from tests.models.suite import QUESTION, SYSTEM, ask

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.models.chat_wire import Assembly, request_body
 from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall
+from perdure.models.providers.chat_wire import Assembly, request_body
 from tests.models.openai_server import chunk, validate_transcript
 from tests.models.transcripts import TEXT, calls, id_of, interleavings, splits, transcripts
 

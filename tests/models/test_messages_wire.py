@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import InvalidResponse
-from perdure.models.messages_wire import Assembly, request_body
 from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, ToolSchema, Usage
+from perdure.models.providers.messages_wire import Assembly, request_body
 from tests.models.anthropic_server import validate_body
 from tests.models.transcripts import TEXT, calls, interleavings, splits, transcripts
 

@@ -13,8 +13,8 @@ from perdure.errors import (
     PerdureError,
     SettingsError,
 )
-from perdure.models.openai import OpenAIModel
 from perdure.models.protocol import Message, Role, ToolCall
+from perdure.models.providers.openai import OpenAIModel
 from tests.models.openai_server import Chunks, OpenAIServer, Status, Step, chunk
 from tests.models.suite import QUESTION, ask
 

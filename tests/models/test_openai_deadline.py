@@ -14,9 +14,9 @@ import pytest
 
 from perdure.clock import SystemClock
 from perdure.errors import DeadlineExceeded
-from perdure.models import line
-from perdure.models.openai import OpenAIModel
 from perdure.models.protocol import CallAborted, ModelReply
+from perdure.models.providers import connection
+from perdure.models.providers.openai import OpenAIModel
 from tests.models.openai_server import OpenAIServer, Silence
 from tests.models.suite import QUESTION, ask, new_call
 
@@ -46,7 +46,7 @@ def test_hanging_up_late_harms_no_other_call() -> None:
     """The watchdog and the end of a call race, and by then the connection may be another call's."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        held = line.Line(new_call())
+        held = connection.Line(new_call())
         with held.waiting_on(ours, 1.0):
             theirs.sendall(b"a reply")
             assert ours.recv(100) == b"a reply"
@@ -59,7 +59,7 @@ def test_hanging_up_early_is_not_forgotten() -> None:
     """The call was ended between two waits: the next one must not begin."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        held = line.Line(new_call())
+        held = connection.Line(new_call())
         held.hang_up()
         with pytest.raises(OSError, match="hung up"), held.waiting_on(ours, 1.0):
             pytest.fail("it waits")
@@ -70,13 +70,13 @@ def test_hanging_up_ends_a_connect(
 ) -> None:
     """A server that does not even accept is the commonest outage of all."""
     connecting = threading.Event()
-    connect = line._connect
+    connect = connection._connect
 
     def noted(sock: socket.socket, address: object, timeout: float | None) -> socket.socket:
         connecting.set()
         return connect(sock, address, timeout)
 
-    monkeypatch.setattr(line, "_connect", noted)
+    monkeypatch.setattr(connection, "_connect", noted)
     monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{full_backlog}/v1")
     _aborted_at_once(OpenAIModel("m", SystemClock()), pool, lambda: _happens(connecting))
 

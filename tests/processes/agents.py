@@ -19,8 +19,8 @@ from perdure import Agent, tool
 from perdure.database.engine import Database
 from perdure.tools.registry import DidNotHappen, Happened, ProbeOutcome, ToolContext
 from perdure.turns import outbox
+from perdure.workers.watchdog import heartbeat
 from tests.processes.scene import SCENE, SILENCE_S, Effect, Scene, done
-from workers import heartbeat
 
 ATTEMPT_S = 1.5
 RETRY_S = 0.5

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pytest_celery import CeleryBackendCluster, CeleryBrokerCluster, CeleryTestSetup, CeleryWorkerCluster
 
-from tests.commands.conftest import Perdure
+from tests.cli.conftest import Perdure
 from tests.processes import nodes
 from tests.processes.installation import Installation
 from tests.processes.mind import Mind

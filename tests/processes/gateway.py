@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import httpx2
 
-from tests.commands.conftest import Perdure
+from tests.cli.conftest import Perdure
 from tests.processes.scene import wait_until
 
 _PATIENCE_S = 60.0

@@ -18,20 +18,20 @@ from uuid import UUID
 from perdure.agents import Agent, Agents
 from perdure.clock import SystemClock
 from perdure.database.engine import Database
-from perdure.models.chat_wire import request_body
 from perdure.models.protocol import Message, Model, ModelRequest, Role, ToolCall
+from perdure.models.providers.chat_wire import request_body
 from perdure.runtime import Runtime
 from perdure.settings import Settings, TurnSettings
 from perdure.snapshots.postgres import PostgresSnapshots
-from perdure.turns.inbox import Accepted, accept
-from perdure.turns.incoming import Incoming
+from perdure.turns.inbox.accept import Accepted, accept
+from perdure.turns.inbox.incoming import Incoming
 from perdure.turns.reading import SettlementWatch, read_turn
+from perdure.workers.assembly import Addresses
+from perdure.workers.publish.wake import CeleryWaker
 from tests.models.openai_server import validate_transcript
 from tests.processes.mind import Mind
 from tests.processes.nodes import RedisContainer, Worker, WorkerContainer
 from tests.processes.scene import SCENE, Scene
-from workers.assembly import Addresses
-from workers.wake import CeleryWaker
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,7 +16,7 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from perdure.memory.extraction import PROMPT as EXTRACTION
+from perdure.memory.consolidation.extraction import PROMPT as EXTRACTION
 from tests.models.openai_server import Answer, Call, OpenAIServer, Status, Step, Wire
 
 SIDE_BY_SIDE = ("pure", "idempotent", "unsafe")

@@ -1,6 +1,6 @@
 """pytest-celery's nodes without Docker: its containers are processes here.
 
-A worker is `celery -A workers worker` in a process of its own, in its own session and process
+A worker is `celery -A perdure worker` in a process of its own, in its own session and process
 group (see `forked`). A Redis is the embedded one, in a directory of its own.
 """
 
@@ -17,10 +17,10 @@ from pytest_celery import CeleryTestBackend, CeleryTestBroker, CeleryTestSetup, 
 from redis import Redis
 
 from perdure.database.migrate import migrate
+from perdure.embedded import postgres, redis
+from perdure.embedded.lifecycle import Running
 from tests import forked
 from tests.processes.scene import wait_until
-from workers.embedded import postgres, redis
-from workers.embedded.lifecycle import Running
 
 _QUIET = ["--without-gossip", "--without-mingle"]
 
@@ -88,11 +88,11 @@ class WorkerContainer(ProcessContainer):
         environment: Mapping[str, str],
         directory: Path,
         options: Sequence[str] = (),
-        application: str = "workers",
+        application: str = "perdure",
     ) -> None:
         super().__init__(name)
         self._log = directory / f"{name}.log"
-        quiet = _QUIET if application == "workers" else ()
+        quiet = _QUIET if application == "perdure" else ()
         argv = ["celery", "-A", application, "worker", "-l", "info", "-n", f"{name}@%h", *quiet, *options]
         self._program = forked.Program(
             "celery.__main__:main", argv, environment, directory, stdout=self._log, stderr=self._log

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.commands.conftest import Perdure
+from tests.cli.conftest import Perdure
 from tests.processes.gateway import serving
 from tests.processes.installation import Installation
 from tests.processes.mind import answer_to

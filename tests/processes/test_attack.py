@@ -20,7 +20,7 @@ from typing import Any, Self
 import httpx2
 import pytest
 
-from tests.commands.conftest import Perdure
+from tests.cli.conftest import Perdure
 from tests.processes.gateway import serving
 from tests.processes.installation import ROOT, Installation
 from tests.processes.receiver import SilentReceiver

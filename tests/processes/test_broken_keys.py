@@ -9,9 +9,9 @@ import pytest
 import redis as redis_py
 from celery import Celery
 
+from perdure.embedded.redis import client_url
 from tests.processes.installation import Installation
 from tests.processes.scene import wait_until
-from workers.embedded.redis import client_url
 
 KEYS: dict[str, str] = {
     "perdure:unacked": "string",

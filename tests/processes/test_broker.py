@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from pytest_celery import CeleryTestSetup
 
-from perdure.turns.inbox import Accepted
+from perdure.turns.inbox.accept import Accepted
 from tests.processes.installation import Installation
 from tests.processes.scene import wait_until
 

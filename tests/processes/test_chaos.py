@@ -31,8 +31,8 @@ from redis import Redis
 from perdure.errors import Unavailable
 from perdure.queues import QUEUES
 from perdure.redis import client_url
-from perdure.turns.approvals import Decision, decide
-from perdure.turns.inbox import Accepted
+from perdure.turns.calls.approvals import Decision, decide
+from perdure.turns.inbox.accept import Accepted
 from perdure.turns.reading import read_turn
 from tests.processes.installation import LEASE_S, TOOL_TIMEOUT_S, Installation
 from tests.processes.neighbourhood import Neighbour

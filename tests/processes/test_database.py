@@ -11,7 +11,7 @@ import pytest
 from pytest_celery import CeleryTestSetup
 
 from perdure.errors import Unavailable
-from perdure.turns.inbox import Accepted
+from perdure.turns.inbox.accept import Accepted
 from tests.processes.installation import Installation
 from tests.processes.nodes import PostgresServer
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from perdure.sessions.reading import read_session
-from tests.commands.conftest import Perdure
+from tests.cli.conftest import Perdure
 from tests.processes.installation import Installation
 from tests.processes.mind import answer_to
 from tests.processes.scene import done, wait_until

@@ -19,14 +19,14 @@ import pytest
 from celery import Celery
 from redis import Redis
 
-from tests.commands.conftest import Perdure
+from perdure.embedded import redis
+from tests.cli.conftest import Perdure
 from tests.models.openai_server import Status, Step, Wire
 from tests.processes.gateway import serving
 from tests.processes.installation import Installation
 from tests.processes.mind import Mind
 from tests.processes.nodes import PostgresServer, RedisContainer
 from tests.processes.scene import wait_until
-from workers.embedded import redis
 
 SECRET = "zyxomma"
 """In every text of the user that is erased, their id included."""

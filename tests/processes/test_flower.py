@@ -11,9 +11,9 @@ import httpx2
 import pytest
 from celery import Celery
 
-from tests.commands.conftest import Perdure
-from tests.commands.test_flower import free_port
-from tests.commands.test_up import QUERY
+from tests.cli.conftest import Perdure
+from tests.cli.test_flower import free_port
+from tests.cli.test_up import QUERY
 from tests.processes.installation import Installation
 from tests.processes.scene import wait_until
 

@@ -11,8 +11,8 @@ from pytest_celery import CeleryTestSetup
 
 from perdure.clock import SystemClock
 from perdure.ids import new_id
-from perdure.memory.volatile import Volatile
-from perdure.memory.working import Line, RememberedTurn
+from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.working import Line, RememberedTurn
 from perdure.models.protocol import Role
 from perdure.settings import MemorySettings
 from tests.processes.installation import Installation

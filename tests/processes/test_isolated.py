@@ -8,10 +8,10 @@ import psutil
 import pytest
 
 from perdure.sessions.ending import request_end
-from perdure.turns.cancelling import cancel
+from perdure.turns.cancel import cancel
 from perdure.turns.erasing import erase
-from perdure.turns.inbox import Accepted
-from perdure.turns.lease import ISOLATE_FROM_CLAIM
+from perdure.turns.inbox.accept import Accepted
+from perdure.turns.lease.keeper import ISOLATE_FROM_CLAIM
 from tests.processes.installation import Installation
 from tests.processes.nodes import Worker
 from tests.processes.scene import wait_until

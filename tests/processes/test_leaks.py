@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from perdure.turns.effects import UNKNOWN_OUTCOME
+from perdure.turns.calls.ledger import UNKNOWN_OUTCOME
+from perdure.workers.application import make_app
+from perdure.workers.assembly import Addresses
 from tests.processes.installation import Installation
 from tests.processes.mind import answer_to
 from tests.processes.nodes import Worker
 from tests.processes.scene import wait_until
-from workers.application import make_app
-from workers.assembly import Addresses
 
 PATIENCE_S = 60.0
 
@@ -45,7 +45,7 @@ def test_a_worker_with_too_many_hanging_tools_leaves_and_another_takes_over(inst
 
 
 def _inspected(installation: Installation, worker: Worker) -> dict[str, Any]:
-    """What `celery -A workers inspect perdure` says of a worker."""
+    """What `celery -A perdure inspect perdure` says of a worker."""
     url = installation.redis.url
     with make_app(installation.runtime.settings, Addresses("postgresql://", url, url)) as app:
         answers = app.control.broadcast("perdure", reply=True, timeout=PATIENCE_S, limit=1)

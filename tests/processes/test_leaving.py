@@ -17,8 +17,8 @@ from uuid import UUID
 import httpx2
 import pytest
 
-from perdure.turns.cancelling import cancel
-from tests.commands.conftest import Perdure
+from perdure.turns.cancel import cancel
+from tests.cli.conftest import Perdure
 from tests.processes.installation import Installation
 from tests.processes.scene import wait_until
 

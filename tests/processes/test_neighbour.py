@@ -17,13 +17,13 @@ from kombu import Connection, Exchange, Queue
 
 from perdure.redis import client_url
 from perdure.settings import Settings
+from perdure.workers.application import REDELIVER_S, make_app
+from perdure.workers.assembly import Addresses
+from perdure.workers.consumer.unknown_tasks import DELAY_S, HELD
 from tests.processes.installation import Installation
 from tests.processes.neighbour import QUEUE
 from tests.processes.neighbourhood import Neighbour
 from tests.processes.scene import wait_until
-from workers.application import REDELIVER_S, make_app
-from workers.assembly import Addresses
-from workers.unknown_tasks import DELAY_S, HELD
 
 UNACKED, INDEX = "unacked", "unacked_index"
 """Kombu's default keys."""
@@ -40,7 +40,7 @@ def client(installation: Installation) -> Iterator[Any]:
 
 @pytest.fixture
 def operator(installation: Installation) -> Iterator[Celery]:
-    """Perdure's own application, as `celery -A workers inspect` has it."""
+    """Perdure's own application, as `celery -A perdure inspect` has it."""
     url = installation.redis.url
     app = make_app(Settings(_env_file=None), Addresses("postgresql://", url, url))
     yield app

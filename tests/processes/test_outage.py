@@ -12,9 +12,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from perdure.turns.parking import MOST_A_ROUND
+from perdure.turns.lease.parking import MOST_A_ROUND
 from perdure.turns.reading import DELAYED
-from tests.commands.conftest import Perdure
+from tests.cli.conftest import Perdure
 from tests.processes.gateway import serving
 from tests.processes.installation import Installation
 from tests.processes.mind import answer_to

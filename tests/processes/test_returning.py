@@ -16,7 +16,7 @@ import pytest
 from pytest_celery import CeleryTestSetup
 
 from perdure.sessions.ending import request_end
-from tests.commands.conftest import COMMAND
+from tests.cli.conftest import COMMAND
 from tests.processes.installation import Installation
 from tests.processes.mind import answer_to
 from tests.processes.scene import wait_until

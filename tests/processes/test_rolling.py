@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from perdure.settings import ShutdownSettings, TurnSettings
-from perdure.turns.inbox import Accepted
+from perdure.turns.inbox.accept import Accepted
 from tests.processes.installation import Installation
 from tests.processes.mind import answer_to
 from tests.processes.nodes import Worker

@@ -12,13 +12,13 @@ from celery import Celery
 from kombu import Exchange, Queue
 
 from perdure.sessions.ending import request_end
+from perdure.workers.consumer.unknown_tasks import HELD
 from tests.processes import rabbit
 from tests.processes.installation import Installation
 from tests.processes.mind import Mind
 from tests.processes.nodes import RedisContainer
 from tests.processes.receiver import Receiver
 from tests.processes.scene import wait_until
-from workers.unknown_tasks import HELD
 
 PATIENT = {"PERDURE_TURN__SWEEP_S": "60", "PERDURE_TURN__LEASE_S": "30", "PERDURE_TURN__HEARTBEAT_S": "10"}
 """The sweeper makes up for nothing within the time of these tests."""

@@ -11,9 +11,9 @@ import httpx2
 import psutil
 import pytest
 
-from perdure.kills import Kills
-from perdure.turns.cancelling import cancel
-from tests.commands.conftest import Perdure
+from perdure.resilience.kill_reports import Kills
+from perdure.turns.cancel import cancel
+from tests.cli.conftest import Perdure
 from tests.processes.gateway import serving
 from tests.processes.installation import LEASE_S, Installation
 from tests.processes.nodes import Worker
@@ -48,7 +48,7 @@ def ignores_sigterm(process: psutil.Process) -> bool:
 
 def watchdogs(pid: int) -> list[psutil.Process]:
     """The watchdogs of the process `pid`: one at most."""
-    return [each for each in psutil.Process(pid).children() if "watchdog.py" in " ".join(arguments(each))]
+    return [each for each in psutil.Process(pid).children() if "watchdog/process.py" in " ".join(arguments(each))]
 
 
 def arguments(process: psutil.Process) -> list[str]:

@@ -22,3 +22,16 @@ def files() -> Iterator[Path]:
 def read(name: str) -> str:
     """The text of the file `name`, relative to the root."""
     return (ROOT / name).read_text(encoding="utf-8")
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """Each installed module: the name at which it is imported, and its file."""
+    for path in sorted((ROOT / "perdure").rglob("*.py")):
+        yield _dotted(path.relative_to(ROOT)), path
+    for linked in ("workers", "tasks", "schedules"):
+        for path in sorted((ROOT / linked).rglob("*.py")):
+            yield _dotted("perdure" / path.relative_to(ROOT)), path
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")

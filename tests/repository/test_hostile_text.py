@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import import_module
@@ -18,43 +18,45 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from perdure import contradiction, egress, patterns, queues, quoting, text, untrusted
+from perdure import queues
 from perdure.channels.http import requests
+from perdure.cli import display
 from perdure.clock import SystemClock
 from perdure.errors import InvalidRequest, NotFound
-from perdure.memory import candidates, context, extraction, merging, recall, when
+from perdure.memory.consolidation import candidates, extraction, merging
 from perdure.memory.embedding import text_of
-from perdure.models import naming
+from perdure.memory.recall import search, time_spans
+from perdure.memory.sections import budget
 from perdure.models.embedders import hashing
 from perdure.models.offline import OfflineModel, asks, concepts, language, memories
 from perdure.models.protocol import Message, ModelCall, ModelRequest, Role, ToolCall, ToolSchema
-from perdure.patterns import Pattern
-from perdure.reachable import Reachable
+from perdure.models.providers import names
+from perdure.network import egress
+from perdure.network.reply_urls import Reachable
 from perdure.sessions import summary
+from perdure.tasks import arguments
+from perdure.text import contradiction, linear, patterns, quoting, untrusted
+from perdure.text.patterns import Pattern
 from perdure.tools import docstring
 from perdure.tools.mcp import stdio
-from perdure.turns import incoming
-from tasks import arguments
+from perdure.turns.inbox import incoming
 from tests.hostile import STORABLE, TEXTS, assert_linear, repeated
-from tests.repository.source import ROOT
-from workers.commands import display
+from tests.repository.source import ROOT, modules
 
-PACKAGES = ("perdure", "workers", "tasks", "schedules")
-
-MAY_IMPORT_RE = {"perdure/database/engine.py": "the names of parameters in this repository's own SQL"}
+MAY_IMPORT_RE = {"perdure.database.engine": "the names of parameters in this repository's own SQL"}
 """The modules that may use a backtracking pattern, because its text never comes from outside."""
 
 NOT_OVER_FOREIGN_TEXT = {
     "perdure.tools.registry.tool": "takes the docstring of an author's function, through `docstring.describe`",
     "perdure.tools.registry.must_be_approved": "hands arguments on to the author's function",
     "perdure.snapshots.resolve.resolve": "takes a setting",
-    "perdure.keys.parse_entry": "takes an entry of a setting",
-    "perdure.keys.parse_key": "takes an entry of a setting, or a line of an operator's file",
+    "perdure.access.keys.parse_entry": "takes an entry of a setting",
+    "perdure.access.keys.parse_key": "takes an entry of a setting, or a line of an operator's file",
     "perdure.casebank.similarity.least_similarity": "takes the embedder's name, a setting",
-    "workers.embedded.redis.is_of": "takes a URL of this installation",
-    "workers.embedded.sockets.settle": "takes a path of this installation",
-    "perdure.egress.pinned": "takes a URL that `check` made",
-    "perdure.memory.extraction.extract": "calls a model; what it does with text is `chunks`, `together` and `parse`",
+    "perdure.embedded.redis.is_of": "takes a URL of this installation",
+    "perdure.embedded.sockets.settle": "takes a path of this installation",
+    "perdure.network.egress.pinned": "takes a URL that `check` made",
+    "perdure.memory.consolidation.extraction.extract": "calls a model; its text goes to `chunks`, `together`, `parse`",
 }
 """Functions with a string parameter, in modules with patterns, that no hostile text reaches."""
 
@@ -93,41 +95,46 @@ def refusing(function: Callable[[str], object], *errors: type[Exception]) -> Cal
 
 
 FUNCTIONS: dict[str, Callable[[str], object]] = {
-    "perdure.contradiction.read": contradiction.read,
-    "perdure.contradiction.difference": lambda given: contradiction.difference(given, f"{given} 1"),
-    "tasks.arguments.hidden": arguments.hidden,
-    "perdure.text.words": text.words,
-    "perdure.text.normalized": lambda given: (text.normalized("NFKC", given), text.normalized("NFKD", given)),
-    "perdure.text.has_hangul": text.has_hangul,
-    "perdure.text.is_hangul": text.is_hangul,
-    "perdure.untrusted.is_storable": untrusted.is_storable,
-    "perdure.untrusted.storable": untrusted.storable,
-    "perdure.untrusted.load_object": refusing(untrusted.load_object, ValueError),
-    "perdure.untrusted.cut": lambda given: untrusted.cut(given, 500),
-    "perdure.untrusted.first_line": untrusted.first_line,
-    "perdure.untrusted.is_identifier": untrusted.is_identifier,
-    "perdure.untrusted.identifier": refusing(untrusted.identifier, ValueError),
-    "perdure.untrusted.shown_channel": untrusted.shown_channel,
-    "perdure.untrusted.named": lambda given: untrusted.named(ValueError(given)),
-    "perdure.untrusted.dump": lambda given: untrusted.dump([given], 500),
-    "perdure.memory.candidates.parse": refusing(candidates.parse, ValueError),
-    "perdure.memory.candidates.alike": candidates.alike,
-    "perdure.memory.context.tokens": context.tokens,
-    "perdure.memory.context.cut_to": lambda given: context.cut_to(given, 500),
-    "perdure.memory.context.render": lambda given: context.render(context.Section(quoting.MEMORY, "x", [given], 9_000)),
+    "perdure.text.contradiction.read": contradiction.read,
+    "perdure.text.contradiction.difference": lambda given: contradiction.difference(given, f"{given} 1"),
+    "perdure.tasks.arguments.hidden": arguments.hidden,
+    "perdure.text.linear.words": linear.words,
+    "perdure.text.linear.normalized": lambda given: (
+        linear.normalized("NFKC", given),
+        linear.normalized("NFKD", given),
+    ),
+    "perdure.text.linear.has_hangul": linear.has_hangul,
+    "perdure.text.linear.is_hangul": linear.is_hangul,
+    "perdure.text.untrusted.is_storable": untrusted.is_storable,
+    "perdure.text.untrusted.storable": untrusted.storable,
+    "perdure.text.untrusted.load_object": refusing(untrusted.load_object, ValueError),
+    "perdure.text.untrusted.cut": lambda given: untrusted.cut(given, 500),
+    "perdure.text.untrusted.first_line": untrusted.first_line,
+    "perdure.text.untrusted.is_identifier": untrusted.is_identifier,
+    "perdure.text.untrusted.identifier": refusing(untrusted.identifier, ValueError),
+    "perdure.text.untrusted.shown_channel": untrusted.shown_channel,
+    "perdure.text.untrusted.named": lambda given: untrusted.named(ValueError(given)),
+    "perdure.text.untrusted.dump": lambda given: untrusted.dump([given], 500),
+    "perdure.memory.consolidation.candidates.parse": refusing(candidates.parse, ValueError),
+    "perdure.memory.consolidation.candidates.alike": candidates.alike,
+    "perdure.memory.sections.budget.tokens": budget.tokens,
+    "perdure.memory.sections.budget.cut_to": lambda given: budget.cut_to(given, 500),
+    "perdure.memory.sections.budget.render": lambda given: budget.render(
+        budget.Section(quoting.MEMORY, "x", [given], 9_000)
+    ),
     "perdure.memory.embedding.text_of": text_of,
-    "perdure.memory.extraction.chunks": lambda given: list(extraction.chunks([said(given)])),
-    "perdure.memory.extraction._shown": lambda given: extraction._shown(said(given)),
-    "perdure.memory.extraction._rooted": rooted,
-    "perdure.memory.merging.entity_key": merging.entity_key,
-    "perdure.quoting.quoted": lambda given: quoting.quoted(quoting.MEMORY, "x", [given]),
-    "perdure.quoting.spoken": lambda given: quoting.spoken("user", given),
-    "perdure.quoting.without_quotations": quoting.without_quotations,
-    "perdure.memory.recall.embedded_text": recall.embedded_text,
-    "perdure.memory.when.spans": lambda given: when.spans(given, NOW, ZoneInfo("UTC")),
+    "perdure.memory.consolidation.extraction.chunks": lambda given: list(extraction.chunks([said(given)])),
+    "perdure.memory.consolidation.extraction._shown": lambda given: extraction._shown(said(given)),
+    "perdure.memory.consolidation.extraction._rooted": rooted,
+    "perdure.memory.consolidation.merging.entity_key": merging.entity_key,
+    "perdure.text.quoting.quoted": lambda given: quoting.quoted(quoting.MEMORY, "x", [given]),
+    "perdure.text.quoting.spoken": lambda given: quoting.spoken("user", given),
+    "perdure.text.quoting.without_quotations": quoting.without_quotations,
+    "perdure.memory.recall.search.embedded_text": search.embedded_text,
+    "perdure.memory.recall.time_spans.spans": lambda given: time_spans.spans(given, NOW, ZoneInfo("UTC")),
     "perdure.models.embedders.hashing.words": hashing.words,
     "perdure.models.embedders.hashing.HashEmbedder": lambda given: hashing.HashEmbedder(384).embed([given]),
-    "perdure.models.naming.accepted": naming.accepted,
+    "perdure.models.providers.names.accepted": names.accepted,
     "perdure.models.offline.asks.asks_who": asks.asks_who,
     "perdure.models.offline.asks.greets": asks.greets,
     "perdure.models.offline.asks.asks_for_memories": asks.asks_for_memories,
@@ -156,12 +163,12 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.sessions.summary.extract": lambda given: summary.extract([Message(Role.USER, given)]),
     "perdure.tools.docstring.describe": docstring.describe,
     "perdure.tools.mcp.stdio._too_long": lambda given: stdio._too_long("x", (given.encode(errors="replace"),) * 2),
-    "perdure.egress.check": lambda given: [
+    "perdure.network.egress.check": lambda given: [
         refusing(lambda url: egress.check(url, REACHABLE), InvalidRequest)(url)
         for url in (given, f"http://{given}/", f"http://a.internal/perdure/{given}")
     ],
     "perdure.queues.reply_queue": lambda given: queues.reply_queue(REPLY_TASKS, given, given),
-    "perdure.turns.incoming.parse_incoming": refusing(
+    "perdure.turns.inbox.incoming.parse_incoming": refusing(
         lambda given: incoming.parse_incoming({"user_id": "u", "text": given, "metadata": {given: given}}),
         InvalidRequest,
     ),
@@ -169,16 +176,9 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
         lambda given: requests.parse_object(given.encode(errors="replace")), InvalidRequest
     ),
     "perdure.channels.http.requests.parse_name": refusing(lambda given: requests.parse_name(given, "x"), NotFound),
-    "workers.commands.display.printable": display.printable,
+    "perdure.cli.display.printable": display.printable,
 }
 """Each function that text from outside reaches. A function that takes a while over hostile text belongs in here."""
-
-
-def sources() -> Iterator[tuple[str, ast.Module]]:
-    """The modules that are installed, by their path."""
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
 
 
 def imported(module: ast.Module) -> set[str]:
@@ -187,29 +187,30 @@ def imported(module: ast.Module) -> set[str]:
     return named | {node.module or "" for node in ast.walk(module) if isinstance(node, ast.ImportFrom)}
 
 
-SOURCES = dict(sources())
+SOURCES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in modules()}
 WITH_PATTERNS = {
-    path: module
-    for path, module in SOURCES.items()
-    if imported(module) & {"perdure.patterns", "perdure.text", "unicodedata"} or path == "perdure/untrusted.py"
+    name: module
+    for name, module in SOURCES.items()
+    if imported(module) & {"perdure.text.patterns", "perdure.text.linear", "unicodedata"}
+    or name == "perdure.text.untrusted"
 }
-for _path in WITH_PATTERNS:
-    import_module(_path.removesuffix(".py").replace("/", "."))
+for _name in WITH_PATTERNS:
+    import_module(_name)
 PATTERNS = {f"{number}: {pattern.source[:40]}": pattern for number, pattern in enumerate(patterns.REGISTERED)}
 
 
 def test_no_pattern_over_text_from_outside_backtracks() -> None:
-    """One such pattern, and one message stops a worker: `perdure.patterns` matches in linear time."""
-    assert {path for path, module in SOURCES.items() if "re" in imported(module)} == set(MAY_IMPORT_RE)
-    assert [path for path, module in SOURCES.items() if "re2" in imported(module)] == ["perdure/patterns.py"]
+    """One such pattern, and one message stops a worker: `perdure.text.patterns` matches in linear time."""
+    assert {name for name, module in SOURCES.items() if "re" in imported(module)} == set(MAY_IMPORT_RE)
+    assert [name for name, module in SOURCES.items() if "re2" in imported(module)] == ["perdure.text.patterns"]
 
 
 def test_every_pattern_is_registered_once() -> None:
     """A pattern that is made for a text would be in no list, and would compile anew each time."""
     calls = {
-        (path, node.lineno)
-        for path, module in SOURCES.items()
-        if path != "perdure/patterns.py"
+        (name, node.lineno)
+        for name, module in SOURCES.items()
+        if name != "perdure.text.patterns"
         for function in ast.walk(module)
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.name != "_pattern"
         for node in ast.walk(function)
@@ -222,12 +223,12 @@ def test_every_pattern_is_registered_once() -> None:
 def test_every_function_over_text_is_measured() -> None:
     """In a module with patterns, or with Unicode's tables, each public function that takes a string."""
     functions = {
-        f"{path.removesuffix('.py').replace('/', '.')}.{node.name}"
-        for path, module in WITH_PATTERNS.items()
+        f"{room}.{node.name}"
+        for room, module in WITH_PATTERNS.items()
         for node in module.body
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and takes_text(node)
     }
-    functions -= {"perdure.patterns.compiled"}  # takes an author's pattern
+    functions -= {"perdure.text.patterns.compiled"}  # takes an author's pattern
     assert functions - FUNCTIONS.keys() == set(NOT_OVER_FOREIGN_TEXT)
 
 
@@ -300,5 +301,5 @@ def test_a_half_of_a_character_breaks_no_pattern() -> None:
 
 def test_the_repository_is_read() -> None:
     """An empty list would agree with everything."""
-    assert Path(ROOT, "perdure/patterns.py").exists()
-    assert {"perdure/contradiction.py", "perdure/memory/when.py"} <= WITH_PATTERNS.keys()
+    assert Path(ROOT, "perdure/text/patterns.py").exists()
+    assert {"perdure.text.contradiction", "perdure.memory.recall.time_spans"} <= WITH_PATTERNS.keys()

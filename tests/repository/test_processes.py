@@ -23,7 +23,7 @@ PROCFILE = dict(line.split(": ", 1) for line in read("Procfile").splitlines())
 @pytest.fixture(scope="module")
 def commands() -> dict[str, Any]:
     """The subcommands of `perdure`, as typer registered them."""
-    module = import_module("workers.commands")
+    module = import_module("perdure.cli")
     (app,) = {id(value): value for value in vars(module).values() if isinstance(value, typer.Typer)}.values()
     return dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 

@@ -21,7 +21,6 @@ from perdure.errors import (
     SettingsError,
 )
 from perdure.models.offline import OfflineModel
-from perdure.models.plain import as_plain
 from perdure.models.protocol import (
     CallAborted,
     Message,
@@ -33,12 +32,13 @@ from perdure.models.protocol import (
     ToolCall,
     ToolSchema,
 )
+from perdure.models.providers.without_tools import as_plain
 from perdure.models.resilient import Asked, GuardedModel, OtherModels, ResilientModel, wait_within
 from perdure.models.resolve import Models
-from perdure.patterns import compiled
-from perdure.quoting import NOTE
 from perdure.resilience.registry import Breakers
 from perdure.settings import BreakerSettings, RetrySettings, Settings
+from perdure.text.patterns import compiled
+from perdure.text.quoting import NOTE
 
 _MARK = compiled(r"<(/?)tool_result [0-9a-f]{16}>")
 Line = str | ModelReply | BaseException | Callable[[ModelCall], ModelReply]

@@ -17,13 +17,13 @@ from perdure.resilience.resolve import resolve
 from perdure.runtime import Runtime
 from perdure.sessions.reading import read_messages
 from perdure.settings import Settings
-from perdure.turns.inbox import accept
-from perdure.turns.incoming import Incoming
+from perdure.turns.inbox.accept import accept
+from perdure.turns.inbox.incoming import Incoming
 from perdure.turns.reading import read_turn
-from perdure.turns.runner import Runner
+from perdure.turns.run.runner import Runner
+from perdure.workers.assembly import assemble, check
 from tests.conftest import RecordingWaker
 from tests.resilience import acme
-from workers.assembly import assemble, check
 
 REQUEST = ModelRequest((Message(Role.SYSTEM, "Be kind."), Message(Role.USER, "Hello")))
 

@@ -17,6 +17,9 @@ import pytest
 import redis as redis_py
 
 from perdure.clock import MovedClock
+from perdure.embedded import redis
+from perdure.embedded.lifecycle import Running
+from perdure.embedded.redis import client_url
 from perdure.errors import (
     Abandoned,
     CircuitBreakerOpen,
@@ -33,9 +36,6 @@ from perdure.resilience.registry import Breaker, Breakers
 from perdure.resilience.shared import PAUSE_S, SharedCircuits, Transition
 from perdure.resilience.stores import Answer, OwnCircuits
 from perdure.settings import BreakerSettings
-from workers.embedded import redis
-from workers.embedded.lifecycle import Running
-from workers.embedded.redis import client_url
 
 SETTINGS = BreakerSettings(failure_threshold=2, cooldown_s=60)
 DOWN = ProviderError("down", transient=True)

@@ -14,13 +14,13 @@ from celery.beat import Scheduler
 from perdure.clock import MovedClock
 from perdure.database.engine import Statement
 from perdure.runtime import Runtime
-from perdure.slots.entry import Entry
-from perdure.slots.reading import read_schedules
-from perdure.slots.sweep import sweep_slots
-from perdure.turns.runner import Runner
-from schedules.beat import give_to_beat
-from tasks.process import Process
-from tasks.scheduled import ScheduledTask, options
+from perdure.schedule.entry import Entry
+from perdure.schedule.reading import read_schedules
+from perdure.schedule.sweep import sweep_slots
+from perdure.schedules.beat import give_to_beat
+from perdure.tasks.process import Process
+from perdure.tasks.scheduled import ScheduledTask, options
+from perdure.turns.run.runner import Runner
 
 TASKS = (
     "sessions.expire_idle",

@@ -14,12 +14,12 @@ from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.models.resolve import Models
 from perdure.runtime import Runtime
+from perdure.schedule import ledger
+from perdure.schedule.cadence import At, Each
+from perdure.schedules import entries
+from perdure.schedules.beat import SlotSchedule, beat_schedule, give_to_beat
 from perdure.settings import Settings
-from perdure.slots import ledger
-from perdure.slots.cadence import At, Each
 from perdure.snapshots.postgres import PostgresSnapshots
-from schedules import entries
-from schedules.beat import SlotSchedule, beat_schedule, give_to_beat
 from tests.conftest import RecordingWaker
 from tests.schedules.conftest import hours, move_to, seconds
 from tests.schedules.fleet import TASKS, Fleet, weeks

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from perdure.slots.cadence import At, Cadence, Each, instant, times_every
+from perdure.schedule.cadence import At, Cadence, Each, instant, times_every
 
 ZONES = {
     name: ZoneInfo(name)

@@ -12,11 +12,10 @@ import pytest
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import ProviderError, Unavailable
-from perdure.settings import TurnSettings
-from perdure.slots import queries
-from perdure.slots.cadence import Each
-from perdure.slots.entry import Entry
-from perdure.slots.ledger import (
+from perdure.schedule import queries
+from perdure.schedule.cadence import Each
+from perdure.schedule.entry import Entry
+from perdure.schedule.ledger import (
     FIRST_RETRY_S,
     KEPT_SLOTS,
     LONGEST_RETRY_S,
@@ -30,7 +29,8 @@ from perdure.slots.ledger import (
     settle,
     take,
 )
-from perdure.slots.reading import Standing, read_schedules
+from perdure.schedule.reading import Standing, read_schedules
+from perdure.settings import TurnSettings
 from tests.schedules.conftest import HOURLY, START, Ask, hours, move_to, seconds
 
 LEASE_S = 30

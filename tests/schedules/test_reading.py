@@ -9,9 +9,9 @@ import pytest
 
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
+from perdure.schedule.ledger import register, run_slot, take
+from perdure.schedule.reading import Standing, read_schedules
 from perdure.settings import TurnSettings
-from perdure.slots.ledger import register, run_slot, take
-from perdure.slots.reading import Standing, read_schedules
 from tests.schedules.conftest import HOURLY, START, hours, move_to, seconds
 
 ONE_O_CLOCK = datetime(2027, 3, 1, 13, tzinfo=UTC)

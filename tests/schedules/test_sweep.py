@@ -12,11 +12,11 @@ import pytest
 
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
+from perdure.schedule.cadence import At
+from perdure.schedule.entry import Entry
+from perdure.schedule.ledger import FIRST_RETRY_S, register, run_slot, settle, take
+from perdure.schedule.sweep import sweep_slots
 from perdure.settings import TurnSettings
-from perdure.slots.cadence import At
-from perdure.slots.entry import Entry
-from perdure.slots.ledger import FIRST_RETRY_S, register, run_slot, settle, take
-from perdure.slots.sweep import sweep_slots
 from tests.schedules.conftest import HOURLY, hours, move_to, seconds
 
 OTHER = replace(HOURLY, name="other", cadence=At(ZoneInfo("Asia/Kolkata"), (time(18, 30),)))  # 13:00 UTC

@@ -16,17 +16,17 @@ from celery.contrib.testing.worker import start_worker
 from celery.signals import setup_logging
 
 from perdure.clock import MovedClock
+from perdure.embedded.redis import client_url
 from perdure.errors import ProviderError
 from perdure.runtime import Runtime
-from perdure.slots.cadence import Each
-from perdure.slots.entry import Entry
-from perdure.slots.ledger import register
-from perdure.slots.reading import Standing, read_schedules
-from perdure.slots.sweep import sweep_slots
-from perdure.turns.runner import Runner
-from tasks.process import Process
-from tasks.scheduled import HEADER, ScheduledTask, fire
-from workers.embedded.redis import client_url
+from perdure.schedule.cadence import Each
+from perdure.schedule.entry import Entry
+from perdure.schedule.ledger import register
+from perdure.schedule.reading import Standing, read_schedules
+from perdure.schedule.sweep import sweep_slots
+from perdure.tasks.process import Process
+from perdure.tasks.scheduled import HEADER, ScheduledTask, fire
+from perdure.turns.run.runner import Runner
 
 PATIENCE_S = 30
 ENTRY = Entry("hourly", Each(60), "tests.work", "maintenance", {"dry_run": False})

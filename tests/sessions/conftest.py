@@ -8,9 +8,9 @@ from uuid import UUID
 
 import pytest
 
-from perdure.fencing import Fence
+from perdure.database.fencing import Fence
 from perdure.sessions.ending import Ender, Hold, Outcome
-from perdure.turns.lease import Claimed, Keeper
+from perdure.turns.lease.keeper import Claimed, Keeper
 from tests.turns.conftest import stage
 from tests.turns.stage import Stage
 

@@ -11,15 +11,15 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Row
 
-from perdure.memory.stream import Happening, Kind
-from perdure.memory.volatile import Volatile
+from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.stream import Happening, Kind
 from perdure.sessions.ending import Ended, NotDue, Outcome, Postponed, endings_due, request_end
 from perdure.sessions.forking import fork
 from perdure.snapshots.file import FileSnapshots
 from perdure.snapshots.store import SnapshotStore
-from perdure.turns.runner import Runner
-from tasks.process import Process
-from tasks.sessions import ender
+from perdure.tasks.process import Process
+from perdure.tasks.sessions import ender
+from perdure.turns.run.runner import Runner
 from tests.memory.conftest import Remembered, away, client, remembered, volatile
 from tests.snapshots.worlds import snapshot_of
 from tests.turns.stage import Stage

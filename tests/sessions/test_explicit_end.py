@@ -14,20 +14,20 @@ from starlette.testclient import TestClient
 from perdure import tool
 from perdure.channels.cli import Conversation
 from perdure.channels.http.app import create_app
+from perdure.cli import connecting
+from perdure.cli.inspect.sessions import end as end_command
 from perdure.errors import CircuitBreakerOpen, Conflict
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.sessions.ending import request_end
-from perdure.turns.approvals import ENDED, decide, parse_decision
-from perdure.turns.cancelling import cancel
-from perdure.turns.runner import Runner
+from perdure.tasks.process import Process
+from perdure.tasks.sessions import end as end_task
+from perdure.turns.calls.approvals import ENDED, decide, parse_decision
+from perdure.turns.cancel import cancel
+from perdure.turns.run.runner import Runner
 from perdure.turns.sweep import sweep
-from tasks.process import Process
-from tasks.sessions import end as end_task
 from tests.sessions.conftest import End
 from tests.turns.scripted import Line, calls
 from tests.turns.stage import Stage, side_by_side
-from workers.commands import connecting
-from workers.commands.sessions import end as end_command
 
 Way = Callable[[Stage, UUID, pytest.MonkeyPatch], object]
 

@@ -8,10 +8,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from perdure.database.fencing import Fence
 from perdure.errors import Unavailable
-from perdure.fencing import Fence
+from perdure.workers.shutdown.flush import Flushed, flush
 from tests.turns.stage import PATIENCE_S
-from workers.flushing import Flushed, flush
 
 TOUCHED = [(uuid4(), Fence(token, uuid4())) for token in (7, 3, 5)]
 FIRST, SECOND, THIRD = (session_id for session_id, _ in TOUCHED)

@@ -19,8 +19,8 @@ from perdure.snapshots.exchange import read
 from perdure.snapshots.forgetting import forget
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.tools.registry import ToolContext
-from perdure.turns.cancelling import cancel
-from perdure.turns.runner import Ran
+from perdure.turns.cancel import cancel
+from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import sweep
 from tests.sessions.conftest import End
 from tests.turns.scripted import calls, says

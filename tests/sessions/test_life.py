@@ -20,20 +20,20 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from perdure import tool
 from perdure.database.engine import Moment
 from perdure.errors import CircuitBreakerOpen, Conflict, NotFound, ProviderError
-from perdure.memory.volatile import Volatile
+from perdure.memory.redis.layers import Volatile
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.resilience.circuit import State as Breaker
 from perdure.resilience.shared import Transition
 from perdure.sessions.ending import Ender, expire_idle, leave, request_end
 from perdure.settings import OnBusy
-from perdure.turns.approvals import Decision, decide
-from perdure.turns.cancelling import cancel
-from perdure.turns.lease import Keeper
-from perdure.turns.parking import recall
-from perdure.turns.runner import Runner
+from perdure.tasks.process import Process
+from perdure.tasks.sessions import ender
+from perdure.turns.calls.approvals import Decision, decide
+from perdure.turns.cancel import cancel
+from perdure.turns.lease.keeper import Keeper
+from perdure.turns.lease.parking import recall
+from perdure.turns.run.runner import Runner
 from perdure.turns.sweep import sweep
-from tasks.process import Process
-from tasks.sessions import ender
 from tests.memory.conftest import Remembered, away, remembered, volatile
 from tests.sessions.chronicle import ARROWS, Chronicle
 from tests.turns.scripted import calls, says

@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 
 from perdure import tool
+from perdure.access.tenants import user_key
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import NotFound
@@ -16,7 +17,6 @@ from perdure.sessions import queries
 from perdure.sessions.ending import request_end
 from perdure.sessions.reading import list_sessions, read_messages, read_session
 from perdure.settings import Settings
-from perdure.tenants import user_key
 from tests.conftest import RecordingWaker
 from tests.plans import outline, plans, rows_read
 from tests.turns.scripted import calls, says

@@ -11,13 +11,13 @@ from celery import Celery
 
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.sessions.ending import request_end
-from perdure.turns.runner import Runner
+from perdure.tasks.process import ENDINGS, Process
+from perdure.tasks.sessions import end
+from perdure.turns.run.runner import Runner
 from perdure.turns.sweep import sweep
-from tasks.process import ENDINGS, Process
-from tasks.sessions import end
+from perdure.workers.application import CONCURRENCY
 from tests.turns.scripted import says
 from tests.turns.stage import Stage
-from workers.application import CONCURRENCY
 
 
 @pytest.fixture

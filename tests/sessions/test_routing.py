@@ -14,7 +14,7 @@ from perdure.models.protocol import ModelReply, Role
 from perdure.sessions.ending import Ended, leave, request_end
 from perdure.sessions.reading import find_live
 from perdure.settings import Scope
-from perdure.turns.lease import Keeper
+from perdure.turns.lease.keeper import Keeper
 from tests.sessions.conftest import End, ender
 from tests.turns.scripted import says
 from tests.turns.stage import PATIENCE_S, Stage, side_by_side

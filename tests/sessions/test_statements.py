@@ -14,9 +14,7 @@ import pytest
 
 from perdure.database.engine import Statement
 from perdure.sessions.states import State, Trigger, sql
-
-ROOT = Path(__file__).parents[2]
-ROOMS = ("perdure", "tasks", "workers", "schedules")
+from tests.repository.source import modules
 
 BY_ITSELF = {
     "sessions.open": "the table begins here: a session is opened in the state that nothing leads to",
@@ -40,17 +38,16 @@ _EXAMPLES = {
 }
 
 
-def _sources() -> list[Path]:
-    """The modules whose text writes to `sessions`."""
-    files = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
-    return [path for path in files if _WRITES.search(path.read_text())]
+def _sources() -> dict[str, Path]:
+    """The modules whose text writes to `sessions`, by name."""
+    return {name: path for name, path in modules() if _WRITES.search(path.read_text())}
 
 
 def _statements() -> dict[str, Statement]:
     """The statements of those modules."""
     found: dict[str, Statement] = {}
-    for path in _sources():
-        module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    for name in _sources():
+        module = importlib.import_module(name)
         found |= {each.name: each for each in vars(module).values() if isinstance(each, Statement)}
     return found
 
@@ -119,7 +116,7 @@ def test_every_state_comes_from_the_table() -> None:
 def test_whoever_writes_to_sessions_is_a_statement() -> None:
     """SQL that is put together elsewhere would slip through the net."""
     known = [" ".join(statement.sql.split()) for statement in _statements().values()]
-    lines = [line for path in _sources() for line in path.read_text().splitlines() if _WRITES.search(line)]
+    lines = [line for path in _sources().values() for line in path.read_text().splitlines() if _WRITES.search(line)]
     fixed = [" ".join(line.partition("{")[0].split()) for line in lines]
     assert len(fixed) > len(Trigger)
     assert [line for line in fixed if not any(line in each for each in known)] == []

@@ -16,22 +16,23 @@ from starlette.testclient import TestClient
 
 from perdure import tool
 from perdure.channels.http.app import create_app
+from perdure.cli import connecting
+from perdure.cli.inspect.sessions import show
 from perdure.database.engine import Database, Statement, as_json
 from perdure.database.tables import SESSION_STATES
 from perdure.errors import IllegalTransition
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.sessions import queries as sessions
-from perdure.sessions.drawing import draw
+from perdure.sessions.diagram import draw
 from perdure.sessions.ending import Ended, request_end
 from perdure.sessions.states import TRANSITIONS, State, Trigger, sql
-from perdure.turns import queries as turns
-from perdure.turns.approvals import Decision, decide
-from perdure.turns.lease import Keeper
+from perdure.turns.calls.approvals import Decision, decide
+from perdure.turns.lease import queries as lease_queries
+from perdure.turns.lease.keeper import Keeper
+from perdure.turns.run import queries as run_queries
 from tests.sessions.conftest import ender
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Stage
-from workers.commands import connecting
-from workers.commands.sessions import show
 
 BY_TRIGGER = {
     trigger: Statement(
@@ -42,9 +43,9 @@ BY_TRIGGER = {
 }
 
 OWNED = {
-    turns.BEGIN_NEXT: Trigger.TURN_CLAIMED,
-    turns.PARK: Trigger.TURN_STOPPED,
-    turns.RELEASE: Trigger.TURN_STOPPED,
+    lease_queries.BEGIN_NEXT: Trigger.TURN_CLAIMED,
+    lease_queries.PARK: Trigger.TURN_STOPPED,
+    lease_queries.RELEASE: Trigger.TURN_STOPPED,
     sessions.SAVE_SUMMARY: Trigger.SUMMARY_SAVED,
     sessions.FINISH_ENDING: Trigger.CLEANED_UP,
 }
@@ -52,7 +53,7 @@ OWNED = {
 
 
 def test_the_drawing_is_current() -> None:
-    """What the documents show is what the statements do: `python -m perdure.sessions.drawing` prints it."""
+    """What the documents show is what the statements do: `python -m perdure.sessions.diagram` prints it."""
     assert draw() in (Path(__file__).parents[2] / "docs" / "sessions.md").read_text()
 
 
@@ -108,9 +109,9 @@ def test_a_step_asks_only_while_thinking(stage: Stage, asks: bool) -> None:
         _put(stage, session_id, state)
         expected = TRANSITIONS.get((state, trigger))
         if expected is None:
-            _refused(stage.database, turns.STEP, step, state, trigger)
+            _refused(stage.database, run_queries.STEP, step, state, trigger)
         else:
-            assert stage.database.run(turns.STEP, step)
+            assert stage.database.run(run_queries.STEP, step)
             step["tick"] += 1
             assert stage.session(session_id).state == expected
 
@@ -123,10 +124,10 @@ def test_a_turn_settles_only_where_the_table_lets_it(stage: Stage, status: str, 
         _put(stage, session_id, state)
         settling = {**parameters, "status": status, "keep": False, "messages": "[]", "added": 0}
         if (state, trigger) in TRANSITIONS:
-            stage.database.run(turns.SETTLE, settling)
+            stage.database.run(run_queries.SETTLE, settling)
             assert stage.turn(turn_id)["status"] == status
         else:
-            _refused(stage.database, turns.SETTLE, settling, state, trigger)
+            _refused(stage.database, run_queries.SETTLE, settling, state, trigger)
             assert stage.turn(turn_id)["status"] == "running"
 
 

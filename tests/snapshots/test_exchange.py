@@ -18,7 +18,7 @@ from perdure.snapshots.file import FileSnapshots
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.snapshots.snapshot import AgentSnapshot, Event, Status
 from perdure.snapshots.store import SnapshotStore, SnapshotUnavailable
-from perdure.turns.runner import Ran
+from perdure.turns.run.runner import Ran
 from tests.turns.conftest import stage
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Stage

@@ -17,13 +17,13 @@ from uuid import uuid4
 import pytest
 import redis as redis_py
 
+from perdure.embedded import redis
+from perdure.embedded.lifecycle import Running
 from perdure.snapshots.file import FileSnapshots
 from perdure.snapshots.redis import RedisSnapshots
 from perdure.snapshots.sqlite import SqliteSnapshots
 from perdure.snapshots.store import SnapshotStore, SnapshotUnavailable, Stored, Version
 from tests.snapshots.worlds import snapshot_of
-from workers.embedded import redis
-from workers.embedded.lifecycle import Running
 
 BIG = {"v": "x" * 60_000}
 WITHIN_S = 10.0

@@ -20,6 +20,7 @@ import redis
 from sqlalchemy import text
 
 from perdure.database.engine import Database
+from perdure.embedded.redis import client_url
 from perdure.errors import InvalidRequest
 from perdure.models.protocol import Message, Role, ToolCall
 from perdure.settings import Settings
@@ -38,7 +39,6 @@ from perdure.snapshots.store import (
     restored,
     version_of,
 )
-from workers.embedded.redis import client_url
 
 HISTORY = (
     Message(Role.USER, "Où en est le rapport ?"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.untrusted import MAX_DEPTH, load_object
+from perdure.text.untrusted import MAX_DEPTH, load_object
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=10)
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)

@@ -10,12 +10,12 @@ import pytest
 
 from perdure.errors import ToolError
 from perdure.memory.embedding import embed_missing
-from perdure.memory.recall import Layer
-from perdure.quoting import without_quotations
+from perdure.memory.recall.search import Layer
+from perdure.text.quoting import without_quotations
 from perdure.tools.memory import forget, recall, remember
 from perdure.tools.registry import Effect, Tool, ToolContext
 from perdure.turns.erasing import erase
-from perdure.turns.recalling import own_memory, recall_of
+from perdure.turns.prompt.recalling import own_memory, recall_of
 from tests.turns.conftest import stage
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Stage

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure import untrusted
 from perdure.errors import OutcomeUnknown, ToolError
+from perdure.text import untrusted
 from perdure.tools.registry import MAX_RESULT_CHARS, Tool, ToolContext, tool
 from tests.bombs import peak
 

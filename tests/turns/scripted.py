@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from perdure.models.chat_wire import request_body
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, ToolCall, Usage
+from perdure.models.providers.chat_wire import request_body
 from tests.models.openai_server import validate_transcript
 
 Line = ModelReply | BaseException | Callable[[ModelRequest, ModelCall], ModelReply]

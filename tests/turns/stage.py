@@ -17,11 +17,11 @@ from perdure import Agent
 from perdure.agents import Agents
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Moment
-from perdure.memory.volatile import Volatile
-from perdure.models.chat_wire import request_body
+from perdure.memory.redis.layers import Volatile
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Embedder
 from perdure.models.protocol import Message, Model, ModelRequest, Role, ToolCall
+from perdure.models.providers.chat_wire import request_body
 from perdure.runtime import Runtime
 from perdure.sessions.reading import read_messages
 from perdure.settings import Settings
@@ -30,11 +30,11 @@ from perdure.snapshots.store import SnapshotStore
 from perdure.tools.mcp.connections import Connections
 from perdure.tools.mcp.server import McpServer
 from perdure.tools.registry import Tool
-from perdure.turns.inbox import Accepted, accept
-from perdure.turns.incoming import Incoming
-from perdure.turns.lease import Claimed, Hold, claim
+from perdure.turns.inbox.accept import Accepted, accept
+from perdure.turns.inbox.incoming import Incoming
+from perdure.turns.lease.keeper import Claimed, Hold, claim
 from perdure.turns.reading import read_turn
-from perdure.turns.runner import Outcome, Runner
+from perdure.turns.run.runner import Outcome, Runner
 from tests.conftest import RecordingWaker
 from tests.models.openai_server import validate_transcript
 from tests.turns.scripted import Line, Scripted

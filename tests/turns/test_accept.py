@@ -10,7 +10,7 @@ import pytest
 from perdure.agents import Agent, Agents
 from perdure.errors import Conflict, InvalidRequest, NotFound, PerdureError, TooLarge, Unavailable
 from perdure.settings import Scope
-from perdure.turns.inbox import Accepted
+from perdure.turns.inbox.accept import Accepted
 from tests.turns.scripted import says
 from tests.turns.stage import KILL_THE_OTHERS, Stage, side_by_side
 

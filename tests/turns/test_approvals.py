@@ -10,10 +10,10 @@ import pytest
 from perdure import tool
 from perdure.errors import Conflict, InvalidRequest, NotFound
 from perdure.sessions.ending import request_end
-from perdure.turns.approvals import DENIED, ENDED, EXPIRED, decide, parse_decision
-from perdure.turns.cancelling import cancel
-from perdure.turns.lease import NotNeeded
-from perdure.turns.runner import Ran, Runner
+from perdure.turns.calls.approvals import DENIED, ENDED, EXPIRED, decide, parse_decision
+from perdure.turns.cancel import cancel
+from perdure.turns.lease.keeper import NotNeeded
+from perdure.turns.run.runner import Ran, Runner
 from perdure.turns.sweep import sweep
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Stage, side_by_side

@@ -11,13 +11,13 @@ import pytest
 from perdure import Agent, tool
 from perdure.agents import Agents
 from perdure.errors import ProviderError
-from perdure.memory.context import tokens
-from perdure.memory.stream import Happening, Kind
-from perdure.memory.volatile import Volatile
+from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.stream import Happening, Kind
+from perdure.memory.sections.budget import tokens
 from perdure.models.embedders.protocol import Vector
 from perdure.models.protocol import ModelCall
-from perdure.patterns import compiled
 from perdure.sessions.ending import request_end
+from perdure.text.patterns import compiled
 from perdure.tools.memory import forget, recall, remember
 from tests.hostile import ESCAPES
 from tests.memory.conftest import volatile

@@ -10,9 +10,9 @@ import pytest
 from perdure import tool
 from perdure.errors import NotFound
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
-from perdure.turns.cancelling import cancel
-from perdure.turns.effects import UNKNOWN_OUTCOME
-from perdure.turns.runner import Ran, Runner
+from perdure.turns.calls.ledger import UNKNOWN_OUTCOME
+from perdure.turns.cancel import cancel
+from perdure.turns.run.runner import Ran, Runner
 from tests.turns.scripted import calls, says
 from tests.turns.stage import PATIENCE_S, Stage, side_by_side
 

@@ -11,14 +11,15 @@ import pytest
 
 from perdure import Agent
 from perdure.agents import Agents
-from perdure.casebank import archive, cases, executions, prune, reflection, search, sharing
+from perdure.casebank import archive, cases, executions, reflection, search, sharing
 from perdure.casebank.cases import NewCase
+from perdure.casebank.runs import prune
 from perdure.errors import Conflict, InvalidRequest, NotFound, ProviderError, SettingsError
 from perdure.settings import CaseScope, MemorySettings
-from perdure.turns.cancelling import cancel
+from perdure.turns.cancel import cancel
 from perdure.turns.erasing import erase
 from perdure.turns.feedback import give_feedback, parse_feedback
-from perdure.turns.runner import Ran
+from perdure.turns.run.runner import Ran
 from tests.casebank.bank import bank
 from tests.casebank.questions import TOPICS
 from tests.turns.scripted import says

@@ -12,8 +12,8 @@ import pytest
 from perdure import tool
 from perdure.hooks import CallSeen
 from perdure.tools.registry import DidNotHappen, Happened, Probe, Tool, ToolContext, Unknown
-from perdure.turns.effects import UNKNOWN_OUTCOME
-from perdure.turns.runner import Ran, Runner
+from perdure.turns.calls.ledger import UNKNOWN_OUTCOME
+from perdure.turns.run.runner import Ran, Runner
 from tests.turns.scripted import calls, says
 from tests.turns.stage import PATIENCE_S, Stage, until
 

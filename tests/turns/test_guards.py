@@ -9,7 +9,7 @@ import pytest
 
 from perdure.errors import RateLimited
 from perdure.settings import GuardSettings
-from perdure.turns.inbox import Accepted
+from perdure.turns.inbox.accept import Accepted
 from tests.turns.stage import Stage, side_by_side
 
 

@@ -14,7 +14,7 @@ from perdure.agents import Sentences
 from perdure.errors import CircuitBreakerOpen, GuardRejected
 from perdure.hooks import CallOver, CallSeen, TurnOver, TurnSeen, required
 from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelRequest
-from perdure.turns.runner import Runner
+from perdure.turns.run.runner import Runner
 from tests.turns.scripted import calls, says
 from tests.turns.stage import PATIENCE_S, Stage, until
 

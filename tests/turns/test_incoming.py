@@ -10,7 +10,7 @@ import pytest
 
 from perdure.errors import InvalidRequest
 from perdure.settings import OnBusy
-from perdure.turns.incoming import DEFAULT_PRIORITY, MAX_METADATA_CHARS, Incoming, parse_incoming
+from perdure.turns.inbox.incoming import DEFAULT_PRIORITY, MAX_METADATA_CHARS, Incoming, parse_incoming
 
 GOOD: dict[str, Any] = {"user_id": "ana", "text": "hello"}
 

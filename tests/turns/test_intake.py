@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from perdure.errors import Unavailable
-from perdure.turns import intake
-from perdure.turns.intake import Unfinished
-from perdure.turns.lease import NotNeeded
-from perdure.turns.runner import Ran
+from perdure.turns import drain
+from perdure.turns.drain import Unfinished
+from perdure.turns.lease.keeper import NotNeeded
+from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import sweep
 from tests.turns.scripted import says
 from tests.turns.stage import Stage
@@ -14,14 +14,14 @@ from tests.turns.stage import Stage
 
 def test_no_turn_begins_while_it_is_closed(stage: Stage) -> None:
     """The claim itself looks: a worker that has not heard of the drain begins nothing either."""
-    intake.close(stage.database)
+    drain.close(stage.database)
     accepted = stage.send()
 
     assert stage.run(accepted.session_id) == NotNeeded()
     assert stage.turn(accepted.turn_id)["status"] == "accepted"
-    assert intake.unfinished(stage.database) == Unfinished(running=0, waiting=1, ending=0, held_back=0)
+    assert drain.unfinished(stage.database) == Unfinished(running=0, waiting=1, ending=0, held_back=0)
 
-    intake.reopen(stage.database)
+    drain.reopen(stage.database)
     assert stage.run(accepted.session_id) == Ran(1)
 
 
@@ -30,10 +30,10 @@ def test_what_runs_may_finish(stage: Stage) -> None:
     accepted = stage.send()
     found, _ = stage.claimed(accepted.session_id)
 
-    intake.close(stage.database)
+    drain.close(stage.database)
 
-    assert intake.running(stage.database) == [accepted.turn_id]
-    assert intake.settled(stage.database, [accepted.turn_id]) == 0
+    assert drain.running(stage.database) == [accepted.turn_id]
+    assert drain.settled(stage.database, [accepted.turn_id]) == 0
     assert stage.session(accepted.session_id).token == found.token
 
 
@@ -43,13 +43,13 @@ def test_sweepers_wake_nothing_and_all_of_it_when_it_is_open_again(stage: Stage)
     for _ in range(8):  # woken in vain, ever less often
         stage.move(400)
         sweep(stage.runtime)
-    intake.close(stage.database)
+    drain.close(stage.database)
     stage.waker.sessions.clear()
     stage.move(stage.settings.turn.sweep_s + 1)
     assert sweep(stage.runtime, turns=False) is not None
     assert stage.waker.sessions == []
 
-    intake.reopen(stage.database)
+    drain.reopen(stage.database)
 
     stage.move(stage.settings.turn.sweep_s + 1)
     sweep(stage.runtime)
@@ -59,10 +59,10 @@ def test_sweepers_wake_nothing_and_all_of_it_when_it_is_open_again(stage: Stage)
 def test_closing_it_twice_is_closing_it(stage: Stage) -> None:
     """Two operators, or one who looks again."""
     for _ in range(2):
-        intake.close(stage.database)
-        assert intake.is_closed(stage.database)
-    intake.reopen(stage.database)
-    assert not intake.is_closed(stage.database)
+        drain.close(stage.database)
+        assert drain.is_closed(stage.database)
+    drain.reopen(stage.database)
+    assert not drain.is_closed(stage.database)
 
 
 def test_the_next_turn_of_a_running_session_does_not_begin_either(stage: Stage) -> None:
@@ -72,7 +72,7 @@ def test_the_next_turn_of_a_running_session_does_not_begin_either(stage: Stage) 
 
     def close(moment: str, name: str) -> None:
         if (moment, name) == ("before", "turns.settle"):
-            intake.close(stage.database)
+            drain.close(stage.database)
 
     with stage.hooked(close):
         assert stage.run(first.session_id) == Ran(1)
@@ -80,7 +80,7 @@ def test_the_next_turn_of_a_running_session_does_not_begin_either(stage: Stage) 
     assert (waiting["status"], waiting["attempts"], waiting["started_at"]) == ("accepted", 0, None)
     assert (row.state, row.lease_until, row.lease_owner, row.strikes, row.claims) == ("active", None, None, 0, 0)
 
-    intake.reopen(stage.database)
+    drain.reopen(stage.database)
     assert stage.run(first.session_id) == Ran(1)
     assert stage.turn(second.turn_id)["reply"]["text"] == "the second"
 
@@ -93,7 +93,7 @@ def test_a_turn_that_runs_ends_though_its_connection_breaks(stage: Stage) -> Non
     def close_and_break(moment: str, name: str) -> None:
         if (moment, name) == ("before", "turns.settle") and not broken:
             broken.append(name)
-            intake.close(stage.database)
+            drain.close(stage.database)
             raise Unavailable("The connection broke.")
 
     with stage.hooked(close_and_break):

@@ -7,17 +7,17 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from perdure.database.fencing import Fence
 from perdure.errors import DeadlineExceeded
-from perdure.fencing import Fence
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.sessions.ending import request_end
-from perdure.turns import runner
-from perdure.turns.cancelling import cancel
-from perdure.turns.isolated import IDLE_S, LOST_S, Overdue, Standing, Watch, look
-from perdure.turns.lease import GRACE_S
-from perdure.turns.react import out_of_time
-from perdure.turns.runner import Runner
-from perdure.turns.settlement import Failed
+from perdure.turns.cancel import cancel
+from perdure.turns.lease.keeper import GRACE_S
+from perdure.turns.run import runner
+from perdure.turns.run.isolated import IDLE_S, LOST_S, Overdue, Standing, Watch, look
+from perdure.turns.run.react import out_of_time
+from perdure.turns.run.runner import Runner
+from perdure.turns.run.settle import Failed
 from tests.turns.scripted import says
 from tests.turns.stage import Stage
 

@@ -9,16 +9,16 @@ from uuid import uuid4
 
 import pytest
 
+from perdure.database.fencing import Fence
 from perdure.errors import DeadlineExceeded
-from perdure.fencing import Fence
 from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelRequest
 from perdure.sessions.ending import request_end
 from perdure.sessions.queries import CLAIM_ENDING
 from perdure.sessions.states import State
-from perdure.turns import queries
-from perdure.turns.cancelling import cancel
-from perdure.turns.lease import GRACE_S, Claimed, Hold, Keeper
-from perdure.turns.runner import Ran, Runner
+from perdure.turns.cancel import cancel
+from perdure.turns.lease import queries
+from perdure.turns.lease.keeper import GRACE_S, Claimed, Hold, Keeper
+from perdure.turns.run.runner import Ran, Runner
 from tests.turns.scripted import says
 from tests.turns.stage import KILL_THE_OTHERS, PATIENCE_S, Stage, until
 
@@ -278,7 +278,7 @@ def test_it_says_when_it_forgets_sessions_that_a_shutdown_would_flush(
     keeper: Keeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once, and it is the oldest that go; one that is worked on again is young again."""
-    monkeypatch.setattr("perdure.turns.lease._MOST_TOUCHED", 2)
+    monkeypatch.setattr("perdure.turns.lease.keeper._MOST_TOUCHED", 2)
     first, second, third, fourth = uuid4(), uuid4(), uuid4(), uuid4()
     one, two = Fence(1, uuid4()), Fence(2, uuid4())
     for session_id, fence in ((first, one), (second, one), (first, two)):

@@ -13,13 +13,14 @@ from sqlalchemy import text
 
 from perdure.database.engine import Database, Statement, as_json
 from perdure.errors import Unavailable
-from perdure.memory import consolidation_queries
 from perdure.memory import queries as memory_queries
+from perdure.memory.consolidation import queries as consolidation_queries
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Role
 from perdure.sessions import queries as session_queries
 from perdure.snapshots import queries as snapshot_queries
-from perdure.turns import queries
-from perdure.turns.lease import (
+from perdure.turns.calls import queries as calls_queries
+from perdure.turns.lease import queries as lease_queries
+from perdure.turns.lease.keeper import (
     ISOLATE_FROM_CLAIM,
     Claimed,
     Hold,
@@ -30,11 +31,12 @@ from perdure.turns.lease import (
     _all_held,
     claim,
 )
-from perdure.turns.react import Turn
-from perdure.turns.runner import Ran, Runner
-from perdure.turns.settlement import Cancelled, Tenure, conclude, settle
+from perdure.turns.run import queries as run_queries
+from perdure.turns.run.react import Turn
+from perdure.turns.run.runner import Ran, Runner
+from perdure.turns.run.settle import Cancelled, Tenure, conclude, settle
+from perdure.turns.run.transcript import Entry, Transcript
 from perdure.turns.sweep import Swept, sweep
-from perdure.turns.transcript import Entry, Transcript
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Crash, Stage, side_by_side
 
@@ -145,23 +147,25 @@ def test_a_stale_holder_writes_nothing(stage: Stage, lose: Callable[[Stage], tup
             verdict=conclude(stage.database, stale.session_id, stale.turn, transcript, Cancelled()),
         )  # fmt: skip
     mine = {**hold.held, "turn_id": stale.turn.turn_id, "lease_s": 30}
-    assert not stage.database.run(queries.PARK, {**mine, "spent_s": 9.0})
-    assert not stage.database.run(queries.STRIKE, {**mine, "spent_s": 9.0, "max_attempts": 5})
-    assert not stage.database.run(queries.RELEASE, {**mine, "woken": True})
-    assert not stage.database.run(queries.EXTEND_EFFECT, {**mine, "effect_id": stale.turn.turn_id, "timeout_s": 9.0})
-    assert not stage.database.run(queries.BEGIN_NEXT, mine)
-    assert not stage.database.run(queries.HOLD, {**mine, "held": "{}", "most": 10})
-    assert not stage.database.run(queries.PUT_OFF, {**mine, "wakes": 1, "error": "x"})
-    assert not stage.database.run(queries.OWNED, mine)
-    assert not stage.database.run(queries.LOCK_HELD, mine)
-    assert not stage.database.run(queries.WAIT_APPROVAL, {**mine, "spent_s": 9.0, "message_seq": 1})
+    assert not stage.database.run(lease_queries.PARK, {**mine, "spent_s": 9.0})
+    assert not stage.database.run(lease_queries.STRIKE, {**mine, "spent_s": 9.0, "max_attempts": 5})
+    assert not stage.database.run(lease_queries.RELEASE, {**mine, "woken": True})
+    assert not stage.database.run(
+        calls_queries.EXTEND_EFFECT, {**mine, "effect_id": stale.turn.turn_id, "timeout_s": 9.0}
+    )
+    assert not stage.database.run(lease_queries.BEGIN_NEXT, mine)
+    assert not stage.database.run(run_queries.HOLD, {**mine, "held": "{}", "most": 10})
+    assert not stage.database.run(lease_queries.PUT_OFF, {**mine, "wakes": 1, "error": "x"})
+    assert not stage.database.run(run_queries.OWNED, mine)
+    assert not stage.database.run(calls_queries.LOCK_HELD, mine)
+    assert not stage.database.run(calls_queries.WAIT_APPROVAL, {**mine, "spent_s": 9.0, "message_seq": 1})
     waits = {"spent_s": 9.0, "wait_s": 9.0, "error_code": "TIMEOUT", "steps": 1}
-    assert not stage.database.run(queries.PARK_FOR, {**mine, **waits})
-    stage.database.run(queries.BRING_BACK, mine)
+    assert not stage.database.run(lease_queries.PARK_FOR, {**mine, **waits})
+    stage.database.run(lease_queries.BRING_BACK, mine)
     decided = {"message_seq": 1, "calls": "[]", "expired": "", "ended": ""}
-    assert not stage.database.run(queries.BEGIN_APPROVED, {**mine, **decided})
-    assert not stage.database.run(queries.RELEASE_ALL, _all_held([hold]))
-    assert not stage.database.run(queries.RENEW, {**_all_held([hold]), "lease_s": 99})
+    assert not stage.database.run(calls_queries.BEGIN_APPROVED, {**mine, **decided})
+    assert not stage.database.run(lease_queries.RELEASE_ALL, _all_held([hold]))
+    assert not stage.database.run(lease_queries.RENEW, {**_all_held([hold]), "lease_s": 99})
     assert _state(stage) == before
 
 
@@ -183,7 +187,8 @@ def test_two_claims_of_one_token_are_told_apart_by_the_keeper(stage: Stage) -> N
 def test_every_statement_under_a_token_names_the_nonce(stage: Stage) -> None:
     """Whoever adds a statement that is conditional on a session's token gets the whole fence."""
     rooms = (
-        queries, session_queries, consolidation_queries, memory_queries, snapshot_queries,
+        lease_queries, run_queries, calls_queries, session_queries, consolidation_queries,
+        memory_queries, snapshot_queries,
     )  # fmt: skip
     statements = [each for room in rooms for each in vars(room).values() if isinstance(each, Statement)]
     under = {each.name for each in statements if {"token", "tokens"} & set(each.parameters)}
@@ -198,7 +203,7 @@ def test_a_stale_settle_takes_its_messages_and_results_with_it(stage: Stage) -> 
     assert stale.turn is not None
     before = stage.counts()
     rows = stage.database.run(
-        queries.STEP,
+        run_queries.STEP,
         {
             **hold.held, "lease_s": 30, "turn_id": stale.turn.turn_id,
             "channel": "http", "asks": False, "spent_s": 1.0, "added": 1, "tick": 0,
@@ -249,7 +254,7 @@ def test_a_released_lease_is_never_renewed(stage: Stage) -> None:
         stage.database, stage.clock, Tenure(session_id, found.fence, 30), turn=found.turn,
         verdict=conclude(stage.database, session_id, found.turn, transcript, Cancelled()),
     )  # fmt: skip
-    stage.database.run(queries.RENEW, {**_all_held([hold]), "lease_s": 30})
+    stage.database.run(lease_queries.RENEW, {**_all_held([hold]), "lease_s": 30})
     assert stage.session(session_id).lease_until is None
     stage.waker.sessions.clear()
     assert stage.send().session_id == session_id
@@ -278,7 +283,7 @@ def test_a_claim_beside_a_settle_releases_what_it_cannot_run(stage: Stage) -> No
     session_id = stage.send().session_id
     found, hold = stage.claimed(session_id)
     assert found.turn is not None
-    stage.database.run(queries.RELEASE, {**hold.held, "woken": False})
+    stage.database.run(lease_queries.RELEASE, {**hold.held, "woken": False})
     row = stage.session(session_id)
     assert (row.lease_until, row.strikes, row.state) == (None, 0, "active")
     assert not hold.lost
@@ -424,7 +429,7 @@ def test_whatever_waits_for_locks_does_not_delay_the_keeper(stage: Stage) -> Non
             sender.start()
         parameters = {**_all_held([hold]), "lease_s": 30}
         began = monotonic()
-        assert stage.database.run(queries.RENEW, parameters, urgent=True)
+        assert stage.database.run(lease_queries.RENEW, parameters, urgent=True)
         assert monotonic() - began < 1
     for sender in senders:
         sender.join()

@@ -11,8 +11,8 @@ import pytest
 from perdure import tool
 from perdure.errors import Conflict
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
-from perdure.turns.cancelling import cancel
-from perdure.turns.runner import Runner
+from perdure.turns.cancel import cancel
+from perdure.turns.run.runner import Runner
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Crash, Stage
 

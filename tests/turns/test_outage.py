@@ -10,7 +10,7 @@ from perdure import tool
 from perdure.database.engine import Database, Moment
 from perdure.errors import Unavailable
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
-from perdure.turns.runner import Ran, Runner
+from perdure.turns.run.runner import Ran, Runner
 from tests.turns.scripted import calls, says
 from tests.turns.stage import KILL_THE_OTHERS, Stage
 
@@ -111,7 +111,7 @@ def test_a_database_that_refuses_every_commit_does_not_have_the_model_asked_for_
         pauses.append(seconds)
         stage.move(seconds)
 
-    monkeypatch.setattr("perdure.turns.runner.time.sleep", pause)
+    monkeypatch.setattr("perdure.turns.run.runner.time.sleep", pause)
     stage.equip(double)
     stage.script(*[_next_line] * 200)
     sent = stage.send()
@@ -130,7 +130,7 @@ def test_a_database_that_refuses_every_commit_does_not_have_the_model_asked_for_
 
 def test_a_database_that_stays_away_is_left_to_others(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a whole lease the session may be somebody else's: the runner gives up without a word to anybody."""
-    monkeypatch.setattr("perdure.turns.runner.time.sleep", stage.move)
+    monkeypatch.setattr("perdure.turns.run.runner.time.sleep", stage.move)
     sent = stage.send()
 
     def away(at: Moment, statement: str) -> None:

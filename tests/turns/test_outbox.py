@@ -9,7 +9,6 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from perdure.memory.export import export_user
 from perdure.turns.outbox import (
     ATTEMPT_S,
     FIRST_RETRY_S,
@@ -27,6 +26,7 @@ from perdure.turns.outbox import (
     retry_after,
     signature,
 )
+from perdure.users.export import export_user
 from tests.turns.stage import PATIENCE_S, Stage, side_by_side
 
 DAY_S = 86_400.0

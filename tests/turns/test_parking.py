@@ -16,13 +16,13 @@ from perdure.models.protocol import ModelReply, Usage
 from perdure.models.resilient import GuardedModel, OtherModels, ResilientModel
 from perdure.resilience.registry import Breakers
 from perdure.settings import BreakerSettings, RetrySettings
-from perdure.turns import queries
-from perdure.turns.cancelling import cancel
-from perdure.turns.inbox import Accepted
-from perdure.turns.lease import NotNeeded
-from perdure.turns.parking import LONGEST, MOST_A_ROUND, recall
+from perdure.turns.cancel import cancel
+from perdure.turns.inbox.accept import Accepted
+from perdure.turns.lease import queries
+from perdure.turns.lease.keeper import NotNeeded
+from perdure.turns.lease.parking import LONGEST, MOST_A_ROUND, recall
 from perdure.turns.reading import DELAYED, Delays
-from perdure.turns.runner import Ran
+from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import sweep
 from tests.processes.scene import wait_until
 from tests.turns.scripted import Scripted, calls, says

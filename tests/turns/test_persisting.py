@@ -11,8 +11,8 @@ from sqlalchemy import Connection, text
 from perdure import tool
 from perdure.database.engine import Database, Moment, Statement
 from perdure.errors import Unavailable
-from perdure.turns import queries
-from perdure.turns.runner import Ran, Runner
+from perdure.turns.run import queries
+from perdure.turns.run.runner import Ran, Runner
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Stage
 
@@ -172,7 +172,7 @@ def test_the_lease_is_kept_while_a_commit_waits(stage: Stage, monkeypatch: pytes
         stage.move(seconds)
         others.append(Runner(stage.runtime, "other")._claim(sent.session_id, alone=True))
 
-    monkeypatch.setattr("perdure.turns.persisting.time", _Sleeping(pause))
+    monkeypatch.setattr("perdure.turns.run.commit.time", _Sleeping(pause))
 
     def refuse(moment: Moment, statement: str) -> None:
         if (moment, statement) == ("before", "turns.settle") and sum(pauses) < 3 * stage.settings.turn.lease_s:

@@ -10,7 +10,11 @@ import pytest
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, as_json
 from perdure.settings import Settings
-from perdure.turns import queries
+from perdure.turns import queries as turns_queries
+from perdure.turns.calls import queries as calls_queries
+from perdure.turns.inbox import queries as inbox_queries
+from perdure.turns.lease import queries as lease_queries
+from perdure.turns.run import queries as run_queries
 from tests.conftest import RecordingWaker
 from tests.plans import outline, plans, rows_read
 from tests.turns.stage import Stage
@@ -100,17 +104,21 @@ def _parameters(stage: Stage) -> dict[str, Any]:
 
 
 HOT = [
-    queries.ADMIT, queries.ADMIT_DUE,
-    queries.ENQUEUE, queries.FIND_ACCEPTED, queries.MERGE, queries.CLAIM, queries.CLAIMABLE, queries.BEGIN_NEXT,
-    queries.HISTORY, queries.RENEW, queries.WATCH, queries.STEP, queries.FINISH_EFFECT, queries.EXTEND_EFFECT,
-    queries.EFFECTS_OF_STEP, queries.SETTLE, queries.HOLD, queries.OWNED, queries.PUT_OFF, queries.PARK,
-    queries.STRIKE, queries.REMAINS,
-    queries.RELEASE, queries.CANCEL, queries.BEGUN, queries.PARK_FOR, queries.BRING_BACK, queries.RECALL,
-    queries.LOCK_HELD, queries.IS_CANCELLED, queries.BEGIN_APPROVED, queries.LOCK_OF_TURN,
-    queries.FIND_CALL, queries.SEIZE_WAITING, queries.FULL_FOR,
-    queries.WAKE_DUE, queries.UNWAKE, queries.CROWDED, queries.UNWAKE_DELIVERIES,
-    queries.TAKE_DELIVERY, queries.DELIVERED, queries.POSTPONE_DELIVERY,
-    queries.DELIVERIES_DUE, queries.READ, queries.SETTLED_AMONG,
+    lease_queries.ADMIT, lease_queries.ADMIT_DUE,
+    inbox_queries.ENQUEUE, inbox_queries.FIND_ACCEPTED, inbox_queries.MERGE, lease_queries.CLAIM,
+    lease_queries.CLAIMABLE, lease_queries.BEGIN_NEXT,
+    run_queries.HISTORY, lease_queries.RENEW, lease_queries.WATCH, run_queries.STEP, calls_queries.FINISH_EFFECT,
+    calls_queries.EXTEND_EFFECT,
+    calls_queries.EFFECTS_OF_STEP, run_queries.SETTLE, run_queries.HOLD, run_queries.OWNED, lease_queries.PUT_OFF,
+    lease_queries.PARK,
+    lease_queries.STRIKE, run_queries.REMAINS,
+    lease_queries.RELEASE, turns_queries.CANCEL, inbox_queries.BEGUN, lease_queries.PARK_FOR,
+    lease_queries.BRING_BACK, lease_queries.RECALL,
+    calls_queries.LOCK_HELD, calls_queries.IS_CANCELLED, calls_queries.BEGIN_APPROVED, calls_queries.LOCK_OF_TURN,
+    calls_queries.FIND_CALL, turns_queries.SEIZE_WAITING, inbox_queries.FULL_FOR,
+    turns_queries.WAKE_DUE, turns_queries.UNWAKE, turns_queries.CROWDED, turns_queries.UNWAKE_DELIVERIES,
+    turns_queries.TAKE_DELIVERY, turns_queries.DELIVERED, turns_queries.POSTPONE_DELIVERY,
+    turns_queries.DELIVERIES_DUE, turns_queries.READ, turns_queries.SETTLED_AMONG,
 ]  # fmt: skip
 
 SMALL = {"sweeps", "intake"}
@@ -132,7 +140,7 @@ def test_each_statement_of_a_turn_goes_by_index_and_reads_few_rows(large: Stage)
     """
     given = _parameters(large)
     for statement in HOT:
-        fresh = {"turn_id": uuid4(), "delivery_id": uuid4()} if statement is queries.ENQUEUE else {}
+        fresh = {"turn_id": uuid4(), "delivery_id": uuid4()} if statement is inbox_queries.ENQUEUE else {}
         for nodes in plans(large.database, statement, {**given, **fresh}):
             scanned = {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"}
             assert not scanned - SMALL, f"{statement.name} scans {scanned}"
@@ -148,14 +156,14 @@ def test_turns_are_listed_by_index(large: Stage) -> None:
     )
     large.sql("VACUUM ANALYZE turns")
     for statement, status, most in (
-        (queries.LIST, None, 10),
-        (queries.LIST_OF_USER, None, 10),
-        (queries.LIST_OF_SESSION, None, 10),
-        (queries.LIST_OF_SESSION, "done", 11),
-        (queries.LIST_ERRORS, "failed", 10),
-        (queries.LIST_UNSETTLED, "accepted", 4 * OTHERS // 300),
+        (turns_queries.LIST, None, 10),
+        (turns_queries.LIST_OF_USER, None, 10),
+        (turns_queries.LIST_OF_SESSION, None, 10),
+        (turns_queries.LIST_OF_SESSION, "done", 11),
+        (turns_queries.LIST_ERRORS, "failed", 10),
+        (turns_queries.LIST_UNSETTLED, "accepted", 4 * OTHERS // 300),
     ):
-        user_id = "user 0" if statement is queries.LIST_OF_USER else None
+        user_id = "user 0" if statement is turns_queries.LIST_OF_USER else None
         given = {**_parameters(large), "status": status, "user_id": user_id}
         custom, generic = plans(large.database, statement, given)  # a command runs it once, with the custom plan
         assert rows_read(custom) <= most, (statement.name, outline(custom))

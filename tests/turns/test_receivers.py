@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from perdure.errors import InvalidRequest
-from perdure.turns.inbox import accept
-from perdure.turns.incoming import parse_incoming
+from perdure.turns.inbox.accept import accept
+from perdure.turns.inbox.incoming import parse_incoming
 from tests.test_egress import SPELLINGS
 from tests.test_queues import NOT_FOR_REPLIES
 from tests.turns.stage import Stage

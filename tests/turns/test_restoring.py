@@ -24,9 +24,9 @@ from perdure.snapshots.redis import RedisSnapshots
 from perdure.snapshots.snapshot import AgentSnapshot, Event
 from perdure.snapshots.sqlite import SqliteSnapshots
 from perdure.snapshots.store import SnapshotStore
-from perdure.turns.cancelling import cancel
-from perdure.turns.restoring import Restored, restore
-from perdure.turns.runner import Ran
+from perdure.turns.cancel import cancel
+from perdure.turns.run.restore_snapshot import Restored, restore
+from perdure.turns.run.runner import Ran
 from tests.conftest import RecordingWaker
 from tests.databases import Databases
 from tests.turns.scripted import says

@@ -27,9 +27,9 @@ from perdure.snapshots.redis import RedisSnapshots
 from perdure.snapshots.snapshot import AgentSnapshot, Event
 from perdure.snapshots.sqlite import SqliteSnapshots
 from perdure.snapshots.store import SnapshotStore, SnapshotUnavailable, Stored, Version
-from perdure.turns.cancelling import cancel
+from perdure.turns.cancel import cancel
 from perdure.turns.reading import held_turns
-from perdure.turns.runner import Ran
+from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import sweep
 from tests.snapshots.conftest import small_disk
 from tests.snapshots.test_troubles import fill

@@ -12,12 +12,12 @@ from perdure import tool
 from perdure.errors import CircuitBreakerOpen
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.settings import Scope
-from perdure.turns import runner
-from perdure.turns.approvals import decide, parse_decision
-from perdure.turns.cancelling import cancel
-from perdure.turns.inbox import Accepted
-from perdure.turns.lease import Claimed, NotNeeded, Queued, claim
-from perdure.turns.runner import Ran
+from perdure.turns.calls.approvals import decide, parse_decision
+from perdure.turns.cancel import cancel
+from perdure.turns.inbox.accept import Accepted
+from perdure.turns.lease.keeper import Claimed, NotNeeded, Queued, claim
+from perdure.turns.run import runner
+from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import sweep
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Stage, side_by_side

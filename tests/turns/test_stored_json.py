@@ -18,22 +18,22 @@ from sqlalchemy import JSON
 from perdure import ToolContext, tool
 from perdure.casebank.reflection import reflect
 from perdure.database.engine import as_json
+from perdure.database.fencing import Fence
 from perdure.database.tables import metadata
-from perdure.fencing import Fence
-from perdure.memory.flush import Flushed, flush
-from perdure.memory.stream import Happening, Kind
-from perdure.memory.volatile import Volatile
+from perdure.memory.redis.flush import Flushed, flush
+from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.stream import Happening, Kind
 from perdure.models.protocol import Role
 from perdure.settings import MemorySettings
 from perdure.snapshots.codec import dump, parse
 from perdure.snapshots.exchange import read, restore
 from perdure.snapshots.file import FileSnapshots
 from perdure.snapshots.postgres import PostgresSnapshots
-from perdure.turns.lease import TurnRef
+from perdure.turns.lease.keeper import TurnRef
 from perdure.turns.outbox import Delivered, deliver
-from perdure.turns.runner import Ran
-from perdure.turns.settlement import Verdict
-from perdure.turns.transcript import Transcript
+from perdure.turns.run.runner import Ran
+from perdure.turns.run.settle import Verdict
+from perdure.turns.run.transcript import Transcript
 from tests.casebank.bank import put
 from tests.memory.conftest import line
 from tests.turns.scripted import calls, says

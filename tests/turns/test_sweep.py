@@ -9,10 +9,11 @@ from uuid import UUID
 
 import pytest
 
-from perdure.memory.consolidation_queries import FORGOTTEN
+from perdure.memory.consolidation.queries import FORGOTTEN
 from perdure.sessions.queries import ENDINGS_DUE
-from perdure.turns import queries
+from perdure.turns import queries as turns_queries
 from perdure.turns import sweep as sweeping
+from perdure.turns.lease import queries as lease_queries
 from perdure.turns.outbox import FIRST_RETRY_S, DeliveryFailed, Postponed, deliver
 from perdure.turns.sweep import Swept, sweep
 from tests.turns.stage import Stage, side_by_side
@@ -176,9 +177,9 @@ def test_an_idle_round_costs_seven_statements(stage: Stage) -> None:
     with stage.hooked(lambda moment, name: ran.append(name) if moment == "after" else None):
         assert sweep(stage.runtime) == Swept()
         assert sweep(stage.runtime) is None
-    turns = (queries.TAKE_SWEEP, queries.WAKE_DUE, queries.ADMIT_DUE)
-    others = (queries.DELIVERIES_DUE, ENDINGS_DUE, FORGOTTEN)
-    assert ran == [each.name for each in (*turns, *others, queries.TAKE_SWEEP)]
+    turns = (turns_queries.TAKE_SWEEP, turns_queries.WAKE_DUE, lease_queries.ADMIT_DUE)
+    others = (turns_queries.DELIVERIES_DUE, ENDINGS_DUE, FORGOTTEN)
+    assert ran == [each.name for each in (*turns, *others, turns_queries.TAKE_SWEEP)]
 
 
 def test_sessions_that_wait_for_room_delay_no_other(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

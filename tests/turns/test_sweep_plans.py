@@ -13,7 +13,8 @@ from perdure.clock import MovedClock
 from perdure.database.engine import Database, Statement
 from perdure.sessions.queries import ENDINGS_DUE
 from perdure.settings import Settings
-from perdure.turns.queries import ADMIT, ADMIT_DUE, DELIVERIES_DUE, WAKE_DUE
+from perdure.turns.lease.queries import ADMIT, ADMIT_DUE
+from perdure.turns.queries import DELIVERIES_DUE, WAKE_DUE
 from tests.conftest import RecordingWaker
 from tests.plans import outline, plans, rows_read
 from tests.turns.stage import Stage

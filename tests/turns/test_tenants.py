@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from perdure import ToolContext, tool
+from perdure.access.tenants import author_of, everybodys, line_tenant, parse_tenant, tenant_of, user_key, user_of
 from perdure.casebank import cases
 from perdure.casebank.cases import NewCase
 from perdure.errors import InvalidRequest, NotFound, RateLimited
 from perdure.settings import CaseScope, GuardSettings
 from perdure.snapshots import exchange
 from perdure.snapshots.codec import dump, parse
-from perdure.tenants import author_of, everybodys, line_tenant, parse_tenant, tenant_of, user_key, user_of
 from perdure.turns.feedback import give_feedback, parse_feedback
-from perdure.turns.incoming import parse_incoming
-from perdure.turns.restoring import restore
+from perdure.turns.inbox.incoming import parse_incoming
+from perdure.turns.run.restore_snapshot import restore
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Stage
 

@@ -13,7 +13,7 @@ from perdure.errors import CircuitBreakerOpen, OutcomeUnknown, ToolError
 from perdure.resilience.registry import Breakers
 from perdure.settings import BreakerSettings
 from perdure.tools.registry import Effect
-from perdure.turns.runner import Runner
+from perdure.turns.run.runner import Runner
 from tests.turns.scripted import calls, says
 from tests.turns.stage import PATIENCE_S, Stage
 

@@ -8,11 +8,11 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.models.chat_wire import request_body
 from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, Usage
-from perdure.turns.settlement import closings
-from perdure.turns.transcript import Entry, Transcript, result_of, said
-from perdure.untrusted import storable
+from perdure.models.providers.chat_wire import request_body
+from perdure.text.untrusted import storable
+from perdure.turns.run.settle import closings
+from perdure.turns.run.transcript import Entry, Transcript, result_of, said
 from tests.models.openai_server import validate_transcript
 
 WORKING_BUDGET_TOKENS = 40_000

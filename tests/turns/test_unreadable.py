@@ -9,9 +9,9 @@ import pytest
 from perdure import ToolContext, tool
 from perdure.database.engine import Statement, as_json
 from perdure.errors import Unavailable
-from perdure.turns.cancelling import cancel
-from perdure.turns.inbox import Accepted
-from perdure.turns.runner import Ran
+from perdure.turns.cancel import cancel
+from perdure.turns.inbox.accept import Accepted
+from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import sweep
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Stage
@@ -196,7 +196,7 @@ def test_what_fails_after_the_commit_is_no_strike(stage: Stage, monkeypatch: pyt
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("perdure.turns.runner.remember", broken)
+    monkeypatch.setattr("perdure.turns.run.runner.remember", broken)
     sent = [stage.send("1"), stage.send("2")]
     assert stage.run(sent[0].session_id) == Ran(2)
     assert stage.session(sent[0].session_id).token == 1
@@ -211,8 +211,8 @@ def test_a_database_that_never_answers_one_statement_is_a_strike(stage: Stage, m
         loads.append(1)
         raise Unavailable("The disk under that table cannot be read.")
 
-    monkeypatch.setattr("perdure.turns.runner.Transcript.load", refused)
-    monkeypatch.setattr("perdure.turns.runner.time.sleep", stage.move)
+    monkeypatch.setattr("perdure.turns.run.runner.Transcript.load", refused)
+    monkeypatch.setattr("perdure.turns.run.runner.time.sleep", stage.move)
     assert stage.run(sent.session_id) == Ran(0)
     assert 1 < len(loads) < 20
     row = stage.session(sent.session_id)

@@ -13,8 +13,8 @@ from perdure import ToolContext, tool
 from perdure.errors import PerdureError, ToolError
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.tools.variables import VariableSet, WorkingVariables
-from perdure.turns.cancelling import cancel
-from perdure.turns.runner import Ran
+from perdure.turns.cancel import cancel
+from perdure.turns.run.runner import Ran
 from tests.turns.scripted import calls, says
 from tests.turns.stage import PATIENCE_S, Stage
 

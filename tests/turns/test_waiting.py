@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from perdure.database.engine import Database
-from perdure.turns.cancelling import cancel
+from perdure.turns.cancel import cancel
 from perdure.turns.reading import SettlementWatch
 from tests.turns.stage import KILL_THE_OTHERS, PATIENCE_S, Stage
 

@@ -9,15 +9,14 @@ from functools import partial
 
 from fastapi import FastAPI
 
-from perdure.channels.http import (
+from perdure.channels.http import errors, openapi
+from perdure.channels.http.api import (
     breakers,
     casebank,
     consolidation,
-    document,
     health,
     memory,
     messages,
-    problems,
     sessions,
     turns,
     users,
@@ -25,7 +24,7 @@ from perdure.channels.http import (
 from perdure.channels.http.auth import Keys
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.headers import SafeHeaders
-from perdure.channels.http.segments import WholeSegments
+from perdure.channels.http.path_segments import WholeSegments
 from perdure.runtime import Runtime
 
 
@@ -63,11 +62,11 @@ def create_app(
     app.state.gateway = gateway
     app.state.checks = [health.database_check(runtime.database), health.broker_check(broker_reachable)]
     app.state.killed = health.Question(killed_lately)
-    problems.install(app)
+    errors.install(app)
     app.add_middleware(WholeSegments)
     app.add_middleware(SafeHeaders)
     for room in (messages, turns, sessions, memory, users, casebank, consolidation, breakers):
         app.include_router(room.router, prefix="/v1")
     app.include_router(health.router)
-    app.openapi = partial(document.describe, app, runtime.settings)  # type: ignore[method-assign]
+    app.openapi = partial(openapi.describe, app, runtime.settings)  # type: ignore[method-assign]
     return app

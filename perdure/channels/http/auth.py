@@ -1,7 +1,7 @@
 """Who calls: keys from the settings, compared in constant time; on loopback without keys, any caller.
 
-The entries of a key list are `perdure.keys`'; a file is read again when it changes. A file that cannot be read lets
-nobody in, and a line that is no key is skipped.
+The entries of a key list are `perdure.access.keys`'; a file is read again when it changes. A file that cannot be read
+lets nobody in, and a line that is no key is skipped.
 
 Without keys, each program that reaches the port is let in, and a browser on this machine reaches it
 on behalf of any page that it shows. So then only requests are answered that name this
@@ -25,10 +25,10 @@ from urllib.parse import urlsplit
 from fastapi import Request
 from pydantic import SecretStr
 
+from perdure.access.keys import ACCEPTED, OF_A_LINE, Key, parse_entry, parse_key
 from perdure.channels.http.throttle import WrongKeys
 from perdure.clock import Clock
 from perdure.errors import Forbidden, SettingsError, Unauthorized
-from perdure.keys import ACCEPTED, OF_A_LINE, Key, parse_entry, parse_key
 from perdure.settings import Settings
 
 log = logging.getLogger(__name__)

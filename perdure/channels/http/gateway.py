@@ -28,7 +28,7 @@ from perdure.channels.http.auth import Caller, Keys, Kind
 from perdure.channels.http.threads import Threads
 from perdure.errors import Forbidden, PerdureError, Unavailable
 from perdure.runtime import Runtime
-from perdure.turns import intake
+from perdure.turns import drain
 from perdure.turns.reading import SettlementWatch
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class Gateway:
 
     async def follow_intake(self) -> None:
         """Look now and then whether the fleet's intake is closed, until cancelled."""
-        look = partial(intake.is_closed, self.runtime.database)
+        look = partial(drain.is_closed, self.runtime.database)
         while True:
             try:
                 closed = await self._threads.run(look)

@@ -11,9 +11,9 @@ from uuid import UUID
 from fastapi import Path, Query, Request
 from pydantic import AfterValidator, Field
 
-from perdure.channels.http.segments import unescaped
+from perdure.channels.http.path_segments import unescaped
 from perdure.errors import InvalidRequest, NotFound, TooLarge
-from perdure.untrusted import NOT_BLANK_PATTERN, STORABLE_PATTERN, first_line, is_storable, load_object
+from perdure.text.untrusted import NOT_BLANK_PATTERN, STORABLE_PATTERN, first_line, is_storable, load_object
 
 MAX_BODY_BYTES = 2**20
 MAX_DRAINED_BYTES = 2**26

@@ -13,10 +13,10 @@ from uuid import UUID
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt
 
-from perdure.channels.http.problems import CODES, MEDIA_TYPE
-from perdure.memory.recall import MAX_K, Layer
-from perdure.turns.incoming import MAX_REASON_CHARS, Name, Text
-from perdure.untrusted import STORABLE_PATTERN, whole
+from perdure.channels.http.errors import CODES, MEDIA_TYPE
+from perdure.memory.recall.search import MAX_K, Layer
+from perdure.text.untrusted import STORABLE_PATTERN, whole
+from perdure.turns.inbox.incoming import MAX_REASON_CHARS, Name, Text
 
 Status = Literal["accepted", "running", "waiting_approval", "parked", "done", "failed", "cancelled"]
 

@@ -24,7 +24,7 @@ from hashlib import blake2b
 
 from perdure.models.embedders.protocol import Vector, unit
 from perdure.models.protocol import ModelCall
-from perdure.text import normalized
+from perdure.text.linear import normalized
 
 FEWEST_DIMENSIONS = 64
 """Below it, too many features share a number for a cosine to mean anything."""

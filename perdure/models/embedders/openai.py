@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from perdure.clock import Clock
 from perdure.errors import InvalidResponse
 from perdure.models.embedders.protocol import Learnt, Vector, in_batches
-from perdure.models.lenient import mapping, sequence
-from perdure.models.openai import calling, client, options_of
 from perdure.models.protocol import ModelCall
-from perdure.untrusted import storable
+from perdure.models.providers.json_values import mapping, sequence
+from perdure.models.providers.openai import calling, client, options_of
+from perdure.text.untrusted import storable
 
 MAX_BYTES = 8_191
 """Bytes of UTF-8 of each text that are embedded: a token is at least one, and no text may have more tokens."""

@@ -10,7 +10,7 @@ from itertools import islice
 
 from perdure.models.offline.language import is_question
 from perdure.models.protocol import ToolCall
-from perdure.patterns import ENDS, SPACE, STARTS, WORD, Match, compiled
+from perdure.text.patterns import ENDS, SPACE, STARTS, WORD, Match, compiled
 
 _IDENTITY = compiled(
     rf"{STARTS}(?:(?:who|what) are you|what(?:'s| is) your name|(?:which|what) model|what can you do"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perdure.patterns import STARTS, WORD, compiled
+from perdure.text.patterns import STARTS, WORD, compiled
 
 _NAME = rf"[A-Z][{WORD}'\x{{2019}}-]*(?: [A-Z][{WORD}'\x{{2019}}-]*)*"
 _NAMED = compiled(rf"{STARTS}(?P<before>[{WORD}]+) (?P<name>{_NAME})")

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from perdure.patterns import SPACE, compiled
-from perdure.text import is_hangul
+from perdure.text.linear import is_hangul
+from perdure.text.patterns import SPACE, compiled
 
 _SENTENCE_END = compiled(rf"[.!?][{SPACE}]|[\x{{3002}}\x{{ff01}}\x{{ff1f}}]")
 _APOSTROPHES = frozenset("'\u2019")

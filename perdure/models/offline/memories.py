@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from perdure.models.offline import concepts
 from perdure.models.offline.language import is_question, sentences
-from perdure.patterns import ENDS, SPACE, STARTS, WORD, Pattern, compiled
+from perdure.text.patterns import ENDS, SPACE, STARTS, WORD, Pattern, compiled
 
 _SPEAKER = compiled(
     rf"(?:.{{0,59}}?[^{WORD}])??(?P<role>user|human|assistant|agent|tool|system)"

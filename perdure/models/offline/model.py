@@ -11,7 +11,7 @@ from perdure.models.offline import asks
 from perdure.models.offline.language import extract, is_question, most_relevant, sentences, terms
 from perdure.models.offline.memories import extract_memories
 from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest, Role, ToolCall, Usage
-from perdure.patterns import compiled
+from perdure.text.patterns import compiled
 
 NAME = "offline"
 

@@ -16,10 +16,10 @@ import httpx2
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import PARSE_ERROR
 
+from perdure.text.untrusted import first_line
 from perdure.tools.mcp.faults import LOST, MAX_MESSAGE_BYTES, NOT_SENT
 from perdure.tools.mcp.inbox import Streams
 from perdure.tools.mcp.server import McpServer
-from perdure.untrusted import first_line
 
 _SILENCE_S = 300.0
 """Seconds of silence after which a connection counts as broken; a call's own time is shorter, as a rule."""

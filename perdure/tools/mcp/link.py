@@ -37,6 +37,7 @@ from perdure.errors import Abandoned
 from perdure.resilience.registry import Breaker
 from perdure.resilience.retry import backoff_s
 from perdure.settings import RetrySettings
+from perdure.text.untrusted import first_line
 from perdure.tools.mcp.faults import AILING, NOT_SENT, UNANSWERED, UNREADABLE, Away, Lost, Unreadable
 from perdure.tools.mcp.http import http
 from perdure.tools.mcp.inbox import Guarded, Streams
@@ -44,7 +45,6 @@ from perdure.tools.mcp.server import McpServer
 from perdure.tools.mcp.stdio import stdio
 from perdure.tools.mcp.tool import RemoteTool, fit
 from perdure.tools.registry import ToolContext
-from perdure.untrusted import first_line
 
 log = logging.getLogger(__name__)
 

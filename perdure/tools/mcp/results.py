@@ -16,7 +16,7 @@ from mcp_types import (
     TextResourceContents,
 )
 
-from perdure.untrusted import cut, dump, first_line, storable
+from perdure.text.untrusted import cut, dump, first_line, storable
 
 
 def render(result: CallToolResult, limit: int) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from perdure.errors import SettingsError
-from perdure.patterns import compiled
 from perdure.settings import McpSettings
+from perdure.text.patterns import compiled
 from perdure.tools.registry import MAX_RESULT_CHARS, Approval, Effect, Probe
 
 _NAME = compiled(r"[a-zA-Z0-9_-]{1,32}")

@@ -23,11 +23,11 @@ from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 from mcp_types import ErrorData, JSONRPCError, jsonrpc_message_adapter
 
-from perdure.patterns import compiled
+from perdure.text.patterns import compiled
+from perdure.text.untrusted import first_line
 from perdure.tools.mcp.faults import MAX_MESSAGE_BYTES, TOO_LONG
 from perdure.tools.mcp.inbox import Item
 from perdure.tools.mcp.server import McpServer
-from perdure.untrusted import first_line
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, ToolAnnotations
 from mcp_types import Tool as Listed
 
-from perdure import untrusted
 from perdure.errors import Abandoned, CircuitBreakerOpen, OutcomeUnknown, ToolError
-from perdure.models.naming import MAX_NAME
 from perdure.models.protocol import ToolSchema
-from perdure.patterns import compiled
+from perdure.models.providers.names import MAX_NAME
+from perdure.text import untrusted
+from perdure.text.patterns import compiled
 from perdure.tools.mcp.faults import Away, Lost, Unreadable
 from perdure.tools.mcp.results import render
 from perdure.tools.mcp.server import McpServer

@@ -1,0 +1,61 @@
+"""What an entry of `PERDURE_API_KEYS` and `PERDURE_ADMIN_KEYS` may be.
+
+`[TENANT=]KEY`, `[TENANT=]sha256:HEX` or `file:PATH`. Where the text before the first `=` cannot name a tenant, the `=`
+is the key's own. No message here contains any part of a key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from perdure.access.tenants import is_tenant
+from perdure.text.patterns import compiled
+
+SHORTEST = 16
+"""Characters that a key has at least."""
+
+OF_A_LINE = f"[TENANT=]KEY with a KEY of {SHORTEST} characters or more, or [TENANT=]sha256: and 64 hexadecimal digits"
+ACCEPTED = f"{OF_A_LINE}, or file:PATH"
+
+_SHA256 = compiled(r"sha256:([0-9a-fA-F]{64})")
+_FILE = "file:"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key as its SHA-256, and the tenant whose users its holder reaches; `None`: users without a tenant."""
+
+    tenant: str | None
+    digest: bytes
+
+
+def parse_entry(text: str) -> Key | Path:
+    """The key that an entry is or, for `file:PATH`, where keys are listed.
+
+    Raises:
+        ValueError: the entry is neither; the message says why, without the key.
+    """
+    return Path(text.removeprefix(_FILE)) if text.startswith(_FILE) else parse_key(text)
+
+
+def parse_key(text: str) -> Key:
+    """The key that an entry, or a line of a file, is.
+
+    Raises:
+        ValueError: it is none; the message says why, without the key.
+    """
+    before, equals, rest = text.partition("=")
+    tenant, key = (before, rest) if equals and is_tenant(before) else (None, text)
+    if key.startswith(_FILE):
+        raise ValueError(f"is {'TENANT=' if tenant else ''}file:… where no file can be named")
+    if key.startswith("sha256:"):
+        found = _SHA256.fullmatch(key)
+        if found is None:
+            raise ValueError("is sha256:… without 64 hexadecimal digits")
+        return Key(tenant, bytes.fromhex(found[1]))
+    if len(key) < SHORTEST:
+        behind = " behind its TENANT=" if tenant else ""
+        raise ValueError(f"has a key of fewer than {SHORTEST} characters{behind}")
+    return Key(tenant, hashlib.sha256(key.encode()).digest())

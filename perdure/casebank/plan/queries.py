@@ -1,0 +1,32 @@
+"""The statement that reads the candidates of a plan."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from perdure.casebank.queries import _RESTORED_AT, FRESH, USAGE
+from perdure.database.engine import Statement
+
+
+class CaseRow(Protocol):
+    """A row of any statement here that returns what the policy knows of a case."""
+
+    case_id: str
+    usage_count: int
+    success_rate: float | None
+    last_accessed_at: Any
+    created_at: Any
+    restored_at: Any
+
+
+CANDIDATES = Statement(
+    "casebank.candidates",
+    f"""
+    SELECT c.case_id, c.query, c.user_id, c.bank, c.shared_at, c.embedder, vector_send(c.query_vector) AS vector,
+           {USAGE}, c.success_rate, c.created_at, {_RESTORED_AT}
+    FROM cases AS c {FRESH}
+    WHERE c.status = 'active' AND c.case_id > %(after)s
+    ORDER BY c.case_id LIMIT %(most)s
+    """,  # noqa: S608 (constants)
+    writes=False,
+)

@@ -1,0 +1,1 @@
+"""Pruning runs: plan, notify, approve, apply, report."""

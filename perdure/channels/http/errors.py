@@ -1,0 +1,148 @@
+"""Errors as the gateway answers them: `application/problem+json` (RFC 9457) with a stable `code`.
+
+Whatever goes wrong in a request ends here, once. What nobody foresaw is logged with its
+trace and answered with one plain sentence: no trace, no query and no secret leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.routing import Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from perdure.errors import InvalidRequest, NotFound, PerdureError, RateLimited, TooLarge, Unauthorized, Unavailable
+from perdure.text.untrusted import what_is_wrong
+
+log = logging.getLogger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+
+_LONGEST_DETAIL = 2_000
+_UNFORESEEN = "Something went wrong here. The operator's log says what."
+
+
+def _codes() -> dict[int, tuple[str, ...]]:
+    found: dict[int, set[str]] = {HTTPStatus.REQUEST_TIMEOUT: {InvalidRequest.code}}
+    tree: list[type[PerdureError]] = [PerdureError]
+    for error in tree:
+        found.setdefault(error.http_status, set()).add(error.code)
+        tree += error.__subclasses__()
+    return {status: tuple(sorted(codes)) for status, codes in found.items()}
+
+
+CODES = _codes()
+"""The codes that go with each status."""
+
+
+def problem(status: int, code: str, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+    """The response for one error."""
+    if len(detail) > _LONGEST_DETAIL:
+        detail = f"{detail[:_LONGEST_DETAIL]}…"
+    body = {
+        "type": "about:blank",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail,
+        "code": code,
+    }
+    return Response(json.dumps(body).encode(), status, headers, MEDIA_TYPE)
+
+
+def problem_of(error: PerdureError) -> Response:
+    """The response for an error of the tree."""
+    return problem(error.http_status, error.code, error.message, _headers(error))
+
+
+def install(app: FastAPI) -> None:
+    """Have `app` answer every error in this form."""
+    app.add_exception_handler(PerdureError, _on_perdure_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid_parameters)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_middleware(_LastResort)
+
+
+def _headers(error: PerdureError) -> dict[str, str]:
+    match error:
+        case Unauthorized():
+            return {"WWW-Authenticate": 'Bearer realm="perdure"'}
+        case Unavailable(retry_after_s=float() | int() as seconds):
+            return {"Retry-After": str(math.ceil(seconds))}
+        case RateLimited(retry_after_s=float() | int() as seconds):
+            return {"Retry-After": str(math.ceil(seconds))}
+        case TooLarge():
+            return {"Connection": "close"}  # of a body beyond all measure, the rest is not read
+        case _:
+            return {}
+
+
+async def _on_perdure_error(_request: Request, error: Exception) -> Response:
+    if not isinstance(error, PerdureError):
+        raise error
+    return problem_of(error)
+
+
+async def _on_invalid_parameters(_request: Request, error: Exception) -> Response:
+    if not isinstance(error, RequestValidationError):
+        raise error
+    return problem_of(InvalidRequest(" ".join(_sentence(item) for item in error.errors())))
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return problem_of(NotFound("There is no such route."))
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        detail = f"This route does not know the method {request.method}."
+        return problem(error.status_code, InvalidRequest.code, detail, {"Allow": ", ".join(_known_methods(request))})
+    code = InvalidRequest.code if error.status_code < HTTPStatus.INTERNAL_SERVER_ERROR else PerdureError.code
+    return problem(error.status_code, code, str(error.detail), error.headers)
+
+
+def _known_methods(request: Request) -> list[str]:
+    """The methods of all routes with the request's path. Starlette names those of the first one."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
+
+
+def _sentence(item: Any) -> str:
+    return f"{item['loc'][-1]}: {what_is_wrong(item)}."
+
+
+class _LastResort:
+    """Answers what nobody foresaw, and is silent towards a client that has gone."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = False
+
+        async def noting(message: Message) -> None:
+            nonlocal began
+            began = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        except ClientDisconnect:
+            log.debug("the client of %s %s has gone", scope["method"], scope["path"])
+        except Exception:
+            if began:
+                raise  # too late for an answer: the server breaks the connection off, and logs why
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            response = problem(HTTPStatus.INTERNAL_SERVER_ERROR, PerdureError.code, _UNFORESEEN)
+            await response(scope, receive, send)

@@ -1,0 +1,53 @@
+"""Files that commands read, forgivingly, and write, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from perdure.cli.errors import Failure
+
+STDIO = Path("-")
+"""Stands for stdin or stdout."""
+
+
+def write_whole(file: Path, text: str | Iterable[str]) -> None:
+    """Write beside it, then put it in its place: whoever reads `file` finds all of it, or what was there."""
+    file = file.resolve()
+    parts = [text] if isinstance(text, str) else text
+    try:
+        if file.exists() and not file.is_file():  # a pipe or a device is written to, not replaced
+            with file.open("w", encoding="utf-8") as through:
+                through.writelines(parts)
+            return
+        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as beside:
+                beside.writelines(parts)
+                beside.flush()
+                os.fsync(beside.fileno())
+            Path(name).replace(file)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise Failure(f"{file} cannot be written: {error.strerror}.") from error
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[TextIO]:
+    """The lines of a file; what is no UTF-8 in it becomes U+FFFD, and the line is judged by what is left."""
+    if file == STDIO:
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]  # it is a text stream
+        yield sys.stdin
+        return
+    try:
+        with file.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+            yield lines
+    except OSError as error:
+        raise Failure(f"{file} cannot be read: {error.strerror}.") from error

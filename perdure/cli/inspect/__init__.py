@@ -1,0 +1,1 @@
+"""Commands that show and change stored things: turns, sessions, memory, cases, schedules, breakers."""

@@ -1,0 +1,65 @@
+"""`perdure breakers`: what the fleet calls no more for a while, and how to have it called again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from perdure.cli import connecting
+from perdure.cli.display import AsJson, write_fields, write_json, write_table
+from perdure.resilience.registry import Breakers, Switchboard
+
+commands = typer.Typer(help="Circuit breakers, of the whole fleet.", no_args_is_help=True)
+
+_MOMENTS = ("last_failure_time", "opened_at")
+_COLUMNS = ("name", "state", "failure_count", "success_count", *_MOMENTS)
+
+
+@commands.command("list")
+def list_(*, as_json: AsJson = False) -> None:
+    """List the breakers that were asked in the last week."""
+    with _breakers() as breakers:
+        found = [each.record() for each in breakers.list()]
+    if as_json:
+        write_json({"breakers": found})
+        return
+    write_table(_COLUMNS, [[_shown(column, each[column]) for column in _COLUMNS] for each in found])
+
+
+@commands.command()
+def reset(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="As `perdure breakers list` prints it: llm:openai:gpt-5.")
+    ],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Close a breaker: calls are let through again, and parked turns come back."""
+    with _breakers() as breakers:
+        closed = breakers.reset(name).record()
+    if as_json:
+        write_json(closed)
+    else:
+        write_fields({column: _shown(column, closed[column]) for column in _COLUMNS})
+
+
+@contextmanager
+def _breakers() -> Iterator[Switchboard]:
+    """The fleet's breakers.
+
+    Raises:
+        Unavailable: the database or Redis is not there.
+    """
+    with connecting.runtime() as runtime:
+        yield runtime.breakers or Breakers(runtime.settings.breaker, runtime.clock)
+
+
+def _shown(column: str, value: Any) -> Any:
+    """A value; a moment as people write it."""
+    if column not in _MOMENTS or value is None:
+        return value
+    return datetime.fromtimestamp(value / 1_000, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,153 @@
+"""`perdure sessions`: conversations and their transcripts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from perdure.cli import connecting
+from perdure.cli.display import AsJson, write_fields, write_json, write_table
+from perdure.cli.inspect import snapshots
+from perdure.clock import SystemClock
+from perdure.memory.consolidation.consolidate import count_given_up
+from perdure.sessions.ending import request_end
+from perdure.sessions.forking import fork as fork_session
+from perdure.sessions.reading import list_sessions, read_messages, read_session
+from perdure.snapshots import exchange
+from perdure.snapshots.codec import dump
+from perdure.turns.inbox.incoming import parse_reason
+from perdure.turns.reading import held_turns
+
+commands = typer.Typer(help="Conversations and their transcripts.", no_args_is_help=True)
+commands.add_typer(snapshots.commands, name="snapshot")
+
+_COLUMNS = (
+    "session_id",
+    "user_id",
+    "agent",
+    "state",
+    "turn_count",
+    "message_count",
+    "last_activity_at",
+    "channels",
+    "summary_kind",
+    "consolidation",
+    "tenant",
+)
+
+
+@commands.command("list")
+def list_(
+    user: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
+    tenant: connecting.OnlyTenant = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many.")] = 100,
+    *,
+    given_up: Annotated[
+        bool, typer.Option("--given-up", help="Only those whose consolidation was given up, with the error.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List sessions, newest first.
+
+    Sessions whose consolidation was given up are counted on stderr.
+    """
+    key, named = connecting.parse_user(user, tenant)
+    with connecting.database() as database:
+        found = list_sessions(database, key, limit, tenant=named, given_up=given_up)
+        abandoned = count_given_up(database)
+    columns = (*_COLUMNS, "error") if given_up else _COLUMNS
+    if as_json:
+        write_json(found)
+    else:
+        shown = [_with_consolidation(session) for session in found]
+        write_table(columns, [[session[column] for column in columns] for session in shown])
+    if abandoned:
+        sys.stderr.write(
+            f"The consolidation of {abandoned} sessions was given up: `perdure sessions list --given-up` lists them, "
+            "`perdure memory consolidate --retry-failed` tries them again.\n"
+        )
+
+
+@commands.command()
+def show(
+    session_id: Annotated[str, typer.Argument(metavar="ID", help="The session's id.")],
+    *,
+    snapshot: Annotated[
+        bool,
+        typer.Option("--snapshot", help="What the agent is in the middle of, too: tick, working variables, events."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show a session and its transcript."""
+    wanted = connecting.parse_id(session_id, "session")
+    with connecting.opened() as (settings, database):
+        session = read_session(database, wanted)
+        messages = read_messages(database, wanted)
+        held = held_turns(database, wanted)
+        turns = settings.memory.working_turns
+        kept = json.loads(dump(exchange.read(database, wanted, turns))) if snapshot else None
+    if as_json:
+        write_json({**session, "messages": messages, "held": held} | ({"snapshot": kept} if kept else {}))
+        return
+    fields = _with_consolidation(session) | (_summary(kept) if kept else {})
+    fields["not_answered"] = [f"turn {each['turn_id']}: {each['error']}" for each in held]
+    write_fields({name: value for name, value in fields.items() if value not in (None, [])})
+    sys.stdout.write("\n")
+    write_table(("seq", "role", "content"), [_line(message) for message in messages])
+
+
+@commands.command()
+def end(
+    session_id: Annotated[str, typer.Argument(metavar="ID", help="The session's id.")],
+    reason: Annotated[str, typer.Option(help="Why; it is kept.")] = "asked for on the command line",
+) -> None:
+    """Ask for a session to end: its turns are run first, later messages begin the next one."""
+    wanted = connecting.parse_id(session_id, "session")
+    with connecting.runtime() as runtime:
+        request_end(runtime.database, wanted, parse_reason(reason)).wake(runtime.wake)
+
+
+@commands.command()
+def fork(
+    session_id: Annotated[str, typer.Argument(metavar="ID", help="The session's id.")],
+    tick: Annotated[
+        int | None, typer.Option(min=0, help="Copy through the last turn settled by then; default the present tick.")
+    ] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a session, at any tick, into a new one, which `perdure send --session` speaks to.
+
+    Prints the new session's id.
+    """
+    wanted = connecting.parse_id(session_id, "session")
+    with connecting.database() as database:
+        made = {"session_id": str(fork_session(database, SystemClock(), wanted, tick))}
+    if as_json:
+        write_json(made)
+    else:
+        write_fields(made)
+
+
+def _with_consolidation(session: dict[str, Any]) -> dict[str, Any]:
+    """The session's fields, with those of its consolidation in a line."""
+    consolidation = session["consolidation"] or {"status": None, "error": None}
+    return session | {"consolidation": consolidation["status"], "error": consolidation["error"]}
+
+
+def _line(message: dict[str, Any]) -> tuple[int, str, str]:
+    calls = [f"{call['name']}({call['arguments']})" for call in message.get("tool_calls", ())]
+    return message["seq"], message["role"], " ".join(filter(None, [message["content"], *calls]))
+
+
+def _summary(snapshot: dict[str, Any]) -> dict[str, Any]:
+    """A snapshot as fields, without the conversation, which is shown anyway."""
+    return {
+        "tick_index": snapshot["tick_index"],
+        "status": snapshot["status"],
+        "working_variables": json.dumps(snapshot["memory"]["working_variables"], ensure_ascii=False),
+        "event_queue_backup": [f"{each['source']}: {each['type']}" for each in snapshot["event_queue_backup"]],
+    }

@@ -1,0 +1,1 @@
+"""Commands that run processes: `up`, `migrate`, `gateway`, `worker`, `beat`, `flower`, and `drain`."""

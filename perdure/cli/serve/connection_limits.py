@@ -1,0 +1,218 @@
+"""Bounds on the gateway's connections: no client holds one without sending, and none exhausts the descriptors.
+
+A connection has `HEADER_S` seconds for a request's header and `BODY_S` for its body. Of the connections whose
+header is incomplete, one address has `MOST_PER_ADDRESS`, and all connections together `connection_limit()`;
+beyond either, the server closes the oldest one with an incomplete header. Connections that have sent a
+header do not count against an address, so a proxy and long streams are not affected.
+
+`perdure gateway` serves with `protocol(door)` in place of uvicorn's protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from perdure.channels.http.errors import problem
+from perdure.channels.http.headers import with_safe_headers
+from perdure.errors import InvalidRequest
+
+log = logging.getLogger(__name__)
+
+HEADER_S = 10.0
+"""Seconds from a request's first byte, or from a connection's begin, to the end of its header."""
+
+BODY_S = 60.0
+"""Seconds from the end of a request's header to the end of its body."""
+
+MOST_PER_ADDRESS = 100
+"""Connections of one address with an incomplete header."""
+
+_MOST = 10_000
+_WANTED_DESCRIPTORS = 65_536
+_RESERVED_DESCRIPTORS = 256
+"""For the database's connections, Redis, logs and imports."""
+
+
+class Phase(Enum):
+    """What the server waits for."""
+
+    HEADER = "header"
+    BODY = "body"
+
+
+_LIMITS_S = {Phase.HEADER: HEADER_S, Phase.BODY: BODY_S}
+
+
+def raise_descriptor_limit() -> int:
+    """Raise this process's soft limit of open files towards the hard one; returns the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _WANTED_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_WANTED_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):  # a sandbox may forbid it; the present limit then holds
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _WANTED_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
+
+def connection_limit(descriptors: int) -> int:
+    """Connections that a process with a limit of `descriptors` open files accepts."""
+    return min(_MOST, max(descriptors - _RESERVED_DESCRIPTORS, descriptors // 2))
+
+
+class Door:
+    """The connections of one server. Belongs to one event loop.
+
+    Args:
+        most: Open connections; beyond them the oldest one with an incomplete header is closed.
+        most_per_address: Connections of one address with an incomplete header.
+        limits_s: Seconds for each phase of a request.
+    """
+
+    def __init__(
+        self, most: int, most_per_address: int = MOST_PER_ADDRESS, limits_s: dict[Phase, float] | None = None
+    ) -> None:
+        self.limits_s = _LIMITS_S if limits_s is None else limits_s
+        self._most = most
+        self._most_per_address = most_per_address
+        self._open: set[GuardedProtocol] = set()
+        self._incomplete: OrderedDict[GuardedProtocol, None] = OrderedDict()
+        self._by_address: defaultdict[str, OrderedDict[GuardedProtocol, None]] = defaultdict(OrderedDict)
+
+    def opened(self, connection: GuardedProtocol) -> None:
+        """Count a new connection; closes another one, or this, if that is one too many."""
+        self._open.add(connection)
+        self.incomplete(connection)
+        if len(self._open) > self._most:
+            self._close_oldest(self._incomplete, f"more than {self._most} connections are open")
+
+    def closed(self, connection: GuardedProtocol) -> None:
+        """Forget a connection."""
+        self._open.discard(connection)
+        self.complete(connection)
+
+    def incomplete(self, connection: GuardedProtocol) -> None:
+        """The connection waits for the rest of a header."""
+        self._incomplete[connection] = None
+        of_address = self._by_address[connection.address]
+        of_address[connection] = None
+        if len(of_address) > self._most_per_address:
+            self._close_oldest(
+                of_address,
+                f"{connection.address} has more than {self._most_per_address} connections with an incomplete header",
+            )
+
+    def complete(self, connection: GuardedProtocol) -> None:
+        """The connection does not wait for a header."""
+        self._incomplete.pop(connection, None)
+        if (of_address := self._by_address.get(connection.address)) is not None:
+            of_address.pop(connection, None)
+            if not of_address:
+                del self._by_address[connection.address]
+
+    def _close_oldest(self, connections: OrderedDict[GuardedProtocol, None], reason: str) -> None:
+        log.warning("closing the oldest connection with an incomplete header: %s", reason)
+        oldest = next(iter(connections))
+        oldest.abort()
+        self.closed(oldest)  # now: the loop reports it only in its next round
+
+
+class GuardedProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 with a deadline for each phase of a request."""
+
+    def __init__(self, door: Door, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._door = door
+        self._phase: Phase | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self.address = ""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it
+        """Begin to wait for a header."""
+        super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
+        self._set_deadline(Phase.HEADER)
+        self._door.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._set_deadline(None)
+        self._door.closed(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read what came, and note which phase the request is in."""
+        super().data_received(data)
+        self._look()
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request, which may be in the buffer already."""
+        super().on_response_complete()
+        self._look()
+
+    def abort(self) -> None:
+        """Close the connection without an answer."""
+        self.transport.abort()
+
+    def _look(self) -> None:
+        phase = None if self.transport.is_closing() else self._phase_now()
+        if phase is self._phase:
+            return
+        self._set_deadline(phase)
+        if phase is Phase.HEADER:
+            self._door.incomplete(self)
+        else:
+            self._door.complete(self)
+
+    def _phase_now(self) -> Phase | None:
+        state = self.conn.their_state
+        if state is h11.SEND_BODY:
+            return Phase.BODY
+        if state is h11.IDLE and self.conn.trailing_data[0]:
+            return Phase.HEADER
+        return None  # between requests uvicorn's keep-alive timeout holds
+
+    def _set_deadline(self, phase: Phase | None) -> None:
+        self._phase = phase
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = (
+            None if phase is None else self.loop.call_later(self._door.limits_s[phase], self._expire, phase)
+        )
+
+    def _expire(self, phase: Phase) -> None:
+        if self.transport.is_closing():
+            return
+        began = phase is Phase.BODY or bool(self.conn.trailing_data[0])
+        if began:
+            detail = f"The {phase.value} of the request did not arrive within {self._door.limits_s[phase]:g} s."
+            self._answer(HTTPStatus.REQUEST_TIMEOUT, detail)
+        self.transport.close()
+
+    def send_400_response(self, _msg: str) -> None:
+        """Refuse what is not HTTP, in the gateway's form and not in uvicorn's."""
+        self._answer(HTTPStatus.BAD_REQUEST, "The request is not valid HTTP/1.1.")
+        self.transport.close()
+
+    def _answer(self, status: HTTPStatus, detail: str) -> None:
+        answer = problem(status, InvalidRequest.code, detail, {"Connection": "close"})
+        with suppress(h11.LocalProtocolError):  # the answer to this request has begun
+            response = h11.Response(status_code=status, headers=with_safe_headers(answer.raw_headers))
+            for event in (response, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+
+
+def protocol(door: Door) -> Callable[..., asyncio.Protocol]:
+    """What makes a protocol for each connection of a server behind `door`."""
+    return partial(GuardedProtocol, door)

@@ -1,0 +1,123 @@
+"""Serving the gateway on an address, until a signal: what is new is refused, what runs is finished.
+
+A gateway leaves in four phases, as a worker does, each a line of its log:
+
+    1  nothing is taken in: new messages get 503 and when to come again
+    2  drain: whoever waits for a turn is answered once it is settled, at the deadline with its present status
+    3  what is being answered is sent; what is not read within `FINISH_S` is cut off
+    4  connections are closed; exit 0, or 1 if anything was cut off
+
+On the first SIGINT or SIGTERM the gateway goes on listening for as long as somebody waits for
+a turn, at most for the drain's budget; a second one has those answered at once; a third one
+cuts off whatever is still being sent. At the hard limit it leaves with status 1, whatever hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from perdure.cli.serve.connection_limits import Door, connection_limit, protocol, raise_descriptor_limit
+from perdure.cli.serve.listening import ACCEPTED_AT_ONCE, FINISH_S
+from perdure.settings import ShutdownSettings
+from perdure.workers import logs
+from perdure.workers.shutdown.hard_limit import HardLimit
+
+log = logging.getLogger(__name__)
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which on its way out lets the gateway finish before it closes its sockets.
+
+    `cut_off` is on how many connections not all was sent, `told_at` when the first signal came (monotonic).
+
+    Args:
+        app: The gateway's application.
+        on_told: Called at the first signal, in its handler.
+        door: Bounds the connections.
+    """
+
+    def __init__(self, app: FastAPI, on_told: Callable[[], None], door: Door) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=protocol(door),  # type: ignore[arg-type]  # uvicorn calls it and asks for no class
+                backlog=ACCEPTED_AT_ONCE,
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                lifespan="on",
+                timeout_graceful_shutdown=FINISH_S,
+            )
+        )
+        self.told_at: float | None = None
+        self.cut_off = 0
+        self._gateway = app.state.gateway
+        self._on_told = on_told
+        self._signals = 0
+        self._hastened = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Shut down gracefully."""
+        self._loop = asyncio.get_running_loop()
+        if self._signals > 1:
+            self._hastened.set()
+        await self._gateway.leave(self._hastened)
+        began, connections = time.monotonic(), len(self.server_state.connections)
+        await super().shutdown(sockets)
+        log.log(
+            logging.WARNING if self.cut_off else logging.INFO,
+            "shutdown, 3 of 4: closed %d connections, cut off %d of them (%.3f s)",
+            connections, self.cut_off, time.monotonic() - began,
+        )  # fmt: skip
+
+    async def _wait_tasks_to_complete(self) -> None:
+        """Wait until every response is sent; cancelled when the time is up."""
+        try:
+            await super()._wait_tasks_to_complete()
+        finally:
+            self.cut_off = len(self.server_state.connections)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to shut down, hasten, break off."""
+        self._signals += 1
+        if not self.should_exit:
+            self.told_at = time.monotonic()
+            self._on_told()
+            super().handle_exit(sig, frame)
+        elif self._loop is not None and not self._hastened.is_set():
+            self._loop.call_soon_threadsafe(self._hastened.set)  # the loop may be asleep
+        elif self._hastened.is_set():
+            self.force_exit = True
+
+
+def serve(app: FastAPI, listener: socket.socket, budget: ShutdownSettings, close: Callable[[], None]) -> int:
+    """Serve `app` until SIGINT or SIGTERM, then `close` what it stands on; the exit status."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # uvicorn takes them over, and in the end raises them once more for whoever had them before.
+        signal.signal(number, lambda _number, _frame: None)
+    logs.repeat_sparingly(
+        "uvicorn.error", "asyncio", "perdure.channels.http.errors", "perdure.cli.serve.connection_limits"
+    )
+    door = Door(connection_limit(raise_descriptor_limit()))
+    server = Server(app, HardLimit(budget.hard_exit_s).begin, door)
+    try:
+        server.run(sockets=[listener])
+    finally:
+        began = time.monotonic()
+        close()
+    if server.told_at is not None:
+        now = time.monotonic()
+        log.info("shutdown, 4 of 4: closed (%.3f s; %.3f s in all)", now - began, now - server.told_at)
+    return 1 if server.cut_off else 0

@@ -1,0 +1,1 @@
+"""`perdure send` and `perdure chat`."""

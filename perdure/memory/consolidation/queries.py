@@ -1,0 +1,387 @@
+"""The statements of consolidation, decay and hot memories."""
+
+from __future__ import annotations
+
+from perdure.database.engine import Statement
+from perdure.database.fencing import HELD, RAISED
+
+# --- the sessions that are due -----------------------------------------------------------
+
+# `consolidation_given_up_at` keeps abandoned sessions out of the indexes by which due ones are found; the count of
+# attempts covers a session whose last run died with its process, until the sweeper marks it (FORGOTTEN).
+# A lease that lies too far ahead was given while the server's clock was wrong, and is ignored.
+_FREE = """
+    ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL
+      AND consolidation_attempts < %(max_runs)s
+      AND (lease_until IS NULL OR lease_until <= perdure_now()
+           OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s::double precision * 2))
+"""
+
+DUE = Statement(
+    "consolidation.due",
+    f"""
+    SELECT session_id, user_id FROM sessions WHERE {_FREE}
+    ORDER BY ended_at, session_id LIMIT %(most)s
+    """,  # noqa: S608 (constants)
+    writes=False,
+)
+
+# For the sweeper: sessions whose wake-up or whose worker was lost, and those that failed earlier. Each wake-up doubles
+# the pause before the next one, so that a queue without a worker fills slowly. A session whose runs are used up, and
+# that no run marked as given up (the process of the last one died), is marked here. The array, and not a join: the
+# generic plan, which does not know the limit, would join with the whole table.
+FORGOTTEN = Statement(
+    "consolidation.forgotten",
+    """
+    WITH due AS (
+        SELECT session_id FROM sessions
+        WHERE ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL
+          AND coalesce(consolidation_due_at, ended_at) <= perdure_now()
+          AND (consolidation_due_at IS NOT NULL OR ended_at <= perdure_now() - make_interval(secs => %(backoff_s)s))
+          AND (lease_until IS NULL OR lease_until <= perdure_now()
+               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s::double precision * 2))
+        ORDER BY coalesce(consolidation_due_at, ended_at) LIMIT %(most)s
+        FOR NO KEY UPDATE SKIP LOCKED
+    ), noted AS (
+        UPDATE sessions AS s
+        SET wakes = s.wakes + 1,
+            consolidation_due_at = perdure_now() + make_interval(secs => %(backoff_s)s * 2 ^ least(s.wakes, 10)),
+            consolidation_given_up_at = CASE WHEN s.consolidation_attempts >= %(max_runs)s THEN perdure_now() END
+        WHERE s.session_id = ANY (ARRAY(SELECT session_id FROM due))
+        RETURNING s.session_id, s.consolidation_given_up_at
+    )
+    SELECT session_id FROM noted WHERE consolidation_given_up_at IS NULL
+    """,
+)
+
+# The broker did not take the wake-ups: they are due again in the next round.
+UNWAKE = Statement(
+    "consolidation.unwake",
+    """
+    UPDATE sessions SET consolidation_due_at = perdure_now(), wakes = greatest(wakes - 1, 0)
+    WHERE session_id = ANY (%(session_ids)s::uuid[]) AND consolidated_at IS NULL
+    """,
+)
+
+# A run counts from here on, so that one that kills its process counts as well. What a fork copied is its source's.
+CLAIM = Statement(
+    "consolidation.claim",
+    f"""
+    WITH candidate AS (
+        SELECT session_id FROM sessions
+        WHERE session_id = %(session_id)s AND {_FREE}
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
+    UPDATE sessions AS s
+    SET {RAISED}, lease_owner = %(owner)s, consolidation_attempts = s.consolidation_attempts + 1,
+        lease_until = perdure_now() + make_interval(secs => %(lease_s)s::double precision), wakes = 0,
+        consolidation_due_at = NULL, consolidation_error = 'UNKNOWN: the run did not come to its end'
+    FROM candidate WHERE s.session_id = candidate.session_id
+    RETURNING s.token, s.nonce, s.user_id, s.message_count, s.consolidation_attempts AS runs,
+              CASE WHEN s.forked_from IS NULL THEN s.turn_count
+                   ELSE (SELECT count(*) FROM turns AS t
+                         WHERE t.session_id = s.session_id AND t.accepted_at >= s.created_at) END AS own_turns
+    """,  # noqa: S608 (constants)
+)
+
+RELEASE = Statement(
+    "consolidation.release",
+    f"""
+    UPDATE sessions
+    SET lease_until = NULL, lease_owner = NULL,
+        consolidation_error = %(error)s::text,
+        consolidation_attempts = consolidation_attempts - CASE WHEN %(forgiven)s THEN 1 ELSE 0 END,
+        consolidation_given_up_at = CASE WHEN %(given_up)s THEN perdure_now() END,
+        consolidation_due_at = CASE WHEN %(error)s::text IS NOT NULL THEN
+            perdure_now() + make_interval(secs => %(pause_s)s * 2 ^ least(consolidation_attempts - 1, 10)) END
+    WHERE {HELD}
+    RETURNING session_id
+    """,  # noqa: S608 (constants)
+)
+
+MARK = Statement(
+    "consolidation.mark",
+    f"""
+    UPDATE sessions
+    SET consolidated_at = perdure_now(), consolidation = %(outcome)s::jsonb, consolidation_error = NULL,
+        lease_until = NULL, lease_owner = NULL
+    WHERE {HELD}
+    RETURNING session_id
+    """,  # noqa: S608 (constants)
+)
+
+BACKLOG = Statement(
+    "consolidation.backlog",
+    """
+    SELECT count(*) FILTER (WHERE consolidation_attempts < %(max_runs)s) AS waiting,
+           count(*) FILTER (WHERE consolidation_attempts BETWEEN 1 AND %(max_runs)s - 1) AS failing,
+           (SELECT count(*) FROM sessions WHERE consolidation_given_up_at IS NOT NULL)
+             + count(*) FILTER (WHERE consolidation_attempts >= %(max_runs)s) AS given_up
+    FROM sessions
+    WHERE ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL
+    """,
+    writes=False,
+)
+
+COUNT_GIVEN_UP = Statement(
+    "consolidation.count_given_up",
+    "SELECT count(*) AS sessions FROM sessions WHERE consolidation_given_up_at IS NOT NULL",
+    writes=False,
+)
+
+# Makes sessions that were given up due again, with all their runs. Not one that a run holds.
+RETRY = Statement(
+    "consolidation.retry",
+    """
+    WITH given_up AS (
+        SELECT session_id FROM sessions
+        WHERE session_id = ANY (%(session_ids)s::uuid[])
+          AND ended_at IS NOT NULL AND consolidated_at IS NULL
+          AND (consolidation_given_up_at IS NOT NULL OR consolidation_attempts >= %(max_runs)s)
+          AND (lease_until IS NULL OR lease_until <= perdure_now()
+               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s::double precision * 2))
+        FOR NO KEY UPDATE
+    )
+    UPDATE sessions AS s
+    SET consolidation_given_up_at = NULL, consolidation_attempts = 0, consolidation_due_at = NULL, wakes = 0
+    WHERE s.session_id = ANY (ARRAY(SELECT session_id FROM given_up))
+    RETURNING s.session_id
+    """,
+)
+
+GIVEN_UP = Statement(
+    "consolidation.given_up",
+    """
+    SELECT session_id FROM sessions
+    WHERE consolidation_given_up_at IS NOT NULL
+    ORDER BY consolidation_given_up_at, session_id LIMIT %(most)s
+    """,
+    writes=False,
+)
+
+CONVERSATION = Statement(
+    "consolidation.conversation",
+    """
+    SELECT m.seq, m.role, left(m.content, %(most_chars)s) AS content, m.created_at, m.channel, m.author
+    FROM messages AS m JOIN sessions AS s USING (session_id)
+    WHERE m.session_id = %(session_id)s AND m.role IN ('user', 'assistant') AND m.content <> ''
+      AND (s.forked_from IS NULL OR m.created_at >= s.created_at)
+    ORDER BY m.seq
+    """,
+    writes=False,
+)
+
+# --- merging: within one transaction -----------------------------------------------------
+
+# Waits for another consolidation of the same user; both are short, and neither waits for a model.
+BE_PATIENT = Statement("consolidation.be_patient", "SELECT set_config('lock_timeout', %(timeout)s, true)", writes=False)
+
+CHECK_TOKEN = Statement(
+    "consolidation.check_token",
+    f"""
+    SELECT session_id FROM sessions WHERE {HELD} FOR NO KEY UPDATE
+    """,  # noqa: S608 (constants)
+)
+
+LOCK_USER = Statement(
+    "consolidation.lock_user", "SELECT user_id FROM users WHERE user_id = %(user_id)s FOR NO KEY UPDATE"
+)
+
+# The user's memories that are nearer than the threshold and hold, or held when this was said: those that held then
+# first, the nearest first among them, each with when it was said last. Exact, over their own rows. One without a vector
+# of this embedder yet is found if it is the same to the letter.
+SIMILAR = Statement(
+    "consolidation.similar",
+    """
+    SELECT m.memory_id, m.content, m.valid_from, m.valid_to IS NULL AS holds,
+           greatest(m.valid_from, (SELECT max(said.created_at) FROM memory_sources AS s
+                                   JOIN messages AS said USING (session_id, seq)
+                                   WHERE s.memory_id = m.memory_id)) AS last_said_at
+    FROM memories AS m
+    LEFT JOIN memory_vectors AS v ON v.memory_id = m.memory_id AND v.embedder_id = %(embedder_id)s
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN m.content = %(content)s THEN 1 ELSE 1 - (v.vector <=> %(vector)s::vector) END AS similarity
+    ) AS near
+    WHERE m.user_id = %(user_id)s AND (m.valid_to IS NULL OR m.valid_to >= %(said_at)s::timestamptz)
+      AND m.archived_at IS NULL AND near.similarity > %(threshold)s
+    ORDER BY m.valid_from <= %(said_at)s::timestamptz DESC, m.valid_to IS NULL, near.similarity DESC, m.memory_id
+    LIMIT %(most)s
+    """,
+    writes=False,
+)
+
+STORE = Statement(
+    "consolidation.store",
+    """
+    WITH stored AS (
+        INSERT INTO memories (memory_id, user_id, kind, content, importance, value, decayed_at, channels, origin,
+                              session_id, created_at, valid_from, valid_to, superseded_by)
+        VALUES (%(memory_id)s, %(user_id)s, %(kind)s, %(content)s, %(importance)s, %(importance)s, perdure_now(),
+                %(channels)s::text[], 'consolidation', %(session_id)s, perdure_now(), %(said_at)s::timestamptz,
+                %(valid_to)s::timestamptz, %(superseded_by)s::uuid)
+        RETURNING memory_id
+    )
+    INSERT INTO memory_vectors (memory_id, embedder_id, user_id, vector)
+    SELECT memory_id, %(embedder_id)s, %(user_id)s, %(vector)s::vector FROM stored
+    """,
+)
+
+REINFORCE = Statement(
+    "consolidation.reinforce",
+    """
+    UPDATE memories
+    SET importance = least(1, importance + %(boost)s::double precision),
+        value = least(1, value + %(boost)s::double precision),
+        access_count = access_count + 1, last_accessed_at = perdure_now(),
+        channels = channels || ARRAY(SELECT unnest(%(channels)s::text[]) EXCEPT SELECT unnest(channels) ORDER BY 1)
+    WHERE memory_id = %(memory_id)s
+    """,
+)
+
+# What holds from now on, and what held until it was said.
+SUPERSEDE = Statement(
+    "consolidation.supersede",
+    """
+    UPDATE memories SET superseded_by = %(by)s, valid_to = greatest(valid_from, %(said_at)s::timestamptz)
+    WHERE memory_id = ANY (%(memory_ids)s::uuid[])
+    """,
+)
+
+ADD_SOURCES = Statement(
+    "consolidation.add_sources",
+    """
+    INSERT INTO memory_sources (memory_id, session_id, seq)
+    SELECT %(memory_id)s::uuid, %(session_id)s::uuid, seq FROM unnest(%(seqs)s::bigint[]) AS seq
+    ON CONFLICT DO NOTHING
+    """,
+)
+
+# The first spelling and the first kind of an entity stay.
+ADD_ENTITIES = Statement(
+    "consolidation.add_entities",
+    """
+    INSERT INTO entities (entity_id, user_id, name, key, kind, created_at)
+    SELECT entity_id, %(user_id)s, name, key, kind, perdure_now()
+    FROM unnest(%(entity_ids)s::uuid[], %(names)s::text[], %(keys)s::text[], %(kinds)s::text[])
+        AS given (entity_id, name, key, kind)
+    ON CONFLICT (user_id, key) DO UPDATE SET kind = coalesce(entities.kind, excluded.kind)
+    RETURNING entity_id, key
+    """,
+)
+
+MENTION = Statement(
+    "consolidation.mention",
+    """
+    INSERT INTO entity_mentions (entity_id, memory_id)
+    SELECT entity_id, %(memory_id)s::uuid FROM unnest(%(entity_ids)s::uuid[]) AS entity_id
+    ON CONFLICT DO NOTHING
+    """,
+)
+
+RELATE = Statement(
+    "consolidation.relate",
+    """
+    INSERT INTO relations (source_id, predicate, target_id, memory_id, user_id, created_at)
+    SELECT source_id, predicate, target_id, %(memory_id)s::uuid, %(user_id)s, perdure_now()
+    FROM unnest(%(source_ids)s::uuid[], %(predicates)s::text[], %(target_ids)s::uuid[])
+        AS given (source_id, predicate, target_id)
+    ON CONFLICT DO NOTHING
+    """,
+)
+
+# --- decay -------------------------------------------------------------------------------
+
+# The formula of `perdure.memory.decay`; an exponent below -700 would be an error to PostgreSQL, and is far below the
+# floor. What has not changed is not written.
+DECAY = Statement(
+    "decay.decay",
+    """
+    WITH page AS (
+        SELECT memory_id, kind, importance, value, created_at, last_accessed_at, cardinality(channels) AS channels,
+               access_count, extract(epoch FROM perdure_now() - created_at)::double precision / 3600 AS hours
+        FROM memories
+        WHERE archived_at IS NULL AND memory_id > %(after)s
+        ORDER BY memory_id LIMIT %(most)s
+    ), rated AS (
+        SELECT page.*, %(base_rate)s::double precision * k.rate
+                 / (1 + 0.2::double precision * channels)
+                 / (1 + 0.3::double precision * ln(1 + access_count::double precision))
+                 * (1 - least(1, 0.1::double precision * (SELECT count(*) FROM relations AS r
+                                                          WHERE r.memory_id = page.memory_id))) AS rate
+        FROM page
+        JOIN unnest(%(kinds)s::text[], %(rates)s::double precision[]) AS k (kind, rate) USING (kind)
+    ), reckoned AS (
+        SELECT memory_id, value,
+               greatest(importance * exp(greatest(-rate * greatest(hours, 0), -700)),
+                        %(floor)s::double precision * importance) AS now_worth,
+               created_at < perdure_now() - make_interval(days => %(archive_after_days)s)
+                 AND coalesce(last_accessed_at, created_at)
+                     < perdure_now() - make_interval(days => %(archive_after_days)s) AS forgotten
+        FROM rated
+    ), written AS (
+        UPDATE memories AS m
+        SET value = r.now_worth, decayed_at = perdure_now(),
+            archived_at = CASE WHEN r.forgotten AND r.now_worth < %(archive_below)s THEN perdure_now() END
+        FROM reckoned AS r
+        WHERE m.memory_id = r.memory_id AND m.archived_at IS NULL
+          AND (r.value <> r.now_worth OR r.forgotten AND r.now_worth < %(archive_below)s)
+        RETURNING m.archived_at
+    )
+    SELECT (SELECT count(*) FROM page) AS looked_at, (SELECT max(memory_id::text)::uuid FROM page) AS last,
+           (SELECT count(*) FROM written) AS changed,
+           (SELECT count(*) FROM written WHERE archived_at IS NOT NULL) AS archived
+    """,
+)
+
+# --- hot memories ------------------------------------------------------------------------
+
+# The next users who recalled something, or had something hot: locked, so that two refreshes write one after another.
+HOT_USERS = Statement(
+    "meta.hot_users",
+    """
+    SELECT u.user_id FROM users AS u
+    WHERE u.user_id > %(after)s
+      AND (EXISTS (SELECT FROM memory_accesses AS a
+                   WHERE a.user_id = u.user_id AND a.accessed_at > perdure_now() - make_interval(days => %(days)s))
+           OR EXISTS (SELECT FROM hot_memories AS h WHERE h.user_id = u.user_id))
+    ORDER BY u.user_id LIMIT %(most_users)s
+    FOR NO KEY UPDATE
+    """,
+)
+
+FORGET_HOT = Statement("meta.forget_hot", "DELETE FROM hot_memories WHERE user_id = ANY (%(user_ids)s::text[])")
+
+# Of each the memories that were recalled most within the days, those recalled later first among equals.
+WRITE_HOT = Statement(
+    "meta.write_hot",
+    """
+    WITH counted AS (
+        SELECT a.user_id, a.memory_id, count(*) AS times, max(a.accessed_at) AS latest, min(m.value) AS value
+        FROM memory_accesses AS a
+        JOIN memories AS m USING (memory_id)
+        WHERE a.user_id = ANY (%(user_ids)s::text[])
+          AND a.accessed_at > perdure_now() - make_interval(days => %(days)s)
+          AND m.archived_at IS NULL AND m.superseded_by IS NULL AND m.valid_to IS NULL
+        GROUP BY a.user_id, a.memory_id
+    ), ranked AS (
+        SELECT user_id, memory_id, times,
+               row_number() OVER (PARTITION BY user_id ORDER BY times DESC, latest DESC, value DESC, memory_id) AS rank
+        FROM counted
+    )
+    INSERT INTO hot_memories (user_id, rank, memory_id, score, refreshed_at)
+    SELECT user_id, rank, memory_id, times, perdure_now() FROM ranked WHERE rank <= %(most)s
+    RETURNING memory_id
+    """,
+)
+
+# What is older counts in nothing any more.
+FORGET_ACCESSES = Statement(
+    "meta.forget_accesses",
+    """
+    WITH old AS (
+        SELECT ctid FROM memory_accesses
+        WHERE accessed_at < perdure_now() - make_interval(days => %(days)s) LIMIT %(most)s
+    )
+    DELETE FROM memory_accesses AS a USING old WHERE a.ctid = old.ctid RETURNING 1
+    """,
+)

@@ -1,0 +1,1 @@
+"""Recall: searching what a user said and what is known of them, for prompts, tools and routes."""

@@ -1,0 +1,210 @@
+"""When a question is about: "last week", "in March", "2023-05-08", "지난주", as spans of time.
+
+English and Korean words and plain dates; in other languages dates only. What cannot be read is no
+span, and the question is answered by its other words. A month or a day without its year is the
+latest one that has begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from zoneinfo import ZoneInfo
+
+from perdure.text.linear import is_hangul
+from perdure.text.patterns import Match, Pattern, compiled
+
+MOST_SPANS = 4
+
+MAX_CHARS = 2_000
+"""Characters of a question that are read."""
+
+_MOST_TAKEN = 100
+"""Times in a question that are read, those that do not count as spans included."""
+
+_MONTHS = {
+    name: number
+    for number, names in enumerate(
+        (
+            "january jan", "february feb", "march mar", "april apr", "may", "june jun", "july jul", "august aug",
+            "september sep sept", "october oct", "november nov", "december dec",
+        ),
+        start=1,
+    )
+    for name in names.split()
+}  # fmt: skip
+_MONTH = "|".join(sorted(_MONTHS, key=len, reverse=True))
+_DAYS = {name: number for number, name in enumerate(("mon", "tues", "wednes", "thurs", "fri", "satur", "sun"))}
+_KOREAN_DAYS = {name: number for number, name in enumerate("월화수목금토일")}
+_NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "couple of": 2}
+_NUMBER = "|".join([r"\d{1,3}", *_NUMBERS])
+_KOREAN_UNITS = {"일": "day", "주일": "week", "주": "week", "개월": "month", "달": "month", "년": "year"}
+_YEAR = r"(?:19|20)\d\d"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """From `start` (within it) to `end` (behind it), both aware."""
+
+    start: datetime
+    end: datetime
+
+
+def spans(question: str, now: datetime, zone: ZoneInfo) -> tuple[Span, ...]:
+    """The spans that `question` names, as of `now`, days being those of `zone`; what is in the future is left out."""
+    text = question[:MAX_CHARS].lower()
+    today = now.astimezone(zone).date()
+    taken: list[tuple[int, int]] = []
+    found: list[Span] = []
+    for pattern, read in _PATTERNS:
+        for match in pattern.finditer(text):
+            if len(taken) == _MOST_TAKEN:
+                break
+            if _is_part(match, text) or any(start < match.end() and match.start() < end for start, end in taken):
+                continue  # "8 May 2023" is not also "May"
+            for first, behind in _readable(read, match, today):
+                taken.append((match.start(), match.end()))
+                if first <= today:
+                    found.append(Span(_midnight(first, zone), _midnight(behind, zone)))
+    return tuple(dict.fromkeys(found))[:MOST_SPANS]
+
+
+def _is_part(match: Match, text: str) -> bool:
+    """Whether the match is part of a longer word: for RE2 a word ends before an accented letter, as in "in María".
+
+    A particle may follow a date, as in 2023-05-08에.
+    """
+    edges = (
+        (text[match.start() - 1 : match.start()], text[match.start()]),
+        (text[match.end() : match.end() + 1], match[0][-1]),
+    )
+    return any(
+        outer.isalnum() and not outer.isascii() and not is_hangul(outer) and inner.isascii() for outer, inner in edges
+    )
+
+
+_Days = tuple[date, date]
+_Read = Callable[[Match, date], _Days]
+
+
+def _readable(read: _Read, match: Match, today: date) -> Iterator[_Days]:
+    try:
+        yield read(match, today)
+    except (ValueError, OverflowError):  # the 31st of June, three thousand years ago
+        return
+
+
+def _midnight(day: date, zone: ZoneInfo) -> datetime:
+    return datetime.combine(day, time(), zone)
+
+
+def _day(day: date) -> _Days:
+    return day, day + timedelta(days=1)
+
+
+def _month(year: int, month: int) -> _Days:
+    first = date(year, month, 1)
+    return first, (first + timedelta(days=31)).replace(day=1)
+
+
+def _year(year: int) -> _Days:
+    return date(year, 1, 1), date(year + 1, 1, 1)
+
+
+def _latest(today: date, month: int, day: int | None = None) -> _Days:
+    """The latest month, or day of it, that has begun."""
+    year = today.year if (month, day or 1) <= (today.month, today.day) else today.year - 1
+    return _month(year, month) if day is None else _day(date(year, month, day))
+
+
+def _ago(count: int, unit: str, today: date) -> _Days:
+    """Around that long ago: the day itself, or the week, month or year that it was in."""
+    match unit:
+        case "day":
+            return _day(today - timedelta(days=count))
+        case "week":
+            monday = today - timedelta(days=today.weekday() + 7 * count)
+            return monday, monday + timedelta(days=7)
+        case "month":
+            months = today.year * 12 + today.month - 1 - count
+            return _month(months // 12, months % 12 + 1)
+        case _:
+            return _year(today.year - count)
+
+
+def _weekend(today: date, back: int) -> _Days:
+    saturday = today - timedelta(days=(today.weekday() - 5) % 7 + 7 * back)
+    return saturday, saturday + timedelta(days=2)
+
+
+def _weekday(today: date, weekday: int) -> _Days:
+    return _day(today - timedelta(days=(today.weekday() - weekday - 1) % 7 + 1))
+
+
+def _count(text: str) -> int:
+    return _NUMBERS[text] if text in _NUMBERS else int(text)
+
+
+def _pattern(text: str) -> Pattern:
+    return compiled(text.replace("MONTH", _MONTH).replace("YEAR", _YEAR).replace("NUMBER", _NUMBER))
+
+
+_BACK = {"last": 1, "previous": 1, "past": 1, "this": 0}
+_KOREAN_BACK = {"지난": 1, "저번": 1, "이번": 0, "지지난": 2}
+
+# The more telling come first: what they have read is read by no other.
+_PATTERNS: tuple[tuple[Pattern, _Read], ...] = tuple(
+    (_pattern(text), read)
+    for text, read in (
+        (r"\b(YEAR)[-/.](\d\d?)[-/.](\d\d?)\b", lambda m, _: _day(date(int(m[1]), int(m[2]), int(m[3])))),
+        (r"(YEAR)년 ?(\d\d?)월 ?(\d\d?)일", lambda m, _: _day(date(int(m[1]), int(m[2]), int(m[3])))),
+        (
+            r"\b(\d\d?)(?:st|nd|rd|th)? (?:of )?(MONTH)\b\.?,? (YEAR)\b",
+            lambda m, _: _day(date(int(m[3]), _MONTHS[m[2]], int(m[1]))),
+        ),
+        (
+            r"\b(MONTH)\b\.? (\d\d?)(?:st|nd|rd|th)?,? (YEAR)\b",
+            lambda m, _: _day(date(int(m[3]), _MONTHS[m[1]], int(m[2]))),
+        ),
+        (r"(YEAR)년 ?(\d\d?)월", lambda m, _: _month(int(m[1]), int(m[2]))),
+        (r"\b(MONTH)\b\.?,? (?:of )?(YEAR)\b", lambda m, _: _month(int(m[2]), _MONTHS[m[1]])),
+        (r"\b(YEAR)-(\d\d)\b", lambda m, _: _month(int(m[1]), int(m[2]))),
+        (r"(\d\d?)월 ?(\d\d?)일", lambda m, today: _latest(today, int(m[1]), int(m[2]))),
+        (
+            r"\b(?:on |the )(\d\d?)(?:st|nd|rd|th)? (?:of )?(MONTH)\b",
+            lambda m, today: _latest(today, _MONTHS[m[2]], int(m[1])),
+        ),
+        (
+            r"\b(MONTH)\b\.? (\d\d?)(?:st|nd|rd|th)?\b",
+            lambda m, today: _latest(today, _MONTHS[m[1]], int(m[2])),
+        ),
+        (r"\b(NUMBER) (day|week|month|year)s? ago\b", lambda m, today: _ago(_count(m[1]), m[2], today)),
+        (r"(\d{1,3}) ?(개월|주일|일|주|달|년) ?전", lambda m, today: _ago(int(m[1]), _KOREAN_UNITS[m[2]], today)),
+        (r"\b(last|previous|past|this) weekend\b", lambda m, today: _weekend(today, _BACK[m[1]])),
+        (r"\b(last|previous|past|this) (week|month|year)\b", lambda m, today: _ago(_BACK[m[1]], m[2], today)),
+        (
+            r"\b(?:last |on )(mon|tues|wednes|thurs|fri|satur|sun)day\b",
+            lambda m, today: _weekday(today, _DAYS[m[1]]),
+        ),
+        (
+            r"(?:지난|저번) ?(?:주 ?)?([월화수목금토일])요일",
+            lambda m, today: _weekday(today, _KOREAN_DAYS[m[1]]),
+        ),
+        (r"(지지난|지난|저번|이번) ?주말", lambda m, today: _weekend(today, _KOREAN_BACK[m[1]])),
+        (
+            r"(지지난|지난|저번|이번) ?(주|달)",
+            lambda m, today: _ago(_KOREAN_BACK[m[1]], _KOREAN_UNITS[m[2]], today),
+        ),
+        (r"\bthe day before yesterday\b|그저께|그제", lambda _, today: _day(today - timedelta(days=2))),
+        (r"\byesterday\b|\blast night\b|어제|어젯밤", lambda _, today: _day(today - timedelta(days=1))),
+        (r"\btoday\b|\bthis morning\b|오늘", lambda _, today: _day(today)),
+        (r"재작년", lambda _, today: _year(today.year - 2)),
+        (r"작년|지난 ?해", lambda _, today: _year(today.year - 1)),
+        (r"올해", lambda _, today: _year(today.year)),
+        (r"(YEAR)년", lambda m, _: _year(int(m[1]))),
+        (r"(\d+)월", lambda m, today: _latest(today, int(m[1]))),
+        (r"\b(?:in|during|since|last) (MONTH)\b", lambda m, today: _latest(today, _MONTHS[m[1]])),
+        (r"\b(?:in|during|since|of) (YEAR)\b", lambda m, _: _year(int(m[1]))),
+    )
+)

@@ -1,0 +1,168 @@
+"""Layer 1: working memory, the last turns of a session, at hand in Redis.
+
+PostgreSQL first: a turn is remembered here once its commit has happened, under the token that it
+was committed under. So what is here is a copy that may be lost, and is gone an hour after the
+last turn; where it holds a turn that PostgreSQL lacks all the same (a failover lost the commit),
+`flush.py` writes it back. One list a session, one entry a turn.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import redis
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from perdure.memory.redis.connection import Cache
+from perdure.models.protocol import Role
+from perdure.text.untrusted import first_line, load_object
+
+log = logging.getLogger(__name__)
+
+_Whole = Annotated[int, Field(ge=0, lt=2**31)]
+_Long = Annotated[int, Field(ge=0, lt=2**63)]
+_Name = Annotated[str, Field(min_length=1)]
+
+
+class _Record(BaseModel):
+    """Members that this release does not know are kept, and written with the others."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
+class Call(_Record):
+    """A tool call, its arguments as the text that the model gave."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Spent(_Record):
+    """Tokens of one model call."""
+
+    input_tokens: _Whole = 0
+    output_tokens: _Whole = 0
+
+
+class Line(_Record):
+    """One message of a turn, as the rows of `messages` have it; `position` counts from 1 in what it came with."""
+
+    position: _Whole = 1
+    role: Role
+    content: str
+    tool_calls: tuple[Call, ...] | None = None
+    tool_call_id: str | None = None
+    message_id: str | None = None
+    token_count: _Whole
+    model: str | None = None
+    fallback: bool | None = None
+    usage: Spent | None = None
+    created_at: datetime | None = None
+
+
+class RememberedTurn(_Record):
+    """A settled turn with its messages, in order, and the fencing token that it was settled under."""
+
+    turn_id: UUID
+    seq: _Long
+    token: _Long
+    agent: _Name
+    channel: _Name
+    status: Literal["done", "failed", "cancelled"]
+    settled_at: datetime
+    error_code: str | None = None
+    error_message: str | None = None
+    messages: tuple[Line, ...]
+
+
+class WorkingMemory:
+    """The working memories of all sessions: `turns` each, for `ttl_s` seconds after the last."""
+
+    def __init__(self, cache: Cache, turns: int, ttl_s: float) -> None:
+        self._cache = cache
+        self._turns = turns
+        self._ttl_ms = max(1, int(ttl_s * 1000))
+
+    def remember_turn(self, session_id: UUID, turn: RememberedTurn) -> bool:
+        """Keep a turn that PostgreSQL has, in one round trip; False if Redis is away, which is reported."""
+        entry = turn.model_dump_json(exclude_none=True)
+
+        def work(client: Any) -> bool:
+            pipeline = client.pipeline()
+            pipeline.rpush(self._key(session_id), entry)
+            pipeline.ltrim(self._key(session_id), -self._turns, -1)
+            pipeline.pexpire(self._key(session_id), self._ttl_ms)
+            pipeline.execute()
+            return True
+
+        return bool(self._cache.attempt(f"remembering turn {turn.turn_id} of session {session_id}", work))
+
+    def read(self, session_id: UUID) -> tuple[RememberedTurn, ...] | None:
+        """The turns that are remembered, in order; None while Redis is away.
+
+        A turn that was settled while Redis was away is missing, and turns that said nothing were
+        never here: whoever needs all of them asks PostgreSQL.
+        """
+        return self._cache.attempt(
+            f"reading the working memory of session {session_id}",
+            lambda client: _read(client, self._key(session_id), session_id),
+        )
+
+    def held(self, session_id: UUID) -> tuple[RememberedTurn, ...]:
+        """The same, for who must know.
+
+        Raises:
+            Unavailable: Redis is away.
+        """
+        return self._cache.require(lambda client: _read(client, self._key(session_id), session_id))
+
+    def forget(self, session_id: UUID) -> None:
+        """Remove whatever is remembered of a session. Nothing there is no error.
+
+        Raises:
+            Unavailable: Redis is away.
+        """
+        self._cache.require(lambda client: client.unlink(self._key(session_id)))
+
+    def _key(self, session_id: UUID) -> str:
+        return f"{self._cache.prefix}working:{session_id}"
+
+
+def _read(client: Any, key: str, session_id: UUID) -> tuple[RememberedTurn, ...]:
+    try:
+        entries: Sequence[bytes] = client.lrange(key, 0, -1)
+    except redis.ResponseError as error:
+        if not str(error).startswith("WRONGTYPE"):
+            raise
+        log.error("the key %s is not a list of turns and is ignored: %s", key, error)  # noqa: TRY400 (no fault of ours)
+        return ()
+    turns: dict[UUID, RememberedTurn] = {}
+    for position, entry in enumerate(entries):
+        turn = _parse(session_id, position, entry)
+        if turn is not None and (turn.turn_id not in turns or turns[turn.turn_id].token <= turn.token):
+            turns[turn.turn_id] = turn
+    return tuple(sorted(turns.values(), key=lambda turn: (turn.seq, turn.token)))
+
+
+def _parse(session_id: UUID, position: int, entry: bytes) -> RememberedTurn | None:
+    """The turn that an entry stands for; None if it is damaged, which is reported without what it says."""
+    try:
+        load_object(entry.decode())  # refuses what PostgreSQL could not store
+        return RememberedTurn.model_validate_json(entry)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        reason = f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}"
+    except ValueError as error:
+        reason = str(error)
+    log.error(
+        "entry %d of the working memory of session %s is damaged and passed over: %s",
+        position,
+        session_id,
+        first_line(reason, 200),
+    )
+    return None

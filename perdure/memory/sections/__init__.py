@@ -1,0 +1,1 @@
+"""The sections of a prompt that memory fills, each within its budget of tokens."""

@@ -1,0 +1,1 @@
+"""Model providers over their SDKs: wire formats, connections, errors."""

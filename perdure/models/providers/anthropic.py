@@ -1,0 +1,125 @@
+"""`anthropic:NAME`: the Messages API through the official SDK.
+
+As with `openai:`, the request goes out and the events come in through the SDK's documented
+way to a plain endpoint (`client.post`), not through its pydantic models; the SDK's own
+retries are off; foreign errors are mapped to `perdure.errors` here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import anthropic
+import httpx2
+
+from perdure.clock import Clock
+from perdure.errors import InvalidResponse, PerdureError
+from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
+from perdure.models.providers.connection import CONNECT_TIMEOUT_S, line_of
+from perdure.models.providers.endpoint import ANTHROPIC, endpoint_of
+from perdure.models.providers.errors import Exchange, Failure, connection_lost, error_of
+from perdure.models.providers.messages_wire import Assembly, names_of, request_body
+
+_STATUS_OF_TYPE = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+"""The status that an error in mid-stream would have had, had it come before the first byte."""
+
+
+class AnthropicModel:
+    """One model of one server. Threads may share it; a process needs no more than one."""
+
+    def __init__(self, model: str, clock: Clock, variable: str = "PERDURE_MODEL") -> None:
+        """Read the server's address and key from the environment, as the SDK does.
+
+        `variable` is the setting that names the model, for the error message.
+
+        Raises:
+            SettingsError: `ANTHROPIC_API_KEY` is missing, or `ANTHROPIC_BASE_URL` is no address.
+        """
+        self._model = model
+        self._clock = clock
+        endpoint = endpoint_of(ANTHROPIC, variable, self.name)
+        self._client = anthropic.Anthropic(
+            api_key=endpoint.key, base_url=endpoint.base_url, max_retries=0, http_client=endpoint.http_client()
+        )
+        self._close = weakref.finalize(self, self._client.close)
+
+    @property
+    def name(self) -> str:
+        """As in `PERDURE_MODEL`."""
+        return f"anthropic:{self._model}"
+
+    def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
+        """Stream one reply. See `Model.respond` for what is raised."""
+        assembly = Assembly(names_of(request))
+        with _calling(self.name, call, self._clock) as exchange:
+            with self._open(request, call) as stream:
+                exchange.request_id = stream.response.headers.get("request-id")
+                for event in stream:
+                    call.delta(assembly.feed(event))
+                    if assembly.complete:
+                        break
+            rest, reply = assembly.finish()
+            call.delta(rest)
+            exchange.answered()
+            return reply
+
+    def close(self) -> None:
+        """Close the connections; done anyway once nobody holds the model any more."""
+        self._close()
+
+    def _open(self, request: ModelRequest, call: ModelCall) -> anthropic.Stream[object]:
+        left = call.remaining()
+        return self._client.post(
+            "/v1/messages",
+            body=request_body(self._model, request),
+            cast_to=object,
+            stream=True,
+            stream_cls=anthropic.Stream[object],
+            options={"timeout": httpx2.Timeout(left, connect=min(left, CONNECT_TIMEOUT_S))},
+        )
+
+
+@contextmanager
+def _calling(name: str, call: ModelCall, clock: Clock) -> Iterator[Exchange]:
+    """Let the SDK talk within the block as part of `call`, and raise perdure's errors for its own."""
+    exchange = Exchange(name)
+    with line_of(call) as line, call.aborting(line.hang_up):
+        try:
+            yield exchange
+        except anthropic.APIConnectionError as error:
+            call.check()  # it was the engine that hung up
+            raise exchange.report(connection_lost(error.__cause__)) from error
+        except httpx2.TransportError as error:  # the SDK lets it pass once the stream has begun
+            call.check()
+            raise exchange.report(connection_lost(error)) from error
+        except anthropic.APIStatusError as error:
+            raise _mapped(error, exchange, clock) from error
+        except InvalidResponse as error:
+            exchange.report(error)
+            raise
+        except (anthropic.APIError, ValueError, RecursionError) as error:  # no UTF-8, no JSON, nested without end
+            unreadable = InvalidResponse("The model's server sent something that cannot be read.")
+            raise exchange.report(unreadable) from error
+
+
+def _mapped(error: anthropic.APIStatusError, exchange: Exchange, clock: Clock) -> PerdureError:
+    exchange.request_id = error.request_id
+    status: int | None = error.status_code
+    if error.response.is_success:  # an error in mid-stream
+        status = _STATUS_OF_TYPE.get(error.type or "")
+    said = error.api_message if isinstance(error.api_message, str) else error.message
+    failure = Failure(status, error.type, said, error.response.headers)
+    return exchange.report(error_of(failure, clock), failure.status, failure.code)

@@ -1,0 +1,152 @@
+"""The Chat Completions wire format: a prompt on its way out, a streamed reply on its way in.
+
+Outwards it keeps law 5: whatever the transcript holds, what is sent is a transcript that a
+provider accepts. Inwards it trusts nothing: servers that call themselves compatible split
+and repeat tool calls each in its own way, and leave out what they do not know.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from perdure.errors import InvalidResponse
+from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, ToolSchema, Usage
+from perdure.models.providers.json_values import count, mapping, sequence, text
+from perdure.models.providers.names import WireIds, WireNames
+from perdure.models.providers.reply import Draft, DraftCall
+from perdure.text import untrusted
+
+
+def request_body(model: str, request: ModelRequest) -> dict[str, Any]:
+    """The body of a streaming request to `/chat/completions`."""
+    names = names_of(request)
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": list(_wire_messages(request.messages, names)),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if request.tools:
+        body["tools"] = [_wire_tool(each, names) for each in request.tools]
+    return body
+
+
+def names_of(request: ModelRequest) -> WireNames:
+    """The names by which the provider gets to see a request's tools."""
+    return WireNames(tool.name for tool in request.tools)
+
+
+def _wire_tool(tool: ToolSchema, names: WireNames) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "function": {"name": names.wire(tool.name), "description": tool.description, "parameters": tool.parameters},
+    }
+
+
+def _wire_messages(messages: Sequence[Message], names: WireNames) -> Iterator[dict[str, Any]]:
+    ids = WireIds(translate=False)
+    for message in messages:
+        if message.role is Role.TOOL:
+            given = message.tool_call_id or ""
+            yield {"role": "tool", "tool_call_id": ids.answered(given), "content": message.content}
+        elif message.tool_calls:
+            asked = ids.asked(call.id for call in message.tool_calls)
+            calls = [_wire_call(call, asked[call.id], names) for call in message.tool_calls]
+            yield {"role": message.role.value, "content": message.content or None, "tool_calls": calls}
+        else:
+            yield {"role": message.role.value, "content": message.content}
+
+
+def _wire_call(call: ToolCall, wire_id: str, names: WireNames) -> dict[str, Any]:
+    function = {"name": names.wire(call.name), "arguments": _wire_arguments(call.arguments)}
+    return {"id": wire_id, "type": "function", "function": function}
+
+
+def _wire_arguments(arguments: str) -> str:
+    try:
+        return arguments if untrusted.load_object(arguments) else "{}"
+    except ValueError:
+        return "{}"
+
+
+class Assembly:
+    """A reply, put together from the chunks of a stream."""
+
+    def __init__(self, names: WireNames | None = None) -> None:
+        """`names`: those of the request; without it, calls keep the names that the model gave."""
+        self._draft = Draft(names or WireNames())
+        self._by_index: dict[int, DraftCall] = {}
+
+    def feed(self, chunk: object) -> str:
+        """Take in one chunk and return the text that it adds.
+
+        Raises:
+            InvalidResponse: it is no chunk of a chat completion, or the reply grows out of all bounds.
+        """
+        if not isinstance(chunk, dict):
+            raise InvalidResponse("The model's server sent something that is not part of a reply.")
+        draft = self._draft
+        draft.model = draft.model or text(chunk.get("model"))
+        if isinstance(usage := chunk.get("usage"), dict):
+            draft.usage = Usage(count(usage.get("prompt_tokens")), count(usage.get("completion_tokens")))
+        choice = _first_choice(chunk)
+        draft.stop_reason = text(choice.get("finish_reason")) or draft.stop_reason
+        delta = mapping(choice.get("delta")) or mapping(choice.get("message"))
+        for fragment in sequence(delta.get("tool_calls")):
+            self._take_call(mapping(fragment))
+        return draft.say(text(delta.get("content")) + text(delta.get("refusal")))
+
+    def finish(self) -> tuple[str, ModelReply]:
+        """The text still held back, and the whole reply.
+
+        Raises:
+            InvalidResponse: the stream ended early, or held neither text nor a tool call.
+        """
+        return self._draft.finish()
+
+    def _take_call(self, fragment: Mapping[str, Any]) -> None:
+        function = mapping(fragment.get("function"))
+        name = text(function.get("name"))
+        given_id = text(fragment.get("id"))
+        arguments = function.get("arguments")
+        call = self._call_of(fragment.get("index"), given_id, name)
+        call.id = call.id or given_id
+        piece = json.dumps(arguments) if isinstance(arguments, dict) else text(arguments)
+        self._draft.extend(call, name=name if name != call.name else "", arguments=piece)
+
+    def _call_of(self, index: object, given_id: str, name: str) -> DraftCall:
+        """The call that a fragment continues, or a new one.
+
+        A fragment begins a new call if its index is new, or if it brings both a name and
+        another id (there are servers that give every call the index 0). Without an index,
+        the id tells; without either, a name after arguments that are already complete.
+        """
+        if isinstance(index, int):
+            call = self._by_index.get(index)
+            if call is None or (name and given_id and call.id and given_id != call.id):
+                call = self._by_index[index] = self._draft.new_call()
+            return call
+        calls = self._draft.calls
+        if not calls:
+            return self._draft.new_call()
+        last = calls[-1]
+        if given_id:
+            return next((call for call in calls if call.id == given_id), None) or self._draft.new_call()
+        if name and (name != last.name or _complete(last)):
+            return self._draft.new_call()
+        return last
+
+
+def _complete(call: DraftCall) -> bool:
+    try:
+        untrusted.load_object("".join(call.arguments))
+    except ValueError:
+        return False
+    return bool(call.arguments)
+
+
+def _first_choice(chunk: Mapping[str, Any]) -> Mapping[str, Any]:
+    choices = [mapping(each) for each in sequence(chunk.get("choices"))]
+    return next((each for each in choices if not each.get("index")), {})

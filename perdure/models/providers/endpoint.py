@@ -1,0 +1,67 @@
+"""Where a provider's server is and with what key, as the vendor's own SDK reads both from the environment."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import httpx2
+
+from perdure.errors import MissingKey, SettingsError
+from perdure.models.providers.connection import Transport
+
+_NO_KEY = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Vendor:
+    """Whose variables (`OPENAI_API_KEY`, `OPENAI_BASE_URL`) and whose own address."""
+
+    prefix: str
+    base_url: str
+
+
+OPENAI = Vendor("OPENAI", "https://api.openai.com/v1")
+ANTHROPIC = Vendor("ANTHROPIC", "https://api.anthropic.com")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server's address and the key to it."""
+
+    base_url: str
+    key: str
+
+    def http_client(self) -> httpx2.Client:
+        """A client whose calls can be hung up; see `perdure.models.providers.connection`."""
+        return httpx2.Client(transport=Transport(self.base_url), follow_redirects=True)
+
+
+def endpoint_of(vendor: Vendor, setting: str, name: str) -> Endpoint:
+    """The server that `setting` with the value `name` is to use.
+
+    Raises:
+        MissingKey: the key is not set.
+        SettingsError: the base URL is no address.
+    """
+    base_url = os.environ.get(f"{vendor.prefix}_BASE_URL") or vendor.base_url
+    key = os.environ.get(f"{vendor.prefix}_API_KEY")
+    if not key and base_url == vendor.base_url:
+        raise MissingKey(
+            f"{vendor.prefix}_API_KEY is not set and {setting} is {name!r}: set {vendor.prefix}_API_KEY, "
+            f"or {vendor.prefix}_BASE_URL to a compatible server that needs no key"
+        )
+    if not _is_address(base_url):
+        raise SettingsError(
+            f"{vendor.prefix}_BASE_URL is {base_url!r}: accepted: an address that begins with http:// or https://, "
+            f"such as {vendor.base_url}"
+        )
+    return Endpoint(base_url, key or _NO_KEY)
+
+
+def _is_address(base_url: str) -> bool:
+    try:
+        url = httpx2.URL(base_url)
+    except httpx2.InvalidURL:
+        return False
+    return url.scheme in ("http", "https") and bool(url.host)

@@ -1,0 +1,141 @@
+"""From a provider's failure to the errors of perdure: where statuses, codes and `Retry-After` are read, once.
+
+    what the provider did                          becomes            transient
+    429, or its code in mid-stream                 RateLimited        yes
+    408, 5xx, 529, an error in mid-stream          ProviderError      yes
+    no connection, or one that broke               ProviderError      yes
+    no answer in time                              DeadlineExceeded   yes
+    413, or a 400 that says "too long"             ContextTooLong     no
+    any other 4xx, a redirect to another origin    ProviderError      no
+    a compressed reply                             InvalidResponse    no
+
+The messages may reach a user: they hold nothing that the provider wrote. What its support asks
+for (status, code, request id) goes to the log, and to the error as a note, which tracebacks show.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+
+import httpx2
+
+from perdure.clock import Clock
+from perdure.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    InvalidResponse,
+    PerdureError,
+    ProviderError,
+    RateLimited,
+)
+from perdure.models.providers.connection import Compressed, ForeignRedirect
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_RETRY_AFTER_S = 86_400.0
+_RATE_CODES = frozenset({"rate_limit_exceeded", "rate_limit_error"})
+_TOO_LONG_CODES = frozenset({"context_length_exceeded", "request_too_large"})
+# Compatible servers have a sentence, though no code; of providers, Anthropic has none.
+_TOO_LONG_SENTENCES = (
+    "maximum context length",
+    "prompt is too long",
+    "exceed context limit",
+    "context window",
+    "context size",
+)
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request to the model or embedder `name`, and the id that the provider gave it once it answered."""
+
+    name: str
+    request_id: str | None = None
+
+    def answered(self) -> None:
+        """Say in the log which request a reply came from, for who has to ask the provider about it."""
+        _log.info("%s answered: request id %s", self.name, self.request_id)
+
+    def report(self, error: PerdureError, status: int | None = None, code: str | None = None) -> PerdureError:
+        """Say in the log and on `error` which request failed, and return `error`."""
+        said = f"{self.name}: {error.code}: status {status}, code {code}, request id {self.request_id}"
+        _log.warning("%s", said)
+        error.add_note(said)
+        return error
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a provider answered instead of a reply. `status` is None if it came in mid-stream."""
+
+    status: int | None
+    code: str | None
+    message: str
+    headers: Mapping[str, str]
+
+
+def error_of(failure: Failure, clock: Clock) -> PerdureError:
+    """The error that a failed call is to raise."""
+    status = failure.status
+    if _is_too_long(failure):
+        return ContextTooLong("The conversation does not fit the model's context window.")
+    pause = _pause(failure.headers, clock)
+    if status == httpx2.codes.TOO_MANY_REQUESTS or failure.code in _RATE_CODES:
+        return RateLimited("The model's provider limits the rate of requests.", retry_after_s=pause)
+    if status is None:
+        return ProviderError("The model's server reported an error in the middle of its reply.", transient=True)
+    if status >= httpx2.codes.INTERNAL_SERVER_ERROR or status == httpx2.codes.REQUEST_TIMEOUT:
+        return ProviderError(f"The model's server failed (status {status}).", transient=True, retry_after_s=pause)
+    return ProviderError(f"The model's server refused the request (status {status}).", transient=False)
+
+
+def connection_lost(cause: BaseException | None) -> PerdureError:
+    """The error of a call whose connection was never there, broke, or (`cause` tells) stayed silent for too long."""
+    if isinstance(cause, httpx2.TimeoutException) and not isinstance(cause, httpx2.ConnectTimeout):
+        return DeadlineExceeded("The model did not answer in time.")
+    if isinstance(cause, ForeignRedirect):
+        return ProviderError("The model's server redirects to another origin, which is not followed.", transient=False)
+    if isinstance(cause, Compressed):
+        return InvalidResponse("The model's server sent a compressed reply, which was not asked for.")
+    return ProviderError("The connection to the model's server failed.", transient=True)
+
+
+def _is_too_long(failure: Failure) -> bool:
+    if failure.status == httpx2.codes.CONTENT_TOO_LARGE or failure.code in _TOO_LONG_CODES:
+        return True
+    said = failure.message.lower()
+    return failure.status in {None, httpx2.codes.BAD_REQUEST} and any(each in said for each in _TOO_LONG_SENTENCES)
+
+
+def _pause(headers: Mapping[str, str], clock: Clock) -> float | None:
+    """Seconds that the provider asks to wait; None if it says nothing, or nonsense."""
+    if (milliseconds := _number(headers.get("retry-after-ms"))) is not None:
+        seconds: float | None = milliseconds / 1000
+    else:
+        given = headers.get("retry-after", "")
+        seconds = _number(given)
+        if seconds is None:
+            seconds = _seconds_until(given, clock)
+    return seconds if seconds is not None and 0 <= seconds <= _LONGEST_RETRY_AFTER_S else None
+
+
+def _seconds_until(http_date: str, clock: Clock) -> float | None:
+    try:
+        moment = parsedate_to_datetime(http_date)
+    except (ValueError, OverflowError):
+        return None
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return max(0.0, (aware - clock.now()).total_seconds())
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        number = float(text or "")
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

@@ -1,0 +1,214 @@
+"""Anthropic's Messages wire format: a prompt on its way out, a streamed reply on its way in.
+
+Outwards it keeps law 5 by this provider's rules, which differ from Chat Completions': the
+system prompt stands apart; user and assistant take turns, the user first and last; no text is
+blank; the results of all calls of one message stand together at the head of the very next
+one; and a prompt that holds a call must define tools. Inwards it trusts nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from perdure.errors import InvalidResponse
+from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, Usage
+from perdure.models.providers.json_values import count, mapping, text
+from perdure.models.providers.names import WireIds, WireNames
+from perdure.models.providers.reply import Draft, DraftCall
+from perdure.text import untrusted
+
+MAX_TOKENS = 16_384
+"""Tokens of one reply: the provider wants a bound, and this is within what each of its models accepts."""
+
+_NOTHING_SAID = "(nothing)"
+_STOP_REASONS = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "tool_use": "tool_calls",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "refusal": "content_filter",
+}
+"""The provider's word for why a reply stopped: Chat Completions' word, in which the engine thinks."""
+
+Block = dict[str, Any]
+
+
+def request_body(model: str, request: ModelRequest) -> dict[str, Any]:
+    """The body of a streaming request to `/v1/messages`."""
+    names = names_of(request)
+    system = "\n\n".join(each.content for each in request.messages if each.role is Role.SYSTEM and each.content.strip())
+    spoken = [each for each in request.messages if each.role is not Role.SYSTEM]
+    body: dict[str, Any] = {
+        "model": model,
+        "max_tokens": MAX_TOKENS,
+        "messages": _turns(_blocks(spoken, names)),
+        "stream": True,
+    }
+    if system:
+        body["system"] = system
+    return body | _tools(request, names)
+
+
+def names_of(request: ModelRequest) -> WireNames:
+    """The names by which the provider gets to see a request's tools."""
+    return WireNames(tool.name for tool in request.tools)
+
+
+def _tools(request: ModelRequest, names: WireNames) -> dict[str, Any]:
+    if request.tools:
+        return {
+            "tools": [
+                {
+                    "name": names.wire(each.name),
+                    "description": each.description,
+                    "input_schema": dict(each.parameters),
+                }
+                for each in request.tools
+            ]
+        }
+    called = dict.fromkeys(names.wire(call.name) for message in request.messages for call in message.tool_calls)
+    if not called:
+        return {}
+    # The call is made without tools, but the conversation holds calls: they are named, and forbidden.
+    return {
+        "tools": [{"name": name, "input_schema": {"type": "object"}} for name in called],
+        "tool_choice": {"type": "none"},
+    }
+
+
+def _blocks(messages: Sequence[Message], names: WireNames) -> Iterator[tuple[str, list[Block]]]:
+    """Each message as the role that speaks and its blocks."""
+    ids = WireIds(translate=True)
+    for message in messages:
+        if message.role is Role.TOOL:
+            yield "user", [_result(message, ids.answered(message.tool_call_id or ""))]
+        elif message.role is Role.USER:
+            yield "user", _said(message.content) or _said(_NOTHING_SAID)
+        else:
+            asked = ids.asked(call.id for call in message.tool_calls)
+            calls = [_call(each, asked[each.id], names) for each in message.tool_calls]
+            yield "assistant", [*_said(message.content), *calls]
+
+
+def _turns(spoken: Iterator[tuple[str, list[Block]]]) -> list[dict[str, Any]]:
+    """Turns of user and assistant by turns, the user's first and last."""
+    turns: list[dict[str, Any]] = []
+    for role, blocks in spoken:
+        if not turns and role == "assistant" and blocks:
+            turns.append(_filler())
+        if turns and turns[-1]["role"] == role:
+            turns[-1]["content"] += blocks
+        elif blocks:
+            turns.append({"role": role, "content": list(blocks)})
+    if not turns or turns[-1]["role"] == "assistant":
+        turns.append(_filler())
+    return turns
+
+
+def _filler() -> dict[str, Any]:
+    return {"role": "user", "content": _said(_NOTHING_SAID)}
+
+
+def _said(content: str) -> list[Block]:
+    return [{"type": "text", "text": content}] if content.strip() else []
+
+
+def _result(message: Message, wire_id: str) -> Block:
+    block = {"type": "tool_result", "tool_use_id": wire_id}
+    return {**block, "content": message.content} if message.content.strip() else block
+
+
+def _call(call: ToolCall, wire_id: str, names: WireNames) -> Block:
+    try:
+        arguments = untrusted.load_object(call.arguments)
+    except ValueError:
+        arguments = {}
+    return {"type": "tool_use", "id": wire_id, "name": names.wire(call.name), "input": arguments}
+
+
+class Assembly:
+    """A reply, put together from the events of a stream."""
+
+    def __init__(self, names: WireNames | None = None) -> None:
+        """`names`: those of the request; without it, calls keep the names that the model gave."""
+        self.complete = False
+        self._draft = Draft(names or WireNames())
+        self._calls: dict[object, DraftCall] = {}
+        self._whole: list[tuple[DraftCall, str]] = []
+        self._usage: dict[str, int] = {}
+
+    def feed(self, event: object) -> str:
+        """Take in one event and return the text that it adds; `complete` says whether it was the last.
+
+        Raises:
+            InvalidResponse: it is no event of a message, or the reply grows out of all bounds.
+        """
+        if not isinstance(event, dict):
+            raise InvalidResponse("The model's server sent something that is not part of a reply.")
+        match event.get("type"):
+            case "message_start":
+                message = mapping(event.get("message"))
+                self._draft.model = text(message.get("model"))
+                self._count(message)
+            case "content_block_start":
+                return self._begin(event.get("index"), mapping(event.get("content_block")))
+            case "content_block_delta":
+                return self._go_on(event.get("index"), mapping(event.get("delta")))
+            case "message_delta":
+                reason = text(mapping(event.get("delta")).get("stop_reason"))
+                self._draft.stop_reason = _STOP_REASONS.get(reason, reason) or self._draft.stop_reason
+                self._count(event)
+            case "message_stop":
+                self.complete = True
+            case _:
+                pass  # the provider announces that there will be new kinds of events
+        return ""
+
+    def finish(self) -> tuple[str, ModelReply]:
+        """The text still held back, and the whole reply.
+
+        Raises:
+            InvalidResponse: the stream ended early, or held neither text nor a tool call.
+        """
+        for call, arguments in self._whole:
+            if not call.arguments:
+                self._draft.extend(call, arguments=arguments)
+        return self._draft.finish()
+
+    def _begin(self, index: object, block: Mapping[str, Any]) -> str:
+        if block.get("type") != "tool_use":  # thinking, and what the provider's own tools do, is not the reply
+            return self._draft.say(text(block.get("text"))) if block.get("type") == "text" else ""
+        call = self._calls[_key(index)] = self._draft.new_call()
+        call.id = text(block.get("id"))
+        self._draft.extend(call, name=text(block.get("name")))
+        if given := mapping(block.get("input")):  # from servers that do not stream arguments
+            self._whole.append((call, json.dumps(given)))
+        return ""
+
+    def _go_on(self, index: object, delta: Mapping[str, Any]) -> str:
+        if delta.get("type") == "text_delta":
+            return self._draft.say(text(delta.get("text")))
+        if delta.get("type") == "input_json_delta":
+            call = self._calls.get(_key(index))
+            if call is None:
+                raise InvalidResponse("The model's server sent arguments that belong to no tool call.")
+            self._draft.extend(call, arguments=text(delta.get("partial_json")))
+        return ""
+
+    def _count(self, holder: Mapping[str, Any]) -> None:
+        """Take in usage: what counts the same is given again, cumulatively, and stands for what was given before."""
+        for name, value in mapping(holder.get("usage")).items():
+            if isinstance(value, int):
+                self._usage[name] = count(value)
+        read = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+        self._draft.usage = Usage(
+            input_tokens=sum(self._usage.get(each, 0) for each in read),
+            output_tokens=self._usage.get("output_tokens", 0),
+        )
+
+
+def _key(index: object) -> object:
+    return index if isinstance(index, int) else None

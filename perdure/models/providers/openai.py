@@ -1,0 +1,123 @@
+"""`openai:NAME`: Chat Completions through the official SDK, against any compatible server.
+
+The request goes out and the events come in through the SDK's documented way to a plain
+endpoint (`client.post`), not through its pydantic models: at ten turns of context that is a
+quarter of the CPU of a call. The SDK's own retries are off; retrying is the engine's affair.
+Foreign errors are mapped to `perdure.errors` here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx2
+import openai
+from openai import RequestOptions
+
+from perdure.clock import Clock
+from perdure.errors import InvalidResponse, PerdureError
+from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
+from perdure.models.providers.chat_wire import Assembly, names_of, request_body
+from perdure.models.providers.connection import CONNECT_TIMEOUT_S, line_of
+from perdure.models.providers.endpoint import OPENAI, endpoint_of
+from perdure.models.providers.errors import Exchange, Failure, connection_lost, error_of
+
+
+class OpenAIModel:
+    """One model of one server. Threads may share it; a process needs no more than one."""
+
+    def __init__(self, model: str, clock: Clock, variable: str = "PERDURE_MODEL") -> None:
+        """Read the server's address and key from the environment, as the SDK does.
+
+        `variable` is the setting that names the model, for the error message.
+
+        Raises:
+            SettingsError: `OPENAI_API_KEY` is missing, or `OPENAI_BASE_URL` is no address.
+        """
+        self._model = model
+        self._clock = clock
+        self._client = client(variable, self.name)
+        self._close = weakref.finalize(self, self._client.close)
+
+    @property
+    def name(self) -> str:
+        """As in `PERDURE_MODEL`."""
+        return f"openai:{self._model}"
+
+    def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
+        """Stream one reply. See `Model.respond` for what is raised."""
+        assembly = Assembly(names_of(request))
+        with calling(self.name, call, self._clock) as exchange:
+            with self._open(request, call) as stream:
+                exchange.request_id = stream.response.headers.get("x-request-id")
+                for chunk in stream:
+                    call.delta(assembly.feed(chunk))
+            rest, reply = assembly.finish()
+            call.delta(rest)
+            exchange.answered()
+            return reply
+
+    def close(self) -> None:
+        """Close the connections; done anyway once nobody holds the model any more."""
+        self._close()
+
+    def _open(self, request: ModelRequest, call: ModelCall) -> openai.Stream[object]:
+        return self._client.post(
+            "/chat/completions",
+            body=request_body(self._model, request),
+            cast_to=object,
+            stream=True,
+            stream_cls=openai.Stream[object],
+            options=options_of(call),
+        )
+
+
+def client(setting: str, name: str) -> openai.OpenAI:
+    """The SDK's client for the server that `setting` with the value `name` is to use.
+
+    Raises:
+        SettingsError: `OPENAI_API_KEY` is missing, or `OPENAI_BASE_URL` is no address.
+    """
+    endpoint = endpoint_of(OPENAI, setting, name)
+    return openai.OpenAI(
+        api_key=endpoint.key, base_url=endpoint.base_url, max_retries=0, http_client=endpoint.http_client()
+    )
+
+
+def options_of(call: ModelCall) -> RequestOptions:
+    """How long one request may take: no longer than the call that it is for."""
+    left = call.remaining()
+    return {
+        "timeout": httpx2.Timeout(left, connect=min(left, CONNECT_TIMEOUT_S)),
+        "security": {"bearer_auth": True},
+    }
+
+
+@contextmanager
+def calling(name: str, call: ModelCall, clock: Clock) -> Iterator[Exchange]:
+    """Let the SDK talk within the block as part of `call`, and raise perdure's errors for its own."""
+    exchange = Exchange(name)
+    with line_of(call) as line, call.aborting(line.hang_up):
+        try:
+            yield exchange
+        except openai.APIError as error:
+            call.check()  # it was the engine that hung up
+            raise _mapped(error, exchange, clock) from error
+        except InvalidResponse as error:
+            exchange.report(error)
+            raise
+        except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nested without end
+            unreadable = InvalidResponse("The model's server sent something that cannot be read.")
+            raise exchange.report(unreadable) from error
+
+
+def _mapped(error: openai.APIError, exchange: Exchange, clock: Clock) -> PerdureError:
+    if isinstance(error, openai.APIConnectionError):
+        return exchange.report(connection_lost(error.__cause__))
+    failure = Failure(None, error.code, error.message, {})
+    if isinstance(error, openai.APIStatusError):
+        exchange.request_id = error.request_id
+        failure = Failure(error.status_code, error.code, error.message, error.response.headers)
+    return exchange.report(error_of(failure, clock), failure.status, failure.code)

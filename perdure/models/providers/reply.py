@@ -1,0 +1,119 @@
+"""A reply as it grows, whatever the wire format: bounded, storable, and whole or refused.
+
+The wire modules feed it what they read out of a provider's events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from perdure.errors import InvalidResponse
+from perdure.models.protocol import ModelReply, ToolCall, Usage
+from perdure.models.providers.names import WireNames, unused
+from perdure.text import untrusted
+
+MAX_REPLY_CHARS = 2_000_000
+"""Characters, text and arguments together, beyond which a reply is no reply but a runaway server."""
+
+MAX_TOOL_CALLS = 128
+"""Calls that one message may hold by the providers' own rules."""
+
+
+@dataclass(slots=True)
+class DraftCall:
+    """A tool call as it grows."""
+
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+
+
+class Draft:
+    """A reply that is not finished yet. `stop_reason` says that it is."""
+
+    def __init__(self, names: WireNames) -> None:
+        """`names`: those of the request, by which the model calls tools."""
+        self.model = ""
+        self.stop_reason = ""
+        self.usage = Usage()
+        self.calls: list[DraftCall] = []
+        self._names = names
+        self._text: list[str] = []
+        self._held_back = ""
+        self._size = 0
+
+    def say(self, text: str) -> str:
+        """Take in a piece of text and return what of it can be shown.
+
+        Raises:
+            InvalidResponse: the reply grows out of all bounds.
+        """
+        if not text:
+            return ""
+        self._grow(text)
+        text = self._held_back + text
+        # A server that cuts text by UTF-16 units may part the two halves of one character.
+        cut_at = len(text) - 1 if "\ud800" <= text[-1] <= "\udbff" else len(text)
+        self._held_back = text[cut_at:]
+        whole = untrusted.storable(text[:cut_at])
+        self._text.append(whole)
+        return whole
+
+    def new_call(self) -> DraftCall:
+        """Begin a tool call.
+
+        Raises:
+            InvalidResponse: there are more than a message may hold.
+        """
+        if len(self.calls) == MAX_TOOL_CALLS:
+            raise InvalidResponse(f"The model asked for more than {MAX_TOOL_CALLS} tool calls at once.")
+        self.calls.append(DraftCall())
+        return self.calls[-1]
+
+    def extend(self, call: DraftCall, *, name: str = "", arguments: str = "") -> None:
+        """Lengthen a call by a piece of its name, of its arguments, or of both.
+
+        Raises:
+            InvalidResponse: the reply grows out of all bounds.
+        """
+        self._grow(name + arguments)
+        call.name += name
+        if arguments:
+            call.arguments.append(arguments)
+
+    def finish(self) -> tuple[str, ModelReply]:
+        """The text still held back, and the whole reply.
+
+        Raises:
+            InvalidResponse: the stream ended early, or held neither text nor a tool call.
+        """
+        if not self.stop_reason:
+            raise InvalidResponse("The model's reply ended before it was finished.")
+        rest = untrusted.storable(self._held_back)
+        content = "".join(self._text) + rest
+        stop_reason = untrusted.storable(self.stop_reason)
+        if not content.strip() and not self.calls:
+            raise InvalidResponse(f"The model's reply was empty (it stopped because of: {stop_reason[:40]}).")
+        reply = ModelReply(
+            content=content,
+            tool_calls=tuple(self._finished_calls()),
+            usage=self.usage,
+            model=untrusted.storable(self.model),
+            stop_reason=stop_reason,
+        )
+        return rest, reply
+
+    def _finished_calls(self) -> Iterator[ToolCall]:
+        used: set[str] = set()
+        for number, call in enumerate(self.calls, start=1):
+            yield ToolCall(
+                id=unused(untrusted.storable(call.id) or f"call_{number}", used),
+                name=untrusted.storable(self._names.ours(call.name)),
+                arguments=untrusted.storable("".join(call.arguments)),
+            )
+
+    def _grow(self, text: str) -> None:
+        self._size += len(text)
+        if self._size > MAX_REPLY_CHARS:
+            raise InvalidResponse(f"The model's reply is longer than {MAX_REPLY_CHARS:,} characters.")

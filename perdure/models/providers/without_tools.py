@@ -1,0 +1,55 @@
+"""A prompt without tools: what was called and what came of it, told as text.
+
+For calls to models that get no tools, whose providers refuse a transcript with tool calls then,
+or whose models would go on calling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from perdure.models.protocol import Message, ModelRequest, Role
+from perdure.text.quoting import NOTE, RESULT, Quoter
+
+_NO_TOOLS = "You have no tools at the moment. Answer from the conversation alone, and say so if that does not suffice."
+
+
+def as_plain(request: ModelRequest) -> ModelRequest:
+    """The same conversation, with its calls and results as text, and no tools."""
+    plain = tuple(_told(request.messages))
+    if request.tools or plain != request.messages:
+        quotes = any(message.role is Role.TOOL for message in request.messages)
+        plain = _with_note(plain, f"{_NO_TOOLS}\n\n{NOTE}" if quotes else _NO_TOOLS)
+    return ModelRequest(plain)
+
+
+def _with_note(messages: Sequence[Message], note: str) -> tuple[Message, ...]:
+    if not messages or messages[0].role is not Role.SYSTEM:
+        return (Message(Role.SYSTEM, note), *messages)
+    first = replace(messages[0], content=f"{messages[0].content}\n\n{note}")
+    return (first, *messages[1:])
+
+
+def _told(messages: Sequence[Message]) -> Iterator[Message]:
+    """Each message in text; the results of one reply's calls as one message of the user's side."""
+    names: dict[str, str] = {}
+    quoter = Quoter()
+    for is_result, group in groupby(messages, key=lambda message: message.role is Role.TOOL):
+        if is_result:
+            yield Message(Role.USER, "\n".join(_result(each, names, quoter) for each in group))
+            continue
+        for message in group:
+            if message.tool_calls:
+                names = {call.id: call.name for call in message.tool_calls}  # an id is unique in one reply only
+                calls = [f"[I called {call.name} with {call.arguments or '{}'}]" for call in message.tool_calls]
+                yield Message(message.role, "\n".join(part for part in (message.content, *calls) if part))
+            else:
+                yield message
+
+
+def _result(message: Message, names: Mapping[str, str], quoter: Quoter) -> str:
+    """A tool's result, quoted: in a message of the user's side, its text must not pass for the user's."""
+    title = f"[{names.get(message.tool_call_id or '', 'a tool')} returned]"
+    return quoter.quote(RESULT, title, [message.content]) or f"{title}: nothing"

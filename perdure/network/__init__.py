@@ -1,0 +1,1 @@
+"""Outgoing requests to addresses that others name: what may be reached, DNS, signatures."""

@@ -1,0 +1,137 @@
+"""Requests to places that others name: what may be reached, and a connection to the very address that was checked.
+
+A URL of a user or of a model is untrusted: it may name the host's own services, or a network behind the firewall.
+`check` refuses what is certain from the text, in every spelling. `resolve` looks a name up once and checks each of its
+addresses. `pinned` makes a request that connects to one of those, so that a second look-up cannot answer otherwise;
+TLS still checks the certificate against the name. Callers follow no redirect without the same checks.
+
+`http_get` and the delivery of replies call this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import httpx2
+
+from perdure.errors import InvalidRequest
+from perdure.network.dns import look_up
+from perdure.network.reply_urls import PORTS, Reachable
+from perdure.network.special_networks import Address
+from perdure.text.patterns import compiled
+from perdure.text.untrusted import first_line
+
+_LAST_PORT = 65_535
+_NAME = compiled(r"[a-z0-9._-]+")
+_NUMERIC = compiled(r"[0-9a-fx.]+")
+_LOCAL_NAMES = frozenset(
+    {"localhost", "localdomain", "local", "internal", "home.arpa", "ip6-localhost", "ip6-loopback"}
+)
+"""Names, and the ends of names, that no public name server resolves (RFC 6761, RFC 6762, RFC 8375, ICANN)."""
+
+
+class Refused(InvalidRequest):
+    """The URL leads, or may lead, elsewhere than to where requests may go."""
+
+
+def check(url: str, reachable: Reachable) -> httpx2.URL:
+    """Parse `url`, unless it is certain from its text that it may not be reached.
+
+    Raises:
+        Refused: it is no URL of a host over HTTP, or names an address or a host of a network that is not public.
+    """
+    parsed = _parsed(url)
+    host, port = _host(parsed), port_of(parsed)
+    address = _literal(host)
+    if address is None and _NAME.fullmatch(host) is None:
+        raise Refused(f"{first_line(host, 100)!r} is refused: it is not the name of a host.")
+    if reachable.has_url(parsed.scheme, host, port, _path(parsed)):
+        return parsed
+    if address is not None:
+        _require(host, address, reachable)
+    elif not reachable.networks and _is_local(host):
+        raise Refused(f"{host} is refused: it is not a name of the public Internet.")
+    return parsed
+
+
+async def resolve(url: httpx2.URL, reachable: Reachable) -> list[Address]:
+    """The addresses of the URL's host, each of which may be reached; at least one.
+
+    Raises:
+        Refused: one of them may not be reached, or there is none.
+        OSError, UnicodeError: the name does not resolve.
+    """
+    host = _host(url)
+    found = await asyncio.wrap_future(look_up(host, port_of(url)))
+    addresses = [ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found]
+    if not addresses:
+        raise Refused(f"{host} has no address.")
+    if not reachable.has_url(url.scheme, host, port_of(url), _path(url)):
+        for address in addresses:
+            _require(host, address, reachable)
+    return list(dict.fromkeys(addresses))
+
+
+def pinned(
+    client: httpx2.AsyncClient, method: str, url: httpx2.URL, address: Address, headers: Mapping[str, str], **more: Any
+) -> httpx2.Request:
+    """A request to `url` that connects to `address`. A certificate is checked against the URL's host."""
+    return client.build_request(
+        method,
+        url.copy_with(host=str(address)),
+        headers={"Host": url.netloc.decode("ascii").rpartition("@")[2], **headers},
+        extensions={"sni_hostname": url.raw_host.decode("ascii").rstrip(".")},
+        **more,
+    )
+
+
+def port_of(url: httpx2.URL) -> int:
+    """The port that `url` names, or its scheme's."""
+    return url.port or PORTS[url.scheme]
+
+
+def _parsed(url: str) -> httpx2.URL:
+    try:
+        parsed = httpx2.URL(url)
+    except (httpx2.InvalidURL, UnicodeError, ValueError) as error:
+        raise Refused(f"The URL is refused: {first_line(str(error), 200)}.") from None
+    if parsed.scheme not in PORTS or not parsed.host or "\\" in url:  # of which parsers make different hosts
+        raise Refused(f"{first_line(url, 100)!r} is refused: expected an address that begins with http:// or https://.")
+    if parsed.port is not None and not 0 < parsed.port <= _LAST_PORT:
+        raise Refused(f"The URL is refused: there is no port {parsed.port}.")
+    return parsed
+
+
+def _host(url: httpx2.URL) -> str:
+    return url.raw_host.decode("ascii").lower().rstrip(".")
+
+
+def _path(url: httpx2.URL) -> str:
+    return url.raw_path.decode("ascii")
+
+
+def _literal(host: str) -> Address | None:
+    """The address that `host` spells: also as a number, in octal or hexadecimal, or with fewer than four parts."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        pass
+    if _NUMERIC.fullmatch(host) is None:
+        return None
+    try:
+        return ipaddress.IPv4Address(socket.inet_aton(host))
+    except OSError:
+        return None
+
+
+def _is_local(host: str) -> bool:
+    return any(host == name or host.endswith(f".{name}") for name in _LOCAL_NAMES)
+
+
+def _require(host: str, address: Address, reachable: Reachable) -> None:
+    if not reachable.has_address(address):
+        raise Refused(f"{host} is refused: {address} is not an address of the public Internet.")

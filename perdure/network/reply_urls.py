@@ -1,0 +1,111 @@
+"""What replies may reach besides the public Internet, as `PERDURE_REPLY_URLS` says: networks and globs of URLs.
+
+A glob is compared part by part, so that no part of a URL stands in for another: `http://*.corp/*` does not match
+`http://10.0.0.1/x.corp/`. `perdure.network.egress` asks here for each URL and for each address that a name resolves to.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from urllib.parse import unquote
+
+from perdure.network.special_networks import Address, Network, is_public, reached
+
+PORTS = {"http": 80, "https": 443}
+"""The schemes of URLs that are reached, with their default ports."""
+
+_ACCEPTED = "accepted: a network such as 10.1.0.0/16, or a glob of URLs such as https://hooks.corp.example/perdure/*"
+
+
+@dataclass(frozen=True, slots=True)
+class UrlGlob:
+    """`SCHEME://HOST[:PORT][/PATH]`; `port` and `path` are `None` where every one matches."""
+
+    scheme: str
+    host: str
+    port: int | None
+    path: str | None
+
+    @classmethod
+    def parse(cls, entry: str) -> UrlGlob:
+        """Read an entry. A port of `*` is any port, no port the scheme's own; no path is any path.
+
+        Raises:
+            ValueError: it is no such glob.
+        """
+        scheme, _, rest = entry.partition("://")
+        authority, slash, path = rest.partition("/")
+        host, port = _split(authority)
+        usable = scheme in PORTS and host.rstrip(".") and authority.isascii() and "@" not in authority
+        if not usable or not (port in {"", "*"} or (port.isdecimal() and 0 < int(port) < 2**16)):
+            raise ValueError(_ACCEPTED)
+        number = None if port == "*" else int(port or PORTS[scheme])
+        return cls(scheme, host.lower().rstrip("."), number, f"/{path}" if slash else None)
+
+    def matches(self, scheme: str, host: str, port: int, path: str) -> bool:
+        """Whether the URL of these parts matches: `host` in lower case, `path` with its query."""
+        if scheme != self.scheme or self.port not in {None, port}:
+            return False
+        if not (host == self.host if ":" in self.host else fnmatchcase(host, self.host)):
+            return False
+        return self.path is None or (".." not in _unquoted(path) and fnmatchcase(path, self.path))
+
+
+@dataclass(frozen=True, slots=True)
+class Reachable:
+    """Networks and URLs that may be reached although they are not public. Without any, only public ones are."""
+
+    networks: tuple[Network, ...] = ()
+    urls: tuple[UrlGlob, ...] = ()
+
+    @classmethod
+    def parse(cls, entries: Iterable[str]) -> Reachable:
+        """Read the entries of `PERDURE_REPLY_URLS`.
+
+        Raises:
+            ValueError: one of them is neither a network nor a glob of URLs; the message names it.
+        """
+        networks: list[Network] = []
+        urls: list[UrlGlob] = []
+        for entry in entries:
+            try:
+                if "://" in entry:
+                    urls.append(UrlGlob.parse(entry))
+                else:
+                    networks.append(ipaddress.ip_network(entry))
+            except ValueError as error:
+                said = _ACCEPTED if _ACCEPTED in str(error) else f"{error}; {_ACCEPTED}"
+                raise ValueError(f"the entry {entry!r} cannot be used: {said}") from None
+        return cls(tuple(networks), tuple(urls))
+
+    def has_address(self, address: Address) -> bool:
+        """Whether `address` is public, or in one of the networks; of an embedded IPv4 address, whether that is."""
+        inner = reached(address)
+        return is_public(address) or any(inner in network or address in network for network in self.networks)
+
+    def has_url(self, scheme: str, host: str, port: int, path: str) -> bool:
+        """Whether a glob allows the URL of these parts, whatever address its host has."""
+        return any(glob.matches(scheme, host, port, path) for glob in self.urls)
+
+
+ANYWHERE = Reachable((ipaddress.IPv4Network("0.0.0.0/0"), ipaddress.IPv6Network("::/0")))
+"""For URLs that the operator sets."""
+
+
+def _unquoted(path: str) -> str:
+    """`path` as the last of several servers may read it, each of which decodes it once."""
+    while (decoded := unquote(path)) != path:
+        path = decoded
+    return path
+
+
+def _split(authority: str) -> tuple[str, str]:
+    """Host and port of `HOST:PORT` or `[IPv6]:PORT`."""
+    if authority.startswith("["):
+        host, _, port = authority[1:].partition("]")
+        return host, port.removeprefix(":")
+    host, _, port = authority.partition(":")
+    return host, port

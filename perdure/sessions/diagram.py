@@ -1,0 +1,27 @@
+"""The states of a session as a drawing, made from the table that the statements are made from.
+
+    python -m perdure.sessions.diagram
+
+prints what `docs/sessions.md` shows; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from perdure.sessions.states import TRANSITIONS, State
+
+
+def draw() -> str:
+    """The table of transitions in Mermaid's words. What leaves a state as it is has no arrow."""
+    arrows: dict[tuple[State, State], list[str]] = {}
+    for (before, trigger), after in TRANSITIONS.items():
+        if before is not after:
+            arrows.setdefault((before, after), []).append(trigger)
+    lines = [f"    {before} --> {after}: {' / '.join(triggers)}" for (before, after), triggers in arrows.items()]
+    begin, end = f"    [*] --> {State.INITIALIZING}", f"    {State.ENDED} --> [*]"
+    return "\n".join(["```mermaid", "stateDiagram-v2", begin, *lines, end, "```"])
+
+
+if __name__ == "__main__":
+    sys.stdout.write(draw() + "\n")

@@ -1,0 +1,1 @@
+"""Text from outside: linear-time patterns, strict JSON, quotation marks, contradiction."""

@@ -1,0 +1,1 @@
+"""Tool calls: the ledger of intents and results, and approvals."""

@@ -1,0 +1,162 @@
+"""The statements of the tool ledger and of approvals."""
+
+from __future__ import annotations
+
+from perdure.database.engine import Statement
+from perdure.database.fencing import HELD
+from perdure.sessions.states import State, Trigger, sql
+
+# A result of one of several calls made side by side, as it comes. Not fenced: a late result
+# may be written here, but it enters the transcript only by STEP.
+FINISH_EFFECT = Statement(
+    "turns.finish_effect",
+    """
+    UPDATE tool_effects
+    SET status = CASE WHEN status = 'intended' THEN %(status)s ELSE status END,
+        result = %(result)s, variables = %(variables)s::json, finished_at = perdure_now()
+    WHERE effect_id = %(effect_id)s AND finished_at IS NULL
+    """,
+)
+
+# A tool call that runs (again) has its full time from here on, and the lease with it.
+EXTEND_EFFECT = Statement(
+    "turns.extend_effect",
+    f"""
+    WITH fenced AS (
+        UPDATE sessions SET lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
+        WHERE {HELD}
+        RETURNING session_id
+    )
+    UPDATE tool_effects
+    SET intended_at = perdure_now(), decide_at = perdure_now() + make_interval(secs => %(timeout_s)s)
+    FROM fenced
+    WHERE effect_id = %(effect_id)s
+    RETURNING effect_id
+    """,
+)
+
+# None is undecided for longer than its time, however far the clock was set back since.
+EFFECTS_OF_STEP = Statement(
+    "turns.effects_of_step",
+    """
+    SELECT effect_id, position, arguments, effect, status, result, variables,
+           extract(epoch FROM least(decide_at - perdure_now(), decide_at - intended_at))::float AS undecided_s
+    FROM tool_effects
+    WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s
+    ORDER BY position
+    """,
+    writes=False,
+)
+
+LOCK_HELD = Statement(
+    "turns.lock_held",
+    f"SELECT token FROM sessions WHERE {HELD} FOR NO KEY UPDATE",
+)
+
+# Gives the session back until the calls are decided, or expire. Nobody's attempt, and no claim. Not where an end or
+# a cancellation was asked for meanwhile.
+WAIT_APPROVAL = Statement(
+    "turns.wait_approval",
+    f"""
+    WITH fenced AS (
+        UPDATE sessions
+        SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = perdure_now(), wakes = 0,
+            paced = false,
+            not_before = (SELECT min(decide_at) FROM tool_effects
+                          WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s AND status = 'asked'),
+            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
+            state = CASE state WHEN '{State.WAITING_APPROVAL}' THEN state ELSE {sql(Trigger.APPROVAL_NEEDED)} END
+        WHERE {HELD} AND end_requested_at IS NULL
+          AND NOT EXISTS (SELECT FROM turns WHERE turn_id = %(turn_id)s AND cancel_requested_at IS NOT NULL)
+        RETURNING session_id
+    )
+    UPDATE turns AS t SET status = 'waiting_approval' FROM fenced WHERE t.turn_id = %(turn_id)s
+    RETURNING t.turn_id
+    """,
+)
+
+IS_CANCELLED = Statement(
+    "turns.is_cancelled",
+    "SELECT turn_id FROM turns WHERE turn_id = %(turn_id)s AND cancel_requested_at IS NOT NULL",
+    writes=False,
+)
+
+_UNDECIDED = """
+    (end_requested_at IS NULL AND EXISTS (
+        SELECT FROM tool_effects
+        WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s AND status = 'asked'
+          AND decide_at > perdure_now()))
+""".strip()
+
+# Begins what is approved, unless something is still to be decided. What can be decided no more is denied.
+BEGIN_APPROVED = Statement(
+    "turns.begin_approved",
+    f"""
+    WITH fenced AS (
+        UPDATE sessions
+        SET lease_until = perdure_now() + make_interval(secs => %(lease_s)s),
+            state = CASE WHEN state = '{State.THINKING}' THEN {sql(Trigger.TOOL_REQUESTED)}
+                         WHEN state = '{State.WAITING_APPROVAL}' AND NOT {_UNDECIDED}
+                         THEN {sql(Trigger.APPROVAL_DECIDED)}
+                         ELSE state END
+        WHERE {HELD}
+        RETURNING end_requested_at, {_UNDECIDED} AS undecided
+    ), denied AS (
+        UPDATE tool_effects AS e
+        SET status = 'denied', finished_at = perdure_now(),
+            result = CASE WHEN fenced.end_requested_at IS NULL THEN %(expired)s ELSE %(ended)s END
+        FROM fenced
+        WHERE NOT fenced.undecided
+          AND e.turn_id = %(turn_id)s AND e.message_seq = %(message_seq)s AND e.status = 'asked'
+    ), begun AS (
+        UPDATE tool_effects AS e
+        SET status = 'intended', intended_at = perdure_now(),
+            decide_at = perdure_now() + make_interval(secs => c.timeout_s)
+        FROM fenced, jsonb_to_recordset(%(calls)s::jsonb) AS c (effect_id uuid, timeout_s double precision)
+        WHERE NOT fenced.undecided AND e.effect_id = c.effect_id AND e.status = 'approved'
+          AND e.turn_id = %(turn_id)s AND e.message_seq = %(message_seq)s
+    )
+    SELECT undecided FROM fenced
+    """,
+)
+
+LOCK_OF_TURN = Statement(
+    "turns.lock_of_turn",
+    """
+    SELECT s.session_id, s.end_requested_at IS NOT NULL AS ending FROM sessions AS s
+    WHERE s.session_id = (SELECT session_id FROM turns WHERE turn_id = %(turn_id)s)
+    FOR NO KEY UPDATE
+    """,
+)
+
+# Ids of calls are distinct within a turn; where a release before this one made them, the newest is meant.
+FIND_CALL = Statement(
+    "turns.find_call",
+    """
+    SELECT e.effect_id, e.tool, e.status, e.decide_at <= perdure_now() AS expired,
+           t.agent, t.priority, t.status = 'waiting_approval' AS waits
+    FROM turns AS t
+    JOIN tool_effects AS e ON e.turn_id = t.turn_id
+    JOIN messages AS m ON m.session_id = t.session_id AND m.seq = e.message_seq
+    WHERE t.turn_id = %(turn_id)s AND m.tool_calls -> e.position ->> 'id' = %(call_id)s
+    ORDER BY e.message_seq DESC LIMIT 1
+    """,
+    writes=False,
+)
+
+# A decision; where it was the last one, the session is anybody's. Returns a row then.
+DECIDE = Statement(
+    "turns.decide",
+    f"""
+    WITH decided AS (
+        UPDATE tool_effects
+        SET status = %(status)s, result = %(result)s, arguments = coalesce(%(arguments)s, arguments)
+        WHERE effect_id = %(effect_id)s
+    )
+    UPDATE sessions SET not_before = NULL, queued_at = NULL, woken_at = NULL, state = {sql(Trigger.APPROVAL_DECIDED)}
+    WHERE session_id = %(session_id)s
+      AND NOT EXISTS (SELECT FROM tool_effects
+                      WHERE turn_id = %(turn_id)s AND status = 'asked' AND effect_id <> %(effect_id)s)
+    RETURNING session_id
+    """,
+)

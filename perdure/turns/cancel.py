@@ -1,0 +1,79 @@
+"""Cancel: at once where nobody runs a turn's calls or asks its model, at its next safe point where somebody does.
+
+And the settling of turns that are begun and that nobody runs, which an interrupting message needs too.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from perdure.database.engine import Transaction
+from perdure.database.fencing import Fence
+from perdure.errors import NotFound
+from perdure.ids import new_id
+from perdure.runtime import Runtime
+from perdure.turns import queries as turns_queries
+from perdure.turns.inbox import queries as inbox_queries
+from perdure.turns.lease.keeper import TurnRef
+from perdure.turns.run.settle import CANCELLED, Cancelled, Settled, Tenure, conclude, conclude_unread, settle
+from perdure.turns.run.transcript import UNREADABLE, Transcript
+
+log = logging.getLogger(__name__)
+
+
+def cancel(runtime: Runtime, turn_id: UUID) -> None:
+    """Ask for a turn to be cancelled; nothing happens if it is settled already.
+
+    A turn that is running stops between steps or in the middle of a model's stream. One that waits
+    for a person is settled here, its calls denied. Any other that nobody runs is woken, so that a
+    worker claims it and settles it.
+
+    Raises:
+        NotFound: there is no such turn.
+    """
+    parameters = {"turn_id": turn_id, "message": CANCELLED, "delivery_id": new_id(runtime.clock)}
+    rows = runtime.database.run(turns_queries.CANCEL, parameters)
+    if not rows:
+        if not runtime.database.run(turns_queries.READ, {"turn_id": turn_id}):
+            raise NotFound("There is no such turn.")
+        return
+    row = rows[0]
+    if row.delivery_id is not None:
+        runtime.wake.delivery(row.delivery_id)
+    if row.may_end:
+        runtime.wake.ending(row.session_id)
+    if row.status == "cancelled" or (row.status == "waiting_approval" and _close(runtime, row.session_id, turn_id)):
+        return
+    runtime.wake.session(row.session_id, row.priority)
+
+
+def settle_begun(runtime: Runtime, transaction: Transaction, tenure: Tenure, row: Row[Any]) -> Settled:
+    """Settle as cancelled a turn that was begun, in a session that was seized under `tenure`."""
+    turn = TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
+    try:
+        transcript = Transcript.load(transaction, tenure.session_id, turn, window=1)
+        verdict = conclude(transaction, tenure.session_id, turn, transcript, Cancelled())
+    except UNREADABLE:
+        log.exception("turn %s cannot be read, and is cancelled unread", turn.turn_id)
+        verdict = conclude_unread(transaction, tenure.session_id, turn, Cancelled())
+    return settle(transaction, runtime.clock, tenure, turn=turn, verdict=verdict)
+
+
+def _close(runtime: Runtime, session_id: UUID, turn_id: UUID) -> bool:
+    """Settle a turn if it waits for a person still; whether the session has nothing left to run then."""
+    with runtime.database.transaction("turns.close_waiting") as transaction:
+        seized = transaction.run(turns_queries.SEIZE_WAITING, {"session_id": session_id})
+        rows = transaction.run(inbox_queries.BEGUN, {"session_id": session_id}) if seized else ()
+        if not rows or (rows[0].turn_id, rows[0].status) != (turn_id, "waiting_approval"):
+            return False
+        tenure = Tenure(session_id, Fence(seized[0].token, seized[0].nonce), runtime.settings.turn.lease_s)
+        settled = settle_begun(runtime, transaction, tenure, rows[0])
+    if settled.delivery_id is not None:
+        runtime.wake.delivery(settled.delivery_id)
+    if settled.may_end:
+        runtime.wake.ending(session_id)
+    return settled.unsettled == 0

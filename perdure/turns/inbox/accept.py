@@ -1,0 +1,253 @@
+"""Accept: a message is accepted when its row is committed, and not before.
+
+Idempotent by `(user_id, channel, message_id)`. The common case, a message that joins a
+session that exists, is one statement and one commit. Whatever needs a decision first (a new
+session, an idle one, a repeated message, a busy session that is not to queue) takes the session's row
+lock and a transaction. So does every message where a rate is set (`guarding`). Only then is a worker
+woken; that hint may be lost.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+from sqlalchemy.exc import IntegrityError
+
+from perdure.database.engine import Executor, Transaction, as_json
+from perdure.database.fencing import Fence
+from perdure.errors import Conflict, InvalidRequest, NotFound, TooLarge, Unavailable
+from perdure.ids import new_id
+from perdure.network import egress
+from perdure.queues import reply_queue
+from perdure.runtime import Runtime
+from perdure.sessions import queries as sessions
+from perdure.sessions.ending import IDLE
+from perdure.settings import OnBusy, Scope, Settings
+from perdure.turns.cancel import settle_begun
+from perdure.turns.inbox import queries, rate_limit
+from perdure.turns.inbox.incoming import Incoming, ReplyTo
+from perdure.turns.run.settle import CANCELLED, Tenure
+
+log = logging.getLogger(__name__)
+
+_TRIES = 3
+_MOST_WOKEN = 10
+"""Wake-ups for deliveries that accepting a message publishes; the sweeper publishes those of the rest."""
+
+_CHANGED = "The session changed while the message was being accepted; please send it again."
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Where a message went. `duplicate` says that it had been accepted before."""
+
+    turn_id: UUID
+    session_id: UUID
+    seq: int
+    status: str
+    duplicate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """What an accepting transaction did, and what is to be said to the workers after it."""
+
+    accepted: Accepted
+    wake: bool
+    deliveries: tuple[UUID, ...] = ()
+    ending: UUID | None = None
+
+
+def accept(runtime: Runtime, message: Incoming) -> Accepted:
+    """Accept a message: after this returns it is answered, whatever dies.
+
+    Raises:
+        InvalidRequest, TooLarge: the message itself is refused.
+        NotFound: `session_id` is no session of this user.
+        Conflict: the id was used for another text; the session is busy or over.
+        RateLimited: this user has sent as many messages as are accepted in a while.
+        Unavailable: the database cannot be reached. Sending the same `message_id` again is safe.
+    """
+    check(runtime, message)
+    parameters = _parameters(runtime, message)
+    commit = _retried(runtime, message, parameters)
+    for delivery_id in commit.deliveries[:_MOST_WOKEN]:
+        runtime.wake.delivery(delivery_id)
+    if commit.wake:
+        runtime.wake.session(commit.accepted.session_id, message.priority)
+    if commit.ending is not None:
+        runtime.wake.ending(commit.ending)
+    return commit.accepted
+
+
+def check(runtime: Runtime, message: Incoming) -> None:
+    """Check a message against what this installation accepts, before anything is written.
+
+    Raises:
+        InvalidRequest, TooLarge: the message is refused.
+    """
+    longest = runtime.settings.guard.max_chars
+    if len(message.text) > longest:
+        raise TooLarge(f"The text has {len(message.text)} characters; at most {longest} are accepted.")
+    if message.agent is not None:
+        runtime.agents.get(message.agent)
+    if message.reply_to is not None:
+        _check_receiver(runtime.settings, message.reply_to)
+
+
+def _check_receiver(settings: Settings, reply_to: ReplyTo) -> None:
+    if reply_to.url is not None:
+        try:
+            egress.check(reply_to.url, settings.reachable())
+        except egress.Refused as error:
+            raise InvalidRequest(f"reply_to: {error.message} PERDURE_REPLY_URLS does not allow it.") from None
+    elif reply_to.task is not None:
+        allowed = settings.allowed_reply_tasks()
+        if reply_queue(allowed, reply_to.task, None) is None:
+            raise InvalidRequest(
+                f"reply_to: the task {reply_to.task!r} is not among those that PERDURE_REPLY_TASKS allows."
+            )
+        if reply_queue(allowed, reply_to.task, reply_to.queue) is None:
+            raise InvalidRequest(
+                f"reply_to: the queue {reply_to.queue!r} is not one that PERDURE_REPLY_TASKS allows for the task "
+                f"{reply_to.task!r}."
+            )
+
+
+def _parameters(runtime: Runtime, message: Incoming) -> dict[str, Any]:
+    # Made before the first try, so that a try whose commit is in doubt can be repeated.
+    turn_id = new_id(runtime.clock)
+    reply_to = message.reply_to.model_dump(exclude_none=True) if message.reply_to else None
+    return {
+        "user_id": message.user_id,
+        "channel": message.channel,
+        "message_id": message.message_id or str(turn_id),
+        "text": message.text,
+        "session_id": message.session_id,
+        "scope": message.channel if runtime.settings.session.scope is Scope.CHANNEL else "",
+        "idle_s": runtime.settings.session.idle_timeout_s,
+        "agent": message.agent,
+        "agents": [agent.name for agent in runtime.agents],
+        "default_agent": runtime.agents.default.name,
+        "on_busy": message.on_busy or runtime.settings.turn.on_busy,
+        "sweep_s": runtime.settings.turn.sweep_s,
+        "max_chars": runtime.settings.guard.max_chars,
+        "user_concurrency": runtime.settings.turn.user_concurrency,
+        "turn_id": turn_id,
+        "priority": message.priority,
+        "reply_to": as_json(reply_to) if reply_to else None,
+        "metadata": as_json(message.metadata) if message.metadata is not None else None,
+    }
+
+
+def _retried(runtime: Runtime, message: Incoming, parameters: dict[str, Any]) -> _Commit:
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            at_once = None if rate_limit.is_on(runtime.settings.guard) else _enqueue(runtime.database, parameters)
+            return at_once or _accept_under_lock(runtime, message, parameters)
+        except IntegrityError:
+            if not tries_left:
+                raise
+            log.debug("the same message is being accepted beside this one; looking again")
+        except Unavailable:
+            # A pooled connection may have died with its server; a second look finds a new one.
+            if not tries_left:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _enqueue(executor: Executor, parameters: dict[str, Any]) -> _Commit | None:
+    rows = executor.run(queries.ENQUEUE, parameters)
+    if not rows:
+        return None
+    row = rows[0]
+    return _Commit(
+        Accepted(parameters["turn_id"], row.session_id, row.seq, "accepted", duplicate=False), wake=not row.held
+    )
+
+
+def _accept_under_lock(runtime: Runtime, message: Incoming, parameters: dict[str, Any]) -> _Commit:
+    with runtime.database.transaction("turns.accept") as transaction:
+        rate_limit.queue_up(transaction, runtime.settings.guard, message.user_id)
+        # What is true of the message and of the session is asked under the session's lock only:
+        # before it, the same message or the session's first one may be on its way beside this.
+        targets = transaction.run(sessions.LOCK_TARGET, parameters)
+        earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
+        ending = targets[0].session_id if targets and targets[0].idle and message.session_id is None else None
+        if ending is not None and not earlier:
+            transaction.run(sessions.REQUEST_END, {"session_id": ending, "reason": IDLE})
+        if (ending is not None or not targets) and not earlier:
+            _open(runtime, transaction, message, parameters)
+            targets = transaction.run(sessions.LOCK_TARGET, parameters)
+            earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
+        if earlier:
+            return _again(earlier[0], parameters)
+        rate_limit.check(transaction, runtime.settings.guard, message.user_id)
+        if not targets:
+            raise Unavailable(_CHANGED)
+        if targets[0].over:
+            raise Conflict("That session has ended. Send the message without session_id to begin the next one.")
+        if targets[0].unsettled:
+            return _into_busy(runtime, transaction, targets[0].session_id, parameters)
+        return replace(_queued(transaction, parameters), ending=ending)
+
+
+def _again(row: Row[Any], parameters: dict[str, Any]) -> _Commit:
+    if row.text != parameters["text"]:
+        raise Conflict(f"message_id {parameters['message_id']!r} was used for another text.")
+    mine = row.turn_id == parameters["turn_id"]  # an earlier try of this very call had gone through
+    accepted = Accepted(row.turn_id, row.session_id, row.seq, row.status, duplicate=not mine)
+    return _Commit(accepted, wake=row.status == "accepted" and not row.held)
+
+
+def _open(runtime: Runtime, transaction: Transaction, message: Incoming, parameters: dict[str, Any]) -> None:
+    if message.session_id is not None:
+        raise NotFound("There is no such session.")
+    agent = message.agent or runtime.agents.default.name
+    opened = {**parameters, "session_id": new_id(runtime.clock), "agent": agent}
+    transaction.run(sessions.OPEN, opened)
+
+
+def _into_busy(runtime: Runtime, transaction: Transaction, session_id: UUID, parameters: dict[str, Any]) -> _Commit:
+    match OnBusy(parameters["on_busy"]):
+        case OnBusy.REJECT:
+            raise Conflict("The session is busy with an earlier message.")
+        case OnBusy.MERGE:
+            rows = transaction.run(queries.MERGE, {**parameters, "session_id": session_id})
+            if rows:
+                row = rows[0]
+                accepted = Accepted(row.turn_id, session_id, row.seq, row.status, duplicate=False)
+                return _Commit(accepted, wake=not row.held)
+            return _queued(transaction, parameters)
+        case OnBusy.INTERRUPT:
+            deliveries = _interrupt(runtime, transaction, session_id)
+            return replace(_queued(transaction, parameters), deliveries=deliveries)
+        case OnBusy.ENQUEUE:
+            return _queued(transaction, parameters)
+
+
+def _queued(transaction: Transaction, parameters: dict[str, Any]) -> _Commit:
+    commit = _enqueue(transaction, {**parameters, "on_busy": OnBusy.ENQUEUE})
+    if commit is None:
+        raise Unavailable(_CHANGED)
+    return commit
+
+
+def _interrupt(runtime: Runtime, transaction: Transaction, session_id: UUID) -> tuple[UUID, ...]:
+    """Take the session from its runner and settle as cancelled what is unsettled; returns the deliveries owed.
+
+    The number of statements does not depend on how many turns are queued.
+    """
+    [seized] = transaction.run(queries.SEIZE, {"session_id": session_id})
+    tenure = Tenure(session_id, Fence(seized.token, seized.nonce), runtime.settings.turn.lease_s)
+    begun = transaction.run(queries.BEGUN, {"session_id": session_id})
+    settled = [settle_begun(runtime, transaction, tenure, row).delivery_id for row in begun]
+    owing = [row.turn_id for row in transaction.run(queries.OWING, {"session_id": session_id})]
+    delivery_ids = [new_id(runtime.clock) for _ in owing]
+    parameters = {"session_id": session_id, "message": CANCELLED, "turn_ids": owing, "delivery_ids": delivery_ids}
+    transaction.run(queries.CANCEL_QUEUED, parameters)
+    return tuple(delivery_id for delivery_id in settled if delivery_id is not None) + tuple(delivery_ids)

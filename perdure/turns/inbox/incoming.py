@@ -1,0 +1,168 @@
+"""A message as it comes in, from whatever channel: checked here, once, before anything is written."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+from uuid import UUID
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StrictInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from perdure.access.tenants import user_key
+from perdure.errors import InvalidRequest
+from perdure.settings import OnBusy
+from perdure.text.untrusted import (
+    IDENTIFIER_PATTERN,
+    NOT_BLANK_PATTERN,
+    STORABLE_PATTERN,
+    first_line,
+    identifier,
+    is_storable,
+    load_object,
+    what_is_wrong,
+    whole,
+)
+
+DEFAULT_PRIORITY = 5
+MAX_METADATA_CHARS = 16_384
+MAX_REASON_CHARS = 1_000
+
+
+def _storable(value: str) -> str:
+    if not is_storable(value):
+        raise ValueError("contains NUL or a character that is no valid Unicode (a lone surrogate)")
+    return value
+
+
+Text = Annotated[str, Field(strict=True, json_schema_extra={"pattern": STORABLE_PATTERN}), AfterValidator(_storable)]
+Name = Annotated[Text, Field(min_length=1, max_length=200)]
+ChannelName = Annotated[Name, AfterValidator(identifier), Field(json_schema_extra={"pattern": IDENTIFIER_PATTERN})]
+
+
+_ABSENT: JsonValue = {"type": "null"}
+_TEXT: JsonValue = {"type": "string"}
+_ONE_OF_THEM: list[JsonValue] = [
+    {"required": ["url"], "properties": {"url": _TEXT, "task": _ABSENT, "queue": _ABSENT}},
+    {"required": ["task"], "properties": {"url": _ABSENT, "task": _TEXT}},
+]
+"""`ReplyTo._one_or_the_other` as JSON Schema."""
+
+
+class ReplyTo(BaseModel):
+    """Where the reply is sent besides being kept: a URL, or a Celery task by name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra={"oneOf": _ONE_OF_THEM})
+
+    url: Annotated[Text, Field(max_length=2_000, json_schema_extra={"pattern": "^[Hh][Tt][Tt][Pp][Ss]?://"})] | None = (
+        None
+    )
+    task: Name | None = None
+    queue: Name | None = None
+
+    @model_validator(mode="after")
+    def _one_or_the_other(self) -> ReplyTo:
+        if (self.url is None) == (self.task is None):
+            raise ValueError("give either url or task")
+        if self.url is not None:
+            _check_web_address(self.url)
+        if self.url is not None and self.queue is not None:
+            raise ValueError("queue goes with task only")
+        return self
+
+
+def _check_web_address(url: str) -> None:
+    try:
+        parts = urlsplit(url)  # forgives blanks in front
+        named = url.lower().startswith(("http://", "https://")) and bool(parts.hostname)
+    except ValueError:  # a host that is no host
+        named = False
+    if not named:
+        raise ValueError("url must begin with http:// or https:// and name a host")
+    try:
+        reachable = parts.port != 0
+    except ValueError:  # neither a number nor in its range
+        reachable = False
+    if not reachable:
+        port = parts.netloc.rpartition(":")[2]
+        raise ValueError(f"url names the port {port}; a port is a number from 1 to 65535")
+
+
+class Incoming(BaseModel):
+    """One message for an agent, as `POST /v1/messages` and `turns.submit` take it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    user_id: Name
+    text: Annotated[Text, Field(json_schema_extra={"pattern": NOT_BLANK_PATTERN})]
+    channel: ChannelName = "http"
+    message_id: Name | None = None
+    session_id: UUID | None = None
+    agent: Name | None = None
+    priority: Annotated[StrictInt, Field(ge=0, le=9), BeforeValidator(whole)] = DEFAULT_PRIORITY
+    on_busy: OnBusy | None = None
+    reply_to: ReplyTo | None = None
+    metadata: dict[str, Any] | None = None
+
+    @field_validator("text")
+    @classmethod
+    def _says_something(cls, value: str) -> str:
+        if not value.strip():
+            raise ValueError("is empty")
+        return value
+
+    @field_validator("metadata")
+    @classmethod
+    def _bounded(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is None:
+            return None
+        try:
+            text = json.dumps(value, allow_nan=False)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ValueError("is not JSON (NaN and infinities are not)") from error
+        if len(text) > MAX_METADATA_CHARS:
+            raise ValueError(f"is longer than {MAX_METADATA_CHARS} characters of JSON")
+        load_object(text)  # refuses what PostgreSQL cannot store, and what is nested too deep
+        return value
+
+
+def parse_incoming(given: Any, *, channel: Literal["http", "celery"] = "http", tenant: str | None = None) -> Incoming:
+    """Check what another program sent for a user of `tenant`. In the result, `user_id` is the user's key.
+
+    Raises:
+        InvalidRequest: it is not a message; the sentence says what is wrong with which field.
+    """
+    if not isinstance(given, dict):
+        raise InvalidRequest("The body must be a JSON object.")
+    try:
+        incoming = Incoming.model_validate({"channel": channel, **given})
+    except ValidationError as error:
+        raise InvalidRequest(" ".join(_sentence(item) for item in error.errors(include_input=False))) from None
+    return incoming.model_copy(update={"user_id": user_key(tenant, incoming.user_id)})
+
+
+def parse_reason(given: object) -> str:
+    """Check why somebody wants a session to end.
+
+    Raises:
+        InvalidRequest: it is no text, too long, or cannot be stored.
+    """
+    if not isinstance(given, str) or len(given) > MAX_REASON_CHARS or not is_storable(given):
+        raise InvalidRequest(f"reason: must be text of at most {MAX_REASON_CHARS} characters, without NUL.")
+    return given
+
+
+def _sentence(item: Any) -> str:
+    where = first_line(".".join(str(part) for part in item["loc"]), 200)
+    return f"{where}: {what_is_wrong(item)}."

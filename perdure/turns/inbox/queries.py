@@ -1,0 +1,217 @@
+"""The statements that accept a message. ENQUEUE is one statement and one commit."""
+
+from __future__ import annotations
+
+from perdure.database.engine import Statement
+from perdure.database.fencing import RAISED
+from perdure.sessions.states import State, Trigger, sql
+from perdure.turns.lease.queries import ADMITTED
+
+# A wake-up for the session is on its way, and the sweeper repeats it in time: another one would only make the queue
+# longer. A session that was woken in vain several times is woken by its messages, too, sooner than by the sweeper.
+_WOKEN = """
+    (s.woken_at <= perdure_now()
+     AND s.woken_at > perdure_now() - make_interval(secs => %(sweep_s)s * 2 ^ least(s.wakes, 2)))
+""".strip()
+
+# The whole of accepting into a session that exists. A session whose agent this installation no
+# longer has goes on with the default one. Returns no row where more must be known first: there
+# is no such session, it is over or nobody has used it for long, it is busy and the message would
+# not queue, or the message was accepted before.
+ENQUEUE = Statement(
+    "turns.enqueue",
+    f"""
+    WITH share AS (
+        SELECT count(*) >= %(user_concurrency)s AS taken FROM (
+            SELECT FROM sessions WHERE user_id = %(user_id)s AND {ADMITTED}
+            LIMIT (SELECT %(user_concurrency)s::bigint)) AS admitted
+    ), target AS (
+        UPDATE sessions AS s
+        SET state = CASE s.state WHEN '{State.INITIALIZING}' THEN {sql(Trigger.SESSION_CREATED, column="s.state")}
+                                 ELSE s.state END,
+            last_turn_seq = s.last_turn_seq + 1,
+            unsettled = s.unsettled + 1,
+            last_activity_at = perdure_now(),
+            -- The caller publishes a wake-up now. Later messages of a busy session keep the sweeper's back-off.
+            woken_at = CASE WHEN s.unsettled = 0 THEN perdure_now() ELSE s.woken_at END,
+            wakes = CASE WHEN s.unsettled = 0 THEN 0 ELSE s.wakes END,
+            -- The user's other sessions take all places: this one waits, without a wake-up (see ADMIT).
+            queued_at = CASE WHEN s.unsettled > 0 THEN s.queued_at
+                             WHEN (SELECT taken FROM share) THEN perdure_now() END,
+            not_before = CASE WHEN s.unsettled > 0 THEN s.not_before
+                              WHEN (SELECT taken FROM share) THEN perdure_now() + interval '1 hour' END,
+            paced = s.paced AND s.unsettled > 0,
+            priority = CASE WHEN s.unsettled = 0 THEN %(priority)s::smallint
+                            ELSE greatest(s.priority, %(priority)s::smallint) END,
+            channels = CASE WHEN %(channel)s = ANY (s.channels) THEN s.channels ELSE s.channels || %(channel)s::text END
+        WHERE s.session_id = coalesce(
+                %(session_id)s::uuid,
+                (SELECT session_id FROM sessions WHERE user_id = %(user_id)s AND scope = %(scope)s AND routable))
+          AND s.user_id = %(user_id)s
+          AND s.end_requested_at IS NULL
+          AND (%(session_id)s::uuid IS NOT NULL
+               OR s.routable
+                  AND (s.unsettled > 0
+                       OR s.last_activity_at > perdure_now() - make_interval(secs => %(idle_s)s)))
+          AND (%(on_busy)s = 'enqueue' OR s.unsettled = 0)
+          AND NOT EXISTS (
+                SELECT FROM inbox
+                WHERE user_id = %(user_id)s AND channel = %(channel)s AND message_id = %(message_id)s)
+        -- A struck session (see STRIKE) is woken by the sweeper alone: a message must not shorten its back-off.
+        RETURNING s.session_id, s.last_turn_seq,
+                  s.lease_until > perdure_now() OR s.unsettled > 1 AND {_WOKEN} OR s.not_before > perdure_now()
+                  OR s.lease_until IS NULL AND s.strikes > 0 AND s.woken_at IS NOT NULL AS held,
+                  CASE WHEN s.agent = ANY (%(agents)s::text[]) THEN s.agent ELSE %(default_agent)s END AS agent
+    ), turn AS (
+        INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, reply_to, metadata,
+                           status, accepted_at)
+        SELECT %(turn_id)s::uuid, session_id, last_turn_seq, %(user_id)s, coalesce(%(agent)s, agent), %(channel)s,
+               %(priority)s::smallint, %(reply_to)s::jsonb, %(metadata)s::jsonb, 'accepted', perdure_now()
+        FROM target
+    ), input AS (
+        INSERT INTO inbox (user_id, channel, message_id, turn_id, position, text, accepted_at)
+        SELECT %(user_id)s, %(channel)s, %(message_id)s, %(turn_id)s::uuid, 1, %(text)s, perdure_now()
+        FROM target
+    )
+    SELECT session_id, last_turn_seq AS seq, coalesce(held, false) AS held FROM target
+    """,
+)
+
+FIND_ACCEPTED = Statement(
+    "turns.find_accepted",
+    f"""
+    SELECT i.turn_id, i.text, t.session_id, t.seq, t.status, {_WOKEN} OR s.not_before > perdure_now() AS held
+    FROM inbox AS i JOIN turns AS t USING (turn_id) JOIN sessions AS s USING (session_id)
+    WHERE i.user_id = %(user_id)s AND i.channel = %(channel)s AND i.message_id = %(message_id)s
+    """,
+    writes=False,
+)
+
+# Adds a message to the newest turn of a locked session, if that turn has not begun, is for the same agent, channel and
+# receiver, and its messages together have at most `max_chars` characters then.
+MERGE = Statement(
+    "turns.merge",
+    f"""
+    WITH newest AS (
+        SELECT turn_id, seq, status FROM turns
+        WHERE session_id = %(session_id)s AND settled_at IS NULL
+        ORDER BY seq DESC LIMIT 1
+    ), target AS (
+        UPDATE turns AS t SET priority = greatest(t.priority, %(priority)s::smallint)
+        FROM newest
+        WHERE t.turn_id = newest.turn_id AND t.status = 'accepted' AND t.channel = %(channel)s
+          AND t.agent = coalesce(%(agent)s::text, (
+                SELECT CASE WHEN agent = ANY (%(agents)s::text[]) THEN agent ELSE %(default_agent)s END
+                FROM sessions WHERE session_id = %(session_id)s))
+          AND t.reply_to IS NOT DISTINCT FROM %(reply_to)s::jsonb
+          AND (SELECT sum(length(text)) FROM inbox WHERE turn_id = newest.turn_id) + length(%(text)s::text)
+              <= %(max_chars)s
+        RETURNING t.turn_id, t.seq, t.status
+    ), ranked AS (
+        UPDATE sessions SET priority = greatest(priority, %(priority)s::smallint)
+        WHERE session_id = %(session_id)s AND priority < %(priority)s::smallint AND EXISTS (SELECT FROM target)
+    ), input AS (
+        INSERT INTO inbox (user_id, channel, message_id, turn_id, position, text, accepted_at)
+        SELECT %(user_id)s, %(channel)s, %(message_id)s, turn_id,
+               (SELECT max(position) + 1 FROM inbox WHERE turn_id = target.turn_id), %(text)s, perdure_now()
+        FROM target
+    )
+    SELECT turn_id, seq, status,
+           (SELECT {_WOKEN} OR s.not_before > perdure_now() FROM sessions AS s
+            WHERE s.session_id = %(session_id)s) AS held
+    FROM target
+    """,
+)
+
+# Whoever comes next with a message of this user waits until the transaction is over.
+QUEUE_UP = Statement(
+    "turns.queue_up",
+    "SELECT pg_advisory_xact_lock(hashtextextended('perdure rate of ' || %(user_id)s::text, 0)) IS NULL AS free",
+)
+
+# For how many seconds still as many messages as a rate allows lie within its time: then the oldest of
+# those leaves it. One that was accepted while the clock was ahead is not counted; by less, a transaction only began
+# later and was first.
+FULL_FOR = Statement(
+    "turns.full_for",
+    """
+    SELECT max(extract(epoch FROM oldest.accepted_at - perdure_now()) + rate.within_s)::float AS full_s
+    FROM (VALUES (%(minute_s)s::int, %(per_minute)s::int),
+                 (%(hour_s)s::int, %(per_hour)s::int)) AS rate (within_s, most),
+         LATERAL (SELECT accepted_at FROM inbox
+                  WHERE user_id = %(user_id)s
+                    AND accepted_at BETWEEN perdure_now() - make_interval(secs => rate.within_s)
+                                        AND perdure_now() + interval '10 seconds'
+                  ORDER BY accepted_at DESC OFFSET greatest(rate.most - 1, 0) LIMIT 1) AS oldest
+    WHERE rate.most > 0
+    """,
+    writes=False,
+)
+
+# Takes a locked session away from whoever runs it; its turns are then settled by the taker.
+SEIZE = Statement(
+    "turns.seize",
+    f"""
+    UPDATE sessions AS s
+    SET {RAISED}, lease_owner = NULL, lease_until = NULL, strikes = 0, claims = 0, not_before = NULL, queued_at = NULL
+    WHERE session_id = %(session_id)s
+    RETURNING token, nonce
+    """,
+)
+
+# The turn of a session that has begun and is not settled. Turns run one at a time in the order of `seq`, so it is
+# the oldest unsettled one.
+BEGUN = Statement(
+    "turns.begun",
+    """
+    SELECT * FROM (
+        SELECT turn_id, seq, user_id, agent, channel, first_seq, status, steps
+        FROM turns WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1
+    ) AS oldest
+    WHERE status <> 'accepted'
+    """,
+    writes=False,
+)
+
+# The queued turns of a locked session whose outcome is owed to a receiver.
+OWING = Statement(
+    "turns.owing",
+    """
+    SELECT turn_id FROM turns
+    WHERE session_id = %(session_id)s AND settled_at IS NULL AND status = 'accepted' AND reply_to IS NOT NULL
+    ORDER BY seq
+    """,
+    writes=False,
+)
+
+# Settles every queued turn of a locked session as cancelled, however many there are, and writes their deliveries:
+# `delivery_ids` are the ids for those of `turn_ids`.
+CANCEL_QUEUED = Statement(
+    "turns.cancel_queued",
+    f"""
+    WITH cancelled AS (
+        UPDATE turns AS t
+        SET cancel_requested_at = coalesce(t.cancel_requested_at, perdure_now()), status = 'cancelled',
+            settled_at = perdure_now(), settled_tick = s.tick,
+            error_code = 'TURN_CANCELLED', error_message = %(message)s
+        FROM sessions AS s
+        WHERE s.session_id = %(session_id)s AND t.session_id = %(session_id)s
+          AND t.settled_at IS NULL AND t.status = 'accepted'
+        RETURNING t.turn_id, t.reply_to
+    ), counted AS (
+        SELECT count(*) AS turns FROM cancelled
+    ), released AS (
+        UPDATE sessions AS s
+        SET unsettled = s.unsettled - counted.turns, turn_count = s.turn_count + counted.turns,
+            last_activity_at = perdure_now(),
+            state = CASE WHEN s.unsettled = counted.turns
+                         THEN {sql(Trigger.TURN_STOPPED, column="s.state")} ELSE s.state END
+        FROM counted WHERE s.session_id = %(session_id)s AND counted.turns > 0
+    )
+    INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
+    SELECT owed.delivery_id, owed.turn_id, cancelled.reply_to, 'pending', perdure_now(), perdure_now()
+    FROM unnest(%(delivery_ids)s::uuid[], %(turn_ids)s::uuid[]) AS owed (delivery_id, turn_id)
+    JOIN cancelled USING (turn_id)
+    RETURNING delivery_id
+    """,
+)

@@ -1,0 +1,43 @@
+"""The guard at the door: how many messages of one user are accepted in a minute and in an hour.
+
+Off, it costs nothing. On, a user's messages are accepted one after another, so that the count is
+exact however many come in at once; what was accepted before and is sent again is no further one.
+"""
+
+from __future__ import annotations
+
+from perdure.database.engine import Transaction
+from perdure.errors import RateLimited
+from perdure.settings import GuardSettings
+from perdure.turns.inbox import queries
+
+_MINUTE_S, _HOUR_S = 60, 3_600
+
+
+def is_on(guard: GuardSettings) -> bool:
+    """Whether any rate is set."""
+    return guard.per_minute > 0 or guard.per_hour > 0
+
+
+def queue_up(transaction: Transaction, guard: GuardSettings, user_id: str) -> None:
+    """Have this user's other messages wait until the transaction is over. First of all: before any row is locked."""
+    if is_on(guard):
+        transaction.run(queries.QUEUE_UP, {"user_id": user_id})
+
+
+def check(transaction: Transaction, guard: GuardSettings, user_id: str) -> None:
+    """Let one more message in, or not.
+
+    Raises:
+        RateLimited: it is one too many; `retry_after_s` says when it will be none.
+    """
+    if not is_on(guard):
+        return
+    rates = {"per_minute": guard.per_minute, "per_hour": guard.per_hour, "minute_s": _MINUTE_S, "hour_s": _HOUR_S}
+    [row] = transaction.run(queries.FULL_FOR, {"user_id": user_id, **rates})
+    if row.full_s is not None and row.full_s > 0:
+        limits = [(guard.per_minute, "minute"), (guard.per_hour, "hour")]
+        accepted = " and ".join(
+            f"{most} an {name}" if name == "hour" else f"{most} a {name}" for most, name in limits if most
+        )
+        raise RateLimited(f"Too many messages: {accepted} are accepted from one user.", retry_after_s=row.full_s)

@@ -1,0 +1,40 @@
+"""A user's share of the fleet: at most `PERDURE_TURN__USER_CONCURRENCY` turns of one user run at once.
+
+Further sessions of the user wait without a wake-up in the broker's queue and without a worker's thread: one user's
+flood does not delay the wake-ups of others. Accepting a message and claiming a session queue them; here a runner that
+has freed a place admits the next one, after its commit. The sweeper admits what this misses (a place that was freed
+while the session was being queued, a process that died before it published).
+"""
+
+from __future__ import annotations
+
+import logging
+from uuid import UUID
+
+from perdure.database.engine import Executor
+from perdure.errors import Unavailable
+from perdure.runtime import Runtime
+from perdure.turns.lease import queries
+
+log = logging.getLogger(__name__)
+
+MOST_USERS = 2_000
+"""Users for whom one round of the sweeper looks for a free place."""
+
+
+def admit_next(runtime: Runtime, user_id: str) -> None:
+    """Wake the session of this user that waits longest for a place, if the user has one free."""
+    given = {"user_id": user_id, "user_concurrency": runtime.settings.turn.user_concurrency}
+    try:
+        rows = runtime.database.run(queries.ADMIT, given)
+    except Unavailable as error:
+        log.warning("the user's next session waits for the sweeper: %s", error.message)
+        return
+    for row in rows:
+        runtime.wake.session(row.session_id, row.priority)
+
+
+def admit_due(executor: Executor, user_concurrency: int, most: int) -> list[tuple[UUID, int]]:
+    """Admit up to `most` queued sessions whose users have free places; each with its priority, to be woken."""
+    given = {"user_concurrency": user_concurrency, "most": most, "most_users": MOST_USERS}
+    return [(row.session_id, row.priority) for row in executor.run(queries.ADMIT_DUE, given)]

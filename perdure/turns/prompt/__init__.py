@@ -1,0 +1,1 @@
+"""What the model is sent besides the transcript: instructions, summary, recalled memories and cases."""

@@ -1,0 +1,164 @@
+"""What a model is told before the conversation itself: who it is, where the user writes, what came before.
+
+Made once a turn. The past speaks through sections of bounded size (`memory.gathering`), the session
+before last of all: through its summary, or through its last messages while that is being written.
+Next to what is known of the user come the cases of the CaseBank that are near enough to what they ask.
+All of it is quoted (`quoting`), as what was said and not as what to do. A memory that cannot be reached costs a
+turn a bounded wait and what it would have recalled, never the turn.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy.exc import DBAPIError
+
+from perdure.agents import Agent
+from perdure.casebank.search import Found, authors
+from perdure.errors import Abandoned, PerdureError, Unavailable
+from perdure.memory.recall.search import Recalled, Seen
+from perdure.memory.sections.budget import Section, affordable, cut_to, render, tokens
+from perdure.memory.sections.gather import MOST_RECALLED, Occasion, gather
+from perdure.models.protocol import CallAborted, ModelCall, ToolSchema
+from perdure.runtime import Runtime
+from perdure.sessions.ending import read_conversation
+from perdure.settings import CaseScope, MemorySettings
+from perdure.text.quoting import CONVERSATION, NOTE, Quoter, spoken
+from perdure.text.untrusted import cut, shown_channel
+from perdure.turns.lease.keeper import Before, Hold, TurnRef
+from perdure.turns.prompt.recalling import Once, cases_for, recall_of
+from perdure.turns.run.transcript import Transcript
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGES = 20
+"""Messages of the session before, the newest, that stand in for its summary."""
+
+MOST_CASES = 4
+"""Cases of the CaseBank that a turn is told of."""
+
+_MAX_CHARS = 500
+_CASE_CHARS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Briefing:
+    """The system message of a turn, and the cases of the CaseBank that are in it."""
+
+    text: str
+    case_ids: tuple[str, ...] = ()
+
+
+def brief(runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript: Transcript) -> Briefing:
+    """What a turn's model is told; `transcript` is what the prompt holds besides.
+
+    One statement; with a past to recall, those of the recall and one more; with cases to search, one
+    transaction; one more if the session before has no summary yet.
+
+    Raises:
+        CallAborted: the turn is to stop; the hold says why.
+        Unavailable: the database cannot be reached.
+    """
+    limits = runtime.settings.memory
+    quoter = Quoter(runtime.quoting_key)
+    channel = _channel(turn.channel, turn.before.channel)
+    earlier = _earlier(runtime, turn.before, quoter)
+    left = limits.model_copy(update={"budget_archive": limits.budget_archive - tokens(earlier)})
+    past, case_ids = _past(runtime, hold, turn, transcript, left, quoter=quoter, bank=agent.bank)
+    quotations = [each for each in (*past, earlier) if each]
+    instructions = cut_to(agent.instructions, limits.budget_system - tokens(channel) - tokens(NOTE))
+    parts = [instructions, channel, *([NOTE] if quotations else []), *quotations]
+    return Briefing("\n\n".join(part for part in parts if part), case_ids)
+
+
+def offered(agent: Agent, schemas: Sequence[ToolSchema], budget: int) -> tuple[ToolSchema, ...]:
+    """Of the agent's tools those that a model is told of; the ones beyond the budget are left out, and reported."""
+    told = affordable(schemas, budget)
+    if len(told) < len(schemas):
+        log.warning(
+            "agent %s: the model is not told of %d of its tools (from %s on): PERDURE_MEMORY__BUDGET_TOOLS is %d",
+            agent.name, len(schemas) - len(told), schemas[len(told)].name, budget,
+        )  # fmt: skip
+    return told
+
+
+def _past(
+    runtime: Runtime,
+    hold: Hold,
+    turn: TurnRef,
+    transcript: Transcript,
+    limits: MemorySettings,
+    *,
+    quoter: Quoter,
+    bank: str | None,
+) -> tuple[list[str], tuple[str, ...]]:
+    """What is remembered, and which cases are among it; nothing where memory cannot be reached."""
+    seen = Seen(hold.session_id, transcript.first_seen(limits.budget_working))
+    embedder = Once(runtime.embedder)
+    occasion = Occasion(
+        turn.user_id,
+        hold.session_id,
+        turn.before.session_id,
+        transcript.asked,
+        embedder.name,
+        authors(turn.user_id),
+        long=seen.from_seq > 1,
+        all_cases=runtime.settings.casebank.scope is CaseScope.ALL,
+        bank=bank,
+    )
+    stream = runtime.volatile.stream if runtime.volatile is not None else None
+    call = ModelCall(runtime.clock, limits.recall_timeout_s)
+    hold.step_within(limits.recall_timeout_s)
+    cases: list[Found] = []
+
+    def search(query: str, kin: Sequence[UUID]) -> list[Recalled]:
+        return recall_of(runtime, embedder).search(turn.user_id, query, MOST_RECALLED, seen=seen, kin=kin, call=call)
+
+    def answers(query: str) -> list[str]:
+        try:
+            near = cases_for(runtime, turn.user_id, query, MOST_CASES, bank=bank or "", embedder=embedder, call=call)
+            cases.extend(near)
+        except (Abandoned, Unavailable):
+            raise
+        except PerdureError as error:
+            log.warning("turn %s goes on without the CaseBank: %s", turn.turn_id, error.message)
+        return [_case(each) for each in cases]
+
+    try:
+        with hold.calling(call):
+            gathered = gather(runtime.database, occasion, limits, search, answers=answers, stream=stream, quoter=quoter)
+            return gathered.sections, tuple(each.case_id for each in cases[: gathered.answers])
+    except CallAborted:
+        raise
+    except PerdureError as error:
+        log.warning("turn %s goes on without what is remembered: %s", turn.turn_id, error.message)
+    except DBAPIError:  # a text that the search stumbles over: no reason to leave its sender without an answer
+        log.exception("turn %s goes on without what is remembered", turn.turn_id)
+    return [], ()
+
+
+def _case(case: Found) -> str:
+    served = "" if case.success_rate is None else f" (it served in {case.success_rate:.0f} % of its uses)"
+    return f"- Asked: {cut(case.query, _CASE_CHARS)}\n  Answered{served}: {cut(case.response_text, _CASE_CHARS)}"
+
+
+def _channel(present: str, previous: str | None) -> str:
+    if previous is None or previous == present:
+        return f"The user is writing on the channel {shown_channel(present)}."
+    return f"The user wrote on {shown_channel(previous)} before and now writes on {shown_channel(present)}."
+
+
+def _earlier(runtime: Runtime, before: Before, quoter: Quoter) -> str:
+    budget = runtime.settings.memory.budget_archive
+    if before.session_id is None:
+        return ""
+    if before.summary is None:
+        said = read_conversation(runtime.database, before.session_id, MAX_MESSAGES)
+        lines = [spoken(each.role, cut(each.content, _MAX_CHARS)) for each in said if each.content.strip()]
+        title = "The end of your previous conversation with this user, as it was said"
+        return render(Section(CONVERSATION, title, lines[::-1], budget, backwards=True), quoter)
+    title = "A summary of your previous conversation with this user"
+    return render(Section(CONVERSATION, title, [before.summary], budget), quoter)

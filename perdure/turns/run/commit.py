@@ -1,0 +1,92 @@
+"""Commits that a passing database error does not undo.
+
+A model's reply and a tool's result are paid for before they are committed. Where the database refuses the
+commit for now (a lock timeout, a deadlock, a restart, a lost connection), the runner keeps what it has in hand,
+reads what is true, and commits again for as long as the session is as it was: held under the same fence, in the
+same turn, at the same tick. An error is ambiguous: if the session has moved on, the commit had happened.
+
+Called by the step loop for steps, and by the runner for holding and settling.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+from uuid import UUID
+
+from perdure.errors import Unavailable
+from perdure.runtime import Runtime
+from perdure.turns.lease.keeper import Claimed, Hold, LeaseLost, begin_next
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 3.0
+
+Committed = TypeVar("Committed")
+
+
+def persist(runtime: Runtime, hold: Hold, turn_id: UUID, commit: Callable[[], Committed]) -> Committed | Claimed:
+    """What `commit` returns, tried until the database takes it; the session as it stands if a failed try had happened.
+
+    Tries for as long as a turn may take; a process that shuts down tries twice.
+
+    Raises:
+        LeaseLost: the session is another runner's now, or the database is unavailable for a whole lease.
+        Unavailable: the database answers and refused the commit until the time was over.
+    """
+    until = runtime.clock.monotonic() + runtime.settings.turn.timeout_s
+    refused, lost = 0, None
+    while True:
+        try:
+            return commit()
+        except Unavailable as error:
+            if runtime.clock.monotonic() >= until or (hold.draining and refused):
+                raise
+            refused += 1
+            log.warning("turn %s: a commit was refused and is tried again: %s", turn_id, error.message)
+        except LeaseLost as error:
+            if not refused:
+                raise
+            lost = error  # unless an earlier try was committed after the session was last read
+        found = find_again(runtime, hold)
+        if found.turn is None or found.turn.turn_id != turn_id or found.kept.tick != hold.tick:
+            return found
+        if lost is not None:
+            raise lost
+        _pause(hold, refused)
+
+
+def _pause(hold: Hold, refused: int) -> None:
+    """Wait before the next try. The first one follows at once, for the connection alone may have been dead."""
+    if refused > 1:
+        pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(refused - 2, 10), _LONGEST_PAUSE_S)
+        hold.step_within(pause_s)
+        time.sleep(pause_s)
+
+
+def find_again(runtime: Runtime, hold: Hold) -> Claimed:
+    """The session with its oldest unsettled turn, for as long as `hold` has it; renews the lease.
+
+    Raises:
+        LeaseLost: the session is another runner's now, or the database is unavailable for a whole lease.
+    """
+    limits = runtime.settings.turn
+    until = runtime.clock.monotonic() + limits.lease_s
+    pause_s = _FIRST_PAUSE_S
+    while not hold.lost:
+        hold.step_within(pause_s)
+        asked_at = runtime.clock.monotonic()
+        try:
+            found = begin_next(runtime.database, hold.session_id, hold.fence, limits)
+        except Unavailable:
+            if runtime.clock.monotonic() >= until:
+                break
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+        else:
+            hold.renewed(asked_at)
+            return found
+    raise LeaseLost

@@ -1,0 +1,117 @@
+"""Turns that run in a process of their own, as the worker sees them that started the process.
+
+Such a process may hold its interpreter's lock: then it sees no cancellation, no lost lease and no time limit, and its
+parent decides whether it is to end. `Watch.see` decides; `perdure.workers.isolated.kill` kills, and has the turn
+settled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from uuid import UUID
+
+from perdure.database.fencing import Fence
+from perdure.runtime import Runtime
+from perdure.turns.lease import queries
+from perdure.turns.lease.keeper import GRACE_S
+from perdure.turns.run.react import out_of_time
+from perdure.turns.run.settle import Cancelled, Ending, Failed
+
+LOST_S = 10.0
+"""Seconds that a process may live after the session was erased or claimed by another runner."""
+
+IDLE_S = 60.0
+"""Seconds that a process may take to claim the session after its start, and to end after its last turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A session and its oldest unsettled turn.
+
+    `limit_s` is the turn's time limit, `spent_s` its time under lease at the last commit; `is_silent` says that the
+    lease was not renewed when its holder should have renewed it.
+    """
+
+    fence: Fence
+    owner: str | None
+    turn_id: UUID | None
+    tick: int
+    spent_s: float
+    limit_s: float
+    is_silent: bool
+    cancelled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """A process must be killed, and why. `ending` settles its turn; `None` if there is nothing to settle."""
+
+    reason: str
+    ending: Ending | None = None
+
+
+class Watch:
+    """What is known of one process, whose claims bear the name `owner`. Times are monotonic."""
+
+    def __init__(self, owner: str, now: float) -> None:
+        self._owner = owner
+        self._idle_since: float | None = now
+        self._fence: Fence | None = None
+        self._place: tuple[UUID | None, int] | None = None
+        self._until = now
+
+    def see(self, standing: Standing | None, now: float) -> Overdue | None:
+        """Whether the process must be killed. `standing` is `None` if the session does not exist.
+
+        The process may claim the session again, under a new fence: it does so when the broker takes no wake-up.
+
+        A turn that is cancelled or whose time is up is killed only if its process is silent: any other one ends by
+        itself, at its next safe point. A requested end of the session kills no turn: accepted turns run first.
+        """
+        if standing is None or (standing.owner != self._owner and self._fence not in (None, standing.fence)):
+            return self._idle(now, LOST_S, "its session was erased, or is another runner's")
+        if standing.owner != self._owner:
+            return self._idle(now, IDLE_S, "it runs no turn and does not end")
+        self._idle_since, self._fence = None, standing.fence
+        if self._place != (standing.turn_id, standing.tick):
+            self._place = standing.turn_id, standing.tick
+            self._until = now + standing.limit_s - standing.spent_s + GRACE_S
+        return self._judge(standing, now) if standing.turn_id is not None and standing.is_silent else None
+
+    def _judge(self, standing: Standing, now: float) -> Overdue | None:
+        """Whether a silent process must be killed."""
+        if standing.cancelled:
+            return Overdue("its turn is cancelled", Cancelled())
+        if now >= self._until:
+            return Overdue("its turn's time is up", Failed(out_of_time(standing.limit_s)))
+        return None
+
+    def _idle(self, now: float, within_s: float, reason: str) -> Overdue | None:
+        if self._idle_since is None:
+            self._idle_since = now
+        return Overdue(reason) if now - self._idle_since >= within_s else None
+
+
+def look(runtime: Runtime, session_ids: Iterable[UUID]) -> dict[UUID, Standing]:
+    """Where sessions stand, in one statement; those that do not exist are missing.
+
+    Raises:
+        Unavailable: the database cannot be reached.
+    """
+    limits = runtime.settings.turn
+    timeouts = {agent.name: agent.timeout_s for agent in runtime.agents}
+    unrenewed_s = limits.heartbeat_s + GRACE_S
+    return {
+        row.session_id: Standing(
+            fence=Fence(row.token, row.nonce),
+            owner=row.lease_owner,
+            turn_id=row.turn_id,
+            tick=row.tick,
+            spent_s=row.spent_s,
+            limit_s=timeouts.get(row.agent) or limits.timeout_s,
+            is_silent=row.left_s is not None and limits.lease_s - row.left_s > unrenewed_s,
+            cancelled=row.cancelled,
+        )
+        for row in runtime.database.run(queries.WATCH_ISOLATED, {"session_ids": list(session_ids)})
+    }

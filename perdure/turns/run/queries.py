@@ -1,0 +1,206 @@
+"""The statements of a running turn: its history, its steps and its settlement."""
+
+from __future__ import annotations
+
+from perdure.casebank.queries import WITH_USES
+from perdure.database.engine import Statement
+from perdure.database.fencing import HELD
+from perdure.sessions.states import Trigger, sql
+from perdure.snapshots.queries import NEXT_VARIABLES_TICK, WITH_STEP, pending
+
+# The conversation as the present turn finds it: the last turns' messages, then what the
+# sender wrote. Bounded by the window, whatever the session's length.
+HISTORY = Statement(
+    "turns.history",
+    """
+    SELECT m.seq, m.turn_id, m.role, m.content, m.tool_calls, m.tool_call_id, m.token_count, m.usage,
+           NULL::text AS message_id, m.created_at, NULL::int AS position
+    FROM messages AS m
+    WHERE m.session_id = %(session_id)s AND m.seq >= (
+        SELECT min(first_seq) FROM (
+            SELECT first_seq FROM turns
+            WHERE session_id = %(session_id)s AND seq <= %(turn_seq)s AND first_seq IS NOT NULL
+            ORDER BY seq DESC LIMIT %(window)s) AS recent)
+    UNION ALL
+    SELECT NULL, i.turn_id, 'user', i.text, NULL, NULL, NULL, NULL, i.message_id, i.accepted_at, i.position
+    FROM inbox AS i
+    WHERE i.turn_id = %(turn_id)s
+      AND NOT EXISTS (SELECT FROM messages WHERE session_id = %(session_id)s AND seq = %(first_seq)s)
+    ORDER BY seq NULLS LAST, position
+    """,
+    writes=False,
+)
+
+# One step: messages join the transcript, tool calls get their intent or their result, working
+# variables that changed are kept. By its tick it is committed once, however often it is sent. The claim
+# that goes on from here is the first attempt at what follows: a tool that kills its process at
+# once has used it up, though its intent was committed under the same claim.
+STEP = Statement(
+    "turns.step",
+    f"""
+    WITH fenced AS (
+        UPDATE sessions
+        SET message_count = message_count + %(added)s,
+            tick = tick + 1,
+            state = CASE WHEN %(asks)s THEN {sql(Trigger.TOOL_REQUESTED)} ELSE {sql(Trigger.TOOL_RESULT)} END,
+            strikes = 1,
+            spent_s = %(spent_s)s,
+            variables_tick = {NEXT_VARIABLES_TICK},
+            lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
+        WHERE {HELD} AND tick = %(tick)s
+        RETURNING session_id, token, tick, message_count - %(added)s AS base
+    ), said AS (
+        INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
+                              token_count, model, fallback, usage, created_at)
+        SELECT fenced.session_id, fenced.base + m.position, %(turn_id)s::uuid, m.role, m.content, m.tool_calls,
+               m.tool_call_id, m.message_id, %(channel)s, m.token_count, m.model, m.fallback, m.usage,
+               coalesce(m.created_at, perdure_now())
+        FROM fenced, jsonb_to_recordset(%(messages)s::jsonb) AS m (
+            position int, role text, content text, tool_calls jsonb, tool_call_id text, message_id text,
+            token_count int, model text, fallback boolean, usage jsonb, created_at timestamptz)
+    ), intended AS (
+        INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status,
+                                  intended_at, decide_at)
+        SELECT e.effect_id, %(turn_id)s::uuid, fenced.base + %(added)s, e.position, e.tool, e.arguments, e.effect,
+               e.status, perdure_now(), perdure_now() + make_interval(secs => e.timeout_s)
+        FROM fenced, jsonb_to_recordset(%(intents)s::jsonb) AS e (
+            effect_id uuid, position int, tool text, arguments text, effect text, status text,
+            timeout_s double precision)
+    ), finished AS (
+        UPDATE tool_effects AS t
+        SET status = r.status, result = r.result, variables = NULL,
+            finished_at = CASE WHEN r.status <> 'unknown' THEN perdure_now() END
+        FROM fenced, jsonb_to_recordset(%(results)s::jsonb) AS r (effect_id uuid, status text, result text)
+        WHERE t.effect_id = r.effect_id AND t.turn_id = %(turn_id)s
+    ), {WITH_STEP.strip()}
+    SELECT fenced.base, (SELECT cancel_requested_at FROM turns WHERE turn_id = %(turn_id)s) AS cancel_requested_at
+    FROM fenced
+    """,
+)
+
+# Ends a turn: last messages, outcome, what is owed to its receiver; and either releases the
+# session or, where more turns wait and the runner goes on, keeps its lease. `unsettled` is
+# read from the locked row, so a turn accepted at this moment is not missed. `saved` says that a
+# snapshot of the tick that this makes is in its store. The cases that the turn used get a row each; no case is locked.
+# A `tick` that is given is the session's, so that what is sent twice settles once.
+SETTLE = Statement(
+    "turns.settle",
+    f"""
+    WITH fenced AS (
+        UPDATE sessions
+        SET message_count = message_count + %(added)s,
+            tick = tick + 1,
+            turn_count = turn_count + 1,
+            unsettled = unsettled - 1,
+            state = CASE WHEN %(status)s::text = 'done' THEN {sql(Trigger.RESPONSE_COMPLETE)}
+                         ELSE {sql(Trigger.TURN_STOPPED)} END,
+            strikes = 0,
+            claims = 0,
+            spent_s = 0,
+            variables_tick = {NEXT_VARIABLES_TICK},
+            saved_token = CASE WHEN %(saved)s THEN token ELSE saved_token END,
+            saved_tick = CASE WHEN %(saved)s THEN tick + 1 ELSE saved_tick END,
+            last_activity_at = perdure_now(),
+            lease_until = CASE WHEN %(keep)s AND unsettled > 1
+                               THEN perdure_now() + make_interval(secs => %(lease_s)s) END,
+            lease_owner = CASE WHEN %(keep)s AND unsettled > 1 THEN lease_owner END
+        WHERE {HELD} AND tick = coalesce(%(tick)s::bigint, tick)
+        RETURNING session_id, user_id, token, tick, message_count - %(added)s AS base, unsettled, end_requested_at,
+                  lease_until
+    ), said AS (
+        INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
+                              token_count, model, fallback, usage, created_at)
+        SELECT fenced.session_id, fenced.base + m.position, %(turn_id)s::uuid, m.role, m.content, m.tool_calls,
+               m.tool_call_id, m.message_id, %(channel)s, m.token_count, m.model, m.fallback, m.usage,
+               coalesce(m.created_at, perdure_now())
+        FROM fenced, jsonb_to_recordset(%(messages)s::jsonb) AS m (
+            position int, role text, content text, tool_calls jsonb, tool_call_id text, message_id text,
+            token_count int, model text, fallback boolean, usage jsonb, created_at timestamptz)
+    ), settled AS (
+        UPDATE turns AS t
+        SET status = %(status)s, steps = %(steps)s, usage = %(usage)s::jsonb, settled_at = perdure_now(),
+            settled_tick = fenced.tick, held = NULL, held_error = NULL,
+            error_code = %(error_code)s, error_message = %(error_message)s,
+            reply_seq = CASE WHEN %(replied)s THEN fenced.base + %(added)s END
+        FROM fenced WHERE t.turn_id = %(turn_id)s
+        RETURNING t.turn_id, t.reply_to
+    ), doubtful AS (
+        UPDATE tool_effects AS e
+        SET status = CASE e.status WHEN 'intended' THEN 'unknown' WHEN 'asked' THEN 'denied' ELSE 'failed' END
+        FROM fenced WHERE e.turn_id = %(turn_id)s AND e.status IN ('intended', 'asked', 'approved')
+    ), {WITH_STEP.strip()}, {WITH_USES.strip()}, owed AS (
+        INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
+        SELECT %(delivery_id)s::uuid, turn_id, reply_to, 'pending', perdure_now(), perdure_now()
+        FROM settled WHERE reply_to IS NOT NULL
+        RETURNING delivery_id
+    )
+    SELECT fenced.unsettled, fenced.unsettled = 0 AND fenced.end_requested_at IS NOT NULL AS may_end,
+           (SELECT delivery_id FROM owed) AS delivery_id,
+           fenced.lease_until IS NULL AND EXISTS (
+               SELECT FROM sessions AS q
+               WHERE q.user_id = fenced.user_id AND q.unsettled > 0 AND q.queued_at IS NOT NULL) AS others_wait
+    FROM fenced
+    """,
+)
+
+# What settling a turn must add to its transcript: the sender's messages that are not in it yet, and the calls
+# that are open. Reads no stored JSON but the calls' ids, so that no row that this release cannot parse keeps a
+# turn from being given up.
+REMAINS = Statement(
+    "turns.remains",
+    """
+    SELECT (SELECT coalesce(json_agg(json_build_object('message_id', i.message_id, 'text', i.text,
+                                                       'accepted_at', i.accepted_at) ORDER BY i.position), '[]')
+            FROM inbox AS i
+            WHERE i.turn_id = %(turn_id)s
+              AND NOT EXISTS (SELECT FROM messages WHERE session_id = %(session_id)s AND seq = %(first_seq)s)
+           ) AS uncommitted,
+           (SELECT coalesce(json_agg(json_build_object('id', coalesce(c.call ->> 'id', ''), 'status', e.status,
+                                                       'result', e.result) ORDER BY c.number), '[]')
+            FROM (SELECT turn_id, seq, tool_calls FROM messages
+                  WHERE session_id = %(session_id)s ORDER BY seq DESC LIMIT 1) AS last
+                 CROSS JOIN jsonb_array_elements(CASE jsonb_typeof(last.tool_calls) WHEN 'array' THEN last.tool_calls
+                                                      ELSE '[]' END) WITH ORDINALITY AS c (call, number)
+                 LEFT JOIN tool_effects AS e
+                   ON e.turn_id = last.turn_id AND e.message_seq = last.seq AND e.position = c.number - 1
+            WHERE last.turn_id = %(turn_id)s
+           ) AS open_calls,
+           said.steps, said.input_tokens, said.output_tokens
+    FROM (SELECT count(*) AS steps,
+                 coalesce(sum(CASE jsonb_typeof(usage -> 'input_tokens') WHEN 'number'
+                              THEN (usage ->> 'input_tokens')::numeric END), 0)::bigint AS input_tokens,
+                 coalesce(sum(CASE jsonb_typeof(usage -> 'output_tokens') WHEN 'number'
+                              THEN (usage ->> 'output_tokens')::numeric END), 0)::bigint AS output_tokens
+          FROM messages
+          WHERE session_id = %(session_id)s AND seq >= %(first_seq)s AND turn_id = %(turn_id)s AND role = 'assistant'
+         ) AS said
+    """,
+    writes=False,
+)
+
+# Commits how a turn ends, and shows nobody: the snapshot is saved first, and SETTLE comes then.
+# Returns the messages that wait behind it, the pending events of that snapshot. Holding again is no
+# progress: the strikes stay.
+HOLD = Statement(
+    "turns.hold",
+    f"""
+    WITH fenced AS (
+        UPDATE sessions
+        SET strikes = CASE WHEN EXISTS (SELECT FROM turns WHERE turn_id = %(turn_id)s AND held IS NOT NULL)
+                           THEN strikes ELSE 1 END,
+            lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
+        WHERE {HELD}
+        RETURNING tick
+    ), held AS (
+        UPDATE turns SET held = coalesce(held, %(held)s::json) FROM fenced WHERE turn_id = %(turn_id)s
+    )
+    SELECT fenced.tick, {pending("%(session_id)s", "%(most)s")} AS pending FROM fenced
+    """,
+)
+
+# Whether a session is still held under a token.
+OWNED = Statement(
+    "turns.owned",
+    f"SELECT token FROM sessions WHERE {HELD}",
+    writes=False,
+)

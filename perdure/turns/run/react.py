@@ -1,0 +1,350 @@
+"""The step loop (ReAct): ask the model, run the tools it asks for, ask again.
+
+Keeps the law "save, then act": a reply is committed, with the intents of its tool calls,
+before a tool begins, and the tools' results before the model is asked again. No connection
+is held while a model or a tool is at work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from sqlalchemy import Row
+
+from perdure.access.tenants import tenant_of, user_of
+from perdure.agents import Agent
+from perdure.database.engine import as_json
+from perdure.errors import (
+    BudgetExhausted,
+    DeadlineExceeded,
+    InvalidResponse,
+    PerdureError,
+    ProviderError,
+    Unavailable,
+)
+from perdure.hooks import Hooks, Seen, TurnOver, TurnSeen, call_hooks
+from perdure.models.protocol import CallAborted, Model, ModelCall, ModelReply, ModelRequest, Role, ToolSchema
+from perdure.runtime import Runtime
+from perdure.settings import OnUnavailable
+from perdure.tools.sources import Toolset
+from perdure.tools.variables import VariableSet
+from perdure.turns.calls import approvals
+from perdure.turns.calls.approvals import Undecided
+from perdure.turns.calls.ledger import Interrupted, Ledger, Planned, Result, equip, plan
+from perdure.turns.lease import parking
+from perdure.turns.lease.keeper import Claimed, Hold, LeaseLost, TurnRef
+from perdure.turns.prompt.system_message import Briefing, brief, offered
+from perdure.turns.run import queries
+from perdure.turns.run.commit import persist
+from perdure.turns.run.settle import Cancelled, Ending, Failed, Replied
+from perdure.turns.run.transcript import Entry, Transcript, result_of, said
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """The worker shuts down: another one goes on from what is committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A person is to decide about calls. The session is given back already."""
+
+
+Stop = Parked | Waiting | parking.Delayed
+
+
+class Turn:
+    """One turn under one lease, from wherever its transcript stands to its ending."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        hold: Hold,
+        ref: TurnRef,
+        transcript: Transcript,
+        spent_s: float,
+        *,
+        variables: VariableSet | None = None,
+    ) -> None:
+        self.ref = ref
+        self.transcript = transcript
+        self._runtime = runtime
+        self._hold = hold
+        self._began = runtime.clock.monotonic() - spent_s
+        self._agent: Agent = runtime.agents.get(ref.agent)
+        self._model: Model = runtime.models(self._agent.model or runtime.settings.model)
+        self._briefing: Briefing | None = None
+        self._tools = Toolset()
+        self._schemas: tuple[ToolSchema, ...] = ()
+        self._offered: tuple[ToolSchema, ...] = ()
+        self._variables = variables or VariableSet()
+        self._ledger = Ledger(runtime, hold, ref, self._agent, self._variables)
+        self._max_steps = self._agent.max_steps or runtime.settings.turn.max_steps
+        self._timeout_s = self._agent.timeout_s or runtime.settings.turn.timeout_s
+        self._planned: list[Planned] | None = None
+        self._asked_at = 0.0
+        """When the last commit of a step was sent, by the monotonic clock."""
+        self._before_call_s = spent_s
+        if ref.cancel_requested_at is not None:
+            hold.cancel(ref.turn_id)
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds under lease, over all the runners that the turn has had."""
+        return self._runtime.clock.monotonic() - self._began
+
+    @property
+    def case_ids(self) -> tuple[str, ...]:
+        """The cases of the CaseBank that the model was told of."""
+        return () if self._briefing is None else self._briefing.case_ids
+
+    def run(self) -> Ending | Stop:
+        """Step until the turn ends.
+
+        Raises:
+            LeaseLost: the session is somebody else's now.
+            Unavailable: the database cannot be reached; what is committed must be read again.
+        """
+        left = self._refused() or self._loop()
+        return left if isinstance(left, Stop) else self._let_go(left)
+
+    def _loop(self) -> Ending | Stop:
+        while True:
+            ending = self._over()
+            if ending is not None:
+                return ending
+            left = self._step_or_stop()
+            if left is not None:
+                return left
+
+    def _refused(self) -> Failed | None:
+        """Whether a required hook keeps the turn from beginning. Once the user's words are committed, all have passed.
+
+        Raises:
+            LeaseLost: the session is somebody else's now.
+        """
+        uncommitted = self.transcript.uncommitted
+        if not self._agent.before_turn or not uncommitted or self._hold.stopping.is_set():
+            return None
+        try:
+            self._call_hooks(self._agent.before_turn, self._seen())
+        except PerdureError as error:
+            return Failed(error)
+        self._commit(uncommitted, asks=False)
+        return None
+
+    def _call_hooks(self, hooks: Hooks[Seen], seen: Seen) -> None:
+        within_s = self._runtime.settings.turn.hook_timeout_s
+        self._hold.step_within(within_s * len(hooks))
+        call_hooks(hooks, seen, within_s, self._runtime.leaks)
+
+    def _let_go(self, ending: Ending) -> Ending:
+        """How the turn ends, once its hooks have seen it: a required one may take the reply back."""
+        match ending:
+            case Replied(reply):
+                over = TurnOver(self._seen(), "done", reply.content)
+            case Failed(error):
+                over = TurnOver(self._seen(), "failed", error.message)
+            case Cancelled():
+                over = TurnOver(self._seen(), "cancelled", None)
+            case _:
+                assert_never(ending)
+        try:
+            self._call_hooks(self._agent.after_turn, over)
+        except PerdureError as error:
+            return Failed(error) if isinstance(ending, Replied) else ending
+        return ending
+
+    def _seen(self) -> TurnSeen:
+        ref = self.ref
+        text = "\n".join(entry.content for entry in self.transcript.present if entry.role is Role.USER)
+        user, tenant = user_of(ref.user_id), tenant_of(ref.user_id)
+        return TurnSeen(user, self._hold.session_id, ref.turn_id, ref.agent, ref.channel, text, tenant)
+
+    def _step_or_stop(self) -> Ending | Stop | None:
+        """One step, and what it comes to, if the turn does not go on to the next one."""
+        try:
+            reply = self._step()
+        except Undecided:
+            return self._wait()
+        except (CallAborted, Interrupted) as error:
+            # Else the hold says why, at the head of the loop.
+            return None if self._hold.stopping.is_set() else Failed(_broken_off(error))
+        except Unavailable:
+            raise
+        except PerdureError as error:
+            return self._delayed(error) or Failed(error)
+        return None if reply is None else Replied(reply)
+
+    def _wait(self) -> Waiting | None:
+        """Give the session back until its calls are decided, unless nothing waits any more."""
+        asking = self.transcript.asking()
+        if asking is None or asking.seq is None:
+            raise LookupError("no call is open")
+        waits = approvals.wait(self._runtime.database, self._hold, self.ref.turn_id, asking.seq, self.spent_s)
+        if waits is approvals.Waits.CANCELLED:
+            self._hold.cancel(self.ref.turn_id)
+        return Waiting() if waits is approvals.Waits.YES else None
+
+    def _delayed(self, error: PerdureError) -> parking.Delayed | None:
+        """Whether the turn waits until a model may answer. One whose own time is over does not."""
+        settings = self._runtime.settings
+        if (self._agent.on_unavailable or settings.turn.on_unavailable) != OnUnavailable.PARK:
+            return None
+        wait_s = parking.pause_s(error, settings.breaker.cooldown_s)
+        if wait_s is None or self.spent_s >= self._timeout_s or not parking.may_wait(self.ref, self._runtime.clock):
+            return None
+        return parking.Delayed(error, wait_s, self._before_call_s, self.transcript.steps)
+
+    def _over(self) -> Ending | Parked | None:
+        if self._hold.lost:
+            raise LeaseLost
+        if self._hold.cancelled:
+            return Cancelled()
+        if self._planned is not None:
+            return None  # intents are committed: their calls are run before anything else ends the turn
+        if self._hold.draining:
+            return Parked()
+        if self.spent_s >= self._timeout_s:
+            return Failed(out_of_time(self._timeout_s))
+        if self.transcript.steps >= self._max_steps and self.transcript.asking() is None:
+            return Failed(BudgetExhausted(f"I could not finish within {self._max_steps} steps, so I stopped."))
+        return None
+
+    def _step(self) -> Entry | None:
+        """One step; returns the reply that ends the turn, if this step brought it."""
+        asking = self.transcript.asking()
+        if asking is not None:
+            self._answer(asking)
+            return None
+        reply = said(self.ref.turn_id, self._query(), self.transcript.call_ids)
+        if not reply.tool_calls:
+            return reply
+        if self._hold.draining:
+            raise Interrupted  # the process leaves: its successor asks again, and has the time to run the tools
+        self._ask(reply)
+        return None
+
+    def _query(self) -> ModelReply:
+        if self._briefing is None:
+            self._briefing = brief(self._runtime, self._hold, self._agent, self.ref, self.transcript)
+        self._look_for_tools()
+        self._before_call_s = self.spent_s
+        # For the model and its fallbacks together; each has its own limit besides.
+        limit_s = max(self._timeout_s - self._before_call_s, 0.001)
+        call = ModelCall(self._runtime.clock, limit_s)
+        prompt = self.transcript.prompt(self._briefing.text, self._runtime.settings.memory.budget_working)
+        request = ModelRequest(prompt, self._offered)
+        self._hold.step_within(limit_s)
+        with self._hold.calling(call):
+            try:
+                reply = self._model.respond(request, call)
+            except Unavailable as error:  # here that word means the database, which is asked again without end
+                raise ProviderError(error.message) from error
+        if not reply.content.strip() and not reply.tool_calls:
+            raise InvalidResponse("The model's answer was empty.")
+        return reply
+
+    def _look_for_tools(self) -> None:
+        """Have what the agent may call now; servers' tools come and go between two steps."""
+        self._tools = equip(self._runtime, self._hold, self._agent)
+        schemas = self._tools.schemas()
+        if schemas != self._schemas:  # else they were weighed, and what is left out reported, a step ago
+            self._schemas = schemas
+            self._offered = offered(self._agent, schemas, self._runtime.settings.memory.budget_tools)
+
+    def _ask(self, asking: Entry) -> None:
+        planned = plan(self._tools, asking.tool_calls, self._runtime)
+        runnable = [each for each in planned if each.refusal is None]
+        waits = any(each.needs_approval for each in runnable)
+        expires_s = self._runtime.settings.approval.expires_s
+        intents = [each.request(expires_s) if waits else each.intent() for each in runnable]
+        at_once = self._commit([*self.transcript.uncommitted, asking], asks=True, intents=intents)
+        if not (waits or at_once):
+            self._ledger.extend(planned)
+        self._planned = None if waits else planned
+
+    def _answer(self, asking: Entry) -> None:
+        planned, self._planned = self._planned, None
+        results = self._ledger.resume(asking) if planned is None else self._ledger.perform(planned, self._asked_at)
+        entries = [
+            result_of(self.ref.turn_id, call, result.text)
+            for call, result in zip(asking.tool_calls, results, strict=True)
+        ]
+        self._commit(entries, asks=False, results=results)
+
+    def _commit(
+        self,
+        entries: list[Entry],
+        *,
+        asks: bool,
+        intents: list[dict[str, object]] | None = None,
+        results: list[Result] | None = None,
+    ) -> bool:
+        """Commit a step; False if it was committed a while ago, by a try whose answer was lost.
+
+        Raises:
+            LeaseLost: the session is another runner's now.
+            Unavailable: the database refuses the commit.
+        """
+        variables = self._variables.changed()
+        step = self._step_parameters(entries, asks=asks, intents=intents, results=results, variables=variables)
+        done = persist(self._runtime, self._hold, self.ref.turn_id, lambda: self._write(step))
+        if isinstance(done, Claimed):
+            if done.turn is None or done.turn.turn_id != self.ref.turn_id:
+                raise LeaseLost  # the turn is settled, which this runner has not done
+            base, cancelled_at = self.transcript.last_seq(self.ref.first_seq), done.turn.cancel_requested_at
+        else:
+            base, cancelled_at = done.base, done.cancel_requested_at
+        self._hold.tick += 1
+        self.transcript.committed(entries, base)
+        self._variables.committed(variables)
+        if cancelled_at is not None:
+            self._hold.cancel(self.ref.turn_id)
+        return not isinstance(done, Claimed)
+
+    def _write(self, step: dict[str, object]) -> Row[Any]:
+        """Run the statement that commits a step."""
+        asked_at = self._runtime.clock.monotonic()
+        rows = self._runtime.database.run(queries.STEP, {**step, "spent_s": self.spent_s})
+        if not rows:
+            raise LeaseLost
+        self._hold.renewed(asked_at)
+        self._asked_at = asked_at
+        return rows[0]
+
+    def _step_parameters(
+        self,
+        entries: list[Entry],
+        *,
+        asks: bool,
+        intents: list[dict[str, object]] | None,
+        results: list[Result] | None,
+        variables: dict[str, Any] | None,
+    ) -> dict[str, object]:
+        return {
+            **self._hold.held,
+            "tick": self._hold.tick,
+            "lease_s": self._runtime.settings.turn.lease_s,
+            "turn_id": self.ref.turn_id,
+            "channel": self.ref.channel,
+            "asks": asks,
+            "added": len(entries),
+            "messages": as_json([entry.record(position) for position, entry in enumerate(entries, start=1)]),
+            "intents": as_json(intents or []),
+            "results": as_json([result.record() for result in results or [] if result.effect_id]),
+            "variables": None if variables is None else as_json(variables),
+        }
+
+
+def out_of_time(limit_s: float) -> DeadlineExceeded:
+    """The error of a turn that has reached its time limit."""
+    return DeadlineExceeded(f"I could not finish within {limit_s:g} seconds, so I stopped.")
+
+
+def _broken_off(error: Exception) -> PerdureError:
+    """A model said that its call was ended, and nobody had ended it."""
+    broken = ProviderError("The model broke off.")
+    broken.__cause__ = error
+    return broken

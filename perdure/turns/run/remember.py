@@ -1,0 +1,52 @@
+"""What a settled turn leaves in the memory that is quick and may be lost.
+
+Called after the commit that settles, so that PostgreSQL always comes first. A Redis that is
+away is reported and costs the turn a bounded wait, no more.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.stream import Happening, Kind
+from perdure.memory.redis.working import RememberedTurn
+from perdure.runtime import Runtime
+from perdure.turns.lease.keeper import TurnRef
+from perdure.turns.run.settle import Verdict
+from perdure.turns.run.transcript import Transcript
+
+
+def remember(
+    runtime: Runtime, session_id: UUID, token: int, *, turn: TurnRef, transcript: Transcript, verdict: Verdict
+) -> None:
+    """Keep a turn that was settled by `verdict` under `token`; one that said nothing leaves nothing.
+
+    `transcript` is the one that the verdict was made from: what it has committed comes first.
+    """
+    committed = [entry.record(number) for number, entry in enumerate(transcript.present, 1) if entry.seq is not None]
+    if runtime.volatile is None or not (committed or verdict.messages):
+        return
+    remembered = RememberedTurn.model_validate(
+        {
+            "turn_id": turn.turn_id,
+            "seq": turn.seq,
+            "token": token,
+            "agent": turn.agent,
+            "channel": turn.channel,
+            "status": verdict.status,
+            "error_code": verdict.error_code,
+            "error_message": verdict.error_message,
+            "settled_at": runtime.clock.now(),
+            "messages": [*committed, *verdict.messages],
+        }
+    )
+    _note_switch(runtime.volatile, turn, remembered)
+    runtime.volatile.working.remember_turn(session_id, remembered)
+
+
+def _note_switch(volatile: Volatile, turn: TurnRef, remembered: RememberedTurn) -> None:
+    if turn.before.channel in {None, turn.channel}:
+        return
+    at = remembered.messages[0].created_at or remembered.settled_at
+    volatile.stream.append(turn.user_id, Happening(Kind.CHANNEL_SWITCH, turn.channel, at))

@@ -1,0 +1,122 @@
+"""Restoring a session from a snapshot: its working variables, and its pending messages.
+
+What `perdure sessions snapshot import` calls. The pending messages are accepted like any others, under their own
+`message_id`: so each is answered once, however often a file is imported and whether or not the original is still
+queued. A session that this installation does not have is opened under its id. Every step may be repeated after a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from perdure.access.tenants import parse_tenant
+from perdure.errors import Conflict, InvalidRequest, NotFound
+from perdure.runtime import Runtime
+from perdure.sessions import queries as sessions
+from perdure.settings import OnBusy, Scope
+from perdure.snapshots import exchange
+from perdure.snapshots.pending import MESSAGE
+from perdure.snapshots.snapshot import AgentSnapshot, Event
+from perdure.turns.inbox.accept import accept, check
+from perdure.turns.inbox.incoming import Incoming, parse_incoming
+
+_ACCEPTED = ("user_id", "message_id", "text", "priority", "reply_to", "metadata")
+"""Members of an event's payload that a message takes over. Others, of a release to come, are ignored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What an import did: messages accepted now, and messages that had been accepted before.
+
+    `variables_left` is the reason why the working variables were left as they are; `None`: they were put back.
+    """
+
+    accepted: int
+    known: int
+    variables_left: str | None = None
+
+
+def restore(runtime: Runtime, snapshot: AgentSnapshot) -> Restored:
+    """Put the working variables back, then accept the pending messages, in their order.
+
+    The variables only while the session is at the snapshot's tick and no turn has begun; where there are pending
+    messages, these are accepted all the same.
+
+    Raises:
+        InvalidRequest, TooLarge: an event is no message that this installation accepts; nothing was changed.
+        NotFound: there is no such session, and no pending message to open it for; or it is another user's.
+        Conflict: without pending messages: the session is over, busy or at another tick; with them: it is over,
+            or an id was used for another text.
+        RateLimited, Unavailable: some messages may have been accepted. Importing again is safe.
+    """
+    messages = [
+        _message(runtime, number, event, snapshot.agent_id)
+        for number, event in enumerate(snapshot.event_queue_backup, start=1)
+    ]
+    for message in messages:
+        check(runtime, message)
+    if messages:
+        _open_unknown(runtime, snapshot, messages)
+    left = None
+    try:
+        exchange.restore(runtime.database, runtime.snapshots, snapshot, runtime.settings.turn.lease_s)
+    except Conflict as conflict:
+        if not messages:
+            raise
+        left = conflict.message
+    duplicates = [accept(runtime, message).duplicate for message in messages]
+    return Restored(duplicates.count(False), duplicates.count(True), left)
+
+
+def _message(runtime: Runtime, number: int, event: Event, session_id: UUID) -> Incoming:
+    """The message that an event stands for.
+
+    Raises:
+        InvalidRequest: none that could be accepted; the message says which event, and why.
+    """
+    payload: Any = event.payload
+    if event.type != MESSAGE or not isinstance(payload, dict) or not payload.get("message_id"):
+        raise InvalidRequest(
+            f"Event {number} of event_queue_backup is no pending message: type {MESSAGE!r}, and a payload with "
+            "user_id, message_id and text, are accepted."
+        )
+    given = {name: payload[name] for name in _ACCEPTED if name in payload}
+    if payload.get("agent") in [each.name for each in runtime.agents]:  # else the session's own agent answers
+        given["agent"] = payload["agent"]
+    on_busy = OnBusy.MERGE if payload.get("merged") else OnBusy.ENQUEUE
+    try:
+        return parse_incoming(
+            {**given, "channel": event.source, "session_id": str(session_id), "on_busy": on_busy.value},
+            tenant=parse_tenant(payload.get("tenant")),
+        )
+    except InvalidRequest as error:
+        raise InvalidRequest(f"Event {number} of event_queue_backup: {error.message}") from error
+
+
+def _open_unknown(runtime: Runtime, snapshot: AgentSnapshot, messages: Sequence[Incoming]) -> None:
+    """Open the session for the messages' user, at the snapshot's tick, unless it exists.
+
+    Raises:
+        InvalidRequest: the messages are of several users; nothing was changed.
+        NotFound: the session exists and is another user's; nothing was changed.
+    """
+    first = messages[0]
+    if any(message.user_id != first.user_id for message in messages):
+        raise InvalidRequest("The pending messages are of several users: a session belongs to one.")
+    runtime.database.run(
+        sessions.OPEN_RESTORED,
+        {
+            "session_id": snapshot.agent_id,
+            "user_id": first.user_id,
+            "scope": first.channel if runtime.settings.session.scope is Scope.CHANNEL else "",
+            "agent": first.agent or runtime.agents.default.name,
+            "channel": first.channel,
+            "tick": snapshot.tick_index,
+        },
+    )
+    [owner] = runtime.database.run(sessions.OWNER, {"session_id": snapshot.agent_id})
+    if owner.user_id != first.user_id:
+        raise NotFound("There is no such session.")

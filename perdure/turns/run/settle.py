@@ -1,0 +1,288 @@
+"""How a turn ends: one commit that says all of it.
+
+Keeps the laws that what is settled is a transcript that a provider accepts (open calls are
+closed in the same commit, saying how) and that nothing reaches a channel before its commit
+(the reply and what is owed to its receiver are one statement). Called by the runner, and by
+accept when a message interrupts.
+
+The same statement records the cases of the CaseBank that were in the prompt, with how the turn ended. What that commit
+writes is put together first, as a `Verdict`: JSON, which can wait in the turn's row
+while the session's snapshot is saved elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime
+from typing import Any, assert_never
+from uuid import UUID
+
+from perdure.clock import Clock
+from perdure.database.engine import Executor, as_json
+from perdure.database.fencing import Fence
+from perdure.errors import PerdureError, TurnCancelled
+from perdure.ids import new_id
+from perdure.models.protocol import Role, unknown
+from perdure.snapshots import queries as snapshots
+from perdure.text.untrusted import load_object, storable
+from perdure.tools.variables import VariableSet
+from perdure.turns.calls.ledger import outcome_of, recorded
+from perdure.turns.lease.keeper import LeaseLost, TurnRef
+from perdure.turns.run import queries
+from perdure.turns.run.transcript import Entry, Transcript, result_of
+
+CANCELLED = "The turn was cancelled."
+
+
+@dataclass(frozen=True, slots=True)
+class Replied:
+    """The model answered without asking for another tool."""
+
+    reply: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The turn cannot go on. The error's message is the reply that the sender gets."""
+
+    error: PerdureError
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """Somebody who may asked for it; there is no reply."""
+
+
+Ending = Replied | Failed | Cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What the commit left: turns that still wait in the session, and the delivery that is owed.
+
+    `may_end` says that the session was asked to end and that this was its last turn; `others_wait` that the user has
+    sessions that wait for the place that it has freed.
+    """
+
+    unsettled: int
+    may_end: bool
+    delivery_id: UUID | None
+    others_wait: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tenure:
+    """The fence that a session is written under, and the seconds by which a commit prolongs its lease."""
+
+    session_id: UUID
+    fence: Fence
+    lease_s: float
+    tick: int | None = None
+    """The session's, where a commit may be sent twice; None under the session's lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """All that the commit of an ending writes, in words of JSON.
+
+    `messages` are records of entries, in order; `variables` the working variables, None if they
+    are left as they are; `case_ids` the cases of the CaseBank that had a part in it; `extra` the members of a
+    held verdict that this release does not know.
+    """
+
+    status: str
+    messages: list[dict[str, Any]]
+    replied: bool
+    steps: int
+    usage: dict[str, Any]
+    error_code: str | None
+    error_message: str | None
+    variables: dict[str, Any] | None
+    case_ids: list[str] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """The verdict as text."""
+        record = asdict(self)
+        return as_json({**record.pop("extra"), **record})
+
+    @classmethod
+    def from_json(cls, text: str) -> Verdict:
+        """The verdict that `text` is, as `to_json` made it."""
+        record = json.loads(text)
+        known = {each.name for each in fields(cls)} - {"extra"}
+        return cls(**{name: value for name, value in record.items() if name in known}, extra=unknown(record, known))
+
+
+def conclude(
+    executor: Executor,
+    session_id: UUID,
+    turn: TurnRef,
+    transcript: Transcript,
+    ending: Ending,
+    *,
+    case_ids: Sequence[str] = (),
+) -> Verdict:
+    """What is to be written of a turn that ends so; calls that are still open are answered in it.
+
+    `case_ids` are the cases of the CaseBank that its model was told of.
+    """
+    closing, variables = _closed(executor, session_id, turn, transcript)
+    entries = [*transcript.uncommitted, *closing, *_reply(turn.turn_id, ending)]
+    error = _error(ending)
+    usage = transcript.usage
+    if isinstance(ending, Replied) and ending.reply.usage:
+        usage += ending.reply.usage
+    return Verdict(
+        status=_status(ending),
+        messages=[entry.record(position) for position, entry in enumerate(entries, start=1)],
+        replied=not isinstance(ending, Cancelled),
+        steps=transcript.steps + isinstance(ending, Replied),
+        usage=usage.record(),
+        error_code=error.code if error else None,
+        error_message=storable(error.message) if error else None,
+        variables=variables,
+        # Of a turn that somebody ended nobody knows whether it would have served.
+        case_ids=[] if isinstance(ending, Cancelled) else list(case_ids),
+    )
+
+
+def conclude_unread(executor: Executor, session_id: UUID, turn: TurnRef, ending: Ending) -> Verdict:
+    """The verdict on a turn that is given up. Parses none of its rows, so that no row can keep it from ending.
+
+    Working variables stay as the last step left them.
+    """
+    [remains] = executor.run(
+        queries.REMAINS, {"session_id": session_id, "turn_id": turn.turn_id, "first_seq": turn.first_seq}
+    )
+    said = [_said(turn.turn_id, each) for each in remains.uncommitted]
+    closing = [
+        Entry(turn.turn_id, Role.TOOL, storable(outcome_of(each["status"], each["result"])[1]), tool_call_id=each["id"])
+        for each in remains.open_calls
+    ]
+    entries = [*said, *closing, *_reply(turn.turn_id, ending)]
+    error = _error(ending)
+    return Verdict(
+        status=_status(ending),
+        messages=[entry.record(position) for position, entry in enumerate(entries, start=1)],
+        replied=not isinstance(ending, Cancelled),
+        steps=remains.steps,
+        usage={"input_tokens": remains.input_tokens, "output_tokens": remains.output_tokens},
+        error_code=error.code if error else None,
+        error_message=storable(error.message) if error else None,
+        variables=None,
+    )
+
+
+def settle(
+    executor: Executor,
+    clock: Clock,
+    tenure: Tenure,
+    *,
+    turn: TurnRef,
+    verdict: Verdict,
+    keep: bool = False,
+    saved: bool = False,
+) -> Settled:
+    """Settle a turn.
+
+    `keep` holds on to the lease where more turns wait; `saved` says that the snapshot of the tick
+    that this makes is in its store.
+
+    Raises:
+        LeaseLost: the token has moved on; nothing was written.
+    """
+    rows = executor.run(
+        queries.SETTLE,
+        {
+            **tenure.fence.on(tenure.session_id),
+            "tick": tenure.tick,
+            "lease_s": tenure.lease_s,
+            "keep": keep,
+            "turn_id": turn.turn_id,
+            "channel": turn.channel,
+            "added": len(verdict.messages),
+            "messages": as_json(verdict.messages),
+            "status": verdict.status,
+            "steps": verdict.steps,
+            "usage": as_json(verdict.usage),
+            "error_code": verdict.error_code,
+            "error_message": verdict.error_message,
+            "replied": verdict.replied,
+            "variables": None if verdict.variables is None else as_json(verdict.variables),
+            "saved": saved,
+            "case_ids": verdict.case_ids,
+            "delivery_id": new_id(clock),
+        },
+    )
+    if not rows:
+        raise LeaseLost
+    return Settled(rows[0].unsettled, rows[0].may_end, rows[0].delivery_id, rows[0].others_wait)
+
+
+def _closed(
+    executor: Executor, session_id: UUID, turn: TurnRef, transcript: Transcript
+) -> tuple[list[Entry], dict[str, Any] | None]:
+    """Results for the calls that are still open, and the variables as those of them that ended left them."""
+    asking = transcript.asking()
+    if asking is None:
+        return [], None
+    results, changes = recorded(executor, turn.turn_id, asking)
+    closing = closings(turn.turn_id, asking, [result.text for result in results])
+    if not changes:
+        return closing, None
+    kept = executor.run(snapshots.KEPT, {"session_id": session_id})
+    variables = VariableSet(load_object(kept[0].variables) if kept else None)
+    variables.replay(changes)
+    return closing, variables.changed()
+
+
+def _said(turn_id: UUID, message: Mapping[str, Any]) -> Entry:
+    """A message of the inbox, as an entry that is not committed yet."""
+    accepted_at = datetime.fromisoformat(message["accepted_at"])
+    return Entry(turn_id, Role.USER, message["text"], message_id=message["message_id"], created_at=accepted_at)
+
+
+def closings(turn_id: UUID, asking: Entry | None, texts: Sequence[str]) -> list[Entry]:
+    """Results for the calls of `asking`, in the order asked, so that none stays open."""
+    if asking is None:
+        return []
+    return [result_of(turn_id, call, text) for call, text in zip(asking.tool_calls, texts, strict=True)]
+
+
+def _reply(turn_id: UUID, ending: Ending) -> list[Entry]:
+    match ending:
+        case Replied(reply):
+            return [reply]
+        case Failed(error):
+            return [Entry(turn_id, Role.ASSISTANT, storable(error.message))]
+        case Cancelled():
+            return []
+        case _:
+            assert_never(ending)
+
+
+def _error(ending: Ending) -> PerdureError | None:
+    match ending:
+        case Replied():
+            return None
+        case Failed(error):
+            return error
+        case Cancelled():
+            return TurnCancelled(CANCELLED)
+        case _:
+            assert_never(ending)
+
+
+def _status(ending: Ending) -> str:
+    match ending:
+        case Replied():
+            return "done"
+        case Failed():
+            return "failed"
+        case Cancelled():
+            return "cancelled"
+        case _:
+            assert_never(ending)

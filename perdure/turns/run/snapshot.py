@@ -1,0 +1,196 @@
+"""A session's snapshot, in whatever store: found at a claim, saved before the reply.
+
+PostgreSQL keeps the working variables with every step, so with its own store there is nothing
+more to do. With a store elsewhere, how a turn ends is committed first and shown to nobody
+(`queries.HOLD`); then the snapshot is saved, under the token and at the tick that settling makes;
+then the turn is settled. Whoever dies between leaves a held turn, which the next runner saves and
+settles without asking the model again. Called by the runner.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Row
+
+from perdure.database.engine import Database
+from perdure.errors import PerdureError
+from perdure.models.protocol import Message, Role, ToolCall
+from perdure.runtime import Runtime
+from perdure.snapshots import pending
+from perdure.snapshots.codec import checked_variables
+from perdure.snapshots.postgres import PostgresSnapshots
+from perdure.snapshots.snapshot import AgentSnapshot, Memory, Status
+from perdure.snapshots.store import SnapshotStore, StaleSnapshot
+from perdure.text.untrusted import load_object
+from perdure.tools.variables import VariableSet
+from perdure.turns.lease.keeper import Claimed, Hold, LeaseLost, TurnRef
+from perdure.turns.run import queries
+from perdure.turns.run.commit import persist
+from perdure.turns.run.settle import Verdict
+
+log = logging.getLogger(__name__)
+
+MAX_EVENTS = 100
+"""Pending messages, the oldest, that the snapshot saved with a turn holds. An export holds all of them."""
+
+_STEP_S = 10.0
+"""Seconds within which a store has answered, or failed to; see `SnapshotStore`."""
+
+
+class NotSaved(Exception):
+    """The store would not take the snapshot. The message says why, for the operator."""
+
+
+def is_elsewhere(store: SnapshotStore) -> bool:
+    """Whether a snapshot must be saved there, since no commit of ours does it."""
+    return not isinstance(store, PostgresSnapshots)
+
+
+def hydrate(runtime: Runtime, claimed: Claimed, hold: Hold) -> VariableSet:
+    """The working variables that the session goes on with.
+
+    They are the store's if its snapshot is of the last commit, else PostgreSQL's. A snapshot that is
+    of no commit at all is set aside and reported; one that is older, because a turn was broken off
+    in the middle, is not.
+
+    Raises:
+        LeaseLost: the session is somebody else's now.
+        Unavailable: the database cannot be reached.
+    """
+    found = _stored(runtime, claimed, hold) if is_elsewhere(runtime.snapshots) else None
+    return VariableSet(kept_variables(runtime.database, claimed) if found is None else found.memory.working_variables)
+
+
+def kept_variables(database: Database, claimed: Claimed) -> Mapping[str, Any]:
+    """The working variables in PostgreSQL. No statement, unless the claim could not read them.
+
+    Raises:
+        Unavailable: the database cannot be reached.
+    """
+    kept = claimed.kept
+    if kept.variables_tick is None:
+        return {}
+    if kept.variables is not None:
+        try:
+            return checked_variables(load_object(kept.variables))
+        except (ValueError, PerdureError) as error:
+            log.debug("session %s: %s", claimed.session_id, error)
+    found = PostgresSnapshots(database).load(claimed.session_id)  # sets aside what is damaged
+    return {} if found is None else found.snapshot.memory.working_variables
+
+
+def save(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict, memory: Memory) -> None:
+    """Hold the ending of a turn, and save the snapshot as settling will leave the session.
+
+    `memory` is what the session has in mind by the last commit.
+
+    Raises:
+        NotSaved: the store would not take it; the ending is held.
+        LeaseLost: the session is somebody else's now.
+        Unavailable: the database cannot be reached.
+    """
+    rows = persist(runtime, hold, turn.turn_id, lambda: _held(runtime, hold, turn, verdict))
+    if isinstance(rows, Claimed):  # settled, which this runner has not done
+        raise LeaseLost
+    snapshot = AgentSnapshot(
+        agent_id=hold.session_id,
+        tick_index=rows[0].tick + 1,
+        timestamp=int(runtime.clock.now().timestamp() * 1000),
+        status=Status.WAITING_FOR_EVENT,
+        memory=Memory(
+            (*memory.short_term_history, *(_message(record) for record in verdict.messages)),
+            memory.working_variables if verdict.variables is None else verdict.variables,
+        ),
+        event_queue_backup=pending.events(rows[0].pending),
+    )
+    hold.step_within(_STEP_S)
+    stale = _offer(runtime.snapshots, snapshot, hold.token)
+    if stale is None:
+        return
+    # A newer one is there. Either somebody has taken the session over, or the database is older
+    # than its snapshots: it was restored from a backup.
+    _require_ours(runtime, hold)
+    try:
+        runtime.snapshots.set_aside(hold.session_id, stale.stored, f"the session is at tick {rows[0].tick}")
+    except PerdureError as error:
+        raise NotSaved(error.message) from error
+    stale = _offer(runtime.snapshots, snapshot, hold.token)
+    if stale is not None:
+        raise NotSaved(stale.message)
+
+
+def _stored(runtime: Runtime, claimed: Claimed, hold: Hold) -> AgentSnapshot | None:
+    """The store's snapshot, if it is of the session's last commit."""
+    store, kept = runtime.snapshots, claimed.kept
+    hold.step_within(_STEP_S)
+    try:
+        found = store.load(claimed.session_id)
+        if found is None:
+            if kept.saved is not None:
+                log.warning(
+                    "session %s has no snapshot in %s any more: it is built again", claimed.session_id, store.name
+                )
+            return None
+        if found.version == kept.saved:
+            return found.snapshot if kept.tick == kept.saved.tick else None
+        _require_ours(runtime, hold)
+        committed = f"at {kept.saved}" if kept.saved else "none"
+        store.set_aside(
+            claimed.session_id, found.version, f"it is of {found.version}; the one that was committed: {committed}"
+        )
+    except LeaseLost:
+        raise
+    except Exception as error:  # noqa: BLE001
+        # Whatever a third party's store raises: what is there is here as well.
+        log.warning("session %s goes on without its snapshot: %s", claimed.session_id, _reason(store, error))
+    return None
+
+
+def _held(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict) -> Sequence[Row[Any]]:
+    asked_at = runtime.clock.monotonic()
+    rows = runtime.database.run(
+        queries.HOLD,
+        {
+            **hold.held,
+            "lease_s": runtime.settings.turn.lease_s,
+            "turn_id": turn.turn_id,
+            "held": verdict.to_json(),
+            "most": MAX_EVENTS,
+        },
+    )
+    if not rows:
+        raise LeaseLost
+    hold.renewed(asked_at)
+    return rows
+
+
+def _offer(store: SnapshotStore, snapshot: AgentSnapshot, token: int) -> StaleSnapshot | None:
+    """Save `snapshot`; what the store says if it has a newer one."""
+    try:
+        store.save(snapshot, token)
+    except StaleSnapshot as stale:
+        return stale
+    except Exception as error:
+        raise NotSaved(_reason(store, error)) from error
+    return None
+
+
+def _require_ours(runtime: Runtime, hold: Hold) -> None:
+    rows = runtime.database.run(queries.OWNED, hold.held)
+    if not rows:
+        raise LeaseLost
+
+
+def _message(record: Mapping[str, Any]) -> Message:
+    calls = tuple(ToolCall.from_record(call) for call in record["tool_calls"] or ())
+    return Message(Role(record["role"]), record["content"], calls, record["tool_call_id"])
+
+
+def _reason(store: SnapshotStore, error: Exception) -> str:
+    if isinstance(error, PerdureError):
+        return error.message
+    log.error("the snapshot store %s met an error of its own", store.name, exc_info=error)
+    return f"The snapshot store {store.name} met an error of its own ({type(error).__name__})."

@@ -1,0 +1,241 @@
+"""The transcript of a turn: what is committed, what is asked and not yet answered.
+
+Keeps the law that what is sent to a model, and what is settled, is a transcript that a
+provider accepts: every tool call has exactly one result, in the order asked, right behind
+the message that asked. What is pending is derived from the entries themselves: a call
+without a result. So resuming after a crash needs no state but the rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import groupby
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from perdure.database.engine import Executor
+from perdure.errors import loggable
+from perdure.memory.sections.budget import latest
+from perdure.models.protocol import Message, ModelReply, Role, ToolCall, Usage
+from perdure.text.untrusted import storable
+from perdure.turns.lease.keeper import TurnRef
+from perdure.turns.run import queries
+
+log = logging.getLogger(__name__)
+
+WINDOW_TURNS = 20
+"""Turns of history that a prompt begins with, before it is cut to the budget: the default of
+`PERDURE_MEMORY__WORKING_TURNS`, which the runner passes."""
+
+UNREADABLE = (TypeError, ValueError, LookupError, AttributeError)
+"""What parsing a row raises that this release does not understand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One message of a transcript. `seq` is None while it is not committed."""
+
+    turn_id: UUID
+    role: Role
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    message_id: str | None = None
+    model: str | None = None
+    fallback: bool | None = None
+    usage: Usage | None = None
+    created_at: datetime | None = None
+    seq: int | None = None
+
+    @property
+    def token_count(self) -> int:
+        """Tokens by a conservative estimate: a token is at least three bytes of UTF-8, or so."""
+        calls = sum(len(call.name) + len(call.arguments.encode()) for call in self.tool_calls)
+        return (len(self.content.encode()) + calls) // 3 + 4
+
+    def message(self) -> Message:
+        """The entry as a model sees it."""
+        return Message(self.role, self.content, self.tool_calls, self.tool_call_id)
+
+    def record(self, position: int) -> dict[str, Any]:
+        """The entry as a row for the statements that append; `position` counts from 1."""
+        return {
+            "position": position,
+            "role": self.role,
+            "content": self.content,
+            "tool_calls": [call.record() for call in self.tool_calls] or None,
+            "tool_call_id": self.tool_call_id,
+            "message_id": self.message_id,
+            "token_count": self.token_count,
+            "model": self.model,
+            "fallback": self.fallback,
+            "usage": self.usage.record() if self.usage else None,
+            "created_at": self.created_at.isoformat() if self.created_at else None,
+        }
+
+
+class Transcript:
+    """A session's recent turns and the present one, as its runner holds them in memory."""
+
+    def __init__(self, turn_id: UUID, entries: Iterable[Entry]) -> None:
+        self.turn_id = turn_id
+        self._entries = list(entries)
+
+    @classmethod
+    def load(cls, executor: Executor, session_id: UUID, turn: TurnRef, *, window: int = WINDOW_TURNS) -> Transcript:
+        """Read the last `window` turns, the present one included. One statement.
+
+        An earlier turn that this release cannot parse is left out, whole, and reported.
+
+        Raises:
+            Exception: the present turn cannot be parsed.
+        """
+        rows = executor.run(
+            queries.HISTORY,
+            {
+                "session_id": session_id,
+                "turn_id": turn.turn_id,
+                "turn_seq": turn.seq,
+                "first_seq": turn.first_seq,
+                "window": window,
+            },
+        )
+        return cls(turn.turn_id, [entry for each in _turns(rows) for entry in _entries(each, turn.turn_id)])
+
+    @property
+    def uncommitted(self) -> list[Entry]:
+        """What the sender wrote, until the turn's first commit takes it in."""
+        return [entry for entry in self._entries if entry.seq is None]
+
+    def committed_messages(self) -> tuple[Message, ...]:
+        """The messages of the last turns, as far as they are committed."""
+        return tuple(entry.message() for entry in self._entries if entry.seq is not None)
+
+    @property
+    def present(self) -> list[Entry]:
+        """The entries of the present turn."""
+        return [entry for entry in self._entries if entry.turn_id == self.turn_id]
+
+    @property
+    def asked(self) -> str:
+        """What the user says in the present turn."""
+        return "\n".join(entry.content for entry in self.present if entry.role is Role.USER)
+
+    @property
+    def steps(self) -> int:
+        """Model replies in the present turn."""
+        return sum(entry.role is Role.ASSISTANT for entry in self.present)
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of the present turn, over all its steps."""
+        return sum((entry.usage for entry in self.present if entry.usage), Usage())
+
+    def last_seq(self, first_seq: int) -> int:
+        """The number of the session's last message, in a turn whose messages begin at `first_seq`."""
+        return max((entry.seq for entry in self.present if entry.seq is not None), default=first_seq - 1)
+
+    @property
+    def call_ids(self) -> frozenset[str]:
+        """The ids of the present turn's calls. An approval names one, and must not mean a later one."""
+        return frozenset(call.id for entry in self.present for call in entry.tool_calls)
+
+    def asking(self) -> Entry | None:
+        """The message whose tool calls wait for their results, if one does."""
+        last = self._entries[-1] if self._entries else None
+        return last if last is not None and last.turn_id == self.turn_id and last.tool_calls else None
+
+    def committed(self, appended: Sequence[Entry], base: int) -> None:
+        """Note that `appended` were committed behind the session's message number `base`."""
+        self._entries = [entry for entry in self._entries if entry.seq is not None]
+        self._entries += [replace(entry, seq=base + number) for number, entry in enumerate(appended, start=1)]
+
+    def prompt(self, system: str, budget: int) -> tuple[Message, ...]:
+        """The messages for a model: whole turns from the newest back, as far as `budget` tokens go.
+
+        The newest turn is never cut, whatever it takes.
+        """
+        return (Message(Role.SYSTEM, system), *(entry.message() for entry in self._within(budget)))
+
+    def first_seen(self, budget: int) -> int:
+        """The number of the first message in such a prompt; 0 if none of them is committed yet."""
+        return next((entry.seq for entry in self._within(budget) if entry.seq is not None), 0)
+
+    def _within(self, budget: int) -> list[Entry]:
+        kept = latest(_by_turn(self._entries), lambda turn: sum(entry.token_count for entry in turn), budget)
+        return [entry for turn in kept for entry in turn]
+
+
+def said(turn_id: UUID, reply: ModelReply, taken: Collection[str] = ()) -> Entry:
+    """A model's reply as an entry, made storable; its call ids made distinct, also from those that are `taken`."""
+    return Entry(
+        turn_id,
+        Role.ASSISTANT,
+        storable(reply.content),
+        tool_calls=_distinct(reply.tool_calls, taken),
+        model=storable(reply.model),
+        fallback=reply.fallback or None,
+        usage=reply.usage,
+    )
+
+
+def result_of(turn_id: UUID, call: ToolCall, text: str) -> Entry:
+    """A tool's result as an entry."""
+    return Entry(turn_id, Role.TOOL, storable(text), tool_call_id=call.id)
+
+
+def _distinct(calls: Sequence[ToolCall], taken: Collection[str]) -> tuple[ToolCall, ...]:
+    """The calls with ids that are there, storable, and each its own."""
+    seen = set(taken)
+    distinct = []
+    for number, call in enumerate(calls, start=1):
+        wanted = storable(call.id) or f"call_{number}"
+        while wanted in seen:
+            wanted = f"{wanted}_{number}"
+        seen.add(wanted)
+        distinct.append(ToolCall(wanted, storable(call.name), storable(call.arguments)))
+    return tuple(distinct)
+
+
+def _turns(rows: Iterable[Row[Any]]) -> Iterator[list[Row[Any]]]:
+    return (list(each) for _, each in groupby(rows, key=lambda row: row.turn_id))
+
+
+def _entries(rows: Sequence[Row[Any]], present: UUID) -> list[Entry]:
+    """One turn's entries; none if it is over and cannot be parsed: it must not stop the turns that follow."""
+    turn_id = rows[0].turn_id
+    try:
+        return [_entry(row) for row in rows]
+    except UNREADABLE as error:
+        if turn_id == present:
+            raise
+        log.error("turn %s is left out of the prompt, for it cannot be read: %s", turn_id, loggable(error))  # noqa: TRY400
+        return []
+
+
+def _entry(row: Row[Any]) -> Entry:
+    return Entry(
+        turn_id=row.turn_id,
+        role=Role(row.role),
+        content=row.content,
+        tool_calls=tuple(ToolCall.from_record(call) for call in row.tool_calls or ()),
+        tool_call_id=row.tool_call_id,
+        message_id=row.message_id,
+        usage=Usage.from_record(row.usage) if row.usage else None,
+        created_at=row.created_at,
+        seq=row.seq,
+    )
+
+
+def _by_turn(entries: Sequence[Entry]) -> list[list[Entry]]:
+    turns: list[list[Entry]] = []
+    for entry in entries:
+        if not turns or turns[-1][0].turn_id != entry.turn_id:
+            turns.append([])
+        turns[-1].append(entry)
+    return turns

@@ -1,0 +1,79 @@
+"""The statements of erasing a user and of exporting what is held about one."""
+
+from __future__ import annotations
+
+from perdure.database.engine import Statement
+from perdure.database.fencing import RAISED
+from perdure.database.tables import metadata
+from perdure.users.tables import HOLDINGS, Holding
+
+# Whoever runs one of these sessions writes nothing any more, and whoever would has to wait.
+RAISE_TOKENS = Statement(
+    "erasure.raise_tokens",
+    f"""
+    UPDATE sessions AS s SET {RAISED}, lease_owner = NULL, lease_until = NULL WHERE user_id = %(user_id)s
+    RETURNING session_id
+    """,  # noqa: S608 (constants)
+)
+
+# Until this commits nothing can refer to the user: no session is opened, no memory formed.
+LOCK_USER = Statement("erasure.lock_user", "SELECT FROM users WHERE user_id = %(user_id)s FOR UPDATE")
+
+# In the order in which a run of the CaseBank takes cases and then the lines of its plan.
+LOCK_CASES = Statement(
+    "erasure.lock_cases", "SELECT FROM cases WHERE user_id = %(user_id)s ORDER BY case_id FOR UPDATE"
+)
+
+# What is left to be done outside PostgreSQL, when whoever was paused has lost its lease.
+NOTE = Statement(
+    "erasure.note",
+    """
+    INSERT INTO erasures (erasure_id, user_id, session_ids, erased_at, due_at)
+    VALUES (%(erasure_id)s, %(user_id)s, %(session_ids)s::uuid[], perdure_now(),
+            perdure_now() + make_interval(secs => %(lease_s)s))
+    RETURNING user_id, session_ids, erased_at
+    """,
+)
+
+DUE = Statement(
+    "erasure.due",
+    """
+    SELECT erasure_id, user_id, session_ids, erased_at FROM erasures
+    WHERE due_at <= perdure_now() OR due_at > perdure_now() + make_interval(secs => %(lease_s)s)
+    ORDER BY due_at LIMIT %(most)s
+    """,
+    writes=False,
+)
+
+FINISH = Statement("erasure.finish", "DELETE FROM erasures WHERE erasure_id = %(erasure_id)s")
+
+POSTPONE = Statement(
+    "erasure.postpone",
+    """
+    UPDATE erasures SET due_at = perdure_now() + make_interval(secs => %(lease_s)s) WHERE erasure_id = %(erasure_id)s
+    """,
+)
+
+
+def _erase(holding: Holding) -> Statement:
+    table = holding.table
+    delete = f"DELETE FROM {table} WHERE {holding.of_user} RETURNING 1"  # noqa: S608 (constants)
+    return Statement(f"erasure.{table}", f"WITH gone AS ({delete}) SELECT count(*) AS gone FROM gone")  # noqa: S608
+
+
+def _export(holding: Holding) -> Statement:
+    table = holding.table
+    left_out = ", ".join(f"'{column}'" for column in holding.left_out)
+    order = ", ".join(column.name for column in metadata.tables[table].primary_key.columns)
+    return Statement(
+        f"export.{table}",
+        f"""
+        SELECT to_jsonb({table}) - ARRAY[{left_out}]::text[] AS kept
+        FROM {table} WHERE {holding.of_user} ORDER BY {order}
+        """,  # noqa: S608 (constants)
+        writes=False,
+    )
+
+
+ERASE = {holding.table: _erase(holding) for holding in HOLDINGS}
+EXPORT = {holding.table: _export(holding) for holding in HOLDINGS}

@@ -1,0 +1,50 @@
+"""The planner's statistics, which quote texts of the tables, after a user was erased.
+
+`ANALYZE` keeps samples of each column (`pg_stats`), and those of erased rows stay until it runs again: for a small
+table, until a fifth of its rows have changed. Called by the second pass of an erasure.
+"""
+
+from __future__ import annotations
+
+from perdure.database.engine import Database, Statement, mapped_errors
+from perdure.users.tables import HOLDINGS
+
+_CLEARS = 180_000
+"""From PostgreSQL 18 on, statistics can be deleted."""
+
+# `ANALYZE` leaves those of a table without rows as they are.
+CLEAR_EMPTY = Statement(
+    "erasure.clear_statistics",
+    """
+    WITH relations AS (
+        SELECT t.oid FROM unnest(%(tables)s::regclass[]) AS t (oid)
+        UNION ALL
+        SELECT i.indexrelid FROM pg_index AS i WHERE i.indrelid = ANY (%(tables)s::regclass[])
+    )
+    SELECT count(pg_clear_attribute_stats(n.nspname, c.relname, a.attname, s.stainherit))
+    FROM relations
+    JOIN pg_class AS c USING (oid) JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    JOIN pg_statistic AS s ON s.starelid = c.oid
+    JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = s.staattnum
+    """,
+)
+
+
+def forget_samples(database: Database) -> None:
+    """Sample the tables of users anew, a commit each. Reads 30,000 rows of a large table, and blocks no one.
+
+    A table without rows keeps its samples on PostgreSQL before 18, until it has rows again and is analyzed.
+
+    Raises:
+        Unavailable: the database cannot be reached.
+    """
+    tables = [holding.table for holding in HOLDINGS]
+    with mapped_errors(), database.engine.connect() as connection:
+        empty = []
+        for table in tables:
+            connection.exec_driver_sql(f"ANALYZE {table}")
+            if connection.exec_driver_sql(f"SELECT NOT EXISTS (SELECT FROM {table})").scalar_one():  # noqa: S608 (ours)
+                empty.append(table)
+        info = connection.connection.dbapi_connection
+    if empty and getattr(info, "server_version", 0) >= _CLEARS:
+        database.run(CLEAR_EMPTY, {"tables": empty})

@@ -1,0 +1,247 @@
+"""The commands over the real queue: what goes to stdout, what to stderr, and the exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from alembic import command
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.agents import Agents
+from perdure.cli import main
+from perdure.cli.display import printable
+from perdure.database.engine import Database
+from perdure.database.migrate import config
+from perdure.runtime import Runtime
+from perdure.sessions.reading import list_sessions
+from perdure.turns.inbox import accept
+from perdure.turns.inbox.incoming import Incoming
+from perdure.turns.run.runner import Runner
+from tests.cli.conftest import Environment, Perdure
+
+
+@pytest.mark.usefixtures("working")
+def test_a_message_goes_through_the_queue_and_comes_back(perdure: Perdure, database: Database) -> None:
+    """The first thing that anybody tries; then the same conversation by pipe, by chat and as JSON."""
+    sent = perdure("send", "what is 12*7+5?", "--wait", "30")
+    piped = perdure("send", "-", "--wait", "30", stdin="what is 2+2?\n")
+    chatted = perdure("chat", stdin="what is 3*3?\n\n/session\n/exit\nnever said\n")
+    shown = perdure("send", "what is 5*5?", "--wait", "30", "--json")
+
+    assert (sent.returncode, sent.stderr) == (0, "")
+    assert "89" in sent.stdout
+    assert "4" in piped.stdout
+    later, session = list_sessions(database, "local")
+    assert "9" in chatted.stdout
+    assert session["session_id"] not in chatted.stdout
+    assert f"Continuing a conversation of 8 messages.\n{session['session_id']}\n" == chatted.stderr
+    assert json.loads(shown.stdout)["session_id"] == later["session_id"]  # leaving the chat ended the first
+    assert "25" in json.loads(shown.stdout)["reply"]["text"]
+    assert (session["turn_count"], later["turn_count"]) == (3, 1)
+
+
+@pytest.mark.long
+def test_sending_without_waiting_prints_the_ids(perdure: Perdure, database: Database) -> None:
+    """A script reads them; nobody has to be there to answer."""
+    plain = perdure("send", "hello", "--message-id", "m1", whole=True)
+    again = perdure("send", "hello", "--message-id", "m1", "--json")
+    other = perdure("send", "something else", "--message-id", "m1")
+
+    ids = dict(line.split() for line in plain.stdout.splitlines())
+    document = json.loads(again.stdout)
+    assert {name: document[name] for name in ids} == ids
+    assert document["duplicate"] is True
+    assert (other.returncode, other.stdout) == (1, "")
+    assert "m1" in other.stderr
+    assert [session["channels"] for session in list_sessions(database, "local")] == [["cli"]]
+
+
+def test_a_reply_that_does_not_come_in_time_is_a_failure_with_the_way_to_it(perdure: Perdure) -> None:
+    """No worker runs: the message is accepted, and the turn's id is where the reply will be."""
+    sent = perdure("send", "hello", "--wait", "0.2", "--json")
+    turn = json.loads(sent.stdout)
+
+    assert (sent.returncode, turn["status"]) == (1, "accepted")
+    assert turn["turn_id"] in sent.stderr
+
+
+@pytest.fixture
+def run(runtime: Runtime) -> Iterator[Callable[[UUID], object]]:
+    """Runs a session's turns, as a worker would."""
+    runner = Runner(runtime, owner="test")
+    yield runner.run
+    runner.close()
+
+
+def test_what_is_kept_can_be_looked_at(perdure: Perdure, runtime: Runtime, run: Callable[[UUID], object]) -> None:
+    """As lines for a shell, and as one JSON document each."""
+    accepted = accept.accept(runtime, Incoming(user_id="ann", text="what is\t12*7+5?", channel="http"))
+    run(accepted.session_id)
+    session_id, turn_id = str(accepted.session_id), str(accepted.turn_id)
+
+    listed = perdure("sessions", "list", "--user", "ann")
+    assert listed.stdout.split("\t")[:4] == [session_id, "ann", "assistant", "active"]
+    assert perdure("sessions", "list", "--user", "bob").stdout == ""
+    assert json.loads(perdure("sessions", "list", "--json").stdout)[0]["session_id"] == session_id
+    document = json.loads(perdure("sessions", "show", session_id, "--json").stdout)
+    assert [message["role"] for message in document["messages"]] == ["user", "assistant", "tool", "assistant"]
+    assert "1\tuser\twhat is 12*7+5?" in perdure("sessions", "show", session_id).stdout.splitlines()
+    assert json.loads(perdure("turns", "show", turn_id, "--json").stdout)["status"] == "done"
+    assert "status\tdone" in perdure("turns", "show", turn_id).stdout.splitlines()
+
+
+def test_a_turn_is_cancelled(perdure: Perdure, runtime: Runtime) -> None:
+    """And says afterwards that it was, with status 1 for whoever waits for it."""
+    accepted = accept.accept(runtime, Incoming(user_id="local", text="hello", channel="cli", message_id="m1"))
+
+    assert perdure("turns", "cancel", str(accepted.turn_id)).returncode == 0
+    waited = perdure("send", "hello", "--message-id", "m1", "--wait", "5")
+    assert (waited.returncode, waited.stdout) == (1, "")
+    assert "TURN_CANCELLED" in waited.stderr
+
+
+EVERYWHERE = "0.0.0.0"  # noqa: S104 (refused)
+
+MISUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "a command that there is not": (("sing",), "sing"),
+    "an option that there is not": (("send", "hi", "--loud"), "--loud"),
+    "a queue that there is not": (("worker", "--queues", "turns,naps"), "naps"),
+    "a port that there is not": (("gateway", "--port", "70000"), "65535"),
+    "a wait that is no number": (("send", "hi", "--wait", "long"), "--wait"),
+    "a wait that is not a number": (("send", "hi", "--wait", "nan"), "--wait"),
+    "a wait without end": (("send", "hi", "--wait", "inf"), "--wait"),
+    "no text": (("send", ""), "TEXT"),
+    "text of blanks": (("send", " "), "TEXT"),
+    "a message for what is no session": (("send", "hi", "--session", "nope"), "nope"),
+    "a session id that is none": (("sessions", "show", "nope"), "nope"),
+    "a turn id that is none": (("turns", "cancel", "here"), "here"),
+    "a wait that is negative": (("send", "hi", "--wait", "-1"), "--wait"),
+    "the world without keys": (("gateway", "--host", EVERYWHERE), "PERDURE_API_KEYS"),
+    "everything for the world without keys": (("up", "--host", EVERYWHERE), "PERDURE_API_KEYS"),
+    "Flower for the world without a password": (("flower", "--address", EVERYWHERE), "FLOWER_BASIC_AUTH"),
+}
+
+
+@pytest.mark.parametrize("case", MISUSED)
+def test_wrong_usage_is_a_sentence_and_status_2(
+    nowhere: Environment, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """Before anything is looked for or started."""
+    arguments, word = MISUSED[case]
+    monkeypatch.setattr(os, "environ", nowhere)
+    monkeypatch.setattr(sys, "argv", ["perdure", *arguments])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    assert (ended.value.code, printed.out) == (2, "")
+    assert word in printed.err
+
+
+AWAY = "postgresql+psycopg2://x:sesame@127.0.0.1:1/x"
+
+REFUSED: dict[str, tuple[tuple[str, ...], dict[str, str], int, str]] = {
+    "a wrong setting": (("send", "hi"), {"PERDURE_TURN__LEASE_S": "soon"}, 2, "PERDURE_TURN__LEASE_S"),
+    "a model that there is not": (("send", "hi"), {"PERDURE_MODEL": "nope"}, 2, "PERDURE_MODEL"),
+    "an agent that there is not": (("send", "hi", "--agent", "nobody"), {}, 2, "nobody"),
+    "a chat with an agent that there is not": (("chat", "--agent", "nobody"), {}, 2, "nobody"),
+    "a turn that there is not": (("turns", "show", str(uuid4())), {}, 1, "turn"),
+    "a session that there is not": (("sessions", "show", str(uuid4())), {}, 1, "session"),
+    "a database that is away": (("sessions", "list"), {"PERDURE_DATABASE_URL": AWAY}, 3, "perdure up"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_done_is_a_sentence_and_a_status(perdure: Perdure, environment: Environment, case: str) -> None:
+    """No trace, nothing on stdout, no password shown, and the status that a script can tell apart."""
+    arguments, changed, status, word = REFUSED[case]
+    ended = perdure(*arguments, env={**environment, **changed})
+
+    assert (ended.returncode, ended.stdout) == (status, ""), ended.stderr
+    assert word in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "sesame" not in ended.stderr
+
+
+@pytest.mark.long
+def test_without_servers_it_says_how_to_start_them(perdure: Perdure, nowhere: Environment) -> None:
+    """What everybody meets who forgets `make up`."""
+    for arguments in (("send", "hi"), ("worker",), ("gateway",)):
+        ended = perdure(*arguments, env=nowhere, whole=arguments == ("worker",))
+        assert ended.returncode == 3, arguments
+        assert "perdure up" in ended.stderr
+
+
+def test_a_message_is_accepted_without_a_broker(
+    perdure: Perdure, environment: Environment, nowhere: Environment, database: Database
+) -> None:
+    """PostgreSQL is enough; the sweeper finds what nobody could be woken for."""
+    alone = {**nowhere, "PERDURE_DATABASE_URL": environment["PERDURE_DATABASE_URL"]}
+    ended = perdure("send", "hello", env=alone)
+
+    assert ended.returncode == 0
+    assert "accepted nevertheless" in ended.stderr
+    assert len(list_sessions(database, "local")) == 1
+
+
+@pytest.mark.long
+def test_a_database_without_tables_is_migrated_by_the_command_that_it_names(
+    perdure: Perdure, database_url: str
+) -> None:
+    """An upgrade that forgot the migration gets a sentence, not a trace."""
+    command.downgrade(config(database_url), "base")
+
+    before = perdure("sessions", "list")
+    assert before.returncode == 3
+    assert "perdure migrate" in before.stderr
+    assert perdure("migrate").returncode == 0
+    assert perdure("sessions", "list").returncode == 0
+
+
+def _free() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return str(listener.getsockname()[1])
+
+
+def test_a_port_that_is_taken_is_said_before_anything_starts(perdure: Perdure) -> None:
+    """With the option that chooses another."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for arguments, option in (
+            (("up", "--port", port), "--port"),
+            (("up", "--port", _free(), "--flower-port", port), "--flower-port"),
+        ):
+            ended = perdure(*arguments)
+            assert ended.returncode == 1, arguments
+            assert option in ended.stderr
+
+
+@given(st.text())
+def test_nothing_that_is_printed_moves_a_terminals_cursor(text: str) -> None:
+    """A reply may hold escape sequences, which could rewrite what a person reads."""
+    shown = printable(text)
+
+    assert not any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in shown if letter not in "\n\t")
+    assert len(shown) <= len(text)
+
+
+def test_an_agent_of_the_working_directory_is_found(perdure: Perdure, environment: Environment, tmp_path: Any) -> None:
+    """`PERDURE_AGENTS` names a module that lies where the person works."""
+    (tmp_path / "my_agents.py").write_text(
+        "from perdure.agents import Agent\nwren = Agent('wren', instructions='Sing.')\n"
+    )
+    ended = perdure("send", "hello", env={**environment, "PERDURE_AGENTS": "my_agents"})
+
+    assert ended.returncode == 0, ended.stderr
+    assert Agents.from_module("perdure.builtin").default.name != "wren"
+    session = dict(line.split() for line in ended.stdout.splitlines())["session_id"]
+    assert json.loads(perdure("sessions", "show", session, "--json").stdout)["agent"] == "wren"

@@ -1,0 +1,70 @@
+"""Gateways, workers and beat start on a database that this release can use, and exit with 3 on any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx2
+import pytest
+from alembic import command
+from sqlalchemy import create_engine, text
+
+from perdure.database.compatibility import revisions
+from perdure.database.migrate import config
+from tests.cli.conftest import Perdure
+from tests.processes.gateway import serving
+from tests.releases import HEAD, next_release
+
+PROGRAMS = (("gateway",), ("worker",), ("beat",))
+
+pytestmark = pytest.mark.long
+
+
+def test_a_running_gateway_stays_ready_while_the_next_release_migrates(
+    perdure: Perdure, database_url: str, tmp_path: Path
+) -> None:
+    """A balancer keeps the old release until the schema excludes it; then `/readyz` and every start say so."""
+    newer = next_release(database_url, tmp_path, readable_from=HEAD)
+    excluding = next_release(database_url, tmp_path, readable_from="excluding", revision="excluding")
+    with serving(perdure) as url:
+        assert httpx2.get(f"{url}/readyz").json() == {"status": "ready"}
+        command.upgrade(newer, "head")
+        assert httpx2.get(f"{url}/readyz").json() == {"status": "ready"}
+        migrated = perdure("migrate")
+        assert (migrated.returncode, "newer release" in migrated.stderr) == (0, True)
+        command.downgrade(newer, HEAD)
+        assert httpx2.get(f"{url}/readyz").json() == {"status": "ready"}
+
+        command.upgrade(excluding, "head")
+        answer = httpx2.get(f"{url}/readyz")
+        assert (answer.status_code, answer.json()["code"]) == (503, "UNAVAILABLE")
+        assert "releases before revision excluding cannot use" in answer.json()["detail"]
+        for program in PROGRAMS:
+            ended = perdure(*program)
+            assert (ended.returncode, "install a newer one" in ended.stderr) == (3, True), ended.stderr
+        assert perdure("migrate").returncode == 0, "it leaves the schema as it is"
+    command.downgrade(excluding, HEAD)
+
+
+def test_programs_need_the_migration(perdure: Perdure, database_url: str) -> None:
+    """A worker that started without it would fail with every task."""
+    command.downgrade(config(database_url), revisions()[-2])
+    for program in PROGRAMS:
+        ended = perdure(*program)
+        assert (ended.returncode, "run `perdure migrate`" in ended.stderr) == (3, True), ended.stderr
+
+
+def test_programs_and_the_migration_need_pgvectors_version(perdure: Perdure, database_url: str) -> None:
+    """The message names the version found, the version needed and the setting."""
+    engine = create_engine(database_url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        found = connection.scalar(text("SELECT extversion FROM pg_extension WHERE extname = 'vector'"))
+        change = text("UPDATE pg_extension SET extversion = :version WHERE extname = 'vector'")
+        connection.execute(change, {"version": "0.8.3"})
+        for program in (("migrate",), *PROGRAMS):
+            ended = perdure(*program)
+            assert ended.returncode == 3, ended.stderr
+            for named in ("PERDURE_DATABASE_URL", "0.8.3", "0.8.4", "ALTER EXTENSION vector UPDATE"):
+                assert named in ended.stderr
+        connection.execute(change, {"version": found})
+    engine.dispose()

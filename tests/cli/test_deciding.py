@@ -1,0 +1,102 @@
+"""`perdure turns approve|deny` and `perdure breakers`: what an operator decides at a terminal."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perdure import Agent, tool
+from perdure.agents import Agents
+from perdure.errors import CircuitBreakerOpen, ProviderError
+from perdure.resilience.registry import Breakers
+from perdure.runtime import Runtime
+from perdure.settings import BreakerSettings
+from perdure.turns.inbox import accept
+from perdure.turns.inbox.incoming import Incoming
+from perdure.turns.lease.keeper import NotNeeded
+from perdure.turns.reading import read_turn
+from perdure.turns.run.runner import Ran, Runner
+from tests.cli.conftest import Environment, Perdure
+from tests.turns.scripted import Scripted, calls, says
+
+AGENTS = '''
+from perdure import Agent, tool
+
+@tool(requires_approval=True)
+def pay(amount: int) -> str:
+    """Pay so much."""
+    raise AssertionError("the command does not run it")
+
+assistant = Agent("assistant", "You pay.", [pay])
+'''
+
+
+@tool(requires_approval=True)
+def pay(amount: int) -> str:
+    """Pay so much."""
+    return f"paid {amount}"
+
+
+def test_calls_are_shown_and_decided(
+    perdure: Perdure, environment: Environment, runtime: Runtime, tmp_path: Path
+) -> None:
+    """Approved with other arguments, and denied; what does not fit is refused, and nothing is decided by it."""
+    model = Scripted(calls(("pay", {"amount": 5}), ("pay", {"amount": 6})), says("paid"))
+    paying = replace(runtime, agents=Agents([Agent("assistant", "You pay.", [pay])]), models=lambda _name: model)
+    sent = accept.accept(paying, Incoming(user_id="ann", text="pay"))
+    runner = Runner(paying, "test")
+    runner.run(sent.session_id)
+    turn_id = str(sent.turn_id)
+    (tmp_path / "paying.py").write_text(AGENTS)  # where the command is started
+    env = {**environment, "PERDURE_AGENTS": "paying"}
+
+    shown = perdure("turns", "show", turn_id)
+    wrong = perdure("turns", "approve", turn_id, "call_0", "--arguments", '{"amount": "much"}', env=env)
+    approved = perdure("turns", "approve", turn_id, "call_0", "--arguments", '{"amount": 4}', env=env)
+    denied = perdure("turns", "deny", turn_id, "call_1", env=env)
+
+    assert 'call_0: pay({"amount": 5}) until' in shown.stdout
+    assert (wrong.returncode, approved.returncode, denied.returncode) == (2, 0, 0), approved.stderr + denied.stderr
+    assert "amount" in wrong.stderr
+    assert "1 calls of the turn still wait" in approved.stderr
+    assert "goes on" in denied.stderr
+    runner.run(sent.session_id)
+    assert read_turn(runtime.database, sent.turn_id)["reply"]["text"] == "paid"
+    results = [each.content for each in model.requests[-1].messages if each.role == "tool"]
+    assert results[0].endswith("paid 4")
+    assert "not approve" in results[1]
+
+
+def test_breakers_are_listed_and_reset(perdure: Perdure, runtime: Runtime, redis_url: str) -> None:
+    """The fleet's, from whichever process; parked turns come back. One that there is not is an error."""
+    limits = runtime.settings.turn.model_copy(update={"on_unavailable": "park"})
+    model = Scripted(CircuitBreakerOpen(retry_after_s=600), says("back"))
+    parking = replace(
+        runtime, settings=runtime.settings.model_copy(update={"turn": limits}), models=lambda _name: model
+    )
+    sent = accept.accept(parking, Incoming(user_id="ann", text="hello"))
+    runner = Runner(parking, "test")
+    runner.run(sent.session_id)
+    assert isinstance(runner.run(sent.session_id), NotNeeded)
+    breakers = Breakers(BreakerSettings(failure_threshold=1), runtime.clock, redis_url)
+    with pytest.raises(ProviderError):
+        breakers.get("llm:openai:org/model").execute(_fail, 5)
+
+    listed = perdure("breakers", "list", "--json")
+    reset = perdure("breakers", "reset", "llm:openai:org/model")
+    missing = perdure("breakers", "reset", "nobody")
+
+    assert runner.run(sent.session_id) == Ran(1)
+    assert read_turn(runtime.database, sent.turn_id)["reply"]["text"] == "back"
+    [found] = json.loads(listed.stdout)["breakers"]
+    assert (found["name"], found["state"]) == ("llm:openai:org/model", "open")
+    assert (reset.returncode, missing.returncode) == (0, 1)
+    assert "state\tclosed" in reset.stdout.splitlines()
+    breakers.close()
+
+
+def _fail() -> None:
+    raise ProviderError("down", transient=True)

@@ -1,0 +1,83 @@
+"""`.env` counts for the vendors' variables as for `PERDURE_*`, in every program, and misspelt names are reported."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from perdure.errors import SettingsError
+from perdure.settings import Settings
+from tests.cli.conftest import Environment, Perdure
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with no vendor's variable in the environment, now or after the test."""
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "FLOWER_BASIC_AUTH", "OTHER_KEY"):
+        monkeypatch.setenv(name, "to be restored")
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_vendors_variables_reach_the_environment(directory: Path) -> None:
+    """The SDKs and Flower read `os.environ` themselves; other prefixes are none of perdure's business."""
+    (directory / ".env").write_text(
+        "OPENAI_API_KEY=from-file\nexport ANTHROPIC_API_KEY='quoted'\nFLOWER_BASIC_AUTH=a:b\nOTHER_KEY=x\n"
+    )
+    Settings.load()
+
+    names = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "FLOWER_BASIC_AUTH", "OTHER_KEY")
+    assert [os.environ.get(name) for name in names] == ["from-file", "quoted", "a:b", None]
+
+
+def test_the_environment_takes_precedence(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does for `PERDURE_*`; an empty variable counts as unset there, and here."""
+    (directory / ".env").write_text("OPENAI_API_KEY=from-file\nOPENAI_BASE_URL=http://127.0.0.1:9/v1\n")
+    monkeypatch.setenv("OPENAI_API_KEY", "from-environment")
+    monkeypatch.setenv("OPENAI_BASE_URL", "")
+    Settings.load()
+
+    assert (os.environ["OPENAI_API_KEY"], os.environ["OPENAI_BASE_URL"]) == (
+        "from-environment",
+        "http://127.0.0.1:9/v1",
+    )
+
+
+def test_a_misspelt_name_is_reported(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Most people set everything in `.env`: that is where names are misspelt."""
+    (directory / ".env").write_text("PERDURE_MODLE=openai:gpt\nPERDURE_MODEL=offline\nPERDURE_TURN__LEASE=9\n")
+    with caplog.at_level(logging.WARNING):
+        Settings.load()
+
+    told = [record.getMessage().split()[0] for record in caplog.records]
+    assert told == ["PERDURE_MODLE", "PERDURE_TURN__LEASE"]
+
+
+def test_a_group_that_is_no_group_is_named(directory: Path) -> None:
+    """The message was empty for a group in the file."""
+    (directory / ".env").write_text("PERDURE_TURN=long\n")
+    with pytest.raises(SettingsError, match="PERDURE_TURN is a group: set PERDURE_TURN__MAX_STEPS"):
+        Settings.load()
+
+
+def test_a_file_that_is_no_text_is_named(directory: Path) -> None:
+    """Not a traceback of the library that reads it."""
+    (directory / ".env").write_bytes(b"PERDURE_MODEL=\xff\xfe\n")
+    with pytest.raises(SettingsError, match=r"\.env cannot be read.*UTF-8"):
+        Settings.load()
+
+
+def test_a_key_in_the_file_is_the_sdks(perdure: Perdure, nowhere: Environment, tmp_path: Path) -> None:
+    """A real process: with the key it gets past the settings, to the server that does not run."""
+    (tmp_path / ".env").write_text("PERDURE_MODEL=openai:gpt-5\n")
+    bare = {name: value for name, value in nowhere.items() if not name.startswith("OPENAI_")}
+    assert "OPENAI_API_KEY is not set" in perdure("worker", env=bare).stderr
+
+    with (tmp_path / ".env").open("a") as file:
+        file.write("OPENAI_API_KEY=from-file\n")
+    ended = perdure("worker", env=bare)
+    assert (ended.returncode, "No Redis runs in" in ended.stderr) == (3, True), ended.stderr

@@ -1,0 +1,63 @@
+"""`perdure drain`: the fleet lets go, stays closed, and is opened again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Environment, Perdure
+
+
+@pytest.fixture
+def environment(environment: Environment) -> Environment:
+    """Workers hear of a drain soon, and have little time for it."""
+    return {**environment, "PERDURE_TURN__SWEEP_S": "0.3", "PERDURE_SHUTDOWN__DRAIN_S": "1"}
+
+
+def _report(finished: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(finished.stdout)
+    return report
+
+
+@pytest.mark.long
+def test_a_drained_fleet_is_quiet_until_it_is_resumed(perdure: Perdure, working: BaseProcess) -> None:
+    """What is accepted meanwhile waits, and is answered afterwards; sessions with turns to run cannot end before."""
+    assert perdure("send", "what is 12*7+5?", "--wait", "30").returncode == 0
+
+    drained = perdure("drain", "--json")
+    assert drained.returncode == 0, drained.stderr
+    report = _report(drained)
+    assert (report["quiet"], report["workers"], report["turns_running"]) == (True, 1, 0)
+    assert report["flushed_sessions"] == 1
+
+    said = ("send", "what is 6*7?", "--message-id", "m1", "--user", "ann")
+    assert perdure(*said, "--wait", "1").returncode == 1
+    ended = perdure("drain", "--end-sessions", "--json")
+    assert ended.returncode == 1
+    assert "1 sessions have turns to run first" in ended.stderr
+    assert _report(ended)["sessions_asked_to_end"] == 2
+    states = {each["user_id"]: each["state"] for each in json.loads(perdure("sessions", "list", "--json").stdout)}
+    assert states == {"local": "ended", "ann": "active"}
+
+    resumed = perdure("drain", "--resume", "--json")
+    assert _report(resumed) == {"intake": "open", "turns_waiting": 1}
+    assert "42" in perdure(*said, "--wait", "30").stdout
+    assert working.is_alive()
+
+
+@pytest.mark.long
+def test_a_drain_that_is_not_over_in_time_says_so(perdure: Perdure) -> None:
+    """The status tells a script, which must not go on; the intake stays closed."""
+    drained = perdure("drain", "--within", "0", "--json")
+
+    assert (drained.returncode, _report(drained)["quiet"]) == (1, False)
+    assert "The intake stays closed" in drained.stderr
+
+
+def test_opening_and_ending_at_once_makes_no_sense(perdure: Perdure) -> None:
+    """Wrong usage, and nothing is changed."""
+    assert perdure("drain", "--resume", "--end-sessions").returncode == 2

@@ -1,0 +1,256 @@
+"""Flower, however it is started, asks for credentials, and listens on loopback unless they are the operator's."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import httpx2
+import psutil
+import pytest
+
+from perdure.workers.flower.guard import serves, without_arguments
+from tests import forked
+from tests.cli.conftest import Environment
+
+_PATIENCE_S = 30.0
+_ANY = "0.0.0.0"  # noqa: S104 (with credentials, or to be refused)
+
+Start = Callable[..., BaseProcess]
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """What the process writes."""
+    return tmp_path / "output"
+
+
+@pytest.fixture
+def flower(nowhere: Environment, redis_url: str, tmp_path: Path, output: Path) -> Start:
+    """Starts `perdure flower` or `celery -A perdure flower`."""
+    addresses = {"PERDURE_DATABASE_URL": "postgresql://127.0.0.1:1/none", "PERDURE_REDIS_URL": redis_url}
+
+    def start(command: str, **variables: str) -> BaseProcess:
+        argv = command.split()
+        main = {"perdure": "perdure.cli:main", "celery": "celery.__main__:main"}[argv[0]]
+        environment = {**nowhere, **addresses, **variables}
+        return forked.start(forked.Program(main, argv, environment, tmp_path, stdout=output, stderr=output))
+
+    return start
+
+
+@contextmanager
+def running(process: BaseProcess, output: Path) -> Iterator[set[str]]:
+    """The addresses that the process listens on, once it does; it is killed in the end."""
+    deadline, pause = time.monotonic() + _PATIENCE_S, threading.Event()
+    try:
+        while not (found := _listens_on(process)):
+            assert process.is_alive(), output.read_text()
+            assert time.monotonic() < deadline, output.read_text()
+            pause.wait(0.1)
+        yield found
+    finally:
+        process.kill()
+        process.join()
+
+
+def _listens_on(process: BaseProcess) -> set[str]:
+    if process.pid is None or not psutil.pid_exists(process.pid):
+        return set()
+    connections = psutil.Process(process.pid).net_connections("tcp")
+    return {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN}
+
+
+def refused(process: BaseProcess, output: Path) -> str:
+    """What the process says when it ends with status 2."""
+    process.join(_PATIENCE_S)
+    status = process.exitcode
+    process.kill()
+    process.join()
+    assert status == 2, output.read_text()
+    assert "Traceback" not in output.read_text()
+    return output.read_text()
+
+
+@pytest.mark.parametrize("command", ["celery -A perdure flower", "perdure flower"])
+def test_without_authentication_it_is_on_loopback(flower: Start, output: Path, command: str) -> None:
+    """Flower's own default is every address of the machine, for pages that can shut workers down."""
+    with running(flower(f"{command} --port={free_port()}"), output) as addresses:
+        assert addresses <= {"127.0.0.1", "::1"}
+
+
+def status(port: int, host: str = "localhost", auth: tuple[str, str] | None = None, page: str = "tasks") -> int:
+    """How Flower answers."""
+    url = f"http://127.0.0.1:{port}/{page}"
+    return httpx2.get(url, headers={"Host": host}, auth=auth, timeout=20).status_code
+
+
+@pytest.mark.parametrize("command", ["celery -A perdure flower", "perdure flower"])
+def test_it_asks_for_a_password_that_it_makes_once(flower: Start, tmp_path: Path, output: Path, command: str) -> None:
+    """Nobody has to set anything, and any account of this machine, or page of a browser, reaches the port."""
+    passwords = set()
+    for _ in range(2):
+        port = free_port()
+        with running(flower(f"{command} --port={port}"), output):
+            assert status(port) == 401
+            password = (tmp_path / "data" / "flower.password").read_text()
+            assert status(port, auth=("perdure", password)) == 200
+            assert status(port, "evil.example", auth=("perdure", password)) == 403
+            passwords.add(password)
+            assert status(port, "evil.example", page="metrics") == 403
+    assert len(passwords) == 1
+    assert ((tmp_path / "data" / "flower.password").stat().st_mode & 0o777) == 0o600
+
+
+def test_the_operators_credentials_and_names_replace_its_own(flower: Start, tmp_path: Path, output: Path) -> None:
+    """A proxy passes its own name on."""
+    port = free_port()
+    variables = {"FLOWER_BASIC_AUTH": "ann:secret", "PERDURE_FLOWER__HOSTS": "flower.example, Other.example"}
+    with running(flower(f"celery -A perdure flower --port={port}", **variables), output):
+        assert status(port, auth=("ann", "secret")) == 200
+        for host, expected in (("flower.example:80", 200), ("OTHER.example", 200), ("evil.example", 403)):
+            assert status(port, host, auth=("ann", "secret")) == expected, host
+    assert not (tmp_path / "data" / "flower.password").exists()
+
+
+def test_its_password_is_switched_off_by_name(flower: Start, output: Path) -> None:
+    """On loopback only, and its API, which can shut workers down, refuses then by itself."""
+    port = free_port()
+    with running(flower(f"perdure flower --port={port}", PERDURE_FLOWER__AUTH="none"), output) as addresses:
+        assert addresses == {"127.0.0.1"}
+        assert status(port) == 200
+        assert status(port, page="api/tasks") == 401
+        assert status(port, "evil.example") == 403
+
+
+@pytest.mark.parametrize(
+    ("address", "hosts", "host", "expected"),
+    [
+        ("127.0.0.1", (), "localhost", True),
+        ("127.0.0.1", (), "LOCALHOST:5555", True),
+        ("127.0.0.1", (), "127.0.0.1:5555", True),
+        ("::1", (), "[::1]:5555", True),
+        ("localhost", (), "localhost.", True),
+        ("127.0.0.1", (), "", False),
+        ("127.0.0.1", (), "evil.example", False),
+        ("127.0.0.1", (), "localhost.evil.example", False),
+        ("127.0.0.1", (), "127.0.0.1.evil.example", False),
+        ("127.0.0.1", (), "localhost@evil.example", False),
+        ("127.0.0.1", (), "[", False),
+        ("127.0.0.1", ("flower.example",), "flower.example", True),
+        ("", (), "flower.example", True),
+        ("10.0.0.5", (), "flower.example", True),
+        ("10.0.0.5", ("flower.example",), "10.0.0.5:5555", True),
+        ("10.0.0.5", ("flower.example",), "127.0.0.1", True),
+        ("10.0.0.5", ("flower.example",), "evil.example", False),
+    ],
+)
+def test_which_names_are_its_own(address: str, hosts: tuple[str, ...], host: str, expected: bool) -> None:
+    """Loopback's, those that are configured, and any where browsers elsewhere use names of their own."""
+    assert serves(host, address, hosts) is expected
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        ("()", "()"),
+        ("{}", "{}"),
+        ("(hidden)", "(hidden)"),
+        ("{'session_id': '0198c0de-0000-7000-8000-000000000000'}", None),
+        ("{'session_id': '0198c0de-0000-7000-8000-000000000000', (hidden)}", None),
+        ("{'session_id': '0198c0de-0000-7000-8000-000000000000', 'text': 'secret'}", "(hidden)"),
+        ("{'session_id': 'secret'}", "(hidden)"),
+        ("('secret',)", "(hidden)"),
+    ],
+)
+def test_events_of_other_publishers_are_kept_without_arguments(sent: str, kept: str | None) -> None:
+    """`task-sent` comes from the publisher, and workers of the release before hide nothing."""
+    event = {"type": "task-sent", "name": "turns.submit", "args": sent, "kwargs": sent}
+    assert without_arguments(event) == {**event, "args": kept or sent, "kwargs": kept or sent}
+    other = {**event, "name": "shop.sell"}
+    assert without_arguments(other) == other
+
+
+@pytest.mark.parametrize(
+    ("command", "variables"),
+    [
+        ("celery -A perdure flower", {"FLOWER_BASIC_AUTH": "ann:"}),
+        ("celery -A perdure flower --address=0.0.0.0", {}),
+        ("celery -A perdure flower", {"FLOWER_ADDRESS": _ANY}),
+        ("celery -A perdure flower --address=::", {"FLOWER_BASIC_AUTH": ""}),
+        ("celery -A perdure flower --address=0.0.0.0", {"FLOWER_BASIC_AUTH": "ann:secret,ann:"}),
+        ("perdure flower --address 0.0.0.0", {}),
+        ("perdure flower", {"FLOWER_ADDRESS": _ANY}),
+    ],
+)
+def test_beyond_loopback_without_authentication_it_is_refused(
+    flower: Start, output: Path, command: str, variables: dict[str, str]
+) -> None:
+    """The message says which variable to set. A user without a password is no authentication."""
+    process = flower(command, **{"FLOWER_PORT": str(free_port()), **variables})
+
+    assert "FLOWER_BASIC_AUTH" in refused(process, output)
+
+
+def test_beyond_loopback_with_authentication_it_runs(flower: Start, output: Path) -> None:
+    """As compose runs it, for both ways to start it."""
+    port = free_port()
+    command = f"celery -A perdure flower --address=0.0.0.0 --port={port}"
+    with running(flower(command, FLOWER_BASIC_AUTH="ann:secret"), output) as addresses:
+        assert addresses == {_ANY}
+
+
+def test_authentication_in_its_own_configuration_counts(flower: Start, tmp_path: Path, output: Path) -> None:
+    """Flower reads `flowerconfig.py` of the current directory, after the variables."""
+    (tmp_path / "flowerconfig.py").write_text(f"basic_auth = ['ann:secret']\naddress = '0.0.0.0'\nport = {free_port()}")
+    with running(flower("celery -A perdure flower"), output) as addresses:
+        assert addresses == {_ANY}
+
+
+def test_dotenv_counts_for_flower(flower: Start, tmp_path: Path, output: Path) -> None:
+    """Its address, its port and its credentials, as for perdure's own settings."""
+    (tmp_path / ".env").write_text(f"FLOWER_ADDRESS=0.0.0.0\nFLOWER_BASIC_AUTH=ann:secret\nFLOWER_PORT={free_port()}\n")
+    with running(flower("perdure flower"), output) as addresses:
+        assert addresses == {_ANY}
+
+
+@pytest.mark.parametrize("command", ["perdure flower", "celery -A perdure flower", "perdure up --port 1"])
+@pytest.mark.parametrize(
+    ("variable", "value", "accepted"),
+    [
+        ("FLOWER_PORT", "many", "int"),
+        ("FLOWER_PORT", "99999", "1 to 65535"),
+        ("FLOWER_AUTO_REFRESH", "maybe", "bool"),
+        ("FLOWER_CONF", "/nowhere/flower.py", "path of a file"),
+    ],
+)
+def test_a_wrong_value_is_named(  # noqa: PLR0917 (one parameter for each axis of the matrix)
+    flower: Start, output: Path, command: str, variable: str, value: str, accepted: str
+) -> None:
+    """Flower itself shows a traceback without the variable's name, and `perdure up` would start it again for ever."""
+    told = refused(flower(command, **{variable: value}), output)
+
+    assert f"{variable} is {value!r}" in told
+    assert accepted in told
+
+
+@pytest.mark.parametrize("command", ["perdure flower --port {}", "celery -A perdure flower --port={}"])
+def test_flower_needs_the_broker_alone(flower: Start, output: Path, command: str) -> None:
+    """Neither the database nor a model's key: a container that shows pages has no password of the database."""
+    nothing = dict.fromkeys(("PERDURE_DATABASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL"), "")
+    process = flower(
+        command.format(free_port()), PERDURE_MODEL="openai:gpt", PERDURE_EMBEDDER="openai:small", **nothing
+    )
+    with running(process, output) as addresses:
+        assert addresses <= {"127.0.0.1", "::1"}

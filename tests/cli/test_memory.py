@@ -1,0 +1,192 @@
+"""`perdure messages` and `perdure memory`: within this process, since each of them is a few lines over the domain."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from perdure.cli import app, connecting
+from perdure.cli.errors import Failure
+from perdure.runtime import Runtime
+from perdure.sessions.reading import list_sessions
+from tests.cli.conftest import Perdure
+
+Command = Callable[..., Result]
+
+LINES = [
+    {
+        "user_id": user,
+        "session": "holiday",
+        "message_id": f"{user} {number}",
+        "role": "user" if number % 2 else "assistant",
+        "content": f"{user} says {text}",
+        "occurred_at": f"2026-03-0{number}T10:00:00+00:00",
+    }
+    for user in ("ann", "bob")
+    for number, text in enumerate(["we went to Lyon", "how was it?", "the quenelles were good"], start=1)
+]
+
+
+@pytest.fixture
+def command(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Runs a command over the test's runtime."""
+
+    @contextmanager
+    def whole() -> Iterator[Runtime]:
+        yield runtime
+
+    @contextmanager
+    def database() -> Iterator[Any]:
+        yield runtime.database
+
+    monkeypatch.setattr(connecting, "runtime", whole)
+
+    @contextmanager
+    def opened() -> Iterator[Any]:
+        yield runtime.settings, runtime.database
+
+    monkeypatch.setattr(connecting, "database", database)
+    monkeypatch.setattr(connecting, "opened", opened)
+    return lambda *arguments, stdin="": CliRunner().invoke(app, [*arguments], input=stdin)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Two users' conversations."""
+    made = tmp_path / "said.jsonl"
+    made.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    return made
+
+
+def _found(command: Command, query: str, user: str = "ann") -> list[str]:
+    result = command("memory", "search", query, "--user", user, "--json")
+    assert result.exit_code == 0, result.stderr
+    return [each["id"] for each in json.loads(result.stdout)["results"]]
+
+
+def test_a_file_is_imported_found_and_exported(command: Command, file: Path, runtime: Runtime, tmp_path: Path) -> None:
+    """It arrives ended, by words and vectors; twice changes nothing; what comes out can go in again."""
+    done = json.loads(command("messages", "import", str(file), "--json").stdout)
+    assert done == {"added": 6, "known": 0, "refused": 0, "sessions": 2, "bad": []}
+    assert {each["state"] for each in list_sessions(runtime.database)} == {"ended"}
+    assert _found(command, "quenelles")[0] == "ann 3"
+    with runtime.database.engine.connect() as connection:
+        vectors = connection.exec_driver_sql("SELECT count(*) FROM message_vectors").scalar_one()
+    assert vectors == 6
+
+    again = json.loads(command("messages", "import", "-", "--json", stdin=file.read_text()).stdout)
+    assert (again["added"], again["known"]) == (0, 6)
+    out = tmp_path / "out.jsonl"
+    assert command("messages", "export", str(out), "--user", "ann").exit_code == 0
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["content"] for line in lines] == [line["content"] for line in LINES[:3]]
+    assert len(command("messages", "export").stdout.splitlines()) == 6
+
+
+def test_bad_lines_are_told_and_the_good_ones_kept(command: Command, runtime: Runtime) -> None:
+    """By number and reason; the status says that something was left out."""
+    text = "\n".join(["{", json.dumps(LINES[0]), json.dumps({**LINES[1], "role": "system"})])
+    result = command("messages", "import", "-", "--json", stdin=text)
+    assert isinstance(result.exception, Failure)
+    done = json.loads(result.stdout)
+    assert (done["added"], done["refused"]) == (1, 2)
+    assert [each["line"] for each in done["bad"]] == [1, 3]
+    assert "line 3: " in result.stderr
+    assert "role" in result.stderr
+
+
+def test_a_user_is_exported_and_forgotten(command: Command, file: Path, tmp_path: Path) -> None:
+    """Only who is named, and only with --all; the others stay."""
+    command("messages", "import", str(file))
+    out = tmp_path / "ann.json"
+    assert command("memory", "export", "--user", "ann", str(out)).exit_code == 0
+    assert len(json.loads(out.read_text())["tables"]["messages"]) == 3
+    for arguments in (("--all",), ("--user", "ann"), ("--user", "ann", "--all", "an id")):
+        refused = command("memory", "forget", *arguments)
+        assert isinstance(refused.exception, Failure)
+        assert refused.exception.status == 2
+    assert len(_found(command, "Lyon")) == 3
+    erased = json.loads(command("memory", "forget", "--user", "ann", "--all", "--json").stdout)
+    assert (erased["user_id"], erased["rows"]["messages"]) == ("ann", 3)
+    assert _found(command, "Lyon") == []
+    assert len(_found(command, "Lyon", "bob")) == 3
+
+
+def test_memories_are_drawn_fade_and_are_forgotten_one_by_one(command: Command, runtime: Runtime) -> None:
+    """A batch here and now, with its counts; then a memory goes by its id."""
+    said = [
+        {**LINES[0], "session": "long", "message_id": str(n), "role": role, "content": content}
+        for n, (role, content) in enumerate(
+            [
+                ("user", f"My brother number {n} is called Ivo {n}.") if n % 2 else ("assistant", "Good to know.")
+                for n in range(1, 13)
+            ]
+        )
+    ]
+    command("messages", "import", "-", stdin="".join(json.dumps(line) + "\n" for line in said))
+    counts = json.loads(command("memory", "consolidate", "--json").stdout)
+    assert (counts["processed"], counts["failed"]) == (1, 0)
+    with runtime.database.engine.connect() as connection:
+        stored = [str(row[0]) for row in connection.exec_driver_sql("SELECT memory_id FROM memories")]
+    assert len(stored) == counts["stored"]
+    decayed = json.loads(command("memory", "decay", "--json").stdout)
+    assert decayed["looked_at"] == len(stored)
+    for memory_id in stored:
+        assert command("memory", "forget", memory_id, "--user", "ann").exit_code == 0
+        assert isinstance(command("memory", "forget", memory_id, "--user", "ann").exception, Failure)
+    session = list_sessions(runtime.database)[0]["session_id"]
+    nothing = command("memory", "consolidate", "--session", session)
+    assert isinstance(nothing.exception, Failure)
+    assert "Nothing to do" in str(nothing.exception)
+
+
+def _given_up(runtime: Runtime, session: str, user: str = "ann") -> None:
+    """Let the session look as one of which each run failed."""
+    with runtime.database.engine.connect() as connection:
+        connection.exec_driver_sql(
+            "UPDATE sessions SET consolidation_attempts = 5, consolidation_given_up_at = perdure_now(),"
+            " consolidation_error = 'INVALID_RESPONSE: not valid JSON' WHERE user_id = %s AND imported_as = %s",
+            (user, session),
+        )
+
+
+def test_sessions_that_were_given_up_are_shown_and_tried_again(command: Command, file: Path, runtime: Runtime) -> None:
+    """`sessions list` counts them and lists them; `memory consolidate` tries one again, or all."""
+    command("messages", "import", str(file))
+    for user in ("ann", "bob"):
+        _given_up(runtime, "holiday", user)
+    everything = command("sessions", "list", "--json")
+    assert [each["consolidation"]["status"] for each in json.loads(everything.stdout)] == ["given_up"] * 2
+    assert everything.stderr.startswith("The consolidation of 2 sessions was given up")
+    [listed] = json.loads(command("sessions", "list", "--given-up", "--user", "ann", "--json").stdout)
+    assert "INVALID_RESPONSE: not valid JSON" in command("sessions", "list", "--given-up").stdout
+    assert "given_up" in command("sessions", "show", listed["session_id"]).stdout
+
+    nothing = command("memory", "consolidate", "--json")
+    assert json.loads(nothing.stdout)["processed"] == 0
+    assert "2 sessions were given up" in nothing.stderr
+    again = command("memory", "consolidate", "--session", listed["session_id"], "--json")
+    assert json.loads(again.stdout)["processed"] == 1
+    assert len(json.loads(command("sessions", "list", "--given-up", "--json").stdout)) == 1
+    assert json.loads(command("memory", "consolidate", "--retry-failed", "--json").stdout)["processed"] == 1
+    done = command("sessions", "list", "--json")
+    assert {each["consolidation"]["status"] for each in json.loads(done.stdout)} <= {"done", "skipped"}
+    assert done.stderr == ""
+
+
+@pytest.mark.long
+def test_a_process_of_its_own_does_the_same(perdure: Perdure, file: Path) -> None:
+    """With its own database, Redis and embedder; nothing but the document on stdout."""
+    assert perdure("messages", "import", str(file)).returncode == 0
+    found = json.loads(perdure("memory", "search", "quenelles", "--user", "ann", "--json").stdout)
+    assert found["results"][0]["id"] == "ann 3"
+    erased = perdure("memory", "forget", "--user", "ann", "--all", "--json")
+    assert json.loads(erased.stdout)["everywhere"] is True
+    refused = perdure("memory", "forget", "--all")
+    assert (refused.returncode, refused.stdout) == (2, "")

@@ -1,0 +1,55 @@
+"""A gateway with keys under requests that schemathesis makes from its OpenAPI document, valid and invalid ones."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.cli.conftest import Environment, Perdure
+from tests.cli.schema_hooks import TASK
+from tests.processes.gateway import serving
+
+CONFIG = Path(__file__).with_name("schemathesis.toml")
+ADMIN, SERVICE = "an-admin-key-of-the-tests", "a-service-key-of-the-tests"
+
+_PATIENCE_S = 100.0
+
+
+@pytest.fixture
+def environment(environment: Environment) -> Environment:
+    """With keys, and with the task that the hooks name."""
+    return {
+        **environment,
+        "PERDURE_ADMIN_KEYS": ADMIN,
+        "PERDURE_API_KEYS": SERVICE,
+        "PERDURE_REPLY_TASKS": TASK,
+    }
+
+
+@pytest.mark.long
+def test_the_gateway_keeps_to_its_document(environment: Environment, tmp_path: Path) -> None:
+    """Of six departures, each was a client's surprise: wrong types accepted, `12.0` and blank texts refused."""
+    with serving(Perdure(environment, tmp_path, "tests.cli.unthrottled:main")) as url:
+        accepted = httpx2.post(
+            f"{url}/v1/messages",
+            json={"user_id": "ann", "text": "hello"},
+            headers={"Authorization": f"Bearer {SERVICE}"},
+        )
+        ended = subprocess.run(
+            [sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG), "run", f"{url}/openapi.json"],
+            env=environment,
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_PATIENCE_S,
+        )
+
+    assert accepted.status_code == 202
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "Tested: 0" not in ended.stdout

@@ -1,0 +1,267 @@
+"""The gateway on a real socket: waits that end with the server, or with the client."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+
+from perdure.channels.http.app import create_app
+from perdure.cli.errors import Failure
+from perdure.cli.serve.connection_limits import Door, Phase, connection_limit
+from perdure.cli.serve.listening import bind
+from perdure.cli.serve.server import Server
+from perdure.runtime import Runtime
+from perdure.turns.inbox import accept
+from perdure.turns.inbox.incoming import Incoming
+
+MOST, MOST_PER_ADDRESS = 40, 20
+LIMITS_S = {Phase.HEADER: 0.5, Phase.BODY: 0.5}
+
+_PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Served:
+    """A gateway that runs in a thread."""
+
+    app: FastAPI
+    server: Server
+    address: tuple[str, int]
+
+    def interrupt(self) -> None:
+        """A signal comes."""
+        self.server.handle_exit(signal.SIGTERM, None)
+
+    def waiting(self) -> int:
+        """Turns that somebody waits for."""
+        return len(self.app.state.gateway._watch._waiting)
+
+    def until(self, waiting: int) -> None:
+        """Return when so many turns are waited for."""
+        deadline, pause = time.monotonic() + _PATIENCE_S, threading.Event()
+        while self.waiting() != waiting:
+            assert time.monotonic() < deadline, f"{self.waiting()} turns are waited for"
+            pause.wait(0.01)
+
+    def until_refused(self) -> None:
+        """Return when the gateway says, on a connection of its own, that it takes nothing in."""
+        deadline, pause = time.monotonic() + _PATIENCE_S, threading.Event()
+        while httpx2.get("http://{}:{}/readyz".format(*self.address)).status_code != 503:
+            assert time.monotonic() < deadline, "the gateway goes on"
+            pause.wait(0.01)
+
+
+@pytest.fixture
+def served(runtime: Runtime) -> Iterator[Served]:
+    """A gateway on a port of the system's choice."""
+    app = create_app(runtime, lambda: True)
+    listener = bind("127.0.0.1", 0, "--port")
+    server = Server(app, lambda: None, Door(most=MOST, most_per_address=MOST_PER_ADDRESS, limits_s=LIMITS_S))
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    yield Served(app, server, listener.getsockname())
+    server.should_exit = True
+    thread.join(timeout=_PATIENCE_S)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def path(runtime: Runtime) -> str:
+    """Where a turn that nobody runs is waited for."""
+    return f"/v1/turns/{accept.accept(runtime, Incoming(user_id='ann', text='hello')).turn_id}?wait=60"
+
+
+def test_a_shutdown_answers_whoever_waits(served: Served, path: str) -> None:
+    """A second signal has them answered at once, with the turn's present status: callers are not cut off."""
+    host, port = served.address
+    answers: list[Any] = []
+    waiting = threading.Thread(target=lambda: answers.append(httpx2.get(f"http://{host}:{port}{path}", timeout=60)))
+    waiting.start()
+    served.until(waiting=1)
+    served.interrupt()
+    served.until_refused()
+    served.interrupt()
+    waiting.join(timeout=_PATIENCE_S)
+
+    assert (answers[0].status_code, answers[0].json()["status"]) == (200, "accepted")
+
+
+def test_a_client_that_hangs_up_is_waited_for_no_more(served: Served, path: str) -> None:
+    """Else the turns that nobody asks about any more would be looked up for ever."""
+    with socket.create_connection(served.address) as client:
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        served.until(waiting=1)
+
+    served.until(waiting=0)
+
+
+def test_a_body_that_is_far_too_long_is_answered(served: Served) -> None:
+    """A client that sends all before it reads must find the answer, not a connection that was reset."""
+    client = http.client.HTTPConnection(*served.address, timeout=_PATIENCE_S)
+    client.request("POST", "/v1/messages", b" " * (20 * 2**20))
+    answer = client.getresponse()
+
+    assert (answer.status, json.load(answer)["code"]) == (413, "TOO_LARGE")
+    client.close()
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_a_probe_may_ask_without_a_body(served: Served, path: str) -> None:
+    """Load balancers ask with HEAD."""
+    host, port = served.address
+    assert (
+        httpx2.head(f"http://{host}:{port}{path}").status_code == httpx2.get(f"http://{host}:{port}{path}").status_code
+    )
+
+
+def test_an_address_that_is_none_is_said_to_be_none() -> None:
+    """Another port would not help."""
+    with pytest.raises(Failure, match="it is no address"):
+        bind("a..b", 0, "--port")
+
+
+def _connect(served: Served, sent: bytes = b"", source: str = "127.0.0.1") -> socket.socket:
+    client = socket.create_connection(served.address, timeout=_PATIENCE_S, source_address=(source, 0))
+    client.sendall(sent)
+    return client
+
+
+def _rest(client: socket.socket) -> bytes:
+    """What the server sends until it closes."""
+    received = b""
+    with client:
+        while True:
+            try:
+                chunk = client.recv(65_536)
+            except ConnectionResetError:
+                return received
+            if not chunk:
+                return received
+            received += chunk
+
+
+@pytest.mark.parametrize(
+    ("sent", "missing"),
+    [
+        (b"GET /healthz HTTP/1.1\r\nHost: loc", b"header"),
+        (b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{", b"body"),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /heal", b"header"),
+    ],
+)
+def test_a_request_that_does_not_arrive_is_answered_and_closed(served: Served, sent: bytes, missing: bytes) -> None:
+    """Else a client keeps a connection open for ever by never finishing what it sends."""
+    received = _rest(_connect(served, sent))
+
+    assert b" 408 " in received
+    assert b"The %b of the request did not arrive within 0.5 s." % missing in received
+    assert b"content-type: application/problem+json" in received
+    assert b"x-content-type-options: nosniff" in received
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"hello\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET /healthz HTTP/1.1\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: a\x00b\r\n\r\n",
+        b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 70_000,
+    ],
+)
+def test_what_is_not_http_is_refused_in_the_gateways_form(served: Served, sent: bytes) -> None:
+    """The server's own refusal is text, without a code and without the headers of every other answer."""
+    head, _, body = _rest(_connect(served, sent)).partition(b"\r\n\r\n")
+
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"content-type: application/problem+json" in head
+    assert b"x-content-type-options: nosniff" in head
+    assert json.loads(body)["code"] == "INVALID_REQUEST"
+
+
+def test_an_upgrade_to_a_websocket_is_no_route(served: Served) -> None:
+    """It is answered as the plain request that it also is."""
+    upgrade = b"Connection: Upgrade, close\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    request = b"GET /v1/ws HTTP/1.1\r\nHost: localhost\r\n" + upgrade + b"Sec-WebSocket-Key: AAAA\r\n\r\n"
+    head, _, body = _rest(_connect(served, request)).partition(b"\r\n\r\n")
+
+    assert head.startswith(b"HTTP/1.1 404 ")
+    assert json.loads(body)["code"] == "NOT_FOUND"
+
+
+def test_a_connection_that_sends_nothing_is_closed(served: Served) -> None:
+    """Browsers open connections ahead; the server answers no request that was not begun."""
+    assert _rest(_connect(served)) == b""
+
+
+def test_bytes_one_at_a_time_do_not_prolong_a_header(served: Served) -> None:
+    """The time runs from the first byte to the last."""
+    with _connect(served, b"GET /healthz HTTP/1.1\r\n") as client:
+        client.settimeout(0.02)
+        deadline, received = time.monotonic() + _PATIENCE_S, b""
+        while not received and time.monotonic() < deadline:
+            client.sendall(b"X")
+            try:
+                received = client.recv(65_536)
+            except TimeoutError:
+                continue
+
+    assert b" 408 " in received
+
+
+def test_an_address_has_so_many_unfinished_headers_and_no_more(served: Served) -> None:
+    """The oldest goes first; a complete request of the same address is answered, however many are half sent."""
+    half = [_connect(served, b"GET /healthz HTTP/1.1\r\n") for _ in range(MOST_PER_ADDRESS)]
+    waiting = _connect(served, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert b" 200 " in waiting.recv(65_536)
+
+    assert _rest(half[0]) == b"", "closed without the time having run out"
+    for client in (*half[1:], waiting):
+        client.close()
+
+
+def test_connections_beyond_the_limit_push_out_the_oldest_half_sent_one(served: Served, path: str) -> None:
+    """Those that wait for an answer keep their place."""
+    host, port = served.address
+    waiting = _connect(served, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    served.until(waiting=1)
+    half = [
+        _connect(served, b"GET /healthz HTTP/1.1\r\n", source=f"127.0.0.{2 + number // MOST_PER_ADDRESS}")
+        for number in range(MOST)
+    ]
+    assert httpx2.get(f"http://{host}:{port}/healthz").status_code == 200
+    assert _rest(half[0]) == b""
+    assert served.waiting() == 1
+    for client in (*half[1:], waiting):
+        client.close()
+
+
+def test_a_kept_connection_answers_at_once(served: Served) -> None:
+    """Without `TCP_NODELAY` each response after the first waits 40 ms for a delayed acknowledgement."""
+    client = http.client.HTTPConnection(*served.address, timeout=_PATIENCE_S)
+    taken = []
+    for _ in range(30):
+        began = time.monotonic()
+        client.request("GET", "/healthz")
+        client.getresponse().read()
+        taken.append(time.monotonic() - began)
+    client.close()
+
+    assert sorted(taken)[len(taken) // 2] < 0.02
+
+
+@pytest.mark.parametrize(("descriptors", "connections"), [(65_536, 10_000), (1_024, 768), (256, 128)])
+def test_descriptors_are_left_for_everything_else(descriptors: int, connections: int) -> None:
+    """The database and Redis need theirs when every connection is taken."""
+    assert connection_limit(descriptors) == connections

@@ -1,0 +1,242 @@
+"""`perdure chat` on a terminal, a pseudo one: what a person sees, and what Ctrl-C does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from perdure.database.engine import Database
+from perdure.sessions.reading import list_sessions
+from tests.cli.conftest import COMMAND, Environment, Perdure
+from tests.turns.stage import until
+
+_PATIENCE_S = 60.0
+_PRESSES = 4
+_LOOKS = 10
+
+
+class Terminal:
+    """A chat with somebody at the keys."""
+
+    def __init__(self, perdure: Perdure, environment: Environment) -> None:
+        self._master, self._slave = pty.openpty()
+        self._shown = ""
+        device = Path(os.ttyname(self._slave))
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), device)
+        self._process = perdure.start("chat", env={**environment, "TERM": "xterm"}, **streams)
+
+    def type(self, keys: str) -> None:
+        """Press keys."""
+        os.write(self._master, keys.encode())
+
+    def see(self, text: str, within_s: float = _PATIENCE_S) -> str:
+        """Wait until `text` is shown; return what was shown since the last time.
+
+        Raises:
+            TimeoutError: it was not.
+        """
+        deadline = time.monotonic() + within_s
+        while text not in self._shown:
+            ready, _, _ = select.select([self._master], [], [], max(0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError(f"{text!r} was not shown, but {self._shown!r}")
+            self._shown += os.read(self._master, 65_536).decode(errors="replace")
+        before, _, self._shown = self._shown.partition(text)
+        return before + text
+
+    def interrupt(self) -> None:
+        """Have the process get what Ctrl-C sends."""
+        assert self._process.pid is not None
+        with contextlib.suppress(ProcessLookupError):  # pressed once more while it leaves
+            os.kill(self._process.pid, signal.SIGINT)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._process.terminate()
+
+    def ends(self) -> int | None:
+        """Wait for the end of the chat; its exit status."""
+        self._process.join(_PATIENCE_S)
+        return self._process.exitcode
+
+    def _wait_asleep(self) -> None:
+        """Wait until the process has slept for a while."""
+        deadline, asleep = time.monotonic() + _PATIENCE_S, 0
+        with contextlib.suppress(psutil.NoSuchProcess):  # it leaves already
+            while asleep < _LOOKS and time.monotonic() < deadline:
+                asleep = asleep + 1 if psutil.Process(self._process.pid).status() == psutil.STATUS_SLEEPING else 0
+                time.sleep(0.01)
+
+    def interrupt_until(self, text: str) -> None:
+        """Press Ctrl-C until `text` is shown, as a person does.
+
+        Python's line editing loses a signal that arrives just before it begins to wait for keys: it has begun
+        when it has shown one and sleeps again.
+        """
+        for _ in range(_PRESSES):
+            self.type("x")
+            self.see("x")
+            self._wait_asleep()
+            self.interrupt()
+            with contextlib.suppress(TimeoutError):
+                self.see(text, _PATIENCE_S / _PRESSES)
+                return
+        raise AssertionError(f"Ctrl-C did not lead to {text!r}")
+
+    def close(self) -> None:
+        """Hang up."""
+        self._process.kill()
+        self._process.join()
+        os.close(self._slave)
+        os.close(self._master)
+
+
+@pytest.fixture
+def terminal(perdure: Perdure, environment: Environment) -> Iterator[Terminal]:
+    """A chat that has just begun."""
+    made = Terminal(perdure, environment)
+    yield made
+    made.close()
+
+
+@pytest.mark.usefixtures("working")
+def test_an_answer_and_the_tools_it_took_are_shown(terminal: Terminal, database: Database) -> None:
+    """The call comes before the reply, both committed; `/end` closes the conversation; Ctrl-D leaves with status 0."""
+    terminal.see("> ")
+    terminal.type("what is 12*7+5?\n")
+    shown = terminal.see("89")
+    terminal.see("> ")
+    terminal.type("/end\n")
+    terminal.see("This conversation is over.")
+    terminal.see("> ")
+    terminal.type("/end\n")
+    terminal.see("There is none yet.")
+    terminal.see("> ")
+    terminal.type("\x04")
+    terminal.see("Until you come back.")
+
+    assert '"12*7+5"' in shown
+    assert terminal.ends() == 0
+    until(lambda: [each["state"] for each in list_sessions(database)] == ["ended"], "the end of the conversation")
+
+
+def test_ctrl_c_cancels_what_is_being_answered(terminal: Terminal, database: Database) -> None:
+    """No worker runs, so the turn is settled at once, and the person is asked for the next line."""
+    terminal.see("> ")
+    terminal.type("hello\n")
+    terminal.see("thinking")
+    terminal.interrupt()
+    terminal.see("TURN_CANCELLED")
+    terminal.see("> ")
+    terminal.type("/exit\n")
+
+    assert terminal.ends() == 0
+    assert len(list_sessions(database, "local")) == 1
+
+
+def test_ctrl_c_twice_leaves(terminal: Terminal) -> None:
+    """Once is a slip."""
+    terminal.see("> ")
+    terminal.interrupt_until("again leaves")
+    terminal.interrupt_until("come back")
+
+    assert terminal.ends() == 0
+
+
+def _asked_to_end(database: Database) -> list[tuple[bool, int]]:
+    """Of each session whether its end was requested, and its unsettled turns."""
+    with database.engine.connect() as connection:
+        rows = connection.exec_driver_sql("SELECT end_requested_at IS NOT NULL, unsettled FROM sessions").all()
+    return [(bool(row[0]), int(row[1])) for row in rows]
+
+
+def test_sigterm_leaves_like_the_person_does(terminal: Terminal, database: Database) -> None:
+    """What was sent is accepted, and answered before the session ends; the chat says where the reply will be."""
+    terminal.see("> ")
+    terminal.type("hello\n")
+    terminal.see("thinking")
+    terminal.terminate()
+
+    terminal.see("conversation is over")
+    assert "message is accepted" in terminal.see("has the reply")
+    assert terminal.ends() == 0
+    assert _asked_to_end(database) == [(True, 1)]
+
+
+_LOGIN = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+@pytest.fixture
+def window(environment: Environment, tmp_path: Path) -> Iterator[Window]:
+    """A terminal of its own that a chat controls, as in a window that somebody closes."""
+    made = Window({**environment, "TERM": "xterm"}, tmp_path)
+    yield made
+    made.close()
+
+
+class Window:
+    """A chat as the leader of its session, on its controlling terminal: closing that sends SIGHUP."""
+
+    def __init__(self, environment: Environment, directory: Path) -> None:
+        self._master, slave = pty.openpty()
+        self._open = True
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _LOGIN, *COMMAND, "chat"],
+            env=environment, cwd=directory, stdin=slave, stdout=slave, stderr=slave,
+        )  # fmt: skip
+        os.close(slave)
+
+    def type(self, keys: str) -> None:
+        """Press keys."""
+        os.write(self._master, keys.encode())
+
+    def see(self, text: str) -> None:
+        """Wait until `text` is shown."""
+        shown, deadline = "", time.monotonic() + _PATIENCE_S
+        while text not in shown:
+            assert select.select([self._master], [], [], max(0, deadline - time.monotonic()))[0], shown
+            shown += os.read(self._master, 65_536).decode(errors="replace")
+
+    def hang_up(self) -> None:
+        """Close the window; wait for the end of the process."""
+        os.close(self._master)
+        self._open = False
+        self._process.wait(_PATIENCE_S)
+
+    def close(self) -> None:
+        """End what is left."""
+        self._process.kill()
+        self._process.wait()
+        if self._open:
+            os.close(self._master)
+
+
+def test_closing_the_terminal_while_an_answer_is_awaited_leaves(window: Window, database: Database) -> None:
+    """SIGHUP; the terminal takes no more output. The message is accepted, the end requested."""
+    window.see("> ")
+    window.type("hello\n")
+    window.see("thinking")
+    window.hang_up()
+    assert _asked_to_end(database) == [(True, 1)]
+
+
+@pytest.mark.usefixtures("working")
+def test_closing_the_terminal_between_two_lines_leaves(window: Window, database: Database) -> None:
+    """The session ends, summarised, as after `/exit`."""
+    window.see("> ")
+    window.type("hello\n")
+    window.see("> ")
+    until(lambda: [each["turn_count"] for each in list_sessions(database)] == [1], "the answer")
+    window.hang_up()
+    until(lambda: [each["state"] for each in list_sessions(database)] == ["ended"], "the end of the session")

@@ -1,0 +1,92 @@
+"""`perdure turns list`: the fleet's turns, newest first, by user, session and status."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from perdure.database.tables import TURN_STATUSES
+from perdure.runtime import Runtime
+from perdure.turns.cancel import cancel
+from perdure.turns.inbox.accept import accept
+from perdure.turns.inbox.incoming import Incoming
+from perdure.turns.run.runner import Runner
+from tests.cli.conftest import Perdure
+
+
+@pytest.fixture
+def turns(runtime: Runtime) -> dict[str, Any]:
+    """Ann's first turn is done, her second one cancelled, her third one waits, and so does Bob's; in this order."""
+    runner = Runner(runtime, owner="test")
+    made = {"done": accept(runtime, Incoming(user_id="ann", text="hello"))}
+    runner.run(made["done"].session_id)
+    made["cancelled"] = accept(runtime, Incoming(user_id="ann", text="never mind"))
+    cancel(runtime, made["cancelled"].turn_id)
+    made["waits"] = accept(runtime, Incoming(user_id="ann", text="and now?"))
+    made["bob"] = accept(runtime, Incoming(user_id="bob", text="hello"))
+    runner.close()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), ("bob", "waits", "cancelled", "done")),
+        (("--limit", "2"), ("bob", "waits")),
+        (("--user", "ann"), ("waits", "cancelled", "done")),
+        (("--user", "ann", "--status", "accepted"), ("waits",)),
+        (("--user", "eve"), ()),
+        (("--status", "done"), ("done",)),
+        (("--status", "cancelled"), ("cancelled",)),
+        (("--status", "failed"), ()),
+        (("--status", "accepted"), ("bob", "waits")),
+        (("--status", "running"), ()),
+        (("--session", "done"), ("waits", "cancelled", "done")),
+        (("--session", "done", "--limit", "1"), ("waits",)),
+        (("--session", "done", "--user", "bob"), ()),
+    ],
+)
+def test_turns_are_listed_newest_first(
+    perdure: Perdure, turns: dict[str, Any], options: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    """Each option narrows the list; all that are given hold."""
+    given = [str(turns[each].session_id) if before == "--session" else each for before, each in _pairs(options)]
+    listed = perdure("turns", "list", *given, "--json")
+    assert listed.returncode == 0, listed.stderr
+    assert [each["turn_id"] for each in json.loads(listed.stdout)] == [str(turns[name].turn_id) for name in expected]
+
+
+def _pairs(options: tuple[str, ...]) -> list[tuple[str, str]]:
+    return list(zip(("", *options), options, strict=False))
+
+
+def test_a_line_has_what_an_operator_looks_for(perdure: Perdure, turns: dict[str, Any]) -> None:
+    """The ids for the next command, whose it is, how it ended and when."""
+    document = json.loads(perdure("turns", "list", "--status", "cancelled", "--json").stdout)[0]
+    assert document == {
+        "turn_id": str(turns["cancelled"].turn_id),
+        "session_id": str(turns["cancelled"].session_id),
+        "tenant": None,
+        "user_id": "ann",
+        "seq": 2,
+        "status": "cancelled",
+        "agent": "assistant",
+        "channel": "http",
+        "attempts": 0,
+        "error": {"code": "TURN_CANCELLED", "message": document["error"]["message"]},
+        "accepted_at": document["accepted_at"],
+        "started_at": None,
+        "settled_at": document["settled_at"],
+    }
+    line = perdure("turns", "list", "--status", "cancelled").stdout.rstrip("\n").split("\t")
+    assert line[:6] == [document["turn_id"], document["session_id"], "ann", "cancelled", "0", "TURN_CANCELLED"]
+
+
+def test_a_wrong_option_names_what_is_accepted(perdure: Perdure) -> None:
+    """Status 2: wrong usage."""
+    for options, named in ((("--status", "lost"), TURN_STATUSES), (("--session", "here"), ("UUID",))):
+        ended = perdure("turns", "list", *options)
+        assert ended.returncode == 2
+        assert all(each in " ".join(ended.stderr.split()) for each in named), ended.stderr

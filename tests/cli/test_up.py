@@ -1,0 +1,156 @@
+"""`perdure up`: all of it, started and stopped and started again, as a person would."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from celery import Celery
+
+from perdure.cli.serve.up import _welcome, typed
+from tests.cli.conftest import COMMAND, Environment, Perdure
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+@contextmanager
+def up(
+    environment: Environment, directory: Path, *options: str, number: signal.Signals = signal.SIGINT
+) -> Iterator[list[str]]:
+    """Everything runs within the block; yields what it printed until then. It ends cleanly at a signal, Ctrl-C's."""
+    process = subprocess.Popen(
+        [*COMMAND, "up", *options],
+        env={**environment, "PERDURE_DATA_DIR": "data"},  # relative: it means the same to every process
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        yield _until_up(process.stdout)
+        process.send_signal(number)
+        rest = process.stdout.read()  # to its end: every process that holds the pipe has ended
+        assert process.wait(timeout=60) == 0, rest
+        # The gateway's phases first, then those of two workers, and beat's line.
+        told = re.findall(r"^(\w+) +\| .*shutdown(?:, (\d) of 4)?: (?!\d)", rest, re.MULTILINE)
+        assert told[:4] == [("gateway", each) for each in "1234"], rest
+        assert sorted(told[4:]) == [("beat", ""), *((f"worker{at}", each) for at in "12" for each in "1234")], rest
+    finally:
+        process.terminate()
+        process.stdout.close()
+        process.wait(timeout=60)
+
+
+def _until_up(output: Any) -> list[str]:
+    lines: list[str] = []
+    for line in output:
+        lines.append(line)
+        if "perdure chat" in line:
+            return lines
+    raise AssertionError("".join(lines))
+
+
+def test_the_commands_to_try_are_typed_as_they_are_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Most people run `make up` and have no `perdure` on their PATH."""
+    program = tmp_path / ".venv" / "bin" / "perdure"
+    program.parent.mkdir(parents=True)
+    program.touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(program.with_name("python")))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", os.defpath)
+    assert typed() == ".venv/bin/perdure"
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert typed() == "perdure"
+
+
+QUERY = {
+    "draw": "1",
+    "start": "0",
+    "length": "10",
+    "search[value]": "",
+    "order[0][column]": "0",
+    "order[0][dir]": "asc",
+    "columns[0][data]": "name",
+}
+
+
+def shown_by_flower(gateway: str, flower: str, credentials: tuple[str, str]) -> set[str]:
+    """The names of the tasks that Flower shows. It begins to listen a moment after it answers, so more are sent."""
+    deadline, pause = time.monotonic() + 60, threading.Event()
+    while time.monotonic() < deadline:
+        httpx2.post(f"{gateway}/v1/messages", json={"user_id": "ann", "text": "hello"}).raise_for_status()
+        found = httpx2.post(f"{flower}/tasks/datatable", data=QUERY, auth=credentials).json()["data"]
+        if found:
+            return {task["name"] for task in found}
+        pause.wait(0.5)
+    raise AssertionError("Flower shows no task")
+
+
+def submitted(printed: list[str]) -> dict[str, Any]:
+    """What `turns.submit` answers a Celery client that has the broker's URL from what `perdure up` printed."""
+    (url,) = {found[1] for line in printed if (found := re.match(r"  broker +(\S+)$", line))}
+    client = Celery(broker=url, backend=url, set_as_current=False)
+    asked = {"user_id": "ann", "text": "hello from a service"}
+    result: dict[str, Any] = client.send_task("turns.submit", kwargs=asked, queue="ingress").get(timeout=30)
+    client.close()
+    return result
+
+
+def test_the_welcome_shows_the_broker_without_its_password(capsys: pytest.CaptureFixture[str]) -> None:
+    """It goes to a terminal, and from there into screenshots."""
+    _welcome(Path("data"), "127.0.0.1", 8080, None, ("amqp://ann:secret@rabbit//", "redis://:secret@redis:6379/0"))
+    shown = capsys.readouterr().out
+
+    assert "secret" not in shown
+    assert re.findall(r"  (broker|results) +(\S+)", shown) == [
+        ("broker", "amqp://ann:**@rabbit//"),
+        ("results", "redis://:**@redis:6379/0"),
+    ]
+
+
+@pytest.mark.long
+def test_everything_starts_answers_stops_and_remembers(perdure: Perdure, nowhere: Environment, tmp_path: Path) -> None:
+    """`make up` in one terminal, `perdure send` in another, Flower in a browser; then all of it again."""
+    port, flower = free_ports(2)
+    options = ("--port", str(port), "--flower-port", str(flower))
+    gateway = f"http://127.0.0.1:{port}"
+
+    with up(nowhere, tmp_path, *options) as printed:
+        accepted = submitted(printed)
+        sent = perdure("send", "what is 12*7+5?", "--wait", "30", env=nowhere)
+        ready = httpx2.get(f"{gateway}/readyz")
+        (credentials,) = re.findall(
+            rf"  Flower +http://127.0.0.1:{flower} +\(user (\w+), password (\S+)\)", "\n".join(printed)
+        )
+        tasks = shown_by_flower(gateway, f"http://127.0.0.1:{flower}", credentials)
+    assert "89" in sent.stdout, sent.stderr
+    assert ready.json() == {"status": "ready"}
+    assert accepted["duplicate"] is False
+    assert "turns.run" in tasks
+    assert "perdure up" in perdure("sessions", "list", env=nowhere).stderr
+
+    with up(nowhere, tmp_path, *options[:2], "--no-flower", number=signal.SIGTERM):
+        listed = perdure("sessions", "list", "--user", "local", "--json", env=nowhere)
+    assert listed.returncode == 0, listed.stderr
+    assert [session["turn_count"] for session in json.loads(listed.stdout)] == [1]

@@ -1,0 +1,192 @@
+"""A wrong setting stops each program, a real process, with status 2 and a message that names the variable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from tests import forked
+from tests.cli.conftest import Environment
+
+_PATIENCE_S = 30.0
+
+_AGENTS = """
+from perdure import Agent
+assistant = Agent("assistant", "You help.", {limits})
+"""
+
+Run = Callable[..., CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(nowhere: Environment, tmp_path: Path) -> Run:
+    """Runs a program to its end in an installation whose servers do not answer; its output is in `stdout`."""
+    addresses = {"PERDURE_DATABASE_URL": "postgresql://127.0.0.1:1/none", "PERDURE_REDIS_URL": "redis://127.0.0.1:1/0"}
+    base = {**nowhere, **addresses, "PYTHONPATH": f"{nowhere['PYTHONPATH']}:{tmp_path}"}
+
+    def run(command: str, **variables: str) -> CompletedProcess[str]:
+        output = tmp_path / "output"
+        argv = command.split()
+        main = {"perdure": "perdure.cli:main", "celery": "celery.__main__:main"}[argv[0]]
+        process = forked.start(
+            forked.Program(main, argv, {**base, **variables}, tmp_path, stdout=output, stderr=output)
+        )
+        process.join(_PATIENCE_S)
+        status = process.exitcode
+        process.kill()
+        process.join()
+        assert status is not None, f"{command} has not ended:\n{output.read_text()}"
+        return CompletedProcess(argv, status, output.read_text())
+
+    return run
+
+
+WRONG = [
+    ("PERDURE_TURN__LEASE_S", "long", "valid number"),
+    ("PERDURE_EMBEDDER", "nope:1", "hash:384, openai:NAME"),
+    ("PERDURE_EMBEDDER", "hash:many", "hash:N"),
+    ("PERDURE_MODEL", "nope", "offline, openai:NAME"),
+    ("PERDURE_SUMMARY_MODEL", "nope:1", "offline, openai:NAME"),
+    ("PERDURE_FALLBACK_MODELS", "nope:1", "offline, openai:NAME"),
+    ("PERDURE_FALLBACK", "nope", "models"),
+    ("PERDURE_BREAKER__REGISTRY", "nope", "fleet"),
+    ("PERDURE_SNAPSHOTS", "nope", "sqlite:///PATH"),
+    ("PERDURE_AGENTS", "no_such_module", "importable module"),
+    ("PERDURE_API_KEYS", "sha256:abc", "64 hexadecimal digits"),
+    ("PERDURE_REPLY_TASKS", "shop.*@unacked_index", "TASK@QUEUE"),
+    ("PERDURE_REPLY_URLS", "hooks.internal", "a network such as"),
+    ("PERDURE_WEBHOOK_SECRET", "whsec_short", "base64 of at least 24 bytes"),
+    ("PERDURE_ADMIN_KEYS", "a-key-of-16-or-so,sha256:", "64 hexadecimal digits"),
+    ("PERDURE_API_KEYS", "acme=fifteen-letters", "16 characters or more"),
+]
+SECRET = {"PERDURE_API_KEYS", "PERDURE_ADMIN_KEYS", "PERDURE_WEBHOOK_SECRET"}
+PROGRAMS = ["perdure gateway --port 1", "perdure worker", "perdure up --port 1 --no-flower"]
+OTHERS = [
+    "perdure beat",
+    "perdure flower",
+    "perdure send hello",
+    "perdure chat",
+    "celery -A perdure worker",
+    "celery -A perdure beat",
+    "celery -A perdure flower",
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(("name", "value", "accepted"), WRONG, ids=[f"{name}={value}" for name, value, _ in WRONG])
+def test_a_wrong_value_stops_the_start(run: Run, program: str, name: str, value: str, accepted: str) -> None:
+    """An operator sees the one line to change, when the program starts and not when a turn runs."""
+    ended = run(program, **{name: value})
+
+    assert ended.returncode == 2, ended.stdout
+    assert name in ended.stdout
+    assert accepted in ended.stdout
+    assert value in ended.stdout or name in SECRET
+    assert "Traceback" not in ended.stdout
+
+
+@pytest.mark.parametrize("program", OTHERS)
+def test_every_other_program_refuses_it_too(run: Run, program: str) -> None:
+    """All processes of an installation have the same settings; none of them starts with a wrong one."""
+    ended = run(program, PERDURE_EMBEDDER="nope:1")
+
+    assert ended.returncode == 2, ended.stdout
+    assert "PERDURE_EMBEDDER is 'nope:1': accepted: hash:384" in ended.stdout
+    assert "Traceback" not in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ("model='nope:1'", "the model of agent 'assistant' (PERDURE_AGENTS is 'shop') is 'nope:1': accepted: offline"),
+        ("model='openai:gpt'", "OPENAI_API_KEY is not set and the model of agent 'assistant'"),
+        ("max_steps=0", "agent 'assistant' has max_steps=0; accepted"),
+        ("timeout_s=-1", "agent 'assistant' has timeout_s=-1; accepted"),
+        ("before_turn=print", "agent 'assistant' has before_turn="),
+        ("tools=[undefined]", "PERDURE_AGENTS is 'shop': NameError: name 'undefined' is not defined (shop.py, line 3)"),
+        ("tools=[", "PERDURE_AGENTS is 'shop': SyntaxError: "),
+    ],
+)
+def test_a_wrong_agent_stops_the_start(run: Run, tmp_path: Path, limits: str, message: str) -> None:
+    """An agent's own settings are checked like the environment's, not when its first turn runs."""
+    (tmp_path / "shop.py").write_text(_AGENTS.format(limits=limits))
+    ended = run("perdure up --port 1 --no-flower", PERDURE_AGENTS="shop", OPENAI_API_KEY="")
+
+    assert ended.returncode == 2, ended.stdout
+    assert message in ended.stdout
+    assert "Traceback" not in ended.stdout
+
+
+@pytest.mark.parametrize("variable", ["PERDURE_SUMMARY_MODEL", "PERDURE_FALLBACK_MODELS", "PERDURE_EMBEDDER"])
+def test_a_missing_vendors_key_names_the_setting_that_needs_it(run: Run, variable: str) -> None:
+    """`PERDURE_MODEL` is right here; to name it would send the operator to the wrong line."""
+    ended = run("perdure worker", OPENAI_API_KEY="", OPENAI_BASE_URL="", **{variable: "openai:small"})
+
+    assert ended.returncode == 2, ended.stdout
+    assert f"OPENAI_API_KEY is not set and {variable} is 'openai:small'" in ended.stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("program", "variable"),
+    [
+        ("perdure gateway --port 1", "PERDURE_MODEL"),
+        ("perdure gateway --port 1", "PERDURE_FALLBACK_MODELS"),
+        ("perdure beat", "PERDURE_MODEL"),
+        ("perdure beat", "PERDURE_EMBEDDER"),
+        ("celery -A perdure beat", "PERDURE_EMBEDDER"),
+    ],
+)
+def test_what_asks_no_model_needs_no_key_to_it(run: Run, tmp_path: Path, program: str, variable: str) -> None:
+    """So that a key need not be where it is not used. Without a database the start ends behind the check, with 3."""
+    (tmp_path / "shop.py").write_text(_AGENTS.format(limits="model='anthropic:claude'"))
+    keyless = dict.fromkeys(("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "PERDURE_DATABASE_URL"), "")
+    ended = run(program, PERDURE_AGENTS="shop", **{**keyless, variable: "openai:small"})
+
+    assert ended.returncode == 3, ended.stdout
+    assert "No PostgreSQL runs in" in ended.stdout
+
+
+def test_the_gateways_embedder_needs_its_key(run: Run) -> None:
+    """What is searched for is embedded there."""
+    ended = run("perdure gateway --port 1", OPENAI_API_KEY="", OPENAI_BASE_URL="", PERDURE_EMBEDDER="openai:small")
+
+    assert ended.returncode == 2, ended.stdout
+    assert "OPENAI_API_KEY is not set and PERDURE_EMBEDDER is 'openai:small'" in ended.stdout
+
+
+@pytest.mark.parametrize("program", ["perdure gateway --port 1", "perdure up --port 1 --no-flower"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read"),
+        (b"\xff\xfe", "UTF-8"),
+        (b"# keys\nsha256:abc\n", "line 2"),
+        (b"a-key-that-is-long\nacme=short\n", "line 2"),
+    ],
+    ids=["missing", "binary", "malformed", "short"],
+)
+def test_a_key_file_that_cannot_be_used_stops_who_reads_it(
+    run: Run, tmp_path: Path, program: str, content: bytes | None, message: str
+) -> None:
+    """The gateway reads the file; `perdure up` would restart that gateway for ever."""
+    path = tmp_path / "keys"
+    if content is not None:
+        path.write_bytes(content)
+    ended = run(program, PERDURE_ADMIN_KEYS=f"file:{path}")
+
+    assert ended.returncode == 2, ended.stdout
+    assert f"PERDURE_ADMIN_KEYS names the file {path}" in ended.stdout
+    assert message in ended.stdout
+
+
+def test_a_missing_server_is_not_taken_for_a_wrong_setting(run: Run) -> None:
+    """Status 3 is worth another try; a supervisor that sees 2 stops for good."""
+    ended = run("celery -A perdure beat", PERDURE_DATABASE_URL="")
+
+    assert ended.returncode == 3, ended.stdout
+    assert "No PostgreSQL runs in" in ended.stdout
+    assert "Traceback" not in ended.stdout

@@ -1,0 +1,140 @@
+"""Keys at a Redis broker whose value is of another type than kombu expects; the workers go on all the same.
+
+One such key ends a worker, and each one that is started after it: Redis refuses kombu's command (WRONGTYPE). Any
+program with the broker's URL can make one.
+
+- Keys under `PERDURE_REDIS_PREFIX`, and kombu's bindings of perdure's exchanges, are nobody else's. A worker renames
+  such a key to `PREFIX…KEY.broken-TIME` and logs it. The renamed key does not expire.
+- The queues have names that another program may use for data of its own. A worker neither renames nor changes such a
+  key: it logs an error and takes nothing from that queue until the key is gone or a list.
+
+`perdure.workers.consumer.consumer` looks when a worker connects, every `LOOK_S` seconds, and when Redis refuses a
+command.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from celery import Celery
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 10.0
+
+_REPORT_S = 60.0
+"""Seconds between two lines of the log about one key that another program uses."""
+
+# KEYS: the key, its new name. ARGV: the type that it must have.
+# kombu's mutex expires by itself; one that does not stops the restoring of messages for good.
+_SET_ASIDE = """
+local found = redis.call('TYPE', KEYS[1]).ok
+local endless = found == 'string' and redis.call('PTTL', KEYS[1]) == -1
+if found == 'none' or (found == ARGV[1] and not endless) then return false end
+redis.call('RENAME', KEYS[1], KEYS[2])
+redis.call('PERSIST', KEYS[2])
+return found
+"""
+
+
+class BrokenKeys:
+    """The broken keys that the workers of `app` have met. Belongs to the consumer's event loop."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._report_at: dict[str, float] = {}
+        self.taken: frozenset[str] = frozenset()
+        """The queues whose keys another program uses."""
+
+    def pass_over_taken(self, channel: Any) -> None:
+        """Have `channel`, one of kombu's Redis transport, neither take from queues that are `taken` nor count them."""
+        size = channel._size  # noqa: SLF001 (kombu has no public way)
+
+        def count(queue: str) -> int:
+            return 0 if queue in self.taken else int(size(queue))
+
+        def update_cycle() -> None:
+            channel._queue_cycle.update([queue for queue in channel.active_queues if queue not in self.taken])  # noqa: SLF001 (as above)
+
+        channel._size, channel._update_queue_cycle = count, update_cycle  # noqa: SLF001 (as above)
+
+    def look(self, channel: Any) -> list[str]:
+        """Set aside each broken key of perdure's own, and find the queues that are `taken`.
+
+        Returns the names of the keys that were set aside. What Redis refuses is logged.
+        """
+        own, queues = dict(_own(channel, self._app)), dict(_queues(channel, self._app))
+        prefix = channel.unacked_key.removesuffix("unacked")  # PERDURE_REDIS_PREFIX
+        try:
+            with channel.conn_or_acquire() as client:
+                kinds = _types(client, [*own, *queues])
+                self._find_taken(channel, {key: kinds[key] for key in queues if kinds[key] not in {"none", "list"}})
+                suspects = [
+                    key
+                    for key, expected in own.items()
+                    if kinds[key] not in {"none", expected} or (kinds[key] == "string" and client.pttl(key) == -1)
+                ]
+                return [key for key in suspects if _rename(client, key, own[key], prefix)]
+        except channel.ResponseError as error:
+            log.warning("keys at the broker were not checked: %s", error)
+            return []
+
+    def _find_taken(self, channel: Any, wrong: Mapping[str, str]) -> None:
+        queues = dict(_queues(channel, self._app))
+        taken = frozenset(queues[key] for key in wrong)
+        for queue in sorted(self.taken - taken):
+            log.warning("queue %s: its keys at the broker are free again; the worker takes from it", queue)
+        self.taken = taken
+        now = time.monotonic()
+        for key, kind in wrong.items():
+            if now < self._report_at.get(key, 0.0):
+                continue
+            self._report_at[key] = now + _REPORT_S
+            log.error(
+                "the key %r at the broker holds a %s where perdure's queue %s needs a list: another program uses this "
+                "key. Nothing is taken from the queue. Give perdure a Redis database of its own, or remove the key",
+                key, kind, queues[key],
+            )  # fmt: skip
+
+
+def _types(client: Any, keys: list[str]) -> dict[str, str]:
+    asked = client.pipeline(transaction=False)
+    for key in keys:
+        asked.type(key)
+    return {key: kind.decode() for key, kind in zip(keys, asked.execute(), strict=True)}
+
+
+def _rename(client: Any, key: str, expected: str, prefix: str) -> bool:
+    renamed = f"{prefix}{key.removeprefix(prefix)}.broken-{time.time_ns()}"
+    found = client.eval(_SET_ASIDE, 2, key, renamed, expected)
+    if found is None:  # another worker was faster
+        return False
+    log.error(
+        "the key %r at the broker holds a %s where kombu expects a %s: some program wrote to it; renamed to %r",
+        key, found.decode(), expected, renamed,
+    )  # fmt: skip
+    return True
+
+
+def _own(channel: Any, app: Celery) -> Iterable[tuple[str, str]]:
+    """Each key that no other program uses, and its type: under perdure's prefix, or under kombu's for bindings."""
+    whole = channel.global_keyprefix
+    yield whole + channel.unacked_key, "hash"
+    yield whole + channel.unacked_index_key, "zset"
+    yield whole + channel.unacked_mutex_key, "string"
+    yield whole + channel.keyprefix_binding_deadlines, "zset"
+    control, events = app.conf.control_exchange, app.conf.event_exchange
+    exchanges = [queue.exchange.name for queue in app.amqp.queues.values()]
+    for exchange in (*exchanges, f"{control}.pidbox", f"reply.{control}.pidbox", events):
+        yield whole + channel.keyprefix_queue % exchange, "set"
+        yield whole + channel.keyprefix_binding_permanent % exchange, "set"
+
+
+def _queues(channel: Any, app: Celery) -> Iterable[tuple[str, str]]:
+    """Each key of a queue, one a level, and the queue."""
+    for queue in app.amqp.queues:
+        for level in channel.priority_steps:
+            yield channel.global_keyprefix + channel._q_for_pri(queue, level), queue  # noqa: SLF001 (as above)

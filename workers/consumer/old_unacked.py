@@ -1,0 +1,114 @@
+"""Messages that a release before `PERDURE_REDIS_PREFIX` left unacknowledged, put back into their queues.
+
+That release kept what its workers had taken under kombu's default keys, `unacked` and `unacked_index`, which
+every application on a Redis database shares. Workers of this release use keys of their own, so a message that
+a killed worker of the old one left there is restored by no worker of perdure. Each worker looks once when it
+starts, and again while an entry is too young to be abandoned: a worker of the old release may still hold it
+during a rolling upgrade. Entries of other applications are never touched.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from typing import Any
+
+from celery import Celery
+
+from perdure.queues import QUEUES
+from perdure.tasks.task import PerdureTask
+from perdure.workers.application import REDELIVER_S, restored_level
+
+log = logging.getLogger(__name__)
+
+_KEYS = ("unacked", "unacked_index")
+_CONNECT_S = 5.0
+_RETRY_S = 30.0
+_BATCH = 100
+
+# KEYS: the unacknowledged messages, the times at which they were taken, the queue. ARGV: the delivery tag, the
+# latest time at which an abandoned message was taken, the message. RPUSH: the next one to be taken, as kombu does.
+_RESTORE = """
+local taken = redis.call('ZSCORE', KEYS[2], ARGV[1])
+if taken and tonumber(taken) > tonumber(ARGV[2]) then return 'young' end
+if redis.call('HDEL', KEYS[1], ARGV[1]) == 0 then return 'gone' end
+redis.call('ZREM', KEYS[2], ARGV[1])
+redis.call('RPUSH', KEYS[3], ARGV[3])
+return 'restored'
+"""
+
+
+class OldUnacked:
+    """The entries of perdure's queues under kombu's default keys on the broker of `app`.
+
+    An entry is abandoned when it is older than `abandoned_s`, the visibility timeout of the old release.
+    """
+
+    def __init__(self, app: Celery, abandoned_s: float = REDELIVER_S) -> None:
+        self._app = app
+        self._abandoned_s = abandoned_s
+
+    def run(self, ends: threading.Event) -> None:
+        """Restore until no entry of perdure's queues is left, or until `ends` is set."""
+        pause_s: float = 0
+        while not ends.wait(pause_s):
+            try:
+                if not self.restore():
+                    return
+                pause_s = self._abandoned_s
+            except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
+                log.warning("the unacknowledged messages of the previous release cannot be read (%s)", error)
+                pause_s = _RETRY_S
+
+    def restore(self) -> int:
+        """Put abandoned messages back into their queues; return how many are too young and stay.
+
+        On any broker but Redis there are none.
+        """
+        with self._app.connection_for_write() as connection:
+            connection.ensure_connection(max_retries=1, interval_start=0, timeout=_CONNECT_S)
+            if connection.transport.driver_type != "redis":
+                return 0
+            channel = connection.channel()
+            with channel.conn_or_acquire() as client:
+                return self._restore(channel, client)
+
+    def _restore(self, channel: Any, client: Any) -> int:
+        counts = {b"restored": 0, b"young": 0, b"gone": 0}
+        abandoned = time.time() - self._abandoned_s  # workers write the index by their clocks, as kombu does
+        for tag, entry in client.hscan_iter(_KEYS[0], count=_BATCH):
+            if (found := self._own(entry)) is None:
+                continue
+            queue, message = found
+            key = _list(channel, queue, message)
+            counts[client.eval(_RESTORE, 3, *_KEYS, key, tag, abandoned, json.dumps(message))] += 1
+        if counts[b"restored"]:
+            log.info(
+                "restored messages that the previous release left in the Redis key %r: %d",
+                _KEYS[0],
+                counts[b"restored"],
+            )
+        return counts[b"young"]
+
+    def _own(self, entry: bytes) -> tuple[str, dict[str, Any]] | None:
+        """The queue and the message of an entry; `None` unless a worker of perdure was to run it.
+
+        Another application may have a queue of the same name, so the task must be one of perdure's, too.
+        """
+        try:
+            message, exchange, routing_key = json.loads(entry)
+            task = self._app.tasks.get(message["headers"]["task"])
+            message["headers"]["redelivered"] = message["properties"]["delivery_info"]["redelivered"] = True
+        except (ValueError, TypeError, KeyError):
+            return None
+        own = isinstance(task, PerdureTask) and routing_key in QUEUES and exchange in ("", routing_key)
+        return (routing_key, message) if own else None
+
+
+def _list(channel: Any, queue: str, message: dict[str, Any]) -> str:
+    """The Redis list of `queue` that `message` is written back to."""
+    priority = channel._get_message_priority(message, reverse=False)  # noqa: SLF001 (kombu has no public way)
+    key: str = channel._q_for_pri(queue, restored_level(priority))  # noqa: SLF001 (as above)
+    return key

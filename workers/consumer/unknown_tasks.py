@@ -1,0 +1,117 @@
+"""Messages that this worker cannot run, returned to the queue that they came from.
+
+An application on the same broker may have a queue of the same name as one of perdure's. A worker of perdure
+then takes the application's tasks, too. Celery would discard them and record a failure; here each is held,
+unacknowledged, for `DELAY_S`, and returned. Returning it at once would be a hot loop wherever no consumer of the
+application waits: this worker would take it again within a millisecond. Leaving it to the visibility timeout
+would cost the application a minute, and RabbitMQ has no such timeout.
+
+Held messages take none of the worker's prefetch slots, which all queues share. A worker that holds `HELD` messages
+of one queue stops taking from that queue until it has returned them all, so another application's backlog
+neither fills the worker's memory nor stops the other queues. A message of a worker that dies is delivered again
+as any unacknowledged message is.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from perdure.workers.consumer.room import Tap
+
+log = logging.getLogger(__name__)
+
+DELAY_S = 1.0
+HELD = 100
+"""Messages of one queue that a worker holds before it stops taking from that queue."""
+
+_REPORT_S = 60.0
+"""Seconds between two lines of the log about one queue."""
+
+
+@dataclass(slots=True)
+class _Tally:
+    """How many messages of one queue were held since its last line in the log, and when the next may follow."""
+
+    count: int = 0
+    report_at: float = 0.0
+
+
+class Holder(Tap, Protocol):
+    """Celery's consumer, as far as it is used here."""
+
+    timer: Any
+    qos: Any
+
+
+class UnknownTasks:
+    """The messages that one connection of `consumer` holds. Belongs to the consumer's event loop."""
+
+    def __init__(self, consumer: Holder) -> None:
+        self._consumer = consumer
+        self._held: dict[int, tuple[Any, Any, str]] = {}
+        self._of: Counter[str] = Counter()
+        self._full: set[str] = set()
+        self._tallies: dict[str, _Tally] = {}
+
+    def is_full(self, queue: str) -> bool:
+        """Whether the worker must not take from `queue` now."""
+        return queue in self._full
+
+    def hold(self, message: Any, queue: str, what: str) -> None:
+        """Return `message`, which came from `queue`, after `DELAY_S`. `what` it is, for the log."""
+        self._report(queue, what)
+        self._consumer.qos.increment_eventually()
+        timer = self._consumer.timer.call_after(DELAY_S, self._release, (id(message),))
+        self._held[id(message)] = (message, timer, queue)
+        self._of[queue] += 1
+        if self._of[queue] >= HELD:
+            self._full.add(queue)
+            self._consumer.soon(self._cancel, queue)  # not now: this is called from within the queue's consumer
+
+    def release_all(self) -> None:
+        """Return all held messages now: the worker stops. If the broker fails, it delivers the rest again by itself."""
+        messages = [message for message, _, _ in self._held.values()]
+        self.forget()
+        for message in messages:
+            try:
+                message.requeue()
+            except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
+                log.warning("the broker did not take back %d messages (%s)", len(messages), error)
+                return
+
+    def forget(self) -> None:
+        """Forget what is held: the connection is lost, and the broker delivers the messages again."""
+        for _, timer, _ in self._held.values():
+            self._consumer.timer.cancel(timer)
+        self._held.clear()
+        self._of.clear()
+        self._full.clear()
+
+    def _release(self, key: int) -> None:
+        message, _, queue = self._held.pop(key)
+        self._of[queue] -= 1
+        message.requeue()
+        self._consumer.qos.decrement_eventually()
+        if queue in self._full and not self._of[queue]:
+            self._full.discard(queue)
+            self._consumer.consume(queue)
+
+    def _cancel(self, queue: str) -> None:
+        if queue in self._full:
+            self._consumer.cancel(queue)
+
+    def _report(self, queue: str, what: str) -> None:
+        tally = self._tallies.setdefault(queue, _Tally())
+        tally.count += 1
+        if (now := time.monotonic()) < tally.report_at:
+            return
+        log.warning(
+            "queue %s: perdure has no task for %d messages, the last one %s; they are returned to the queue: "
+            "another application uses it, too, or a program misspells a name",
+            queue, tally.count, what,
+        )  # fmt: skip
+        tally.count, tally.report_at = 0, now + _REPORT_S

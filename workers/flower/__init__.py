@@ -1,0 +1,1 @@
+"""Flower: its settings, its authentication, and which events it stores."""

@@ -1,0 +1,85 @@
+"""Which requests Flower answers, and what it keeps of the events that it receives.
+
+Any page that a browser on this machine shows can send it to a name of the page's own that resolves to 127.0.0.1 (DNS
+rebinding). A request that names another host than Flower's is refused, whatever it is for: `/metrics` and
+`/healthcheck` are outside of Flower's authentication.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+from typing import Any
+from urllib.parse import urlsplit
+
+from perdure.tasks.arguments import hidden
+from perdure.workers.application import ROUTES
+
+_FORBIDDEN = 403
+
+
+def guard(hosts: Collection[str]) -> None:
+    """Have the command `flower` serve a guarded application. `hosts` are its names, besides loopback's."""
+    from flower import command  # noqa: PLC0415 (of use to Flower alone)
+
+    command.Flower = _guarded(command.Flower, frozenset(host.lower() for host in hosts))
+
+
+def serves(host: str, address: str, hosts: Collection[str]) -> bool:
+    """Whether a Flower that is bound to `address` is meant by the header `Host`.
+
+    On loopback: by a loopback name or one of `hosts`. On another address, where browsers elsewhere use whatever name
+    it has, by any name unless `hosts` are configured.
+    """
+    if not hosts and not is_loopback(address):
+        return True
+    name = _name(host)
+    return is_loopback(name) or name in hosts or name == address.lower()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address is this machine's own."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def without_arguments(event: dict[str, Any]) -> dict[str, Any]:
+    """An event as Flower may keep it: of a task of perdure, whoever sent it, without its arguments.
+
+    A publisher that announces its tasks (`task_send_sent_event`) and a worker of an earlier release send them.
+    """
+    if not any(fnmatchcase(str(event.get("name")), glob) for glob in ROUTES):
+        return event
+    return {**event, **{name: hidden(str(event[name])) for name in ("args", "kwargs") if name in event}}
+
+
+def _guarded(flower: Any, hosts: frozenset[str]) -> Any:
+    from tornado.web import RequestHandler  # noqa: PLC0415 (of use to Flower alone)
+
+    class Refusal(RequestHandler):
+        def prepare(self) -> None:
+            self.set_status(_FORBIDDEN)
+            self.finish("This name is not one of Flower's. Add it to PERDURE_FLOWER__HOSTS.\n")
+
+    class Guarded(flower):  # type: ignore[misc]  # Flower carries no types
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            keep = self.events.on_event
+            self.events.on_event = lambda event: keep(without_arguments(event))
+
+        def find_handler(self, request: Any, **options: Any) -> Any:
+            if self.options.unix_socket or serves(request.host, self.options.address, hosts):
+                return super().find_handler(request, **options)
+            return self.get_handler_delegate(request, Refusal)
+
+    return Guarded
+
+
+def _name(host: str) -> str:
+    try:
+        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""

@@ -1,0 +1,164 @@
+"""Flower's own settings: `FLOWER_*` variables, `flowerconfig.py` and options of its command.
+
+Flower reads them itself. Its pages can shut workers down, so it asks for a password however it is started: for the
+operator's, else for one made once under the data directory. The latter is not for other addresses than loopback. What
+it answers to whom, beyond that, is in `flower_guard`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Sequence
+from contextvars import ContextVar
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+from celery import Celery
+from celery.signals import import_modules
+
+from perdure.access.generated_secrets import made_once
+from perdure.errors import SettingsError
+from perdure.settings import FlowerAuth, Settings
+from perdure.workers.flower.guard import guard, is_loopback
+from perdure.workers.shutdown.start_failure import exit_unless_startable
+
+log = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+USER = "perdure"
+"""Who asks with the password that is made under the data directory."""
+
+_PASSWORD_FILE = "flower.password"  # noqa: S105 (a file's name)
+_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
+_PREFIX = "FLOWER_"
+_LAST_PORT = 65_535
+
+
+STARTED: ContextVar[str | None] = ContextVar("STARTED", default=None)
+"""The subcommand that `perdure` starts: its contexts are typer's own, which `command` does not see."""
+
+
+def command() -> str | None:
+    """The subcommand of `celery` that this process runs; None if it is another program."""
+    context = click.get_current_context(silent=True)
+    while context is not None and context.parent is not None:
+        context = context.parent
+    return None if context is None else context.invoked_subcommand
+
+
+def check_environment() -> None:
+    """Check each `FLOWER_*` variable that Flower knows, as Flower reads it. An empty one counts as unset.
+
+    Raises:
+        SettingsError: a value is wrong; the message names the variable, the value and what is accepted.
+    """
+    from flower.options import default_options  # noqa: PLC0415 (of use to Flower alone)
+    from flower.utils import strtobool  # noqa: PLC0415 (the same)
+
+    for variable in [name for name in os.environ if name.startswith(_PREFIX)]:
+        value, name = os.environ[variable], variable.removeprefix(_PREFIX).lower()
+        if not value:
+            del os.environ[variable]
+        elif name in default_options:
+            option = default_options._options[default_options._normalize_name(name)]  # noqa: SLF001 (as Flower does)
+            convert = strtobool if option.type is bool else option.type
+            for part in value.split(",") if option.multiple else [value]:
+                _check(variable, value, option.type.__name__, lambda part=part, convert=convert: convert(part))
+    port = os.environ.get(f"{_PREFIX}PORT")
+    if port is not None and not 1 <= int(port) <= _LAST_PORT:
+        raise SettingsError(f"{_PREFIX}PORT is {port!r}: accepted: 1 to {_LAST_PORT}")
+    conf = os.environ.get(f"{_PREFIX}CONF")
+    if conf is not None and not Path(conf).is_file():
+        raise SettingsError(f"{_PREFIX}CONF is {conf!r}: accepted: the path of a file in Python")
+
+
+def require_authentication(address: str) -> None:
+    """Check `address` before Flower starts, unless a configuration file may have the credentials.
+
+    Raises:
+        SettingsError: `address` is not loopback, and no variable has credentials.
+    """
+    if config_file() is None:
+        pairs = os.environ.get(f"{_PREFIX}BASIC_AUTH", "")
+        _check_address(address, pairs.split(",") if pairs else [], os.environ.get(f"{_PREFIX}AUTH", ""))
+
+
+def follow(app: Celery, settings: Settings) -> None:
+    """Have a Flower that runs with `app` ask for credentials, and check by which name it is asked.
+
+    Flower imports the application's tasks after it has read all its options and before it listens.
+    """
+    import_modules.connect(partial(_require, settings), sender=app, weak=False)
+    if command() == "flower":  # `perdure flower` calls `guard` itself: it is no command of Celery's yet
+        guard(settings.flower.hosts)
+
+
+def config_file() -> Path | None:
+    """The file in Python that Flower reads its options from, after the variables; None if there is none."""
+    path = Path(os.environ.get(f"{_PREFIX}CONF", "flowerconfig.py"))
+    return path if path.is_file() else None
+
+
+def own_credentials(settings: Settings) -> tuple[str, str] | None:
+    """User and password that Flower asks for unless it is configured otherwise; None if it is, by a variable.
+
+    The password is made once, under the data directory.
+    """
+    configured = os.environ.get(f"{_PREFIX}BASIC_AUTH") or os.environ.get(f"{_PREFIX}AUTH")
+    if configured or settings.flower.auth is FlowerAuth.NONE:
+        return None
+    return USER, made_once(settings.data_dir / _PASSWORD_FILE, _password)
+
+
+def _require(settings: Settings, **_: Any) -> None:
+    """Add the password if no credentials are configured. Bind loopback where no address is given.
+
+    Exits with status 2 where another address is given, without credentials of the operator's.
+    """
+    if command() != "flower":
+        return
+    from flower.options import options  # noqa: PLC0415 (of use to Flower alone)
+
+    own = _authenticates(options.basic_auth, options.auth)
+    with exit_unless_startable():
+        if not options.unix_socket:
+            if not options.address and not own:
+                options.address = LOOPBACK
+            _check_address(options.address, options.basic_auth, options.auth)
+        if options.basic_auth and not own:
+            raise SettingsError("FLOWER_BASIC_AUTH has a user without a password; accepted: USER:PASSWORD,...")
+    if not own and settings.flower.auth is FlowerAuth.PASSWORD:
+        password = made_once(settings.data_dir / _PASSWORD_FILE, _password)
+        options.basic_auth = [f"{USER}:{password}"]
+        log.info("Flower asks for the user %s and the password in %s", USER, settings.data_dir / _PASSWORD_FILE)
+
+
+def _password() -> str:
+    """A hundred random bits, as a person can type them."""
+    return "-".join("".join(secrets.choice(_LETTERS) for _ in range(4)) for _ in range(5))
+
+
+def _check_address(address: str, basic_auth: Sequence[str], auth: str) -> None:
+    if not is_loopback(address) and not _authenticates(basic_auth, auth):
+        raise SettingsError(
+            f"FLOWER_BASIC_AUTH is not set to USER:PASSWORD and the address to bind is {address!r}: set "
+            f"FLOWER_BASIC_AUTH (or Flower's other authentication, FLOWER_AUTH), or bind {LOOPBACK}"
+        )
+
+
+def _authenticates(basic_auth: Sequence[str], auth: str) -> bool:
+    """Whether Flower asks for credentials. Any of the pairs opens it, so one without a password counts as none."""
+    if basic_auth:
+        return all(pair.partition(":")[2] for pair in basic_auth)
+    return bool(auth)
+
+
+def _check(variable: str, value: str, accepted: str, convert: Any) -> None:
+    try:
+        convert()
+    except (ValueError, TypeError) as error:
+        raise SettingsError(f"{variable} is {value!r}: {error}; accepted: {accepted}") from None

@@ -1,0 +1,99 @@
+"""Kills isolated children that cannot end by themselves, and has their turns settled.
+
+A child whose interpreter's lock is held sees no cancellation, no lost lease and no time limit. The thread
+`perdure-warden` of the worker looks at all of its children once a second, in one statement
+(`perdure.turns.run.isolated`). A turn is settled only after its process has ended, under the fence that the process
+held.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from uuid import UUID
+
+from perdure.database.fencing import Fence
+from perdure.errors import Unavailable
+from perdure.runtime import Runtime
+from perdure.turns.run import isolated
+from perdure.turns.run.isolated import Overdue, Standing, Watch
+from perdure.turns.run.runner import Runner
+from perdure.turns.run.settle import Ending
+
+log = logging.getLogger(__name__)
+
+_END_S = 5.0
+
+
+def owner(pid: int | None = None) -> str:
+    """The name in the lease of an isolated child: of the process `pid`, or of this one."""
+    return f"{socket.gethostname()}:{pid or os.getpid()} alone"
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsettled:
+    """A turn whose process was killed."""
+
+    session_id: UUID
+    fence: Fence
+    turn_id: UUID
+    ending: Ending
+
+
+class Warden:
+    """Belongs to one thread."""
+
+    def __init__(self, runtime: Runtime, runner: Runner) -> None:
+        self._runtime = runtime
+        self._runner = runner
+        self._watches: dict[int, Watch] = {}
+        self._unsettled: list[_Unsettled] = []
+
+    def look(self, children: Mapping[UUID, subprocess.Popen[bytes]]) -> None:
+        """Kill those of `children`, by session, that are overdue; settle their turns.
+
+        Raises:
+            Unavailable: the database cannot be reached; the next look settles what is left.
+        """
+        now = self._runtime.clock.monotonic()
+        self._watches = {
+            child.pid: self._watches.get(child.pid) or Watch(owner(child.pid), now) for child in children.values()
+        }
+        if children:
+            standings = isolated.look(self._runtime, children)
+            for session_id, child in children.items():
+                standing = standings.get(session_id)
+                overdue = self._watches[child.pid].see(standing, now)
+                if overdue is not None:
+                    self._end(session_id, child, overdue, standing)
+        while self._unsettled:
+            self._settle(self._unsettled[0])
+            del self._unsettled[0]
+
+    def _end(
+        self, session_id: UUID, child: subprocess.Popen[bytes], overdue: Overdue, standing: Standing | None
+    ) -> None:
+        log.warning("session %s: its process %d is killed: %s", session_id, child.pid, overdue.reason)
+        child.kill()
+        try:
+            child.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            log.warning("the process %d has not ended %g s after SIGKILL", child.pid, _END_S)
+            return  # it may still write: the next look kills it again
+        if overdue.ending is not None and standing is not None and standing.turn_id is not None:
+            self._unsettled.append(_Unsettled(session_id, standing.fence, standing.turn_id, overdue.ending))
+
+    def _settle(self, left: _Unsettled) -> None:
+        try:
+            settled = self._runner.settle_killed(left.session_id, left.fence, left.turn_id, left.ending)
+        except Unavailable:
+            raise
+        except Exception:
+            log.exception("turn %s, whose process was killed, is left to the next claim", left.turn_id)
+            return
+        if not settled:
+            log.info("turn %s, whose process was killed, is another runner's", left.turn_id)

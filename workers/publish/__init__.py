@@ -1,0 +1,1 @@
+"""Wake-ups as Celery messages."""

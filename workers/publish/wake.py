@@ -1,0 +1,112 @@
+"""Wake-ups as Celery messages: a hint to whichever worker is free."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+from uuid import UUID
+
+from celery import Celery
+from kombu.exceptions import KombuError
+from kombu.exceptions import OperationalError as BrokerError
+from redis.exceptions import RedisError
+
+from perdure.settings import Settings
+from perdure.tasks.arguments import described
+from perdure.workers.application import broker_priority, make_app
+from perdure.workers.assembly import Addresses
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 1.0
+"""After a failure the broker is left alone for so long: not every message waits for it."""
+
+ONCE_MORE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
+
+
+class CeleryWaker:
+    """A `perdure.runtime.Waker` over the broker. Shared by the threads of a process."""
+
+    def __init__(self, settings: Settings, where: Addresses) -> None:
+        self._app = make_app(settings, where, publisher=True)
+        self._broker_url = where.broker_url
+        self._lock = threading.Lock()
+        self._away_until = 0.0
+
+    @property
+    def app(self) -> Celery:
+        """The application that publishes, for replies that travel as tasks."""
+        return self._app
+
+    def session(self, session_id: UUID, priority: int) -> bool:
+        """Publish `turns.run`."""
+        ranked = broker_priority(self._broker_url, priority)
+        return self.publish("turns.run", {"session_id": str(session_id)}, queue="turns", priority=ranked)
+
+    def delivery(self, delivery_id: UUID) -> bool:
+        """Publish `deliveries.send`."""
+        return self.publish("deliveries.send", {"delivery_id": str(delivery_id)}, queue="deliveries")
+
+    def ending(self, session_id: UUID) -> bool:
+        """Publish `sessions.end`."""
+        return self.publish("sessions.end", {"session_id": str(session_id)}, queue="sessions")
+
+    def consolidation(self, session_id: UUID | None) -> bool:
+        """Publish `memory.consolidate_session`, or `memory.consolidate`."""
+        if session_id is None:
+            return self.publish("memory.consolidate", {}, queue="memory")
+        return self.publish("memory.consolidate_session", {"session_id": str(session_id)}, queue="memory")
+
+    def casebank(self) -> bool:
+        """Publish `casebank.advance`."""
+        return self.publish("casebank.advance", {}, queue="maintenance")
+
+    def publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
+        """Send one task message within about a second, its arguments hidden from events; whether the broker took it."""
+        with self._lock:
+            if time.monotonic() < self._away_until:
+                return False
+        try:
+            self._app.send_task(
+                task,
+                kwargs=arguments,
+                ignore_result=True,
+                retry=True,
+                retry_policy=ONCE_MORE,
+                **described((), arguments),
+                **options,
+            )
+        except Exception as error:  # noqa: BLE001 (each transport has errors of its own, and this is but a hint)
+            with self._lock:
+                self._away_until = time.monotonic() + PAUSE_S
+            log.warning("the broker did not take %s (%s); the sweeper will issue it again", task, error)
+            return False
+        return True
+
+    def ask(self, question: str, within_s: float) -> dict[str, Any]:
+        """What the workers answer to an inspection within so many seconds, by their names; none if it fails."""
+        began = time.monotonic()
+        answers: dict[str, Any] = {}
+        try:
+            for answer in self._app.control.broadcast(question, reply=True, timeout=within_s) or ():
+                answers |= answer
+        except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
+            log.warning("the workers cannot be asked (%s)", error)
+            time.sleep(max(within_s - (time.monotonic() - began), 0))
+        return answers
+
+    def reachable(self) -> bool:
+        """Whether the broker answers now."""
+        try:
+            with self._app.connection_for_write() as connection:
+                connection.ensure_connection(max_retries=1, interval_start=0, timeout=PAUSE_S)
+                connection.default_channel.close()
+        except (BrokerError, KombuError, RedisError, OSError):
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the connections to the broker."""
+        self._app.close()

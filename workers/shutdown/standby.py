@@ -1,0 +1,102 @@
+"""A worker while the fleet's intake is closed: it lets go of what it has, and lives on.
+
+It takes nothing more from the queues that bring turns, gives what runs the time that a
+shutdown would, parks the rest, flushes, and then waits until the intake is opened. Endings of
+sessions, deliveries and schedules go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from perdure.settings import Settings
+from perdure.tasks.process import Process
+from perdure.turns import drain
+from perdure.turns.drain import Phase
+from perdure.workers.consumer.pause import Taking
+from perdure.workers.isolated.run import Isolation
+from perdure.workers.shutdown.flush import Flushed, flush
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.5
+
+
+class Standby:
+    """Follows the intake, for one worker process. Belongs to one thread; `report` may be called by any."""
+
+    def __init__(self, process: Process, settings: Settings, isolation: Isolation, taking: Taking) -> None:
+        self._process = process
+        self._settings = settings
+        self._isolation = isolation
+        self._taking = taking
+        self._phase = Phase.OPEN
+        self._park_at = 0.0
+        self._parked = 0
+        self._flushed = Flushed(0)
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds until the intake should be looked at again."""
+        sweep_s = self._settings.turn.sweep_s
+        return min(sweep_s, _LOOK_S) if self._phase is Phase.DRAINING else sweep_s
+
+    def report(self) -> dict[str, Any]:
+        """Where this worker stands."""
+        return {
+            "intake": self._phase.value,
+            "parked": self._parked,
+            "flushed_sessions": self._flushed.sessions,
+            "flushed_entries": self._flushed.written,
+        }
+
+    def look(self) -> bool:
+        """Look at the intake and do what follows; whether it is open.
+
+        Raises:
+            Unavailable: the database cannot be reached; things stay as they are.
+        """
+        if not drain.is_closed(self._process.runtime.database):
+            self._reopen()
+            return True
+        if self._phase is Phase.OPEN:
+            self._close()
+        if self._phase is Phase.DRAINING or self._running():
+            self._drain()
+        return False
+
+    def _close(self) -> None:
+        self._taking.pause()
+        self._phase = Phase.DRAINING
+        self._park_at = time.monotonic() + self._settings.shutdown.drain_s
+        self._parked, self._flushed = 0, Flushed(0)
+        log.info("the intake is closed: %d turns run here; %g s to finish", *self._budget())
+
+    def _drain(self) -> None:
+        self._phase = Phase.DRAINING
+        keeper = self._process.runner.keeper
+        if self._running() and time.monotonic() >= self._park_at:
+            parked = keeper.park() + self._isolation.park()
+            self._parked += parked
+            log.info("the intake is closed: parks %d turns", parked)
+            self._park_at = time.monotonic() + self._settings.shutdown.hard_exit_s
+        if self._running():
+            return
+        self._flushed = flush(keeper.touched(), self._process.flushers, self._settings.shutdown.flush_s)
+        self._phase = Phase.QUIET
+        log.info("the intake is closed: nothing runs here; %s", self._flushed)
+
+    def _reopen(self) -> None:
+        if self._phase is Phase.OPEN:
+            return
+        self._taking.resume()
+        self._phase = Phase.OPEN
+        log.info("the intake is open again")
+
+    def _running(self) -> int:
+        return self._process.runner.keeper.turns + self._isolation.running
+
+    def _budget(self) -> tuple[int, float]:
+        return self._running(), self._settings.shutdown.drain_s

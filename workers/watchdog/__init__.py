@@ -1,0 +1,1 @@
+"""The watchdog: a second process that kills a worker in which no Python thread runs."""

@@ -1,0 +1,96 @@
+"""The worker's side of its watchdog: starts the process, and writes to it for as long as Python threads run here.
+
+The thread does nothing else: it waits for no lock but the interpreter's, and for no server, so an unavailable database
+is no silence. It goes on during the shutdown, until the process ends. Started by `perdure.workers.lifecycle` when the
+worker is ready. A watchdog that ends before its worker is replaced.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import IO
+
+from perdure.workers.watchdog import process as watchdog
+
+log = logging.getLogger(__name__)
+
+LEAST_LIMIT_S = 30.0
+"""Seconds of silence that are allowed whatever the lease is."""
+
+_LEASES = 2
+_REPORT = (sys.executable, "-m", "perdure.workers.watchdog.kill_report")
+_STDERR = 2
+_FIRST = 1
+
+
+class Heartbeat:
+    """Has this process killed by a second one when it falls silent for longer than two leases.
+
+    Args:
+        name: The worker, for the log and `/readyz`.
+        lease_s: Seconds of a lease.
+        environment: What the program that reports a kill finds in its environment besides this process's.
+    """
+
+    def __init__(self, name: str, lease_s: float, environment: Mapping[str, str]) -> None:
+        self._name = name
+        self._limit_s = max(_LEASES * lease_s, LEAST_LIMIT_S)
+        self._environment = environment
+
+    def start(self) -> None:
+        """Begin. Call it once in a process."""
+        _dump_stacks_on_signal()
+        log.info("the watchdog kills this worker if none of its threads runs for %g s", self._limit_s)
+        threading.Thread(target=self._run, name="perdure-heartbeat", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                with self._started() as process, process.stdin as pipe:  # type: ignore[union-attr]  # asked for below
+                    self._beat(pipe)
+            except OSError as error:
+                log.warning("the watchdog has ended or cannot be started (%s); another one is started", error)
+            time.sleep(self._limit_s / watchdog.LOOKS)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            watchdog.command(os.getpid(), self._name, self._limit_s, _REPORT),
+            env={**os.environ, **self._environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            bufsize=0,
+        )
+
+    def _beat(self, pipe: IO[bytes]) -> None:
+        """Write until nobody reads any more.
+
+        Raises:
+            BrokenPipeError: the watchdog has ended.
+        """
+        os.set_blocking(pipe.fileno(), False)
+        while True:
+            with suppress(BlockingIOError):  # a watchdog that is stopped does not read
+                os.write(pipe.fileno(), b".")
+            time.sleep(self._limit_s / watchdog.LOOKS)
+
+
+def _dump_stacks_on_signal() -> None:
+    """Have the signal of the watchdog write all threads' stacks to stderr, in C: no Python code runs here by then.
+
+    The first process of a container cannot be killed from within, so there the signal ends it, too.
+    """
+    first = os.getpid() == _FIRST
+    if first:
+        libc = ctypes.CDLL(None)
+        libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+        libc.signal(watchdog.DUMP_SIGNAL, ctypes.cast(libc._exit, ctypes.c_void_p))  # noqa: SLF001 (its name in C)
+    faulthandler.register(watchdog.DUMP_SIGNAL, file=_STDERR, all_threads=True, chain=first)

@@ -1,0 +1,38 @@
+"""Report a kill. The watchdog runs `python -m perdure.workers.watchdog.kill_report WORKER PID SECONDS [withdraw]`.
+
+It does so before it kills. With `withdraw` the report is removed: the worker recovered before the kill.
+
+A program of its own because the watchdog knows the standard library alone. `PERDURE_REDIS_URL` is the worker's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import redis
+
+from perdure.resilience.kill_reports import Kills
+from perdure.settings import Settings
+from perdure.workers.assembly import redis_address
+from perdure.workers.watchdog.process import WITHDRAW
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Add the kill in Redis, or remove it; return the exit status."""
+    worker, pid, silent_s, *rest = arguments
+    settings = Settings.load()
+    kills = Kills(redis_address(settings), settings.redis_prefix)
+    try:
+        change = kills.withdraw if rest == [WITHDRAW] else kills.add
+        change(worker, int(pid), float(silent_s))
+    except redis.RedisError as error:
+        sys.stderr.write(f"Redis does not take the report: {error}\n")
+        return 1
+    finally:
+        kills.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
