@@ -17,7 +17,7 @@ from perdure.models.protocol import CallAborted
 from perdure.tasks.process import Process
 from perdure.tasks.scheduled import ScheduledTask
 from perdure.tasks.task import PerdureTask
-from perdure.turns.lease.keeper import Claimed
+from perdure.turns.lease.claim import Claimed
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from perdure.tasks.process import Process
 from perdure.tasks.scheduled import ScheduledTask
 from perdure.tasks.task import PerdureTask
 from perdure.turns.inbox.incoming import parse_reason
-from perdure.turns.lease.keeper import Claimed
+from perdure.turns.lease.claim import Claimed
 from perdure.turns.sweep import put_off
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from perdure.errors import InvalidRequest
 from perdure.tasks.task import PerdureTask
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import parse_incoming
-from perdure.turns.lease.keeper import NeedsIsolation, NotNeeded, Queued
+from perdure.turns.lease.claim import NeedsIsolation, NotNeeded, Queued
 from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import put_off
 

@@ -18,7 +18,7 @@ from perdure.ids import new_id
 from perdure.runtime import Runtime
 from perdure.turns import queries as turns_queries
 from perdure.turns.inbox import queries as inbox_queries
-from perdure.turns.lease.keeper import TurnRef
+from perdure.turns.lease.claim import TurnRef
 from perdure.turns.run.settle import CANCELLED, Cancelled, Settled, Tenure, conclude, conclude_unread, settle
 from perdure.turns.run.transcript import UNREADABLE, Transcript
 

@@ -16,7 +16,7 @@ from perdure.runtime import Runtime
 from perdure.settings import BreakerSettings
 from perdure.turns.inbox import accept
 from perdure.turns.inbox.incoming import Incoming
-from perdure.turns.lease.keeper import NotNeeded
+from perdure.turns.lease.claim import NotNeeded
 from perdure.turns.reading import read_turn
 from perdure.turns.run.runner import Ran, Runner
 from tests.cli.conftest import Environment, Perdure

@@ -19,7 +19,8 @@ from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Embedder, Vector, unit
 from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest
 from perdure.settings import ConsolidationSettings
-from perdure.turns.lease.keeper import Claimed, Keeper
+from perdure.turns.lease.claim import Claimed
+from perdure.turns.lease.keeper import Keeper
 from tests.turns.scripted import says
 from tests.turns.stage import Stage
 

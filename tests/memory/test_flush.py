@@ -16,7 +16,7 @@ from perdure.memory.redis.layers import Volatile
 from perdure.memory.redis.working import Line
 from perdure.models.protocol import Role
 from perdure.turns.inbox.accept import Accepted
-from perdure.turns.lease.keeper import TurnRef
+from perdure.turns.lease.claim import TurnRef
 from perdure.turns.run.remember import remember
 from perdure.turns.run.settle import Verdict
 from perdure.turns.run.transcript import Transcript

@@ -10,7 +10,7 @@ import pytest
 from perdure.ids import new_id
 from perdure.memory.redis.layers import Volatile
 from perdure.models.protocol import Role
-from perdure.turns.lease.keeper import Before, TurnRef
+from perdure.turns.lease.claim import Before, TurnRef
 from perdure.turns.run.remember import remember
 from perdure.turns.run.settle import Verdict
 from perdure.turns.run.transcript import Entry, Transcript

@@ -12,7 +12,7 @@ from pytest_celery import CeleryTestSetup
 from sqlalchemy import NullPool, create_engine
 
 from perdure.turns.inbox.accept import Accepted
-from perdure.turns.lease.keeper import ISOLATE_FROM_CLAIM
+from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM
 from tests.processes.installation import DRAIN_S, Installation
 from tests.processes.mind import answer_to
 from tests.processes.nodes import Worker

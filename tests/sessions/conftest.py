@@ -10,7 +10,8 @@ import pytest
 
 from perdure.database.fencing import Fence
 from perdure.sessions.ending import Ender, Hold, Outcome
-from perdure.turns.lease.keeper import Claimed, Keeper
+from perdure.turns.lease.claim import Claimed
+from perdure.turns.lease.keeper import Keeper
 from tests.turns.conftest import stage
 from tests.turns.stage import Stage
 

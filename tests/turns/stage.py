@@ -32,7 +32,8 @@ from perdure.tools.mcp.server import McpServer
 from perdure.tools.registry import Tool
 from perdure.turns.inbox.accept import Accepted, accept
 from perdure.turns.inbox.incoming import Incoming
-from perdure.turns.lease.keeper import Claimed, Hold, claim
+from perdure.turns.lease.claim import Claimed, claim
+from perdure.turns.lease.hold import Hold
 from perdure.turns.reading import read_turn
 from perdure.turns.run.runner import Outcome, Runner
 from tests.conftest import RecordingWaker

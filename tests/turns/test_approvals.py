@@ -12,7 +12,7 @@ from perdure.errors import Conflict, InvalidRequest, NotFound
 from perdure.sessions.ending import request_end
 from perdure.turns.calls.approvals import DENIED, ENDED, EXPIRED, decide, parse_decision
 from perdure.turns.cancel import cancel
-from perdure.turns.lease.keeper import NotNeeded
+from perdure.turns.lease.claim import NotNeeded
 from perdure.turns.run.runner import Ran, Runner
 from perdure.turns.sweep import sweep
 from tests.turns.scripted import calls, says

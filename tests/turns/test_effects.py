@@ -12,7 +12,7 @@ import pytest
 from perdure import tool
 from perdure.hooks import CallSeen
 from perdure.tools.registry import DidNotHappen, Happened, Probe, Tool, ToolContext, Unknown
-from perdure.turns.calls.ledger import UNKNOWN_OUTCOME
+from perdure.turns.calls.results import UNKNOWN_OUTCOME
 from perdure.turns.run.runner import Ran, Runner
 from tests.turns.scripted import calls, says
 from tests.turns.stage import PATIENCE_S, Stage, until

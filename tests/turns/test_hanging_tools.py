@@ -11,7 +11,8 @@ from perdure import DidNotHappen, Happened, ToolContext, Unknown, tool
 from perdure.errors import OutcomeUnknown, ToolError
 from perdure.tools.leaks import Leaks
 from perdure.tools.registry import ProbeOutcome
-from perdure.turns.calls.ledger import TRIED_BEFORE, UNKNOWN_OUTCOME
+from perdure.turns.calls.execute import TRIED_BEFORE
+from perdure.turns.calls.results import UNKNOWN_OUTCOME
 from perdure.turns.run.runner import Runner
 from tests.turns.scripted import calls, says
 from tests.turns.stage import PATIENCE_S, Stage, until

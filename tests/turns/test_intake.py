@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure.errors import Unavailable
 from perdure.turns import drain
 from perdure.turns.drain import Unfinished
-from perdure.turns.lease.keeper import NotNeeded
+from perdure.turns.lease.claim import NotNeeded
 from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import sweep
 from tests.turns.scripted import says

@@ -12,7 +12,7 @@ from perdure.errors import DeadlineExceeded
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.sessions.ending import request_end
 from perdure.turns.cancel import cancel
-from perdure.turns.lease.keeper import GRACE_S
+from perdure.turns.lease.hold import GRACE_S
 from perdure.turns.run import runner
 from perdure.turns.run.isolated import IDLE_S, LOST_S, Overdue, Standing, Watch, look
 from perdure.turns.run.react import out_of_time

@@ -17,7 +17,9 @@ from perdure.sessions.queries import CLAIM_ENDING
 from perdure.sessions.states import State
 from perdure.turns.cancel import cancel
 from perdure.turns.lease import queries
-from perdure.turns.lease.keeper import GRACE_S, Claimed, Hold, Keeper
+from perdure.turns.lease.claim import Claimed
+from perdure.turns.lease.hold import GRACE_S, Hold
+from perdure.turns.lease.keeper import Keeper
 from perdure.turns.run.runner import Ran, Runner
 from tests.turns.scripted import says
 from tests.turns.stage import KILL_THE_OTHERS, PATIENCE_S, Stage, until

@@ -20,17 +20,9 @@ from perdure.sessions import queries as session_queries
 from perdure.snapshots import queries as snapshot_queries
 from perdure.turns.calls import queries as calls_queries
 from perdure.turns.lease import queries as lease_queries
-from perdure.turns.lease.keeper import (
-    ISOLATE_FROM_CLAIM,
-    Claimed,
-    Hold,
-    Keeper,
-    LeaseLost,
-    NeedsIsolation,
-    NotNeeded,
-    _all_held,
-    claim,
-)
+from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM, Claimed, LeaseLost, NeedsIsolation, NotNeeded, claim
+from perdure.turns.lease.hold import Hold, _all_held
+from perdure.turns.lease.keeper import Keeper
 from perdure.turns.run import queries as run_queries
 from perdure.turns.run.react import Turn
 from perdure.turns.run.runner import Ran, Runner

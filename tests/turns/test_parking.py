@@ -19,7 +19,7 @@ from perdure.settings import BreakerSettings, RetrySettings
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import Accepted
 from perdure.turns.lease import queries
-from perdure.turns.lease.keeper import NotNeeded
+from perdure.turns.lease.claim import NotNeeded
 from perdure.turns.lease.parking import LONGEST, MOST_A_ROUND, recall
 from perdure.turns.reading import DELAYED, Delays
 from perdure.turns.run.runner import Ran

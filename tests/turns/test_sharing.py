@@ -15,7 +15,7 @@ from perdure.settings import Scope
 from perdure.turns.calls.approvals import decide, parse_decision
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import Accepted
-from perdure.turns.lease.keeper import Claimed, NotNeeded, Queued, claim
+from perdure.turns.lease.claim import Claimed, NotNeeded, Queued, claim
 from perdure.turns.run import runner
 from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import sweep

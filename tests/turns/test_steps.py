@@ -13,7 +13,8 @@ from perdure.database.engine import Moment
 from perdure.errors import PerdureError, ToolError
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Role, ToolCall, Usage
 from perdure.tools.registry import ToolContext
-from perdure.turns.calls.ledger import MAX_CALLS, UNKNOWN_OUTCOME
+from perdure.turns.calls.plan import MAX_CALLS
+from perdure.turns.calls.results import UNKNOWN_OUTCOME
 from tests.turns.scripted import calls, says
 from tests.turns.stage import PATIENCE_S, Stage, until
 

@@ -29,7 +29,7 @@ from perdure.snapshots.codec import dump, parse
 from perdure.snapshots.exchange import read, restore
 from perdure.snapshots.file import FileSnapshots
 from perdure.snapshots.postgres import PostgresSnapshots
-from perdure.turns.lease.keeper import TurnRef
+from perdure.turns.lease.claim import TurnRef
 from perdure.turns.outbox import Delivered, deliver
 from perdure.turns.run.runner import Ran
 from perdure.turns.run.settle import Verdict

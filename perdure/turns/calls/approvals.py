@@ -27,7 +27,8 @@ from perdure.errors import Conflict, InvalidRequest, NotFound, ToolError
 from perdure.runtime import Runtime
 from perdure.text.untrusted import what_is_wrong
 from perdure.turns.calls import queries
-from perdure.turns.lease.keeper import Hold, LeaseLost
+from perdure.turns.lease.claim import LeaseLost
+from perdure.turns.lease.hold import Hold
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,8 @@ from perdure.resilience.circuit import State as Breaker
 from perdure.resilience.failures import Verdict, asked_pause_s, verdict
 from perdure.resilience.shared import Transition
 from perdure.turns.lease import queries
-from perdure.turns.lease.keeper import Hold, LeaseLost, TurnRef
+from perdure.turns.lease.claim import LeaseLost, TurnRef
+from perdure.turns.lease.hold import Hold
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from perdure.models.embedders.protocol import Embedder, Vector
 from perdure.models.protocol import ModelCall
 from perdure.runtime import Runtime
 from perdure.settings import CaseScope
-from perdure.turns.lease.keeper import TurnRef
+from perdure.turns.lease.claim import TurnRef
 
 
 class Once:

@@ -28,7 +28,8 @@ from perdure.sessions.ending import read_conversation
 from perdure.settings import CaseScope, MemorySettings
 from perdure.text.quoting import CONVERSATION, NOTE, Quoter, spoken
 from perdure.text.untrusted import cut, shown_channel
-from perdure.turns.lease.keeper import Before, Hold, TurnRef
+from perdure.turns.lease.claim import Before, TurnRef
+from perdure.turns.lease.hold import Hold
 from perdure.turns.prompt.recalling import Once, cases_for, recall_of
 from perdure.turns.run.transcript import Transcript
 

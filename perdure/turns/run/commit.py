@@ -18,7 +18,8 @@ from uuid import UUID
 
 from perdure.errors import Unavailable
 from perdure.runtime import Runtime
-from perdure.turns.lease.keeper import Claimed, Hold, LeaseLost, begin_next
+from perdure.turns.lease.claim import Claimed, LeaseLost, begin_next
+from perdure.turns.lease.hold import Hold
 
 log = logging.getLogger(__name__)
 

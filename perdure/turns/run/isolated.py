@@ -14,7 +14,7 @@ from uuid import UUID
 from perdure.database.fencing import Fence
 from perdure.runtime import Runtime
 from perdure.turns.lease import queries
-from perdure.turns.lease.keeper import GRACE_S
+from perdure.turns.lease.hold import GRACE_S
 from perdure.turns.run.react import out_of_time
 from perdure.turns.run.settle import Cancelled, Ending, Failed
 

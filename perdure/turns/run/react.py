@@ -31,9 +31,12 @@ from perdure.tools.sources import Toolset
 from perdure.tools.variables import VariableSet
 from perdure.turns.calls import approvals
 from perdure.turns.calls.approvals import Undecided
-from perdure.turns.calls.ledger import Interrupted, Ledger, Planned, Result, equip, plan
+from perdure.turns.calls.ledger import Interrupted, Ledger
+from perdure.turns.calls.plan import Planned, equip, plan
+from perdure.turns.calls.results import Result
 from perdure.turns.lease import parking
-from perdure.turns.lease.keeper import Claimed, Hold, LeaseLost, TurnRef
+from perdure.turns.lease.claim import Claimed, LeaseLost, TurnRef
+from perdure.turns.lease.hold import Hold
 from perdure.turns.prompt.system_message import Briefing, brief, offered
 from perdure.turns.run import queries
 from perdure.turns.run.commit import persist

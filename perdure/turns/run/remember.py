@@ -12,7 +12,7 @@ from perdure.memory.redis.layers import Volatile
 from perdure.memory.redis.stream import Happening, Kind
 from perdure.memory.redis.working import RememberedTurn
 from perdure.runtime import Runtime
-from perdure.turns.lease.keeper import TurnRef
+from perdure.turns.lease.claim import TurnRef
 from perdure.turns.run.settle import Verdict
 from perdure.turns.run.transcript import Transcript
 

@@ -25,11 +25,9 @@ from perdure.text.untrusted import storable
 from perdure.tools.variables import VariableSet
 from perdure.turns.inbox.incoming import DEFAULT_PRIORITY
 from perdure.turns.lease import parking, queries, user_share
-from perdure.turns.lease.keeper import (
+from perdure.turns.lease.claim import (
     Claim,
     Claimed,
-    Hold,
-    Keeper,
     LeaseLost,
     NeedsIsolation,
     NotNeeded,
@@ -39,6 +37,8 @@ from perdure.turns.lease.keeper import (
     claim,
     is_claimable,
 )
+from perdure.turns.lease.hold import Hold
+from perdure.turns.lease.keeper import Keeper
 from perdure.turns.lease.parking import Delayed
 from perdure.turns.run.commit import find_again, persist
 from perdure.turns.run.react import Parked, Stop, Turn, Waiting

@@ -28,8 +28,8 @@ from perdure.models.protocol import Role, unknown
 from perdure.snapshots import queries as snapshots
 from perdure.text.untrusted import load_object, storable
 from perdure.tools.variables import VariableSet
-from perdure.turns.calls.ledger import outcome_of, recorded
-from perdure.turns.lease.keeper import LeaseLost, TurnRef
+from perdure.turns.calls.results import outcome_of, recorded
+from perdure.turns.lease.claim import LeaseLost, TurnRef
 from perdure.turns.run import queries
 from perdure.turns.run.transcript import Entry, Transcript, result_of
 

@@ -26,7 +26,8 @@ from perdure.snapshots.snapshot import AgentSnapshot, Memory, Status
 from perdure.snapshots.store import SnapshotStore, StaleSnapshot
 from perdure.text.untrusted import load_object
 from perdure.tools.variables import VariableSet
-from perdure.turns.lease.keeper import Claimed, Hold, LeaseLost, TurnRef
+from perdure.turns.lease.claim import Claimed, LeaseLost, TurnRef
+from perdure.turns.lease.hold import Hold
 from perdure.turns.run import queries
 from perdure.turns.run.commit import persist
 from perdure.turns.run.settle import Verdict

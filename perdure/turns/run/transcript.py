@@ -23,7 +23,7 @@ from perdure.errors import loggable
 from perdure.memory.sections.budget import latest
 from perdure.models.protocol import Message, ModelReply, Role, ToolCall, Usage
 from perdure.text.untrusted import storable
-from perdure.turns.lease.keeper import TurnRef
+from perdure.turns.lease.claim import TurnRef
 from perdure.turns.run import queries
 
 log = logging.getLogger(__name__)

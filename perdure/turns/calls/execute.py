@@ -1,0 +1,415 @@
+"""Executing tool calls, each in a thread of its own, within its time limit and under the session's lease.
+
+The effect class decides a call whose time limit passes or whose outcome is unknown: `pure` and `idempotent` calls run
+again with the same effect id; the probe decides an `unsafe` call, or its outcome is unknown.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, assert_never
+from uuid import UUID
+
+from perdure.access.tenants import tenant_of, user_of
+from perdure.agents import Agent
+from perdure.database.engine import as_json
+from perdure.errors import OutcomeUnknown, PerdureError, ToolError
+from perdure.hooks import CallOver, CallSeen, call_hooks
+from perdure.runtime import Runtime
+from perdure.text.untrusted import cut, storable
+from perdure.tools import guarded
+from perdure.tools.registry import (
+    MAX_RESULT_CHARS,
+    DidNotHappen,
+    Effect,
+    Happened,
+    ProbeOutcome,
+    ToolContext,
+    Unknown,
+)
+from perdure.tools.sources import RunnableTool
+from perdure.tools.variables import Change, VariableSet, WorkingVariables
+from perdure.turns.calls import queries
+from perdure.turns.calls.plan import Planned
+from perdure.turns.calls.results import UNKNOWN_OUTCOME, Result
+from perdure.turns.lease.claim import LeaseLost, TurnRef
+from perdure.turns.lease.hold import Hold
+from perdure.turns.prompt.recalling import own_memory
+
+log = logging.getLogger(__name__)
+
+_MOST_LOGGED = 10_000
+"""Characters of an error's message; the traceback of one with more is not logged."""
+
+_MOST_CAUSES = 50
+
+_LOOK_UP_S = 0.5
+
+_RECORDING_S = 5.0
+"""Seconds for recording a result that came in time."""
+
+TRIED_BEFORE = "An earlier attempt at this call was interrupted and may have taken effect."
+"""Added to the failure of a repeated call: otherwise the model would call again, under another effect id."""
+
+
+class NotBegun(Exception):
+    """The lease or the time limit had expired before the tool's function was called, so the call is not in doubt."""
+
+
+class CallThread:
+    """A function that runs in a thread of its own."""
+
+    def __init__(
+        self,
+        planned: Planned,
+        work: Callable[[], Any],
+        until: float,
+        variables: WorkingVariables,
+        done: queue.SimpleQueue[CallThread],
+        *,
+        came: threading.Event | None = None,
+    ) -> None:
+        self.planned = planned
+        self._until = until
+        self._came = came or threading.Event()
+        self.variables = variables
+        self.outcome: Any = None
+        self._work = work
+        self._done = done
+        self.thread = threading.Thread(target=self._go, name=f"perdure-tool-{planned.call.name[:40]}", daemon=True)
+        self.thread.start()
+
+    @property
+    def until(self) -> float:
+        """When its time limit passes (monotonic); a result in time has `_RECORDING_S` more to be recorded."""
+        return self._until + (_RECORDING_S if self._came.is_set() else 0.0)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the function is still running."""
+        return self.thread.is_alive()
+
+    def _go(self) -> None:
+        try:
+            self.outcome = self._work()
+        except NotBegun as error:
+            self.outcome = error
+        except ToolError as error:
+            # The error's message may quote a user's text.
+            kind = type(error.__cause__ or error).__name__
+            log.info("tool %s failed: %s", self.planned.call.name, kind, exc_info=_short(error.__cause__))
+            self.outcome = error
+        except BaseException as error:
+            log.exception("tool %s broke its thread", self.planned.call.name)
+            self.outcome = ToolError(f"{type(error).__name__}: the tool broke off.")
+        self._done.put(self)
+
+
+def _marked(event: threading.Event, *, if_so: bool) -> bool:
+    if if_so:
+        event.set()
+    return if_so
+
+
+def _short(error: BaseException | None) -> BaseException | None:
+    """The error if its traceback may be logged, `None` if a message in its chain of causes is very long."""
+    each = error
+    for _ in range(_MOST_CAUSES):
+        if each is None:
+            return error
+        if len(str(each)) > _MOST_LOGGED:
+            return None
+        each = each.__cause__ or each.__context__
+    return None
+
+
+def outcome_result(run: CallThread) -> Result:
+    """The result of a finished call."""
+    planned = run.planned
+    if isinstance(run.outcome, PerdureError):
+        text = f"Error: {run.outcome.message}"
+        if planned.repeated and planned.tool is not None and planned.tool.effect is Effect.IDEMPOTENT:
+            text = f"{text}\n{TRIED_BEFORE}"
+        return Result(planned.position, "failed", text, planned.effect_id)
+    return Result(planned.position, "done", str(run.outcome), planned.effect_id)
+
+
+class Executor:
+    """Runs the calls of one message concurrently, for the turn that runs under `hold`."""
+
+    def __init__(self, runtime: Runtime, hold: Hold, turn: TurnRef, agent: Agent, variables: VariableSet) -> None:
+        self._runtime = runtime
+        self._hold = hold
+        self._turn = turn
+        self._agent = agent
+        self._variables = variables
+        self._intended_at: dict[UUID, float] = {}
+
+    def intended(self, effect_ids: Iterable[UUID], at: float) -> None:
+        """Start the time limit of calls at `at` (monotonic), when their intents were sent to the database."""
+        for effect_id in effect_ids:
+            self._intended_at[effect_id] = max(at, self._intended_at.get(effect_id, at))
+
+    def run(self, calls: Sequence[Planned]) -> list[Result]:
+        """Run calls concurrently; one whose time limit passes is decided, or run a second time.
+
+        Raises:
+            LeaseLost: another worker has the session.
+        """
+        done: queue.SimpleQueue[CallThread] = queue.SimpleQueue()
+        waiting = {each.position: self._start(each, done, record=len(calls) > 1) for each in calls}
+        repeated: set[int] = set()
+        results: list[Result] = []
+        while waiting:
+            self._hold.step_within(max(run.until for run in waiting.values()) - self._now())
+            finished = self._next(done, waiting.values())
+            if finished is not None:
+                # A finished call counts before a time limit that has passed since.
+                position = finished.planned.position
+                if waiting.pop(position, None) is None:
+                    continue
+                if isinstance(finished.outcome, NotBegun):
+                    self.extend(finished.planned)
+                    waiting[position] = self._start(finished.planned, done, record=len(calls) > 1)
+                elif self._resolve(finished, results, again=position not in repeated):
+                    repeated.add(position)
+                    waiting[position] = self._start_again(finished.planned, done, record=len(calls) > 1)
+                continue
+            for run in [run for run in waiting.values() if self._now() >= run.until]:
+                position = run.planned.position
+                decided = self._timed_out(run, again=position not in repeated)
+                if decided is None:
+                    repeated.add(position)
+                    waiting[position] = self._start_again(run.planned, done, record=len(calls) > 1)
+                else:
+                    del waiting[position]
+                    results.append(decided)
+        return results
+
+    def decide(self, planned: Planned, effect: Effect) -> Result | None:
+        """The result of a call in doubt, or `None` if it may run again."""
+        match effect:
+            case Effect.PURE | Effect.IDEMPOTENT:
+                return None
+            case Effect.UNSAFE:
+                return self._by_probe(planned)
+            case _:
+                assert_never(effect)
+
+    def extend(self, planned: Planned) -> None:
+        """Restart a call's time limit.
+
+        Raises:
+            LeaseLost: another worker has the session.
+        """
+        asked_at = self._now()
+        rows = self._runtime.database.run(
+            queries.EXTEND_EFFECT,
+            {
+                **self._hold.held,
+                "effect_id": planned.effect_id,
+                "timeout_s": planned.timeout_s,
+                "lease_s": self._runtime.settings.turn.lease_s,
+            },
+        )
+        if not rows:
+            raise LeaseLost
+        self._hold.renewed(asked_at)
+        self._intended_at[planned.effect_id] = asked_at
+
+    def _by_probe(self, planned: Planned) -> Result | None:
+        answer = self._probe(planned)
+        match answer:
+            case Happened(result):
+                longest = planned.tool.max_result_chars if planned.tool else MAX_RESULT_CHARS
+                return Result(planned.position, "done", storable(cut(str(result), longest)), planned.effect_id)
+            case DidNotHappen():
+                return None
+            case Unknown():
+                return Result(planned.position, "unknown", UNKNOWN_OUTCOME, planned.effect_id)
+            case _:
+                assert_never(answer)
+
+    def _probe(self, planned: Planned) -> ProbeOutcome:
+        tool = planned.tool
+        if tool is None or tool.probe is None:
+            return Unknown()
+        probe, context = tool.probe, self._context(planned)
+        self._hold.step_within(planned.timeout_s)
+        done: queue.SimpleQueue[CallThread] = queue.SimpleQueue()
+        run = CallThread(
+            planned, lambda: probe(context), self._now() + planned.timeout_s, context.working_variables, done
+        )
+        try:
+            done.get(timeout=planned.timeout_s)
+        except queue.Empty:
+            run.variables.revoke()
+            self._runtime.leaks.add(run.thread)
+            log.warning("the probe of tool %s did not answer in %g s", tool.name, planned.timeout_s)
+            return Unknown()
+        outcome = run.outcome
+        return outcome if isinstance(outcome, Happened | DidNotHappen | Unknown) else Unknown()
+
+    def _resolve(self, run: CallThread, results: list[Result], *, again: bool) -> bool:
+        """Append the result of a finished call; whether it was interrupted and must be run `again` instead."""
+        planned = run.planned
+        if not isinstance(run.outcome, OutcomeUnknown) or planned.tool is None:
+            results.append(outcome_result(run))
+            return False
+        decided = self.decide(planned, planned.tool.effect)
+        if decided is None and again:
+            return True
+        found = decided or Result(planned.position, "unknown", UNKNOWN_OUTCOME, planned.effect_id)
+        if found.status == "unknown":
+            found = replace(found, text=f"{run.outcome.message}\n{found.text}")
+        results.append(found)
+        return False
+
+    def _next(self, done: queue.SimpleQueue[CallThread], waiting: Any) -> CallThread | None:
+        left = min(run.until for run in waiting) - self._now()
+        try:
+            finished = done.get(timeout=max(0.0, min(left, _LOOK_UP_S)))
+        except queue.Empty:
+            finished = None
+        if self._hold.lost:
+            for run in waiting:  # their threads keep running without a turn
+                run.variables.revoke()
+                self._runtime.leaks.add(run.thread)
+            raise LeaseLost
+        return finished
+
+    def _start(self, planned: Planned, done: queue.SimpleQueue[CallThread], *, record: bool) -> CallThread:
+        tool = planned.tool
+        if tool is None:
+            raise ValueError(f"the call of {planned.call.name} was refused: it cannot run")
+        if not self._may_begin(planned):
+            self.extend(planned)
+        # A successor decides the call no earlier than this, so its time limit ends no later.
+        context, until = self._context(planned), self._until(planned)
+        came = threading.Event()
+
+        def record_result(status: str, text: str) -> None:
+            in_time = _marked(came, if_so=self._now() < until)
+            if record or not in_time:
+                self._finish(planned, status, text, context.working_variables.changes())
+
+        def work() -> str:
+            try:
+                text = self._call(tool, planned, context, until)
+            except OutcomeUnknown:
+                raise  # there is no outcome to record
+            except ToolError as error:
+                record_result("failed", error.message)
+                raise
+            record_result("done", text)
+            return text
+
+        return CallThread(planned, work, until, context.working_variables, done, came=came)
+
+    def _call(self, tool: RunnableTool, planned: Planned, context: ToolContext, until: float) -> str:
+        """The tool's result, with the agent's hooks before and after.
+
+        Raises:
+            ToolError: it failed, or a required hook rejects the call or its result.
+            NotBegun: the lease or the time limit had expired before the function was called.
+        """
+        turn = self._turn
+        seen = CallSeen(
+            user_of(turn.user_id),
+            self._hold.session_id,
+            turn.turn_id,
+            planned.effect_id,
+            tool.name,
+            planned.arguments,
+            tenant_of(turn.user_id),
+        )
+        # A hook that hangs must not use up the call's time limit.
+        within_s = min(self._runtime.settings.turn.hook_timeout_s, planned.timeout_s / 2)
+        leaks = self._runtime.leaks
+        self._hooked(lambda: call_hooks(self._agent.before_tool, seen, within_s, leaks))
+        # Checked last, in this thread: after a pause of the process, another worker may run the session.
+        if not self._may_begin(planned):
+            raise NotBegun
+        text = guarded.call(
+            tool,
+            planned.arguments,
+            context,
+            self._runtime.breakers,
+            lease_s=until - self._now(),
+            is_over=lambda: self._now() >= until,
+        )
+        self._hooked(lambda: call_hooks(self._agent.after_tool, CallOver(seen, text), within_s, leaks))
+        return text
+
+    def _hooked(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except ToolError:
+            raise
+        except PerdureError as error:
+            raise ToolError(storable(error.message)) from error
+
+    def _start_again(self, planned: Planned, done: queue.SimpleQueue[CallThread], *, record: bool) -> CallThread:
+        self.extend(planned)
+        return self._start(replace(planned, repeated=True), done, record=record)
+
+    def _timed_out(self, run: CallThread, *, again: bool) -> Result | None:
+        """The result of a call whose time limit has passed, or `None` if it may run `again`."""
+        planned = run.planned
+        tool = planned.tool
+        if tool is None:
+            raise ValueError(f"the call of {planned.call.name} was refused: it cannot time out")
+        log.warning("tool %s ran for more than %g s", tool.name, planned.timeout_s)
+        run.variables.revoke()
+        self._runtime.leaks.add(run.thread)
+        guarded.note_overdue(tool, self._runtime.breakers)
+        running = run.alive  # read before the probe: the thread may act after it and end before the next line
+        decided = self.decide(planned, tool.effect)
+        if decided is None and tool.effect is Effect.UNSAFE and running:
+            # The probe ran before this thread's effect, which may still happen.
+            return Result(planned.position, "unknown", UNKNOWN_OUTCOME, planned.effect_id)
+        if decided is not None or again:
+            return decided
+        text = f"Error: {tool.name} did not finish within {planned.timeout_s:g} s."
+        return Result(planned.position, "failed", text, planned.effect_id)
+
+    def _may_begin(self, planned: Planned) -> bool:
+        return self._hold.still_valid() and self._now() < self._until(planned)
+
+    def _until(self, planned: Planned) -> float:
+        return self._intended_at[planned.effect_id] + planned.timeout_s
+
+    def _finish(self, planned: Planned, status: str, text: str, changes: list[Change]) -> None:
+        try:
+            self._runtime.database.run(
+                queries.FINISH_EFFECT,
+                {
+                    "effect_id": planned.effect_id,
+                    "status": status,
+                    "result": storable(text),
+                    "variables": as_json(changes) if changes else None,
+                },
+            )
+        except PerdureError as error:
+            # The turn still gets the result and commits it with the step.
+            log.warning("the result of tool %s did not reach its effect row: %s", planned.call.name, error)
+
+    def _context(self, planned: Planned) -> ToolContext:
+        return ToolContext(
+            user_id=user_of(self._turn.user_id),
+            tenant=tenant_of(self._turn.user_id),
+            session_id=self._hold.session_id,
+            turn_id=self._turn.turn_id,
+            effect_id=planned.effect_id,
+            channel=self._turn.channel,
+            cancelled=self._hold.unwanted,
+            working_variables=WorkingVariables(self._variables),
+            memory=own_memory(self._runtime, self._hold.session_id, self._turn, planned.effect_id),
+        )
+
+    def _now(self) -> float:
+        return self._runtime.clock.monotonic()

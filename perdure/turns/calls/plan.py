@@ -1,0 +1,87 @@
+"""Planning a reply's tool calls: matching them with the agent's tools and validating their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from perdure.agents import Agent
+from perdure.errors import ToolError
+from perdure.ids import new_id
+from perdure.models.protocol import ToolCall
+from perdure.runtime import Runtime
+from perdure.tools.sources import RunnableTool, Toolset
+from perdure.turns.lease.hold import Hold
+
+MAX_CALLS = 32
+"""Calls of one reply that run; further ones are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One call of a reply: ready to run, or refused with a reason for the model.
+
+    `repeated`: an earlier attempt has begun and its outcome is unknown.
+    """
+
+    position: int
+    call: ToolCall
+    effect_id: UUID
+    tool: RunnableTool | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+    timeout_s: float = 0
+    needs_approval: bool = False
+    refusal: str | None = None
+    repeated: bool = False
+
+    def intent(self) -> dict[str, Any]:
+        """The row that is committed before the call begins."""
+        return self._row("intended", self.timeout_s)
+
+    def request(self, expires_s: float) -> dict[str, Any]:
+        """The row of a call that waits for approval of itself or of another call of its reply."""
+        return self._row("asked" if self.needs_approval else "approved", expires_s)
+
+    def _row(self, status: str, within_s: float) -> dict[str, Any]:
+        if self.tool is None:
+            raise ValueError(f"the call of {self.call.name} was refused: it has no intent")
+        return {
+            "effect_id": self.effect_id,
+            "position": self.position,
+            "tool": self.tool.name,
+            "arguments": self.call.arguments,
+            "effect": self.tool.effect,
+            "status": status,
+            "timeout_s": within_s,
+        }
+
+
+def equip(runtime: Runtime, hold: Hold, agent: Agent) -> Toolset:
+    """The agent's tools for the next step; waits until its MCP servers are connected, concurrently."""
+    if agent.servers:
+        hold.step_within(max(server.connect_timeout_s for server in agent.servers))
+    return agent.toolset(runtime.connections)
+
+
+def plan(tools: Toolset, calls: Sequence[ToolCall], runtime: Runtime) -> list[Planned]:
+    """Match a reply's calls with the tools and check their arguments."""
+    return [_planned(tools, position, call, runtime) for position, call in enumerate(calls)]
+
+
+def _planned(tools: Toolset, position: int, call: ToolCall, runtime: Runtime) -> Planned:
+    effect_id = new_id(runtime.clock)
+    tool = tools.find(call.name)
+    if tool is None:
+        known = ", ".join(tools.names) or "none"
+        return Planned(position, call, effect_id, refusal=f"There is no tool {call.name!r}. Available: {known}.")
+    if position >= MAX_CALLS:
+        refusal = f"Not run: at most {MAX_CALLS} calls are run for one reply. Ask again for fewer at once."
+        return Planned(position, call, effect_id, refusal=refusal)
+    try:
+        arguments = tool.parse(call.arguments)
+    except ToolError as error:
+        return Planned(position, call, effect_id, refusal=error.message)
+    timeout_s = tool.timeout_s or runtime.settings.turn.tool_timeout_s
+    return Planned(position, call, effect_id, tool, arguments, timeout_s, tool.needs_approval(arguments))

@@ -1,0 +1,121 @@
+"""Results of tool calls: as the transcript shows them, and as the effect rows of a message record them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from perdure.database.engine import Executor
+from perdure.models.protocol import ToolCall
+from perdure.tools.variables import Change
+from perdure.turns.calls import approvals, queries
+from perdure.turns.calls.plan import Planned
+from perdure.turns.run.transcript import Entry
+
+UNKNOWN_OUTCOME = (
+    "The outcome of this call is unknown: it was interrupted after it had begun and is not repeated, "
+    "for it may have taken effect. Check before you call it again."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A call's status (`done`, `failed`, `denied` or `unknown`) and text for the model."""
+
+    position: int
+    status: str
+    text: str
+    effect_id: UUID | None = None
+
+    def record(self) -> dict[str, Any]:
+        """The effect row's final values. The transcript has the text."""
+        return {"effect_id": self.effect_id, "status": self.status, "result": None}
+
+
+def recorded(executor: Executor, turn_id: UUID, asking: Entry) -> tuple[list[Result], list[Change]]:
+    """Results of a message's calls by their effect rows, and their uncommitted changes of working variables."""
+    rows = effect_rows(executor, turn_id, asking)
+    results = [recorded_result(position, rows.get(position)) for position in range(len(asking.tool_calls))]
+    return with_edited_arguments(asking, rows, results), recorded_changes(rows)
+
+
+def effect_rows(executor: Executor, turn_id: UUID, asking: Entry) -> dict[int, Row[Any]]:
+    """The effect rows of a message's calls, by position."""
+    rows = executor.run(queries.EFFECTS_OF_STEP, {"turn_id": turn_id, "message_seq": asking.seq})
+    return {row.position: row for row in rows}
+
+
+def recorded_changes(rows: Mapping[int, Row[Any]]) -> list[Change]:
+    """Changes of working variables that finished calls recorded and no step has committed."""
+    return [cast("Change", tuple(change)) for row in rows.values() for change in row.variables or ()]
+
+
+def calls_as_decided(asking: Entry, rows: Mapping[int, Row[Any]]) -> list[ToolCall]:
+    """The calls with the arguments to run: an approval may have edited the model's."""
+    return [
+        replace(call, arguments=rows[position].arguments) if position in rows else call
+        for position, call in enumerate(asking.tool_calls)
+    ]
+
+
+def with_edited_arguments(asking: Entry, rows: Mapping[int, Row[Any]], results: Iterable[Result]) -> list[Result]:
+    """The results; one with edited arguments names them for the model."""
+    noted = []
+    for result in results:
+        row = rows.get(result.position)
+        if row is not None and row.arguments != asking.tool_calls[result.position].arguments:
+            text = f"A person changed the arguments of this call to {row.arguments}\n{result.text}"
+            noted.append(replace(result, text=text))
+        else:
+            noted.append(result)
+    return noted
+
+
+def is_intended(row: Row[Any] | None) -> bool:
+    """Whether the call has begun, or may begin, and has no result."""
+    return row is not None and row.status == "intended"
+
+
+def unbegun_result(planned: Planned, row: Row[Any] | None) -> Result:
+    """The result of a call that does not run: denied, or refused before or after the decision."""
+    if row is not None and row.status == "denied":
+        return recorded_result(planned.position, row)
+    if row is None and planned.refusal is None:  # it was refused when the model asked, and needed no approval
+        return recorded_result(planned.position, None)
+    return replace(refused_result(planned), effect_id=None if row is None else row.effect_id)
+
+
+def refused_result(planned: Planned) -> Result:
+    """The failed result of a refused call."""
+    return Result(planned.position, "failed", f"Error: {planned.refusal}")
+
+
+def recorded_result(position: int, row: Row[Any] | None) -> Result:
+    """The result that the effect row records."""
+    if row is None:
+        return Result(position, *outcome_of(None, None))
+    return Result(position, *outcome_of(row.status, row.result), row.effect_id)
+
+
+def outcome_of(status: str | None, result: str | None) -> tuple[str, str]:
+    """Status and text of a call's result, by its effect row; `status` is `None` without a row."""
+    match status:
+        case "done":
+            return "done", result or ""
+        case "failed":
+            return "failed", f"Error: {result or 'it failed.'}"
+        case "denied":
+            return "denied", result or approvals.DENIED
+        case None | "asked" | "approved":
+            return "failed", "Error: this call was not run."
+        case _:
+            return "unknown", UNKNOWN_OUTCOME
+
+
+def in_call_order(results: list[Result]) -> list[Result]:
+    """The results in the order of their calls."""
+    return sorted(results, key=lambda result: result.position)

@@ -1,0 +1,175 @@
+"""Claiming a session: the claim raises the fence, and every later commit of the turn is conditional on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from perdure.database.engine import Database
+from perdure.database.fencing import Fence
+from perdure.settings import TurnSettings
+from perdure.snapshots.store import Version
+from perdure.turns.lease import queries
+
+ISOLATE_FROM_CLAIM = 2
+"""Claims of one turn after which it runs in a process of its own, whatever it got done in them."""
+
+_NO_LIMIT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What came before a turn: the channel of the turn before, the session before and its summary, if any."""
+
+    channel: str | None = None
+    session_id: UUID | None = None
+    summary: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRef:
+    """The turn that a claim began or took over."""
+
+    turn_id: UUID
+    seq: int
+    user_id: str
+    agent: str
+    channel: str
+    first_seq: int
+    cancel_requested_at: datetime | None
+    before: Before = Before()
+    held: str | None = None
+    """How it ends, as JSON, once the session's snapshot is saved; None while it has not come to that."""
+    started_at: datetime | None = None
+    language: str | None = None
+    """As the message's metadata name it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a session keeps between its turns: its tick, its working variables, which snapshot of it counts.
+
+    `variables` is JSON: those of `variables_tick`, which is None if there are none. It is None as well where
+    the claim could not see them yet. `wakes` is how often the session was woken in vain before.
+    """
+
+    tick: int = 0
+    variables_tick: int | None = None
+    variables: str | None = None
+    saved: Version | None = None
+    wakes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The session is held under `fence`. `turn` is None if a concurrent commit took the last one."""
+
+    session_id: UUID
+    fence: Fence
+    strikes: int
+    spent_s: float
+    turn: TurnRef | None
+    kept: Kept = Kept()
+
+    @property
+    def token(self) -> int:
+        """The fence's token, by which claims are ordered."""
+        return self.fence.token
+
+
+@dataclass(frozen=True, slots=True)
+class NotNeeded:
+    """Somebody else runs the session, or it has nothing to run."""
+
+
+@dataclass(frozen=True, slots=True)
+class NeedsIsolation:
+    """The turn has cost processes their lives: it must be claimed by one of its own."""
+
+    claims: int
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """The user runs as many turns as one user may: the session waits for one of them to settle."""
+
+
+Claim = Claimed | NotNeeded | NeedsIsolation | Queued
+
+
+class LeaseLost(Exception):
+    """The session is somebody else's now: stop, and write nothing."""
+
+
+def claim(database: Database, session_id: UUID, owner: str, limits: TurnSettings, *, alone: bool = False) -> Claim:
+    """Take the lease on a session whose lease is free, and begin its oldest unsettled turn.
+
+    `alone` says that this process is the turn's own. A turn out of attempts is claimed by
+    whoever comes, for it will only be given up.
+    """
+    parameters = {
+        "session_id": session_id,
+        "owner": owner,
+        "lease_s": limits.lease_s,
+        "user_concurrency": limits.user_concurrency,
+        "max_attempts": limits.max_attempts,
+    }
+    isolate_from = _NO_LIMIT if alone else ISOLATE_FROM_CLAIM
+    rows = database.run(queries.CLAIM, {**parameters, "isolate_from": isolate_from})
+    if rows and rows[0].free and rows[0].token is None and rows[0].strikes_before >= limits.max_attempts:
+        rows = database.run(queries.CLAIM, {**parameters, "isolate_from": _NO_LIMIT})
+    if not rows:
+        return NotNeeded()
+    row = rows[0]
+    if not row.free:
+        return Queued()
+    if row.token is None:
+        return NeedsIsolation(row.claims_before)
+    fence = Fence(row.token, row.nonce)
+    return Claimed(session_id, fence, row.strikes, row.spent_s, _turn(row), _kept(row))
+
+
+def begin_next(database: Database, session_id: UUID, fence: Fence, limits: TurnSettings) -> Claimed:
+    """Begin the oldest unsettled turn of a session that is held under `fence`.
+
+    Raises:
+        LeaseLost: another claim has taken the session.
+    """
+    rows = database.run(queries.BEGIN_NEXT, {**fence.on(session_id), "lease_s": limits.lease_s})
+    if not rows:
+        raise LeaseLost
+    row = rows[0]
+    return Claimed(session_id, fence, row.strikes, row.spent_s, _turn(row), _kept(row))
+
+
+def is_claimable(database: Database, session_id: UUID, limits: TurnSettings) -> bool:
+    """Whether a claim that found nothing only met a row that was locked for a moment."""
+    rows = database.run(queries.CLAIMABLE, {"session_id": session_id, "lease_s": limits.lease_s})
+    return bool(rows and rows[0].claimable)
+
+
+def _turn(row: Row[Any]) -> TurnRef | None:
+    if row.turn_id is None:
+        return None
+    return TurnRef(
+        turn_id=row.turn_id,
+        seq=row.seq,
+        user_id=row.user_id,
+        agent=row.agent,
+        channel=row.channel,
+        first_seq=row.first_seq,
+        cancel_requested_at=row.cancel_requested_at,
+        before=Before(row.previous_channel, row.previous_session_id, row.previous_summary),
+        held=row.held,
+        started_at=row.started_at,
+        language=row.language,
+    )
+
+
+def _kept(row: Row[Any]) -> Kept:
+    saved = None if row.saved_token is None else Version(row.saved_token, row.saved_tick)
+    return Kept(row.tick, row.variables_tick, row.variables, saved, row.wakes_before)
