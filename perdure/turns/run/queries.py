@@ -8,8 +8,8 @@ from perdure.database.fencing import HELD
 from perdure.sessions.states import Trigger, sql
 from perdure.snapshots.queries import NEXT_VARIABLES_TICK, WITH_STEP, pending
 
-# The conversation as the present turn finds it: the last turns' messages, then what the
-# sender wrote. Bounded by the window, whatever the session's length.
+# The conversation as the current turn finds it: the messages of the last turns, then the user's.
+# Bounded by the window, not by the session's length.
 HISTORY = Statement(
     "turns.history",
     """
@@ -31,10 +31,23 @@ HISTORY = Statement(
     writes=False,
 )
 
-# One step: messages join the transcript, tool calls get their intent or their result, working
-# variables that changed are kept. By its tick it is committed once, however often it is sent. The claim
-# that goes on from here is the first attempt at what follows: a tool that kills its process at
-# once has used it up, though its intent was committed under the same claim.
+# Appends `messages` to the transcript, behind the messages that the CTE `fenced` counts.
+_WITH_MESSAGES = """
+    said AS (
+        INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
+                              token_count, model, fallback, usage, created_at)
+        SELECT fenced.session_id, fenced.base + m.position, %(turn_id)s::uuid, m.role, m.content, m.tool_calls,
+               m.tool_call_id, m.message_id, %(channel)s, m.token_count, m.model, m.fallback, m.usage,
+               coalesce(m.created_at, perdure_now())
+        FROM fenced, jsonb_to_recordset(%(messages)s::jsonb) AS m (
+            position int, role text, content text, tool_calls jsonb, tool_call_id text, message_id text,
+            token_count int, model text, fallback boolean, usage jsonb, created_at timestamptz)
+    )
+""".strip()
+
+# One step: appends messages, writes tool calls' intents or results, and changed working variables. The tick
+# makes a repeated step a no-op. `strikes = 1`: the current claim is the first attempt at what follows, so a tool
+# that kills its process at once has used it, though its intent was committed under the same claim.
 STEP = Statement(
     "turns.step",
     f"""
@@ -49,16 +62,7 @@ STEP = Statement(
             lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
         WHERE {HELD} AND tick = %(tick)s
         RETURNING session_id, token, tick, message_count - %(added)s AS base
-    ), said AS (
-        INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
-                              token_count, model, fallback, usage, created_at)
-        SELECT fenced.session_id, fenced.base + m.position, %(turn_id)s::uuid, m.role, m.content, m.tool_calls,
-               m.tool_call_id, m.message_id, %(channel)s, m.token_count, m.model, m.fallback, m.usage,
-               coalesce(m.created_at, perdure_now())
-        FROM fenced, jsonb_to_recordset(%(messages)s::jsonb) AS m (
-            position int, role text, content text, tool_calls jsonb, tool_call_id text, message_id text,
-            token_count int, model text, fallback boolean, usage jsonb, created_at timestamptz)
-    ), intended AS (
+    ), {_WITH_MESSAGES}, intended AS (
         INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status,
                                   intended_at, decide_at)
         SELECT e.effect_id, %(turn_id)s::uuid, fenced.base + %(added)s, e.position, e.tool, e.arguments, e.effect,
@@ -78,11 +82,10 @@ STEP = Statement(
     """,
 )
 
-# Ends a turn: last messages, outcome, what is owed to its receiver; and either releases the
-# session or, where more turns wait and the runner goes on, keeps its lease. `unsettled` is
-# read from the locked row, so a turn accepted at this moment is not missed. `saved` says that a
-# snapshot of the tick that this makes is in its store. The cases that the turn used get a row each; no case is locked.
-# A `tick` that is given is the session's, so that what is sent twice settles once.
+# Ends a turn: last messages, outcome, delivery. Releases the session, or keeps its lease if more turns wait and the
+# runner continues. `unsettled` is read from the locked row, so a turn that is accepted concurrently is not missed.
+# `saved`: the store has a snapshot of the tick that this statement makes. Each case that the turn used gets a row; no
+# case is locked. A non-null `tick` must be the session's, so that a repeated statement settles once.
 SETTLE = Statement(
     "turns.settle",
     f"""
@@ -107,16 +110,7 @@ SETTLE = Statement(
         WHERE {HELD} AND tick = coalesce(%(tick)s::bigint, tick)
         RETURNING session_id, user_id, token, tick, message_count - %(added)s AS base, unsettled, end_requested_at,
                   lease_until
-    ), said AS (
-        INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
-                              token_count, model, fallback, usage, created_at)
-        SELECT fenced.session_id, fenced.base + m.position, %(turn_id)s::uuid, m.role, m.content, m.tool_calls,
-               m.tool_call_id, m.message_id, %(channel)s, m.token_count, m.model, m.fallback, m.usage,
-               coalesce(m.created_at, perdure_now())
-        FROM fenced, jsonb_to_recordset(%(messages)s::jsonb) AS m (
-            position int, role text, content text, tool_calls jsonb, tool_call_id text, message_id text,
-            token_count int, model text, fallback boolean, usage jsonb, created_at timestamptz)
-    ), settled AS (
+    ), {_WITH_MESSAGES}, settled AS (
         UPDATE turns AS t
         SET status = %(status)s, steps = %(steps)s, usage = %(usage)s::jsonb, settled_at = perdure_now(),
             settled_tick = fenced.tick, held = NULL, held_error = NULL,
@@ -143,9 +137,8 @@ SETTLE = Statement(
     """,
 )
 
-# What settling a turn must add to its transcript: the sender's messages that are not in it yet, and the calls
-# that are open. Reads no stored JSON but the calls' ids, so that no row that this release cannot parse keeps a
-# turn from being given up.
+# What settling adds to the transcript: the user's messages that are not in it yet, and results of open calls. It
+# reads no stored JSON except the calls' ids, so a row that this release cannot parse does not prevent settling.
 REMAINS = Statement(
     "turns.remains",
     """
