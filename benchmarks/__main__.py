@@ -28,7 +28,7 @@ from benchmarks import (
     waiting,
 )
 from benchmarks.report import Section, console
-from benchmarks.stage import BenchmarkFailed, Stage, Tell, stage
+from benchmarks.stage import BenchmarkFailed, Progress, Stage, stage
 
 SECTIONS: dict[str, Callable[[Stage], Section]] = {
     module.NAME: module.measure
@@ -57,7 +57,7 @@ def main() -> int:
     if not given.json:
         console().print(" · ".join(machine.values()), style="bold")
     try:
-        with _telling() as tell, stage(tell, quick=given.quick) as made:
+        with _showing_progress() as progress, stage(progress, quick=given.quick) as made:
             for name in wanted:
                 section = SECTIONS[name](made)
                 found.append(section)
@@ -91,7 +91,7 @@ def _machine() -> dict[str, str]:
 
 
 @contextmanager
-def _telling() -> Iterator[Tell]:
+def _showing_progress() -> Iterator[Progress]:
     """What is being done, in one line on stderr, where that is a terminal."""
     shown = Console(stderr=True)
     if not shown.is_terminal:

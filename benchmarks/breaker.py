@@ -1,4 +1,4 @@
-"""What a closed breaker costs: a call of nothing through it, and a turn with it beside a turn without.
+"""What a closed breaker costs: a call of nothing through it, and a turn with it and a turn without.
 
 The breaker is the fleet's, its circuit in Redis. Turns with and without take turns, so that whatever
 else the machine does falls on both; without it, the model is retried all the same.
@@ -49,14 +49,14 @@ def measure(stage: Stage) -> Section:
     with stage.database("bench_breaker") as url, bench(url) as made:
         breakers = Breakers(settings.breaker, SystemClock(), stage.servers.redis.url)
         guarded, bare = breakers.get("llm:benchmark"), Unguarded()
-        stage.tell("calls through a closed breaker")
+        stage.progress("calls through a closed breaker")
         _, _, a_call = _compared(lambda: guarded.execute(_nothing, 120), lambda: bare.execute(_nothing, 120), calls)
 
         def turn(breaker: Breaker, user_id: str) -> None:
             made.model = GuardedModel(InProcessModel(), breaker, settings.retry, settings.model_timeout_s)
             made.turn(user_id)
 
-        stage.tell("turns with a breaker and without")
+        stage.progress("turns with a breaker and without")
         with_it, without, added = _compared(lambda: turn(guarded, "with"), lambda: turn(bare, "without"), turns)
         breakers.close()
     return Section(

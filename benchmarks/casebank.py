@@ -1,12 +1,10 @@
-"""The CaseBank at size: how long a plan takes, what it holds in memory, what a search notices of it.
+"""The CaseBank at size: the time and memory of a plan, and the latency of searches during a run.
 
-A made bank whose truth is known: groups of near duplicates around centres of their own, low
-performers, sleepers, and those that are spared from each. The plan must be just that, pair by
-pair, and so must be what a run does. Memory is that of this process, above what it had before.
-Searches are timed one after the other while a process of its own makes a whole run, plan and
-application, at its default pace. Now and then that process is stopped for a while: searches in
-these pauses are what the others are measured by, so that whatever else the machine does, and
-whatever becomes of the tables, falls on both.
+The bank is generated with a known truth: groups of near duplicates around their own centres, low performers,
+inactive cases, and exempt ones. The plan and the run must match it pair by pair. Memory is this process's,
+above its own before. Searches are timed one after the other while another process does a whole run at its
+default pace. That process is paused for one second of three: searches in the pauses are the baseline, so the
+machine's other load and the state of the tables affect both.
 """
 
 from __future__ import annotations
@@ -166,10 +164,10 @@ def measure(stage: Stage) -> Section:
     with stage.database("bench_casebank") as url:
         made = _filled(stage, url, count)
         database = Database(url)
-        stage.tell(f"planning over {count:,} cases")
+        stage.progress(f"planning over {count:,} cases")
         with Watched() as watched:
-            seconds, told = _timed(database)
-        recall = _checked(told, made.truth)
+            seconds, plan = _timed(database)
+        recall = _checked(plan, made.truth)
         quiet, during, run_s = _searches(stage, database, made.truth)
         database.close()
     before_ms, during_ms = _p99(quiet), _p99(during)
@@ -216,21 +214,21 @@ def _planned(stage: Stage, count: int) -> tuple[float, float]:
         database = Database(url)
         _timed(database)  # what is loaded once is loaded
         with Watched() as watched:
-            seconds, told = _timed(database)
-        _checked(told, made.truth)
+            seconds, plan = _timed(database)
+        _checked(plan, made.truth)
         database.close()
     return seconds, watched.mib
 
 
 def _timed(database: Database) -> tuple[float, dict[str, Any]]:
     began = time.perf_counter()
-    told = prune.dry_run(_bank(database, 100))
-    return time.perf_counter() - began, told
+    plan = prune.dry_run(_bank(database, 100))
+    return time.perf_counter() - began, plan
 
 
-def _checked(told: dict[str, Any], truth: Truth) -> float:
+def _checked(plan: dict[str, Any], truth: Truth) -> float:
     """The share of the duplicate pairs that was found; everything else must be exactly right."""
-    details = told["details"]
+    details = plan["details"]
     merged = {(each["keeper"], each["removed"]) for each in details["merged"]}
     assert set(details["removed"]) == truth.removed
     assert set(details["archived"]) == truth.archived
@@ -241,14 +239,14 @@ def _checked(told: dict[str, Any], truth: Truth) -> float:
 
 def _searches(stage: Stage, database: Database, truth: Truth) -> tuple[list[float], list[float], float]:
     """What searches took in ms, without a run and during it; and the seconds that the run worked and rested."""
-    stage.tell("building the index of the search (minutes, at full size)")
+    stage.progress("building the index of the search (minutes, at full size)")
     search.build_indexes(database, index_from=1)
     asked = cycle(np.random.default_rng(_SEED + 1).normal(size=(_QUESTIONS, _DIMENSIONS)).tolist())
     _taken(database, asked, _QUIET_S)  # what is loaded once is loaded
     quiet, during, run_s = list[float](), list[float](), 0.0
     with _pruning(database.url) as run:
         while run.is_running() and run.status() != psutil.STATUS_ZOMBIE:
-            stage.tell(f"searching during a run, {run_s:.0f} s so far")
+            stage.progress(f"searching during a run, {run_s:.0f} s so far")
             during += _taken(database, asked, _DURING_S)
             run_s += _DURING_S
             with suppress(psutil.NoSuchProcess):
@@ -300,7 +298,7 @@ def _p99(taken: Sequence[float]) -> float:
 
 def _filled(stage: Stage, url: URL, count: int) -> Made:
     """The made bank, written by COPY."""
-    stage.tell(f"making {count:,} cases")
+    stage.progress(f"making {count:,} cases")
     made = Made(count)
     engine = create_engine(url)
     with engine.connect() as connection:
@@ -338,7 +336,7 @@ def _copied(cases: Sequence[Case], vectors: NDArray[np.float32]) -> str:
 
 
 def _bank(database: Database, load_percent: int) -> prune.Bank:
-    def nobody(_url: str, _body: bytes) -> None:
-        raise NotifyFailed("a dry run tells nobody")
+    def refuse(_url: str, _body: bytes) -> None:
+        raise NotifyFailed("a dry run sends no notice")
 
-    return prune.Bank(database, SystemClock(), CasebankSettings(load_percent=load_percent), nobody)
+    return prune.Bank(database, SystemClock(), CasebankSettings(load_percent=load_percent), refuse)

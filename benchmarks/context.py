@@ -1,6 +1,6 @@
 """A turn's context with a short and with a long history: what PostgreSQL reads for it, and how long it takes.
 
-Half of the history are earlier sessions (imported, with their vectors), half the session that goes on.
+Half of the history are earlier sessions (imported, with their vectors), half the current session.
 Counted is what PostgreSQL itself has counted on perdure's tables: rows that sequential scans read, and
 rows that indexes led to.
 """
@@ -80,7 +80,7 @@ def measure(stage: Stage) -> Section:
         name=NAME,
         title=f"A turn's context with {_SHORT} and with {long:,} turns of history",
         method=(
-            "Half of the history in sessions that are over, with vectors, half in the one that goes on; whole turns, "
+            "Half of the history in ended sessions, with vectors, half in the current one; whole turns, "
             "recall and all, in one process. Rows by pg_stat_user_tables (read by sequential scans, or fetched by way "
             f"of indexes), the mean of {_SAMPLED} turns; milliseconds, their median."
         ),
@@ -104,7 +104,7 @@ def measure(stage: Stage) -> Section:
 
 
 def _cost(stage: Stage, turns: int) -> Cost:
-    stage.tell(f"a history of {turns:,} turns")
+    stage.progress(f"a history of {turns:,} turns")
     with stage.database("bench_context") as url:
         _fill(url, turns)
         before, took = scalar(url, _READ), []

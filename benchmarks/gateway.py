@@ -1,4 +1,4 @@
-"""Requests a second of the gateway on connections that are kept alive, beside bare FastAPI routes with the same bodies.
+"""Requests a second of the gateway on keep-alive connections, compared with bare FastAPI routes with the same bodies.
 
 The real gateway process accepts messages (each is committed, and a worker is woken through Redis; none runs) and reads
 turns. The bare process (`benchmarks.bare`) validates the same bodies with the same model, with one statement a request
@@ -82,7 +82,7 @@ def measure(stage: Stage) -> Section:
 @contextmanager
 def _servers(stage: Stage, url: URL) -> Iterator[dict[str, int]]:
     """The port of each side's process."""
-    stage.tell("starting the gateway and the bare routes")
+    stage.progress("starting the gateway and the bare routes")
     with connected(url) as connection:
         connection.execute(text(bare.TABLE))
     gateway, other = _free_port(), _free_port()
@@ -150,7 +150,7 @@ def _rounds(stage: Stage, client: _Client, orders: dict[str, dict[str, Any]]) ->
     found: Rounds = {side: [] for side in orders}
     for number in range(_round_count(stage)):
         for side, order in orders.items():
-            stage.tell(f"{order['method']}, {side}, round {number + 1}")
+            stage.progress(f"{order['method']}, {side}, round {number + 1}")
             found[side].append(_round(client(**order)))
     return found
 

@@ -78,13 +78,13 @@ def measure(stage: Stage) -> Section:
 
 
 def _perdure(stage: Stage, late: int) -> Growth:
-    stage.tell(f"perdure: a conversation of {late} turns")
+    stage.progress(f"perdure: a conversation of {late} turns")
     with stage.database("bench_history") as url, connected(url) as admin, bench(url) as made:
         return _compared(admin, made.turn, late)
 
 
 def _langgraph(stage: Stage, late: int) -> Growth:
-    stage.tell(f"LangGraph: a conversation of {late} turns")
+    stage.progress(f"LangGraph: a conversation of {late} turns")
     with (
         stage.database("bench_history", tables=False) as url,
         connected(url) as admin,

@@ -35,7 +35,7 @@ METHOD = (
 
 def rate(stage: Stage, conversations: int, threads: int) -> Rate:
     """Turns a second over so many conversations, each on one of `threads`."""
-    stage.tell(f"LangGraph: {conversations * _TURNS_A_CONVERSATION} turns on {threads} threads")
+    stage.progress(f"LangGraph: {conversations * _TURNS_A_CONVERSATION} turns on {threads} threads")
     with stage.database("bench_langgraph", tables=False) as url, ThreadPoolExecutor(threads) as pool:
         with ExitStack() as agents:
             made = [agents.enter_context(agent(url)) for _ in range(threads)]

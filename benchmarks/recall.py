@@ -74,7 +74,7 @@ class Asked:
 
 def measure(stage: Stage) -> Section:
     """The section: of the set that is shipped, with the built-in embedder."""
-    stage.tell("recall: importing a set of conversations, asking its questions")
+    stage.progress("recall: importing a set of conversations, asking its questions")
     samples = json.loads(SHIPPED.read_text(encoding="utf-8"))
     with stage.database("bench_recall") as url:
         return evaluate(url, samples, _EMBEDDER, _KS, SHIPPED.name)
@@ -196,8 +196,8 @@ def evidence_of(question: Mapping[str, Any]) -> frozenset[str]:
 
     What names no line ("D", "D:11:26") says nothing.
     """
-    told = question.get("evidence")
-    entries = told if isinstance(told, list) else [told]
+    evidence = question.get("evidence")
+    entries = evidence if isinstance(evidence, list) else [evidence]
     text = " ".join(each for each in entries if isinstance(each, str))
     return frozenset(f"D{session}:{line}" for session, line in _IDS.findall(text))
 

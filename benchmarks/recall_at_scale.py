@@ -150,14 +150,14 @@ def measure(stage: Stage) -> Section:
     owners = {"half": memories // 2, "hundredth": memories // 100}
     with stage.database("bench_recall_at_scale") as url:
         database = Database(url)
-        stage.tell(f"recall at scale: writing {memories:,} memories with their vectors")
+        stage.progress(f"recall at scale: writing {memories:,} memories with their vectors")
         embedder_id = _fill(database, memories, owners)
-        stage.tell("recall at scale: building the index (minutes, at full size)")
+        stage.progress("recall at scale: building the index (minutes, at full size)")
         build_index(database, register(database, _EMBEDDER.name, _EMBEDDER.dimensions), _INDEX_FROM)
         with connected(url) as admin:
             admin.exec_driver_sql("VACUUM ANALYZE")
             admin.exec_driver_sql("CHECKPOINT")
-        stage.tell("recall at scale: a pause, then asking")
+        stage.progress("recall at scale: a pause, then asking")
         time.sleep(stage.scaled(_PAUSE_S))
         section = _measure(stage, database, owners, embedder_id)
         database.close()

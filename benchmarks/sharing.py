@@ -94,7 +94,7 @@ def _share(times: list[float], percent: int) -> float:
 
 def _measured(stage: Stage, kind: Kind) -> tuple[list[float], float]:
     """The ordinary users' times in seconds, and how long the flood took."""
-    stage.tell(kind.title)
+    stage.progress(kind.title)
     variables = {
         "PERDURE_MODEL": f"benchmark:{_LATENCY_S:g}",
         "PERDURE_SESSION__SCOPE": "channel",

@@ -1,4 +1,4 @@
-"""What every section stands on: throw-away servers, databases of its own, processes that end.
+"""Throw-away servers, databases and processes for the sections.
 
 The figures are those of the default settings: the caller's `PERDURE_*` variables and `.env`
 are kept out.
@@ -35,8 +35,8 @@ _FOREIGN = ("PERDURE_", "OPENAI_", "ANTHROPIC_", "CELERY_")
 _ENTRY_POINTS = "[perdure.models]\nbenchmark = benchmarks.agents:model\n"
 _METADATA = "Metadata-Version: 2.1\nName: perdure-benchmarks\nVersion: 0\n"
 
-Tell = Callable[[str], None]
-"""Shows what is being done, to whoever watches."""
+Progress = Callable[[str], None]
+"""Shows a line about the current step."""
 
 
 class BenchmarkFailed(Exception):
@@ -59,7 +59,7 @@ class Stage:
     """The servers, and whether to be `quick` (a tenth of the work: for trying things out)."""
 
     servers: Servers
-    tell: Tell
+    progress: Progress
     quick: bool
 
     def scaled(self, count: int) -> int:
@@ -125,7 +125,7 @@ class Stage:
         Raises:
             BenchmarkFailed: it takes longer than `timeout_s`.
         """
-        until(lambda: process.poll() is not None, timeout_s, lambda: self.tell(doing()))
+        until(lambda: process.poll() is not None, timeout_s, lambda: self.progress(doing()))
 
     def _site(self) -> Path:
         """A directory that declares the entry point of the benchmark's model, as an installed package would."""
@@ -138,16 +138,16 @@ class Stage:
 
 
 @contextmanager
-def stage(tell: Tell, *, quick: bool) -> Iterator[Stage]:
+def stage(progress: Progress, *, quick: bool) -> Iterator[Stage]:
     """Start the servers; stop and remove them in the end."""
     for name in [name for name in os.environ if name.startswith(_FOREIGN)]:
         del os.environ[name]
-    tell("starting PostgreSQL and Redis")
+    progress("starting PostgreSQL and Redis")
     with servers() as running:
-        yield Stage(running, tell, quick)
+        yield Stage(running, progress, quick)
 
 
-def until(ready: Callable[[], bool], timeout_s: float, meanwhile: Callable[[], None] = lambda: None) -> None:
+def until(ready: Callable[[], bool], timeout_s: float, while_waiting: Callable[[], None] = lambda: None) -> None:
     """Return when `ready`.
 
     Raises:
@@ -157,7 +157,7 @@ def until(ready: Callable[[], bool], timeout_s: float, meanwhile: Callable[[], N
     while not ready():
         if time.monotonic() > deadline:
             raise BenchmarkFailed(f"nothing came of it within {timeout_s:g} s")
-        meanwhile()
+        while_waiting()
         time.sleep(_LOOK_S)
 
 

@@ -36,7 +36,7 @@ _ACCEPTING = "turns.enqueue"
 
 
 class SilentWaker:
-    """Wakes nobody: the benchmark runs the session itself."""
+    """Publishes nothing: the benchmark runs the session itself."""
 
     def session(self, _session_id: UUID, _priority: int) -> bool:
         """Nothing is published."""
@@ -135,7 +135,7 @@ class Counts:
 
 def count(stage: Stage, turns: int) -> Counts:
     """Count the statements of so many turns of a session that exists."""
-    stage.tell("counting statements")
+    stage.progress("counting statements")
     with stage.database("bench_statements") as url:
         before = ledger(url)
         with bench(url) as made:

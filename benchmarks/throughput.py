@@ -1,4 +1,4 @@
-"""Turns per second through the whole path, beside the bare floor under them and beside LangGraph.
+"""Turns per second through the whole path, compared with a bare floor and with LangGraph.
 
 perdure and the floor have one producer process and one worker process each, the same broker and
 database, and as many messages in flight; the rate is taken by the database's clock between the end of the
@@ -39,7 +39,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """What the worker runs, what the producer is told, and the query that counts what is done."""
+    """What the worker runs, the producer's arguments, and the query that counts what is done."""
 
     application: str
     producer: Sequence[str]
@@ -117,7 +117,7 @@ def floor_rate(stage: Stage, load: Load, commits: int) -> Rate:
 
 
 def _run(stage: Stage, url: URL, sides: Sides, load: Load) -> Ledger:
-    """Have a worker do all that a producer sends; what PostgreSQL counted meanwhile."""
+    """Have a worker do all that a producer sends; what PostgreSQL counted during that time."""
     before, environment = ledger(url), stage.environment(url)
     sending = [*sides.producer, "--total", str(load.total), "--window", str(_WINDOW)]
     with (

@@ -94,12 +94,12 @@ def _wait(stage: Stage, turns: int, model: dict[str, str]) -> Waited:
         ) as worker,
         _sender(stage, url) as send,
     ):
-        stage.tell("warming the worker up")
+        stage.progress("warming the worker up")
         for number in range(_WARM_UP):
             send(f"warm-up {number}", QUESTION)
         until(lambda: bool(scalar(url, _ANSWERED) == _WARM_UP), _DONE_S)
         before = _size(worker)
-        stage.tell(f"{turns} turns wait on {model['PERDURE_MODEL']}")
+        stage.progress(f"{turns} turns wait on {model['PERDURE_MODEL']}")
         for number in range(turns):
             send(f"user {number}", PATIENT + QUESTION)
         until(lambda: bool(scalar(url, _BEGUN_AND_NO_FURTHER) == turns), _LATENCY_S)
