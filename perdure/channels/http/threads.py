@@ -3,9 +3,9 @@
 Waking a thread or the loop costs more than a statement does, so work is handed over through one queue, and results that
 come while the loop is busy return to it together.
 
-More threads than there are cores wait for the interpreter's lock and for each other's commits: with 32 instead of 4, the
-gateway's 99th percentile at half of its capacity is a third to a half higher. So a few threads serve the queue, and others
-only while work has waited for `_LOOK_S`: the few may all be in slow statements.
+Further threads wait for the interpreter's lock and for each other's commits, which costs more than it gains. So
+`_FEW` threads serve the queue, and others only while work has waited for `_LOOK_S`: the few may all be in slow
+statements.
 """
 
 from __future__ import annotations
