@@ -1,16 +1,22 @@
 """The client of the gateway's benchmark, in a process of its own: `python -m benchmarks.requester`.
 
 Reads one order a line from stdin, a JSON object, and answers each with one line: the requests' latencies in
-milliseconds, the seconds they took, and what was answered last. Each connection is kept alive and has one request
-under way.
+milliseconds, the seconds they took, and what was answered last. Connections are kept alive, with one request under way
+on each.
+
+A closed loop (`per_s` is 0) sends the next request as soon as a connection is answered, which measures capacity. An
+open loop sends `per_s` requests a second, whatever the server does. Its latencies begin when a request is due, so that
+they include the time in which it waits for a connection (no coordinated omission).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,9 +25,16 @@ _HEAD_END = b"\r\n\r\n"
 _LENGTH = b"content-length: "
 
 
+_SEED = 1
+"""Of the gaps between the requests of an open loop: each side of a comparison has the same ones."""
+
+
 @dataclass
 class Order:
-    """Requests to send: `paths` and `bodies` in turn, on so many connections, until `seconds` have passed."""
+    """Requests to send: `paths` and `bodies` in turn, on `connections`, until `seconds` have passed.
+
+    `per_s`: the rate of an open loop, 0 for a closed one. Its gaps are equal, or with `random` exponential.
+    """
 
     port: int
     method: str
@@ -30,6 +43,8 @@ class Order:
     connections: int
     seconds: float
     status: int
+    per_s: float = 0.0
+    random: bool = False
     latencies: list[float] = field(default_factory=list)
     last: bytes = b""
 
@@ -48,12 +63,64 @@ class Order:
             number += 1
 
 
+class _Load:
+    """The connections of one order, those of them that are idle, and the requests that are due."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.made: list[_Connection] = []
+        self._requests = order.requests()
+        self._idle: deque[_Connection] = deque()
+        self._due: deque[float] = deque()
+        self._gaps = random.Random(_SEED)  # noqa: S311 (arrivals)
+        self._ends = 0.0
+
+    def connection(self) -> _Connection:
+        """Another one."""
+        self.made.append(_Connection(self))
+        return self.made[-1]
+
+    def begin(self) -> None:
+        """Send the first requests."""
+        now = time.perf_counter()
+        self._ends = now + self.order.seconds
+        if self.order.per_s:
+            self._idle.extend(self.made)
+            self._arrive(now)
+            return
+        for connection in self.made:
+            connection.send(next(self._requests), now)
+
+    def answered(self, connection: _Connection, now: float) -> None:
+        """The connection is free for the next request; it is closed if none will come."""
+        if self._due:
+            connection.send(next(self._requests), self._due.popleft())
+        elif now >= self._ends:
+            connection.close()
+        elif self.order.per_s:
+            self._idle.append(connection)
+        else:
+            connection.send(next(self._requests), now)
+
+    def _arrive(self, due: float) -> None:
+        """A request is due now or was due a moment ago; have the next one arrive."""
+        if due >= self._ends:
+            for connection in self._idle:
+                connection.close()
+            return
+        if self._idle:
+            self._idle.popleft().send(next(self._requests), due)
+        else:
+            self._due.append(due)
+        rate = self.order.per_s
+        following = due + (self._gaps.expovariate(rate) if self.order.random else 1 / rate)
+        asyncio.get_running_loop().call_later(following - time.perf_counter(), self._arrive, following)
+
+
 class _Connection(asyncio.Protocol):
-    def __init__(self, order: Order, requests: Iterator[bytes], ends: float) -> None:
+    def __init__(self, load: _Load) -> None:
         self.done = asyncio.get_running_loop().create_future()
-        self._order = order
-        self._requests = requests
-        self._ends = ends
+        self._load = load
         self._received = b""
         self._began = 0.0
         self._transport: asyncio.Transport
@@ -61,33 +128,33 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._send()
 
     def data_received(self, data: bytes) -> None:
         self._received += data
         head, found, body = self._received.partition(_HEAD_END)
         if not found or len(body) < _length(head):
             return
-        now = time.perf_counter()
-        if int(head[9:12]) != self._order.status:
+        now, order = time.perf_counter(), self._load.order
+        if int(head[9:12]) != order.status:
             self.done.set_exception(RuntimeError(self._received.decode()))
             return
-        self._order.latencies.append((now - self._began) * 1_000)
-        self._order.last, self._received = body, b""
-        if now < self._ends:
-            self._send()
-        else:
-            self._transport.close()
-            self.done.set_result(None)
+        order.latencies.append((now - self._began) * 1_000)
+        order.last, self._received = body, b""
+        self._load.answered(self, now)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.done.done():
             self.done.set_exception(exc or RuntimeError("the server closed a connection that is kept alive"))
 
-    def _send(self) -> None:
-        request = next(self._requests)
-        self._began = time.perf_counter()
+    def send(self, request: bytes, began: float) -> None:
+        """Send a request, whose latency counts from `began`."""
+        self._began = began
         self._transport.write(request)
+
+    def close(self) -> None:
+        """No further request comes."""
+        self._transport.close()
+        self.done.set_result(None)
 
 
 def _length(head: bytes) -> int:
@@ -96,15 +163,12 @@ def _length(head: bytes) -> int:
 
 
 async def _carry_out(order: Order) -> dict[str, Any]:
-    loop, requests = asyncio.get_running_loop(), order.requests()
+    loop, load = asyncio.get_running_loop(), _Load(order)
+    for _ in range(order.connections):
+        await loop.create_connection(load.connection, "127.0.0.1", order.port)
     began = time.perf_counter()
-    made = [
-        await loop.create_connection(
-            lambda: _Connection(order, requests, began + order.seconds), "127.0.0.1", order.port
-        )
-        for _ in range(order.connections)
-    ]
-    await asyncio.gather(*(protocol.done for _, protocol in made))
+    load.begin()
+    await asyncio.gather(*(connection.done for connection in load.made))
     took = time.perf_counter() - began
     return {"latencies": order.latencies, "seconds": took, "last": json.loads(order.last)}
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from perdure.channels.http.threads import Threads
+from perdure.channels.http.threads import _FEW, Threads
 
-MOST = 4
+MOST = 12
 
 _PATIENCE_S = 30.0
 
@@ -61,6 +61,34 @@ def test_the_loop_goes_on_while_work_blocks() -> None:
             return [*found, await stuck]
 
     assert asyncio.run(main()) == ["answered", False, True]
+
+
+def test_further_threads_start_where_work_waits_and_end_with_it() -> None:
+    """Slow statements in all of the few threads hold up the others for a moment only, up to `MOST` of them."""
+    release = threading.Event()
+
+    def extra() -> list[threading.Thread]:
+        return [each for each in threading.enumerate() if each.name == "gateway-extra"]
+
+    async def main() -> tuple[str, int, list[bool]]:
+        with pool() as threads:
+            stuck = [asyncio.ensure_future(threads.run(lambda: release.wait(_PATIENCE_S))) for _ in range(MOST - 1)]
+            await asyncio.sleep(0)  # until they are handed over
+            answered = await threads.run(lambda: "answered")
+            most = len(extra())
+            release.set()
+            results = await asyncio.gather(*stuck)
+            for each in extra():
+                each.join(_PATIENCE_S)
+            again = [asyncio.ensure_future(threads.run(lambda: True)) for _ in range(MOST)]
+            return answered, most, [*results, *await asyncio.gather(*again)]
+
+    answered, most, results = asyncio.run(main())
+
+    assert answered == "answered"
+    assert most >= MOST - 1 - _FEW
+    assert all(results)
+    assert extra() == []
 
 
 def test_a_caller_that_is_cancelled_takes_nothing_from_the_others() -> None:
