@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.text.contradiction import MAX_CHARS, Kind, difference, read
+from perdure.text.contradiction import MAX_CHARS, Kind, difference, features
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_what_says_the_same(left: str, right: str) -> None:
 
 @given(st.text(max_size=60), st.text(max_size=60))
 def test_it_holds_for_any_text(left: str, right: str) -> None:
-    """No text breaks it, none contradicts itself, order decides nothing, and essences and bits speak for their part."""
+    """No text raises or contradicts itself, the order of two texts does not matter, fingerprints and bits agree."""
     assert difference(left, left) is None
     found, back = difference(left, right), difference(right, left)
     assert (found is None) == (back is None)
@@ -87,21 +87,22 @@ def test_it_holds_for_any_text(left: str, right: str) -> None:
         assert (found.kind, found.left, found.right) == (back.kind, back.right, back.left)
         assert str(found)
     same_part = found is None or found.kind in {Kind.NAME, Kind.OPPOSITE}
-    assert (read(left).essence == read(right).essence) is same_part
+    assert (features(left).fingerprint == features(right).fingerprint) is same_part
     if found is None or found.kind is Kind.OPPOSITE:
-        assert not read(left).name_bits & ~read(right).word_bits
-        assert not read(right).name_bits & ~read(left).word_bits
+        assert not features(left).name_bits & ~features(right).word_bits
+        assert not features(right).name_bits & ~features(left).word_bits
 
 
 @pytest.mark.parametrize(("left", "right"), [("ask Anna", "ask Bob"), ("서울의 날씨는", "부산의 날씨는")])
 def test_names_that_differ_differ_in_their_bits(left: str, right: str) -> None:
     """As a rule: bits of names may coincide, and then the names themselves decide."""
-    assert read(left).name_bits & ~read(right).word_bits
+    assert features(left).name_bits & ~features(right).word_bits
 
 
-def test_the_essence_is_the_same_everywhere() -> None:
-    """It may be stored; it is no hash that a process makes up for itself."""
-    assert read("wait 30 minutes, not 90").essence == read("90 is not 30").essence == 9_164_849_144_532_300_859
+def test_the_fingerprint_is_the_same_everywhere() -> None:
+    """It may be stored: unlike Python's `hash`, it does not depend on the process."""
+    fingerprint = features("wait 30 minutes, not 90").fingerprint
+    assert fingerprint == features("90 is not 30").fingerprint == 9_164_849_144_532_300_859
 
 
 @pytest.mark.parametrize("filler", ["a ", "\N{ARABIC LIGATURE SALLALLAHOU ALAYHE WASALLAM}"])
@@ -111,7 +112,7 @@ def test_what_is_beyond_the_bound_differs_if_one_character_does(filler: str) -> 
     found = difference(f"{long}left", f"{long}right")
     assert found is not None
     assert (found.kind, str(found).count("10,000")) == (Kind.REST, 2)
-    assert read(f"{long}left").essence != read(f"{long}right").essence
+    assert features(f"{long}left").fingerprint != features(f"{long}right").fingerprint
     assert difference(long, long) is None
     assert difference("a", long) is not None
 

@@ -35,7 +35,8 @@ from perdure.network import egress
 from perdure.network.reply_urls import Reachable
 from perdure.sessions import summary
 from perdure.tasks import arguments
-from perdure.text import contradiction, linear, patterns, quoting, untrusted
+from perdure.text import contradiction, linear, numbers, patterns, quoting, untrusted, words
+from perdure.text import names as text_names
 from perdure.text.patterns import Pattern
 from perdure.tools import docstring
 from perdure.tools.mcp import stdio
@@ -57,6 +58,8 @@ NOT_OVER_FOREIGN_TEXT = {
     "perdure.embedded.sockets.settle": "takes a path of this installation",
     "perdure.network.egress.pinned": "takes a URL that `check` made",
     "perdure.memory.consolidation.extraction.extract": "calls a model; its text goes to `chunks`, `together`, `parse`",
+    "perdure.text.words.cached_by_word": "takes a function",
+    "perdure.text.words.word_list": "takes a list of words in the source",
 }
 """Functions with a string parameter, in modules with patterns, that no hostile text reaches."""
 
@@ -95,8 +98,20 @@ def refusing(function: Callable[[str], object], *errors: type[Exception]) -> Cal
 
 
 FUNCTIONS: dict[str, Callable[[str], object]] = {
-    "perdure.text.contradiction.read": contradiction.read,
+    "perdure.text.contradiction.features": contradiction.features,
     "perdure.text.contradiction.difference": lambda given: contradiction.difference(given, f"{given} 1"),
+    "perdure.text.numbers.numbers_in": lambda given: list(numbers.numbers_in(given)),
+    "perdure.text.names.names_by_position": lambda given: list(text_names.names_by_position(given)),
+    "perdure.text.names.missing": lambda given: text_names.missing(frozenset([given]), frozenset([f"{given} 1"])),
+    "perdure.text.words.tokens": lambda given: list(words.tokens(given)),
+    "perdure.text.words.count_negations": lambda given: words.count_negations(given, list(words.tokens(given))),
+    "perdure.text.words.is_negation": words.is_negation,
+    "perdure.text.words.base_form": words.base_form,
+    "perdure.text.words.stem": words.stem,
+    "perdure.text.words.forms": words.forms,
+    "perdure.text.words.without_particle": words.without_particle,
+    "perdure.text.words.opposite_group": words.opposite_group,
+    "perdure.text.words.without_negative_prefix": words.without_negative_prefix,
     "perdure.tasks.arguments.hidden": arguments.hidden,
     "perdure.text.linear.words": linear.words,
     "perdure.text.linear.normalized": lambda given: (
