@@ -14,7 +14,7 @@ from uuid import UUID
 from perdure.agents import Agents
 from perdure.clock import Clock
 from perdure.database.engine import Database
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import Volatile
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Embedder
 from perdure.models.protocol import Model

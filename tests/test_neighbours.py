@@ -17,7 +17,7 @@ from kombu.asynchronous.timer import Timer
 from kombu.common import QoS
 
 from perdure.clock import SystemClock
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import Volatile
 from perdure.memory.redis.stream import Happening, Kind
 from perdure.redis import client_url
 from perdure.resilience.registry import Breakers

@@ -19,7 +19,7 @@ from perdure.database.engine import Database
 from perdure.embedded import postgres, redis
 from perdure.embedded.rewriting import AppendOnlyFile
 from perdure.errors import IncompatibleDatabase, MissingKey, Unavailable
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import Volatile
 from perdure.models.embedders.guarded import guard_with
 from perdure.models.embedders.resolve import check as check_embedder
 from perdure.models.embedders.resolve import resolve as resolve_embedder

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from perdure.database.engine import Database
-from perdure.memory.consolidation import queries
+from perdure.memory import queries
 
 BASE_RATE = 0.001
 """Lost in an hour, as a power of e, by what nobody reads."""

@@ -21,7 +21,7 @@ from perdure.clock import Clock
 from perdure.database.engine import Database
 from perdure.errors import Unavailable
 from perdure.ids import new_id
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import Volatile
 from perdure.snapshots.store import SnapshotStore
 from perdure.users import queries
 from perdure.users.statistics import forget_samples

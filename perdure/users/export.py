@@ -8,7 +8,7 @@ from perdure.access.tenants import user_of
 from perdure.clock import Clock
 from perdure.database.engine import Executor
 from perdure.errors import NotFound
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import Volatile
 from perdure.memory.redis.stream import MAX_ENTRIES
 from perdure.users import queries
 

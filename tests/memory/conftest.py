@@ -15,7 +15,7 @@ from perdure.clock import MovedClock
 from perdure.embedded import redis
 from perdure.embedded.lifecycle import Running
 from perdure.ids import new_id
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import Volatile
 from perdure.memory.redis.working import Line, RememberedTurn
 from perdure.models.protocol import Role
 from perdure.settings import MemorySettings

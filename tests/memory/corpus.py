@@ -10,7 +10,7 @@ from typing import Any
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.memory.embedding import embed_sessions
-from perdure.memory.exchange import Imported, import_messages
+from perdure.memory.import_export import Imported, import_messages
 from perdure.models.embedders.protocol import Embedder
 
 BEGIN = datetime(2024, 3, 4, 9, tzinfo=UTC)

@@ -20,7 +20,7 @@ from perdure.database.engine import Database
 from perdure.database.tables import metadata
 from perdure.errors import NotFound, Unavailable
 from perdure.memory.consolidation.consolidate import Counts
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import Volatile
 from perdure.memory.redis.stream import Happening, Kind
 from perdure.snapshots.redis import RedisSnapshots
 from perdure.turns.lease.keeper import Keeper

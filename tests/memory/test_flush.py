@@ -12,7 +12,7 @@ from perdure import tool
 from perdure.database.fencing import Fence
 from perdure.errors import Unavailable
 from perdure.memory.redis.flush import Blocked, Flushed, Outcome, Stale, fault, flush
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import Volatile
 from perdure.memory.redis.working import Line
 from perdure.models.protocol import Role
 from perdure.turns.inbox.accept import Accepted

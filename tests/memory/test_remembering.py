@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure.ids import new_id
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import Volatile
 from perdure.models.protocol import Role
 from perdure.turns.lease.keeper import Before, TurnRef
 from perdure.turns.run.remember import remember

@@ -15,7 +15,7 @@ import pytest
 from perdure.clock import MovedClock
 from perdure.embedded import redis
 from perdure.embedded.lifecycle import Running
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import Volatile
 from perdure.memory.redis.stream import MAX_ENTRIES, Happening, Kind
 from perdure.settings import MemorySettings
 

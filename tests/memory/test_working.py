@@ -12,7 +12,7 @@ import pytest
 
 from perdure.clock import MovedClock
 from perdure.errors import Unavailable
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import Volatile
 from perdure.models.protocol import Role
 from perdure.settings import MemorySettings
 from tests.memory.conftest import Remembered, line

@@ -15,7 +15,7 @@ import pytest
 from perdure.clock import SystemClock
 from perdure.errors import DeadlineExceeded
 from perdure.models.protocol import CallAborted, ModelReply
-from perdure.models.providers import connection
+from perdure.models.providers import transport as connection
 from perdure.models.providers.openai import OpenAIModel
 from tests.models.openai_server import OpenAIServer, Silence
 from tests.models.suite import QUESTION, ask, new_call

@@ -11,7 +11,7 @@ from pytest_celery import CeleryTestSetup
 
 from perdure.clock import SystemClock
 from perdure.ids import new_id
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import Volatile
 from perdure.memory.redis.working import Line, RememberedTurn
 from perdure.models.protocol import Role
 from perdure.settings import MemorySettings

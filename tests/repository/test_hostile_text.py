@@ -28,15 +28,14 @@ from perdure.memory.embedding import text_of
 from perdure.memory.recall import search, time_spans
 from perdure.memory.sections import budget
 from perdure.models.embedders import hashing
-from perdure.models.offline import OfflineModel, asks, concepts, language, memories
+from perdure.models.offline import OfflineModel, entities, intents, language, memories
 from perdure.models.protocol import Message, ModelCall, ModelRequest, Role, ToolCall, ToolSchema
-from perdure.models.providers import names
+from perdure.models.providers import wire_names
 from perdure.network import egress
 from perdure.network.reply_urls import Reachable
 from perdure.sessions import summary
 from perdure.tasks import arguments
-from perdure.text import contradiction, linear, numbers, patterns, quoting, untrusted, words
-from perdure.text import names as text_names
+from perdure.text import contradiction, linear, names, numbers, patterns, quoting, untrusted, words
 from perdure.text.patterns import Pattern
 from perdure.tools import docstring
 from perdure.tools.mcp import stdio
@@ -101,8 +100,8 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.text.contradiction.features": contradiction.features,
     "perdure.text.contradiction.difference": lambda given: contradiction.difference(given, f"{given} 1"),
     "perdure.text.numbers.numbers_in": lambda given: list(numbers.numbers_in(given)),
-    "perdure.text.names.names_by_position": lambda given: list(text_names.names_by_position(given)),
-    "perdure.text.names.missing": lambda given: text_names.missing(frozenset([given]), frozenset([f"{given} 1"])),
+    "perdure.text.names.names_by_position": lambda given: list(names.names_by_position(given)),
+    "perdure.text.names.missing": lambda given: names.missing(frozenset([given]), frozenset([f"{given} 1"])),
     "perdure.text.words.tokens": lambda given: list(words.tokens(given)),
     "perdure.text.words.count_negations": lambda given: words.count_negations(given, list(words.tokens(given))),
     "perdure.text.words.is_negation": words.is_negation,
@@ -149,18 +148,21 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.memory.recall.time_spans.spans": lambda given: time_spans.spans(given, NOW, ZoneInfo("UTC")),
     "perdure.models.embedders.hashing.words": hashing.words,
     "perdure.models.embedders.hashing.HashEmbedder": lambda given: hashing.HashEmbedder(384).embed([given]),
-    "perdure.models.providers.names.accepted": names.accepted,
-    "perdure.models.offline.asks.asks_who": asks.asks_who,
-    "perdure.models.offline.asks.greets": asks.greets,
-    "perdure.models.offline.asks.asks_for_memories": asks.asks_for_memories,
-    "perdure.models.offline.asks.asks_for_summary": asks.asks_for_summary,
-    "perdure.models.offline.asks.asks_something": asks.asks_something,
-    "perdure.models.offline.asks.line_of_mine": asks.line_of_mine,
-    "perdure.models.offline.asks.time_zone": asks.time_zone,
-    "perdure.models.offline.asks.calculation": lambda given: (asks.calculation(given), asks.calculation(given[:500])),
-    "perdure.models.offline.asks.tool_calls": lambda given: list(asks.tool_calls(given, ["x"])),
-    "perdure.models.offline.concepts.entities": concepts.entities,
-    "perdure.models.offline.concepts.relations": concepts.relations,
+    "perdure.models.providers.wire_names.accepted": wire_names.accepted,
+    "perdure.models.offline.intents.asks_who": intents.asks_who,
+    "perdure.models.offline.intents.greets": intents.greets,
+    "perdure.models.offline.intents.asks_for_memories": intents.asks_for_memories,
+    "perdure.models.offline.intents.asks_for_summary": intents.asks_for_summary,
+    "perdure.models.offline.intents.asks_something": intents.asks_something,
+    "perdure.models.offline.intents.line_of_mine": intents.line_of_mine,
+    "perdure.models.offline.intents.time_zone": intents.time_zone,
+    "perdure.models.offline.intents.calculation": lambda given: (
+        intents.calculation(given),
+        intents.calculation(given[:500]),
+    ),
+    "perdure.models.offline.intents.tool_calls": lambda given: list(intents.tool_calls(given, ["x"])),
+    "perdure.models.offline.entities.entities": entities.entities,
+    "perdure.models.offline.entities.relations": entities.relations,
     "perdure.models.offline.language.sentences": language.sentences,
     "perdure.models.offline.language.is_question": language.is_question,
     "perdure.models.offline.language.terms": language.terms,

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Row
 
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import Volatile
 from perdure.memory.redis.stream import Happening, Kind
 from perdure.sessions.ending import Ended, NotDue, Outcome, Postponed, endings_due, request_end
 from perdure.sessions.forking import fork

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from perdure import tool
 from perdure.database.engine import Moment
 from perdure.errors import CircuitBreakerOpen, Conflict, NotFound, ProviderError
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import Volatile
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.resilience.circuit import State as Breaker
 from perdure.resilience.shared import Transition

@@ -17,7 +17,7 @@ from perdure import Agent
 from perdure.agents import Agents
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Moment
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import Volatile
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Embedder
 from perdure.models.protocol import Message, Model, ModelRequest, Role, ToolCall

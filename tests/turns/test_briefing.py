@@ -11,7 +11,7 @@ import pytest
 from perdure import Agent, tool
 from perdure.agents import Agents
 from perdure.errors import ProviderError
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import Volatile
 from perdure.memory.redis.stream import Happening, Kind
 from perdure.memory.sections.budget import tokens
 from perdure.models.embedders.protocol import Vector

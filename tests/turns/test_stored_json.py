@@ -21,7 +21,7 @@ from perdure.database.engine import as_json
 from perdure.database.fencing import Fence
 from perdure.database.tables import metadata
 from perdure.memory.redis.flush import Flushed, flush
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import Volatile
 from perdure.memory.redis.stream import Happening, Kind
 from perdure.models.protocol import Role
 from perdure.settings import MemorySettings

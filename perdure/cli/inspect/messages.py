@@ -17,7 +17,7 @@ from perdure.cli.display import AsJson, write_fields, write_json
 from perdure.cli.errors import Failure
 from perdure.cli.files import STDIO, opened, write_whole
 from perdure.memory.embedding import embed_sessions
-from perdure.memory.exchange import Imported, export_messages, import_messages
+from perdure.memory.import_export import Imported, export_messages, import_messages
 from perdure.runtime import Runtime
 
 commands = typer.Typer(help="Conversations from and into files.", no_args_is_help=True)

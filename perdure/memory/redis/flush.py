@@ -20,7 +20,7 @@ from sqlalchemy import Row
 from perdure.database.engine import Database, as_json
 from perdure.database.fencing import Fence
 from perdure.errors import Unavailable
-from perdure.memory import queries
+from perdure.memory.redis import queries
 from perdure.memory.redis.working import Line, RememberedTurn, WorkingMemory
 from perdure.models.protocol import Role
 

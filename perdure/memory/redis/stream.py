@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from perdure.errors import loggable
-from perdure.memory.redis.connection import Cache
+from perdure.memory.redis.cache import Cache
 
 log = logging.getLogger(__name__)
 

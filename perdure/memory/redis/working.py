@@ -17,7 +17,7 @@ from uuid import UUID
 import redis
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from perdure.memory.redis.connection import Cache
+from perdure.memory.redis.cache import Cache
 from perdure.models.protocol import Role
 from perdure.text.untrusted import first_line, load_object
 

@@ -17,10 +17,10 @@ import httpx2
 from perdure.clock import Clock
 from perdure.errors import InvalidResponse, PerdureError
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
-from perdure.models.providers.connection import CONNECT_TIMEOUT_S, line_of
 from perdure.models.providers.endpoint import ANTHROPIC, endpoint_of
 from perdure.models.providers.errors import Exchange, Failure, connection_lost, error_of
 from perdure.models.providers.messages_wire import Assembly, names_of, request_body
+from perdure.models.providers.transport import CONNECT_TIMEOUT_S, line_of
 
 _STATUS_OF_TYPE = {
     "invalid_request_error": 400,

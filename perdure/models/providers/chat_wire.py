@@ -14,8 +14,8 @@ from typing import Any
 from perdure.errors import InvalidResponse
 from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, ToolSchema, Usage
 from perdure.models.providers.json_values import count, mapping, sequence, text
-from perdure.models.providers.names import WireIds, WireNames
 from perdure.models.providers.reply import Draft, DraftCall
+from perdure.models.providers.wire_names import WireIds, WireNames
 from perdure.text import untrusted
 
 

@@ -33,7 +33,7 @@ from perdure.errors import (
     ProviderError,
     RateLimited,
 )
-from perdure.models.providers.connection import Compressed, ForeignRedirect
+from perdure.models.providers.transport import Compressed, ForeignRedirect
 
 _log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from typing import Any
 from perdure.errors import InvalidResponse
 from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, Usage
 from perdure.models.providers.json_values import count, mapping, text
-from perdure.models.providers.names import WireIds, WireNames
 from perdure.models.providers.reply import Draft, DraftCall
+from perdure.models.providers.wire_names import WireIds, WireNames
 from perdure.text import untrusted
 
 MAX_TOKENS = 16_384

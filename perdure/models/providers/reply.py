@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from perdure.errors import InvalidResponse
 from perdure.models.protocol import ModelReply, ToolCall, Usage
-from perdure.models.providers.names import WireNames, unused
+from perdure.models.providers.wire_names import WireNames, unused
 from perdure.text import untrusted
 
 MAX_REPLY_CHARS = 2_000_000

@@ -20,8 +20,8 @@ from perdure.agents import Agent
 from perdure.casebank.search import Found, authors
 from perdure.errors import Abandoned, PerdureError, Unavailable
 from perdure.memory.recall.search import Recalled, Seen
+from perdure.memory.sections.assemble import MOST_RECALLED, Occasion, gather
 from perdure.memory.sections.budget import Section, affordable, cut_to, render, tokens
-from perdure.memory.sections.gather import MOST_RECALLED, Occasion, gather
 from perdure.models.protocol import CallAborted, ModelCall, ToolSchema
 from perdure.runtime import Runtime
 from perdure.sessions.ending import read_conversation

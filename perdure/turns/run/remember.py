@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import Volatile
 from perdure.memory.redis.stream import Happening, Kind
 from perdure.memory.redis.working import RememberedTurn
 from perdure.runtime import Runtime

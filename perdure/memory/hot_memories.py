@@ -7,7 +7,7 @@ every few hours, so that a prompt can have them without searching. Refreshing tw
 from __future__ import annotations
 
 from perdure.database.engine import Database
-from perdure.memory.consolidation import queries
+from perdure.memory import queries
 
 PATTERN_DAYS = 7
 """Days that a recall counts."""

@@ -11,8 +11,8 @@ from perdure.clock import Clock
 from perdure.database.engine import Database
 from perdure.database.fencing import Fence
 from perdure.errors import Unavailable
-from perdure.memory import queries
-from perdure.memory.redis.connection import Cache
+from perdure.memory.redis import queries
+from perdure.memory.redis.cache import Cache
 from perdure.memory.redis.flush import Blocked, Flushed, Stale, flush
 from perdure.memory.redis.stream import Stream
 from perdure.memory.redis.working import WorkingMemory

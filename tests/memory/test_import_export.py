@@ -12,7 +12,7 @@ from sqlalchemy import Row, create_engine
 
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
-from perdure.memory.exchange import Imported, export_messages
+from perdure.memory.import_export import Imported, export_messages
 from perdure.memory.recall.search import Recall
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.sessions.forking import fork

@@ -25,7 +25,7 @@ from perdure.clock import Clock
 from perdure.database.engine import Database, Statement, Transaction, as_json
 from perdure.errors import InvalidRequest
 from perdure.ids import new_id
-from perdure.memory import exchange_queries as queries
+from perdure.memory import import_export_queries as queries
 from perdure.memory.sections.budget import tokens
 from perdure.text.untrusted import first_line, identifier, load_object, storable, what_is_wrong
 
