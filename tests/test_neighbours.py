@@ -153,7 +153,7 @@ def test_installations_with_different_prefixes_share_no_keys(redis_url: str, cli
     breakers["a:"].get("llm:test").execute(lambda: "fine", 5)
 
     assert layers["b:"].stream.recent("ana", 10) == []
-    assert layers["b:"].working.held(session_id) == ()
+    assert layers["b:"].working.read(session_id) == ()
     assert [each.name for each in breakers["a:"].list()] == ["llm:test"]
     assert breakers["b:"].list() == []
     assert all(key.startswith("a:") for key in client.keys("*"))

@@ -67,14 +67,6 @@ class Filled:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Of `total` texts `done` have a vector of the present embedder."""
-
-    done: int
-    total: int
-
-
 def as_parameter(vector: Vector) -> str:
     """`vector` as a statement takes it, to the last bit of the four bytes that PostgreSQL keeps of each number."""
     numbers = ",".join(["%.9g"] * len(vector)) % tuple(vector)  # formatting them one by one takes twice as long
@@ -143,16 +135,6 @@ def embed_sessions(
         embedded, refused = embedded + filled.embedded, refused + filled.refused
         if not lacking or filled.error is not None:
             return Filled(embedded, refused, bool(lacking), filled.error)
-
-
-def progress(database: Database, embedder: Embedder) -> Progress:
-    """How far the present embedder has come. Counts all rows: for people who ask, not for each turn.
-
-    Raises:
-        Unavailable: the database cannot be reached.
-    """
-    row = database.run(queries.PROGRESS, {"name": embedder.name, "dimensions": embedder.dimensions})[0]
-    return Progress(row.done, row.total)
 
 
 def build_index(database: Database, registered: Registered, rows: int) -> bool:

@@ -180,20 +180,6 @@ WALK_MEMORIES = Statement(
     ),
 )
 
-# How much has a vector of this embedder, and how much there is.
-PROGRESS = Statement(
-    "embedding.progress",
-    """
-    SELECT (SELECT count(*) FROM message_vectors AS v WHERE v.embedder_id = e.embedder_id)
-             + (SELECT count(*) FROM memory_vectors AS v WHERE v.embedder_id = e.embedder_id) AS done,
-           (SELECT count(*) FROM message_words) + (SELECT count(*) FROM memories) AS total
-    FROM (SELECT (SELECT embedder_id FROM embedders
-                  WHERE name = %(name)s AND (%(dimensions)s::int IS NULL OR dimensions = %(dimensions)s::int)
-                  ORDER BY embedder_id DESC LIMIT 1) AS embedder_id) AS e
-    """,
-    writes=False,
-)
-
 # --- indexes -----------------------------------------------------------------------------
 
 # Whether enough vectors are there for an index to be worth its while, without counting all.

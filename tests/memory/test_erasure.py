@@ -251,7 +251,7 @@ def test_a_process_that_was_paused_leaves_nothing_behind_for_long(
     """What it writes to Redis after the first pass goes with the second; what came since stays."""
     user = f"user {MARKER}"
     rows = lived.sql("SELECT session_id FROM sessions WHERE user_id = %(user)s", user=user)
-    remembered = [volatile.working.held(row.session_id) for row in rows]
+    remembered = [volatile.working.read(row.session_id) for row in rows]
     late = lived.clock.now()
     _eraser(lived, volatile).erase(user)
     for row, turns in zip(rows, remembered, strict=True):

@@ -50,7 +50,7 @@ def test_a_turn_is_remembered_as_it_was_settled(
 ) -> None:
     """Read back, it is the turn that PostgreSQL has, under the token of its commit."""
     ref = _settled(stage, volatile, **verdict)
-    (turn,) = volatile.working.held(ref.turn_id)
+    (turn,) = volatile.working.read(ref.turn_id)
     assert (turn.turn_id, turn.seq, turn.token, turn.channel) == (ref.turn_id, 4, 7, "web")
     assert (turn.status, turn.error_code) == (verdict.get("status", "done"), verdict.get("error_code"))
     assert [line.content for line in turn.messages] == lines

@@ -37,7 +37,6 @@ def test_turns_are_read_as_they_were_remembered(volatile: Volatile, remembered: 
     for turn in (tools, failed):
         assert volatile.working.remember_turn(SESSION, turn)
     assert volatile.working.read(SESSION) == (tools, failed)
-    assert volatile.working.held(SESSION) == (tools, failed)
     assert volatile.working.read(uuid4()) == ()
 
 
@@ -112,7 +111,7 @@ def test_a_key_that_is_no_list_is_reported_and_removed(
     """It is this session's key, whatever stands there: no ending waits for it."""
     client.set(KEY, "no list")
     assert not volatile.working.remember_turn(SESSION, remembered())
-    assert volatile.working.held(SESSION) == ()
+    assert volatile.working.read(SESSION) == ()
     assert "not a list" in caplog.text
     volatile.working.forget(SESSION)
     assert client.keys() == []
@@ -134,10 +133,9 @@ def test_redis_away_is_reported_to_who_may_go_on_and_raised_to_who_may_not(
 ) -> None:
     """A turn goes on without; a flush and the end of a session do not."""
     assert not away.working.remember_turn(SESSION, remembered())
-    assert away.working.read(SESSION) is None
     assert len(caplog.records) == 1
     with pytest.raises(Unavailable, match="PERDURE_REDIS_URL"):
-        away.working.held(SESSION)
+        away.working.read(SESSION)
     with pytest.raises(Unavailable):
         away.working.forget(SESSION)
     clock.advance(timedelta(seconds=6))

@@ -261,7 +261,7 @@ class Life(RuleBasedStateMachine):
             row = self.stage.session(session_id)
             assert (row.state, row.unsettled, row.lease_until) == ("ended", 0, None)
             self.chronicle.check_ended(session_id)
-            assert self.world.volatile.working.held(session_id) == ()
+            assert self.world.volatile.working.read(session_id) == ()
             kept = "SELECT count(*) FROM snapshots WHERE session_id = %(id)s"
             assert self.stage.sql(kept, id=session_id)[0][0] == 0
 

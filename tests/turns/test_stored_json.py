@@ -105,7 +105,6 @@ def a_held_ending(stage: Stage, volatile: Volatile, path: Path) -> None:
     assert kept.tool_calls == [ASKED | NEWER]
     assert kept.usage.items() >= NEWER.items()
     remembered = volatile.working.read(sent.session_id)
-    assert remembered is not None
     assert json.loads(remembered[0].model_dump_json())["messages"][1]["tool_calls"] == [ASKED | NEWER]
 
 

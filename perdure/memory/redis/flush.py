@@ -61,7 +61,7 @@ def flush(database: Database, working: WorkingMemory, session_id: UUID, fence: F
     Raises:
         Unavailable: Redis or PostgreSQL cannot be reached; it may be tried again.
     """
-    held = working.held(session_id)
+    held = working.read(session_id)
     if not held:
         return Flushed(0)
     for _ in range(_TRIES):

@@ -102,22 +102,13 @@ class WorkingMemory:
 
         return bool(self._cache.attempt(f"remembering turn {turn.turn_id} of session {session_id}", work))
 
-    def read(self, session_id: UUID) -> tuple[RememberedTurn, ...] | None:
-        """The turns that are remembered, in order; None while Redis is away.
+    def read(self, session_id: UUID) -> tuple[RememberedTurn, ...]:
+        """The remembered turns, in order.
 
-        A turn that was settled while Redis was away is missing, and turns that said nothing were
-        never here: whoever needs all of them asks PostgreSQL.
-        """
-        return self._cache.attempt(
-            f"reading the working memory of session {session_id}",
-            lambda client: _read(client, self._key(session_id), session_id),
-        )
-
-    def held(self, session_id: UUID) -> tuple[RememberedTurn, ...]:
-        """The same, for who must know.
+        Turns that were settled while Redis was unavailable are missing: PostgreSQL has all of them.
 
         Raises:
-            Unavailable: Redis is away.
+            Unavailable: Redis cannot be reached.
         """
         return self._cache.require(lambda client: _read(client, self._key(session_id), session_id))
 
