@@ -30,7 +30,7 @@ _A_BATCH = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Decayed:
+class DecayResult:
     """What a run did: memories it looked at, those whose value changed, those put away."""
 
     looked_at: int = 0
@@ -59,7 +59,7 @@ def is_faded(value: float, age_days: float, unread_days: float) -> bool:
     return value < ARCHIVE_BELOW and age_days > ARCHIVE_AFTER_DAYS and unread_days > ARCHIVE_AFTER_DAYS
 
 
-def decay(database: Database, progress: Callable[[int], None] = lambda _: None) -> Decayed:
+def decay(database: Database, progress: Callable[[int], None] = lambda _: None) -> DecayResult:
     """Bring the value of every memory up to now, and put away what has faded.
 
     Each thousand is a commit of its own. `progress` is told how many were looked at so far.
@@ -76,10 +76,10 @@ def decay(database: Database, progress: Callable[[int], None] = lambda _: None) 
         "archive_after_days": ARCHIVE_AFTER_DAYS,
         "most": _A_BATCH,
     }
-    done, after = Decayed(), UUID(int=0)
+    done, after = DecayResult(), UUID(int=0)
     while True:
         row = database.run(queries.DECAY, {**parameters, "after": after})[0]
-        done = Decayed(done.looked_at + row.looked_at, done.changed + row.changed, done.archived + row.archived)
+        done = DecayResult(done.looked_at + row.looked_at, done.changed + row.changed, done.archived + row.archived)
         progress(done.looked_at)
         if row.looked_at < _A_BATCH:
             return done

@@ -46,7 +46,7 @@ _TABLES = ("message_vectors", "memory_vectors")
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class RegisteredEmbedder:
     """An embedder as the database knows it. `indexed`: its vectors have an index."""
 
     embedder_id: int
@@ -55,7 +55,7 @@ class Registered:
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class EmbeddingRound:
     """What a round did: texts that have a vector now, texts that the embedder refuses, what it failed with.
 
     `more`: there was as much as one round takes, or older texts are still looked through.
@@ -67,13 +67,13 @@ class Filled:
     error: str | None = None
 
 
-def as_parameter(vector: Vector) -> str:
+def vector_literal(vector: Vector) -> str:
     """`vector` as a statement takes it, to the last bit of the four bytes that PostgreSQL keeps of each number."""
     numbers = ",".join(["%.9g"] * len(vector)) % tuple(vector)  # formatting them one by one takes twice as long
     return f"[{numbers}]"
 
 
-def text_of(content: str, author: str | None = None, occurred_at: datetime | None = None) -> str:
+def text_to_embed(content: str, author: str | None = None, occurred_at: datetime | None = None) -> str:
     """What is embedded: the speaker and the day stand in front where the speaker is told.
 
     A line of a chat says little by itself; who said it, and when, is often what is asked.
@@ -83,17 +83,17 @@ def text_of(content: str, author: str | None = None, occurred_at: datetime | Non
     return f"{author}, {occurred_at:%d %B %Y}: {content}"
 
 
-def register(executor: Executor, name: str, dimensions: int) -> Registered:
+def register(executor: Executor, name: str, dimensions: int) -> RegisteredEmbedder:
     """The embedder called `name` that makes vectors of `dimensions` numbers; made known if it is new."""
     asked = {"name": name, "dimensions": dimensions}
     # Another process may make it known at the same moment: then it is read again.
     rows = executor.run(queries.REGISTER, asked) or executor.run(queries.REGISTER, asked)
-    return Registered(rows[0].embedder_id, dimensions, rows[0].indexed)
+    return RegisteredEmbedder(rows[0].embedder_id, dimensions, rows[0].indexed)
 
 
 def embed_missing(
     database: Database, embedder: Embedder, *, batch: int = BATCH, call: ModelCall | None = None
-) -> Filled:
+) -> EmbeddingRound:
     """Give a vector to at most `batch` texts that lack one.
 
     That the embedder is away is no error here: it is said in what is returned, and the texts are
@@ -105,7 +105,7 @@ def embed_missing(
     """
     asked = {"most": batch, "lease_s": _LEASE_S, "most_chars": MAX_CHARS, "furthest_s": _LONGEST_S}
     taken = database.run(queries.TAKE, asked)
-    filled = _fill(database, embedder, taken, call) if taken else Filled()
+    filled = _fill(database, embedder, taken, call) if taken else EmbeddingRound()
     if filled.error is not None or len(taken) == batch:
         return replace(filled, more=len(taken) == batch)
     try:
@@ -120,7 +120,7 @@ def embed_missing(
 
 def embed_sessions(
     database: Database, embedder: Embedder, session_ids: Sequence[UUID], call: ModelCall | None = None
-) -> Filled:
+) -> EmbeddingRound:
     """Give all messages of these sessions their vectors, now; stops at the first failure of the embedder.
 
     Raises:
@@ -131,13 +131,13 @@ def embed_sessions(
     while True:
         asked = {"session_ids": list(session_ids), "most": BATCH, "most_chars": MAX_CHARS}
         lacking = database.run(queries.LACKING, asked)
-        filled = _fill(database, embedder, lacking, call) if lacking else Filled()
+        filled = _fill(database, embedder, lacking, call) if lacking else EmbeddingRound()
         embedded, refused = embedded + filled.embedded, refused + filled.refused
         if not lacking or filled.error is not None:
-            return Filled(embedded, refused, bool(lacking), filled.error)
+            return EmbeddingRound(embedded, refused, bool(lacking), filled.error)
 
 
-def build_index(database: Database, registered: Registered, rows: int) -> bool:
+def build_index(database: Database, registered: RegisteredEmbedder, rows: int) -> bool:
     """Build the indexes of an embedder that has none and at least `rows` vectors; whether it did.
 
     Takes minutes on large tables and lets everybody read and write meanwhile. To be called by one
@@ -165,23 +165,25 @@ def build_index(database: Database, registered: Registered, rows: int) -> bool:
     return True
 
 
-def _fill(database: Database, embedder: Embedder, taken: Sequence[Row[Any]], call: ModelCall | None) -> Filled:
+def _fill(database: Database, embedder: Embedder, taken: Sequence[Row[Any]], call: ModelCall | None) -> EmbeddingRound:
     there = [row for row in taken if row.content is not None]
     try:
         dimensions = _dimensions(embedder, call)
-        vectors = _embed(embedder, [text_of(row.content, row.author, row.created_at) for row in there], call)
+        vectors = _embed(embedder, [text_to_embed(row.content, row.author, row.created_at) for row in there], call)
     except Abandoned:
         raise
     except PerdureError as error:
         log.warning("%d texts get their vectors later: %s", len(there), loggable(error))
         database.run(queries.POSTPONE, {**_keys(there), "pause_s": _PAUSE_S, "doublings": _DOUBLINGS})
-        return Filled(error=error.message)
+        return EmbeddingRound(error=error.message)
     registered = register(database, embedder.name, dimensions)
-    by_row = {row: None if vector is None else as_parameter(vector) for row, vector in zip(there, vectors, strict=True)}
+    by_row = {
+        row: None if vector is None else vector_literal(vector) for row, vector in zip(there, vectors, strict=True)
+    }
     given = {**_keys(taken), "vectors": [by_row.get(row) for row in taken], "embedder_id": registered.embedder_id}
     database.run(queries.STORE, given)
     refused = sum(vector is None for vector in vectors)
-    return Filled(len(there) - refused, refused)
+    return EmbeddingRound(len(there) - refused, refused)
 
 
 def _embed(embedder: Embedder, texts: Sequence[str], call: ModelCall | None) -> list[Vector | None]:
@@ -218,7 +220,7 @@ def _dimensions(embedder: Embedder, call: ModelCall | None) -> int:
     return embedder.dimensions or len(embedder.embed(["perdure"], call)[0])
 
 
-def _walk(database: Database, registered: Registered) -> bool:
+def _walk(database: Database, registered: RegisteredEmbedder) -> bool:
     """Look through a page of what is older than the embedder; False when there is no more of it."""
     given = {"embedder_id": registered.embedder_id, "every_s": _WALK_EVERY_S}
     places = database.run(queries.PLACE, given)

@@ -26,7 +26,7 @@ from perdure.database.engine import Database, Statement, Transaction, as_json
 from perdure.errors import InvalidRequest
 from perdure.ids import new_id
 from perdure.memory import import_export_queries as queries
-from perdure.memory.sections.budget import tokens
+from perdure.memory.sections.budget import estimate_tokens
 from perdure.text.untrusted import first_line, identifier, load_object, storable, what_is_wrong
 
 MAX_LINE_CHARS = 16_777_216
@@ -64,7 +64,7 @@ _EARLIEST, _LATEST = datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinf
 _Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_plain)]
 
 
-class Line(BaseModel):
+class ImportLine(BaseModel):
     """One message in a file. A time without a zone is in UTC."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -89,7 +89,7 @@ class BadLine:
 
 
 @dataclass(slots=True)
-class Imported:
+class ImportResult:
     """What became of a file's lines. `sessions` are those that got something new."""
 
     added: int = 0
@@ -107,7 +107,7 @@ class Imported:
 
 def import_messages(
     database: Database, clock: Clock, agent: str, lines: Iterable[str], tenant: str | None = None
-) -> Iterator[Imported]:
+) -> Iterator[ImportResult]:
     """Import the lines of a file, some at a time; after each portion what has become of all lines so far.
 
     Every portion is committed, a session's part of it at once; `agent` is whose sessions they become. A line that
@@ -116,10 +116,10 @@ def import_messages(
     Raises:
         Unavailable: the database cannot be reached; importing the file once more is safe.
     """
-    result = Imported()
+    result = ImportResult()
     numbered = enumerate(lines, start=1)
     while portion := list(islice(numbered, _AT_ONCE)):
-        grouped: dict[tuple[str, str], list[tuple[int, Line]]] = {}
+        grouped: dict[tuple[str, str], list[tuple[int, ImportLine]]] = {}
         for number, text in portion:
             line = _parsed(number, text, tenant, result)
             if line is not None:
@@ -177,7 +177,7 @@ def _paged(database: Database, statement: Statement, given: dict[str, Any]) -> I
         after = (rows[-1].session_id, rows[-1].seq)
 
 
-def _parsed(number: int, text: str, tenant: str | None, result: Imported) -> Line | None:
+def _parsed(number: int, text: str, tenant: str | None, result: ImportResult) -> ImportLine | None:
     """The line that `text` is, its `user_id` the user's key; `None`: it is blank, or refused."""
     if not text.strip():
         return None
@@ -185,7 +185,7 @@ def _parsed(number: int, text: str, tenant: str | None, result: Imported) -> Lin
         result.refuse(number, f"longer than {MAX_LINE_CHARS:,} characters")
         return None
     try:
-        line = Line.model_validate(load_object(text))
+        line = ImportLine.model_validate(load_object(text))
         return line.model_copy(update={"user_id": user_key(line_tenant(line.tenant, tenant), line.user_id)})
     except InvalidRequest as error:
         result.refuse(number, error.message)
@@ -199,7 +199,7 @@ def _parsed(number: int, text: str, tenant: str | None, result: Imported) -> Lin
 
 
 def _import_session(
-    transaction: Transaction, clock: Clock, agent: str, said: Sequence[tuple[int, Line]], result: Imported
+    transaction: Transaction, clock: Clock, agent: str, said: Sequence[tuple[int, ImportLine]], result: ImportResult
 ) -> None:
     """Add what is new of lines of one session."""
     user_id, name = said[0][1].user_id, said[0][1].session
@@ -237,8 +237,8 @@ def _import_session(
 
 
 def _new(
-    transaction: Transaction, session_id: UUID, said: Sequence[tuple[int, Line]], result: Imported
-) -> list[tuple[int, Line]]:
+    transaction: Transaction, session_id: UUID, said: Sequence[tuple[int, ImportLine]], result: ImportResult
+) -> list[tuple[int, ImportLine]]:
     """The lines that are not there yet; one that is there with another text is bad."""
     given = {"session_id": session_id, "message_ids": [line.message_id for _, line in said]}
     rows = transaction.run(queries.KNOWN, given)
@@ -256,7 +256,7 @@ def _new(
     return new
 
 
-def _turns(clock: Clock, lines: Sequence[Line]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _turns(clock: Clock, lines: Sequence[ImportLine]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Turns and messages as `exchange.add` takes them: a turn begins where the user speaks after a reply."""
     turns: list[dict[str, Any]] = []
     messages: list[dict[str, Any]] = []
@@ -284,7 +284,7 @@ def _turns(clock: Clock, lines: Sequence[Line]) -> tuple[list[dict[str, Any]], l
                 "occurred_at": line.occurred_at.isoformat(),
                 "position": position,
                 "turn_id": turn["turn_id"],
-                "token_count": tokens(line.content) + _TOKENS_AROUND,
+                "token_count": estimate_tokens(line.content) + _TOKENS_AROUND,
             }
         )
     return turns, messages

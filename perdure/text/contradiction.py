@@ -40,7 +40,7 @@ _SHOWN_CHARS = 200
 _STRAIGHT_APOSTROPHES = str.maketrans({"’": "'", "‘": "'", "ʼ": "'"})  # noqa: RUF001 (the characters to replace)
 
 
-class Kind(StrEnum):
+class DifferenceKind(StrEnum):
     """What two texts differ in."""
 
     NUMBER = "number"
@@ -54,12 +54,12 @@ class Kind(StrEnum):
 class Difference:
     """What one text has and the other lacks. Either side may be empty."""
 
-    kind: Kind
+    kind: DifferenceKind
     left: str
     right: str
 
     def __str__(self) -> str:
-        article = "an" if self.kind is Kind.OPPOSITE else "a"
+        article = "an" if self.kind is DifferenceKind.OPPOSITE else "a"
         return f"they differ in {article} {self.kind} ({_shorten(self.left)} / {_shorten(self.right)})"
 
 
@@ -107,14 +107,16 @@ def difference(left: str, right: str) -> Difference | None:
 def compare(left: Features, right: Features) -> Difference | None:
     """`difference` of two texts by their features. Swapping the arguments swaps the sides and nothing else."""
     if left.rest != right.rest:
-        return Difference(Kind.REST, *(f"from character {MAX_CHARS:,}" if each.rest else "" for each in (left, right)))
+        return Difference(
+            DifferenceKind.REST, *(f"from character {MAX_CHARS:,}" if each.rest else "" for each in (left, right))
+        )
     if left.numbers != right.numbers:
-        return Difference(Kind.NUMBER, _only(left.numbers, right.numbers), _only(right.numbers, left.numbers))
+        return Difference(DifferenceKind.NUMBER, _only(left.numbers, right.numbers), _only(right.numbers, left.numbers))
     if left.negations != right.negations:
-        return Difference(Kind.NEGATION, *(("negated" if each.negations else "") for each in (left, right)))
+        return Difference(DifferenceKind.NEGATION, *(("negated" if each.negations else "") for each in (left, right)))
     left_only, right_only = missing(left.names, right.words), missing(right.names, left.words)
     if left_only or right_only:
-        return Difference(Kind.NAME, ", ".join(left_only), ", ".join(right_only))
+        return Difference(DifferenceKind.NAME, ", ".join(left_only), ", ".join(right_only))
     return _opposites(left, right)
 
 
@@ -162,13 +164,13 @@ def _only(these: tuple[str, ...], others: tuple[str, ...]) -> str:
 def _opposites(left: Features, right: Features) -> Difference | None:
     """A negative prefix on one side only, or different sides of one group of exclusive words."""
     if found := _negated_by_prefix(left.words, right.words):
-        return Difference(Kind.OPPOSITE, *found)
+        return Difference(DifferenceKind.OPPOSITE, *found)
     if found := _negated_by_prefix(right.words, left.words):
-        return Difference(Kind.OPPOSITE, *reversed(found))
+        return Difference(DifferenceKind.OPPOSITE, *reversed(found))
     others = dict(right.opposites)
     for group, sides in left.opposites:
         if (other := others.get(group)) is not None and sides != other:
-            return Difference(Kind.OPPOSITE, _word_of(left, group), _word_of(right, group))
+            return Difference(DifferenceKind.OPPOSITE, _word_of(left, group), _word_of(right, group))
     return None
 
 

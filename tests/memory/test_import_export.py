@@ -12,7 +12,7 @@ from sqlalchemy import Row, create_engine
 
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
-from perdure.memory.import_export import Imported, export_messages
+from perdure.memory.import_export import ImportResult, export_messages
 from perdure.memory.recall.search import Recall
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.sessions.forking import fork
@@ -34,7 +34,7 @@ def _rows(database: Database, sql: str) -> Sequence[Row[Any]]:
     return found
 
 
-def _counts(result: Imported) -> tuple[int, int, int]:
+def _counts(result: ImportResult) -> tuple[int, int, int]:
     return result.added, result.known, result.refused
 
 

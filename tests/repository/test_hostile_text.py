@@ -24,7 +24,7 @@ from perdure.cli import display
 from perdure.clock import SystemClock
 from perdure.errors import InvalidRequest, NotFound
 from perdure.memory.consolidation import candidates, extraction, merging
-from perdure.memory.embedding import text_of
+from perdure.memory.embedding import text_to_embed
 from perdure.memory.recall import search, time_spans
 from perdure.memory.sections import budget
 from perdure.models.embedders import hashing
@@ -56,7 +56,7 @@ NOT_OVER_FOREIGN_TEXT = {
     "perdure.embedded.redis.is_of": "takes a URL of this installation",
     "perdure.embedded.sockets.settle": "takes a path of this installation",
     "perdure.network.egress.pinned": "takes a URL that `check` made",
-    "perdure.memory.consolidation.extraction.extract": "calls a model; its text goes to `chunks`, `together`, `parse`",
+    "perdure.memory.consolidation.extraction.extract": "calls a model, with the text of `chunks`, for `parse`",
     "perdure.text.words.cached_by_word": "takes a function",
     "perdure.text.words.word_list": "takes a list of words in the source",
 }
@@ -68,15 +68,15 @@ NOW = datetime(2024, 5, 15, tzinfo=UTC)
 CALCULATOR = ToolSchema("calculator", "Calculates.", {"type": "object"})
 
 
-def said(content: str) -> extraction.Said:
+def said(content: str) -> extraction.ConversationMessage:
     """A message of a user, whose author is named by the same text."""
-    return extraction.Said(1, Role.USER, content, NOW, "http", content)
+    return extraction.ConversationMessage(1, Role.USER, content, NOW, "http", content)
 
 
 def rooted(content: str) -> object:
     """A memory whose lines are looked for by their words."""
-    found = candidates.Candidate(content, candidates.Kind.FACT, 0.5)
-    return extraction._rooted([found], [said(content)])
+    found = candidates.Candidate(content, candidates.MemoryKind.FACT, 0.5)
+    return extraction._with_user_sources([found], [said(content)])
 
 
 def answered(*messages: Message) -> object:
@@ -127,34 +127,34 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.text.untrusted.is_identifier": untrusted.is_identifier,
     "perdure.text.untrusted.identifier": refusing(untrusted.identifier, ValueError),
     "perdure.text.untrusted.shown_channel": untrusted.shown_channel,
-    "perdure.text.untrusted.named": lambda given: untrusted.named(ValueError(given)),
+    "perdure.text.untrusted.error_summary": lambda given: untrusted.error_summary(ValueError(given)),
     "perdure.text.untrusted.dump": lambda given: untrusted.dump([given], 500),
     "perdure.memory.consolidation.candidates.parse": refusing(candidates.parse, ValueError),
-    "perdure.memory.consolidation.candidates.alike": candidates.alike,
-    "perdure.memory.sections.budget.tokens": budget.tokens,
+    "perdure.memory.consolidation.candidates.comparison_key": candidates.comparison_key,
+    "perdure.memory.sections.budget.estimate_tokens": budget.estimate_tokens,
     "perdure.memory.sections.budget.cut_to": lambda given: budget.cut_to(given, 500),
     "perdure.memory.sections.budget.render": lambda given: budget.render(
         budget.Section(quoting.MEMORY, "x", [given], 9_000)
     ),
-    "perdure.memory.embedding.text_of": text_of,
+    "perdure.memory.embedding.text_to_embed": text_to_embed,
     "perdure.memory.consolidation.extraction.chunks": lambda given: list(extraction.chunks([said(given)])),
-    "perdure.memory.consolidation.extraction._shown": lambda given: extraction._shown(said(given)),
-    "perdure.memory.consolidation.extraction._rooted": rooted,
+    "perdure.memory.consolidation.extraction._labelled": lambda given: extraction._labelled(said(given)),
+    "perdure.memory.consolidation.extraction._with_user_sources": rooted,
     "perdure.memory.consolidation.merging.entity_key": merging.entity_key,
     "perdure.text.quoting.quoted": lambda given: quoting.quoted(quoting.MEMORY, "x", [given]),
-    "perdure.text.quoting.spoken": lambda given: quoting.spoken("user", given),
+    "perdure.text.quoting.label_lines": lambda given: quoting.label_lines("user", given),
     "perdure.text.quoting.without_quotations": quoting.without_quotations,
     "perdure.memory.recall.search.embedded_text": search.embedded_text,
-    "perdure.memory.recall.time_spans.spans": lambda given: time_spans.spans(given, NOW, ZoneInfo("UTC")),
+    "perdure.memory.recall.time_spans.find_spans": lambda given: time_spans.find_spans(given, NOW, ZoneInfo("UTC")),
     "perdure.models.embedders.hashing.words": hashing.words,
     "perdure.models.embedders.hashing.HashEmbedder": lambda given: hashing.HashEmbedder(384).embed([given]),
     "perdure.models.providers.wire_names.accepted": wire_names.accepted,
-    "perdure.models.offline.intents.asks_who": intents.asks_who,
-    "perdure.models.offline.intents.greets": intents.greets,
+    "perdure.models.offline.intents.asks_identity": intents.asks_identity,
+    "perdure.models.offline.intents.is_greeting": intents.is_greeting,
     "perdure.models.offline.intents.asks_for_memories": intents.asks_for_memories,
     "perdure.models.offline.intents.asks_for_summary": intents.asks_for_summary,
     "perdure.models.offline.intents.asks_something": intents.asks_something,
-    "perdure.models.offline.intents.line_of_mine": intents.line_of_mine,
+    "perdure.models.offline.intents.referenced_line": intents.referenced_line,
     "perdure.models.offline.intents.time_zone": intents.time_zone,
     "perdure.models.offline.intents.calculation": lambda given: (
         intents.calculation(given),

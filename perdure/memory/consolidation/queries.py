@@ -174,7 +174,9 @@ CONVERSATION = Statement(
 # --- merging: within one transaction -----------------------------------------------------
 
 # Waits for another consolidation of the same user; both are short, and neither waits for a model.
-BE_PATIENT = Statement("consolidation.be_patient", "SELECT set_config('lock_timeout', %(timeout)s, true)", writes=False)
+SET_LOCK_TIMEOUT = Statement(
+    "consolidation.be_patient", "SELECT set_config('lock_timeout', %(timeout)s, true)", writes=False
+)
 
 CHECK_TOKEN = Statement(
     "consolidation.check_token",

@@ -16,11 +16,11 @@ from uuid import UUID
 from perdure.database.engine import Database, Executor
 from perdure.errors import InvalidRequest, PerdureError, loggable
 from perdure.memory.consolidation import queries
-from perdure.memory.consolidation.candidates import Kind
-from perdure.memory.embedding import as_parameter, register
+from perdure.memory.consolidation.candidates import MemoryKind
+from perdure.memory.embedding import register, vector_literal
 from perdure.memory.recall import agent_memory_queries
 from perdure.memory.recall.search import Recall, Recalled
-from perdure.memory.sections.queries import KIN
+from perdure.memory.sections.queries import RELATED_SESSIONS
 from perdure.models.embedders.protocol import Embedder, Vector
 from perdure.models.protocol import ModelCall
 from perdure.settings import ConsolidationSettings
@@ -56,7 +56,7 @@ class OwnMemory:
     effect_id: UUID
     channel: str
 
-    def remember(self, content: str, kind: Kind, importance: float) -> UUID:
+    def remember(self, content: str, kind: MemoryKind, importance: float) -> UUID:
         """Keep a memory, with what the user said in this turn as its source; the memory's id.
 
         One that says the same already stays alone; one that says otherwise is superseded.
@@ -95,7 +95,7 @@ class OwnMemory:
         Raises:
             Unavailable: the database cannot be reached.
         """
-        kin = [row.session_id for row in self.means.database.run(KIN, {"session_id": self.session_id})]
+        kin = [row.session_id for row in self.means.database.run(RELATED_SESSIONS, {"session_id": self.session_id})]
         return self.means.recall.search(self.user_id, query, k, kin=kin, call=self._call())
 
     def forget(self, memory_id: UUID) -> bool:
@@ -112,7 +112,7 @@ class OwnMemory:
             log.warning("a memory is kept without its vector for now: %s", loggable(error))
             return None
 
-    def _store(self, executor: Executor, content: str, kind: Kind, importance: float) -> None:
+    def _store(self, executor: Executor, content: str, kind: MemoryKind, importance: float) -> None:
         stored = {
             "memory_id": self.effect_id,
             "user_id": self.user_id,
@@ -147,5 +147,5 @@ def forget(database: Database, user_id: str, memory_id: UUID) -> bool:
 def _similar(executor: Executor, embedder: str, asked: dict[str, Any], vector: Vector) -> Sequence[Any]:
     """The user's memories that hold and are nearer than the threshold, the nearest first."""
     known = register(executor, embedder, len(vector))
-    by = {"embedder_id": known.embedder_id, "vector": as_parameter(vector), "most": _MOST_SIMILAR}
+    by = {"embedder_id": known.embedder_id, "vector": vector_literal(vector), "most": _MOST_SIMILAR}
     return executor.run(queries.SIMILAR, {**asked, **by})

@@ -28,9 +28,9 @@ from perdure.clock import Clock
 from perdure.database.engine import Database, Statement
 from perdure.errors import Abandoned, InvalidRequest, PerdureError, Unavailable, loggable
 from perdure.ids import new_id
-from perdure.memory.embedding import as_parameter
+from perdure.memory.embedding import vector_literal
 from perdure.memory.recall import queries
-from perdure.memory.recall.time_spans import Span, spans
+from perdure.memory.recall.time_spans import TimeSpan, find_spans
 from perdure.models.embedders.protocol import Embedder
 from perdure.models.protocol import ModelCall
 from perdure.settings import MemorySettings
@@ -73,7 +73,7 @@ BOTH = frozenset(Layer)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PromptWindow:
     """What the prompt holds already: the messages of a session from a `seq` on."""
 
     session_id: UUID
@@ -131,7 +131,7 @@ class Recall:
         k: int = 10,
         layers: Iterable[Layer] = BOTH,
         *,
-        seen: Seen | None = None,
+        seen: PromptWindow | None = None,
         kin: Sequence[UUID] = (),
         call: ModelCall | None = None,
         record: bool = True,
@@ -164,10 +164,15 @@ class Recall:
         return self._asked(user_id, query, None).near(queries.MEMORIES_NEAR)
 
     def _asked(
-        self, user_id: str, query: str, call: ModelCall | None, seen: Seen | None = None, kin: Sequence[UUID] = ()
+        self,
+        user_id: str,
+        query: str,
+        call: ModelCall | None,
+        seen: PromptWindow | None = None,
+        kin: Sequence[UUID] = (),
     ) -> _Asked:
         text = embedded_text(query)
-        when = spans(text, self.clock.now(), ZoneInfo(self.timezone))
+        when = find_spans(text, self.clock.now(), ZoneInfo(self.timezone))
         return _Asked(self, storable(user_id), text, when, self._vector(text, call), seen, tuple(kin))
 
     def _vector(self, text: str, call: ModelCall | None) -> _Vector | None:
@@ -184,7 +189,7 @@ class Recall:
         known = self.database.run(queries.EMBEDDER, {"name": self.embedder.name, "dimensions": len(vector)})
         if not known:
             return None
-        return _Vector(known[0].embedder_id, len(vector), known[0].indexed, as_parameter(vector))
+        return _Vector(known[0].embedder_id, len(vector), known[0].indexed, vector_literal(vector))
 
     def _record(self, user_id: str, found: Sequence[Recalled]) -> None:
         memory_ids = [each.id for each in found if each.layer is Layer.SEMANTIC]
@@ -219,9 +224,9 @@ class _Asked:
     recall: Recall
     user_id: str
     text: str
-    when: tuple[Span, ...]
+    when: tuple[TimeSpan, ...]
     vector: _Vector | None
-    seen: Seen | None
+    seen: PromptWindow | None
     kin: tuple[UUID, ...]
 
     def messages(self, k: int) -> list[Recalled]:
@@ -413,5 +418,5 @@ def _lent(own: Mapping[_Place, float], stretches: Iterable[Sequence[_Place]], sh
     return scores
 
 
-def _is_within(moment: datetime, when: Sequence[Span]) -> bool:
+def _is_within(moment: datetime, when: Sequence[TimeSpan]) -> bool:
     return any(span.start <= moment < span.end for span in when)

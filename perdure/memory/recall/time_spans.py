@@ -44,19 +44,19 @@ _YEAR = r"(?:19|20)\d\d"
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimeSpan:
     """From `start` (within it) to `end` (behind it), both aware."""
 
     start: datetime
     end: datetime
 
 
-def spans(question: str, now: datetime, zone: ZoneInfo) -> tuple[Span, ...]:
+def find_spans(question: str, now: datetime, zone: ZoneInfo) -> tuple[TimeSpan, ...]:
     """The spans that `question` names, as of `now`, days being those of `zone`; what is in the future is left out."""
     text = question[:MAX_CHARS].lower()
     today = now.astimezone(zone).date()
     taken: list[tuple[int, int]] = []
-    found: list[Span] = []
+    found: list[TimeSpan] = []
     for pattern, read in _PATTERNS:
         for match in pattern.finditer(text):
             if len(taken) == _MOST_TAKEN:
@@ -66,7 +66,7 @@ def spans(question: str, now: datetime, zone: ZoneInfo) -> tuple[Span, ...]:
             for first, behind in _readable(read, match, today):
                 taken.append((match.start(), match.end()))
                 if first <= today:
-                    found.append(Span(_midnight(first, zone), _midnight(behind, zone)))
+                    found.append(TimeSpan(_midnight(first, zone), _midnight(behind, zone)))
     return tuple(dict.fromkeys(found))[:MOST_SPANS]
 
 

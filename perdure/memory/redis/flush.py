@@ -21,7 +21,7 @@ from perdure.database.engine import Database, as_json
 from perdure.database.fencing import Fence
 from perdure.errors import Unavailable
 from perdure.memory.redis import queries
-from perdure.memory.redis.working import Line, RememberedTurn, WorkingMemory
+from perdure.memory.redis.working import RememberedMessage, RememberedTurn, WorkingMemory
 from perdure.models.protocol import Role
 
 log = logging.getLogger(__name__)
@@ -50,10 +50,10 @@ class Stale:
     """The token has moved on, or the session is over: nothing was written."""
 
 
-Outcome = Flushed | Blocked | Stale
+FlushOutcome = Flushed | Blocked | Stale
 
 
-def flush(database: Database, working: WorkingMemory, session_id: UUID, fence: Fence) -> Outcome:
+def flush(database: Database, working: WorkingMemory, session_id: UUID, fence: Fence) -> FlushOutcome:
     """Write to PostgreSQL the remembered turns that it lacks. May be repeated, also side by side.
 
     `fence` is the one that the session was claimed under last. What is remembered stays in Redis.
@@ -83,7 +83,7 @@ def flush(database: Database, working: WorkingMemory, session_id: UUID, fence: F
     raise Unavailable("The session kept changing while its working memory was being flushed; please try again.")
 
 
-def fault(messages: Sequence[Line], *, replied: bool) -> str | None:
+def transcript_fault(messages: Sequence[RememberedMessage], *, replied: bool) -> str | None:
     """Why a provider would refuse `messages` as one settled turn; None if it would not.
 
     `replied` says that the last message is to be the reply.
@@ -99,7 +99,7 @@ def fault(messages: Sequence[Line], *, replied: bool) -> str | None:
     return None
 
 
-def _all_answered(messages: Sequence[Line]) -> bool:
+def _all_answered(messages: Sequence[RememberedMessage]) -> bool:
     """Whether each tool call has its one result, in the order asked, right behind the message that asked."""
     awaited: list[str] = []
     for line in messages:
@@ -132,7 +132,7 @@ def _choose(session_id: UUID, held: Sequence[RememberedTurn], row: Row[Any]) -> 
     for turn in held:
         if turn.turn_id in row.known:
             continue
-        reason = fault(turn.messages, replied=turn.status != "cancelled")
+        reason = transcript_fault(turn.messages, replied=turn.status != "cancelled")
         if turn.token < newest:
             reason = f"it was written under token {turn.token}, and another turn under {newest}"
         elif turn.turn_id in row.accepted:

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Volatile:
+class RedisMemory:
     """Layers 0 and 1. Threads share it."""
 
     cache: Cache
@@ -30,7 +30,7 @@ class Volatile:
     working: WorkingMemory
 
     @classmethod
-    def at(cls, url: str, limits: MemorySettings, clock: Clock, prefix: str = REDIS_PREFIX) -> Volatile:
+    def at(cls, url: str, limits: MemorySettings, clock: Clock, prefix: str = REDIS_PREFIX) -> RedisMemory:
         """The layers in the Redis at `url`, in kombu's spelling or redis-py's, under keys that begin with `prefix`.
 
         Nothing is connected yet.

@@ -43,7 +43,7 @@ return #gone
 """
 
 
-class Kind(StrEnum):
+class StreamEventKind(StrEnum):
     """What happened."""
 
     TYPING = "typing"
@@ -52,10 +52,10 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class StreamEvent:
     """One entry: `kind` happened on `channel` at `at`, to the millisecond."""
 
-    kind: Kind
+    kind: StreamEventKind
     channel: str
     at: datetime
 
@@ -66,9 +66,9 @@ class Stream:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
 
-    def append(self, user_id: str, happening: Happening) -> bool:
+    def append(self, user_id: str, event: StreamEvent) -> bool:
         """Add to the user's stream, in one round trip; False if Redis is away, which is reported."""
-        entry = {"kind": happening.kind, "channel": happening.channel, "at": _milliseconds(happening.at)}
+        entry = {"kind": event.kind, "channel": event.channel, "at": _milliseconds(event.at)}
 
         def work(client: Any) -> bool:
             pipeline = client.pipeline()
@@ -77,16 +77,16 @@ class Stream:
             pipeline.execute()
             return True
 
-        return bool(self._cache.attempt(f"the {happening.kind} of the user {user_id!r} on the stream", work))
+        return bool(self._cache.attempt(f"the {event.kind} of the user {user_id!r} on the stream", work))
 
-    def recent(self, user_id: str, n: int) -> list[Happening]:
+    def recent(self, user_id: str, n: int) -> list[StreamEvent]:
         """The user's last `n` happenings, oldest first; none while Redis is away."""
         newest = self._cache.attempt(
             f"reading the stream of the user {user_id!r}",
             lambda client: client.xrevrange(self._key(user_id), count=n),
         )
-        found = (_happening(identifier, fields) for identifier, fields in reversed(newest or []))
-        return [happening for happening in found if happening is not None]
+        found = (_event(identifier, fields) for identifier, fields in reversed(newest or []))
+        return [event for event in found if event is not None]
 
     def trim_session(self, user_id: str, channel: str | None, until: datetime) -> int:
         """Remove what happened by `until`, on `channel` only where one is given; how many entries that were.
@@ -106,10 +106,10 @@ def _milliseconds(at: datetime) -> int:
     return int(at.timestamp() * 1000)
 
 
-def _happening(identifier: bytes, fields: Mapping[bytes, bytes]) -> Happening | None:
+def _event(identifier: bytes, fields: Mapping[bytes, bytes]) -> StreamEvent | None:
     try:
-        return Happening(
-            Kind(fields[b"kind"].decode()),
+        return StreamEvent(
+            StreamEventKind(fields[b"kind"].decode()),
             fields[b"channel"].decode(),
             datetime.fromtimestamp(int(fields[b"at"]) / 1000, UTC),
         )

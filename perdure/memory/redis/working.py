@@ -34,7 +34,7 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
-class Call(_Record):
+class RememberedCall(_Record):
     """A tool call, its arguments as the text that the model gave."""
 
     id: str
@@ -42,26 +42,26 @@ class Call(_Record):
     arguments: str
 
 
-class Spent(_Record):
+class RememberedUsage(_Record):
     """Tokens of one model call."""
 
     input_tokens: _Whole = 0
     output_tokens: _Whole = 0
 
 
-class Line(_Record):
+class RememberedMessage(_Record):
     """One message of a turn, as the rows of `messages` have it; `position` counts from 1 in what it came with."""
 
     position: _Whole = 1
     role: Role
     content: str
-    tool_calls: tuple[Call, ...] | None = None
+    tool_calls: tuple[RememberedCall, ...] | None = None
     tool_call_id: str | None = None
     message_id: str | None = None
     token_count: _Whole
     model: str | None = None
     fallback: bool | None = None
-    usage: Spent | None = None
+    usage: RememberedUsage | None = None
     created_at: datetime | None = None
 
 
@@ -77,7 +77,7 @@ class RememberedTurn(_Record):
     settled_at: datetime
     error_code: str | None = None
     error_message: str | None = None
-    messages: tuple[Line, ...]
+    messages: tuple[RememberedMessage, ...]
 
 
 class WorkingMemory:

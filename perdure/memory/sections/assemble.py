@@ -20,9 +20,9 @@ from sqlalchemy import Row
 from perdure.access.tenants import tenant_of
 from perdure.database.engine import Executor
 from perdure.memory.recall.search import Layer, Recalled
-from perdure.memory.redis.stream import Happening, Kind, Stream
+from perdure.memory.redis.stream import Stream, StreamEvent, StreamEventKind
 from perdure.memory.sections import queries
-from perdure.memory.sections.budget import Section, fitting, render, tokens
+from perdure.memory.sections.budget import Section, estimate_tokens, fitting, render
 from perdure.settings import MemorySettings
 from perdure.text.quoting import CONVERSATION, MEMORY, Quoter
 from perdure.text.untrusted import cut, shown_channel
@@ -50,7 +50,7 @@ Answers = Callable[[str], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Occasion:
+class SectionsRequest:
     """Whose turn it is, in which session, which one came before, and what they say now.
 
     `long` says that the session has turns that the prompt's window does not reach; `embedder` names what
@@ -70,23 +70,23 @@ class Occasion:
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class AssembledSections:
     """The sections of the past, and how many of the answers given before are in them."""
 
     sections: list[str]
     answers: int = 0
 
 
-def gather(
+def assemble_sections(
     executor: Executor,
-    occasion: Occasion,
+    occasion: SectionsRequest,
     limits: MemorySettings,
     search: Search,
     *,
     answers: Answers,
     stream: Stream | None,
     quoter: Quoter,
-) -> Gathered:
+) -> AssembledSections:
     """The sections of the past that have something to say, each within its budget, what matters most last.
 
     `quoter` is the prompt's.
@@ -115,10 +115,10 @@ def gather(
     around = _around(executor, occasion.user_id, recalled) if recalled else ()
     given = answers(occasion.asked) if _of("bank", past) else ()
     answered = Section(MEMORY, _ANSWERED, given, limits.budget_semantic // _ANSWERS_SHARE)
-    left = limits.budget_semantic - tokens(render(answered, quoter))
+    left = limits.budget_semantic - estimate_tokens(render(answered, quoter))
     known = {each.content for each in recalled}
     sections = (
-        Section(MEMORY, _STREAM, _happened(stream, occasion.user_id), limits.budget_stream, backwards=True),
+        Section(MEMORY, _STREAM, _stream_lines(stream, occasion.user_id), limits.budget_stream, backwards=True),
         Section(MEMORY, _META, [_dated(row) for row in _of("meta", past, known)], limits.budget_meta),
         Section(MEMORY, _CONCEPTS, [row.content for row in _of("concepts", around)], limits.budget_concepts),
         answered,
@@ -128,7 +128,7 @@ def gather(
         ),
     )
     rendered = [render(section, quoter) for section in sections]
-    return Gathered([text for text in rendered if text], len(fitting(answered)))
+    return AssembledSections([text for text in rendered if text], len(fitting(answered)))
 
 
 _STREAM = "What happened lately beside the conversation, oldest first"
@@ -191,12 +191,12 @@ def _day(at: datetime) -> str:
     return f"{at:%Y-%m-%d}"
 
 
-def _happened(stream: Stream | None, user_id: str) -> list[str]:
+def _stream_lines(stream: Stream | None, user_id: str) -> list[str]:
     """What is told of the user's stream, the newest first. That somebody types is gone by the time it is read."""
-    found: list[Happening] = [] if stream is None else stream.recent(user_id, _HAPPENINGS)
-    return [_happening(each) for each in reversed(found) if each.kind is not Kind.TYPING]
+    found: list[StreamEvent] = [] if stream is None else stream.recent(user_id, _HAPPENINGS)
+    return [_stream_line(each) for each in reversed(found) if each.kind is not StreamEventKind.TYPING]
 
 
-def _happening(each: Happening) -> str:
-    what = "went on in the channel" if each.kind is Kind.CHANNEL_SWITCH else "was present on the channel"
+def _stream_line(each: StreamEvent) -> str:
+    what = "went on in the channel" if each.kind is StreamEventKind.CHANNEL_SWITCH else "was present on the channel"
     return f"- {each.at:%Y-%m-%d %H:%M}: {what} {shown_channel(each.channel)}"

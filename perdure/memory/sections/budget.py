@@ -40,7 +40,7 @@ class Section:
     backwards: bool = False
 
 
-def tokens(text: str) -> int:
+def estimate_tokens(text: str) -> int:
     """Tokens of `text` by a conservative estimate: one for every three bytes of UTF-8 begun."""
     return -(-_size(text) // _BYTES_PER_TOKEN)
 
@@ -64,7 +64,7 @@ def fitting(section: Section) -> list[str]:
 
 def cut_to(text: str, budget: int) -> str:
     """`text` within `budget` tokens; where something was cut off, that is seen at its end."""
-    return text if tokens(text) <= budget else _head(text, budget * _BYTES_PER_TOKEN)
+    return text if estimate_tokens(text) <= budget else _head(text, budget * _BYTES_PER_TOKEN)
 
 
 def latest(turns: Sequence[Turn], cost: Callable[[Turn], int], budget: int) -> list[Turn]:
@@ -82,7 +82,7 @@ def affordable(tools: Sequence[ToolSchema], budget: int) -> tuple[ToolSchema, ..
 
 def _schema_tokens(tool: ToolSchema) -> int:
     written = json.dumps(tool.parameters, ensure_ascii=False)
-    return tokens(tool.name) + tokens(tool.description) + tokens(written) + _SCHEMA_TOKENS
+    return estimate_tokens(tool.name) + estimate_tokens(tool.description) + estimate_tokens(written) + _SCHEMA_TOKENS
 
 
 def _head(text: str, room: int) -> str:

@@ -19,7 +19,7 @@ _FAMILY = """
 
 _SEARCHABLE = "bank = %(bank)s::text AND embedder = %(embedder)s AND status = 'active' AND query_vector IS NOT NULL"
 
-KIN = Statement(
+RELATED_SESSIONS = Statement(
     "context.kin",
     f"{_FAMILY} SELECT session_id FROM family WHERE session_id <> %(session_id)s",  # noqa: S608 (constants)
     writes=False,

@@ -102,9 +102,9 @@ def _to_task(text: str, known: Sequence[str]) -> str | tuple[ToolCall, ...] | No
 
 def _to_line(text: str, earlier: Sequence[Message]) -> str:
     """The answer to any other line."""
-    if intents.asks_who(text) or not text.strip():
+    if intents.asks_identity(text) or not text.strip():
         return WHAT_IT_IS
-    if intents.greets(text):
+    if intents.is_greeting(text):
         return f"Hello. {WHAT_IT_IS}"
     if intents.asks_for_summary(text):
         _, _, given = text.partition(":")
@@ -158,7 +158,7 @@ def _summary(messages: Sequence[Message]) -> str:
 
 def _quotation(question: str, earlier: Sequence[Message]) -> str | None:
     """The earlier line that the question is most likely about, quoted; None if none has a word in common."""
-    if (which := intents.line_of_mine(question)) is not None:
+    if (which := intents.referenced_line(question)) is not None:
         own = [message.content for message in earlier if message.role is Role.USER]
         return f"You said earlier: “{_cut(own[which])}”" if own else None
     lines = list(_lines(earlier))
