@@ -1,7 +1,7 @@
-"""Layer 5: which memories a user's conversations come back to.
+"""Layer 5: the memories that a user's conversations recall most.
 
-Each recall notes what it used; of the last days' notes the most used memories are reckoned anew
-every few hours, so that a prompt can have them without searching. Refreshing twice changes nothing.
+Each recall records the memories that it returned. Every six hours the most recalled ones of the last days are ranked
+anew, so that a prompt can include them without a search. Refreshing is idempotent.
 """
 
 from __future__ import annotations
@@ -10,34 +10,33 @@ from perdure.database.engine import Database
 from perdure.memory import queries
 
 PATTERN_DAYS = 7
-"""Days that a recall counts."""
+"""Days for which a recall counts."""
 
 MOST_HOT = 100
-"""Hot memories of one user."""
+"""Hot memories per user, at most."""
 
-_USERS_A_COMMIT = 100
-_NOTES_A_COMMIT = 10_000
+_USERS_PER_COMMIT = 100
+_ACCESSES_PER_COMMIT = 10_000
 
 
 def refresh_hot(database: Database) -> int:
-    """Reckon everybody's hot memories anew, and drop notes that count no more; how many are hot now.
+    """Rank the hot memories of all users and delete expired access records; returns the number of hot memories.
 
     Raises:
-        Unavailable: the database cannot be reached; what was done stays done.
+        Unavailable: the database cannot be reached; committed batches stay.
     """
     hot, after = 0, ""
     while True:
         with database.transaction("meta.refresh_hot") as transaction:
-            asked = {"after": after, "days": PATTERN_DAYS, "most_users": _USERS_A_COMMIT}
-            users = [row.user_id for row in transaction.run(queries.HOT_USERS, asked)]
+            page = {"after": after, "days": PATTERN_DAYS, "most_users": _USERS_PER_COMMIT}
+            users = [row.user_id for row in transaction.run(queries.HOT_USERS, page)]
             transaction.run(queries.FORGET_HOT, {"user_ids": users})
-            written = {"user_ids": users, "days": PATTERN_DAYS, "most": MOST_HOT}
-            hot += len(transaction.run(queries.WRITE_HOT, written))
-        if len(users) < _USERS_A_COMMIT:
+            ranking = {"user_ids": users, "days": PATTERN_DAYS, "most": MOST_HOT}
+            hot += len(transaction.run(queries.WRITE_HOT, ranking))
+        if len(users) < _USERS_PER_COMMIT:
             break
         after = users[-1]
-    while (
-        len(database.run(queries.FORGET_ACCESSES, {"days": PATTERN_DAYS, "most": _NOTES_A_COMMIT})) == _NOTES_A_COMMIT
-    ):
+    expired = {"days": PATTERN_DAYS, "most": _ACCESSES_PER_COMMIT}
+    while len(database.run(queries.FORGET_ACCESSES, expired)) == _ACCESSES_PER_COMMIT:
         pass
     return hot

@@ -6,8 +6,8 @@ from perdure.database.engine import Statement
 
 # --- decay -------------------------------------------------------------------------------
 
-# The formula of `perdure.memory.decay`; an exponent below -700 would be an error to PostgreSQL, and is far below the
-# floor. What has not changed is not written.
+# The formula of `perdure.memory.decay`. PostgreSQL rejects exponents below -700, where the floor applies anyway.
+# Unchanged values are not written.
 DECAY = Statement(
     "decay.decay",
     """
@@ -50,7 +50,7 @@ DECAY = Statement(
 
 # --- hot memories ------------------------------------------------------------------------
 
-# The next users who recalled something, or had something hot: locked, so that two refreshes write one after another.
+# The next users with recent accesses or hot memories. The lock serialises concurrent refreshes.
 HOT_USERS = Statement(
     "meta.hot_users",
     """
@@ -66,7 +66,7 @@ HOT_USERS = Statement(
 
 FORGET_HOT = Statement("meta.forget_hot", "DELETE FROM hot_memories WHERE user_id = ANY (%(user_ids)s::text[])")
 
-# Of each the memories that were recalled most within the days, those recalled later first among equals.
+# The most recalled memories of each user; among equals, the most recently recalled first.
 WRITE_HOT = Statement(
     "meta.write_hot",
     """
@@ -89,7 +89,7 @@ WRITE_HOT = Statement(
     """,
 )
 
-# What is older counts in nothing any more.
+# Accesses too old for the ranking.
 FORGET_ACCESSES = Statement(
     "meta.forget_accesses",
     """

@@ -163,7 +163,7 @@ def test_how_rare_a_word_is_is_told_by_what_the_prompt_holds_too(
     imported(database, clock, lines)
     now = recall.search("ana", "part 1", 1)[0].session_id
     assert now is not None
-    found = recall.search("ana", "is the oboe fine today", 2, seen=PromptWindow(now))
+    found = recall.search("ana", "is the oboe fine today", 2, in_prompt=PromptWindow(now))
     assert _contents(found) == older
 
 
@@ -227,7 +227,7 @@ def test_time_words_narrow_the_search(database: Database, clock: MovedClock, rec
 def test_what_the_prompt_holds_is_not_recalled(database: Database, clock: MovedClock, recall: Recall) -> None:
     """Neither by words nor as a neighbour."""
     (session_id,) = told(database, clock, _TALK, _EMBEDDER).sessions
-    found = recall.search("ana", "Marta Lisbon tiles", 10, seen=PromptWindow(session_id, 4))
+    found = recall.search("ana", "Marta Lisbon tiles", 10, in_prompt=PromptWindow(session_id, 4))
     assert [each.seq for each in found if each.seq is not None and each.seq >= 4] == []
     assert found[0].id == "m3"
 

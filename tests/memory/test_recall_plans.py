@@ -66,7 +66,7 @@ def _plan(connection: Connection, mode: str, statement: Statement, user_id: str,
         "exact_rows": 500,
         "seen_session": None,
         "seen_from": None,
-        "kin": [],
+        "exclude_sessions": [],
         **given,
     }
     connection.exec_driver_sql(f"SET plan_cache_mode = {mode}")

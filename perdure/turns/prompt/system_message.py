@@ -96,7 +96,7 @@ def _past(
     bank: str | None,
 ) -> tuple[list[str], tuple[str, ...]]:
     """What is remembered, and which cases are among it; nothing where memory cannot be reached."""
-    seen = PromptWindow(hold.session_id, transcript.first_seen(limits.budget_working))
+    in_prompt = PromptWindow(hold.session_id, transcript.first_seen(limits.budget_working))
     embedder = Once(runtime.embedder)
     occasion = SectionsRequest(
         turn.user_id,
@@ -105,7 +105,7 @@ def _past(
         transcript.asked,
         embedder.name,
         authors(turn.user_id),
-        long=seen.from_seq > 1,
+        long=in_prompt.from_seq > 1,
         all_cases=runtime.settings.casebank.scope is CaseScope.ALL,
         bank=bank,
     )
@@ -114,8 +114,10 @@ def _past(
     hold.step_within(limits.recall_timeout_s)
     cases: list[Found] = []
 
-    def search(query: str, kin: Sequence[UUID]) -> list[Recalled]:
-        return recall_of(runtime, embedder).search(turn.user_id, query, MOST_RECALLED, seen=seen, kin=kin, call=call)
+    def search(query: str, related: Sequence[UUID]) -> list[Recalled]:
+        return recall_of(runtime, embedder).search(
+            turn.user_id, query, MOST_RECALLED, in_prompt=in_prompt, exclude_sessions=related, call=call
+        )
 
     def answers(query: str) -> list[str]:
         try:
