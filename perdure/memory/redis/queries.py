@@ -1,14 +1,12 @@
-"""The statements of memory."""
+"""The statements of working memory's flush and of a session's end."""
 
 from __future__ import annotations
 
 from perdure.database.engine import Statement
 from perdure.database.fencing import HELD
 
-# --- working memory ----------------------------------------------------------------------
-
-# What decides whether remembered turns may be written: where the session stands, which of the
-# turns it has, and which of their messages were accepted, be it into other turns.
+# Decides which remembered turns may be written: the session's state, the turns that it has, and the turns whose
+# messages were accepted again.
 COMPARE = Statement(
     "memory.compare",
     """
@@ -25,8 +23,8 @@ COMPARE = Statement(
     writes=False,
 )
 
-# Writes settled turns behind those that the session has. Under its token only, with nothing
-# unsettled, and only if it still stands where it was compared: of two flushes one writes.
+# Appends settled turns to a session: only under its current token, without an unsettled turn, and only if the session
+# has not changed since COMPARE, so that of two concurrent flushes one writes.
 FLUSH = Statement(
     "memory.flush",
     """
@@ -63,7 +61,7 @@ FLUSH = Statement(
             position int, turn_id uuid, role text, content text, tool_calls jsonb, tool_call_id text, message_id text,
             channel text, token_count int, model text, fallback boolean, usage jsonb, created_at timestamptz)
     ), input AS (
-        -- The sender may send it once more: it was answered.
+        -- A sender that repeats the message finds its answer.
         INSERT INTO inbox (user_id, channel, message_id, turn_id, position, text, accepted_at)
         SELECT fenced.user_id, i.channel, i.message_id, i.turn_id, i.position, i.text, i.accepted_at
         FROM fenced, jsonb_to_recordset(%(inputs)s::jsonb) AS i (
@@ -74,8 +72,8 @@ FLUSH = Statement(
     """,
 )
 
-# Whose stream an ending session is part of, which channel of it, and up to when.
-ENDING = Statement(
+# The user, the channel and the time up to which an ending session's stream events are deleted.
+ENDING_SESSION = Statement(
     "memory.ending",
     f"""
     SELECT user_id, nullif(scope, '') AS channel, end_requested_at, forked_from IS NOT NULL AS is_fork
