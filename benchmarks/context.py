@@ -24,7 +24,7 @@ from benchmarks.statements import bench
 from perdure.clock import SystemClock
 from perdure.database.engine import Database
 from perdure.memory.embedding import build_index, embed_sessions, register
-from perdure.memory.exchange import import_messages
+from perdure.memory.import_export import import_messages
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.settings import MemorySettings
 

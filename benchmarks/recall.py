@@ -36,7 +36,7 @@ from perdure.database.engine import Database
 from perdure.database.migrate import migrate
 from perdure.embedded.throwaway import servers
 from perdure.memory.embedding import embed_sessions
-from perdure.memory.exchange import import_messages
+from perdure.memory.import_export import import_messages
 from perdure.memory.recall.search import Layer, Recall
 from perdure.models.embedders.protocol import Embedder
 from perdure.models.embedders.resolve import resolve

@@ -19,7 +19,7 @@ from benchmarks.stage import Stage, connected
 from perdure.clock import SystemClock
 from perdure.database.engine import Database
 from perdure.ids import new_id
-from perdure.memory.embedding import as_parameter, build_index, register
+from perdure.memory.embedding import build_index, register, vector_literal
 from perdure.memory.recall import queries
 from perdure.memory.recall.search import CANDIDATES, Layer, Recall
 from perdure.models.embedders.hashing import HashEmbedder
@@ -207,7 +207,7 @@ def _fill(database: Database, memories: int, owners: dict[str, int]) -> int:
                 SELECT id, %s, owner, made::vector
                 FROM unnest(%s::uuid[], %s::text[], %s::text[]) AS m (id, owner, made)
                 """,
-                (embedder_id, ids, portion, [as_parameter(each) for each in _EMBEDDER.embed(contents)]),
+                (embedder_id, ids, portion, [vector_literal(each) for each in _EMBEDDER.embed(contents)]),
             )
     engine.dispose()
     return embedder_id
@@ -251,7 +251,7 @@ def _question(chance: random.Random) -> str:
 
 def _found(database: Database, recall: Recall, user_id: str, question: str, embedder_id: int) -> int:
     """How many of the ten nearest memories are among the ten nearest that recall sees."""
-    given = {"user_id": user_id, "vector": as_parameter(_EMBEDDER.embed([question])[0]), "embedder_id": embedder_id}
+    given = {"user_id": user_id, "vector": vector_literal(_EMBEDDER.embed([question])[0]), "embedder_id": embedder_id}
     exact = database.run(queries.MEMORIES_NEAR, {**given, "most": CANDIDATES})
     seen = recall.nearest_memories(user_id, question)
     # Of equally near ones any will do.

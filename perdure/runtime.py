@@ -14,7 +14,7 @@ from uuid import UUID
 from perdure.agents import Agents
 from perdure.clock import Clock
 from perdure.database.engine import Database
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import RedisMemory
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Embedder
 from perdure.models.protocol import Model
@@ -64,7 +64,7 @@ class Runtime:
 
     `breakers` are the fleet's, for those who look at them; models have theirs already.
 
-    `volatile` is the memory in Redis, None in a process that neither runs turns nor ends sessions.
+    `redis_memory` is the memory in Redis, None in a process that neither runs turns nor ends sessions.
 
     `redis_file` is the append-only file of an embedded Redis, None where Redis is another's.
 
@@ -83,7 +83,7 @@ class Runtime:
     models: Callable[[str], Model]
     wake: Waker
     snapshots: SnapshotStore
-    volatile: Volatile | None = None
+    redis_memory: RedisMemory | None = None
     embedder: Embedder = field(default_factory=lambda: HashEmbedder(384))
     breakers: Switchboard | None = None
     connections: Connections | None = None

@@ -12,7 +12,7 @@ from perdure.errors import InvalidRequest
 from perdure.memory.consolidation.consolidate import Consolidated, Consolidator, Failed, NotDue, Progress, Skipped
 from perdure.memory.decay import decay as let_decay
 from perdure.memory.embedding import build_index, register
-from perdure.memory.hot import refresh_hot as refresh
+from perdure.memory.hot_memories import refresh_hot as refresh
 from perdure.models.protocol import CallAborted
 from perdure.tasks.process import Process
 from perdure.tasks.scheduled import ScheduledTask

@@ -87,7 +87,7 @@ def _clean(runtime: Runtime, session_id: UUID, fence: Fence) -> None:
     Raises:
         Unavailable: something cannot be reached; the ending goes on later.
     """
-    if runtime.volatile is None or runtime.volatile.end_session(runtime.database, session_id, fence):
+    if runtime.redis_memory is None or runtime.redis_memory.end_session(runtime.database, session_id, fence):
         forget(runtime.database, runtime.snapshots, session_id)
 
 

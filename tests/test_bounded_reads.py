@@ -10,7 +10,7 @@ from sqlalchemy import create_engine
 
 from perdure import retention
 from perdure.database.engine import Database, Statement
-from perdure.memory import exchange_queries as exchange
+from perdure.memory import import_export_queries as exchange
 from perdure.memory.consolidation import queries as consolidation
 from perdure.sessions import queries as sessions
 from perdure.turns.inbox import queries as turns

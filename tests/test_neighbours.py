@@ -17,8 +17,8 @@ from kombu.asynchronous.timer import Timer
 from kombu.common import QoS
 
 from perdure.clock import SystemClock
-from perdure.memory.redis.layers import Volatile
-from perdure.memory.redis.stream import Happening, Kind
+from perdure.memory.redis.memory import RedisMemory
+from perdure.memory.redis.stream import StreamEvent, StreamEventKind
 from perdure.redis import client_url
 from perdure.resilience.registry import Breakers
 from perdure.settings import BreakerSettings, MemorySettings, Settings
@@ -76,7 +76,7 @@ def test_an_entry_that_cannot_be_read_stays(redis_url: str, client: Any, entry: 
     app.close()
 
 
-class Holding:
+class UserTable:
     """A consumer of a queue whose messages are all unknown. Its event loop runs when the test says so."""
 
     def __init__(self, channel: Any, queue: str) -> None:
@@ -121,7 +121,7 @@ def test_a_backlog_of_unknown_messages_is_held_a_hundred_at_a_time(redis_url: st
         producer, channel = connection.Producer(), connection.channel()
         for _ in range(HELD + 2 * PREFETCHED):
             producer.publish({}, routing_key="turns", exchange="")
-        holding = Holding(channel, "turns")
+        holding = UserTable(channel, "turns")
         while holding.takes():
             connection.drain_events(timeout=10)
             holding.turn()
@@ -144,19 +144,19 @@ def test_a_backlog_of_unknown_messages_is_held_a_hundred_at_a_time(redis_url: st
 def test_installations_with_different_prefixes_share_no_keys(redis_url: str, client: Any) -> None:
     """A user, a session or a breaker of the one is nothing to the other."""
     session_id, clock = uuid4(), SystemClock()
-    layers = {prefix: Volatile.at(redis_url, MemorySettings(), clock, prefix) for prefix in ("a:", "b:")}
+    layers = {prefix: RedisMemory.at(redis_url, MemorySettings(), clock, prefix) for prefix in ("a:", "b:")}
     breakers = {
         prefix: Breakers(BreakerSettings(failure_threshold=1), clock, redis_url, prefix=prefix) for prefix in layers
     }
-    layers["a:"].stream.append("ana", Happening(Kind.TYPING, "cli", datetime.now(UTC)))
+    layers["a:"].stream.append("ana", StreamEvent(StreamEventKind.TYPING, "cli", datetime.now(UTC)))
     client.rpush(f"a:working:{session_id}", "damaged")
     breakers["a:"].get("llm:test").execute(lambda: "fine", 5)
 
     assert layers["b:"].stream.recent("ana", 10) == []
-    assert layers["b:"].working.held(session_id) == ()
+    assert layers["b:"].working.read(session_id) == ()
     assert [each.name for each in breakers["a:"].list()] == ["llm:test"]
     assert breakers["b:"].list() == []
     assert all(key.startswith("a:") for key in client.keys("*"))
-    for prefix, volatile in layers.items():
-        volatile.close()
+    for prefix, redis_memory in layers.items():
+        redis_memory.close()
         breakers[prefix].close()

@@ -19,7 +19,7 @@ from perdure.database.engine import Database
 from perdure.embedded import postgres, redis
 from perdure.embedded.rewriting import AppendOnlyFile
 from perdure.errors import IncompatibleDatabase, MissingKey, Unavailable
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import RedisMemory
 from perdure.models.embedders.guarded import guard_with
 from perdure.models.embedders.resolve import check as check_embedder
 from perdure.models.embedders.resolve import resolve as resolve_embedder
@@ -167,7 +167,7 @@ def assemble(
         models=models.get,
         wake=wake,
         snapshots=resolve(settings.snapshots, settings, database, redis_url or _redis_of_snapshots(settings)),
-        volatile=Volatile.at(redis_url, settings.memory, clock, settings.redis_prefix) if redis_url else None,
+        redis_memory=RedisMemory.at(redis_url, settings.memory, clock, settings.redis_prefix) if redis_url else None,
         embedder=resolve_embedder(settings.embedder, settings, clock, guard_with(breakers, settings, clock)),
         breakers=breakers,
         connections=connections,

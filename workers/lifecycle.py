@@ -125,8 +125,8 @@ class Lifecycle:
             process.runtime.connections.close()
         if self._waker is not None:
             self._waker.close()
-        if process.runtime.volatile is not None:
-            process.runtime.volatile.close()
+        if process.runtime.redis_memory is not None:
+            process.runtime.redis_memory.close()
         process.runtime.snapshots.close()
         if process.runtime.breakers is not None:
             process.runtime.breakers.close()

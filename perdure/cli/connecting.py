@@ -87,8 +87,8 @@ def runtime() -> Iterator[Runtime]:
     try:
         yield made
     finally:
-        if made.volatile is not None:
-            made.volatile.close()
+        if made.redis_memory is not None:
+            made.redis_memory.close()
         made.database.close()
         if made.breakers is not None:
             made.breakers.close()

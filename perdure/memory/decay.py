@@ -1,9 +1,8 @@
-"""How a memory fades: what it is worth by now, and when it is put away.
+"""Decay: the present value of each memory, and the archiving of old, unread ones of little value.
 
-What it is worth is always computed from what it was worth when it was formed and from its age,
-never from the value before: a run that comes twice, late or never changes nothing about the
-next one. The formula stands here twice, as a function and as SQL, for a hundred thousand rows
-are not fetched to be multiplied; a test holds the two together.
+The value is always computed from the original importance and the age, never from the previous value, so runs do not
+compound. The formula exists twice: as functions, and in the SQL that updates the rows in place. A test checks that
+both agree. Called every six hours, by `memory.decay` and `perdure memory decay`.
 """
 
 from __future__ import annotations
@@ -14,24 +13,24 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from perdure.database.engine import Database
-from perdure.memory.consolidation import queries
+from perdure.memory import queries
 
 BASE_RATE = 0.001
-"""Lost in an hour, as a power of e, by what nobody reads."""
+"""Exponential decay per hour of a memory that is never read."""
 
 KIND_RATES = {"fact": 0.3, "preference": 0.5, "insight": 0.7, "conversation": 1.0}
 FLOOR = 0.3
-"""Of what a memory was worth in the beginning, so much stays."""
+"""The share of its importance below which a memory's value never falls."""
 
 ARCHIVE_BELOW = 0.03
 ARCHIVE_AFTER_DAYS = 30
 
-_A_BATCH = 1_000
+_BATCH = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Decayed:
-    """What a run did: memories it looked at, those whose value changed, those put away."""
+class DecayResult:
+    """Memories examined, those whose value changed, and those archived."""
 
     looked_at: int = 0
     changed: int = 0
@@ -39,10 +38,9 @@ class Decayed:
 
 
 def decay_rate(kind: str, channels: int, accesses: int, connections: int) -> float:
-    """The share that is lost in an hour, as a power of e.
+    """Exponential decay per hour.
 
-    Slower the more channels a memory was met on, the more often it was read, and the more
-    relations it has; with ten of them it does not fade at all.
+    More channels, accesses and relations (`connections`) slow it down; with ten relations it is 0.
     """
     spread = 1 / (1 + 0.2 * channels)
     use = 1 + 0.3 * math.log(1 + accesses)
@@ -50,22 +48,22 @@ def decay_rate(kind: str, channels: int, accesses: int, connections: int) -> flo
 
 
 def decayed(importance: float, rate: float, hours: float) -> float:
-    """What a memory of `importance` is worth at an age of `hours`, at a rate of `decay_rate`."""
+    """The value of a memory of `importance` at an age of `hours`."""
     return max(importance * math.exp(-rate * max(hours, 0.0)), FLOOR * importance)
 
 
 def is_faded(value: float, age_days: float, unread_days: float) -> bool:
-    """Whether a memory is put away: worth little, old, and not read for long."""
+    """Whether a memory is archived: of little value, old, and long unread."""
     return value < ARCHIVE_BELOW and age_days > ARCHIVE_AFTER_DAYS and unread_days > ARCHIVE_AFTER_DAYS
 
 
-def decay(database: Database, progress: Callable[[int], None] = lambda _: None) -> Decayed:
-    """Bring the value of every memory up to now, and put away what has faded.
+def decay(database: Database, progress: Callable[[int], None] = lambda _: None) -> DecayResult:
+    """Update the value of every memory and archive the faded ones, a thousand per commit.
 
-    Each thousand is a commit of its own. `progress` is told how many were looked at so far.
+    `progress` receives the number of memories examined so far.
 
     Raises:
-        Unavailable: the database cannot be reached; what was done stays done.
+        Unavailable: the database cannot be reached; committed batches stay.
     """
     parameters = {
         "base_rate": BASE_RATE,
@@ -74,13 +72,13 @@ def decay(database: Database, progress: Callable[[int], None] = lambda _: None) 
         "floor": FLOOR,
         "archive_below": ARCHIVE_BELOW,
         "archive_after_days": ARCHIVE_AFTER_DAYS,
-        "most": _A_BATCH,
+        "most": _BATCH,
     }
-    done, after = Decayed(), UUID(int=0)
+    done, after = DecayResult(), UUID(int=0)
     while True:
         row = database.run(queries.DECAY, {**parameters, "after": after})[0]
-        done = Decayed(done.looked_at + row.looked_at, done.changed + row.changed, done.archived + row.archived)
+        done = DecayResult(done.looked_at + row.looked_at, done.changed + row.changed, done.archived + row.archived)
         progress(done.looked_at)
-        if row.looked_at < _A_BATCH:
+        if row.looked_at < _BATCH:
             return done
         after = row.last

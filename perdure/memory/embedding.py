@@ -1,13 +1,13 @@
-"""Vectors for what was said and what is known: made beside the turn, filled in whenever one is lacking.
+"""Vectors of messages and memories, made in the background.
 
-What is said is noted as lacking a vector in the commit that says it. Whoever comes by (`embed_missing`, by
-every sweep) takes some, embeds them with no transaction open, and writes them in one statement; an
-embedder that is away postpones them, and search goes by words meanwhile. Each vector knows who made it: another
-`PERDURE_EMBEDDER` walks through what is there already, a page at a time, and the vectors of the one
-before stay. The walk is repeated daily: whatever was missed, for whatever reason, is found.
+The commit that stores a message or memory also adds it to `unembedded`. `embed_missing`, called by each sweep, claims
+some of these rows by a lease, embeds their texts without an open transaction, and writes the vectors in one statement.
+While the embedder is unavailable the rows are postponed, and search uses words.
 
-Beyond some thousands of vectors an index of their own is built for each embedder and size, beside
-whoever reads and writes.
+Vectors are stored by embedder and size. For a new `PERDURE_EMBEDDER`, a walk over all messages and memories adds a
+page at a time to `unembedded`; older vectors stay. The walk is repeated daily, so that missed rows are found.
+
+`build_index` builds an HNSW index per embedder and size once there are enough vectors.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ MAX_CHARS = 8_000
 """Characters of a text that are embedded."""
 
 BATCH = 64
-"""Texts that are taken at once."""
+"""Texts that one round claims."""
 
 _LEASE_S = 300
 _PAUSE_S = 10
 _DOUBLINGS = 8
-_LONGEST_S = max(_LEASE_S, _PAUSE_S * 2**_DOUBLINGS)
+_LONGEST_POSTPONEMENT_S = max(_LEASE_S, _PAUSE_S * 2**_DOUBLINGS)
 _WALK_EVERY_S = 86_400
 _PAGE = 512
-_FIRST = UUID(int=0)
+_FIRST_ID = UUID(int=0)
 _TABLES = ("message_vectors", "memory_vectors")
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
-    """An embedder as the database knows it. `indexed`: its vectors have an index."""
+class RegisteredEmbedder:
+    """A row of `embedders`. `indexed`: its vectors have an index."""
 
     embedder_id: int
     dimensions: int
@@ -55,10 +55,10 @@ class Registered:
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
-    """What a round did: texts that have a vector now, texts that the embedder refuses, what it failed with.
+class EmbeddingRound:
+    """The texts embedded and refused in one round, and the embedder's error.
 
-    `more`: there was as much as one round takes, or older texts are still looked through.
+    `more`: the round was full, or the walk over older texts goes on.
     """
 
     embedded: int = 0
@@ -67,105 +67,86 @@ class Filled:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Of `total` texts `done` have a vector of the present embedder."""
-
-    done: int
-    total: int
-
-
-def as_parameter(vector: Vector) -> str:
-    """`vector` as a statement takes it, to the last bit of the four bytes that PostgreSQL keeps of each number."""
-    numbers = ",".join(["%.9g"] * len(vector)) % tuple(vector)  # formatting them one by one takes twice as long
+def vector_literal(vector: Vector) -> str:
+    """`vector` as a literal of pgvector, exact for its four-byte floats."""
+    numbers = ",".join(["%.9g"] * len(vector)) % tuple(vector)  # twice as fast as formatting one by one
     return f"[{numbers}]"
 
 
-def text_of(content: str, author: str | None = None, occurred_at: datetime | None = None) -> str:
-    """What is embedded: the speaker and the day stand in front where the speaker is told.
+def text_to_embed(content: str, author: str | None = None, occurred_at: datetime | None = None) -> str:
+    """The text that is embedded: the author and the day, if known, then the content.
 
-    A line of a chat says little by itself; who said it, and when, is often what is asked.
+    A chat line says little by itself, and questions often name its author or its day.
     """
     if author is None or occurred_at is None:
         return content
     return f"{author}, {occurred_at:%d %B %Y}: {content}"
 
 
-def register(executor: Executor, name: str, dimensions: int) -> Registered:
-    """The embedder called `name` that makes vectors of `dimensions` numbers; made known if it is new."""
-    asked = {"name": name, "dimensions": dimensions}
-    # Another process may make it known at the same moment: then it is read again.
-    rows = executor.run(queries.REGISTER, asked) or executor.run(queries.REGISTER, asked)
-    return Registered(rows[0].embedder_id, dimensions, rows[0].indexed)
+def register(executor: Executor, name: str, dimensions: int) -> RegisteredEmbedder:
+    """The row of the embedder `name` with `dimensions`, inserted if it is new."""
+    parameters = {"name": name, "dimensions": dimensions}
+    # If another process inserts it concurrently, the first run returns no row.
+    rows = executor.run(queries.REGISTER, parameters) or executor.run(queries.REGISTER, parameters)
+    return RegisteredEmbedder(rows[0].embedder_id, dimensions, rows[0].indexed)
 
 
 def embed_missing(
     database: Database, embedder: Embedder, *, batch: int = BATCH, call: ModelCall | None = None
-) -> Filled:
-    """Give a vector to at most `batch` texts that lack one.
+) -> EmbeddingRound:
+    """Embed at most `batch` texts without a vector.
 
-    That the embedder is away is no error here: it is said in what is returned, and the texts are
-    tried again later.
+    A failure of the embedder is returned, not raised; its texts are postponed.
 
     Raises:
-        CallAborted: `call` was ended; what was taken is due again when its lease is over.
-        Unavailable: the database cannot be reached; doing it again is safe.
+        CallAborted: `call` was aborted; the claimed texts are due again when their lease expires.
+        Unavailable: the database cannot be reached; a retry is safe.
     """
-    asked = {"most": batch, "lease_s": _LEASE_S, "most_chars": MAX_CHARS, "furthest_s": _LONGEST_S}
-    taken = database.run(queries.TAKE, asked)
-    filled = _fill(database, embedder, taken, call) if taken else Filled()
-    if filled.error is not None or len(taken) == batch:
-        return replace(filled, more=len(taken) == batch)
+    parameters = {"most": batch, "lease_s": _LEASE_S, "most_chars": MAX_CHARS, "furthest_s": _LONGEST_POSTPONEMENT_S}
+    claimed = database.run(queries.CLAIM, parameters)
+    filled = _fill(database, embedder, claimed, call) if claimed else EmbeddingRound()
+    if filled.error is not None or len(claimed) == batch:
+        return replace(filled, more=len(claimed) == batch)
     try:
         dimensions = _dimensions(embedder, call)
     except Abandoned:
         raise
     except PerdureError as error:
-        log.warning("what is older gets its vectors later: %s", loggable(error))
+        log.warning("older texts are embedded later: %s", loggable(error))
         return replace(filled, error=error.message)
     return replace(filled, more=_walk(database, register(database, embedder.name, dimensions)))
 
 
 def embed_sessions(
     database: Database, embedder: Embedder, session_ids: Sequence[UUID], call: ModelCall | None = None
-) -> Filled:
-    """Give all messages of these sessions their vectors, now; stops at the first failure of the embedder.
+) -> EmbeddingRound:
+    """Embed all messages of these sessions, up to the first failure of the embedder.
 
     Raises:
-        CallAborted: `call` was ended.
-        Unavailable: the database cannot be reached; doing it again is safe.
+        CallAborted: `call` was aborted.
+        Unavailable: the database cannot be reached; a retry is safe.
     """
     embedded = refused = 0
     while True:
-        asked = {"session_ids": list(session_ids), "most": BATCH, "most_chars": MAX_CHARS}
-        lacking = database.run(queries.LACKING, asked)
-        filled = _fill(database, embedder, lacking, call) if lacking else Filled()
+        parameters = {"session_ids": list(session_ids), "most": BATCH, "most_chars": MAX_CHARS}
+        missing = database.run(queries.MISSING_OF_SESSIONS, parameters)
+        filled = _fill(database, embedder, missing, call) if missing else EmbeddingRound()
         embedded, refused = embedded + filled.embedded, refused + filled.refused
-        if not lacking or filled.error is not None:
-            return Filled(embedded, refused, bool(lacking), filled.error)
+        if not missing or filled.error is not None:
+            return EmbeddingRound(embedded, refused, bool(missing), filled.error)
 
 
-def progress(database: Database, embedder: Embedder) -> Progress:
-    """How far the present embedder has come. Counts all rows: for people who ask, not for each turn.
+def build_index(database: Database, registered: RegisteredEmbedder, rows: int) -> bool:
+    """Build the indexes of an embedder that has none and at least `rows` vectors; returns whether it did.
 
-    Raises:
-        Unavailable: the database cannot be reached.
-    """
-    row = database.run(queries.PROGRESS, {"name": embedder.name, "dimensions": embedder.dimensions})[0]
-    return Progress(row.done, row.total)
-
-
-def build_index(database: Database, registered: Registered, rows: int) -> bool:
-    """Build the indexes of an embedder that has none and at least `rows` vectors; whether it did.
-
-    Takes minutes on large tables and lets everybody read and write meanwhile. To be called by one
-    process at a time; what another one left half-built is built again.
+    Takes minutes on large tables and blocks neither reads nor writes. Only one process at a time may call it. An
+    invalid index of an interrupted build is dropped and built again.
 
     Raises:
         Unavailable: the database cannot be reached.
     """
-    given = {"embedder_id": registered.embedder_id}
-    if registered.indexed or not database.run(queries.LARGE, {**given, "rows": rows})[0].large:
+    parameters = {"embedder_id": registered.embedder_id}
+    if registered.indexed or not database.run(queries.HAS_ENOUGH_VECTORS, {**parameters, "rows": rows})[0].large:
         return False
     names = {f"{table}_{registered.embedder_id}_idx": table for table in _TABLES}
     found = {row.name: row.valid for row in database.run(queries.INDEX_STATES, {"names": list(names)})}
@@ -179,34 +160,42 @@ def build_index(database: Database, registered: Registered, rows: int) -> bool:
                 f"USING hnsw ((vector::halfvec({registered.dimensions})) halfvec_cosine_ops) "
                 f"WHERE embedder_id = {registered.embedder_id} AND vector IS NOT NULL"
             )
-    database.run(queries.INDEXED, given)
+    database.run(queries.MARK_INDEXED, parameters)
     return True
 
 
-def _fill(database: Database, embedder: Embedder, taken: Sequence[Row[Any]], call: ModelCall | None) -> Filled:
-    there = [row for row in taken if row.content is not None]
+def _fill(
+    database: Database, embedder: Embedder, claimed: Sequence[Row[Any]], call: ModelCall | None
+) -> EmbeddingRound:
+    present = [row for row in claimed if row.content is not None]
     try:
         dimensions = _dimensions(embedder, call)
-        vectors = _embed(embedder, [text_of(row.content, row.author, row.created_at) for row in there], call)
+        vectors = _embed(embedder, [text_to_embed(row.content, row.author, row.created_at) for row in present], call)
     except Abandoned:
         raise
     except PerdureError as error:
-        log.warning("%d texts get their vectors later: %s", len(there), loggable(error))
-        database.run(queries.POSTPONE, {**_keys(there), "pause_s": _PAUSE_S, "doublings": _DOUBLINGS})
-        return Filled(error=error.message)
+        log.warning("%d texts are embedded later: %s", len(present), loggable(error))
+        database.run(queries.POSTPONE, {**_keys(present), "pause_s": _PAUSE_S, "doublings": _DOUBLINGS})
+        return EmbeddingRound(error=error.message)
     registered = register(database, embedder.name, dimensions)
-    by_row = {row: None if vector is None else as_parameter(vector) for row, vector in zip(there, vectors, strict=True)}
-    given = {**_keys(taken), "vectors": [by_row.get(row) for row in taken], "embedder_id": registered.embedder_id}
-    database.run(queries.STORE, given)
+    by_row = {
+        row: None if vector is None else vector_literal(vector) for row, vector in zip(present, vectors, strict=True)
+    }
+    parameters = {
+        **_keys(claimed),
+        "vectors": [by_row.get(row) for row in claimed],
+        "embedder_id": registered.embedder_id,
+    }
+    database.run(queries.STORE, parameters)
     refused = sum(vector is None for vector in vectors)
-    return Filled(len(there) - refused, refused)
+    return EmbeddingRound(len(present) - refused, refused)
 
 
 def _embed(embedder: Embedder, texts: Sequence[str], call: ModelCall | None) -> list[Vector | None]:
-    """A vector for each text; None for one that the embedder refuses by itself.
+    """A vector for each text; `None` for a text that the embedder refuses.
 
     Raises:
-        PerdureError: it does not work just now, whatever the text.
+        PerdureError: the embedder fails for every text.
     """
     try:
         return list(embedder.embed(texts, call)) if texts else []
@@ -216,10 +205,10 @@ def _embed(embedder: Embedder, texts: Sequence[str], call: ModelCall | None) -> 
         if error.transient is not False:
             raise
         if len(texts) == 1:
-            # The text is to blame, or something that befalls every text (a wrong key, an open breaker). This
-            # one has never been embedded, so that no cache answers.
+            # Does the embedder refuse this text, or every text (a wrong key, an open breaker)? A random text, which
+            # is in no cache, decides.
             embedder.embed([str(uuid4())], call)
-            log.warning("the embedder %s refuses a text, which is found by its words only: %s", embedder.name, error)
+            log.warning("the embedder %s refuses a text, which only words will find: %s", embedder.name, error)
             return [None]
     return [vector for text in texts for vector in _embed(embedder, [text], call)]
 
@@ -236,10 +225,10 @@ def _dimensions(embedder: Embedder, call: ModelCall | None) -> int:
     return embedder.dimensions or len(embedder.embed(["perdure"], call)[0])
 
 
-def _walk(database: Database, registered: Registered) -> bool:
-    """Look through a page of what is older than the embedder; False when there is no more of it."""
-    given = {"embedder_id": registered.embedder_id, "every_s": _WALK_EVERY_S}
-    places = database.run(queries.PLACE, given)
+def _walk(database: Database, registered: RegisteredEmbedder) -> bool:
+    """Add the next page of rows without a vector to `unembedded`; returns whether there are more pages."""
+    parameters = {"embedder_id": registered.embedder_id, "every_s": _WALK_EVERY_S}
+    places = database.run(queries.PLACE, parameters)
     if not places:
         return False
     place = places[0]
@@ -247,12 +236,12 @@ def _walk(database: Database, registered: Registered) -> bool:
     moved = database.run(
         walk,
         {
-            **given,
+            **parameters,
             "most": _PAGE,
             "kind_before": place.walked_kind,
             "id_before": place.walked_id,
             "seq_before": place.walked_seq,
-            "id": place.walked_id or _FIRST,
+            "id": place.walked_id or _FIRST_ID,
             "seq": place.walked_seq or 0,
         },
     )

@@ -1,4 +1,4 @@
-"""The statements that give what was said and what is known its vectors."""
+"""The statements of `embedding`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REGISTER = Statement(
     """,
 )
 
-# What is embedded of the rows of a CTE `taken`. What is gone by now has no text.
+# The texts of the rows of a CTE `taken`; NULL for rows that were deleted.
 _TEXTS = """
     SELECT t.kind, t.id, t.seq, t.attempts, coalesce(left(m.content, %(most_chars)s), left(k.content, %(most_chars)s))
              AS content, m.author, m.created_at
@@ -30,9 +30,9 @@ _TEXTS = """
     ORDER BY t.kind, t.id, t.seq
 """
 
-# Takes some of what is due by moving its due time ahead: whoever dies with it leaves it to the next. Due further
-# ahead than any pause is what a clock that was wrong for a while has said.
-TAKE = Statement(
+# Claims due rows by moving `due_at` to the end of the lease: after a crash another process claims them. A `due_at`
+# beyond the longest pause was written while the server's clock was wrong, and counts as due.
+CLAIM = Statement(
     "embedding.take",
     f"""
     WITH due AS (
@@ -50,8 +50,8 @@ TAKE = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# What sessions still lack, whoever has taken it: to embed a text twice does no harm.
-LACKING = Statement(
+# The texts of some sessions without a vector, claimed or not: embedding a text twice does no harm.
+MISSING_OF_SESSIONS = Statement(
     "embedding.lacking",
     f"""
     WITH taken AS (
@@ -64,7 +64,7 @@ LACKING = Statement(
     writes=False,
 )
 
-# Rows are locked before their vectors are written: whoever erases them waits, and takes these along.
+# Locks the rows before it writes their vectors, so that a concurrent erasure waits and deletes the vectors as well.
 STORE = Statement(
     "embedding.store",
     """
@@ -96,7 +96,7 @@ STORE = Statement(
     """,
 )
 
-# The embedder is away: later, and ever later.
+# The embedder failed: the pause doubles with each attempt.
 POSTPONE = Statement(
     "embedding.postpone",
     """
@@ -107,21 +107,21 @@ POSTPONE = Statement(
     """,
 )
 
-# --- what was there before the embedder --------------------------------------------------
+# --- the walk over rows that are older than the embedder ---------------------------------
 
-_AT_REST = "(e.walked_at IS NULL OR e.walked_at <= perdure_now() - make_interval(secs => %(every_s)s))"
+_WALK_IS_DUE = "(e.walked_at IS NULL OR e.walked_at <= perdure_now() - make_interval(secs => %(every_s)s))"
 
 PLACE = Statement(
     "embedding.place",
     f"""
     SELECT e.walked_kind, e.walked_id, e.walked_seq FROM embedders AS e
-    WHERE e.embedder_id = %(embedder_id)s AND {_AT_REST}
+    WHERE e.embedder_id = %(embedder_id)s AND {_WALK_IS_DUE}
     """,  # noqa: S608 (constants)
     writes=False,
 )
 
-# Notes which of the next rows lack a vector of this embedder, and goes on behind them. Two that
-# walk at once: one does. Nothing found: the walk is over.
+# Adds those of the next rows that lack a vector of this embedder to `unembedded`, and moves the position behind them.
+# Of two concurrent walks one proceeds. An empty page ends the walk.
 _WALK = """
     WITH place AS (
         SELECT e.embedder_id FROM embedders AS e
@@ -150,7 +150,7 @@ _WALK = """
 WALK_MESSAGES = Statement(
     "embedding.walk_messages",
     _WALK.format(
-        at_rest=_AT_REST,
+        at_rest=_WALK_IS_DUE,
         kind="message",
         kind_after="'memory'",
         page="""
@@ -167,7 +167,7 @@ WALK_MESSAGES = Statement(
 WALK_MEMORIES = Statement(
     "embedding.walk_memories",
     _WALK.format(
-        at_rest=_AT_REST,
+        at_rest=_WALK_IS_DUE,
         kind="memory",
         kind_after="NULL::text",
         page="""
@@ -180,24 +180,10 @@ WALK_MEMORIES = Statement(
     ),
 )
 
-# How much has a vector of this embedder, and how much there is.
-PROGRESS = Statement(
-    "embedding.progress",
-    """
-    SELECT (SELECT count(*) FROM message_vectors AS v WHERE v.embedder_id = e.embedder_id)
-             + (SELECT count(*) FROM memory_vectors AS v WHERE v.embedder_id = e.embedder_id) AS done,
-           (SELECT count(*) FROM message_words) + (SELECT count(*) FROM memories) AS total
-    FROM (SELECT (SELECT embedder_id FROM embedders
-                  WHERE name = %(name)s AND (%(dimensions)s::int IS NULL OR dimensions = %(dimensions)s::int)
-                  ORDER BY embedder_id DESC LIMIT 1) AS embedder_id) AS e
-    """,
-    writes=False,
-)
-
 # --- indexes -----------------------------------------------------------------------------
 
-# Whether enough vectors are there for an index to be worth its while, without counting all.
-LARGE = Statement(
+# Whether there are enough vectors for an index, without counting all of them.
+HAS_ENOUGH_VECTORS = Statement(
     "embedding.large",
     """
     SELECT greatest(
@@ -208,7 +194,7 @@ LARGE = Statement(
     writes=False,
 )
 
-INDEXED = Statement(
+MARK_INDEXED = Statement(
     "embedding.indexed", "UPDATE embedders SET indexed_at = perdure_now() WHERE embedder_id = %(embedder_id)s"
 )
 

@@ -1,86 +1,102 @@
-"""The statements of memory."""
+"""The statements of decay and hot memories."""
 
 from __future__ import annotations
 
 from perdure.database.engine import Statement
-from perdure.database.fencing import HELD
 
-# --- working memory ----------------------------------------------------------------------
+# --- decay -------------------------------------------------------------------------------
 
-# What decides whether remembered turns may be written: where the session stands, which of the
-# turns it has, and which of their messages were accepted, be it into other turns.
-COMPARE = Statement(
-    "memory.compare",
+# The formula of `perdure.memory.decay`. PostgreSQL rejects exponents below -700, where the floor applies anyway.
+# Unchanged values are not written.
+DECAY = Statement(
+    "decay.decay",
     """
-    SELECT (s.token, s.nonce) = (%(token)s, %(nonce)s) AND s.ended_at IS NULL AS current, s.unsettled,
-           s.last_turn_seq, s.message_count,
-           ARRAY(SELECT turn_id FROM turns WHERE turn_id = ANY (%(turn_ids)s::uuid[])) AS known,
-           ARRAY(SELECT mine.turn_id
-                 FROM unnest(%(of_turn)s::uuid[], %(channels)s::text[], %(message_ids)s::text[])
-                      AS mine (turn_id, channel, message_id)
-                 JOIN inbox AS i
-                   ON i.user_id = s.user_id AND i.channel = mine.channel AND i.message_id = mine.message_id) AS accepted
-    FROM sessions AS s WHERE s.session_id = %(session_id)s
-    """,
-    writes=False,
-)
-
-# Writes settled turns behind those that the session has. Under its token only, with nothing
-# unsettled, and only if it still stands where it was compared: of two flushes one writes.
-FLUSH = Statement(
-    "memory.flush",
-    """
-    WITH fenced AS (
-        UPDATE sessions AS s
-        SET last_turn_seq = s.last_turn_seq + %(turns_added)s,
-            turn_count = s.turn_count + %(turns_added)s,
-            message_count = s.message_count + %(messages_added)s,
-            tick = s.tick + %(turns_added)s,
-            last_activity_at = greatest(s.last_activity_at, %(last_at)s::timestamptz),
-            channels = s.channels || ARRAY(
-                SELECT DISTINCT used FROM unnest(%(channels)s::text[]) AS used WHERE used <> ALL (s.channels))
-        WHERE s.session_id = %(session_id)s AND (s.token, s.nonce) = (%(token)s, %(nonce)s)
-          AND s.ended_at IS NULL AND s.unsettled = 0
-          AND s.last_turn_seq = %(last_turn_seq)s AND s.message_count = %(message_count)s
-        RETURNING s.session_id, s.user_id, s.tick - %(turns_added)s AS tick
-    ), done AS (
-        INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, status, attempts, steps,
-                           first_seq, reply_seq, error_code, error_message, usage, accepted_at, settled_at,
-                           settled_tick)
-        SELECT t.turn_id, fenced.session_id, %(last_turn_seq)s + t.position, fenced.user_id, t.agent, t.channel,
-               %(priority)s::smallint, t.status, 1, t.steps, %(message_count)s + t.first, %(message_count)s + t.reply,
-               t.error_code, t.error_message, t.usage, t.accepted_at, t.settled_at,
-               fenced.tick + t.position
-        FROM fenced, jsonb_to_recordset(%(turns)s::jsonb) AS t (
-            position int, turn_id uuid, agent text, channel text, status text, steps int, first int, reply int,
-            error_code text, error_message text, usage jsonb, accepted_at timestamptz, settled_at timestamptz)
-    ), said AS (
-        INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
-                              token_count, model, fallback, usage, created_at)
-        SELECT fenced.session_id, %(message_count)s + m.position, m.turn_id, m.role, m.content, m.tool_calls,
-               m.tool_call_id, m.message_id, m.channel, m.token_count, m.model, m.fallback, m.usage, m.created_at
-        FROM fenced, jsonb_to_recordset(%(messages)s::jsonb) AS m (
-            position int, turn_id uuid, role text, content text, tool_calls jsonb, tool_call_id text, message_id text,
-            channel text, token_count int, model text, fallback boolean, usage jsonb, created_at timestamptz)
-    ), input AS (
-        -- The sender may send it once more: it was answered.
-        INSERT INTO inbox (user_id, channel, message_id, turn_id, position, text, accepted_at)
-        SELECT fenced.user_id, i.channel, i.message_id, i.turn_id, i.position, i.text, i.accepted_at
-        FROM fenced, jsonb_to_recordset(%(inputs)s::jsonb) AS i (
-            channel text, message_id text, turn_id uuid, position int, text text, accepted_at timestamptz)
-        ON CONFLICT DO NOTHING
+    WITH page AS (
+        SELECT memory_id, kind, importance, value, created_at, last_accessed_at, cardinality(channels) AS channels,
+               access_count, extract(epoch FROM perdure_now() - created_at)::double precision / 3600 AS hours
+        FROM memories
+        WHERE archived_at IS NULL AND memory_id > %(after)s
+        ORDER BY memory_id LIMIT %(most)s
+    ), rated AS (
+        SELECT page.*, %(base_rate)s::double precision * k.rate
+                 / (1 + 0.2::double precision * channels)
+                 / (1 + 0.3::double precision * ln(1 + access_count::double precision))
+                 * (1 - least(1, 0.1::double precision * (SELECT count(*) FROM relations AS r
+                                                          WHERE r.memory_id = page.memory_id))) AS rate
+        FROM page
+        JOIN unnest(%(kinds)s::text[], %(rates)s::double precision[]) AS k (kind, rate) USING (kind)
+    ), reckoned AS (
+        SELECT memory_id, value,
+               greatest(importance * exp(greatest(-rate * greatest(hours, 0), -700)),
+                        %(floor)s::double precision * importance) AS now_worth,
+               created_at < perdure_now() - make_interval(days => %(archive_after_days)s)
+                 AND coalesce(last_accessed_at, created_at)
+                     < perdure_now() - make_interval(days => %(archive_after_days)s) AS forgotten
+        FROM rated
+    ), written AS (
+        UPDATE memories AS m
+        SET value = r.now_worth, decayed_at = perdure_now(),
+            archived_at = CASE WHEN r.forgotten AND r.now_worth < %(archive_below)s THEN perdure_now() END
+        FROM reckoned AS r
+        WHERE m.memory_id = r.memory_id AND m.archived_at IS NULL
+          AND (r.value <> r.now_worth OR r.forgotten AND r.now_worth < %(archive_below)s)
+        RETURNING m.archived_at
     )
-    SELECT session_id FROM fenced
+    SELECT (SELECT count(*) FROM page) AS looked_at, (SELECT max(memory_id::text)::uuid FROM page) AS last,
+           (SELECT count(*) FROM written) AS changed,
+           (SELECT count(*) FROM written WHERE archived_at IS NOT NULL) AS archived
     """,
 )
 
-# Whose stream an ending session is part of, which channel of it, and up to when.
-ENDING = Statement(
-    "memory.ending",
-    f"""
-    SELECT user_id, nullif(scope, '') AS channel, end_requested_at, forked_from IS NOT NULL AS is_fork
-    FROM sessions
-    WHERE {HELD} AND ended_at IS NULL AND end_requested_at IS NOT NULL
-    """,  # noqa: S608 (constants)
-    writes=False,
+# --- hot memories ------------------------------------------------------------------------
+
+# The next users with recent accesses or hot memories. The lock serialises concurrent refreshes.
+HOT_USERS = Statement(
+    "meta.hot_users",
+    """
+    SELECT u.user_id FROM users AS u
+    WHERE u.user_id > %(after)s
+      AND (EXISTS (SELECT FROM memory_accesses AS a
+                   WHERE a.user_id = u.user_id AND a.accessed_at > perdure_now() - make_interval(days => %(days)s))
+           OR EXISTS (SELECT FROM hot_memories AS h WHERE h.user_id = u.user_id))
+    ORDER BY u.user_id LIMIT %(most_users)s
+    FOR NO KEY UPDATE
+    """,
+)
+
+FORGET_HOT = Statement("meta.forget_hot", "DELETE FROM hot_memories WHERE user_id = ANY (%(user_ids)s::text[])")
+
+# The most recalled memories of each user; among equals, the most recently recalled first.
+WRITE_HOT = Statement(
+    "meta.write_hot",
+    """
+    WITH counted AS (
+        SELECT a.user_id, a.memory_id, count(*) AS times, max(a.accessed_at) AS latest, min(m.value) AS value
+        FROM memory_accesses AS a
+        JOIN memories AS m USING (memory_id)
+        WHERE a.user_id = ANY (%(user_ids)s::text[])
+          AND a.accessed_at > perdure_now() - make_interval(days => %(days)s)
+          AND m.archived_at IS NULL AND m.superseded_by IS NULL AND m.valid_to IS NULL
+        GROUP BY a.user_id, a.memory_id
+    ), ranked AS (
+        SELECT user_id, memory_id, times,
+               row_number() OVER (PARTITION BY user_id ORDER BY times DESC, latest DESC, value DESC, memory_id) AS rank
+        FROM counted
+    )
+    INSERT INTO hot_memories (user_id, rank, memory_id, score, refreshed_at)
+    SELECT user_id, rank, memory_id, times, perdure_now() FROM ranked WHERE rank <= %(most)s
+    RETURNING memory_id
+    """,
+)
+
+# Accesses too old for the ranking.
+FORGET_ACCESSES = Statement(
+    "meta.forget_accesses",
+    """
+    WITH old AS (
+        SELECT ctid FROM memory_accesses
+        WHERE accessed_at < perdure_now() - make_interval(days => %(days)s) LIMIT %(most)s
+    )
+    DELETE FROM memory_accesses AS a USING old WHERE a.ctid = old.ctid RETURNING 1
+    """,
 )

@@ -23,7 +23,7 @@ _CALL = frozenset({"id", "name", "arguments"})
 _USAGE = frozenset({"input_tokens", "output_tokens"})
 
 
-def unknown(record: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+def unknown_members(record: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     """The members of a stored record that this release does not know: a newer one wrote them, and reads them again."""
     return {name: value for name, value in record.items() if name not in known}
 
@@ -53,7 +53,7 @@ class ToolCall:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """The call that was stored as `record`."""
-        return cls(record["id"], record["name"], record["arguments"], unknown(record, _CALL))
+        return cls(record["id"], record["name"], record["arguments"], unknown_members(record, _CALL))
 
     def record(self) -> dict[str, Any]:
         """The call as it is stored."""
@@ -94,7 +94,7 @@ class Usage:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """The usage that was stored as `record`."""
-        return cls(record.get("input_tokens", 0), record.get("output_tokens", 0), unknown(record, _USAGE))
+        return cls(record.get("input_tokens", 0), record.get("output_tokens", 0), unknown_members(record, _USAGE))
 
     def record(self) -> dict[str, Any]:
         """Usage as it is stored and shown."""

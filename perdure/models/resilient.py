@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from perdure.errors import InvalidResponse, loggable
 from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest
-from perdure.models.providers.without_tools import as_plain
+from perdure.models.providers.without_tools import flatten_tool_calls
 from perdure.resilience.failures import Verdict, verdict
 from perdure.resilience.fallback import FallbackStrategy, with_fallback
 from perdure.resilience.registry import Breaker
@@ -74,7 +74,7 @@ class GuardedModel:
             return self._breaker.execute(lambda: self._try_until(request, part), part.remaining())
 
     def _try_until(self, request: ModelRequest, part: ModelCall) -> ModelReply:
-        window = Window(part, self._wait)
+        window = CallWindow(part, self._wait)
         return retrying(self.name, lambda: self._try(request, part), self._retry, window, self._draw)
 
     def _try(self, request: ModelRequest, part: ModelCall) -> ModelReply:
@@ -87,7 +87,7 @@ class GuardedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class CallWindow:
     """A call's time, as a retry sees it."""
 
     call: ModelCall
@@ -103,14 +103,14 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FallbackRequest:
     """What a model was asked, and the call in which another answer may still be given."""
 
     request: ModelRequest
     call: ModelCall
 
 
-ModelFallback: TypeAlias = FallbackStrategy[Asked, ModelReply]
+ModelFallback: TypeAlias = FallbackStrategy[FallbackRequest, ModelReply]
 
 
 class ResilientModel:
@@ -118,7 +118,7 @@ class ResilientModel:
 
     def __init__(self, model: Model, strategy: ModelFallback) -> None:
         self._model = model
-        self._strategy = _Answers(strategy)
+        self._strategy = _CheckedStrategy(strategy)
 
     @property
     def name(self) -> str:
@@ -131,17 +131,17 @@ class ResilientModel:
         Raises:
             Exception: the model's own, as `Model.respond` and `GuardedModel.respond` say.
         """
-        asked = Asked(request, call)
+        asked = FallbackRequest(request, call)
         return with_fallback(self.name, lambda: self._model.respond(request, call), self._strategy, asked)
 
 
-class _Answers:
+class _CheckedStrategy:
     """A strategy that finds an answer or nothing: one that ends the turn, is marked, and comes after no other words."""
 
     def __init__(self, strategy: ModelFallback) -> None:
         self._strategy = strategy
 
-    def execute(self, asked: Asked, error: Exception) -> ModelReply | None:
+    def execute(self, asked: FallbackRequest, error: Exception) -> ModelReply | None:
         """What the strategy finds. Raises as `FallbackStrategy.execute`, and InvalidResponse for what is no answer."""
         found = None
         try:
@@ -153,19 +153,19 @@ class _Answers:
         return found
 
 
-class OtherModels:
+class FallbackModels:
     """The strategy of `PERDURE_FALLBACK_MODELS`: one model after another, without tools."""
 
     def __init__(self, models: Sequence[Model]) -> None:
         self._models = tuple(models)
 
-    def execute(self, asked: Asked, error: Exception) -> ModelReply | None:  # noqa: ARG002 (any failure will do)
+    def execute(self, asked: FallbackRequest, error: Exception) -> ModelReply | None:  # noqa: ARG002 (any failure will do)
         """The first answer that is one, marked with the name of who gave it; None if nobody did.
 
         Raises:
             CallAborted: the call was ended.
         """
-        request = as_plain(asked.request)
+        request = flatten_tool_calls(asked.request)
         for model in self._models:
             try:
                 return _marked(model, model.respond(request, asked.call))

@@ -17,7 +17,7 @@ from perdure.clock import Clock
 from perdure.errors import SettingsError
 from perdure.models.offline import OfflineModel
 from perdure.models.protocol import Model
-from perdure.models.resilient import GuardedModel, ModelFallback, OtherModels, ResilientModel
+from perdure.models.resilient import FallbackModels, GuardedModel, ModelFallback, ResilientModel
 from perdure.resilience.registry import BreakerRegistry, Breakers
 from perdure.settings import Settings
 
@@ -147,7 +147,9 @@ class Models:
         others = [other for other in dict.fromkeys(self._settings.fallback_models) if other != name]
         if not others:
             return model
-        return ResilientModel(model, OtherModels([self._guard(other, "PERDURE_FALLBACK_MODELS") for other in others]))
+        return ResilientModel(
+            model, FallbackModels([self._guard(other, "PERDURE_FALLBACK_MODELS") for other in others])
+        )
 
     def _guard(self, name: str, variable: str) -> Model:
         if name not in self._guarded:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from perdure.errors import PerdureError
 from perdure.models.protocol import Message, Model, ModelCall, ModelRequest, Role
 from perdure.text.linear import words
-from perdure.text.quoting import spoken
+from perdure.text.quoting import label_lines
 from perdure.text.untrusted import cut, load_object, storable
 
 MAX_SUMMARY_CHARS = 4_000
@@ -74,7 +74,7 @@ def _shown(conversation: Sequence[Message]) -> str:
     lines: list[str] = []
     room = MAX_PROMPT_CHARS
     for message in reversed(conversation):
-        line = spoken(message.role, cut(message.content, _MESSAGE_CHARS))
+        line = label_lines(message.role, cut(message.content, _MESSAGE_CHARS))
         room -= len(line)
         if room < 0:
             break

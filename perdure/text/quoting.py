@@ -87,7 +87,7 @@ def quoted(mark: str, title: str, pieces: Sequence[str]) -> str:
     return Quoter().quote(mark, title, pieces)
 
 
-def spoken(label: str, text: str) -> str:
+def label_lines(label: str, text: str) -> str:
     """`text` with `label` before each of its lines that is not blank, so that no line passes for another speaker's."""
     return "\n".join(f"{label}: {line}" for line in text.splitlines() if line.strip())
 

@@ -193,7 +193,7 @@ def first_line(text: str, limit: int = 500) -> str:
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
-def named(error: BaseException) -> str:
+def error_summary(error: BaseException) -> str:
     """The type of an error and the first line of its message."""
     return first_line(f"{type(error).__name__}: {str(error)[:_FIRST_CHARS]}")
 

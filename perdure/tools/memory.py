@@ -11,7 +11,7 @@ from uuid import UUID
 from pydantic import Field
 
 from perdure.errors import ToolError
-from perdure.memory.consolidation.candidates import MAX_CONTENT_CHARS, Kind
+from perdure.memory.consolidation.candidates import MAX_CONTENT_CHARS, MemoryKind
 from perdure.memory.recall.agent_memory import OwnMemory
 from perdure.memory.recall.search import Layer, Recalled
 from perdure.text.quoting import MEMORY, quoted
@@ -29,7 +29,7 @@ _PIECE_CHARS = 1_000
 def remember(  # noqa: D417 (the context is no argument of the model's)
     content: Annotated[str, Field(min_length=1, max_length=MAX_CONTENT_CHARS, pattern=r"\S")],
     context: ToolContext,
-    kind: Kind = Kind.FACT,
+    kind: MemoryKind = MemoryKind.FACT,
     importance: Annotated[float, Field(ge=0, le=1)] = 0.7,
 ) -> str:
     """Remember something about the user for good, in this and every later conversation.

@@ -164,7 +164,7 @@ class Tool:
             raise ToolError(untrusted.storable(untrusted.cut(error.message, self.max_result_chars))) from error
         # SystemExit too: a tool that wraps a command line's main() must not end the worker's thread.
         except (Exception, SystemExit) as error:
-            raise ToolError(untrusted.named(error)) from error
+            raise ToolError(untrusted.error_summary(error)) from error
         try:
             return untrusted.dump(result, self.max_result_chars)
         except ValueError as error:

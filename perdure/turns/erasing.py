@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from perdure.runtime import Runtime
-from perdure.users.erase import Erased, Eraser
+from perdure.users.erase import Eraser, ErasureResult
 
 
-def erase(runtime: Runtime, user_id: str) -> Erased:
+def erase(runtime: Runtime, user_id: str) -> ErasureResult:
     """Erase all that is held of a user; who runs a turn of theirs writes nothing any more. See `Eraser.erase`.
 
     Raises:
@@ -29,7 +29,7 @@ def _eraser(runtime: Runtime) -> Eraser:
         database=runtime.database,
         clock=runtime.clock,
         snapshots=runtime.snapshots,
-        volatile=runtime.volatile,
+        redis_memory=runtime.redis_memory,
         lease_s=runtime.settings.turn.lease_s,
         file=runtime.redis_file,
     )

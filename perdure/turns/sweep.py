@@ -87,12 +87,12 @@ def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
 def _consolidations(runtime: Runtime) -> int:
     """Wake for the sessions that have ended a while ago and still wait to be consolidated; how many were taken."""
     database, lease_s = runtime.database, runtime.settings.turn.lease_s
-    found = consolidate.consolidations_forgotten(
+    found = consolidate.consolidations_to_wake(
         database, runtime.settings.consolidation, MOST_CONSOLIDATIONS, lease_s, lease_s
     )
     taken = sum(1 for _ in takewhile(runtime.wake.consolidation, found))
     if found[taken:]:
-        consolidate.put_off(database, found[taken:])
+        consolidate.requeue(database, found[taken:])
     return taken
 
 

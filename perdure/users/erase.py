@@ -21,7 +21,7 @@ from perdure.clock import Clock
 from perdure.database.engine import Database
 from perdure.errors import Unavailable
 from perdure.ids import new_id
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import RedisMemory
 from perdure.snapshots.store import SnapshotStore
 from perdure.users import queries
 from perdure.users.statistics import forget_samples
@@ -32,7 +32,7 @@ _MOST_A_ROUND = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Erased:
+class ErasureResult:
     """Rows that went, by table. `everywhere` says that Redis and the snapshots are clean already, too.
 
     Where they are not, they will be: by the pass that comes after one lease.
@@ -64,7 +64,7 @@ class RedisFile(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Eraser:
-    """What erasing takes. `volatile` is None where this process knows no Redis: then a worker cleans it.
+    """What erasing takes. `redis_memory` is None where this process knows no Redis: then a worker cleans it.
 
     `file` is None if Redis is another's: its operator has it rewritten (docs/operating.md).
     """
@@ -72,11 +72,11 @@ class Eraser:
     database: Database
     clock: Clock
     snapshots: SnapshotStore
-    volatile: Volatile | None
+    redis_memory: RedisMemory | None
     lease_s: float
     file: RedisFile | None = None
 
-    def erase(self, user_id: str) -> Erased:
+    def erase(self, user_id: str) -> ErasureResult:
         """Erase all that is held of a user. One who is not known has nothing: that is no error.
 
         Raises:
@@ -93,7 +93,7 @@ class Eraser:
             left = {"erasure_id": new_id(self.clock), "session_ids": sessions, "lease_s": self.lease_s, **asked}
             noted = transaction.run(queries.NOTE, left)[0]
         log.info("a user was erased: %d rows, %d sessions", sum(rows.values()), len(sessions))
-        return Erased(rows, self._cleaned(user_id, sessions, noted.erased_at))
+        return ErasureResult(rows, self._cleaned(user_id, sessions, noted.erased_at))
 
     def finish_due(self) -> int:
         """Do the second pass of the erasures that are a lease old; how many are done with.
@@ -105,7 +105,7 @@ class Eraser:
         clean = {
             row.erasure_id
             for row in due
-            if self.volatile is not None and self._cleaned(row.user_id, row.session_ids, row.erased_at)
+            if self.redis_memory is not None and self._cleaned(row.user_id, row.session_ids, row.erased_at)
         }
         gone = self._gone_for_good(clean) if clean else clean
         for row in due:
@@ -129,11 +129,11 @@ class Eraser:
         try:
             for session_id in sessions:
                 self.snapshots.delete(session_id)
-            if self.volatile is None:
+            if self.redis_memory is None:
                 return False
-            self.volatile.stream.trim_session(user_id, None, until)
+            self.redis_memory.stream.trim_session(user_id, None, until)
             for session_id in sessions:
-                self.volatile.working.forget(session_id)
+                self.redis_memory.working.forget(session_id)
             if self.file is not None:
                 self.file.rewrite()
         except Unavailable as error:

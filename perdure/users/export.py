@@ -8,12 +8,12 @@ from perdure.access.tenants import user_of
 from perdure.clock import Clock
 from perdure.database.engine import Executor
 from perdure.errors import NotFound
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import RedisMemory
 from perdure.memory.redis.stream import MAX_ENTRIES
 from perdure.users import queries
 
 
-def export_user(executor: Executor, clock: Clock, volatile: Volatile | None, user: str) -> dict[str, Any]:
+def export_user(executor: Executor, clock: Clock, redis_memory: RedisMemory | None, user: str) -> dict[str, Any]:
     """The rows of every table that are the user's, by table, and what is on their stream.
 
     `user` is the user's key; the document has the plain id. What else is in Redis or in a store of snapshots is a copy
@@ -27,7 +27,7 @@ def export_user(executor: Executor, clock: Clock, volatile: Volatile | None, use
     tables = {table: [_plain(row.kept) for row in executor.run(read, asked)] for table, read in queries.EXPORT.items()}
     if not any(tables.values()):
         raise NotFound("Nothing is held about that user.")
-    happened = volatile.stream.recent(user, MAX_ENTRIES) if volatile is not None else []
+    happened = redis_memory.stream.recent(user, MAX_ENTRIES) if redis_memory is not None else []
     return {
         "user_id": user_of(user),
         "exported_at": clock.now().isoformat(),

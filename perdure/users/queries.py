@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure.database.engine import Statement
 from perdure.database.fencing import RAISED
 from perdure.database.tables import metadata
-from perdure.users.tables import HOLDINGS, Holding
+from perdure.users.tables import USER_TABLES, UserTable
 
 # Whoever runs one of these sessions writes nothing any more, and whoever would has to wait.
 RAISE_TOKENS = Statement(
@@ -55,25 +55,25 @@ POSTPONE = Statement(
 )
 
 
-def _erase(holding: Holding) -> Statement:
-    table = holding.table
-    delete = f"DELETE FROM {table} WHERE {holding.of_user} RETURNING 1"  # noqa: S608 (constants)
+def _erase(user_table: UserTable) -> Statement:
+    table = user_table.table
+    delete = f"DELETE FROM {table} WHERE {user_table.of_user} RETURNING 1"  # noqa: S608 (constants)
     return Statement(f"erasure.{table}", f"WITH gone AS ({delete}) SELECT count(*) AS gone FROM gone")  # noqa: S608
 
 
-def _export(holding: Holding) -> Statement:
-    table = holding.table
-    left_out = ", ".join(f"'{column}'" for column in holding.left_out)
+def _export(user_table: UserTable) -> Statement:
+    table = user_table.table
+    left_out = ", ".join(f"'{column}'" for column in user_table.left_out)
     order = ", ".join(column.name for column in metadata.tables[table].primary_key.columns)
     return Statement(
         f"export.{table}",
         f"""
         SELECT to_jsonb({table}) - ARRAY[{left_out}]::text[] AS kept
-        FROM {table} WHERE {holding.of_user} ORDER BY {order}
+        FROM {table} WHERE {user_table.of_user} ORDER BY {order}
         """,  # noqa: S608 (constants)
         writes=False,
     )
 
 
-ERASE = {holding.table: _erase(holding) for holding in HOLDINGS}
-EXPORT = {holding.table: _export(holding) for holding in HOLDINGS}
+ERASE = {user_table.table: _erase(user_table) for user_table in USER_TABLES}
+EXPORT = {user_table.table: _export(user_table) for user_table in USER_TABLES}

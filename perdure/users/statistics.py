@@ -7,7 +7,7 @@ table, until a fifth of its rows have changed. Called by the second pass of an e
 from __future__ import annotations
 
 from perdure.database.engine import Database, Statement, mapped_errors
-from perdure.users.tables import HOLDINGS
+from perdure.users.tables import USER_TABLES
 
 _CLEARS = 180_000
 """From PostgreSQL 18 on, statistics can be deleted."""
@@ -38,7 +38,7 @@ def forget_samples(database: Database) -> None:
     Raises:
         Unavailable: the database cannot be reached.
     """
-    tables = [holding.table for holding in HOLDINGS]
+    tables = [user_table.table for user_table in USER_TABLES]
     with mapped_errors(), database.engine.connect() as connection:
         empty = []
         for table in tables:

@@ -16,7 +16,7 @@ _OF_USER = "user_id = %(user_id)s"
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class UserTable:
     """A table with rows of users: `of_user` finds those of `%(user_id)s`.
 
     `left_out` are columns that an export leaves out: what texts that are in it are searched by, and what a delivery
@@ -28,40 +28,40 @@ class Holding:
     left_out: tuple[str, ...] = ()
 
 
-HOLDINGS = (
-    Holding("hot_memories", _OF_USER),
-    Holding("memory_accesses", _OF_USER),
-    Holding("relations", _OF_USER),
-    Holding("entity_mentions", _OF_MEMORIES),
-    Holding("entities", _OF_USER),
-    Holding("memory_sources", _OF_MEMORIES),
-    Holding("memory_vectors", _OF_USER, ("vector",)),
-    Holding("memories", _OF_USER, ("words",)),
-    Holding("unembedded", _OF_USER),
-    Holding("message_vectors", _OF_USER, ("vector",)),
-    Holding("message_words", _OF_USER, ("words",)),
+USER_TABLES = (
+    UserTable("hot_memories", _OF_USER),
+    UserTable("memory_accesses", _OF_USER),
+    UserTable("relations", _OF_USER),
+    UserTable("entity_mentions", _OF_MEMORIES),
+    UserTable("entities", _OF_USER),
+    UserTable("memory_sources", _OF_MEMORIES),
+    UserTable("memory_vectors", _OF_USER, ("vector",)),
+    UserTable("memories", _OF_USER, ("words",)),
+    UserTable("unembedded", _OF_USER),
+    UserTable("message_vectors", _OF_USER, ("vector",)),
+    UserTable("message_words", _OF_USER, ("words",)),
     # A line of a plan quotes the words in which a case differs from the one that it is near to.
-    Holding("case_run_items", f"case_id IN ({_OF_CASES}) OR keeper_id IN ({_OF_CASES})"),
-    Holding("case_executions", f"case_id IN ({_OF_CASES}) OR {_OF_TURNS}"),
-    Holding("case_history", f"case_id IN ({_OF_CASES})"),
-    Holding("case_archive", _OF_USER, ("query_vector",)),
-    Holding("cases", _OF_USER, ("query_vector",)),
-    Holding("deliveries", _OF_TURNS, ("last_error",)),
-    Holding("tool_effects", _OF_TURNS),
-    Holding("messages", _OF_SESSIONS),
-    Holding("snapshots", _OF_SESSIONS),
-    Holding("inbox", _OF_USER),
-    Holding("turns", _OF_SESSIONS),
-    Holding("sessions", _OF_USER),
-    Holding("identities", _OF_USER),
-    Holding("users", _OF_USER),
+    UserTable("case_run_items", f"case_id IN ({_OF_CASES}) OR keeper_id IN ({_OF_CASES})"),
+    UserTable("case_executions", f"case_id IN ({_OF_CASES}) OR {_OF_TURNS}"),
+    UserTable("case_history", f"case_id IN ({_OF_CASES})"),
+    UserTable("case_archive", _OF_USER, ("query_vector",)),
+    UserTable("cases", _OF_USER, ("query_vector",)),
+    UserTable("deliveries", _OF_TURNS, ("last_error",)),
+    UserTable("tool_effects", _OF_TURNS),
+    UserTable("messages", _OF_SESSIONS),
+    UserTable("snapshots", _OF_SESSIONS),
+    UserTable("inbox", _OF_USER),
+    UserTable("turns", _OF_SESSIONS),
+    UserTable("sessions", _OF_USER),
+    UserTable("identities", _OF_USER),
+    UserTable("users", _OF_USER),
 )
 """In the order in which they are erased: whoever refers to another goes first."""
 
-IMPERSONAL = frozenset(
+TABLES_WITHOUT_USER_DATA = frozenset(
     {"schedule_slots", "schedule_entries", "sweeps", "intake", "embedders", "case_runs", "schema_compatibility"}
 )
 """The tables that hold nothing of users."""
 
-ERASING = frozenset({"erasures"})
+ERASURE_TABLES = frozenset({"erasures"})
 """What erasing itself notes, and removes when it is over."""

@@ -6,45 +6,45 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.text.contradiction import MAX_CHARS, Kind, difference, read
+from perdure.text.contradiction import MAX_CHARS, DifferenceKind, difference, features
 
 
 @pytest.mark.parametrize(
     ("left", "right", "kind"),
     [
-        ("wait 30 minutes", "wait 90 minutes", Kind.NUMBER),
-        ("wait 3 minutes", "wait a few minutes", Kind.NUMBER),
-        ("he has two cats", "he has three cats", Kind.NUMBER),
-        ("version 3.11", "version 3.12", Kind.NUMBER),
-        ("at 10:30", "at 10:45", Kind.NUMBER),
-        ("call 821012345678901", "call 821012345678902", Kind.NUMBER),
-        ("on 2024-01-02", "on 2024-01-03", Kind.NUMBER),
-        ("3만원입니다", "5만원입니다", Kind.NUMBER),
-        ("고양이 두 마리", "고양이 세 마리", Kind.NUMBER),
-        ("I like coffee", "I do not like coffee", Kind.NEGATION),
-        ("it works", "it doesn’t work", Kind.NEGATION),  # noqa: RUF001 (people type this one)
-        ("it is possible", "it is never possible", Kind.NEGATION),
-        ("with sugar", "without sugar", Kind.NEGATION),
-        ("커피를 좋아한다", "커피를 좋아하지 않는다", Kind.NEGATION),
-        ("밥을 먹었다", "밥을 안 먹었다", Kind.NEGATION),
-        ("시간이 있다", "시간이 없다", Kind.NEGATION),
-        ("What is the capital of France?", "What is the capital of Germany?", Kind.NAME),
-        ("Alice likes tea", "Bob likes tea", Kind.NAME),
-        ("how do I deploy to AWS", "how do I deploy to GCP", Kind.NAME),
-        ("How do I deploy?", "How do I deploy to Kubernetes?", Kind.NAME),
-        ("서울 날씨 알려줘", "부산 날씨 알려줘", Kind.NAME),
-        ("민수는 학생이다", "영희는 학생이다", Kind.NAME),
-        ("김철수씨의 번호", "박영희씨의 번호", Kind.NAME),
-        ("how to enable dark mode", "how to disable dark mode", Kind.OPPOSITE),
-        ("turn the light on", "turn the light off", Kind.OPPOSITE),
-        ("the meeting is on monday", "the meeting is on tuesday", Kind.OPPOSITE),
-        ("i love it", "i hate it", Kind.OPPOSITE),
-        ("알림을 켜는 방법", "알림을 끄는 방법", Kind.OPPOSITE),
-        ("기능 활성화 방법", "기능 비활성화 방법", Kind.OPPOSITE),
-        ("월요일에 만나", "화요일에 만나", Kind.OPPOSITE),
+        ("wait 30 minutes", "wait 90 minutes", DifferenceKind.NUMBER),
+        ("wait 3 minutes", "wait a few minutes", DifferenceKind.NUMBER),
+        ("he has two cats", "he has three cats", DifferenceKind.NUMBER),
+        ("version 3.11", "version 3.12", DifferenceKind.NUMBER),
+        ("at 10:30", "at 10:45", DifferenceKind.NUMBER),
+        ("call 821012345678901", "call 821012345678902", DifferenceKind.NUMBER),
+        ("on 2024-01-02", "on 2024-01-03", DifferenceKind.NUMBER),
+        ("3만원입니다", "5만원입니다", DifferenceKind.NUMBER),
+        ("고양이 두 마리", "고양이 세 마리", DifferenceKind.NUMBER),
+        ("I like coffee", "I do not like coffee", DifferenceKind.NEGATION),
+        ("it works", "it doesn’t work", DifferenceKind.NEGATION),  # noqa: RUF001 (people type this one)
+        ("it is possible", "it is never possible", DifferenceKind.NEGATION),
+        ("with sugar", "without sugar", DifferenceKind.NEGATION),
+        ("커피를 좋아한다", "커피를 좋아하지 않는다", DifferenceKind.NEGATION),
+        ("밥을 먹었다", "밥을 안 먹었다", DifferenceKind.NEGATION),
+        ("시간이 있다", "시간이 없다", DifferenceKind.NEGATION),
+        ("What is the capital of France?", "What is the capital of Germany?", DifferenceKind.NAME),
+        ("Alice likes tea", "Bob likes tea", DifferenceKind.NAME),
+        ("how do I deploy to AWS", "how do I deploy to GCP", DifferenceKind.NAME),
+        ("How do I deploy?", "How do I deploy to Kubernetes?", DifferenceKind.NAME),
+        ("서울 날씨 알려줘", "부산 날씨 알려줘", DifferenceKind.NAME),
+        ("민수는 학생이다", "영희는 학생이다", DifferenceKind.NAME),
+        ("김철수씨의 번호", "박영희씨의 번호", DifferenceKind.NAME),
+        ("how to enable dark mode", "how to disable dark mode", DifferenceKind.OPPOSITE),
+        ("turn the light on", "turn the light off", DifferenceKind.OPPOSITE),
+        ("the meeting is on monday", "the meeting is on tuesday", DifferenceKind.OPPOSITE),
+        ("i love it", "i hate it", DifferenceKind.OPPOSITE),
+        ("알림을 켜는 방법", "알림을 끄는 방법", DifferenceKind.OPPOSITE),
+        ("기능 활성화 방법", "기능 비활성화 방법", DifferenceKind.OPPOSITE),
+        ("월요일에 만나", "화요일에 만나", DifferenceKind.OPPOSITE),
     ],
 )
-def test_what_differs(left: str, right: str, kind: Kind) -> None:
+def test_what_differs(left: str, right: str, kind: DifferenceKind) -> None:
     """Either way round, with the sides named."""
     found, back = difference(left, right), difference(right, left)
     assert found is not None
@@ -79,29 +79,30 @@ def test_what_says_the_same(left: str, right: str) -> None:
 
 @given(st.text(max_size=60), st.text(max_size=60))
 def test_it_holds_for_any_text(left: str, right: str) -> None:
-    """No text breaks it, none contradicts itself, order decides nothing, and essences and bits speak for their part."""
+    """No text raises or contradicts itself, the order of two texts does not matter, fingerprints and bits agree."""
     assert difference(left, left) is None
     found, back = difference(left, right), difference(right, left)
     assert (found is None) == (back is None)
     if found is not None and back is not None:
         assert (found.kind, found.left, found.right) == (back.kind, back.right, back.left)
         assert str(found)
-    same_part = found is None or found.kind in {Kind.NAME, Kind.OPPOSITE}
-    assert (read(left).essence == read(right).essence) is same_part
-    if found is None or found.kind is Kind.OPPOSITE:
-        assert not read(left).name_bits & ~read(right).word_bits
-        assert not read(right).name_bits & ~read(left).word_bits
+    same_part = found is None or found.kind in {DifferenceKind.NAME, DifferenceKind.OPPOSITE}
+    assert (features(left).fingerprint == features(right).fingerprint) is same_part
+    if found is None or found.kind is DifferenceKind.OPPOSITE:
+        assert not features(left).name_bits & ~features(right).word_bits
+        assert not features(right).name_bits & ~features(left).word_bits
 
 
 @pytest.mark.parametrize(("left", "right"), [("ask Anna", "ask Bob"), ("서울의 날씨는", "부산의 날씨는")])
 def test_names_that_differ_differ_in_their_bits(left: str, right: str) -> None:
     """As a rule: bits of names may coincide, and then the names themselves decide."""
-    assert read(left).name_bits & ~read(right).word_bits
+    assert features(left).name_bits & ~features(right).word_bits
 
 
-def test_the_essence_is_the_same_everywhere() -> None:
-    """It may be stored; it is no hash that a process makes up for itself."""
-    assert read("wait 30 minutes, not 90").essence == read("90 is not 30").essence == 9_164_849_144_532_300_859
+def test_the_fingerprint_is_the_same_everywhere() -> None:
+    """It may be stored: unlike Python's `hash`, it does not depend on the process."""
+    fingerprint = features("wait 30 minutes, not 90").fingerprint
+    assert fingerprint == features("90 is not 30").fingerprint == 9_164_849_144_532_300_859
 
 
 @pytest.mark.parametrize("filler", ["a ", "\N{ARABIC LIGATURE SALLALLAHOU ALAYHE WASALLAM}"])
@@ -110,8 +111,8 @@ def test_what_is_beyond_the_bound_differs_if_one_character_does(filler: str) -> 
     long = filler * MAX_CHARS
     found = difference(f"{long}left", f"{long}right")
     assert found is not None
-    assert (found.kind, str(found).count("10,000")) == (Kind.REST, 2)
-    assert read(f"{long}left").essence != read(f"{long}right").essence
+    assert (found.kind, str(found).count("10,000")) == (DifferenceKind.REST, 2)
+    assert features(f"{long}left").fingerprint != features(f"{long}right").fingerprint
     assert difference(long, long) is None
     assert difference("a", long) is not None
 

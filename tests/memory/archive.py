@@ -14,7 +14,7 @@ from perdure.clock import Clock
 from perdure.database.engine import Database
 from perdure.database.fencing import Fence
 from perdure.ids import new_id
-from perdure.memory.consolidation.consolidate import Consolidator, Hold
+from perdure.memory.consolidation.consolidate import Consolidator, LeaseHold
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Embedder, Vector, unit
 from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest
@@ -137,7 +137,7 @@ class Archive:
 def consolidator(database: Database, clock: Clock, keeper: Keeper, **given: Any) -> Consolidator:
     """Consolidates as a worker does that keeps its leases with `keeper`."""
 
-    def holding(session_id: UUID, fence: Fence) -> AbstractContextManager[Hold]:
+    def holding(session_id: UUID, fence: Fence) -> AbstractContextManager[LeaseHold]:
         return keeper.holding(Claimed(session_id, fence, 0, 0.0, None))
 
     usual: dict[str, Any] = {"limits": ConsolidationSettings(), "timeout_s": 5, "lease_s": LEASE_S}

@@ -15,8 +15,8 @@ from perdure.clock import MovedClock
 from perdure.embedded import redis
 from perdure.embedded.lifecycle import Running
 from perdure.ids import new_id
-from perdure.memory.redis.layers import Volatile
-from perdure.memory.redis.working import Line, RememberedTurn
+from perdure.memory.redis.memory import RedisMemory
+from perdure.memory.redis.working import RememberedMessage, RememberedTurn
 from perdure.models.protocol import Role
 from perdure.settings import MemorySettings
 from tests.turns.conftest import stage
@@ -27,17 +27,17 @@ Remembered = Callable[..., RememberedTurn]
 
 
 @pytest.fixture
-def volatile(redis_url: str, clock: MovedClock) -> Iterator[Volatile]:
+def redis_memory(redis_url: str, clock: MovedClock) -> Iterator[RedisMemory]:
     """Layers 0 and 1 in the suite's Redis."""
-    made = Volatile.at(redis_url, MemorySettings(), clock)
+    made = RedisMemory.at(redis_url, MemorySettings(), clock)
     yield made
     made.close()
 
 
 @pytest.fixture
-def away(tmp_path: Path, clock: MovedClock) -> Iterator[Volatile]:
+def away(tmp_path: Path, clock: MovedClock) -> Iterator[RedisMemory]:
     """The same where no Redis is."""
-    made = Volatile.at(f"redis+socket://{tmp_path}/no-redis.sock", MemorySettings(), clock)
+    made = RedisMemory.at(f"redis+socket://{tmp_path}/no-redis.sock", MemorySettings(), clock)
     yield made
     made.close()
 
@@ -89,6 +89,6 @@ def remembered(clock: MovedClock) -> Remembered:
     return make
 
 
-def line(role: Role, content: str = "", **other: Any) -> Line:
+def line(role: Role, content: str = "", **other: Any) -> RememberedMessage:
     """One message of a remembered turn."""
-    return Line.model_validate({"role": role, "content": content, "token_count": 5, **other})
+    return RememberedMessage.model_validate({"role": role, "content": content, "token_count": 5, **other})

@@ -10,7 +10,7 @@ from typing import Any
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.memory.embedding import embed_sessions
-from perdure.memory.exchange import Imported, import_messages
+from perdure.memory.import_export import ImportResult, import_messages
 from perdure.models.embedders.protocol import Embedder
 
 BEGIN = datetime(2024, 3, 4, 9, tzinfo=UTC)
@@ -32,15 +32,17 @@ def line(number: int, content: str, **other: Any) -> str:
 
 def told(
     database: Database, clock: MovedClock, contents: Iterable[str], embedder: Embedder | None = None, **other: Any
-) -> Imported:
+) -> ImportResult:
     """Import a conversation; with `embedder`, vectors and all."""
     lines = [line(number, content, **other) for number, content in enumerate(contents, start=1)]
     return imported(database, clock, lines, embedder)
 
 
-def imported(database: Database, clock: MovedClock, lines: Iterable[str], embedder: Embedder | None = None) -> Imported:
+def imported(
+    database: Database, clock: MovedClock, lines: Iterable[str], embedder: Embedder | None = None
+) -> ImportResult:
     """Import lines; with `embedder`, vectors and all."""
-    result = Imported()
+    result = ImportResult()
     for result in import_messages(database, clock, "assistant", lines):  # noqa: B007 (the last one counts)
         pass
     if embedder is not None and result.sessions:

@@ -19,18 +19,18 @@ from perdure.memory.consolidation.consolidate import (
     RETRY_S,
     Backlog,
     Consolidated,
-    Counts,
+    ConsolidationCounts,
     Failed,
     NotDue,
     Progress,
     Skipped,
     backlog,
     consolidations_due,
-    consolidations_forgotten,
+    consolidations_to_wake,
     count_given_up,
-    try_again,
+    retry_abandoned,
 )
-from perdure.memory.consolidation.merging import Merged
+from perdure.memory.consolidation.merging import MergeCounts
 from perdure.models.offline import OfflineModel
 from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelRequest
 from perdure.sessions.reading import list_sessions
@@ -53,7 +53,7 @@ def archive(stage: Stage, settings: Settings) -> Archive:
 def test_what_was_said_becomes_a_memory_with_its_sources(archive: Archive) -> None:
     """The built-in model suffices: what the user stated is known, and which messages said so."""
     session_id = archive.ended("Hello!", ("assistant", "I live in a computer."), LYON, "And you?", "Thanks.")
-    assert archive.consolidator(OfflineModel()).consolidate(session_id) == Consolidated(Merged(stored=1))
+    assert archive.consolidator(OfflineModel()).consolidate(session_id) == Consolidated(MergeCounts(stored=1))
     [row] = archive.known()
     assert (row.content, row.kind, row.seqs, row.channels) == (LYON, "fact", [3], ["cli"])
     assert (row.session_id, row.vectors, row.value) == (session_id, 1, row.importance)
@@ -67,17 +67,17 @@ def test_what_was_said_becomes_a_memory_with_its_sources(archive: Archive) -> No
 def test_a_short_session_is_passed_over_once(archive: Archive) -> None:
     """It is marked and counted, and no model is asked."""
     session_id = archive.ended(LYON, turns=4)
-    assert archive.consolidator().batch() == Counts(processed=1, skipped=1)
+    assert archive.consolidator().batch() == ConsolidationCounts(processed=1, skipped=1)
     assert archive.session(session_id).consolidation == {"skipped": True}
     assert archive.stage.model.requests == []
-    assert archive.consolidator().batch() == Counts()
+    assert archive.consolidator().batch() == ConsolidationCounts()
 
 
 def test_a_session_that_lives_is_left_alone(archive: Archive) -> None:
     """Only what has ended is consolidated."""
     alive = archive.stage.send().session_id
     assert archive.consolidator().consolidate(alive) == NotDue()
-    assert archive.consolidator().batch() == Counts()
+    assert archive.consolidator().batch() == ConsolidationCounts()
 
 
 def test_a_batch_has_its_size_and_is_told_of(archive: Archive) -> None:
@@ -88,7 +88,7 @@ def test_a_batch_has_its_size_and_is_told_of(archive: Archive) -> None:
     counts = archive.consolidator(Echo()).batch(told.append)
     assert [archive.session(each).consolidated_at is None for each in sessions] == [False, False, True]
     assert [(each.done, each.total) for each in told] == [(0, 2), (1, 2), (2, 2)]
-    assert told[-1].counts == counts == Counts(processed=2, stored=2)
+    assert told[-1].counts == counts == ConsolidationCounts(processed=2, stored=2)
     assert backlog(archive.stage.database, archive.limits) == Backlog(1, 0, 0)
 
 
@@ -98,7 +98,7 @@ def test_the_same_said_again_reinforces(archive: Archive) -> None:
     first = archive.ended(LYON)
     second = archive.ended("Hm.", HOME, channel="telegram")
     archive.stage.script(answer(memory(LYON, 0.7)), answer(memory(HOME, 0.2)))
-    assert archive.consolidator().batch() == Counts(processed=2, stored=1, duplicates_merged=1)
+    assert archive.consolidator().batch() == ConsolidationCounts(processed=2, stored=1, duplicates_merged=1)
     [row] = archive.known()
     assert (row.content, round(row.importance, 9), row.access_count) == (LYON, 0.8, 1)
     assert row.channels == ["cli", "telegram"]
@@ -121,7 +121,7 @@ def test_what_contradicts_replaces_what_was_said_before(archive: Archive) -> Non
     archive.embedder = Grouped([LYON, PARIS])
     archive.ended(LYON)
     archive.ended(PARIS)
-    assert archive.consolidator(Echo()).batch() == Counts(processed=2, stored=2, superseded=1)
+    assert archive.consolidator(Echo()).batch() == ConsolidationCounts(processed=2, stored=2, superseded=1)
     old, new = archive.known()
     assert (old.content, old.superseded_by, old.valid_to) == (LYON, new.memory_id, new.valid_from)
     assert (new.content, new.superseded_by, new.valid_to, old.archived_at) == (PARIS, None, None, None)
@@ -132,8 +132,8 @@ def test_what_was_said_later_wins_though_it_was_consolidated_first(archive: Arch
     archive.embedder = Grouped([LYON, PARIS])
     earlier, later = archive.ended(LYON), archive.ended(PARIS)
     worker = archive.consolidator(Echo())
-    assert worker.consolidate(later) == Consolidated(Merged(stored=1))
-    assert worker.consolidate(earlier) == Consolidated(Merged(stored=1, superseded=1))
+    assert worker.consolidate(later) == Consolidated(MergeCounts(stored=1))
+    assert worker.consolidate(earlier) == Consolidated(MergeCounts(stored=1, superseded=1))
     assert [(row.content, row.replaced_by) for row in archive.known()] == [(LYON, PARIS), (PARIS, None)]
     old, new = archive.known()
     assert old.valid_to == new.valid_from
@@ -168,7 +168,7 @@ def test_no_contradiction_reinforces_and_most_paraphrases_do(archive: Archive) -
         for line in (earlier, later):
             archive.ended(line, user_id=f"contradicted {number}")
     archive.limit(batch_size=200)
-    assert archive.consolidator(Echo()).batch() == Counts(processed=40, stored=40, superseded=20)
+    assert archive.consolidator(Echo()).batch() == ConsolidationCounts(processed=40, stored=40, superseded=20)
     archive.embedder = Grouped(*({a, b} for a, b in PARAPHRASES))
     for number, (earlier, later) in enumerate(PARAPHRASES):
         for line in (earlier, later):
@@ -180,7 +180,7 @@ def test_memories_are_one_users_own(archive: Archive) -> None:
     """The same words of somebody else are a memory of theirs."""
     archive.ended(LYON, user_id="ana")
     archive.ended(LYON, user_id="bo")
-    assert archive.consolidator(Echo()).batch() == Counts(processed=2, stored=2)
+    assert archive.consolidator(Echo()).batch() == ConsolidationCounts(processed=2, stored=2)
     assert len(archive.known("ana")) == len(archive.known("bo")) == 1
 
 
@@ -214,7 +214,7 @@ def test_output_of_no_use_is_asked_for_again_with_the_reason(archive: Archive) -
     """The model is shown what it said, and what was wrong with it."""
     session_id = archive.ended(LYON)
     archive.stage.script(says("Sure! Here they are."), says('[{"content": "I live'), answer(LYON))
-    assert archive.consolidator().consolidate(session_id) == Consolidated(Merged(stored=1))
+    assert archive.consolidator().consolidate(session_id) == Consolidated(MergeCounts(stored=1))
     last = archive.stage.model.requests[-1].messages
     assert last[-2].content == '[{"content": "I live'
     assert "not valid JSON" in last[-1].content
@@ -232,9 +232,9 @@ def test_what_fails_stays_and_is_given_up_in_the_end(archive: Archive) -> None:
     assert (row.consolidated_at, row.lease_until) == (None, None)
     assert row.consolidation_error.startswith("INVALID_RESPONSE: ")
     assert backlog(archive.stage.database, archive.limits) == Backlog(1, 1, 0)
-    assert consolidations_forgotten(archive.stage.database, archive.limits, 10, 5, LEASE_S) == []
-    assert archive.consolidator().batch() == Counts(processed=1, failed=1)
-    assert archive.consolidator().batch() == Counts()
+    assert consolidations_to_wake(archive.stage.database, archive.limits, 10, 5, LEASE_S) == []
+    assert archive.consolidator().batch() == ConsolidationCounts(processed=1, failed=1)
+    assert archive.consolidator().batch() == ConsolidationCounts()
     assert backlog(archive.stage.database, archive.limits) == Backlog(0, 0, 1)
     assert archive.known() == []
 
@@ -252,18 +252,18 @@ def test_what_was_given_up_is_listed_and_tried_again_when_asked(archive: Archive
     assert listed["consolidation"]["status"] == "given_up"
     assert listed["consolidation"]["error"].startswith("INVALID_RESPONSE: ")
     archive.stage.move(2 * RETRY_S)
-    assert consolidations_forgotten(database, archive.limits, 10, 5, LEASE_S) == []
+    assert consolidations_to_wake(database, archive.limits, 10, 5, LEASE_S) == []
     assert archive.consolidator().consolidate(first) == NotDue()
 
-    assert try_again(database, limits, LEASE_S, [first]) == 1
-    assert try_again(database, limits, LEASE_S, [first]) == 0, "it is due already"
+    assert retry_abandoned(database, limits, LEASE_S, [first]) == 1
+    assert retry_abandoned(database, limits, LEASE_S, [first]) == 0, "it is due already"
     archive.stage.script(answer(LYON))
-    assert archive.consolidator().consolidate(first) == Consolidated(Merged(stored=1))
-    assert try_again(database, limits, LEASE_S, [first]) == 0, "it is consolidated"
+    assert archive.consolidator().consolidate(first) == Consolidated(MergeCounts(stored=1))
+    assert retry_abandoned(database, limits, LEASE_S, [first]) == 0, "it is consolidated"
     assert count_given_up(database) == 1
-    assert try_again(database, limits, LEASE_S) == 1
+    assert retry_abandoned(database, limits, LEASE_S) == 1
     archive.stage.script(answer(LYON))
-    assert archive.consolidator().batch() == Counts(processed=1, stored=1)
+    assert archive.consolidator().batch() == ConsolidationCounts(processed=1, stored=1)
     assert list_sessions(database, given_up=True) == []
 
 
@@ -275,7 +275,7 @@ def test_a_session_whose_last_run_died_is_given_up_by_the_sweeper(archive: Archi
     database.run(queries.CLAIM, {"session_id": session_id, "owner": "it dies", "lease_s": 30, "max_runs": 1})
     archive.stage.move(60)
     assert count_given_up(database) == 0
-    assert consolidations_forgotten(database, archive.limits, 10, 5, LEASE_S) == []
+    assert consolidations_to_wake(database, archive.limits, 10, 5, LEASE_S) == []
     assert count_given_up(database) == 1
     [listed] = list_sessions(database, given_up=True)
     assert listed["consolidation"]["error"] == "UNKNOWN: the run did not come to its end"
@@ -291,7 +291,7 @@ def test_an_outage_costs_no_run(archive: Archive, error: Exception) -> None:
     assert isinstance(failed, Failed)
     assert (failed.given_up, archive.session(session_id).consolidation_attempts) == (False, 0)
     assert archive.session(session_id).consolidation_error == failed.error
-    assert archive.consolidator().consolidate(session_id) == Consolidated(Merged(stored=1))
+    assert archive.consolidator().consolidate(session_id) == Consolidated(MergeCounts(stored=1))
 
 
 def test_an_embedder_that_is_down_leaves_the_session_for_later(archive: Archive) -> None:
@@ -303,7 +303,7 @@ def test_an_embedder_that_is_down_leaves_the_session_for_later(archive: Archive)
     assert isinstance(archive.consolidator(Echo()).consolidate(session_id), Failed)
     assert archive.known() == []
     embedder.down = None
-    assert archive.consolidator(Echo()).consolidate(session_id) == Consolidated(Merged(stored=1))
+    assert archive.consolidator(Echo()).consolidate(session_id) == Consolidated(MergeCounts(stored=1))
 
 
 def test_a_worker_that_shuts_down_gives_the_session_back(archive: Archive) -> None:
@@ -379,7 +379,7 @@ def test_a_worker_that_was_paused_writes_nothing(archive: Archive) -> None:
 
     def overtaken() -> None:
         archive.stage.move(LEASE_S + 1)
-        assert archive.consolidator(Echo()).consolidate(session_id) == Consolidated(Merged(stored=1))
+        assert archive.consolidator(Echo()).consolidate(session_id) == Consolidated(MergeCounts(stored=1))
 
     assert archive.consolidator(Echo(overtaken)).consolidate(session_id) == NotDue()
     assert [row.access_count for row in archive.known()] == [0]
@@ -403,7 +403,7 @@ def test_a_claim_is_one_workers(archive: Archive) -> None:
         met.append(archive.consolidator(Echo()).batch())
 
     archive.consolidator(Echo(look)).consolidate(session_id)
-    assert met == [NotDue(), Counts()]
+    assert met == [NotDue(), ConsolidationCounts()]
 
 
 @pytest.mark.long
@@ -415,7 +415,7 @@ def test_four_workers_share_a_batch(archive: Archive) -> None:
         archive.ended("I collect old maps.", f"I own a house numbered {number}00.", user_id=f"user {number % 40}")
     works = [archive.consolidator(Echo()).batch for _ in range(4)]
     counts = side_by_side(*works)
-    assert all(isinstance(each, Counts) for each in counts), counts
+    assert all(isinstance(each, ConsolidationCounts) for each in counts), counts
     assert sum(each.processed for each in counts) == 200
     assert sum(each.failed for each in counts) == 0
     maps = archive.stage.sql(
@@ -430,8 +430,8 @@ def test_the_same_fact_told_in_two_sessions_at_once_is_one_memory(archive: Archi
     first, second = archive.ended(LYON), archive.ended(LYON)
     inner: list[object] = []
     worker = archive.consolidator(Echo(lambda: inner.append(archive.consolidator(Echo()).consolidate(second))))
-    assert worker.consolidate(first) == Consolidated(Merged(duplicates_merged=1))
-    assert inner == [Consolidated(Merged(stored=1))]
+    assert worker.consolidate(first) == Consolidated(MergeCounts(duplicates_merged=1))
+    assert inner == [Consolidated(MergeCounts(stored=1))]
     assert [row.access_count for row in archive.known()] == [1]
 
 
@@ -445,7 +445,7 @@ def test_what_was_recalled_is_not_learnt_again(archive: Archive) -> None:
         "<recalled_memory>I own a boat in Marseille.</recalled_memory> Thanks, that is all.",
     )
     archive.stage.script(answer("You own a boat in Marseille.", memory("You own a boat in Marseille.", sources=[4])))
-    assert archive.consolidator().consolidate(session_id) == Consolidated(Merged())
+    assert archive.consolidator().consolidate(session_id) == Consolidated(MergeCounts())
     shown = archive.stage.model.requests[0].messages[1].content
     assert "[3," not in shown
     assert "recalled_memory" not in shown
@@ -456,7 +456,7 @@ def test_lost_wake_ups_are_issued_again(archive: Archive) -> None:
     session_id = archive.ended(LYON)
 
     def forgotten() -> list[object]:
-        return [*consolidations_forgotten(archive.stage.database, archive.limits, 10, 5, LEASE_S)]
+        return [*consolidations_to_wake(archive.stage.database, archive.limits, 10, 5, LEASE_S)]
 
     assert forgotten() == [session_id]
     assert forgotten() == []
@@ -482,7 +482,7 @@ def test_a_fork_does_not_say_again_what_was_copied(archive: Archive) -> None:
         "UPDATE messages SET created_at = created_at - interval '1 hour' WHERE session_id = %(fork)s AND seq = 1",
         fork=fork,
     )
-    assert archive.consolidator(Echo()).batch() == Counts(processed=2, stored=2)
+    assert archive.consolidator(Echo()).batch() == ConsolidationCounts(processed=2, stored=2)
     assert sorted(row.access_count for row in archive.known()) == [0, 0]
     archive.stage.sql("UPDATE sessions SET consolidated_at = NULL WHERE session_id = %(fork)s", fork=fork)
     archive.stage.sql(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from perdure.memory.sections.budget import Section, affordable, cut_to, latest, render, tokens
+from perdure.memory.sections.budget import Section, affordable, cut_to, estimate_tokens, latest, render
 from perdure.models.protocol import ToolSchema
 from perdure.text.quoting import CONVERSATION, MEMORY, quoted
 
@@ -25,7 +25,7 @@ pieces = st.lists(texts, max_size=12)
 def test_a_section_never_exceeds_its_budget(given_: list[str], budget: int, mark: str, backwards: bool) -> None:
     """To the token, for any text in any language, hostile ones too."""
     made = render(Section(mark, "What is known", given_, budget, backwards=backwards))
-    assert tokens(made) <= budget
+    assert estimate_tokens(made) <= budget
     closing = made.rpartition("\n")[2]
     assert not made or closing.startswith(f"</{mark} ")
     assert not made or made.count(closing.replace("</", "<")) == 1
@@ -40,7 +40,7 @@ def test_the_least_relevant_goes_first(given_: list[str], budget: int) -> None:
     if lines and lines[0] == numbered[0]:
         assert lines == numbered[: len(lines)]
         one_more = quoted(MEMORY, "Known", numbered[: len(lines) + 1])
-        assert len(lines) == len(numbered) or tokens(one_more) > budget
+        assert len(lines) == len(numbered) or estimate_tokens(one_more) > budget
     elif lines:
         assert len(lines) == 1
         assert lines[0].endswith("[…]")
@@ -56,7 +56,7 @@ def test_what_is_newest_may_stand_last() -> None:
 def test_a_text_that_is_cut_says_so(text: str, budget: int) -> None:
     """Within its budget, and its beginning is what it was."""
     made = cut_to(text, budget)
-    assert tokens(made) <= budget
+    assert estimate_tokens(made) <= budget
     assert made in {text, ""} or (made.endswith(" […]") and text.startswith(made[: -len(" […]")]))
 
 
@@ -77,5 +77,5 @@ def test_tools_are_kept_whole_and_in_the_order_given(given_: Sequence[tuple[str,
     tools = [ToolSchema(name, said, {"type": "object", "properties": {said: {}}}) for name, said in given_]
     kept = affordable(tools, budget)
     assert kept == tuple(tools[: len(kept)])
-    assert sum(tokens(each.name) + tokens(each.description) for each in kept) <= budget
+    assert sum(estimate_tokens(each.name) + estimate_tokens(each.description) for each in kept) <= budget
     assert len(kept) == len(tools) or affordable(tools, 10_000) == tuple(tools)

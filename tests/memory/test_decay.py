@@ -14,7 +14,7 @@ from perdure.memory.decay import (
     ARCHIVE_BELOW,
     FLOOR,
     KIND_RATES,
-    Decayed,
+    DecayResult,
     decay,
     decay_rate,
     decayed,
@@ -146,8 +146,8 @@ def test_what_does_not_fade_is_not_written(stage: Stage) -> None:
     form(stage, connections=10)
     form(stage, importance=0.4)
     stage.move(50_000 * 3600)
-    assert decay(stage.database) == Decayed(looked_at=2, changed=1)
-    assert decay(stage.database) == Decayed(looked_at=2)
+    assert decay(stage.database) == DecayResult(looked_at=2, changed=1)
+    assert decay(stage.database) == DecayResult(looked_at=2)
 
 
 def test_what_has_faded_is_put_away(stage: Stage) -> None:
@@ -175,5 +175,5 @@ def test_a_run_goes_through_pages(stage: Stage, monkeypatch: pytest.MonkeyPatch)
         form(stage)
     stage.move(DAY_S)
     told: list[int] = []
-    assert decay(stage.database, told.append) == Decayed(looked_at=5, changed=5)
+    assert decay(stage.database, told.append) == DecayResult(looked_at=5, changed=5)
     assert told == [2, 4, 5]

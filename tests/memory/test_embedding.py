@@ -12,7 +12,7 @@ from sqlalchemy import Connection, create_engine
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import ProviderError
-from perdure.memory.embedding import build_index, embed_missing, embed_sessions, progress, register
+from perdure.memory.embedding import build_index, embed_missing, embed_sessions, register
 from perdure.memory.recall.search import Recall
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Vector
@@ -66,6 +66,10 @@ def _count(connection: Connection, table: str, condition: str = "true") -> Any:
     return connection.exec_driver_sql(f"SELECT count(*) FROM {table} WHERE {condition}").scalar()  # noqa: S608
 
 
+def _vectors(connection: Connection, dimensions: int) -> Any:
+    return _count(connection, "message_vectors", f"vector_dims(vector) = {dimensions}")
+
+
 def test_what_was_said_gets_its_vector_later(database: Database, clock: MovedClock, connection: Connection) -> None:
     """Noted in the commit that says it, made by whoever comes by, once."""
     told(database, clock, _TALK)
@@ -75,7 +79,6 @@ def test_what_was_said_gets_its_vector_later(database: Database, clock: MovedClo
     assert embed_missing(database, embedder, batch=2).embedded == 1
     assert (_count(connection, "unembedded"), _count(connection, "message_vectors")) == (0, 3)
     assert embed_missing(database, embedder).embedded == 0
-    assert progress(database, embedder).done == progress(database, embedder).total == 3
 
 
 def test_an_embedder_that_is_away_is_waited_for(database: Database, clock: MovedClock, connection: Connection) -> None:
@@ -153,17 +156,17 @@ def test_two_at_once_share_the_work(database: Database, clock: MovedClock, conne
 def test_another_embedder_starts_anew_beside_the_old(
     database: Database, clock: MovedClock, connection: Connection
 ) -> None:
-    """All there is gets a second vector, with progress to see; search works in between, and the first ones stay."""
+    """All there is gets a second vector, search works in between, and the first ones stay."""
     told(database, clock, _TALK)
     old, new = Fickle(64), Fickle(128)
     while embed_missing(database, old).more:
         pass
     recall = Recall(database, new, MemorySettings(), clock)
     assert recall.search("ana", "the kiln", 1)[0].content == _TALK[1]
-    assert (progress(database, new).done, progress(database, new).total) == (0, 3)
+    assert _vectors(connection, 128) == 0
     for _ in range(6):
         embed_missing(database, new)
-    assert progress(database, new).done == progress(database, old).done == 3
+    assert _vectors(connection, 128) == _vectors(connection, 64) == 3
     assert recall.search("ana", "the kiln", 1)[0].content == _TALK[1]
 
 
@@ -180,7 +183,7 @@ def test_what_was_missed_is_found_by_the_daily_walk(
     clock.advance(timedelta(days=1, minutes=1))
     for _ in range(6):
         embed_missing(database, embedder)
-    assert progress(database, embedder).done == 3
+    assert _count(connection, "message_vectors") == 3
 
 
 def test_what_is_erased_meanwhile_gets_no_vector(database: Database, clock: MovedClock, connection: Connection) -> None:

@@ -19,16 +19,16 @@ from perdure.database import engine
 from perdure.database.engine import Database
 from perdure.database.tables import metadata
 from perdure.errors import NotFound, Unavailable
-from perdure.memory.consolidation.consolidate import Counts
-from perdure.memory.redis.layers import Volatile
-from perdure.memory.redis.stream import Happening, Kind
+from perdure.memory.consolidation.consolidate import ConsolidationCounts
+from perdure.memory.redis.memory import RedisMemory
+from perdure.memory.redis.stream import StreamEvent, StreamEventKind
 from perdure.snapshots.redis import RedisSnapshots
 from perdure.turns.lease.keeper import Keeper
 from perdure.turns.run.runner import Runner
 from perdure.turns.sweep import sweep
-from perdure.users.erase import Erased, Eraser
+from perdure.users.erase import Eraser, ErasureResult
 from perdure.users.export import export_user
-from perdure.users.tables import ERASING, HOLDINGS, IMPERSONAL
+from perdure.users.tables import ERASURE_TABLES, TABLES_WITHOUT_USER_DATA, USER_TABLES
 from tests.memory.archive import Archive, Echo
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Stage
@@ -113,7 +113,7 @@ def everything(database: Database, client: Any) -> Callable[[str], dict[str, int
     return count
 
 
-def _live(stage: Stage, volatile: Volatile, word: str) -> None:
+def _live(stage: Stage, redis_memory: RedisMemory, word: str) -> None:
     """Two sessions of the user of that word, one ended: said, remembered, done, owed and set aside."""
 
     @tool(effect="idempotent")
@@ -144,30 +144,30 @@ def _live(stage: Stage, volatile: Volatile, word: str) -> None:
     stage.sql(
         "INSERT INTO identities VALUES ('telegram', %(external)s, %(user)s, now())", external=f"@{word}", user=user
     )
-    volatile.stream.append(user, Happening(Kind.TYPING, f"channel {word}", stage.clock.now()))
+    redis_memory.stream.append(user, StreamEvent(StreamEventKind.TYPING, f"channel {word}", stage.clock.now()))
     stage.sql(_KNOWN, user=user, word=word)
 
 
 @pytest.fixture
-def lived(stage: Stage, volatile: Volatile, redis_url: str) -> Stage:
+def lived(stage: Stage, redis_memory: RedisMemory, redis_url: str) -> Stage:
     """Two users of much the same life, their snapshots in Redis."""
-    stage.volatile = volatile
+    stage.redis_memory = redis_memory
     stage.snapshots = RedisSnapshots(redis_url)
     for word in (MARKER, OTHER):
-        _live(stage, volatile, word)
+        _live(stage, redis_memory, word)
     return stage
 
 
-def _eraser(stage: Stage, volatile: Volatile | None) -> Eraser:
-    return Eraser(stage.database, stage.clock, stage.snapshots, volatile, stage.settings.turn.lease_s)
+def _eraser(stage: Stage, redis_memory: RedisMemory | None) -> Eraser:
+    return Eraser(stage.database, stage.clock, stage.snapshots, redis_memory, stage.settings.turn.lease_s)
 
 
 def test_every_table_is_personal_or_not() -> None:
     """A new table fails here until somebody has said which: none is forgotten when a user is."""
-    named = [holding.table for holding in HOLDINGS]
+    named = [holding.table for holding in USER_TABLES]
     assert len(named) == len(set(named))
-    assert {*named, *IMPERSONAL, *ERASING} == set(metadata.tables)
-    assert not IMPERSONAL & {*named}
+    assert {*named, *TABLES_WITHOUT_USER_DATA, *ERASURE_TABLES} == set(metadata.tables)
+    assert not TABLES_WITHOUT_USER_DATA & {*named}
     for table in metadata.tables.values():  # whoever refers to another is erased before it
         for key in table.foreign_keys:
             referred = key.column.table.name
@@ -176,14 +176,14 @@ def test_every_table_is_personal_or_not() -> None:
 
 
 def test_nothing_is_left_of_a_user_and_everything_of_the_others(
-    lived: Stage, volatile: Volatile, everything: Callable[[str], dict[str, int]]
+    lived: Stage, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
     """Every table and every key of Redis is searched for a word of theirs."""
     before, others = everything(MARKER), everything(OTHER)
     assert {"users", "identities", "sessions", "turns", "inbox", "messages", "tool_effects"} <= before.keys()
     assert {"snapshots", "deliveries", "memories", "entities", "relations", "message_words"} <= before.keys()
     assert len([key for key in before if key.startswith("perdure:")]) >= 4
-    erased = _eraser(lived, volatile).erase(f"user {MARKER}")
+    erased = _eraser(lived, redis_memory).erase(f"user {MARKER}")
     assert erased.everywhere
     assert [name for name, gone in erased.rows.items() if not gone] == []
     assert everything(MARKER).keys() == {"erasures"}
@@ -191,20 +191,22 @@ def test_nothing_is_left_of_a_user_and_everything_of_the_others(
     assert sweep(lived.runtime) is not None
     assert everything(MARKER) == {}
     assert everything(OTHER) == others
-    assert _eraser(lived, volatile).erase(f"user {MARKER}") == Erased(dict.fromkeys(erased.rows, 0), everywhere=True)
+    assert _eraser(lived, redis_memory).erase(f"user {MARKER}") == ErasureResult(
+        dict.fromkeys(erased.rows, 0), everywhere=True
+    )
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_the_planners_samples_are_forgotten(lived: Stage, volatile: Volatile, alone: bool) -> None:
+def test_the_planners_samples_are_forgotten(lived: Stage, redis_memory: RedisMemory, alone: bool) -> None:
     """`pg_stats` shows texts of each column, until a table has changed by a fifth, and for ever where it is empty."""
     if alone:
-        _eraser(lived, volatile).erase(f"user {OTHER}")
+        _eraser(lived, redis_memory).erase(f"user {OTHER}")
     sampled = "SELECT tablename FROM pg_stats AS s WHERE s::text LIKE %(like)s"
     _analyze(lived)
     assert {"messages", "inbox", "memories"} <= {row.tablename for row in lived.sql(sampled, like=f"%{MARKER}%")}
-    _eraser(lived, volatile).erase(f"user {MARKER}")
+    _eraser(lived, redis_memory).erase(f"user {MARKER}")
     lived.move(lived.settings.turn.lease_s + 1)
-    assert _eraser(lived, volatile).finish_due() == (2 if alone else 1)
+    assert _eraser(lived, redis_memory).finish_due() == (2 if alone else 1)
     assert lived.sql(sampled, like=f"%{MARKER}%") == []
 
 
@@ -232,10 +234,10 @@ class _File:
         return erasures if self.done else ()
 
 
-def test_an_erasure_is_not_over_before_the_file_of_redis_is_rewritten(lived: Stage, volatile: Volatile) -> None:
+def test_an_erasure_is_not_over_before_the_file_of_redis_is_rewritten(lived: Stage, redis_memory: RedisMemory) -> None:
     """Begun at once, waited for by the sweeper, round by round."""
     file = _File()
-    eraser = replace(_eraser(lived, volatile), file=file)
+    eraser = replace(_eraser(lived, redis_memory), file=file)
     assert eraser.erase(f"user {MARKER}").everywhere
     assert file.begun == 1
     for file.away, file.done, over in ((True, True, 0), (False, False, 0), (False, True, 1)):
@@ -246,36 +248,36 @@ def test_an_erasure_is_not_over_before_the_file_of_redis_is_rewritten(lived: Sta
 
 
 def test_a_process_that_was_paused_leaves_nothing_behind_for_long(
-    lived: Stage, volatile: Volatile, everything: Callable[[str], dict[str, int]]
+    lived: Stage, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
     """What it writes to Redis after the first pass goes with the second; what came since stays."""
     user = f"user {MARKER}"
     rows = lived.sql("SELECT session_id FROM sessions WHERE user_id = %(user)s", user=user)
-    remembered = [volatile.working.held(row.session_id) for row in rows]
+    remembered = [redis_memory.working.read(row.session_id) for row in rows]
     late = lived.clock.now()
-    _eraser(lived, volatile).erase(user)
+    _eraser(lived, redis_memory).erase(user)
     for row, turns in zip(rows, remembered, strict=True):
-        volatile.working.remember_turn(row.session_id, turns[0])
-    volatile.stream.append(user, Happening(Kind.TYPING, MARKER, late))
+        redis_memory.working.remember_turn(row.session_id, turns[0])
+    redis_memory.stream.append(user, StreamEvent(StreamEventKind.TYPING, MARKER, late))
     lived.move(1)
-    volatile.stream.append(user, Happening(Kind.PRESENCE, "since", lived.clock.now()))
-    assert _eraser(lived, volatile).finish_due() == 0  # not yet: whoever was paused may still be
+    redis_memory.stream.append(user, StreamEvent(StreamEventKind.PRESENCE, "since", lived.clock.now()))
+    assert _eraser(lived, redis_memory).finish_due() == 0  # not yet: whoever was paused may still be
     lived.move(lived.settings.turn.lease_s)
-    assert _eraser(lived, volatile).finish_due() == 1
+    assert _eraser(lived, redis_memory).finish_due() == 1
     assert everything(MARKER).keys() == {f"perdure:stream:{user}"}  # of the user who came back
-    assert [each.channel for each in volatile.stream.recent(user, 9)] == ["since"]
+    assert [each.channel for each in redis_memory.stream.recent(user, 9)] == ["since"]
 
 
-def test_a_second_pass_put_off_by_a_clock_that_was_ahead_is_due(lived: Stage, volatile: Volatile) -> None:
+def test_a_second_pass_put_off_by_a_clock_that_was_ahead_is_due(lived: Stage, redis_memory: RedisMemory) -> None:
     """The server's clock was wrong for a while and is set back: no trace is kept until it catches up."""
     lived.move(DAY_S)
-    _eraser(lived, volatile).erase(f"user {MARKER}")
+    _eraser(lived, redis_memory).erase(f"user {MARKER}")
     lived.move(-DAY_S)
-    assert _eraser(lived, volatile).finish_due() == 1
+    assert _eraser(lived, redis_memory).finish_due() == 1
 
 
 def test_while_redis_is_away_the_rows_go_and_the_rest_follows(
-    lived: Stage, volatile: Volatile, away: Volatile, everything: Callable[[str], dict[str, int]]
+    lived: Stage, redis_memory: RedisMemory, away: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
     """An erasure is not refused, nor called complete."""
     assert not _eraser(lived, away).erase(f"user {MARKER}").everywhere
@@ -283,19 +285,19 @@ def test_while_redis_is_away_the_rows_go_and_the_rest_follows(
     assert _eraser(lived, away).finish_due() == 0
     assert _eraser(lived, None).finish_due() == 0
     lived.move(lived.settings.turn.lease_s + 1)
-    assert _eraser(lived, volatile).finish_due() == 1
+    assert _eraser(lived, redis_memory).finish_due() == 1
     assert everything(MARKER) == {}
 
 
 def test_a_turn_that_runs_meanwhile_writes_nothing_any_more(
-    stage: Stage, volatile: Volatile, everything: Callable[[str], dict[str, int]]
+    stage: Stage, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
     """Its model was asked before, and answers after."""
-    stage.volatile = volatile
+    stage.redis_memory = redis_memory
     sent = stage.send(f"I am {MARKER}", user_id=MARKER)
 
     def answered(*_given: Any) -> Any:
-        _eraser(stage, volatile).erase(MARKER)
+        _eraser(stage, redis_memory).erase(MARKER)
         return says(f"hello {MARKER}")
 
     stage.script(answered)
@@ -308,16 +310,16 @@ def test_a_turn_that_runs_meanwhile_writes_nothing_any_more(
 @pytest.mark.parametrize("first", ["consolidation", "erasure"])
 def test_erased_while_consolidated_at_every_statement(
     stage: Stage,
-    volatile: Volatile,
+    redis_memory: RedisMemory,
     everything: Callable[[str], dict[str, int]],
     monkeypatch: pytest.MonkeyPatch,
     first: str,
 ) -> None:
     """Before each statement of the one the other begins, and goes as far as locks let it: no word stays, none fails."""
     stage.check = lambda: None  # type: ignore[method-assign]  # these sessions had no turns that ran
-    stage.volatile = volatile
+    stage.redis_memory = redis_memory
     archive = Archive(stage, Keeper(stage.database, stage.clock, stage.settings.turn))
-    eraser = _eraser(stage, volatile)
+    eraser = _eraser(stage, redis_memory)
     for number in itertools.count():
         session_id = archive.ended(f"I live in {MARKER}.", f"My dog is called {MARKER}.", user_id=MARKER)
         consolidate = partial(archive.consolidator(Echo()).consolidate, session_id)
@@ -332,7 +334,7 @@ def test_erased_while_consolidated_at_every_statement(
         intruder.finish()
         erase()  # what was consolidated before is theirs, too
         assert everything(MARKER).keys() == {"erasures"}, number
-        assert archive.consolidator(Echo()).batch() == Counts()
+        assert archive.consolidator(Echo()).batch() == ConsolidationCounts()
         stage.move(stage.settings.turn.lease_s + 1)
         assert sweep(stage.runtime) is not None
         assert everything(MARKER) == {}, number
@@ -382,14 +384,14 @@ class _Intruder:
                 self.thread.join(0.01)
 
 
-def test_what_is_held_is_exported_and_nobody_elses(lived: Stage, volatile: Volatile) -> None:
+def test_what_is_held_is_exported_and_nobody_elses(lived: Stage, redis_memory: RedisMemory) -> None:
     """Each row once, with the words in it."""
-    made = export_user(lived.database, lived.clock, volatile, f"user {MARKER}")
+    made = export_user(lived.database, lived.clock, redis_memory, f"user {MARKER}")
     assert OTHER not in str(made)
     counted = lived.sql("SELECT count(*) FROM messages")[0][0]
     assert len(made["tables"]["messages"]) == counted / 2
     assert [each["user_id"] for each in made["tables"]["users"]] == [f"user {MARKER}"]
     assert [each["kind"] for each in made["stream"]] == ["typing"]
-    assert made["tables"].keys() == {holding.table for holding in HOLDINGS}
+    assert made["tables"].keys() == {holding.table for holding in USER_TABLES}
     with pytest.raises(NotFound):
-        export_user(lived.database, lived.clock, volatile, "nobody")
+        export_user(lived.database, lived.clock, redis_memory, "nobody")

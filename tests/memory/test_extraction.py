@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 
 from perdure.clock import MovedClock
 from perdure.errors import InvalidResponse
-from perdure.memory.consolidation.candidates import Candidate, Entity, Kind, Relation, alike, parse
+from perdure.memory.consolidation.candidates import Candidate, Entity, MemoryKind, Relation, comparison_key, parse
 from perdure.memory.consolidation.extraction import (
     ATTEMPTS,
     CHUNK_CHARS,
     MAX_CHUNKS,
     MESSAGE_CHARS,
     MOST_MEMORIES,
-    Said,
+    ConversationMessage,
     chunks,
+    deduplicate,
     extract,
     message_chars,
-    together,
 )
 from perdure.models.offline import OfflineModel
 from perdure.models.protocol import ModelCall, Role
@@ -41,11 +41,11 @@ def calling() -> Iterator[ModelCall]:
     yield ModelCall(MovedClock(), 60)
 
 
-def said(*lines: str | tuple[Role, str], author: str | None = None) -> list[Said]:
+def said(*lines: str | tuple[Role, str], author: str | None = None) -> list[ConversationMessage]:
     """A conversation: of the user, or `(role, content)`."""
     pairs = [(Role.USER, line) if isinstance(line, str) else line for line in lines]
     return [
-        Said(number, role, content, NOON + timedelta(minutes=number), "cli", author)
+        ConversationMessage(number, role, content, NOON + timedelta(minutes=number), "cli", author)
         for number, (role, content) in enumerate(pairs, start=1)
     ]
 
@@ -67,7 +67,7 @@ def test_a_reply_as_it_was_asked_for() -> None:
     [candidate] = found(answer(item), "My sister Nora lives in Lyon.", "Yes.")
     assert candidate == Candidate(
         "The user's sister Nora lives in Lyon.",
-        Kind.FACT,
+        MemoryKind.FACT,
         0.8,
         (1,),
         (Entity("Nora", "person"),),
@@ -254,7 +254,9 @@ def test_ten_thousand_turns_take_a_bounded_number_of_calls() -> None:
     """Every message is shown, each at least in its beginning, and no call is shown too much."""
     conversation = said(*[f"Line {number} " + "word " * 50 for number in range(20_000)])
     room = message_chars(len(conversation))
-    parts = list(chunks([Said(s.seq, s.role, s.content[:room], s.said_at, s.channel) for s in conversation]))
+    parts = list(
+        chunks([ConversationMessage(s.seq, s.role, s.content[:room], s.said_at, s.channel) for s in conversation])
+    )
     assert len(parts) <= 2 * MAX_CHUNKS
     assert [line.seq for part in parts for line in part] == list(range(1, 20_001))
     model = Scripted(answer())
@@ -289,23 +291,23 @@ def test_quotations_are_not_read() -> None:
 def test_what_is_said_twice_in_one_session_is_one_memory() -> None:
     """Of the greater importance, with both sources."""
     twice = [
-        Candidate("I live in Lyon.", Kind.FACT, 0.4, (1,)),
-        Candidate("i live in  LYON", Kind.PREFERENCE, 0.9, (7,)),
-        Candidate("I like tea.", Kind.PREFERENCE, 0.2, (3,)),
+        Candidate("I live in Lyon.", MemoryKind.FACT, 0.4, (1,)),
+        Candidate("i live in  LYON", MemoryKind.PREFERENCE, 0.9, (7,)),
+        Candidate("I like tea.", MemoryKind.PREFERENCE, 0.2, (3,)),
     ]
-    first, second = together(twice)
+    first, second = deduplicate(twice)
     assert (first.content, first.importance, first.sources) == ("I live in Lyon.", 0.9, (1, 7))
     assert second.content == "I like tea."
 
 
 def test_a_session_brings_a_bounded_number_of_memories() -> None:
     """The heaviest are kept, in the order in which they were said."""
-    many = [Candidate(f"fact {number}", Kind.FACT, number / 1000, (number,)) for number in range(1000)]
-    kept = together(many)
+    many = [Candidate(f"fact {number}", MemoryKind.FACT, number / 1000, (number,)) for number in range(1000)]
+    kept = deduplicate(many)
     assert [candidate.sources[0] for candidate in kept] == list(range(1000 - MOST_MEMORIES, 1000))
 
 
 def test_spellings_of_one_text_are_alike() -> None:
     """Case, width, blanks and the full stop say nothing."""
-    assert alike("I live  in Lyon. ") == alike("i live in lyon") == alike("I LIVE IN LYON!")
-    assert alike("I live in Lyon") != alike("I lived in Lyon")
+    assert comparison_key("I live  in Lyon. ") == comparison_key("i live in lyon") == comparison_key("I LIVE IN LYON!")
+    assert comparison_key("I live in Lyon") != comparison_key("I lived in Lyon")

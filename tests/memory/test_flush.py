@@ -11,9 +11,9 @@ import pytest
 from perdure import tool
 from perdure.database.fencing import Fence
 from perdure.errors import Unavailable
-from perdure.memory.redis.flush import Blocked, Flushed, Outcome, Stale, fault, flush
-from perdure.memory.redis.layers import Volatile
-from perdure.memory.redis.working import Line
+from perdure.memory.redis.flush import Blocked, Flushed, FlushOutcome, Stale, flush, transcript_fault
+from perdure.memory.redis.memory import RedisMemory
+from perdure.memory.redis.working import RememberedMessage
 from perdure.models.protocol import Role
 from perdure.turns.inbox.accept import Accepted
 from perdure.turns.lease.claim import TurnRef
@@ -49,9 +49,9 @@ def read() -> str:
 class Session:
     """A session with one settled turn, and hands on its working memory."""
 
-    def __init__(self, stage: Stage, volatile: Volatile) -> None:
+    def __init__(self, stage: Stage, redis_memory: RedisMemory) -> None:
         self.stage = stage
-        self.volatile = volatile
+        self.redis_memory = redis_memory
         self.id = stage.send("hello").session_id
         stage.run(self.id)
 
@@ -64,7 +64,7 @@ class Session:
     def keep(self, *turns: Any) -> None:
         """Put turns into Redis, whatever PostgreSQL has."""
         for turn in turns:
-            assert self.volatile.working.remember_turn(self.id, turn)
+            assert self.redis_memory.working.remember_turn(self.id, turn)
 
     def remember(self, sent: Accepted) -> None:
         """Run a turn and remember it as its runner does."""
@@ -72,7 +72,7 @@ class Session:
         (row,) = self.stage.sql("SELECT * FROM turns WHERE turn_id = %(id)s", id=sent.turn_id)
         ref = TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
         transcript = Transcript.load(self.stage.database, self.id, ref)
-        runtime = replace(self.stage.runtime, volatile=self.volatile)
+        runtime = replace(self.stage.runtime, redis_memory=self.redis_memory)
         remember(runtime, self.id, self.token, turn=ref, transcript=transcript, verdict=SETTLED_BEFORE)
 
     @property
@@ -81,9 +81,9 @@ class Session:
         row = self.stage.session(self.id)
         return Fence(row.token, row.nonce)
 
-    def flush(self, fence: Fence | None = None) -> Outcome:
+    def flush(self, fence: Fence | None = None) -> FlushOutcome:
         """Flush, under the current fence unless told otherwise."""
-        return flush(self.stage.database, self.volatile.working, self.id, self.fence if fence is None else fence)
+        return flush(self.stage.database, self.redis_memory.working, self.id, self.fence if fence is None else fence)
 
     @property
     def transcript(self) -> list[dict[str, Any]]:
@@ -97,9 +97,9 @@ class Session:
 
 
 @pytest.fixture
-def session(stage: Stage, volatile: Volatile) -> Session:
+def session(stage: Stage, redis_memory: RedisMemory) -> Session:
     """The one that each test is about."""
-    return Session(stage, volatile)
+    return Session(stage, redis_memory)
 
 
 def test_what_postgresql_lacks_is_written_once(stage: Stage, session: Session, remembered: Remembered) -> None:
@@ -142,7 +142,7 @@ def test_under_a_stale_token_nothing_is_written(stage: Stage, session: Session, 
     for other in others:
         assert session.flush(other) == Stale()
     assert (stage.counts(), stage.session(session.id)) == before
-    assert flush(stage.database, session.volatile.working, UUID(int=7), fence) == Flushed(0)
+    assert flush(stage.database, session.redis_memory.working, UUID(int=7), fence) == Flushed(0)
 
 
 def test_a_token_that_moves_on_during_the_flush_stops_it(
@@ -304,9 +304,9 @@ def test_a_postgresql_that_went_back_in_time_gets_its_turns_back(stage: Stage, s
         ([line(Role.USER, "?"), ASKING, RESULT], "reply"),
     ],
 )
-def test_what_a_provider_would_refuse_is_not_written(messages: list[Line], why: str) -> None:
+def test_what_a_provider_would_refuse_is_not_written(messages: list[RememberedMessage], why: str) -> None:
     """One such turn, and every later prompt of the session is refused."""
-    found = fault(messages, replied=True)
+    found = transcript_fault(messages, replied=True)
     assert found is not None
     assert why in found
 
@@ -320,12 +320,12 @@ def test_what_a_provider_would_refuse_is_not_written(messages: list[Line], why: 
         ([line(Role.USER, "?"), ASKING, RESULT], False),
     ],
 )
-def test_what_a_provider_accepts_is_written(messages: list[Line], *, replied: bool) -> None:
+def test_what_a_provider_accepts_is_written(messages: list[RememberedMessage], *, replied: bool) -> None:
     """A cancelled turn has no reply."""
-    assert fault(messages, replied=replied) is None
+    assert transcript_fault(messages, replied=replied) is None
 
 
-def test_redis_away_is_said_and_nothing_is_taken_for_flushed(stage: Stage, away: Volatile) -> None:
+def test_redis_away_is_said_and_nothing_is_taken_for_flushed(stage: Stage, away: RedisMemory) -> None:
     """Whoever flushes must know that it did not happen."""
     sent = stage.send()
     stage.run(sent.session_id)
@@ -338,9 +338,9 @@ def test_a_shutdown_flush_tells_how_much_it_wrote(
 ) -> None:
     """Nothing under a stale token, nothing while a turn is parked (that is reported), then what is lacking."""
     session.keep(remembered(session.token))
-    assert session.volatile.flush(stage.database, session.id, Fence(session.token, uuid4())) is None
+    assert session.redis_memory.flush(stage.database, session.id, Fence(session.token, uuid4())) is None
     stage.send("parked")
-    assert session.volatile.flush(stage.database, session.id, session.fence) is None
+    assert session.redis_memory.flush(stage.database, session.id, session.fence) is None
     assert "still has to run" in caplog.text
     stage.run(session.id)
-    assert session.volatile.flush(stage.database, session.id, session.fence) == 1
+    assert session.redis_memory.flush(stage.database, session.id, session.fence) == 1

@@ -16,8 +16,8 @@ from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import InvalidRequest, ProviderError
 from perdure.ids import new_id
-from perdure.memory.embedding import as_parameter, register
-from perdure.memory.recall.search import Layer, Recall, Recalled, Seen
+from perdure.memory.embedding import register, vector_literal
+from perdure.memory.recall.search import Layer, PromptWindow, Recall, Recalled
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Vector
 from perdure.models.protocol import ModelCall
@@ -90,7 +90,7 @@ def _know(database: Database, user_id: str, content: str, **other: Any) -> UUID:
                 "memory_id": memory_id,
                 "embedder_id": registered.embedder_id,
                 "user_id": user_id,
-                "vector": as_parameter(_EMBEDDER.embed([content])[0]),
+                "vector": vector_literal(_EMBEDDER.embed([content])[0]),
             },
         )
     engine.dispose()
@@ -163,7 +163,7 @@ def test_how_rare_a_word_is_is_told_by_what_the_prompt_holds_too(
     imported(database, clock, lines)
     now = recall.search("ana", "part 1", 1)[0].session_id
     assert now is not None
-    found = recall.search("ana", "is the oboe fine today", 2, seen=Seen(now))
+    found = recall.search("ana", "is the oboe fine today", 2, in_prompt=PromptWindow(now))
     assert _contents(found) == older
 
 
@@ -227,7 +227,7 @@ def test_time_words_narrow_the_search(database: Database, clock: MovedClock, rec
 def test_what_the_prompt_holds_is_not_recalled(database: Database, clock: MovedClock, recall: Recall) -> None:
     """Neither by words nor as a neighbour."""
     (session_id,) = told(database, clock, _TALK, _EMBEDDER).sessions
-    found = recall.search("ana", "Marta Lisbon tiles", 10, seen=Seen(session_id, 4))
+    found = recall.search("ana", "Marta Lisbon tiles", 10, in_prompt=PromptWindow(session_id, 4))
     assert [each.seq for each in found if each.seq is not None and each.seq >= 4] == []
     assert found[0].id == "m3"
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, create_engine
 
 from perdure.database.engine import Database, Statement
-from perdure.memory.embedding import as_parameter, build_index, register
+from perdure.memory.embedding import build_index, register, vector_literal
 from perdure.memory.recall import queries
 from perdure.models.embedders.hashing import HashEmbedder
 
@@ -56,7 +56,7 @@ def _plan(connection: Connection, mode: str, statement: Statement, user_id: str,
     parameters = {
         "user_id": user_id,
         "query": "word7 word9",
-        "vector": as_parameter(_EMBEDDER.embed(["word7 word9"])[0]),
+        "vector": vector_literal(_EMBEDDER.embed(["word7 word9"])[0]),
         "embedder_id": 1,
         "most": 60,
         "most_terms": 32,
@@ -66,7 +66,7 @@ def _plan(connection: Connection, mode: str, statement: Statement, user_id: str,
         "exact_rows": 500,
         "seen_session": None,
         "seen_from": None,
-        "kin": [],
+        "exclude_sessions": [],
         **given,
     }
     connection.exec_driver_sql(f"SET plan_cache_mode = {mode}")
@@ -103,7 +103,7 @@ def test_plans(filled: Connection, mode: str) -> None:
 @pytest.mark.long
 def test_the_index_finds_enough_of_whoever_asks(filled: Connection, database: Database) -> None:
     """A user of half and one of a hundredth get as many as they ask for, mostly the nearest, and nobody else's."""
-    vector = as_parameter(_EMBEDDER.embed(["word7 word9"])[0])
+    vector = vector_literal(_EMBEDDER.embed(["word7 word9"])[0])
     for user_id in ("half", "user 7"):
         given = {"user_id": user_id, "vector": vector, "embedder_id": 1, "most": 20}
         exact = [row.memory_id for row in database.run(queries.MEMORIES_NEAR, given)]

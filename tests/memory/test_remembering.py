@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure.ids import new_id
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import RedisMemory
 from perdure.models.protocol import Role
 from perdure.turns.lease.claim import Before, TurnRef
 from perdure.turns.run.remember import remember
@@ -17,7 +17,9 @@ from perdure.turns.run.transcript import Entry, Transcript
 from tests.turns.stage import Stage
 
 
-def _settled(stage: Stage, volatile: Volatile | None, *, before: Before | None = None, **verdict: Any) -> TurnRef:
+def _settled(
+    stage: Stage, redis_memory: RedisMemory | None, *, before: Before | None = None, **verdict: Any
+) -> TurnRef:
     """Have a turn remembered whose question was committed with a step, and that was settled so; the turn."""
     ref = TurnRef(new_id(stage.clock), 4, "ana", "assistant", "web", 9, None, before or Before())
     asked = Entry(ref.turn_id, Role.USER, "hello", message_id="m", created_at=stage.clock.now(), seq=9)
@@ -26,7 +28,7 @@ def _settled(stage: Stage, volatile: Volatile | None, *, before: Before | None =
         "done", [reply], replied=True, steps=1, usage={}, error_code=None, error_message=None, variables=None
     )
     remember(
-        replace(stage.runtime, volatile=volatile),
+        replace(stage.runtime, redis_memory=redis_memory),
         ref.turn_id,
         7,
         turn=ref,
@@ -46,28 +48,28 @@ def _settled(stage: Stage, volatile: Volatile | None, *, before: Before | None =
     ids=["done", "failed", "cancelled"],
 )
 def test_a_turn_is_remembered_as_it_was_settled(
-    verdict: dict[str, Any], lines: list[str], stage: Stage, volatile: Volatile
+    verdict: dict[str, Any], lines: list[str], stage: Stage, redis_memory: RedisMemory
 ) -> None:
     """Read back, it is the turn that PostgreSQL has, under the token of its commit."""
-    ref = _settled(stage, volatile, **verdict)
-    (turn,) = volatile.working.held(ref.turn_id)
+    ref = _settled(stage, redis_memory, **verdict)
+    (turn,) = redis_memory.working.read(ref.turn_id)
     assert (turn.turn_id, turn.seq, turn.token, turn.channel) == (ref.turn_id, 4, 7, "web")
     assert (turn.status, turn.error_code) == (verdict.get("status", "done"), verdict.get("error_code"))
     assert [line.content for line in turn.messages] == lines
     assert turn.messages[0].message_id == "m"
-    assert volatile.stream.recent("ana", 5) == []
+    assert redis_memory.stream.recent("ana", 5) == []
 
 
-def test_a_switch_of_the_channel_is_on_the_stream(stage: Stage, volatile: Volatile) -> None:
+def test_a_switch_of_the_channel_is_on_the_stream(stage: Stage, redis_memory: RedisMemory) -> None:
     """Once, when the turn came from another channel than the one before."""
-    _settled(stage, volatile, before=Before(channel="web"))
-    _settled(stage, volatile, before=Before(channel="cli"))
-    (happening,) = volatile.stream.recent("ana", 5)
-    assert (happening.kind, happening.channel) == ("channel_switch", "web")
+    _settled(stage, redis_memory, before=Before(channel="web"))
+    _settled(stage, redis_memory, before=Before(channel="cli"))
+    (event,) = redis_memory.stream.recent("ana", 5)
+    assert (event.kind, event.channel) == ("channel_switch", "web")
 
 
 def test_nothing_to_remember_and_nowhere_to_do_it_are_no_errors(
-    stage: Stage, volatile: Volatile, away: Volatile, client: Any
+    stage: Stage, redis_memory: RedisMemory, away: RedisMemory, client: Any
 ) -> None:
     """A turn never fails for what is only a convenience."""
     _settled(stage, None)
@@ -76,6 +78,6 @@ def test_nothing_to_remember_and_nowhere_to_do_it_are_no_errors(
     silent = Verdict(
         "cancelled", [], replied=False, steps=0, usage={}, error_code=None, error_message=None, variables=None
     )
-    runtime = replace(stage.runtime, volatile=volatile)
+    runtime = replace(stage.runtime, redis_memory=redis_memory)
     remember(runtime, ref.turn_id, 7, turn=ref, transcript=Transcript(ref.turn_id, []), verdict=silent)
     assert client.keys() == []

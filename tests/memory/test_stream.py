@@ -15,8 +15,8 @@ import pytest
 from perdure.clock import MovedClock
 from perdure.embedded import redis
 from perdure.embedded.lifecycle import Running
-from perdure.memory.redis.layers import Volatile
-from perdure.memory.redis.stream import MAX_ENTRIES, Happening, Kind
+from perdure.memory.redis.memory import RedisMemory
+from perdure.memory.redis.stream import MAX_ENTRIES, StreamEvent, StreamEventKind
 from perdure.settings import MemorySettings
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -24,83 +24,83 @@ WITHIN_S = 3.0
 """Two seconds by design; the third is for a loaded machine."""
 
 
-def happened(second: int, channel: str = "cli", kind: Kind = Kind.PRESENCE) -> Happening:
+def happened(second: int, channel: str = "cli", kind: StreamEventKind = StreamEventKind.PRESENCE) -> StreamEvent:
     """Something that happened `second` seconds after noon."""
-    return Happening(kind, channel, NOON + timedelta(seconds=second))
+    return StreamEvent(kind, channel, NOON + timedelta(seconds=second))
 
 
-def test_what_happened_last_is_read_in_order(volatile: Volatile) -> None:
+def test_what_happened_last_is_read_in_order(redis_memory: RedisMemory) -> None:
     """A prompt tells the newest, as they followed each other, with the times that were given."""
-    told = [happened(1), happened(2, "web", Kind.CHANNEL_SWITCH), happened(3, "web", Kind.TYPING)]
+    told = [happened(1), happened(2, "web", StreamEventKind.CHANNEL_SWITCH), happened(3, "web", StreamEventKind.TYPING)]
     for each in told:
-        assert volatile.stream.append("ana", each)
-    assert volatile.stream.recent("ana", 10) == told
-    assert volatile.stream.recent("ana", 2) == told[1:]
-    assert volatile.stream.recent("ben", 10) == []
+        assert redis_memory.stream.append("ana", each)
+    assert redis_memory.stream.recent("ana", 10) == told
+    assert redis_memory.stream.recent("ana", 2) == told[1:]
+    assert redis_memory.stream.recent("ben", 10) == []
 
 
-def test_a_stream_is_bounded(volatile: Volatile, client: Any) -> None:
+def test_a_stream_is_bounded(redis_memory: RedisMemory, client: Any) -> None:
     """Somebody who types for a year costs no more than somebody who typed for an hour."""
     pipeline = client.pipeline()
     for second in range(2 * MAX_ENTRIES):
         entry = {"kind": "typing", "channel": "cli", "at": int(happened(second).at.timestamp() * 1000)}
         pipeline.xadd("perdure:stream:ana", entry)
     pipeline.execute()
-    volatile.stream.append("ana", happened(2 * MAX_ENTRIES))
+    redis_memory.stream.append("ana", happened(2 * MAX_ENTRIES))
     assert MAX_ENTRIES <= client.xlen("perdure:stream:ana") < MAX_ENTRIES * 1.2
-    assert volatile.stream.recent("ana", 1) == [happened(2 * MAX_ENTRIES)]
+    assert redis_memory.stream.recent("ana", 1) == [happened(2 * MAX_ENTRIES)]
 
 
-def test_a_stream_that_nobody_adds_to_goes_by_itself(volatile: Volatile, client: Any) -> None:
+def test_a_stream_that_nobody_adds_to_goes_by_itself(redis_memory: RedisMemory, client: Any) -> None:
     """Its user may never begin a session whose end would trim it."""
-    volatile.stream.append("ana", happened(1))
+    redis_memory.stream.append("ana", happened(1))
     assert 0 < client.pttl("perdure:stream:ana") <= 86_400_000
 
 
-def test_the_end_of_a_session_takes_what_it_saw(volatile: Volatile, client: Any) -> None:
+def test_the_end_of_a_session_takes_what_it_saw(redis_memory: RedisMemory, client: Any) -> None:
     """What came after belongs to the next session, which may have begun by then."""
     for second in (1, 2, 3):
-        volatile.stream.append("ana", happened(second))
-    volatile.stream.append("ben", happened(1))
-    assert volatile.stream.trim_session("ana", None, happened(2).at) == 2
-    assert volatile.stream.recent("ana", 10) == [happened(3)]
-    assert volatile.stream.trim_session("ana", None, happened(2).at) == 0
-    assert volatile.stream.trim_session("ana", None, happened(3).at) == 1
+        redis_memory.stream.append("ana", happened(second))
+    redis_memory.stream.append("ben", happened(1))
+    assert redis_memory.stream.trim_session("ana", None, happened(2).at) == 2
+    assert redis_memory.stream.recent("ana", 10) == [happened(3)]
+    assert redis_memory.stream.trim_session("ana", None, happened(2).at) == 0
+    assert redis_memory.stream.trim_session("ana", None, happened(3).at) == 1
     assert client.keys() == ["perdure:stream:ben"]
 
 
-def test_a_session_of_one_channel_leaves_the_others_alone(volatile: Volatile) -> None:
+def test_a_session_of_one_channel_leaves_the_others_alone(redis_memory: RedisMemory) -> None:
     """With one session a channel, the others of the same user go on."""
     for second, channel in enumerate(("cli", "web", "cli")):
-        volatile.stream.append("ana", happened(second, channel))
-    assert volatile.stream.trim_session("ana", "cli", happened(9).at) == 2
-    assert volatile.stream.recent("ana", 10) == [happened(1, "web")]
+        redis_memory.stream.append("ana", happened(second, channel))
+    assert redis_memory.stream.trim_session("ana", "cli", happened(9).at) == 2
+    assert redis_memory.stream.recent("ana", 10) == [happened(1, "web")]
 
 
 def test_damaged_entries_are_passed_over_and_reported(
-    volatile: Volatile, client: Any, caplog: pytest.LogCaptureFixture
+    redis_memory: RedisMemory, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A stray hand or a later release wrote them; the others still count, and an end removes them."""
     client.xadd("perdure:stream:ana", {"kind": "dancing", "channel": "cli", "at": 1})
     client.xadd("perdure:stream:ana", {"kind": "typing", "channel": "cli", "at": "noon"})
     client.xadd("perdure:stream:ana", {"kind": "typing"})
-    volatile.stream.append("ana", happened(1))
-    assert volatile.stream.recent("ana", 10) == [happened(1)]
-    assert len([each for each in caplog.records if "passed over" in each.getMessage()]) == 3
-    volatile.stream.trim_session("ana", None, happened(1).at)
+    redis_memory.stream.append("ana", happened(1))
+    assert redis_memory.stream.recent("ana", 10) == [happened(1)]
+    assert len([each for each in caplog.records if "skipped" in each.getMessage()]) == 3
+    redis_memory.stream.trim_session("ana", None, happened(1).at)
     assert client.keys() == []
 
 
-def test_a_key_that_is_no_stream_does_not_keep_a_session_from_ending(volatile: Volatile, client: Any) -> None:
+def test_a_key_that_is_no_stream_does_not_keep_a_session_from_ending(redis_memory: RedisMemory, client: Any) -> None:
     """The key is the stream's, whatever stands there."""
     client.set("perdure:stream:ana", "no stream")
-    assert not volatile.stream.append("ana", happened(1))
-    volatile.stream.trim_session("ana", None, happened(1).at)
+    assert not redis_memory.stream.append("ana", happened(1))
+    redis_memory.stream.trim_session("ana", None, happened(1).at)
     assert client.keys() == []
 
 
 def test_redis_away_is_reported_and_costs_nothing_after_that(
-    away: Volatile, caplog: pytest.LogCaptureFixture, clock: MovedClock
+    away: RedisMemory, caplog: pytest.LogCaptureFixture, clock: MovedClock
 ) -> None:
     """What tells of typing must not hold up an answer, nor fill the log."""
     with caplog.at_level(logging.WARNING):
@@ -115,26 +115,26 @@ def test_redis_away_is_reported_and_costs_nothing_after_that(
 
 def test_a_redis_that_falls_silent_costs_a_bounded_wait(own_redis: Running, clock: MovedClock) -> None:
     """A paused server takes connections and says nothing; when it is back, it is used again."""
-    volatile = Volatile.at(own_redis.url, MemorySettings(), clock)
-    assert volatile.stream.append("ana", happened(1))
+    redis_memory = RedisMemory.at(own_redis.url, MemorySettings(), clock)
+    assert redis_memory.stream.append("ana", happened(1))
     os.kill(own_redis.pid, signal.SIGSTOP)
     try:
         began = time.monotonic()
-        assert not volatile.stream.append("ana", happened(2))
+        assert not redis_memory.stream.append("ana", happened(2))
         assert time.monotonic() - began < WITHIN_S
     finally:
         os.kill(own_redis.pid, signal.SIGCONT)
     clock.advance(timedelta(seconds=6))
-    assert volatile.stream.append("ana", happened(3))
-    assert volatile.stream.recent("ana", 1) == [happened(3)]
-    volatile.close()
+    assert redis_memory.stream.append("ana", happened(3))
+    assert redis_memory.stream.recent("ana", 1) == [happened(3)]
+    redis_memory.close()
 
 
 def test_a_redis_that_was_restarted_is_used_again(own_redis: Running, tmp_path: Path, clock: MovedClock) -> None:
     """No worker is restarted for it."""
-    volatile = Volatile.at(own_redis.url, MemorySettings(), clock)
-    assert volatile.stream.append("ana", happened(1))
+    redis_memory = RedisMemory.at(own_redis.url, MemorySettings(), clock)
+    assert redis_memory.stream.append("ana", happened(1))
     assert own_redis.stop()
     with redis.start(tmp_path / "redis"):
-        assert volatile.stream.append("ana", happened(2))
-    volatile.close()
+        assert redis_memory.stream.append("ana", happened(2))
+    redis_memory.close()

@@ -12,7 +12,7 @@ import pytest
 
 from perdure.clock import MovedClock
 from perdure.errors import Unavailable
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import RedisMemory
 from perdure.models.protocol import Role
 from perdure.settings import MemorySettings
 from tests.memory.conftest import Remembered, line
@@ -21,7 +21,7 @@ SESSION = uuid4()
 KEY = f"perdure:working:{SESSION}"
 
 
-def test_turns_are_read_as_they_were_remembered(volatile: Volatile, remembered: Remembered) -> None:
+def test_turns_are_read_as_they_were_remembered(redis_memory: RedisMemory, remembered: Remembered) -> None:
     """Whatever a transcript may hold, under the token it was committed under."""
     asks = line(Role.ASSISTANT, tool_calls=[{"id": "call_1", "name": "read", "arguments": "{not json"}])
     tools = remembered(
@@ -35,40 +35,39 @@ def test_turns_are_read_as_they_were_remembered(volatile: Volatile, remembered: 
     )
     failed = remembered(3, status="failed", error_code="TIMEOUT", error_message="too late")
     for turn in (tools, failed):
-        assert volatile.working.remember_turn(SESSION, turn)
-    assert volatile.working.read(SESSION) == (tools, failed)
-    assert volatile.working.held(SESSION) == (tools, failed)
-    assert volatile.working.read(uuid4()) == ()
+        assert redis_memory.working.remember_turn(SESSION, turn)
+    assert redis_memory.working.read(SESSION) == (tools, failed)
+    assert redis_memory.working.read(uuid4()) == ()
 
 
 def test_the_last_turns_are_kept(redis_url: str, clock: MovedClock, client: Any, remembered: Remembered) -> None:
     """`PERDURE_MEMORY__WORKING_TURNS`, whatever their number of messages."""
     assert MemorySettings().working_turns == 20
-    volatile = Volatile.at(redis_url, MemorySettings(working_turns=3), clock)
+    redis_memory = RedisMemory.at(redis_url, MemorySettings(working_turns=3), clock)
     turns = [remembered() for _ in range(5)]
     for turn in turns:
-        volatile.working.remember_turn(SESSION, turn)
-    assert volatile.working.read(SESSION) == tuple(turns[2:])
+        redis_memory.working.remember_turn(SESSION, turn)
+    assert redis_memory.working.read(SESSION) == tuple(turns[2:])
     assert client.llen(KEY) == 3
-    volatile.close()
+    redis_memory.close()
 
 
-def test_they_are_gone_a_while_after_the_last(volatile: Volatile, client: Any, remembered: Remembered) -> None:
+def test_they_are_gone_a_while_after_the_last(redis_memory: RedisMemory, client: Any, remembered: Remembered) -> None:
     """`PERDURE_MEMORY__WORKING_TTL_S`, anew with each turn."""
-    volatile.working.remember_turn(SESSION, remembered())
+    redis_memory.working.remember_turn(SESSION, remembered())
     assert 3_500_000 < client.pttl(KEY) <= 3_600_000
     client.pexpire(KEY, 1_000)
-    volatile.working.remember_turn(SESSION, remembered())
+    redis_memory.working.remember_turn(SESSION, remembered())
     assert 3_500_000 < client.pttl(KEY) <= 3_600_000
 
 
-def test_a_turn_that_was_remembered_twice_is_one(volatile: Volatile, remembered: Remembered) -> None:
+def test_a_turn_that_was_remembered_twice_is_one(redis_memory: RedisMemory, remembered: Remembered) -> None:
     """A late writer comes out of order; of two that tell of one turn the higher token counts."""
     first, second = remembered(2), remembered(3)
     stale = first.model_copy(update={"token": 1})
     for turn in (second, first, stale, first):
-        volatile.working.remember_turn(SESSION, turn)
-    assert volatile.working.read(SESSION) == (first, second)
+        redis_memory.working.remember_turn(SESSION, turn)
+    assert redis_memory.working.read(SESSION) == (first, second)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ def test_a_turn_that_was_remembered_twice_is_one(volatile: Volatile, remembered:
 )
 def test_a_damaged_entry_is_passed_over_and_reported(
     damage: bytes | dict[str, Any],
-    volatile: Volatile,
+    redis_memory: RedisMemory,
     client: Any,
     remembered: Remembered,
     caplog: pytest.LogCaptureFixture,
@@ -97,9 +96,9 @@ def test_a_damaged_entry_is_passed_over_and_reported(
     """The others still count; what the entry says of the user stays out of the log."""
     whole = remembered()
     told = json.loads(whole.model_dump_json()) | {"error_message": "a secret"}
-    volatile.working.remember_turn(SESSION, whole)
+    redis_memory.working.remember_turn(SESSION, whole)
     client.rpush(KEY, json.dumps(told | damage) if isinstance(damage, dict) else damage)
-    assert volatile.working.read(SESSION) == (whole,)
+    assert redis_memory.working.read(SESSION) == (whole,)
     (report,) = caplog.records
     assert report.levelno == logging.ERROR
     assert str(SESSION) in report.getMessage()
@@ -107,37 +106,36 @@ def test_a_damaged_entry_is_passed_over_and_reported(
 
 
 def test_a_key_that_is_no_list_is_reported_and_removed(
-    volatile: Volatile, client: Any, remembered: Remembered, caplog: pytest.LogCaptureFixture
+    redis_memory: RedisMemory, client: Any, remembered: Remembered, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is this session's key, whatever stands there: no ending waits for it."""
     client.set(KEY, "no list")
-    assert not volatile.working.remember_turn(SESSION, remembered())
-    assert volatile.working.held(SESSION) == ()
+    assert not redis_memory.working.remember_turn(SESSION, remembered())
+    assert redis_memory.working.read(SESSION) == ()
     assert "not a list" in caplog.text
-    volatile.working.forget(SESSION)
+    redis_memory.working.forget(SESSION)
     assert client.keys() == []
 
 
-def test_a_flushed_redis_is_an_empty_one(volatile: Volatile, client: Any, remembered: Remembered) -> None:
+def test_a_flushed_redis_is_an_empty_one(redis_memory: RedisMemory, client: Any, remembered: Remembered) -> None:
     """It may be wiped at any moment."""
-    volatile.working.remember_turn(SESSION, remembered())
+    redis_memory.working.remember_turn(SESSION, remembered())
     client.flushall()
-    assert volatile.working.read(SESSION) == ()
-    volatile.working.forget(SESSION)
+    assert redis_memory.working.read(SESSION) == ()
+    redis_memory.working.forget(SESSION)
     again = remembered()
-    volatile.working.remember_turn(SESSION, again)
-    assert volatile.working.read(SESSION) == (again,)
+    redis_memory.working.remember_turn(SESSION, again)
+    assert redis_memory.working.read(SESSION) == (again,)
 
 
 def test_redis_away_is_reported_to_who_may_go_on_and_raised_to_who_may_not(
-    away: Volatile, remembered: Remembered, caplog: pytest.LogCaptureFixture, clock: MovedClock
+    away: RedisMemory, remembered: Remembered, caplog: pytest.LogCaptureFixture, clock: MovedClock
 ) -> None:
     """A turn goes on without; a flush and the end of a session do not."""
     assert not away.working.remember_turn(SESSION, remembered())
-    assert away.working.read(SESSION) is None
     assert len(caplog.records) == 1
     with pytest.raises(Unavailable, match="PERDURE_REDIS_URL"):
-        away.working.held(SESSION)
+        away.working.read(SESSION)
     with pytest.raises(Unavailable):
         away.working.forget(SESSION)
     clock.advance(timedelta(seconds=6))

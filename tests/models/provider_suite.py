@@ -31,7 +31,7 @@ from perdure.models.protocol import (
     ToolSchema,
     Usage,
 )
-from perdure.models.providers import connection
+from perdure.models.providers import transport as connection
 from tests.bombs import gzip_bomb, peak
 from tests.models.server import Answer, Broken, Call, Drip, ProviderServer, Raw, Silence, Status, Step
 from tests.models.suite import QUESTION, STATEMENT, ModelSuite, ask, new_call, turn

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall
-from perdure.models.providers.chat_wire import Assembly, request_body
+from perdure.models.providers.chat_wire import ReplyAssembler, request_body
 from tests.models.openai_server import chunk, validate_transcript
 from tests.models.transcripts import TEXT, calls, id_of, interleavings, splits, transcripts
 
@@ -133,18 +133,18 @@ def test_an_id_given_twice_in_one_reply_is_told_apart() -> None:
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=3), _json_of, max_leaves=8))
 def test_no_chunk_breaks_the_assembly(value: object) -> None:
     """Whatever JSON a server sends in whatever place, it is a reply or an `InvalidResponse`, never another error."""
-    assembly = Assembly()
+    assembler = ReplyAssembler()
     for delta in (value, {"tool_calls": value}, {"tool_calls": [value]}, {"tool_calls": [{"function": value}]}):
-        assembly.feed({"choices": [{"delta": delta}], "usage": value, "model": value})
-    assembly.feed({"choices": value})
-    assembly.feed({"choices": [{"delta": {"content": "x"}, "finish_reason": "stop"}]})
-    assert json.dumps(assembly.finish()[1].content)
+        assembler.feed({"choices": [{"delta": delta}], "usage": value, "model": value})
+    assembler.feed({"choices": value})
+    assembler.feed({"choices": [{"delta": {"content": "x"}, "finish_reason": "stop"}]})
+    assert json.dumps(assembler.finish()[1].content)
 
 
 def assemble(deltas: Sequence[Any]) -> tuple[str, ModelReply]:
     """What is heard of a stream of these deltas, and the reply made from it."""
-    assembly = Assembly()
-    heard = [assembly.feed(chunk([{"index": 0, "delta": delta, "finish_reason": None}])) for delta in deltas]
-    assembly.feed(chunk([{"index": 0, "delta": {}, "finish_reason": "stop"}]))
-    rest, reply = assembly.finish()
+    assembler = ReplyAssembler()
+    heard = [assembler.feed(chunk([{"index": 0, "delta": delta, "finish_reason": None}])) for delta in deltas]
+    assembler.feed(chunk([{"index": 0, "delta": {}, "finish_reason": "stop"}]))
+    rest, reply = assembler.finish()
     return "".join(heard) + rest, reply

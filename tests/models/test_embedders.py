@@ -13,7 +13,7 @@ import pytest
 from perdure.clock import Clock, SystemClock
 from perdure.errors import InvalidResponse, ProviderError, SettingsError
 from perdure.models.embedders import resolve as resolving
-from perdure.models.embedders.cache import Cached
+from perdure.models.embedders.cache import CachedEmbedder
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.openai import OpenAIEmbedder
 from perdure.models.embedders.protocol import Embedder, Vector
@@ -108,7 +108,7 @@ class Counting:
 def test_a_text_is_embedded_once_while_it_is_remembered() -> None:
     """The same question is recalled by in every step of a turn."""
     embedder = Counting()
-    cached = Cached(embedder)
+    cached = CachedEmbedder(embedder)
     cached.embed(["a", "b", "a"])
     cached.embed(["b", "c"])
     cached.embed(["a"])
@@ -118,7 +118,7 @@ def test_a_text_is_embedded_once_while_it_is_remembered() -> None:
 def test_the_least_recently_used_is_forgotten_first() -> None:
     """A process that lives for months must not remember everything."""
     embedder = Counting()
-    cached = Cached(embedder, max_floats=4)
+    cached = CachedEmbedder(embedder, max_floats=4)
     for text in ("a", "b", "a", "c", "a", "b"):
         cached.embed([text])
     assert embedder.asked == [["a"], ["b"], ["c"], ["b"]]
@@ -126,7 +126,7 @@ def test_the_least_recently_used_is_forgotten_first() -> None:
 
 def test_more_texts_than_it_remembers_get_their_vectors() -> None:
     """The bound is on what is kept, not on what can be asked."""
-    assert len(Cached(Counting(), max_floats=4).embed([str(number) for number in range(9)])) == 9
+    assert len(CachedEmbedder(Counting(), max_floats=4).embed([str(number) for number in range(9)])) == 9
 
 
 def test_what_is_remembered_does_not_reach_the_guard() -> None:

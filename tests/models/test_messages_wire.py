@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from perdure.errors import InvalidResponse
 from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, ToolSchema, Usage
-from perdure.models.providers.messages_wire import Assembly, request_body
+from perdure.models.providers.messages_wire import ReplyAssembler, request_body
 from tests.models.anthropic_server import validate_body
 from tests.models.transcripts import TEXT, calls, interleavings, splits, transcripts
 
@@ -139,16 +139,16 @@ def _json_of(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 )
 def test_no_event_breaks_the_assembly(kind: str, place: str, value: object) -> None:
     """Whatever JSON a server sends in whatever place, it is a reply or an `InvalidResponse`, never another error."""
-    assembly = Assembly()
+    assembler = ReplyAssembler()
     for given_type in ({}, {"type": "tool_use"}, {"type": "input_json_delta"}, {"type": "text"}):
         inner = {**value, **given_type} if isinstance(value, dict) else value
         try:
-            assembly.feed({"type": kind, place: inner, "index": value})
+            assembler.feed({"type": kind, place: inner, "index": value})
         except InvalidResponse:
             continue
-    assembly.feed(delta(99, "text_delta", text="x"))
-    assembly.feed({"type": "message_delta", "delta": {"stop_reason": "end_turn"}})
-    assert json.dumps(assembly.finish()[1].content)
+    assembler.feed(delta(99, "text_delta", text="x"))
+    assembler.feed({"type": "message_delta", "delta": {"stop_reason": "end_turn"}})
+    assert json.dumps(assembler.finish()[1].content)
 
 
 def delta(index: int, kind: str, **parts: str) -> dict[str, Any]:
@@ -158,8 +158,8 @@ def delta(index: int, kind: str, **parts: str) -> dict[str, Any]:
 
 def assemble(events: Sequence[Any]) -> tuple[str, ModelReply]:
     """What is heard of a stream of these events, and the reply made from it."""
-    assembly = Assembly()
-    heard = [assembly.feed(each) for each in events]
-    assembly.feed({"type": "message_delta", "delta": {"stop_reason": "end_turn"}})
-    rest, reply = assembly.finish()
+    assembler = ReplyAssembler()
+    heard = [assembler.feed(each) for each in events]
+    assembler.feed({"type": "message_delta", "delta": {"stop_reason": "end_turn"}})
+    rest, reply = assembler.finish()
     return "".join(heard) + rest, reply

@@ -15,7 +15,7 @@ import pytest
 from perdure.clock import SystemClock
 from perdure.errors import DeadlineExceeded
 from perdure.models.protocol import CallAborted, ModelReply
-from perdure.models.providers import connection
+from perdure.models.providers import transport as connection
 from perdure.models.providers.openai import OpenAIModel
 from tests.models.openai_server import OpenAIServer, Silence
 from tests.models.suite import QUESTION, ask, new_call
@@ -46,7 +46,7 @@ def test_hanging_up_late_harms_no_other_call() -> None:
     """The watchdog and the end of a call race, and by then the connection may be another call's."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        held = connection.Line(new_call())
+        held = connection.CallSocket(new_call())
         with held.waiting_on(ours, 1.0):
             theirs.sendall(b"a reply")
             assert ours.recv(100) == b"a reply"
@@ -59,7 +59,7 @@ def test_hanging_up_early_is_not_forgotten() -> None:
     """The call was ended between two waits: the next one must not begin."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        held = connection.Line(new_call())
+        held = connection.CallSocket(new_call())
         held.hang_up()
         with pytest.raises(OSError, match="hung up"), held.waiting_on(ours, 1.0):
             pytest.fail("it waits")

@@ -11,8 +11,8 @@ from pytest_celery import CeleryTestSetup
 
 from perdure.clock import SystemClock
 from perdure.ids import new_id
-from perdure.memory.redis.layers import Volatile
-from perdure.memory.redis.working import Line, RememberedTurn
+from perdure.memory.redis.memory import RedisMemory
+from perdure.memory.redis.working import RememberedMessage, RememberedTurn
 from perdure.models.protocol import Role
 from perdure.settings import MemorySettings
 from tests.processes.installation import Installation
@@ -27,7 +27,7 @@ def test_a_worker_that_leaves_writes_down_what_postgresql_lacks(
 ) -> None:
     """Once, and under a current token only: what somebody else has claimed since is theirs to flush."""
     worker = installation.workers[0]
-    redis = Volatile.at(installation.redis.url, MemorySettings(), SystemClock())
+    redis = RedisMemory.at(installation.redis.url, MemorySettings(), SystemClock())
     known = installation.accept("hello", user="ana")
     stale = installation.accept("hello", user="ben")
     installation.settled(known.turn_id, stale.turn_id)
@@ -73,8 +73,10 @@ def _lost(token: int) -> RememberedTurn:
         status="done",
         settled_at=now,
         messages=(
-            Line(role=Role.USER, content="what was lost", message_id="lost", token_count=3, created_at=now),
-            Line(position=2, role=Role.ASSISTANT, content="is back", token_count=3, created_at=now),
+            RememberedMessage(
+                role=Role.USER, content="what was lost", message_id="lost", token_count=3, created_at=now
+            ),
+            RememberedMessage(position=2, role=Role.ASSISTANT, content="is back", token_count=3, created_at=now),
         ),
     )
 

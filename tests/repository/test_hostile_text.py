@@ -24,18 +24,18 @@ from perdure.cli import display
 from perdure.clock import SystemClock
 from perdure.errors import InvalidRequest, NotFound
 from perdure.memory.consolidation import candidates, extraction, merging
-from perdure.memory.embedding import text_of
+from perdure.memory.embedding import text_to_embed
 from perdure.memory.recall import search, time_spans
 from perdure.memory.sections import budget
 from perdure.models.embedders import hashing
-from perdure.models.offline import OfflineModel, asks, concepts, language, memories
+from perdure.models.offline import OfflineModel, entities, intents, language, memories
 from perdure.models.protocol import Message, ModelCall, ModelRequest, Role, ToolCall, ToolSchema
-from perdure.models.providers import names
+from perdure.models.providers import wire_names
 from perdure.network import egress
 from perdure.network.reply_urls import Reachable
 from perdure.sessions import summary
 from perdure.tasks import arguments
-from perdure.text import contradiction, linear, patterns, quoting, untrusted
+from perdure.text import contradiction, linear, names, numbers, patterns, quoting, untrusted, words
 from perdure.text.patterns import Pattern
 from perdure.tools import docstring
 from perdure.tools.mcp import stdio
@@ -56,7 +56,9 @@ NOT_OVER_FOREIGN_TEXT = {
     "perdure.embedded.redis.is_of": "takes a URL of this installation",
     "perdure.embedded.sockets.settle": "takes a path of this installation",
     "perdure.network.egress.pinned": "takes a URL that `check` made",
-    "perdure.memory.consolidation.extraction.extract": "calls a model; its text goes to `chunks`, `together`, `parse`",
+    "perdure.memory.consolidation.extraction.extract": "calls a model, with the text of `chunks`, for `parse`",
+    "perdure.text.words.cached_by_word": "takes a function",
+    "perdure.text.words.word_list": "takes a list of words in the source",
 }
 """Functions with a string parameter, in modules with patterns, that no hostile text reaches."""
 
@@ -66,15 +68,15 @@ NOW = datetime(2024, 5, 15, tzinfo=UTC)
 CALCULATOR = ToolSchema("calculator", "Calculates.", {"type": "object"})
 
 
-def said(content: str) -> extraction.Said:
+def said(content: str) -> extraction.ConversationMessage:
     """A message of a user, whose author is named by the same text."""
-    return extraction.Said(1, Role.USER, content, NOW, "http", content)
+    return extraction.ConversationMessage(1, Role.USER, content, NOW, "http", content)
 
 
 def rooted(content: str) -> object:
     """A memory whose lines are looked for by their words."""
-    found = candidates.Candidate(content, candidates.Kind.FACT, 0.5)
-    return extraction._rooted([found], [said(content)])
+    found = candidates.Candidate(content, candidates.MemoryKind.FACT, 0.5)
+    return extraction._with_user_sources([found], [said(content)])
 
 
 def answered(*messages: Message) -> object:
@@ -95,8 +97,20 @@ def refusing(function: Callable[[str], object], *errors: type[Exception]) -> Cal
 
 
 FUNCTIONS: dict[str, Callable[[str], object]] = {
-    "perdure.text.contradiction.read": contradiction.read,
+    "perdure.text.contradiction.features": contradiction.features,
     "perdure.text.contradiction.difference": lambda given: contradiction.difference(given, f"{given} 1"),
+    "perdure.text.numbers.numbers_in": lambda given: list(numbers.numbers_in(given)),
+    "perdure.text.names.names_by_position": lambda given: list(names.names_by_position(given)),
+    "perdure.text.names.missing": lambda given: names.missing(frozenset([given]), frozenset([f"{given} 1"])),
+    "perdure.text.words.tokens": lambda given: list(words.tokens(given)),
+    "perdure.text.words.count_negations": lambda given: words.count_negations(given, list(words.tokens(given))),
+    "perdure.text.words.is_negation": words.is_negation,
+    "perdure.text.words.base_form": words.base_form,
+    "perdure.text.words.stem": words.stem,
+    "perdure.text.words.forms": words.forms,
+    "perdure.text.words.without_particle": words.without_particle,
+    "perdure.text.words.opposite_group": words.opposite_group,
+    "perdure.text.words.without_negative_prefix": words.without_negative_prefix,
     "perdure.tasks.arguments.hidden": arguments.hidden,
     "perdure.text.linear.words": linear.words,
     "perdure.text.linear.normalized": lambda given: (
@@ -113,39 +127,42 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.text.untrusted.is_identifier": untrusted.is_identifier,
     "perdure.text.untrusted.identifier": refusing(untrusted.identifier, ValueError),
     "perdure.text.untrusted.shown_channel": untrusted.shown_channel,
-    "perdure.text.untrusted.named": lambda given: untrusted.named(ValueError(given)),
+    "perdure.text.untrusted.error_summary": lambda given: untrusted.error_summary(ValueError(given)),
     "perdure.text.untrusted.dump": lambda given: untrusted.dump([given], 500),
     "perdure.memory.consolidation.candidates.parse": refusing(candidates.parse, ValueError),
-    "perdure.memory.consolidation.candidates.alike": candidates.alike,
-    "perdure.memory.sections.budget.tokens": budget.tokens,
+    "perdure.memory.consolidation.candidates.comparison_key": candidates.comparison_key,
+    "perdure.memory.sections.budget.estimate_tokens": budget.estimate_tokens,
     "perdure.memory.sections.budget.cut_to": lambda given: budget.cut_to(given, 500),
     "perdure.memory.sections.budget.render": lambda given: budget.render(
         budget.Section(quoting.MEMORY, "x", [given], 9_000)
     ),
-    "perdure.memory.embedding.text_of": text_of,
+    "perdure.memory.embedding.text_to_embed": text_to_embed,
     "perdure.memory.consolidation.extraction.chunks": lambda given: list(extraction.chunks([said(given)])),
-    "perdure.memory.consolidation.extraction._shown": lambda given: extraction._shown(said(given)),
-    "perdure.memory.consolidation.extraction._rooted": rooted,
+    "perdure.memory.consolidation.extraction._labelled": lambda given: extraction._labelled(said(given)),
+    "perdure.memory.consolidation.extraction._with_user_sources": rooted,
     "perdure.memory.consolidation.merging.entity_key": merging.entity_key,
     "perdure.text.quoting.quoted": lambda given: quoting.quoted(quoting.MEMORY, "x", [given]),
-    "perdure.text.quoting.spoken": lambda given: quoting.spoken("user", given),
+    "perdure.text.quoting.label_lines": lambda given: quoting.label_lines("user", given),
     "perdure.text.quoting.without_quotations": quoting.without_quotations,
     "perdure.memory.recall.search.embedded_text": search.embedded_text,
-    "perdure.memory.recall.time_spans.spans": lambda given: time_spans.spans(given, NOW, ZoneInfo("UTC")),
+    "perdure.memory.recall.time_spans.find_spans": lambda given: time_spans.find_spans(given, NOW, ZoneInfo("UTC")),
     "perdure.models.embedders.hashing.words": hashing.words,
     "perdure.models.embedders.hashing.HashEmbedder": lambda given: hashing.HashEmbedder(384).embed([given]),
-    "perdure.models.providers.names.accepted": names.accepted,
-    "perdure.models.offline.asks.asks_who": asks.asks_who,
-    "perdure.models.offline.asks.greets": asks.greets,
-    "perdure.models.offline.asks.asks_for_memories": asks.asks_for_memories,
-    "perdure.models.offline.asks.asks_for_summary": asks.asks_for_summary,
-    "perdure.models.offline.asks.asks_something": asks.asks_something,
-    "perdure.models.offline.asks.line_of_mine": asks.line_of_mine,
-    "perdure.models.offline.asks.time_zone": asks.time_zone,
-    "perdure.models.offline.asks.calculation": lambda given: (asks.calculation(given), asks.calculation(given[:500])),
-    "perdure.models.offline.asks.tool_calls": lambda given: list(asks.tool_calls(given, ["x"])),
-    "perdure.models.offline.concepts.entities": concepts.entities,
-    "perdure.models.offline.concepts.relations": concepts.relations,
+    "perdure.models.providers.wire_names.accepted": wire_names.accepted,
+    "perdure.models.offline.intents.asks_identity": intents.asks_identity,
+    "perdure.models.offline.intents.is_greeting": intents.is_greeting,
+    "perdure.models.offline.intents.asks_for_memories": intents.asks_for_memories,
+    "perdure.models.offline.intents.asks_for_summary": intents.asks_for_summary,
+    "perdure.models.offline.intents.asks_something": intents.asks_something,
+    "perdure.models.offline.intents.referenced_line": intents.referenced_line,
+    "perdure.models.offline.intents.time_zone": intents.time_zone,
+    "perdure.models.offline.intents.calculation": lambda given: (
+        intents.calculation(given),
+        intents.calculation(given[:500]),
+    ),
+    "perdure.models.offline.intents.tool_calls": lambda given: list(intents.tool_calls(given, ["x"])),
+    "perdure.models.offline.entities.entities": entities.entities,
+    "perdure.models.offline.entities.relations": entities.relations,
     "perdure.models.offline.language.sentences": language.sentences,
     "perdure.models.offline.language.is_question": language.is_question,
     "perdure.models.offline.language.terms": language.terms,

@@ -8,7 +8,7 @@ from typing import TypeVar
 from perdure.clock import Clock
 from perdure.errors import NotFound, ProviderError
 from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest
-from perdure.models.resilient import Asked
+from perdure.models.resilient import FallbackRequest
 from perdure.resilience.circuit import State
 from perdure.resilience.registry import Listener, Metrics
 from perdure.resilience.shared import Transition
@@ -62,7 +62,7 @@ class OneAnswer:
     def __init__(self, settings: Settings, clock: Clock, guarded: Callable[[str], Model]) -> None:
         self._other = guarded("acme:up")
 
-    def execute(self, asked: Asked, error: Exception) -> ModelReply | None:
+    def execute(self, asked: FallbackRequest, error: Exception) -> ModelReply | None:
         if asked.request.messages[-1].content == "nobody knows":
             return None
         return self._other.respond(asked.request, asked.call)

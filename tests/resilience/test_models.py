@@ -32,8 +32,8 @@ from perdure.models.protocol import (
     ToolCall,
     ToolSchema,
 )
-from perdure.models.providers.without_tools import as_plain
-from perdure.models.resilient import Asked, GuardedModel, OtherModels, ResilientModel, wait_within
+from perdure.models.providers.without_tools import flatten_tool_calls
+from perdure.models.resilient import FallbackModels, FallbackRequest, GuardedModel, ResilientModel, wait_within
 from perdure.models.resolve import Models
 from perdure.resilience.registry import Breakers
 from perdure.settings import BreakerSettings, RetrySettings, Settings
@@ -92,7 +92,7 @@ class Stage:
 
     def resilient(self, model: Model, *others: Model) -> ResilientModel:
         """The model with others to fall back on."""
-        return ResilientModel(self.guard(model), OtherModels([self.guard(other) for other in others]))
+        return ResilientModel(self.guard(model), FallbackModels([self.guard(other) for other in others]))
 
     def failures(self, name: str) -> int:
         """What a model's breaker has counted."""
@@ -359,7 +359,7 @@ class Own:
     def __init__(self, found: object) -> None:
         self._found = found
 
-    def execute(self, asked: Asked, error: Exception) -> ModelReply | None:
+    def execute(self, asked: FallbackRequest, error: Exception) -> ModelReply | None:
         assert asked.request is REQUEST
         assert error is DOWN
         asked.call.delta("Fr")
@@ -426,12 +426,12 @@ CONVERSATION = (
 
 def test_a_prompt_that_is_plain_stays_as_it_is() -> None:
     """Summaries are asked for without tools anyway."""
-    assert as_plain(REQUEST) == REQUEST
+    assert flatten_tool_calls(REQUEST) == REQUEST
 
 
 def test_a_prompt_without_a_system_message_gets_one() -> None:
     """The note must stand somewhere."""
-    roles = [each.role for each in as_plain(ModelRequest(CONVERSATION[1:])).messages]
+    roles = [each.role for each in flatten_tool_calls(ModelRequest(CONVERSATION[1:])).messages]
     assert roles == [Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.USER, Role.ASSISTANT, Role.USER]
 
 
@@ -452,7 +452,7 @@ def test_models_are_resolved_with_their_fallbacks(monkeypatch: pytest.MonkeyPatc
     assert isinstance(large, ResilientModel)
     assert isinstance(small, ResilientModel)
     others = [each._strategy._strategy for each in (large, small)]
-    assert [names(each._models) for each in others if isinstance(each, OtherModels)] == [
+    assert [names(each._models) for each in others if isinstance(each, FallbackModels)] == [
         ["openai:small", "offline"],
         ["offline"],
     ]

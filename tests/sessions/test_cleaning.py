@@ -11,8 +11,8 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Row
 
-from perdure.memory.redis.layers import Volatile
-from perdure.memory.redis.stream import Happening, Kind
+from perdure.memory.redis.memory import RedisMemory
+from perdure.memory.redis.stream import StreamEvent, StreamEventKind
 from perdure.sessions.ending import Ended, NotDue, Outcome, Postponed, endings_due, request_end
 from perdure.sessions.forking import fork
 from perdure.snapshots.file import FileSnapshots
@@ -20,11 +20,11 @@ from perdure.snapshots.store import SnapshotStore
 from perdure.tasks.process import Process
 from perdure.tasks.sessions import ender
 from perdure.turns.run.runner import Runner
-from tests.memory.conftest import Remembered, away, client, remembered, volatile
+from tests.memory.conftest import Remembered, away, client, redis_memory, remembered
 from tests.snapshots.worlds import snapshot_of
 from tests.turns.stage import Stage
 
-__all__ = ["away", "client", "remembered", "volatile"]
+__all__ = ["away", "client", "redis_memory", "remembered"]
 
 LEASE_S = 31.0
 
@@ -34,14 +34,14 @@ class Scene:
     """A session that was asked to end, and a process that ends it."""
 
     stage: Stage
-    volatile: Volatile
+    redis_memory: RedisMemory
     client: Any
     over: UUID
     snapshots: SnapshotStore
 
-    def end(self, volatile: Volatile | None = None) -> Outcome:
+    def end(self, redis_memory: RedisMemory | None = None) -> Outcome:
         """End it as the task does, with the scene's Redis unless another one is given."""
-        runtime = replace(self.stage.runtime, volatile=volatile or self.volatile, snapshots=self.snapshots)
+        runtime = replace(self.stage.runtime, redis_memory=redis_memory or self.redis_memory, snapshots=self.snapshots)
         return ender(Process(runtime, Runner(runtime, "tests"), {}, lambda _: True)).end(self.over)
 
     @property
@@ -56,18 +56,18 @@ class Scene:
 
 
 @pytest.fixture
-def scene(stage: Stage, volatile: Volatile, client: Any, remembered: Remembered, tmp_path: Path) -> Scene:
+def scene(stage: Stage, redis_memory: RedisMemory, client: Any, remembered: Remembered, tmp_path: Path) -> Scene:
     """Redis remembers a turn of the session that PostgreSQL lacks, and what the session saw; it has a snapshot."""
     sent = stage.send("hello")
     stage.run(sent.session_id)
-    volatile.working.remember_turn(sent.session_id, remembered(stage.session(sent.session_id).token))
-    volatile.stream.append("ana", Happening(Kind.TYPING, "cli", stage.clock.now()))
+    redis_memory.working.remember_turn(sent.session_id, remembered(stage.session(sent.session_id).token))
+    redis_memory.stream.append("ana", StreamEvent(StreamEventKind.TYPING, "cli", stage.clock.now()))
     stage.move(1)
     request_end(stage.database, sent.session_id, "enough")
     (tmp_path / "snapshots").mkdir()
     snapshots = FileSnapshots(tmp_path / "snapshots")
     snapshots.save(snapshot_of(sent.session_id), 1)
-    return Scene(stage, volatile, client, sent.session_id, snapshots)
+    return Scene(stage, redis_memory, client, sent.session_id, snapshots)
 
 
 def test_an_ending_flushes_and_leaves_nothing_behind(scene: Scene) -> None:
@@ -89,14 +89,14 @@ def test_an_ending_flushes_and_leaves_nothing_behind(scene: Scene) -> None:
 
 def test_what_belongs_to_others_stays(scene: Scene, remembered: Remembered) -> None:
     """The user's next session has begun, another user's goes on."""
-    later = Happening(Kind.PRESENCE, "web", scene.stage.clock.now() + timedelta(seconds=1))
-    scene.volatile.stream.append("ana", later)
-    scene.volatile.stream.append("ben", later)
+    later = StreamEvent(StreamEventKind.PRESENCE, "web", scene.stage.clock.now() + timedelta(seconds=1))
+    scene.redis_memory.stream.append("ana", later)
+    scene.redis_memory.stream.append("ben", later)
     next_one = scene.stage.send("again").session_id
-    scene.volatile.working.remember_turn(next_one, remembered())
+    scene.redis_memory.working.remember_turn(next_one, remembered())
     assert scene.end() == Ended()
     assert scene.keys == ["perdure:stream:ana", "perdure:stream:ben", f"perdure:working:{next_one}"]
-    assert len(scene.volatile.stream.recent("ana", 10)) == 1
+    assert len(scene.redis_memory.stream.recent("ana", 10)) == 1
 
 
 def test_a_fork_that_ends_leaves_its_users_stream_alone(scene: Scene) -> None:
@@ -123,7 +123,7 @@ def test_a_crash_while_cleaning_is_gone_on_from(moment: str, commit: str, scene:
     assert (scene.row.state, scene.row.turn_count, scene.keys) == ("ended", 2, [])
 
 
-def test_an_ending_waits_for_redis_and_goes_on(scene: Scene, away: Volatile) -> None:
+def test_an_ending_waits_for_redis_and_goes_on(scene: Scene, away: RedisMemory) -> None:
     """A session never ends with something left; it is tried again less and less often, without another summary."""
     assert scene.end(away) == Postponed()
     assert (scene.row.state, scene.row.lease_until, scene.row.summary) == ("ending", None, "ok")

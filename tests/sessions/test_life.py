@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from perdure import tool
 from perdure.database.engine import Moment
 from perdure.errors import CircuitBreakerOpen, Conflict, NotFound, ProviderError
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import RedisMemory
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.resilience.circuit import State as Breaker
 from perdure.resilience.shared import Transition
@@ -34,12 +34,12 @@ from perdure.turns.lease.keeper import Keeper
 from perdure.turns.lease.parking import recall
 from perdure.turns.run.runner import Runner
 from perdure.turns.sweep import sweep
-from tests.memory.conftest import Remembered, away, remembered, volatile
+from tests.memory.conftest import Remembered, away, redis_memory, remembered
 from tests.sessions.chronicle import ARROWS, Chronicle
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Crash, Stage
 
-__all__ = ["away", "remembered", "volatile"]
+__all__ = ["away", "redis_memory", "remembered"]
 
 IDLE_S = 1_800.0
 LEASE_S = 31.0
@@ -85,26 +85,26 @@ class World:
     """What sessions are in: a process's parts, a Redis that may be away, and what was written down."""
 
     stage: Stage
-    volatile: Volatile
-    away: Volatile
+    redis_memory: RedisMemory
+    away: RedisMemory
     remembered: Remembered
 
     def ender(self, *, redis_is_there: bool = True) -> tuple[Ender, Keeper]:
         """Ends sessions as the task does, cleaning included; and who keeps its leases."""
-        runtime = replace(self.stage.runtime, volatile=self.volatile if redis_is_there else self.away)
+        runtime = replace(self.stage.runtime, redis_memory=self.redis_memory if redis_is_there else self.away)
         process = Process(runtime, Runner(runtime, "an ender"), {}, lambda _: True)
         return ender(process), process.runner.keeper
 
 
 @pytest.fixture
-def world(stage: Stage, volatile: Volatile, away: Volatile, remembered: Remembered) -> World:
+def world(stage: Stage, redis_memory: RedisMemory, away: RedisMemory, remembered: Remembered) -> World:
     """With tools, one of which needs a person; turns wait for their model; whatever becomes of sessions is noted."""
     stage.equip(double, pay)
     # What a clock that was set back leaves undecided is waited for by real time.
     stage.set(tool_timeout_s=0.1, on_unavailable="park")
-    stage.volatile = volatile
+    stage.redis_memory = redis_memory
     Chronicle(stage.sql).begin()
-    return World(stage, volatile, away, remembered)
+    return World(stage, redis_memory, away, remembered)
 
 
 class Life(RuleBasedStateMachine):
@@ -214,7 +214,7 @@ class Life(RuleBasedStateMachine):
         """A failover loses a commit that Redis remembers the turn of; after an end it would lose that first."""
         session_id = self.sessions[-1]
         token = self.stage.session(session_id).token
-        self.world.volatile.working.remember_turn(session_id, self.world.remembered(token))
+        self.world.redis_memory.working.remember_turn(session_id, self.world.remembered(token))
 
     @rule()
     def recall(self) -> None:
@@ -261,7 +261,7 @@ class Life(RuleBasedStateMachine):
             row = self.stage.session(session_id)
             assert (row.state, row.unsettled, row.lease_until) == ("ended", 0, None)
             self.chronicle.check_ended(session_id)
-            assert self.world.volatile.working.held(session_id) == ()
+            assert self.world.redis_memory.working.read(session_id) == ()
             kept = "SELECT count(*) FROM snapshots WHERE session_id = %(id)s"
             assert self.stage.sql(kept, id=session_id)[0][0] == 0
 

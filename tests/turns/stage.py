@@ -17,7 +17,7 @@ from perdure import Agent
 from perdure.agents import Agents
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Moment
-from perdure.memory.redis.layers import Volatile
+from perdure.memory.redis.memory import RedisMemory
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Embedder
 from perdure.models.protocol import Message, Model, ModelRequest, Role, ToolCall
@@ -66,7 +66,7 @@ class Stage:
         self.model = Scripted()
         self.agents = Agents([Agent("assistant", "You help.")])
         self.snapshots: SnapshotStore = PostgresSnapshots(database)
-        self.volatile: Volatile | None = None
+        self.redis_memory: RedisMemory | None = None
         self.embedder: Embedder = HashEmbedder(384)
         self.quoting_key = b"of the test"
         self.connections: Connections | None = None
@@ -82,7 +82,7 @@ class Stage:
             self._model,
             self.waker,
             self.snapshots,
-            self.volatile,
+            self.redis_memory,
             self.embedder,
             connections=self.connections,
             quoting_key=self.quoting_key,

@@ -16,7 +16,7 @@ import pytest
 from perdure import Agent, ToolContext, tool
 from perdure.agents import Agents
 from perdure.clock import SystemClock
-from perdure.models.resilient import OtherModels, ResilientModel
+from perdure.models.resilient import FallbackModels, ResilientModel
 from perdure.models.resolve import Models
 from perdure.resilience.registry import Breakers
 from perdure.runtime import Runtime
@@ -176,7 +176,7 @@ def test_another_model_answers_for_it(stage: Stage, provider: Provider, step: St
 def test_nobody_answers_for_it_once_the_turn_is_cancelled(stage: Stage, provider: Provider) -> None:
     """Cancelled while the server is silent: no second try, no other model, and no failure of the provider."""
     other = Scripted()
-    model = ResilientModel(provider.models.get(provider.name), OtherModels([other]))
+    model = ResilientModel(provider.models.get(provider.name), FallbackModels([other]))
     runtime = replace(stage.runtime, models=lambda _: model)
     runner = Runner(runtime, "stage")
     accepted = accept(runtime, Incoming(user_id="ana", text="Never mind."))

@@ -11,21 +11,21 @@ import pytest
 from perdure import Agent, tool
 from perdure.agents import Agents
 from perdure.errors import ProviderError
-from perdure.memory.redis.layers import Volatile
-from perdure.memory.redis.stream import Happening, Kind
-from perdure.memory.sections.budget import tokens
+from perdure.memory.redis.memory import RedisMemory
+from perdure.memory.redis.stream import StreamEvent, StreamEventKind
+from perdure.memory.sections.budget import estimate_tokens
 from perdure.models.embedders.protocol import Vector
 from perdure.models.protocol import ModelCall
 from perdure.sessions.ending import request_end
 from perdure.text.patterns import compiled
 from perdure.tools.memory import forget, recall, remember
 from tests.hostile import ESCAPES
-from tests.memory.conftest import volatile
+from tests.memory.conftest import redis_memory
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Stage
 from tests.turns.test_cost import counted
 
-__all__ = ["volatile"]
+__all__ = ["redis_memory"]
 
 _OPENS = compiled(r"<([a-z_]+ [0-9a-f]{16})>")
 FACT = "The user's dog is called Waffle and was born in Lyon"
@@ -130,7 +130,7 @@ def test_the_past_costs_the_same_however_long_it_is(knowing: Stage) -> None:
     )
     assert len(executed()) == len(before)
     limits = knowing.settings.memory
-    assert tokens(_system(knowing)) <= limits.budget_system + limits.budget_semantic + limits.budget_archive
+    assert estimate_tokens(_system(knowing)) <= limits.budget_system + limits.budget_semantic + limits.budget_archive
     assert "Conversation 1 about" in _system(knowing)
     assert "Conversation 11 about" not in _system(knowing)
 
@@ -234,12 +234,12 @@ def test_a_channel_that_an_earlier_release_accepted_is_not_shown(stage: Stage) -
     assert "Obey me" not in _system(stage)
 
 
-def test_what_happened_beside_the_conversation_is_told(stage: Stage, volatile: Volatile) -> None:
+def test_what_happened_beside_the_conversation_is_told(stage: Stage, redis_memory: RedisMemory) -> None:
     """The stream of layer 0, without who is typing."""
     at = datetime(2026, 5, 4, 12, 30, tzinfo=UTC)
-    for number, kind in enumerate(Kind):
-        volatile.stream.append("ana", Happening(kind, f"of.{kind}", at + timedelta(minutes=number)))
-    stage.volatile = volatile
+    for number, kind in enumerate(StreamEventKind):
+        redis_memory.stream.append("ana", StreamEvent(kind, f"of.{kind}", at + timedelta(minutes=number)))
+    stage.redis_memory = redis_memory
     stage.ask()
     system = _system(stage)
     assert "2026-05-04 12:31: went on in the channel 'of.channel_switch'" in system
@@ -264,7 +264,7 @@ def test_instructions_and_tools_have_their_budgets(stage: Stage, caplog: pytest.
     stage.settings = stage.settings.model_copy(update={"memory": limits})
     stage.agents = Agents([Agent("assistant", "Be kind. " * 1_000, [first, second])])
     stage.ask()
-    assert tokens(_system(stage)) <= 100 + 1
+    assert estimate_tokens(_system(stage)) <= 100 + 1
     assert "[…]" in _system(stage)
     assert [each.name for each in stage.model.requests[-1].tools] == ["first"]
     assert "PERDURE_MEMORY__BUDGET_TOOLS" in caplog.text

@@ -13,8 +13,8 @@ from sqlalchemy import text
 
 from perdure.database.engine import Database, Statement, as_json
 from perdure.errors import Unavailable
-from perdure.memory import queries as memory_queries
 from perdure.memory.consolidation import queries as consolidation_queries
+from perdure.memory.redis import queries as memory_queries
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Role
 from perdure.sessions import queries as session_queries
 from perdure.snapshots import queries as snapshot_queries

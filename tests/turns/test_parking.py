@@ -13,7 +13,7 @@ from perdure import Agent, tool
 from perdure.agents import Agents
 from perdure.errors import CircuitBreakerOpen, ContextTooLong, ProviderError, RateLimited, SettingsError
 from perdure.models.protocol import ModelReply, Usage
-from perdure.models.resilient import GuardedModel, OtherModels, ResilientModel
+from perdure.models.resilient import FallbackModels, GuardedModel, ResilientModel
 from perdure.resilience.registry import Breakers
 from perdure.settings import BreakerSettings, RetrySettings
 from perdure.turns.cancel import cancel
@@ -295,7 +295,7 @@ def test_a_fallback_answers_and_the_message_says_so(stage: Stage) -> None:
     guarded = GuardedModel(
         first, Breakers(BreakerSettings(), stage.clock).get("llm:first"), RetrySettings(max_attempts=1), 30
     )
-    model = ResilientModel(guarded, OtherModels([other]))
+    model = ResilientModel(guarded, FallbackModels([other]))
     stage.agents = Agents([Agent("assistant", "You help.")])
     stage.script(model.respond, says("itself"))
     turn = stage.ask()

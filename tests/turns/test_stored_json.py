@@ -21,8 +21,8 @@ from perdure.database.engine import as_json
 from perdure.database.fencing import Fence
 from perdure.database.tables import metadata
 from perdure.memory.redis.flush import Flushed, flush
-from perdure.memory.redis.layers import Volatile
-from perdure.memory.redis.stream import Happening, Kind
+from perdure.memory.redis.memory import RedisMemory
+from perdure.memory.redis.stream import StreamEvent, StreamEventKind
 from perdure.models.protocol import Role
 from perdure.settings import MemorySettings
 from perdure.snapshots.codec import dump, parse
@@ -71,7 +71,7 @@ def _ref(stage: Stage) -> TurnRef:
     return TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
 
 
-def the_transcript(stage: Stage, volatile: Volatile, path: Path) -> None:
+def the_transcript(stage: Stage, redis_memory: RedisMemory, path: Path) -> None:
     """Calls and usage of earlier turns are read, and written again as they were."""
     session_id = _talked(stage)
     _spoil(stage, "messages", "tool_calls")
@@ -84,7 +84,7 @@ def the_transcript(stage: Stage, volatile: Volatile, path: Path) -> None:
     assert not any("of_a_newer_release" in str(request) for request in stage.model.requests)
 
 
-def a_held_ending(stage: Stage, volatile: Volatile, path: Path) -> None:
+def a_held_ending(stage: Stage, redis_memory: RedisMemory, path: Path) -> None:
     """It is settled, and its messages keep what they had."""
     sent = stage.send("hello")
     asking = {"position": 2, "role": "assistant", "content": "", "token_count": 1, "tool_calls": [ASKED | NEWER]}
@@ -98,18 +98,17 @@ def a_held_ending(stage: Stage, volatile: Volatile, path: Path) -> None:
     assert Verdict.from_json(held.to_json()) == held
     assert json.loads(held.to_json()).items() >= NEWER.items()
     stage.sql("UPDATE turns SET held = %(held)s", held=held.to_json())
-    stage.volatile = volatile
+    stage.redis_memory = redis_memory
     assert stage.run(sent.session_id) == Ran(1)
     assert stage.turn(sent.turn_id)["reply"]["text"] == "held"
     kept = stage.sql("SELECT tool_calls, usage FROM messages WHERE seq = 2")[0]
     assert kept.tool_calls == [ASKED | NEWER]
     assert kept.usage.items() >= NEWER.items()
-    remembered = volatile.working.read(sent.session_id)
-    assert remembered is not None
+    remembered = redis_memory.working.read(sent.session_id)
     assert json.loads(remembered[0].model_dump_json())["messages"][1]["tool_calls"] == [ASKED | NEWER]
 
 
-def the_changes_of_a_call(stage: Stage, volatile: Volatile, path: Path) -> None:
+def the_changes_of_a_call(stage: Stage, redis_memory: RedisMemory, path: Path) -> None:
     """What a call changed of the variables, on its effect row, with another element behind."""
     stage.equip(count, count_again)
     stage.script(calls(("count", {}), ("count_again", {})))
@@ -128,7 +127,7 @@ def count_again() -> str:
     return "again"
 
 
-def a_snapshot(stage: Stage, volatile: Volatile, path: Path) -> None:
+def a_snapshot(stage: Stage, redis_memory: RedisMemory, path: Path) -> None:
     """At every level of the document; it is written with the same members."""
     document = {
         "schema_version": 1, "agent_id": str(UUID(int=7)), "tick_index": 3, "timestamp": 5,
@@ -151,7 +150,7 @@ def a_snapshot(stage: Stage, volatile: Volatile, path: Path) -> None:
     assert json.loads(dump(stored.snapshot)) == document
 
 
-def an_imported_snapshot(stage: Stage, volatile: Volatile, path: Path) -> None:
+def an_imported_snapshot(stage: Stage, redis_memory: RedisMemory, path: Path) -> None:
     """What is exported, given members, and put back has them in the next export, as far as a row holds them."""
     session_id = _talked(stage)
     document = json.loads(dump(read(stage.database, session_id)))
@@ -166,7 +165,7 @@ def an_imported_snapshot(stage: Stage, volatile: Volatile, path: Path) -> None:
     assert json.loads(dump(stored.snapshot)).items() >= NEWER.items()
 
 
-def a_remembered_turn(stage: Stage, volatile: Volatile, path: Path) -> None:
+def a_remembered_turn(stage: Stage, redis_memory: RedisMemory, path: Path) -> None:
     """An entry in Redis that PostgreSQL lacks is flushed with what its calls and usage hold."""
     session_id = stage.send("hello").session_id
     stage.run(session_id)
@@ -182,24 +181,24 @@ def a_remembered_turn(stage: Stage, volatile: Volatile, path: Path) -> None:
         "settled_at": stage.clock.now().isoformat(),
         "messages": [json.loads(each.model_dump_json(exclude_none=True)) | NEWER for each in said],
     } | NEWER  # fmt: skip
-    volatile.cache.require(lambda client: client.rpush(f"perdure:working:{session_id}", json.dumps(entry)))
+    redis_memory.cache.require(lambda client: client.rpush(f"perdure:working:{session_id}", json.dumps(entry)))
     row = stage.session(session_id)
     fence = Fence(row.token, row.nonce)
-    assert flush(stage.database, volatile.working, session_id, fence) == Flushed(1)
+    assert flush(stage.database, redis_memory.working, session_id, fence) == Flushed(1)
     kept = stage.sql("SELECT tool_calls, usage FROM messages WHERE tool_calls IS NOT NULL")[0]
     assert (kept.tool_calls, kept.usage) == ([ASKED | NEWER], spent)
 
 
-def a_happening(stage: Stage, volatile: Volatile, path: Path) -> None:
+def a_happening(stage: Stage, redis_memory: RedisMemory, path: Path) -> None:
     """An entry of the stream with another field."""
     fields = {"kind": "typing", "channel": "http", "at": 1_000, "newer": "field"}
-    volatile.cache.require(lambda client: client.xadd("perdure:stream:ana", fields))
-    found = volatile.stream.recent("ana", 5)
-    assert [(each.kind, each.channel) for each in found] == [(Kind.TYPING, "http")]
-    assert isinstance(found[0], Happening)
+    redis_memory.cache.require(lambda client: client.xadd("perdure:stream:ana", fields))
+    found = redis_memory.stream.recent("ana", 5)
+    assert [(each.kind, each.channel) for each in found] == [(StreamEventKind.TYPING, "http")]
+    assert isinstance(found[0], StreamEvent)
 
 
-def a_delivery(stage: Stage, volatile: Volatile, path: Path) -> None:
+def a_delivery(stage: Stage, redis_memory: RedisMemory, path: Path) -> None:
     """The target of a reply."""
     stage.ask("hello", reply_to={"url": "https://a.example"})
     _spoil(stage, "deliveries", "target")
@@ -215,7 +214,7 @@ def a_delivery(stage: Stage, volatile: Volatile, path: Path) -> None:
     assert carried == ["https://a.example"]
 
 
-def the_turn_itself(stage: Stage, volatile: Volatile, path: Path) -> None:
+def the_turn_itself(stage: Stage, redis_memory: RedisMemory, path: Path) -> None:
     """Its usage, its message's metadata, and what was said of it."""
     turn = stage.ask("hello", metadata={"language": "en"})
     stage.sql("UPDATE turns SET feedback = '{\"score\": 1}'")
@@ -225,7 +224,7 @@ def the_turn_itself(stage: Stage, volatile: Volatile, path: Path) -> None:
     assert stage.ask("again")["status"] == "done"
 
 
-def the_review_of_a_case(stage: Stage, volatile: Volatile, path: Path) -> None:
+def the_review_of_a_case(stage: Stage, redis_memory: RedisMemory, path: Path) -> None:
     """Reflection judges it anew, and keeps what it does not know."""
     put(stage.database, "case 1")
     stage.sql("UPDATE cases SET review = %(review)s", review=as_json({"errors": [], "suggestion": "shorter"} | NEWER))
@@ -239,7 +238,7 @@ def the_review_of_a_case(stage: Stage, volatile: Volatile, path: Path) -> None:
     assert review["errors"] == [{"error": "TIMEOUT", "count": 1}]
 
 
-READERS: dict[str, Callable[[Stage, Volatile, Path], None]] = {
+READERS: dict[str, Callable[[Stage, RedisMemory, Path], None]] = {
     reader.__name__: reader
     for reader in (
         the_transcript, a_held_ending, the_changes_of_a_call, a_snapshot, an_imported_snapshot, a_remembered_turn,
@@ -259,19 +258,19 @@ COLUMNS = {
 
 
 @pytest.fixture
-def volatile(stage: Stage, redis_url: str) -> Iterator[Volatile]:
+def redis_memory(stage: Stage, redis_url: str) -> Iterator[RedisMemory]:
     """The layers of memory in an empty Redis."""
-    made = Volatile.at(redis_url, MemorySettings(), stage.clock)
+    made = RedisMemory.at(redis_url, MemorySettings(), stage.clock)
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
 def test_a_member_of_a_newer_release_is_read_over_and_kept(
-    stage: Stage, volatile: Volatile, tmp_path: Path, reader: Callable[[Stage, Volatile, Path], None]
+    stage: Stage, redis_memory: RedisMemory, tmp_path: Path, reader: Callable[[Stage, RedisMemory, Path], None]
 ) -> None:
     """While two releases run, the older one meets what the newer one writes."""
-    reader(stage, volatile, tmp_path)
+    reader(stage, redis_memory, tmp_path)
 
 
 def test_every_column_of_json_has_its_reader() -> None:

@@ -143,8 +143,8 @@ def main(session_id: UUID) -> None:
     if runtime.connections is not None:
         runtime.connections.close()
     waker.close()
-    if runtime.volatile is not None:
-        runtime.volatile.close()
+    if runtime.redis_memory is not None:
+        runtime.redis_memory.close()
     if runtime.breakers is not None:
         runtime.breakers.close()
     runtime.database.close()

@@ -47,7 +47,7 @@ class Flushed:
 
 def flushers(runtime: Runtime) -> tuple[Flusher, ...]:
     """What a process with these parts has to flush."""
-    return () if runtime.volatile is None else (partial(runtime.volatile.flush, runtime.database),)
+    return () if runtime.redis_memory is None else (partial(runtime.redis_memory.flush, runtime.database),)
 
 
 def flush(touched: Sequence[tuple[UUID, Fence]], flushers: Sequence[Flusher], within_s: float) -> Flushed:

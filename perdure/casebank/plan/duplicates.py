@@ -130,9 +130,9 @@ class _Ordered:
         """What the policy knows of the case there."""
         return self._roster[int(self.numbers[position])]
 
-    def reading(self, position: int) -> contradiction.Reading:
+    def reading(self, position: int) -> contradiction.Features:
         """Its question, read for what decides its sense."""
-        return contradiction.read(self._texts[int(self.numbers[position])])
+        return contradiction.features(self._texts[int(self.numbers[position])])
 
     def units(self, positions: NDArray[np.intp]) -> NDArray[np.float64]:
         """`(k, d)` vectors of length 1."""
@@ -278,7 +278,7 @@ class _Search:
     def _difference(self, keeper: int, loser: int) -> Verdict | None:
         if not self._limits.duplicate_guard:
             return None
-        found = contradiction.between(self._reading(keeper), self._reading(loser))
+        found = contradiction.compare(self._reading(keeper), self._reading(loser))
         return None if found is None else Verdict(Rule.DIFFERENT, str(found))
 
     def _vector(self, position: int) -> Vector:
@@ -289,17 +289,17 @@ class _Search:
 class _Senses:
     """What can be told of the questions from a few numbers each, read when it is first asked for."""
 
-    def __init__(self, count: int, reading: Callable[[int], contradiction.Reading]) -> None:
+    def __init__(self, count: int, reading: Callable[[int], contradiction.Features]) -> None:
         self._reading = reading
         self._read = np.zeros(count, dtype=np.bool_)
-        self._essences, self._names, self._words = (np.zeros(count, dtype=np.int64) for _ in range(3))
+        self._fingerprints, self._names, self._words = (np.zeros(count, dtype=np.int64) for _ in range(3))
 
     def apart(self, left: NDArray[np.intp], right: NDArray[np.intp]) -> NDArray[np.bool_]:
         """`(left, right)`: which pairs differ for certain, in numbers, negations or a name."""
         self._know(left)
         self._know(right)
         rows, columns = left[:, None], right[None, :]
-        differ: NDArray[np.bool_] = self._essences[rows] != self._essences[columns]
+        differ: NDArray[np.bool_] = self._fingerprints[rows] != self._fingerprints[columns]
         differ |= (self._names[rows] & ~self._words[columns]) != 0
         differ |= (self._names[columns] & ~self._words[rows]) != 0
         return differ
@@ -307,7 +307,7 @@ class _Senses:
     def _know(self, positions: NDArray[np.intp]) -> None:
         for position in positions[~self._read[positions]].tolist():
             reading = self._reading(position)
-            self._essences[position] = reading.essence
+            self._fingerprints[position] = reading.fingerprint
             self._names[position] = reading.name_bits
             self._words[position] = reading.word_bits
             self._read[position] = True

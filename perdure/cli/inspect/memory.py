@@ -23,13 +23,13 @@ from perdure.cli.errors import WRONG_USAGE, Failure
 from perdure.cli.files import write_whole
 from perdure.memory.consolidation.consolidate import (
     Consolidated,
+    ConsolidationCounts,
     Consolidator,
-    Counts,
     Failed,
     NotDue,
     Skipped,
     backlog,
-    try_again,
+    retry_abandoned,
 )
 from perdure.memory.consolidation.consolidate import Progress as Looked
 from perdure.memory.decay import decay as decay_all
@@ -40,7 +40,7 @@ from perdure.turns.erasing import erase
 from perdure.turns.prompt.recalling import recall_of
 from perdure.turns.run.runner import Runner
 from perdure.users.export import export_user
-from perdure.users.tables import HOLDINGS
+from perdure.users.tables import USER_TABLES
 
 commands = typer.Typer(help="What is known of users, and what was said.", no_args_is_help=True)
 
@@ -105,7 +105,7 @@ def consolidate(
 def _try_again(runtime: Runtime, session_id: UUID | None) -> None:
     """Make sessions due again that were given up: this one, or all."""
     chosen = None if session_id is None else [session_id]
-    retried = try_again(runtime.database, runtime.settings.consolidation, runtime.settings.turn.lease_s, chosen)
+    retried = retry_abandoned(runtime.database, runtime.settings.consolidation, runtime.settings.turn.lease_s, chosen)
     if retried:
         sys.stderr.write(f"{retried} sessions that were given up are due again.\n")
 
@@ -130,7 +130,7 @@ def _one(consolidator: Consolidator, session_id: UUID) -> dict[str, int]:
             sys.stderr.write(f"{error}\n")
         case Consolidated() | Skipped():
             pass
-    return Counts().with_(outcome).as_result()
+    return ConsolidationCounts().including(outcome).as_result()
 
 
 @contextmanager
@@ -164,7 +164,7 @@ def export(
     """Write everything that is held about a user as one JSON document, whole or not at all."""
     key = user_key(parse_tenant(tenant), user)
     with connecting.runtime() as runtime:
-        document = export_user(runtime.database, runtime.clock, runtime.volatile, key)
+        document = export_user(runtime.database, runtime.clock, runtime.redis_memory, key)
     text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
     if file == _STDOUT:
         sys.stdout.write(text)
@@ -201,7 +201,7 @@ def forget(
     if as_json:
         write_json({"user_id": user, **asdict(erased)})
     else:
-        write_fields({holding.table: erased.rows[holding.table] for holding in reversed(HOLDINGS)})
+        write_fields({user_table.table: erased.rows[user_table.table] for user_table in reversed(USER_TABLES)})
     if not erased.everywhere:
         sys.stderr.write("Redis or the snapshots could not be cleaned now; a worker does it as soon as it can.\n")
 

@@ -17,7 +17,7 @@ from perdure.cli.display import AsJson, write_fields, write_json
 from perdure.cli.errors import Failure
 from perdure.cli.files import STDIO, opened, write_whole
 from perdure.memory.embedding import embed_sessions
-from perdure.memory.exchange import Imported, export_messages, import_messages
+from perdure.memory.import_export import ImportResult, export_messages, import_messages
 from perdure.runtime import Runtime
 
 commands = typer.Typer(help="Conversations from and into files.", no_args_is_help=True)
@@ -69,9 +69,9 @@ def export(
             write_whole(file, lines)
 
 
-def _imported(runtime: Runtime, lines: TextIO, tenant: str | None) -> Imported:
+def _imported(runtime: Runtime, lines: TextIO, tenant: str | None) -> ImportResult:
     """What became of the lines, once what they say can be found: by words, and where there are vectors by meaning."""
-    result = Imported()
+    result = ImportResult()
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as shown:
         read = shown.add_task("lines", total=None)

@@ -54,8 +54,8 @@ def gateway(host: Host = "127.0.0.1", port: Port = 8080) -> None:
     def close() -> None:
         waker.close()
         kills.close()
-        if runtime.volatile is not None:
-            runtime.volatile.close()
+        if runtime.redis_memory is not None:
+            runtime.redis_memory.close()
         if runtime.breakers is not None:
             runtime.breakers.close()
         runtime.database.close()

@@ -1,1 +1,1 @@
-"""Consolidation: ended sessions become memories (L2 to L3)."""
+"""Consolidation: memories extracted from ended sessions. Called by tasks, commands and the sweeper."""

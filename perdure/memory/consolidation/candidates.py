@@ -26,7 +26,7 @@ _FENCE = "```"
 _WRAPPED = "memories"
 
 
-class Kind(StrEnum):
+class MemoryKind(StrEnum):
     """What a memory is; how fast it fades depends on it."""
 
     FACT = "fact"
@@ -56,13 +56,13 @@ class Candidate:
     """A memory as it was extracted. `sources` are the numbers of messages; `importance` is from 0 to 1."""
 
     content: str
-    kind: Kind
+    kind: MemoryKind
     importance: float
     sources: tuple[int, ...] = ()
     entities: tuple[Entity, ...] = ()
     relations: tuple[Relation, ...] = ()
 
-    def joined(self, other: Candidate) -> Candidate:
+    def merged_with(self, other: Candidate) -> Candidate:
         """The same said twice: of the greater importance, with the sources of both."""
         return replace(
             self,
@@ -74,25 +74,25 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class ParseWarning:
     """What is odd about the item of that number, counted from 1."""
 
     item: int
     fault: str
 
 
-def parse(reply: str) -> tuple[list[Candidate], list[Doubt]]:
+def parse(reply: str) -> tuple[list[Candidate], list[ParseWarning]]:
     """The candidates that `reply` holds, oddities put right, and which those were.
 
     Raises:
         ValueError: it is no JSON array of objects that have a content; the message says what is wrong.
     """
     items = _items(_without_fence(reply.strip()))
-    doubts: list[Doubt] = []
-    return [_candidate(item, number, doubts) for number, item in enumerate(items, start=1)], doubts
+    warnings: list[ParseWarning] = []
+    return [_candidate(item, number, warnings) for number, item in enumerate(items, start=1)], warnings
 
 
-def alike(content: str) -> str:
+def comparison_key(content: str) -> str:
     """The same for texts that differ in case, blanks and the mark at the end only."""
     plain = normalized("NFKC", content).casefold()
     return " ".join(plain.split()).rstrip(".!。 ")
@@ -116,35 +116,35 @@ def _items(text: str) -> Sequence[Any]:
     return listed
 
 
-def _candidate(item: Any, number: int, doubts: list[Doubt]) -> Candidate:
+def _candidate(item: Any, number: int, warnings: list[ParseWarning]) -> Candidate:
     content = item.get("content") if isinstance(item, dict) else None
     if not isinstance(content, str) or not content.strip():
         raise ValueError(f"item {number} is no object with a content that is text")
     if len(content) > MAX_CONTENT_CHARS:
-        doubts.append(Doubt(number, f"content has more than {MAX_CONTENT_CHARS:,} characters"))
+        warnings.append(ParseWarning(number, f"content has more than {MAX_CONTENT_CHARS:,} characters"))
     return Candidate(
         content=" ".join(content.split())[:MAX_CONTENT_CHARS],
-        kind=_kind(item.get("type"), number, doubts),
-        importance=_importance(item.get("importance"), number, doubts),
+        kind=_kind(item.get("type"), number, warnings),
+        importance=_importance(item.get("importance"), number, warnings),
         sources=tuple(seq for seq in _listed(item.get("sources")) if isinstance(seq, int)),
         entities=tuple(_entities(item.get("entities")))[:MOST_NAMES],
         relations=tuple(_relations(item.get("relations")))[:MOST_NAMES],
     )
 
 
-def _kind(given: Any, number: int, doubts: list[Doubt]) -> Kind:
-    if isinstance(given, str) and given in set(Kind):
-        return Kind(given)
-    doubts.append(Doubt(number, f"type must be one of {', '.join(Kind)}"))
-    return Kind.FACT
+def _kind(given: Any, number: int, warnings: list[ParseWarning]) -> MemoryKind:
+    if isinstance(given, str) and given in set(MemoryKind):
+        return MemoryKind(given)
+    warnings.append(ParseWarning(number, f"type must be one of {', '.join(MemoryKind)}"))
+    return MemoryKind.FACT
 
 
-def _importance(given: Any, number: int, doubts: list[Doubt]) -> float:
+def _importance(given: Any, number: int, warnings: list[ParseWarning]) -> float:
     if isinstance(given, bool) or not isinstance(given, int | float):
-        doubts.append(Doubt(number, "importance must be a number from 0 to 1"))
+        warnings.append(ParseWarning(number, "importance must be a number from 0 to 1"))
         return _DEFAULT_IMPORTANCE
     if not 0 <= given <= 1:
-        doubts.append(Doubt(number, f"importance is {first_line(str(given), 20)}, and must be from 0 to 1"))
+        warnings.append(ParseWarning(number, f"importance is {first_line(str(given), 20)}, and must be from 0 to 1"))
     return float(min(max(given, 0), 1))
 
 

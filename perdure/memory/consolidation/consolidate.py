@@ -26,8 +26,8 @@ from perdure.database.fencing import Fence
 from perdure.errors import CircuitBreakerOpen, PerdureError, ProviderError, RateLimited, Unavailable, loggable
 from perdure.memory.consolidation import queries
 from perdure.memory.consolidation.candidates import Candidate
-from perdure.memory.consolidation.extraction import Said, chunks, extract, message_chars, together
-from perdure.memory.consolidation.merging import Found, Merged, merge
+from perdure.memory.consolidation.extraction import ConversationMessage, chunks, deduplicate, extract, message_chars
+from perdure.memory.consolidation.merging import EmbeddedCandidate, MergeCounts, merge
 from perdure.models.embedders.protocol import Embedder, Vector
 from perdure.models.protocol import CallAborted, Model, ModelCall, Role
 from perdure.settings import ConsolidationSettings
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 RETRY_S = 3_600
 """Seconds that a session which failed waits for the sweeper; twice as long each time. A run does not wait."""
 
-HANDS = 4
+MAX_CONCURRENT_USERS = 4
 """Users whose sessions one batch has in work at once: most of the time is waiting for the model."""
 
 _OWNER = "consolidation"
@@ -50,7 +50,7 @@ _SKIPPED = as_json({"skipped": True})
 class Consolidated:
     """The session's memories are stored, `merged` says how."""
 
-    merged: Merged = field(default_factory=Merged)
+    merged: MergeCounts = field(default_factory=MergeCounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,11 @@ class NotDue:
     """Not ended, consolidated already, given up, being consolidated elsewhere, or erased meanwhile."""
 
 
-Outcome = Consolidated | Skipped | Failed | NotDue
+ConsolidationOutcome = Consolidated | Skipped | Failed | NotDue
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class ConsolidationCounts:
     """What became of a batch. `processed` counts every session taken, those skipped and failed among them."""
 
     processed: int = 0
@@ -85,15 +85,15 @@ class Counts:
     duplicates_merged: int = 0
     superseded: int = 0
 
-    def with_(self, outcome: Outcome) -> Counts:
+    def including(self, outcome: ConsolidationOutcome) -> ConsolidationCounts:
         """These, and one session more."""
         match outcome:
             case Consolidated(merged):
                 return self._plus(1, 0, 0, merged)
             case Skipped():
-                return self._plus(1, 1, 0, Merged())
+                return self._plus(1, 1, 0, MergeCounts())
             case Failed():
-                return self._plus(1, 0, 1, Merged())
+                return self._plus(1, 0, 1, MergeCounts())
             case NotDue():
                 return self
 
@@ -101,8 +101,8 @@ class Counts:
         """As `memory.consolidate` returns it."""
         return asdict(self)
 
-    def _plus(self, processed: int, skipped: int, failed: int, merged: Merged) -> Counts:
-        return Counts(
+    def _plus(self, processed: int, skipped: int, failed: int, merged: MergeCounts) -> ConsolidationCounts:
+        return ConsolidationCounts(
             self.processed + processed,
             self.skipped + skipped,
             self.failed + failed,
@@ -118,7 +118,7 @@ class Progress:
 
     done: int
     total: int
-    counts: Counts
+    counts: ConsolidationCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,20 +134,20 @@ class _Tally:
     """What becomes of a batch, noted by several threads."""
 
     def __init__(self, total: int, tell: Callable[[Progress], None]) -> None:
-        self.counts = Counts()
+        self.counts = ConsolidationCounts()
         self.broken_off = False
         self._done, self._total, self._tell = 0, total, tell
         self._lock = threading.Lock()
         tell(Progress(0, total, self.counts))
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: ConsolidationOutcome) -> None:
         with self._lock:
             self._done += 1
-            self.counts = self.counts.with_(outcome)
+            self.counts = self.counts.including(outcome)
             self._tell(Progress(self._done, self._total, self.counts))
 
 
-class Hold(Protocol):
+class LeaseHold(Protocol):
     """What consolidating a session knows of its lease, which somebody else keeps."""
 
     def step_within(self, seconds: float) -> None:
@@ -170,9 +170,9 @@ class Consolidator:
     limits: ConsolidationSettings
     timeout_s: float
     lease_s: float
-    holding: Callable[[UUID, Fence], AbstractContextManager[Hold]]
+    holding: Callable[[UUID, Fence], AbstractContextManager[LeaseHold]]
 
-    def batch(self, tell: Callable[[Progress], None] = lambda _: None) -> Counts:
+    def batch(self, tell: Callable[[Progress], None] = lambda _: None) -> ConsolidationCounts:
         """Consolidate the sessions that are due, as many as a batch has; what others took is theirs to count.
 
         Several users' sessions are in work at once, one user's one after another as they ended. `tell`
@@ -184,8 +184,8 @@ class Consolidator:
         """
         due = consolidations_due(self.database, self.limits, self.lease_s)
         tally = _Tally(sum(map(len, due)), tell)
-        with ThreadPoolExecutor(HANDS, thread_name_prefix="perdure-consolidation") as hands:
-            works = [hands.submit(self._one_after_another, sessions, tally) for sessions in due]
+        with ThreadPoolExecutor(MAX_CONCURRENT_USERS, thread_name_prefix="perdure-consolidation") as threads:
+            works = [threads.submit(self._one_after_another, sessions, tally) for sessions in due]
         for work in works:
             work.result()
         return tally.counts
@@ -201,7 +201,7 @@ class Consolidator:
                 raise
             tally.add(outcome)
 
-    def consolidate(self, session_id: UUID) -> Outcome:
+    def consolidate(self, session_id: UUID) -> ConsolidationOutcome:
         """Turn one session into memories, if it is due and nobody is at it.
 
         Raises:
@@ -232,7 +232,7 @@ class Consolidator:
             merged = merge(self.database, self.clock, tenure, **given)
         return NotDue() if merged is None else Consolidated(merged)
 
-    def _found(self, session_id: UUID, message_count: int, hold: Hold) -> list[Found]:
+    def _found(self, session_id: UUID, message_count: int, hold: LeaseHold) -> list[EmbeddedCandidate]:
         """What the session holds that is worth remembering, with vectors, in the order in which it was said.
 
         Raises:
@@ -249,14 +249,14 @@ class Consolidator:
 
         conversation = read_conversation(self.database, session_id, message_chars(message_count))
         candidates = [candidate for part in chunks(conversation) for candidate in extract(self.model, calling, part)]
-        return self._embedded(together(candidates), {said.seq: said for said in conversation}, calling)
+        return self._embedded(deduplicate(candidates), {said.seq: said for said in conversation}, calling)
 
     def _embedded(
         self,
         candidates: Sequence[Candidate],
-        said: dict[int, Said],
+        said: dict[int, ConversationMessage],
         calling: Callable[[], AbstractContextManager[ModelCall]],
-    ) -> list[Found]:
+    ) -> list[EmbeddedCandidate]:
         if not candidates:
             return []
         with calling() as call:
@@ -266,7 +266,7 @@ class Consolidator:
             for candidate, vector in zip(candidates, vectors, strict=True)
         ]
 
-    def _failed(self, tenure: dict[str, Any], runs: int, error: PerdureError) -> Outcome:
+    def _failed(self, tenure: dict[str, Any], runs: int, error: PerdureError) -> ConsolidationOutcome:
         """Keep the error with the session. An outage is no fault of the session's, and costs it no run."""
         forgiven = _is_outage(error)
         given_up = not forgiven and runs >= self.limits.max_runs
@@ -290,7 +290,7 @@ def consolidations_due(database: Database, limits: ConsolidationSettings, lease_
     return list(by_user.values())
 
 
-def consolidations_forgotten(
+def consolidations_to_wake(
     database: Database, limits: ConsolidationSettings, most: int, backoff_s: float, lease_s: float
 ) -> list[UUID]:
     """For the sweeper: sessions whose wake-up or whose worker was lost, and those that failed a while ago."""
@@ -298,12 +298,12 @@ def consolidations_forgotten(
     return [row.session_id for row in database.run(queries.FORGOTTEN, asked)]
 
 
-def put_off(database: Database, session_ids: Sequence[UUID]) -> None:
+def requeue(database: Database, session_ids: Sequence[UUID]) -> None:
     """Wake-ups that nobody took, or that came where there was no room: the sweeper issues them again."""
     database.run(queries.UNWAKE, {"session_ids": list(session_ids)})
 
 
-def try_again(
+def retry_abandoned(
     database: Database, limits: ConsolidationSettings, lease_s: float, session_ids: Sequence[UUID] | None = None
 ) -> int:
     """Make sessions that were given up due again, with all their runs; returns how many there were.
@@ -337,18 +337,21 @@ def backlog(database: Database, limits: ConsolidationSettings) -> Backlog:
     return Backlog(row.waiting, row.failing, row.given_up)
 
 
-def read_conversation(database: Database, session_id: UUID, most_chars: int) -> list[Said]:
+def read_conversation(database: Database, session_id: UUID, most_chars: int) -> list[ConversationMessage]:
     """What user and assistant said in a session, oldest first, each message up to `most_chars` characters.
 
     Neither the results of tools are among it (what was recalled is one) nor, in a fork, what was copied.
     """
     rows = database.run(queries.CONVERSATION, {"session_id": session_id, "most_chars": most_chars})
-    return [Said(row.seq, Role(row.role), row.content, row.created_at, row.channel, row.author) for row in rows]
+    return [
+        ConversationMessage(row.seq, Role(row.role), row.content, row.created_at, row.channel, row.author)
+        for row in rows
+    ]
 
 
-def _found(candidate: Candidate, vector: Vector, sources: Sequence[Said]) -> Found:
+def _found(candidate: Candidate, vector: Vector, sources: Sequence[ConversationMessage]) -> EmbeddedCandidate:
     channels = tuple(sorted({said.channel for said in sources}))
-    return Found(candidate, vector, max(said.said_at for said in sources), channels)
+    return EmbeddedCandidate(candidate, vector, max(said.said_at for said in sources), channels)
 
 
 def _is_outage(error: PerdureError) -> bool:

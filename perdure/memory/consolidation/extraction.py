@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from perdure.errors import InvalidResponse
-from perdure.memory.consolidation.candidates import Candidate, Doubt, alike, parse
+from perdure.memory.consolidation.candidates import Candidate, ParseWarning, comparison_key, parse
 from perdure.models.protocol import Message, Model, ModelCall, ModelRequest, Role
 from perdure.text.linear import words
 from perdure.text.quoting import without_quotations
@@ -59,7 +59,7 @@ _RESTS_ON = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ConversationMessage:
     """A message of a conversation: when and on which channel it was said, and by whom, where that is told."""
 
     seq: int
@@ -75,14 +75,14 @@ def message_chars(messages: int) -> int:
     return max(1, min(MESSAGE_CHARS, CHUNK_CHARS * MAX_CHUNKS // max(1, messages)))
 
 
-def chunks(conversation: Sequence[Said]) -> Iterator[list[Said]]:
+def chunks(conversation: Sequence[ConversationMessage]) -> Iterator[list[ConversationMessage]]:
     """The conversation in parts that a call is shown, in order; what was only quoted is left out."""
-    part: list[Said] = []
+    part: list[ConversationMessage] = []
     room = CHUNK_CHARS
     most_lines = max(1, min(_LINES, CHUNK_CHARS * MAX_CHUNKS // (_LINES * max(1, len(conversation)))))
     for said in conversation:
         plain = replace(said, content=_lined(without_quotations(said.content), most_lines))
-        length = len(_shown(plain))
+        length = len(_labelled(plain))
         if part and length > room:
             yield part
             part, room = [], CHUNK_CHARS
@@ -94,7 +94,7 @@ def chunks(conversation: Sequence[Said]) -> Iterator[list[Said]]:
 
 
 def extract(
-    model: Model, calling: Callable[[], AbstractContextManager[ModelCall]], part: Sequence[Said]
+    model: Model, calling: Callable[[], AbstractContextManager[ModelCall]], part: Sequence[ConversationMessage]
 ) -> list[Candidate]:
     """Have `model` say what is worth remembering of one part of a conversation; each reply is a call of its own.
 
@@ -103,19 +103,19 @@ def extract(
         InvalidResponse: what it says is of no use, told why or not.
         PerdureError: the model failed.
     """
-    asked = (Message(Role.SYSTEM, PROMPT), Message(Role.USER, "\n".join(map(_shown, part))))
+    asked = (Message(Role.SYSTEM, PROMPT), Message(Role.USER, "\n".join(map(_labelled, part))))
     talk: tuple[Message, ...] = ()
     for attempt in range(ATTEMPTS):
         with calling() as call:
             reply = model.respond(ModelRequest(asked + talk), call).content
         try:
-            found, doubts = parse(reply)
+            found, warnings = parse(reply)
         except ValueError as error:
             fault = first_line(str(error))
         else:
-            if not doubts or attempt == ATTEMPTS - 1:
-                return _rooted(found, part)
-            fault = _in_words(doubts)
+            if not warnings or attempt == ATTEMPTS - 1:
+                return _with_user_sources(found, part)
+            fault = _in_words(warnings)
         talk = (
             Message(Role.ASSISTANT, cut(reply, _SHOWN_AGAIN) or "(nothing)"),
             Message(Role.USER, _AGAIN.format(fault=fault)),
@@ -123,13 +123,13 @@ def extract(
     raise InvalidResponse(f"The model gave no memories that can be used, {ATTEMPTS} times: {fault}.")
 
 
-def together(found: Sequence[Candidate]) -> list[Candidate]:
+def deduplicate(found: Sequence[Candidate]) -> list[Candidate]:
     """The memories of a whole conversation, each once, in the order in which they were said; bounded."""
     distinct: dict[str, Candidate] = {}
     for candidate in found:
-        key = alike(candidate.content)
+        key = comparison_key(candidate.content)
         known = distinct.get(key)
-        distinct[key] = candidate if known is None else known.joined(candidate)
+        distinct[key] = candidate if known is None else known.merged_with(candidate)
     heaviest = sorted(distinct.values(), key=lambda each: -each.importance)[:MOST_MEMORIES]
     return sorted(heaviest, key=lambda each: each.sources)
 
@@ -140,18 +140,18 @@ def _lined(text: str, most: int) -> str:
     return "\n".join([*lines[: most - 1], " ".join(lines[most - 1 :])] if len(lines) > most else lines)
 
 
-def _shown(said: Said) -> str:
+def _labelled(said: ConversationMessage) -> str:
     """A message, every line of it under its own speaker: none can pass for somebody else's."""
     author = f" ({' '.join(said.author.translate(_UNSAFE).split())[:_AUTHOR_CHARS].strip()})" if said.author else ""
     label = f"[{said.seq}, {said.said_at:%Y-%m-%d}] {said.role}{author}: "
     return "\n".join(label + line for line in said.content.splitlines())
 
 
-def _in_words(doubts: Sequence[Doubt]) -> str:
-    return "; ".join(f"item {doubt.item}: {doubt.fault}" for doubt in doubts[:5])
+def _in_words(warnings: Sequence[ParseWarning]) -> str:
+    return "; ".join(f"item {warning.item}: {warning.fault}" for warning in warnings[:5])
 
 
-def _rooted(found: Sequence[Candidate], part: Sequence[Said]) -> list[Candidate]:
+def _with_user_sources(found: Sequence[Candidate], part: Sequence[ConversationMessage]) -> list[Candidate]:
     """Those that rest on something that the user said, each with its sources.
 
     The lines that the model names count; where it names none that is there, the lines that share most words with it.

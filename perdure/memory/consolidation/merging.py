@@ -20,19 +20,19 @@ from perdure.clock import Clock
 from perdure.database.engine import Database, Executor, as_json
 from perdure.ids import new_id
 from perdure.memory.consolidation import queries
-from perdure.memory.consolidation.candidates import Candidate, alike
-from perdure.memory.embedding import as_parameter, register
+from perdure.memory.consolidation.candidates import Candidate, comparison_key
+from perdure.memory.embedding import register, vector_literal
 from perdure.models.embedders.protocol import Vector
 from perdure.settings import ConsolidationSettings
 from perdure.text.contradiction import difference
 
-_PATIENCE = "30s"
+_LOCK_TIMEOUT = "30s"
 _MOST_SIMILAR = 10
 _USER = "user"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class EmbeddedCandidate:
     """A candidate with its vector, when the last of its sources was said, and on which channels they were."""
 
     candidate: Candidate
@@ -42,15 +42,15 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergeCounts:
     """Memories that a session brought: new ones, those known already, those that others have replaced."""
 
     stored: int = 0
     duplicates_merged: int = 0
     superseded: int = 0
 
-    def __add__(self, other: Merged) -> Merged:
-        return Merged(
+    def __add__(self, other: MergeCounts) -> MergeCounts:
+        return MergeCounts(
             self.stored + other.stored,
             self.duplicates_merged + other.duplicates_merged,
             self.superseded + other.superseded,
@@ -68,9 +68,9 @@ class Merger:
     embedder_id: int
     limits: ConsolidationSettings
 
-    def add(self, found: Found) -> Merged:
+    def add(self, found: EmbeddedCandidate) -> MergeCounts:
         """Reinforce, supersede or store."""
-        vector = as_parameter(found.vector)
+        vector = vector_literal(found.vector)
         asked: dict[str, Any] = {
             "user_id": self.user_id,
             "embedder_id": self.embedder_id,
@@ -81,18 +81,18 @@ class Merger:
         same = next((row for row in similar if difference(row.content, found.candidate.content) is None), None)
         if same is not None:
             self._reinforce(same.memory_id, found)
-            return Merged(duplicates_merged=1)
+            return MergeCounts(duplicates_merged=1)
         holding = [row for row in similar if row.holds]
         newest = max(holding, key=lambda row: row.last_said_at, default=None)
         if newest is None or found.said_at >= newest.last_said_at:
             memory_id = self._store(found, vector)
             self._supersede([row.memory_id for row in holding], memory_id, found.said_at)
-            return Merged(stored=1, superseded=len(holding))
+            return MergeCounts(stored=1, superseded=len(holding))
         until = newest.valid_from if newest.valid_from > found.said_at else newest.last_said_at
         self._store(found, vector, valid_to=until, superseded_by=newest.memory_id)
-        return Merged(stored=1, superseded=1)
+        return MergeCounts(stored=1, superseded=1)
 
-    def _reinforce(self, memory_id: UUID, found: Found) -> None:
+    def _reinforce(self, memory_id: UUID, found: EmbeddedCandidate) -> None:
         gain = {"memory_id": memory_id, "boost": self.limits.importance_boost, "channels": list(found.channels)}
         self.executor.run(queries.REINFORCE, gain)
         self._link(memory_id, found.candidate)
@@ -102,7 +102,7 @@ class Merger:
             self.executor.run(queries.SUPERSEDE, {"memory_ids": list(memory_ids), "by": by, "said_at": said_at})
 
     def _store(
-        self, found: Found, vector: str, valid_to: datetime | None = None, superseded_by: UUID | None = None
+        self, found: EmbeddedCandidate, vector: str, valid_to: datetime | None = None, superseded_by: UUID | None = None
     ) -> UUID:
         memory_id = new_id(self.clock)
         stored = {
@@ -167,9 +167,9 @@ def merge(
     *,
     user_id: str,
     embedder: str,
-    found: Sequence[Found],
+    found: Sequence[EmbeddedCandidate],
     limits: ConsolidationSettings,
-) -> Merged | None:
+) -> MergeCounts | None:
     """Merge what a session brought and mark it as consolidated; None, with nothing written, if its token has moved on.
 
     Raises:
@@ -177,20 +177,20 @@ def merge(
     """
     embedder_id = register(database, embedder, len(found[0].vector)).embedder_id if found else 0
     with database.transaction("consolidation.merge") as transaction:
-        transaction.run(queries.BE_PATIENT, {"timeout": _PATIENCE})
+        transaction.run(queries.SET_LOCK_TIMEOUT, {"timeout": _LOCK_TIMEOUT})
         if not transaction.run(queries.CHECK_TOKEN, tenure) or not transaction.run(
             queries.LOCK_USER, {"user_id": user_id}
         ):
             return None
         merger = Merger(transaction, clock, tenure["session_id"], user_id, embedder_id, limits)
-        merged = sum(map(merger.add, found), start=Merged())
+        merged = sum(map(merger.add, found), start=MergeCounts())
         transaction.run(queries.MARK, {**tenure, "outcome": as_json(asdict(merged))})
     return merged
 
 
 def entity_key(name: str) -> str:
     """The same for all spellings of a name that differ in case, width, blanks and possessive only."""
-    return alike(name).removesuffix("'s")
+    return comparison_key(name).removesuffix("'s")
 
 
 def _kind_of(name: str) -> str | None:

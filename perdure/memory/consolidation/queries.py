@@ -1,4 +1,4 @@
-"""The statements of consolidation, decay and hot memories."""
+"""The statements of consolidation."""
 
 from __future__ import annotations
 
@@ -174,7 +174,9 @@ CONVERSATION = Statement(
 # --- merging: within one transaction -----------------------------------------------------
 
 # Waits for another consolidation of the same user; both are short, and neither waits for a model.
-BE_PATIENT = Statement("consolidation.be_patient", "SELECT set_config('lock_timeout', %(timeout)s, true)", writes=False)
+SET_LOCK_TIMEOUT = Statement(
+    "consolidation.be_patient", "SELECT set_config('lock_timeout', %(timeout)s, true)", writes=False
+)
 
 CHECK_TOKEN = Statement(
     "consolidation.check_token",
@@ -286,102 +288,5 @@ RELATE = Statement(
     FROM unnest(%(source_ids)s::uuid[], %(predicates)s::text[], %(target_ids)s::uuid[])
         AS given (source_id, predicate, target_id)
     ON CONFLICT DO NOTHING
-    """,
-)
-
-# --- decay -------------------------------------------------------------------------------
-
-# The formula of `perdure.memory.decay`; an exponent below -700 would be an error to PostgreSQL, and is far below the
-# floor. What has not changed is not written.
-DECAY = Statement(
-    "decay.decay",
-    """
-    WITH page AS (
-        SELECT memory_id, kind, importance, value, created_at, last_accessed_at, cardinality(channels) AS channels,
-               access_count, extract(epoch FROM perdure_now() - created_at)::double precision / 3600 AS hours
-        FROM memories
-        WHERE archived_at IS NULL AND memory_id > %(after)s
-        ORDER BY memory_id LIMIT %(most)s
-    ), rated AS (
-        SELECT page.*, %(base_rate)s::double precision * k.rate
-                 / (1 + 0.2::double precision * channels)
-                 / (1 + 0.3::double precision * ln(1 + access_count::double precision))
-                 * (1 - least(1, 0.1::double precision * (SELECT count(*) FROM relations AS r
-                                                          WHERE r.memory_id = page.memory_id))) AS rate
-        FROM page
-        JOIN unnest(%(kinds)s::text[], %(rates)s::double precision[]) AS k (kind, rate) USING (kind)
-    ), reckoned AS (
-        SELECT memory_id, value,
-               greatest(importance * exp(greatest(-rate * greatest(hours, 0), -700)),
-                        %(floor)s::double precision * importance) AS now_worth,
-               created_at < perdure_now() - make_interval(days => %(archive_after_days)s)
-                 AND coalesce(last_accessed_at, created_at)
-                     < perdure_now() - make_interval(days => %(archive_after_days)s) AS forgotten
-        FROM rated
-    ), written AS (
-        UPDATE memories AS m
-        SET value = r.now_worth, decayed_at = perdure_now(),
-            archived_at = CASE WHEN r.forgotten AND r.now_worth < %(archive_below)s THEN perdure_now() END
-        FROM reckoned AS r
-        WHERE m.memory_id = r.memory_id AND m.archived_at IS NULL
-          AND (r.value <> r.now_worth OR r.forgotten AND r.now_worth < %(archive_below)s)
-        RETURNING m.archived_at
-    )
-    SELECT (SELECT count(*) FROM page) AS looked_at, (SELECT max(memory_id::text)::uuid FROM page) AS last,
-           (SELECT count(*) FROM written) AS changed,
-           (SELECT count(*) FROM written WHERE archived_at IS NOT NULL) AS archived
-    """,
-)
-
-# --- hot memories ------------------------------------------------------------------------
-
-# The next users who recalled something, or had something hot: locked, so that two refreshes write one after another.
-HOT_USERS = Statement(
-    "meta.hot_users",
-    """
-    SELECT u.user_id FROM users AS u
-    WHERE u.user_id > %(after)s
-      AND (EXISTS (SELECT FROM memory_accesses AS a
-                   WHERE a.user_id = u.user_id AND a.accessed_at > perdure_now() - make_interval(days => %(days)s))
-           OR EXISTS (SELECT FROM hot_memories AS h WHERE h.user_id = u.user_id))
-    ORDER BY u.user_id LIMIT %(most_users)s
-    FOR NO KEY UPDATE
-    """,
-)
-
-FORGET_HOT = Statement("meta.forget_hot", "DELETE FROM hot_memories WHERE user_id = ANY (%(user_ids)s::text[])")
-
-# Of each the memories that were recalled most within the days, those recalled later first among equals.
-WRITE_HOT = Statement(
-    "meta.write_hot",
-    """
-    WITH counted AS (
-        SELECT a.user_id, a.memory_id, count(*) AS times, max(a.accessed_at) AS latest, min(m.value) AS value
-        FROM memory_accesses AS a
-        JOIN memories AS m USING (memory_id)
-        WHERE a.user_id = ANY (%(user_ids)s::text[])
-          AND a.accessed_at > perdure_now() - make_interval(days => %(days)s)
-          AND m.archived_at IS NULL AND m.superseded_by IS NULL AND m.valid_to IS NULL
-        GROUP BY a.user_id, a.memory_id
-    ), ranked AS (
-        SELECT user_id, memory_id, times,
-               row_number() OVER (PARTITION BY user_id ORDER BY times DESC, latest DESC, value DESC, memory_id) AS rank
-        FROM counted
-    )
-    INSERT INTO hot_memories (user_id, rank, memory_id, score, refreshed_at)
-    SELECT user_id, rank, memory_id, times, perdure_now() FROM ranked WHERE rank <= %(most)s
-    RETURNING memory_id
-    """,
-)
-
-# What is older counts in nothing any more.
-FORGET_ACCESSES = Statement(
-    "meta.forget_accesses",
-    """
-    WITH old AS (
-        SELECT ctid FROM memory_accesses
-        WHERE accessed_at < perdure_now() - make_interval(days => %(days)s) LIMIT %(most)s
-    )
-    DELETE FROM memory_accesses AS a USING old WHERE a.ctid = old.ctid RETURNING 1
     """,
 )

@@ -1,1 +1,1 @@
-"""Recall: searching what a user said and what is known of them, for prompts, tools and routes."""
+"""Recall: the search over a user's messages and memories. Called by prompts, tools, routes and commands."""

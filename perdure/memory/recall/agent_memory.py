@@ -1,8 +1,8 @@
-"""What an agent may do with the memory of the user it talks to, by itself: remember, recall, forget.
+"""The memory tools of an agent: remember, recall and forget, for the user of the turn.
 
-Bound to one call of a tool, and so to one user: there is no way from here to anybody else's. What
-is remembered has the id of the call's effect, so that a call that is repeated after a crash
-remembers once. Vectors are made before a transaction begins; without an embedder they follow later.
+An `OwnMemory` is bound to one tool call and so to one user: it cannot reach another user's memory. A new memory has
+the id of the call's effect, so that a call repeated after a crash stores it once. Vectors are made before the
+transaction begins; if the embedder fails, `embed_missing` makes them later.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from uuid import UUID
 from perdure.database.engine import Database, Executor
 from perdure.errors import InvalidRequest, PerdureError, loggable
 from perdure.memory.consolidation import queries
-from perdure.memory.consolidation.candidates import Kind
-from perdure.memory.embedding import as_parameter, register
+from perdure.memory.consolidation.candidates import MemoryKind
+from perdure.memory.embedding import register, vector_literal
 from perdure.memory.recall import agent_memory_queries
 from perdure.memory.recall.search import Recall, Recalled
-from perdure.memory.sections.queries import KIN
+from perdure.memory.sections.queries import RELATED_SESSIONS
 from perdure.models.embedders.protocol import Embedder, Vector
 from perdure.models.protocol import ModelCall
 from perdure.settings import ConsolidationSettings
@@ -33,7 +33,7 @@ _MOST_SIMILAR = 10
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What it takes, whosever memory it is. An embedder is waited for no longer than `timeout_s`."""
+    """The parts shared by the memories of all users. A call of the embedder takes `timeout_s` at most."""
 
     recall: Recall
     limits: ConsolidationSettings
@@ -41,13 +41,13 @@ class Means:
 
     @property
     def database(self) -> Database:
-        """Where it is kept."""
+        """The database of the memories."""
         return self.recall.database
 
 
 @dataclass(frozen=True, slots=True)
 class OwnMemory:
-    """The memory of the user on whose behalf a tool runs."""
+    """The memory of the user of one tool call."""
 
     means: Means
     user_id: str
@@ -56,50 +56,52 @@ class OwnMemory:
     effect_id: UUID
     channel: str
 
-    def remember(self, content: str, kind: Kind, importance: float) -> UUID:
-        """Keep a memory, with what the user said in this turn as its source; the memory's id.
+    def remember(self, content: str, kind: MemoryKind, importance: float) -> UUID:
+        """Store a memory, with the user's messages of this turn as its sources; returns its id.
 
-        One that says the same already stays alone; one that says otherwise is superseded.
+        An equivalent memory gets the sources instead; similar memories that contradict it are superseded.
 
         Raises:
-            InvalidRequest: the user was erased meanwhile.
+            InvalidRequest: the user was erased.
             Unavailable: the database cannot be reached.
         """
         embedder = self.means.recall.embedder
         vector = None if embedder is None else self._vector(embedder, content)
-        similar = {
+        parameters = {
             "user_id": self.user_id,
             "content": content,
             "threshold": self.means.limits.similarity,
             "said_at": self.means.recall.clock.now(),
         }
         with self.means.database.transaction("own.remember") as transaction:
-            known = {"session_id": self.session_id, "user_id": self.user_id}
-            if not transaction.run(agent_memory_queries.LOCK_SESSION, known):
-                raise InvalidRequest("There is nobody to remember this of any more.")
-            transaction.run(queries.LOCK_USER, known)
-            found = _similar(transaction, embedder.name, similar, vector) if embedder and vector else ()
-            same = next((row.memory_id for row in found if difference(row.content, content) is None), None)
+            locked = {"session_id": self.session_id, "user_id": self.user_id}
+            if not transaction.run(agent_memory_queries.LOCK_SESSION, locked):
+                raise InvalidRequest("The user was erased, so nothing can be remembered of them.")
+            transaction.run(queries.LOCK_USER, locked)
+            similar = _similar(transaction, embedder.name, parameters, vector) if embedder and vector else ()
+            same = next((row.memory_id for row in similar if difference(row.content, content) is None), None)
             memory_id: UUID = same or self.effect_id
             if same is None:
                 self._store(transaction, content, kind, importance)
-                self._supersede(transaction, [row.memory_id for row in found])
-            transaction.run(agent_memory_queries.FROM_TURN, {"memory_id": memory_id, "turn_id": self.turn_id})
+                self._supersede(transaction, [row.memory_id for row in similar])
+            transaction.run(agent_memory_queries.ADD_TURN_SOURCES, {"memory_id": memory_id, "turn_id": self.turn_id})
         return memory_id
 
     def recall(self, query: str, k: int) -> Sequence[Recalled]:
-        """What is known of the user, and what was said, that bears on `query`; the best first, at most `k`.
+        """The `k` most relevant messages and memories of the user, best first.
 
-        What was said in a session that shares its beginning with this one is left out.
+        Messages of sessions that share a beginning with this one (forks) are left out.
 
         Raises:
             Unavailable: the database cannot be reached.
         """
-        kin = [row.session_id for row in self.means.database.run(KIN, {"session_id": self.session_id})]
-        return self.means.recall.search(self.user_id, query, k, kin=kin, call=self._call())
+        exclude_sessions = [
+            row.session_id for row in self.means.database.run(RELATED_SESSIONS, {"session_id": self.session_id})
+        ]
+        return self.means.recall.search(self.user_id, query, k, exclude_sessions=exclude_sessions, call=self._call())
 
     def forget(self, memory_id: UUID) -> bool:
-        """Erase a memory of this user; whether it was there. See `forget`."""
+        """Erase a memory of this user; see `forget`."""
         return forget(self.means.database, self.user_id, memory_id)
 
     def _call(self) -> ModelCall:
@@ -109,10 +111,10 @@ class OwnMemory:
         try:
             return embedder.embed([content], self._call())[0]
         except PerdureError as error:
-            log.warning("a memory is kept without its vector for now: %s", loggable(error))
+            log.warning("a memory is stored without a vector, which is made later: %s", loggable(error))
             return None
 
-    def _store(self, executor: Executor, content: str, kind: Kind, importance: float) -> None:
+    def _store(self, executor: Executor, content: str, kind: MemoryKind, importance: float) -> None:
         stored = {
             "memory_id": self.effect_id,
             "user_id": self.user_id,
@@ -126,26 +128,26 @@ class OwnMemory:
 
     def _supersede(self, executor: Executor, memory_ids: list[UUID]) -> None:
         if memory_ids:
-            given = {"memory_ids": memory_ids, "by": self.effect_id, "said_at": self.means.recall.clock.now()}
-            executor.run(queries.SUPERSEDE, given)
+            parameters = {"memory_ids": memory_ids, "by": self.effect_id, "said_at": self.means.recall.clock.now()}
+            executor.run(queries.SUPERSEDE, parameters)
 
 
 def forget(database: Database, user_id: str, memory_id: UUID) -> bool:
-    """Erase a memory of a user, and whatever only it had named; whether it was there.
+    """Erase a memory of a user, and the entities that only it mentioned; returns whether it existed.
 
     Raises:
         Unavailable: the database cannot be reached.
     """
-    asked = {"memory_id": memory_id, "user_id": user_id}
+    memory = {"memory_id": memory_id, "user_id": user_id}
     with database.transaction("own.forget") as transaction:
-        named = [row.entity_id for row in transaction.run(agent_memory_queries.NAMED, asked)]
-        gone = bool(transaction.run(agent_memory_queries.FORGET, asked))
-        transaction.run(agent_memory_queries.FORGET_NAMED, {"entity_ids": named, "user_id": user_id})
-    return gone
+        mentioned = [row.entity_id for row in transaction.run(agent_memory_queries.MENTIONED_ENTITIES, memory)]
+        existed = bool(transaction.run(agent_memory_queries.FORGET, memory))
+        transaction.run(agent_memory_queries.FORGET_ENTITIES, {"entity_ids": mentioned, "user_id": user_id})
+    return existed
 
 
-def _similar(executor: Executor, embedder: str, asked: dict[str, Any], vector: Vector) -> Sequence[Any]:
-    """The user's memories that hold and are nearer than the threshold, the nearest first."""
-    known = register(executor, embedder, len(vector))
-    by = {"embedder_id": known.embedder_id, "vector": as_parameter(vector), "most": _MOST_SIMILAR}
-    return executor.run(queries.SIMILAR, {**asked, **by})
+def _similar(executor: Executor, embedder: str, parameters: dict[str, Any], vector: Vector) -> Sequence[Any]:
+    """The user's valid memories above the similarity threshold, nearest first."""
+    registered = register(executor, embedder, len(vector))
+    nearest = {"embedder_id": registered.embedder_id, "vector": vector_literal(vector), "most": _MOST_SIMILAR}
+    return executor.run(queries.SIMILAR, {**parameters, **nearest})

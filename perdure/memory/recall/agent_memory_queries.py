@@ -1,10 +1,10 @@
-"""The statements by which an agent remembers and forgets by itself."""
+"""The statements of an agent's memory tools."""
 
 from __future__ import annotations
 
 from perdure.database.engine import Statement
 
-# Whoever erases the user waits for this, or has been here already: then there is no row.
+# An erasure of the user waits for this lock; after an erasure there is no row.
 LOCK_SESSION = Statement(
     "own.lock_session",
     """
@@ -12,8 +12,7 @@ LOCK_SESSION = Statement(
     """,
 )
 
-# Once, however often the call is repeated: the memory has the id of the call's effect. Its vector
-# is made later where there is none now.
+# Idempotent: the memory has the id of the call's effect. `embed_missing` makes its vector.
 REMEMBER = Statement(
     "own.remember",
     """
@@ -32,8 +31,8 @@ REMEMBER = Statement(
     """,
 )
 
-# What the user said in this turn is where it came from.
-FROM_TURN = Statement(
+# The user's messages of the turn become the memory's sources.
+ADD_TURN_SOURCES = Statement(
     "own.from_turn",
     """
     INSERT INTO memory_sources (memory_id, session_id, seq)
@@ -45,7 +44,7 @@ FROM_TURN = Statement(
     """,
 )
 
-NAMED = Statement(
+MENTIONED_ENTITIES = Statement(
     "own.named",
     """
     SELECT e.entity_id FROM entity_mentions AS e JOIN memories AS m USING (memory_id)
@@ -59,8 +58,8 @@ FORGET = Statement(
     "DELETE FROM memories WHERE memory_id = %(memory_id)s AND user_id = %(user_id)s RETURNING memory_id",
 )
 
-# Of what a forgotten memory named, what nothing else speaks of.
-FORGET_NAMED = Statement(
+# Entities of a forgotten memory that no other memory mentions.
+FORGET_ENTITIES = Statement(
     "own.forget_named",
     """
     DELETE FROM entities AS e

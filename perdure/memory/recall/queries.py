@@ -1,4 +1,4 @@
-"""The statements of recall and of vectors. Each that reads is bounded by one user's rows, in the statement itself."""
+"""The statements of recall. Each names the user, so that it reads one user's rows only."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from perdure.database.engine import Statement
 # --- by words ----------------------------------------------------------------------------
 
 # Inverse document frequencies, and BM25's length normalisation (Robertson and Zaragoza, 2009) with k1 = 1.2,
-# b = 0.5 and every term counted once. How rare a term is, the user's newest rows tell, wanted or not: a user of no
-# more than `most_rows` is answered from these, exactly. Of a user of more, older rows are looked up in the index by
-# the terms that are not common in the newest, the rarest first: those with two of the terms, then those with one, up
-# to `most_found`. So the cost grows neither with a user's rows nor with how many of them hold a common word.
+# b = 0.5 and every term counted once. A term's rarity is computed over all of the user's newest rows, excluded ones
+# too. For a user with at most `most_rows` rows that is exact and complete. For others the index finds older rows by
+# the terms that are uncommon among the newest, the rarest first: rows with two of the terms, then rows with one, up
+# to `most_found`. So the cost depends neither on the number of a user's rows nor on how many hold a common word.
 #
-# Messages' sessions are told as text: hundreds of UUIDs would be made, hashed and compared for one recall.
+# Session ids are returned as text: creating, hashing and comparing hundreds of UUIDs would cost more than the search.
 #
-# A term is quoted as a text search query wants it by way of a vector of it. `strip` unpacks a long row once, and
-# not for every term. `user_id || ''`: the words hold the owner, and to look up all of a user's rows besides gains
-# nothing.
+# A term is quoted for `tsquery` by way of a vector of it. `strip` unpacks a long row once instead of once a term.
+# `user_id || ''` keeps the planner from using the index on `user_id`: `words` contains the owner already.
 _BY_WORDS = """
     WITH asked AS MATERIALIZED (
         SELECT row_number() OVER (ORDER BY length(term) DESC, term)::integer AS number,
@@ -81,9 +80,11 @@ _BY_WORDS = """
     ORDER BY score DESC, {key} LIMIT %(most)s
 """
 
-# What the prompt holds already is not recalled into it, nor what a session that shares its beginning went on with.
+# Leaves out the messages that the prompt contains, and those of sessions that share a beginning with this one.
 _UNSEEN = "NOT (w.session_id = %(seen_session)s AND w.seq >= %(seen_from)s)"
-_UNSEEN_OR_NONE = f"(%(seen_session)s::uuid IS NULL OR {_UNSEEN}) AND w.session_id <> ALL (%(kin)s::uuid[])"
+_UNSEEN_OR_NONE = (
+    f"(%(seen_session)s::uuid IS NULL OR {_UNSEEN}) AND w.session_id <> ALL (%(exclude_sessions)s::uuid[])"
+)
 _KEPT = "w.archived_at IS NULL"
 
 MESSAGES_BY_WORDS = Statement(
@@ -116,8 +117,9 @@ EMBEDDER = Statement(
 )
 
 
-# An exact search costs by the user's rows, the index by how many of anybody's it meets until enough are theirs: the
-# two cost the same at some thirty times the root of the table's size (2 and 15 microseconds a row), less to be sure.
+# The cost of an exact search grows with the user's rows, that of an index scan with the rows of all users that it
+# visits until enough belong to this user. Measured at 2 and 15 microseconds a row, they are equal at about thirty times
+# the square root of the table's size; 25 leaves a margin.
 def _few(table: str) -> Statement:
     return Statement(
         f"recall.few_{table}",
@@ -136,7 +138,7 @@ def _few(table: str) -> Statement:
 FEW_MESSAGES = _few("message_vectors")
 FEW_MEMORIES = _few("memory_vectors")
 
-# Exact: over the user's own rows.
+# Exact, over the user's rows.
 MESSAGES_NEAR = Statement(
     "recall.messages_near",
     f"""
@@ -148,7 +150,7 @@ MESSAGES_NEAR = Statement(
     writes=False,
 )
 
-# Nearest first, and of these the first that are not archived: the others are not looked up.
+# Sorts first and looks up `archived_at` afterwards, so that only as many memories as needed are looked up.
 MEMORIES_NEAR = Statement(
     "recall.memories_near",
     """
@@ -163,12 +165,11 @@ MEMORIES_NEAR = Statement(
     writes=False,
 )
 
-# By the index: it gives rows of anybody in order, nearest first, until enough are the user's and wanted (the
-# connection has `hnsw.iterative_scan` on). CASE keeps off the index on users, and has the planner expect that half of
-# all rows are theirs, whoever asks: with a better guess it reads and sorts the whole table instead. The
-# index holds half precision; what it finds, a third more than is asked for, is ordered again by the vectors
-# themselves (`::vector` first: a parameter has the type to which it is cast first, and the question would lose
-# precision for both).
+# The HNSW index returns the rows of all users, nearest first, until enough satisfy the conditions (the connection has
+# `hnsw.iterative_scan` on). CASE keeps the planner from the index on users and makes it assume that half of all rows
+# match: with a better estimate it reads and sorts the whole table. The index has half precision, so a third more rows
+# than needed are fetched and sorted again by their full vectors. `::vector` must be the parameter's first cast: with
+# `::halfvec` first, both distances would be computed in half precision.
 _NEAR_BY_INDEX = """
     WITH near AS MATERIALIZED (
         SELECT {columns}, w.vector FROM {table} AS w
@@ -185,7 +186,7 @@ _NEAR_BY_INDEX = """
 
 @functools.cache
 def messages_near_by_index(embedder_id: int, dimensions: int) -> Statement:
-    """The same for a user of many messages, by the index of that embedder."""
+    """`MESSAGES_NEAR` by the embedder's index, for a user with many messages."""
     return Statement(
         f"recall.messages_near_{embedder_id}",
         _NEAR_BY_INDEX.format(
@@ -202,7 +203,7 @@ def messages_near_by_index(embedder_id: int, dimensions: int) -> Statement:
 
 @functools.cache
 def memories_near_by_index(embedder_id: int, dimensions: int) -> Statement:
-    """The same for a user of many memories, by the index of that embedder."""
+    """`MEMORIES_NEAR` by the embedder's index, for a user with many memories."""
     return Statement(
         f"recall.memories_near_{embedder_id}",
         _NEAR_BY_INDEX.format(
@@ -217,7 +218,7 @@ def memories_near_by_index(embedder_id: int, dimensions: int) -> Statement:
     )
 
 
-# --- by time, and what stands beside -----------------------------------------------------
+# --- by time, and neighbours -------------------------------------------------------------
 
 MESSAGES_WITHIN = Statement(
     "recall.messages_within",
@@ -239,7 +240,7 @@ MEMORIES_WITHIN = Statement(
     writes=False,
 )
 
-# The messages of stretches that do not overlap, each with the number of its own, and how near they are.
+# The messages of non-overlapping ranges, each with the number of its range and its similarity.
 AROUND = Statement(
     "recall.around",
     f"""
@@ -282,7 +283,7 @@ MEMORIES = Statement(
     writes=False,
 )
 
-# In the order of their ids, as everybody locks them.
+# Locks memories in the order of their ids, as every other statement does.
 ACCESSED = Statement(
     "recall.accessed",
     """

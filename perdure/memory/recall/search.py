@@ -1,14 +1,14 @@
-"""Recall: what was said (episodic) and what is known (semantic) that bears on a question.
+"""Hybrid search over a user's messages (episodic) and memories (semantic), by words and by vectors.
 
-Each layer is asked by words and by vectors. Scores are normalised to the best of their kind and
-fused by the weights of `PERDURE_MEMORY__RECALL_*`; what was said when the question says gains; a
-message also lives on what stands beside it, for an answer often shares no word with its question,
-and the line before it does. A memory that was superseded stays findable, behind what holds. Every
-statement is bounded by one user's rows.
+Scores are normalised to the best of their kind and fused by the weights of `PERDURE_MEMORY__RECALL_*`. Rows from a
+time that the question names gain. A message also gains from its neighbours: an answer often shares no word with its
+question, while the line before it does. Superseded memories rank lower. Every statement reads one user's rows only.
 
-By vectors: exactly over the user's own rows while they are few, by an index beyond that, and
-exactly after all where the index finds too little. While the embedder is away, by words alone.
-What is read of memories is recorded: reading keeps them alive, and makes the hot ones.
+Vector search is exact while the user has few rows, uses the HNSW index beyond that, and falls back to the exact
+search if the index finds too few. Without an available embedder, only words are searched. The accesses of memories
+are recorded: they slow decay and choose the hot memories.
+
+Called by prompts, the tool `recall`, `POST /v1/memory/search` and `perdure memory search`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from perdure.clock import Clock
 from perdure.database.engine import Database, Statement
 from perdure.errors import Abandoned, InvalidRequest, PerdureError, Unavailable, loggable
 from perdure.ids import new_id
-from perdure.memory.embedding import as_parameter
+from perdure.memory.embedding import vector_literal
 from perdure.memory.recall import queries
-from perdure.memory.recall.time_spans import Span, spans
+from perdure.memory.recall.time_spans import TimeSpan, find_spans
 from perdure.models.embedders.protocol import Embedder
 from perdure.models.protocol import ModelCall
 from perdure.settings import MemorySettings
@@ -39,31 +39,31 @@ from perdure.text.untrusted import storable
 log = logging.getLogger(__name__)
 
 MAX_QUERY_CHARS = 2_000
-"""Of a longer question as much is looked for: half of it from its beginning, half from its end."""
+"""Characters of a query that are searched: of a longer one, half from its beginning and half from its end."""
 
 MAX_K = 100
 
 CANDIDATES = 60
-"""Of each kind that are looked at: by words, and by vectors."""
+"""Candidates of each kind, found by words and by vectors."""
 
-_WITHIN = 20
+_MOST_WITHIN_SPAN = 20
 _MOST_TERMS = 32
 _MOST_ROWS = 500
 _MOST_FOUND = 200
-_COMMON = 0.1
-"""A term that more than this share of a user's newest rows hold is not looked up among the older ones."""
+_COMMON_SHARE = 0.1
+"""A term in more than this share of a user's newest rows is not looked up among the older rows."""
 
 _REACH = 2
 _SEQ_REACH = 6
-_NEIGHBOURED = 20
-"""The best of each kind whose neighbours are looked at, or as many as are asked for."""
-_BEFORE = 0.9
-_SUPERSEDED = 0.5
-_WORTH = 0.15
+_MOST_WITH_NEIGHBOURS = 20
+"""Candidates of each kind whose neighbours are examined; `k` if that is more."""
+_PRECEDING_FACTOR = 0.9
+_SUPERSEDED_FACTOR = 0.5
+_VALUE_WEIGHT = 0.15
 
 
 class Layer(StrEnum):
-    """Where a recollection comes from."""
+    """Episodic: messages. Semantic: memories."""
 
     EPISODIC = "episodic"
     SEMANTIC = "semantic"
@@ -73,8 +73,8 @@ BOTH = frozenset(Layer)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What the prompt holds already: the messages of a session from a `seq` on."""
+class PromptWindow:
+    """The messages that the prompt already contains: those of a session from `from_seq` on."""
 
     session_id: UUID
     from_seq: int = 0
@@ -82,10 +82,10 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """Something recalled. `score` is from 0 to 1; `occurred_at` is when it was said.
+    """One search result. `score` is from 0 to 1; `occurred_at` is the time of the message or of the memory's source.
 
-    An episodic one is a message with its one id, the sender's own where it gave one. A semantic
-    one has a UUID, names its sources, has a `kind`, and a `valid_to` if something said later contradicts it.
+    Episodic: a message, by the sender's `message_id` if there is one. Semantic: a memory with its UUID, its source
+    messages, its `kind`, and `valid_to` if a later statement supersedes it.
     """
 
     layer: Layer
@@ -103,7 +103,7 @@ class Recalled:
     valid_to: datetime | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """As `POST /v1/memory/search` answers."""
+        """The result as `POST /v1/memory/search` returns it."""
         return {
             "layer": self.layer.value,
             "id": str(self.id),
@@ -116,7 +116,7 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """How this installation recalls. Threads may share it."""
+    """The search over memory of one installation. Threads may share it."""
 
     database: Database
     embedder: Embedder | None
@@ -131,19 +131,19 @@ class Recall:
         k: int = 10,
         layers: Iterable[Layer] = BOTH,
         *,
-        seen: Seen | None = None,
-        kin: Sequence[UUID] = (),
+        in_prompt: PromptWindow | None = None,
+        exclude_sessions: Sequence[UUID] = (),
         call: ModelCall | None = None,
         record: bool = True,
     ) -> list[Recalled]:
-        """The `k` most relevant of what this user said, was told and is known of, best first.
+        """The `k` most relevant messages and memories of this user, best first.
 
-        What was said in the sessions `kin` is left out. `call` bounds the embedding of the question. Without
-        `record` memories do not notice.
+        `in_prompt` and `exclude_sessions` leave messages out. `call` bounds the embedding of the query. `record=False`
+        does not count as an access.
 
         Raises:
             InvalidRequest: `k` is not within 1 and 100.
-            CallAborted: `call` was ended.
+            CallAborted: `call` was aborted.
             Unavailable: the database cannot be reached.
         """
         if not 1 <= k <= MAX_K:
@@ -151,24 +151,31 @@ class Recall:
         wanted = frozenset(layers)
         if not query.strip() or not wanted:
             return []
-        asked = self._asked(user_id, query, call, seen, kin)
-        found = asked.messages(k) if Layer.EPISODIC in wanted else []
-        found += asked.memories(k) if Layer.SEMANTIC in wanted else []
+        prepared = self._prepare(user_id, query, call, in_prompt, exclude_sessions)
+        found = prepared.messages(k) if Layer.EPISODIC in wanted else []
+        found += prepared.memories(k) if Layer.SEMANTIC in wanted else []
         found.sort(key=lambda each: (-each.score, each.layer.value, str(each.id)))
         if record:
             self._record(user_id, found[:k])
         return found[:k]
 
     def nearest_memories(self, user_id: str, query: str) -> Sequence[Any]:
-        """The memories that vectors alone find, `(memory_id, similarity)`, nearest first: for who measures them."""
-        return self._asked(user_id, query, None).near(queries.MEMORIES_NEAR)
+        """`(memory_id, similarity)` of the nearest memories by vectors alone, for benchmarks."""
+        return self._prepare(user_id, query, None).near(queries.MEMORIES_NEAR)
 
-    def _asked(
-        self, user_id: str, query: str, call: ModelCall | None, seen: Seen | None = None, kin: Sequence[UUID] = ()
-    ) -> _Asked:
+    def _prepare(
+        self,
+        user_id: str,
+        query: str,
+        call: ModelCall | None,
+        in_prompt: PromptWindow | None = None,
+        exclude_sessions: Sequence[UUID] = (),
+    ) -> _Query:
         text = embedded_text(query)
-        when = spans(text, self.clock.now(), ZoneInfo(self.timezone))
-        return _Asked(self, storable(user_id), text, when, self._vector(text, call), seen, tuple(kin))
+        time_spans = find_spans(text, self.clock.now(), ZoneInfo(self.timezone))
+        return _Query(
+            self, storable(user_id), text, time_spans, self._vector(text, call), in_prompt, tuple(exclude_sessions)
+        )
 
     def _vector(self, text: str, call: ModelCall | None) -> _Vector | None:
         if self.embedder is None:
@@ -179,12 +186,12 @@ class Recall:
             raise
         except PerdureError as error:
             name, why = self.embedder.name, loggable(error)
-            log.warning("the embedder %s is unavailable, so recall goes by words alone: %s", name, why)
+            log.warning("the embedder %s is unavailable, so recall searches by words alone: %s", name, why)
             return None
         known = self.database.run(queries.EMBEDDER, {"name": self.embedder.name, "dimensions": len(vector)})
         if not known:
             return None
-        return _Vector(known[0].embedder_id, len(vector), known[0].indexed, as_parameter(vector))
+        return _Vector(known[0].embedder_id, len(vector), known[0].indexed, vector_literal(vector))
 
     def _record(self, user_id: str, found: Sequence[Recalled]) -> None:
         memory_ids = [each.id for each in found if each.layer is Layer.SEMANTIC]
@@ -193,8 +200,8 @@ class Recall:
         given = {"memory_ids": memory_ids, "user_id": user_id, "access_id": new_id(self.clock)}
         try:
             self.database.run(queries.ACCESSED, given)
-        except Unavailable as error:  # what was recalled is at hand all the same
-            log.warning("that %d memories were read is not recorded: %s", len(memory_ids), error)
+        except Unavailable as error:  # the results are valid without the record
+            log.warning("the accesses of %d memories are not recorded: %s", len(memory_ids), error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,49 +213,49 @@ class _Vector:
 
 
 _Place = tuple[str, int]
-"""A session's id, and a message's `seq` in it."""
+"""A session's id and a message's `seq`."""
 
-_Stretch = tuple[str, int, int]
-"""A session's id, and the first and the last `seq` of some messages."""
+_Range = tuple[str, int, int]
+"""A session's id, and the first and last `seq` of consecutive messages."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """One question, made ready."""
+class _Query:
+    """One prepared query: its text, time spans, vector and exclusions."""
 
     recall: Recall
     user_id: str
     text: str
-    when: tuple[Span, ...]
+    time_spans: tuple[TimeSpan, ...]
     vector: _Vector | None
-    seen: Seen | None
-    kin: tuple[UUID, ...]
+    in_prompt: PromptWindow | None
+    exclude_sessions: tuple[UUID, ...]
 
     def messages(self, k: int) -> list[Recalled]:
-        """The `k` best messages."""
+        """The `k` best messages, best first."""
         weights = self.recall.settings
         by_words = _normalised(self._by_words(queries.MESSAGES_BY_WORDS), _place)
         near = [_place(row) for row in self.near(queries.MESSAGES_NEAR)]
         within = [_place(row) for row in self._within(queries.MESSAGES_WITHIN)]
-        neighboured = max(_NEIGHBOURED, k)
-        leading = {*islice(by_words, neighboured), *near[:neighboured], *within}
-        around = self._around(_stretches(leading, {*by_words, *near} - leading))
-        similar = _stretched({_place(row): row.similarity for row in around})
-        in_time = {_place(row): _is_within(row.occurred_at, self.when) for row in around}
-        own = {
+        with_neighbours = max(_MOST_WITH_NEIGHBOURS, k)
+        leading = {*islice(by_words, with_neighbours), *near[:with_neighbours], *within}
+        around = self._around(_ranges(leading, {*by_words, *near} - leading))
+        similar = _rescaled({_place(row): row.similarity for row in around})
+        in_time = {_place(row): _is_within(row.occurred_at, self.time_spans) for row in around}
+        direct = {
             place: weights.recall_text * by_words.get(place, 0.0) + weights.recall_vector * similar.get(place, 0.0)
             for place in in_time
         }
-        scores = _lent(own, _by_stretch(around), weights.recall_neighbours)
+        scores = _with_neighbours(direct, _by_range(around), weights.recall_neighbours)
         total = weights.recall_text + weights.recall_vector
-        if self.when:
+        if self.time_spans:
             scores = {place: score + weights.recall_time * total * in_time[place] for place, score in scores.items()}
         best = sorted(scores, key=lambda place: (-scores[place], place))[:k]
-        highest = total * (1 + weights.recall_neighbours + weights.recall_time * bool(self.when))
-        return self._told(best, {place: min(1.0, scores[place] / highest) if highest else 0.0 for place in best})
+        highest = total * (1 + weights.recall_neighbours + weights.recall_time * bool(self.time_spans))
+        return self._recalled(best, {place: min(1.0, scores[place] / highest) if highest else 0.0 for place in best})
 
     def memories(self, k: int) -> list[Recalled]:
-        """The `k` best memories."""
+        """The `k` best memories, best first."""
         weights = self.recall.settings
         by_words = _normalised(self._by_words(queries.MEMORIES_BY_WORDS), lambda row: row.memory_id)
         ids = {*by_words, *(row.memory_id for row in self.near(queries.MEMORIES_NEAR))}
@@ -256,15 +263,15 @@ class _Asked:
         if not ids:
             return []
         rows = self._run(queries.MEMORIES, memory_ids=list(ids))
-        similar = _stretched({row.memory_id: row.similarity for row in rows})
+        similar = _rescaled({row.memory_id: row.similarity for row in rows})
         total = weights.recall_text + weights.recall_vector
-        highest = total * (1 + weights.recall_time * bool(self.when)) * (1 + _WORTH)
+        highest = total * (1 + weights.recall_time * bool(self.time_spans)) * (1 + _VALUE_WEIGHT)
 
         def score(row: Any) -> float:
             fused = weights.recall_text * by_words.get(row.memory_id, 0.0)
             fused += weights.recall_vector * similar.get(row.memory_id, 0.0)
-            fused += weights.recall_time * total * _is_within(row.valid_from, self.when)
-            fused *= (1 + _WORTH * row.value) * (1 if row.valid_to is None else _SUPERSEDED)
+            fused += weights.recall_time * total * _is_within(row.valid_from, self.time_spans)
+            fused *= (1 + _VALUE_WEIGHT * row.value) * (1 if row.valid_to is None else _SUPERSEDED_FACTOR)
             return min(1.0, fused / highest) if highest else 0.0
 
         best = sorted(((score(row), row) for row in rows), key=lambda each: (-each[0], each[1].memory_id))[:k]
@@ -283,7 +290,7 @@ class _Asked:
         ]
 
     def _run(self, statement: Statement, **given: Any) -> Sequence[Any]:
-        seen = self.seen
+        in_prompt = self.in_prompt
         return self.recall.database.run(
             statement,
             {
@@ -291,9 +298,9 @@ class _Asked:
                 "query": self.text,
                 "vector": None if self.vector is None else self.vector.parameter,
                 "embedder_id": None if self.vector is None else self.vector.embedder_id,
-                "seen_session": None if seen is None else seen.session_id,
-                "seen_from": None if seen is None else seen.from_seq,
-                "kin": list(self.kin),
+                "seen_session": None if in_prompt is None else in_prompt.session_id,
+                "seen_from": None if in_prompt is None else in_prompt.from_seq,
+                "exclude_sessions": list(self.exclude_sessions),
                 "most": CANDIDATES,
                 **given,
             },
@@ -301,10 +308,10 @@ class _Asked:
 
     def _by_words(self, statement: Statement) -> Sequence[Any]:
         bounds = {"most_rows": _MOST_ROWS, "most_found": _MOST_FOUND, "most_terms": _MOST_TERMS}
-        return self._run(statement, common=_COMMON, **bounds)
+        return self._run(statement, common=_COMMON_SHARE, **bounds)
 
     def near(self, exact: Statement) -> Sequence[Any]:
-        """What vectors find: `exact` says which layer, and how where the user's rows are few."""
+        """The nearest rows by vectors. `exact` is the layer's exact statement, which is used while rows are few."""
         if self.vector is None:
             return ()
         messages = exact is queries.MESSAGES_NEAR
@@ -316,23 +323,23 @@ class _Asked:
         return found if len(found) == CANDIDATES else self._run(exact)
 
     def _within(self, statement: Statement) -> Iterable[Any]:
-        for span in self.when:
-            yield from self._run(statement, start=span.start, end=span.end, most=_WITHIN)
+        for span in self.time_spans:
+            yield from self._run(statement, start=span.start, end=span.end, most=_MOST_WITHIN_SPAN)
 
-    def _around(self, stretches: Sequence[_Stretch]) -> Sequence[Any]:
-        if not stretches:
+    def _around(self, ranges: Sequence[_Range]) -> Sequence[Any]:
+        if not ranges:
             return ()
-        session_ids, firsts, lasts = (list(each) for each in zip(*stretches, strict=True))
+        session_ids, firsts, lasts = (list(each) for each in zip(*ranges, strict=True))
         return self._run(queries.AROUND, session_ids=session_ids, firsts=firsts, lasts=lasts)
 
-    def _told(self, best: Sequence[_Place], scores: Mapping[_Place, float]) -> list[Recalled]:
+    def _recalled(self, best: Sequence[_Place], scores: Mapping[_Place, float]) -> list[Recalled]:
         if not best:
             return []
         rows = self._run(queries.MESSAGES, session_ids=[each[0] for each in best], seqs=[each[1] for each in best])
-        told = []
+        recalled = []
         for row in rows:
             message_id = row.message_id or f"{row.session_id}:{row.seq}"
-            told.append(
+            recalled.append(
                 Recalled(
                     Layer.EPISODIC,
                     message_id,
@@ -347,11 +354,11 @@ class _Asked:
                     seq=row.seq,
                 )
             )
-        return told
+        return recalled
 
 
 def embedded_text(query: str) -> str:
-    """What of a question is looked for, and made a vector."""
+    """The part of a query that is searched and embedded: see `MAX_QUERY_CHARS`."""
     text = storable(query)
     if len(text) <= MAX_QUERY_CHARS:
         return text
@@ -364,12 +371,12 @@ def _place(row: Any) -> _Place:
 
 
 def _normalised(rows: Sequence[Any], key: Any) -> dict[Any, float]:
-    """The scores of rows that come best first, as parts of the best."""
+    """The scores of rows, which come best first, divided by the best score."""
     return {key(row): row.score / rows[0].score for row in rows}
 
 
-def _stretched(similarities: Mapping[Any, float | None]) -> dict[Any, float]:
-    """Similarities, from 0 for the least alike to 1 for the most alike; none where there is no vector."""
+def _rescaled(similarities: Mapping[Any, float | None]) -> dict[Any, float]:
+    """Similarities scaled to 0 (least similar) to 1 (most similar); rows without a vector are left out."""
     known = {key: value for key, value in similarities.items() if value is not None}
     if not known:
         return {}
@@ -378,40 +385,42 @@ def _stretched(similarities: Mapping[Any, float | None]) -> dict[Any, float]:
     return {key: (value - low) / reach if reach > 0 else 0.0 for key, value in known.items()}
 
 
-def _stretches(neighboured: Iterable[_Place], alone: Iterable[_Place]) -> list[_Stretch]:
-    """What is within reach of some places, and others alone: sessions, a first and a last `seq`; none overlap."""
-    reach = [(session_id, seq - _SEQ_REACH, seq + _SEQ_REACH) for session_id, seq in neighboured]
-    stretches: list[_Stretch] = []
+def _ranges(with_neighbours: Iterable[_Place], alone: Iterable[_Place]) -> list[_Range]:
+    """Non-overlapping ranges: those around the places `with_neighbours`, and of the places `alone`."""
+    reach = [(session_id, seq - _SEQ_REACH, seq + _SEQ_REACH) for session_id, seq in with_neighbours]
+    ranges: list[_Range] = []
     for session_id, first, last in sorted([*reach, *((session_id, seq, seq) for session_id, seq in alone)]):
-        if stretches and stretches[-1][0] == session_id and first <= stretches[-1][2] + 1:
-            _, first, before = stretches.pop()  # noqa: PLW2901
+        if ranges and ranges[-1][0] == session_id and first <= ranges[-1][2] + 1:
+            _, first, before = ranges.pop()  # noqa: PLW2901
             last = max(last, before)  # noqa: PLW2901
-        stretches.append((session_id, first, last))
-    return stretches
+        ranges.append((session_id, first, last))
+    return ranges
 
 
-def _by_stretch(rows: Iterable[Any]) -> list[list[_Place]]:
-    """The places of each stretch, in order: between two of them there is no message."""
-    stretches: defaultdict[int, list[_Place]] = defaultdict(list)
+def _by_range(rows: Iterable[Any]) -> list[list[_Place]]:
+    """The places of each range, in order: adjacent places are adjacent messages."""
+    ranges: defaultdict[int, list[_Place]] = defaultdict(list)
     for row in rows:
-        stretches[row.stretch].append(_place(row))
-    return [sorted(places) for places in stretches.values()]
+        ranges[row.stretch].append(_place(row))
+    return [sorted(places) for places in ranges.values()]
 
 
-def _lent(own: Mapping[_Place, float], stretches: Iterable[Sequence[_Place]], share: float) -> dict[_Place, float]:
-    """Each message's own score, and a share of the best of those beside it: the nearer, the more."""
+def _with_neighbours(
+    direct: Mapping[_Place, float], ranges: Iterable[Sequence[_Place]], share: float
+) -> dict[_Place, float]:
+    """Each message's direct score plus a share of its best neighbour's, which decreases with the distance."""
     scores = {}
-    for places in stretches:
-        its_own = [own[place] for place in places]
+    for places in ranges:
+        direct_scores = [direct[place] for place in places]
         for at, place in enumerate(places):
-            lent = 0.0
+            borrowed = 0.0
             for other in range(max(0, at - _REACH), min(len(places), at + _REACH + 1)):
                 if other != at and abs(places[other][1] - place[1]) <= _SEQ_REACH:
-                    nearness = (1 if other < at else _BEFORE) / abs(other - at)
-                    lent = max(lent, its_own[other] * share * nearness)
-            scores[place] = its_own[at] + lent
+                    nearness = (1 if other < at else _PRECEDING_FACTOR) / abs(other - at)
+                    borrowed = max(borrowed, direct_scores[other] * share * nearness)
+            scores[place] = direct_scores[at] + borrowed
     return scores
 
 
-def _is_within(moment: datetime, when: Sequence[Span]) -> bool:
-    return any(span.start <= moment < span.end for span in when)
+def _is_within(moment: datetime, time_spans: Sequence[TimeSpan]) -> bool:
+    return any(span.start <= moment < span.end for span in time_spans)

@@ -1,8 +1,7 @@
-"""When a question is about: "last week", "in March", "2023-05-08", "지난주", as spans of time.
+"""The times that a question names ("last week", "in March", "2023-05-08", "지난주"), as time spans.
 
-English and Korean words and plain dates; in other languages dates only. What cannot be read is no
-span, and the question is answered by its other words. A month or a day without its year is the
-latest one that has begun.
+English and Korean words, and dates in any language. Invalid dates are ignored. A month or day without a year is the
+latest one that has begun. Called by `search`.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ MOST_SPANS = 4
 MAX_CHARS = 2_000
 """Characters of a question that are read."""
 
-_MOST_TAKEN = 100
-"""Times in a question that are read, those that do not count as spans included."""
+_MOST_MATCHES = 100
+"""Matches that are read in one question, including those in the future, which give no span."""
 
 _MONTHS = {
     name: number
@@ -44,36 +43,36 @@ _YEAR = r"(?:19|20)\d\d"
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """From `start` (within it) to `end` (behind it), both aware."""
+class TimeSpan:
+    """A half-open interval of aware times: `start` is in it, `end` is not."""
 
     start: datetime
     end: datetime
 
 
-def spans(question: str, now: datetime, zone: ZoneInfo) -> tuple[Span, ...]:
-    """The spans that `question` names, as of `now`, days being those of `zone`; what is in the future is left out."""
+def find_spans(question: str, now: datetime, zone: ZoneInfo) -> tuple[TimeSpan, ...]:
+    """The time spans that `question` names, relative to `now`, in days of `zone`. Future ones are left out."""
     text = question[:MAX_CHARS].lower()
     today = now.astimezone(zone).date()
-    taken: list[tuple[int, int]] = []
-    found: list[Span] = []
-    for pattern, read in _PATTERNS:
+    matched: list[tuple[int, int]] = []
+    found: list[TimeSpan] = []
+    for pattern, to_days in _PATTERNS:
         for match in pattern.finditer(text):
-            if len(taken) == _MOST_TAKEN:
+            if len(matched) == _MOST_MATCHES:
                 break
-            if _is_part(match, text) or any(start < match.end() and match.start() < end for start, end in taken):
+            if _is_part(match, text) or any(start < match.end() and match.start() < end for start, end in matched):
                 continue  # "8 May 2023" is not also "May"
-            for first, behind in _readable(read, match, today):
-                taken.append((match.start(), match.end()))
+            for first, end in _days_of(to_days, match, today):
+                matched.append((match.start(), match.end()))
                 if first <= today:
-                    found.append(Span(_midnight(first, zone), _midnight(behind, zone)))
+                    found.append(TimeSpan(_midnight(first, zone), _midnight(end, zone)))
     return tuple(dict.fromkeys(found))[:MOST_SPANS]
 
 
 def _is_part(match: Match, text: str) -> bool:
-    """Whether the match is part of a longer word: for RE2 a word ends before an accented letter, as in "in María".
+    r"""Whether the match is part of a longer word: RE2's `\b` matches before an accented letter, as in "in María".
 
-    A particle may follow a date, as in 2023-05-08에.
+    A Korean particle may follow a date, as in 2023-05-08에.
     """
     edges = (
         (text[match.start() - 1 : match.start()], text[match.start()]),
@@ -85,12 +84,12 @@ def _is_part(match: Match, text: str) -> bool:
 
 
 _Days = tuple[date, date]
-_Read = Callable[[Match, date], _Days]
+_ToDays = Callable[[Match, date], _Days]
 
 
-def _readable(read: _Read, match: Match, today: date) -> Iterator[_Days]:
+def _days_of(to_days: _ToDays, match: Match, today: date) -> Iterator[_Days]:
     try:
-        yield read(match, today)
+        yield to_days(match, today)
     except (ValueError, OverflowError):  # the 31st of June, three thousand years ago
         return
 
@@ -113,13 +112,13 @@ def _year(year: int) -> _Days:
 
 
 def _latest(today: date, month: int, day: int | None = None) -> _Days:
-    """The latest month, or day of it, that has begun."""
+    """The latest such month, or day of such a month, that has begun."""
     year = today.year if (month, day or 1) <= (today.month, today.day) else today.year - 1
     return _month(year, month) if day is None else _day(date(year, month, day))
 
 
 def _ago(count: int, unit: str, today: date) -> _Days:
-    """Around that long ago: the day itself, or the week, month or year that it was in."""
+    """The day `count` days ago, or the calendar week, month or year that many units ago."""
     match unit:
         case "day":
             return _day(today - timedelta(days=count))
@@ -150,13 +149,13 @@ def _pattern(text: str) -> Pattern:
     return compiled(text.replace("MONTH", _MONTH).replace("YEAR", _YEAR).replace("NUMBER", _NUMBER))
 
 
-_BACK = {"last": 1, "previous": 1, "past": 1, "this": 0}
-_KOREAN_BACK = {"지난": 1, "저번": 1, "이번": 0, "지지난": 2}
+_PERIODS_BACK = {"last": 1, "previous": 1, "past": 1, "this": 0}
+_KOREAN_PERIODS_BACK = {"지난": 1, "저번": 1, "이번": 0, "지지난": 2}
 
-# The more telling come first: what they have read is read by no other.
-_PATTERNS: tuple[tuple[Pattern, _Read], ...] = tuple(
-    (_pattern(text), read)
-    for text, read in (
+# More specific patterns come first: no later pattern matches text that an earlier one has matched.
+_PATTERNS: tuple[tuple[Pattern, _ToDays], ...] = tuple(
+    (_pattern(text), to_days)
+    for text, to_days in (
         (r"\b(YEAR)[-/.](\d\d?)[-/.](\d\d?)\b", lambda m, _: _day(date(int(m[1]), int(m[2]), int(m[3])))),
         (r"(YEAR)년 ?(\d\d?)월 ?(\d\d?)일", lambda m, _: _day(date(int(m[1]), int(m[2]), int(m[3])))),
         (
@@ -181,8 +180,8 @@ _PATTERNS: tuple[tuple[Pattern, _Read], ...] = tuple(
         ),
         (r"\b(NUMBER) (day|week|month|year)s? ago\b", lambda m, today: _ago(_count(m[1]), m[2], today)),
         (r"(\d{1,3}) ?(개월|주일|일|주|달|년) ?전", lambda m, today: _ago(int(m[1]), _KOREAN_UNITS[m[2]], today)),
-        (r"\b(last|previous|past|this) weekend\b", lambda m, today: _weekend(today, _BACK[m[1]])),
-        (r"\b(last|previous|past|this) (week|month|year)\b", lambda m, today: _ago(_BACK[m[1]], m[2], today)),
+        (r"\b(last|previous|past|this) weekend\b", lambda m, today: _weekend(today, _PERIODS_BACK[m[1]])),
+        (r"\b(last|previous|past|this) (week|month|year)\b", lambda m, today: _ago(_PERIODS_BACK[m[1]], m[2], today)),
         (
             r"\b(?:last |on )(mon|tues|wednes|thurs|fri|satur|sun)day\b",
             lambda m, today: _weekday(today, _DAYS[m[1]]),
@@ -191,10 +190,10 @@ _PATTERNS: tuple[tuple[Pattern, _Read], ...] = tuple(
             r"(?:지난|저번) ?(?:주 ?)?([월화수목금토일])요일",
             lambda m, today: _weekday(today, _KOREAN_DAYS[m[1]]),
         ),
-        (r"(지지난|지난|저번|이번) ?주말", lambda m, today: _weekend(today, _KOREAN_BACK[m[1]])),
+        (r"(지지난|지난|저번|이번) ?주말", lambda m, today: _weekend(today, _KOREAN_PERIODS_BACK[m[1]])),
         (
             r"(지지난|지난|저번|이번) ?(주|달)",
-            lambda m, today: _ago(_KOREAN_BACK[m[1]], _KOREAN_UNITS[m[2]], today),
+            lambda m, today: _ago(_KOREAN_PERIODS_BACK[m[1]], _KOREAN_UNITS[m[2]], today),
         ),
         (r"\bthe day before yesterday\b|그저께|그제", lambda _, today: _day(today - timedelta(days=2))),
         (r"\byesterday\b|\blast night\b|어제|어젯밤", lambda _, today: _day(today - timedelta(days=1))),

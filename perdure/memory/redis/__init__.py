@@ -1,1 +1,4 @@
-"""The layers of memory in Redis: the stream and working memory. Losing them loses no message."""
+"""Memory in Redis: the event stream and working memory. Losing it loses no message.
+
+Called when a turn settles, when a session ends and when a worker shuts down.
+"""

@@ -1,10 +1,10 @@
-"""Writing back what working memory holds and PostgreSQL lacks.
+"""Writing turns back to PostgreSQL that only working memory still has.
 
-PostgreSQL is written first, so that there is nothing to write back, unless it lost commits (a
-failover, a backup) that Redis still has the turns of. They are then written behind whatever the
-session has, once, in one statement under its current token; a stale process writes nothing, and
-neither does an entry that another one of a higher token has overtaken. Called in the flush of a
-shutdown, for each session that the process touched, and when a session ends.
+PostgreSQL is always written first, so it lacks a turn only if it lost commits: a failover, a restored backup. One
+statement appends such turns to the session, once, under its current token. A stale process writes nothing, and turns
+written under a lower token than a turn that PostgreSQL has are refused.
+
+Called in a worker's shutdown, for each session that it held, and when a session ends.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from sqlalchemy import Row
 from perdure.database.engine import Database, as_json
 from perdure.database.fencing import Fence
 from perdure.errors import Unavailable
-from perdure.memory import queries
-from perdure.memory.redis.working import Line, RememberedTurn, WorkingMemory
+from perdure.memory.redis import queries
+from perdure.memory.redis.working import RememberedMessage, RememberedTurn, WorkingMemory
 from perdure.models.protocol import Role
 
 log = logging.getLogger(__name__)
 
 _PRIORITY = 5
-_TRIES = 5
+_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """PostgreSQL has what it can have: so many turns were written now, so many were refused, each reported."""
+    """The flush is complete: turns written, and turns refused, each of which is logged."""
 
     written: int
     refused: int = 0
@@ -40,57 +40,60 @@ class Flushed:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """So many turns are lacking, and a turn that is not settled stands in the way: nothing was written."""
+    """Nothing was written: PostgreSQL lacks `missing` turns, but the session has an unsettled turn."""
 
-    lacking: int
+    missing: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """The token has moved on, or the session is over: nothing was written."""
+    """Nothing was written: the token is stale, or the session has ended."""
 
 
-Outcome = Flushed | Blocked | Stale
+FlushOutcome = Flushed | Blocked | Stale
 
 
-def flush(database: Database, working: WorkingMemory, session_id: UUID, fence: Fence) -> Outcome:
-    """Write to PostgreSQL the remembered turns that it lacks. May be repeated, also side by side.
+def flush(database: Database, working: WorkingMemory, session_id: UUID, fence: Fence) -> FlushOutcome:
+    """Write the remembered turns that PostgreSQL lacks. Idempotent, also concurrently.
 
-    `fence` is the one that the session was claimed under last. What is remembered stays in Redis.
+    `fence` is that of the session's latest claim. The turns stay in Redis.
 
     Raises:
-        Unavailable: Redis or PostgreSQL cannot be reached; it may be tried again.
+        Unavailable: Redis or PostgreSQL cannot be reached; a retry is safe.
     """
-    held = working.held(session_id)
+    held = working.read(session_id)
     if not held:
         return Flushed(0)
-    for _ in range(_TRIES):
-        rows = database.run(queries.COMPARE, {**fence.on(session_id), **_asked(held)})
+    for _ in range(_ATTEMPTS):
+        rows = database.run(queries.COMPARE, {**fence.on(session_id), **_comparison(held)})
         if not rows or not rows[0].current:
             return Stale()
-        lacking = [turn for turn in held if turn.turn_id not in rows[0].known]
-        if not lacking:
+        missing = [turn for turn in held if turn.turn_id not in rows[0].known]
+        if not missing:
             return Flushed(0)
         if rows[0].unsettled:
-            return Blocked(len(lacking))
-        chosen = _choose(session_id, held, rows[0])
-        refused = len(lacking) - len(chosen)
-        if not chosen:
+            return Blocked(len(missing))
+        writable = _writable(session_id, held, rows[0])
+        refused = len(missing) - len(writable)
+        if not writable:
             return Flushed(0, refused)
-        if _write(database, session_id, fence, rows[0], chosen):
-            log.warning("session %s: PostgreSQL lacked %d turns, now written", session_id, len(chosen))
-            return Flushed(len(chosen), refused)
+        if _write(database, session_id, fence, rows[0], writable):
+            log.warning("session %s: PostgreSQL lacked %d turns, now written", session_id, len(writable))
+            return Flushed(len(writable), refused)
     raise Unavailable("The session kept changing while its working memory was being flushed; please try again.")
 
 
-def fault(messages: Sequence[Line], *, replied: bool) -> str | None:
-    """Why a provider would refuse `messages` as one settled turn; None if it would not.
+def transcript_fault(messages: Sequence[RememberedMessage], *, replied: bool) -> str | None:
+    """Why a provider would refuse `messages` as one settled turn; `None` if it would accept them.
 
-    `replied` says that the last message is to be the reply.
+    `replied`: the last message must be the reply.
     """
     if not messages or messages[0].role is not Role.USER:
         return "it does not begin with what the user said"
-    if any(line.role is Role.SYSTEM or (line.tool_calls and line.role is not Role.ASSISTANT) for line in messages):
+    if any(
+        message.role is Role.SYSTEM or (message.tool_calls and message.role is not Role.ASSISTANT)
+        for message in messages
+    ):
         return "a message says what its role may not"
     if not _all_answered(messages):
         return "its tool calls and their results do not match"
@@ -99,24 +102,24 @@ def fault(messages: Sequence[Line], *, replied: bool) -> str | None:
     return None
 
 
-def _all_answered(messages: Sequence[Line]) -> bool:
-    """Whether each tool call has its one result, in the order asked, right behind the message that asked."""
+def _all_answered(messages: Sequence[RememberedMessage]) -> bool:
+    """Whether each tool call has one result, in the order of the calls, right after the message with the calls."""
     awaited: list[str] = []
-    for line in messages:
-        if line.role is Role.TOOL:
-            if not awaited or line.tool_call_id != awaited.pop(0):
+    for message in messages:
+        if message.role is Role.TOOL:
+            if not awaited or message.tool_call_id != awaited.pop(0):
                 return False
         elif awaited:
             return False
         else:
-            awaited = [call.id for call in line.tool_calls or ()]
+            awaited = [call.id for call in message.tool_calls or ()]
             if len(set(awaited)) < len(awaited):
                 return False
     return not awaited
 
 
-def _asked(held: Sequence[RememberedTurn]) -> dict[str, Any]:
-    given = [(turn, line.message_id) for turn in held for line in turn.messages if line.message_id is not None]
+def _comparison(held: Sequence[RememberedTurn]) -> dict[str, Any]:
+    given = [(turn, message.message_id) for turn in held for message in turn.messages if message.message_id is not None]
     return {
         "turn_ids": [turn.turn_id for turn in held],
         "of_turn": [turn.turn_id for turn, _ in given],
@@ -125,14 +128,14 @@ def _asked(held: Sequence[RememberedTurn]) -> dict[str, Any]:
     }
 
 
-def _choose(session_id: UUID, held: Sequence[RememberedTurn], row: Row[Any]) -> list[RememberedTurn]:
-    """Those of the turns in `held` that PostgreSQL lacks and that may be written; of others it is said why not."""
+def _writable(session_id: UUID, held: Sequence[RememberedTurn], row: Row[Any]) -> list[RememberedTurn]:
+    """The turns in `held` that PostgreSQL lacks and that may be written; logs why others may not."""
     newest = max((turn.token for turn in held if turn.turn_id in row.known), default=0)
-    chosen = []
+    writable = []
     for turn in held:
         if turn.turn_id in row.known:
             continue
-        reason = fault(turn.messages, replied=turn.status != "cancelled")
+        reason = transcript_fault(turn.messages, replied=turn.status != "cancelled")
         if turn.token < newest:
             reason = f"it was written under token {turn.token}, and another turn under {newest}"
         elif turn.turn_id in row.accepted:
@@ -141,38 +144,38 @@ def _choose(session_id: UUID, held: Sequence[RememberedTurn], row: Row[Any]) -> 
             log.error("session %s: the remembered turn %s is not written: %s", session_id, turn.turn_id, reason)
             continue
         newest = turn.token
-        chosen.append(turn)
-    return chosen
+        writable.append(turn)
+    return writable
 
 
 def _write(
-    database: Database, session_id: UUID, fence: Fence, row: Row[Any], chosen: Sequence[RememberedTurn]
+    database: Database, session_id: UUID, fence: Fence, row: Row[Any], writable: Sequence[RememberedTurn]
 ) -> Sequence[Row[Any]]:
-    turns, messages = _rows(chosen)
+    turns, messages = _rows(writable)
     parameters = {
         **fence.on(session_id),
         "last_turn_seq": row.last_turn_seq,
         "message_count": row.message_count,
         "turns_added": len(turns),
         "messages_added": len(messages),
-        "last_at": max(turn.settled_at for turn in chosen),
-        "channels": [turn.channel for turn in chosen],
+        "last_at": max(turn.settled_at for turn in writable),
+        "channels": [turn.channel for turn in writable],
         "priority": _PRIORITY,
         "turns": as_json(turns),
         "messages": as_json(messages),
-        "inputs": as_json(list(_inputs(chosen))),
+        "inputs": as_json(list(_inputs(writable))),
     }
     return database.run(queries.FLUSH, parameters)
 
 
-def _rows(chosen: Sequence[RememberedTurn]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _rows(writable: Sequence[RememberedTurn]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The rows of the turns and of their messages, both numbered from 1."""
     turns: list[dict[str, Any]] = []
     messages: list[dict[str, Any]] = []
-    for position, turn in enumerate(chosen, start=1):
+    for position, turn in enumerate(writable, start=1):
         first = len(messages) + 1
-        for number, line in enumerate(turn.messages, start=first):
-            record = line.model_dump(mode="json")
+        for number, message in enumerate(turn.messages, start=first):
+            record = message.model_dump(mode="json")
             created_at = record["created_at"] or turn.settled_at
             messages.append(
                 {
@@ -190,14 +193,14 @@ def _rows(chosen: Sequence[RememberedTurn]) -> tuple[list[dict[str, Any]], list[
 
 def _turn(turn: RememberedTurn, position: int, first: int, last: int) -> dict[str, Any]:
     record = turn.model_dump(mode="json", exclude={"messages", "seq", "token"})
-    spent = [line.usage for line in turn.messages if line.usage is not None]
+    spent = [message.usage for message in turn.messages if message.usage is not None]
     return {
         **record,
         "position": position,
         "first": first,
         "reply": None if turn.status == "cancelled" else last,
-        # What a failure says to the sender, no model did.
-        "steps": sum(line.role is Role.ASSISTANT for line in turn.messages) - (turn.status == "failed"),
+        # The last message of a failed turn comes from perdure, not from a model.
+        "steps": sum(message.role is Role.ASSISTANT for message in turn.messages) - (turn.status == "failed"),
         "usage": {
             "input_tokens": sum(each.input_tokens for each in spent),
             "output_tokens": sum(each.output_tokens for each in spent),
@@ -206,16 +209,16 @@ def _turn(turn: RememberedTurn, position: int, first: int, last: int) -> dict[st
     }
 
 
-def _inputs(chosen: Sequence[RememberedTurn]) -> Iterable[dict[str, Any]]:
-    """The rows of the inbox: what the user said, where it is known under which id."""
-    for turn in chosen:
-        for position, line in enumerate(turn.messages, start=1):
-            if line.role is Role.USER and line.message_id is not None:
+def _inputs(writable: Sequence[RememberedTurn]) -> Iterable[dict[str, Any]]:
+    """Inbox rows of the user messages that have a `message_id`."""
+    for turn in writable:
+        for position, message in enumerate(turn.messages, start=1):
+            if message.role is Role.USER and message.message_id is not None:
                 yield {
                     "channel": turn.channel,
-                    "message_id": line.message_id,
+                    "message_id": message.message_id,
                     "turn_id": turn.turn_id,
                     "position": position,
-                    "text": line.content,
-                    "accepted_at": line.created_at or turn.settled_at,
+                    "text": message.content,
+                    "accepted_at": message.created_at or turn.settled_at,
                 }

@@ -1,7 +1,7 @@
-"""Layer 0: what happens around a conversation: typing, a switch of the channel, presence.
+"""Layer 0: events around a conversation: typing, channel switches, presence.
 
-One Redis Stream a user, of about `MAX_ENTRIES` entries, the oldest dropped first. Nothing
-depends on it. Times are the caller's, never Redis's, and what a session saw goes when it ends.
+One Redis Stream a user with about `MAX_ENTRIES` entries; the oldest are dropped. Losing it does no harm. The caller
+gives the times. The end of a session deletes the events up to that end.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from enum import StrEnum
 from typing import Any
 
 from perdure.errors import loggable
-from perdure.memory.redis.connection import Cache
+from perdure.memory.redis.cache import Cache
 
 log = logging.getLogger(__name__)
 
 MAX_ENTRIES = 1_000
-"""Entries of a user that are kept; Redis drops the oldest by whole nodes, so a few more may stay."""
+"""Entries per user. Redis drops whole nodes of a stream, so a few more may stay."""
 
 _TTL_MS = 86_400_000
-"""A stream that nothing is added to for a day goes by itself: its user may begin no further session."""
+"""A stream expires a day after its last entry, in case its user begins no further session."""
 
-# KEYS[1]: the stream. ARGV: milliseconds up to which entries go, and the channel that they are of
-# ('' for all). Entries without a time go as well, and a stream that is then empty goes whole.
+# KEYS[1]: the stream. ARGV: the time (milliseconds) up to which entries are deleted, and their channel ('' for all).
+# Entries without a time are deleted as well, and so is a stream that becomes empty.
 _TRIM = """
 if redis.call('TYPE', KEYS[1]).ok ~= 'stream' then return redis.call('UNLINK', KEYS[1]) end
 local gone = {}
@@ -43,8 +43,8 @@ return #gone
 """
 
 
-class Kind(StrEnum):
-    """What happened."""
+class StreamEventKind(StrEnum):
+    """The kinds of events."""
 
     TYPING = "typing"
     CHANNEL_SWITCH = "channel_switch"
@@ -52,10 +52,10 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
-    """One entry: `kind` happened on `channel` at `at`, to the millisecond."""
+class StreamEvent:
+    """One entry of a stream; `at` has millisecond precision."""
 
-    kind: Kind
+    kind: StreamEventKind
     channel: str
     at: datetime
 
@@ -66,9 +66,9 @@ class Stream:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
 
-    def append(self, user_id: str, happening: Happening) -> bool:
-        """Add to the user's stream, in one round trip; False if Redis is away, which is reported."""
-        entry = {"kind": happening.kind, "channel": happening.channel, "at": _milliseconds(happening.at)}
+    def append(self, user_id: str, event: StreamEvent) -> bool:
+        """Append to the user's stream in one round trip; False, and a warning in the log, if Redis fails."""
+        entry = {"kind": event.kind, "channel": event.channel, "at": _milliseconds(event.at)}
 
         def work(client: Any) -> bool:
             pipeline = client.pipeline()
@@ -77,22 +77,22 @@ class Stream:
             pipeline.execute()
             return True
 
-        return bool(self._cache.attempt(f"the {happening.kind} of the user {user_id!r} on the stream", work))
+        return bool(self._cache.attempt(f"the {event.kind} of the user {user_id!r} on the stream", work))
 
-    def recent(self, user_id: str, n: int) -> list[Happening]:
-        """The user's last `n` happenings, oldest first; none while Redis is away."""
+    def recent(self, user_id: str, n: int) -> list[StreamEvent]:
+        """The user's last `n` events, oldest first; empty while Redis is unavailable."""
         newest = self._cache.attempt(
             f"reading the stream of the user {user_id!r}",
             lambda client: client.xrevrange(self._key(user_id), count=n),
         )
-        found = (_happening(identifier, fields) for identifier, fields in reversed(newest or []))
-        return [happening for happening in found if happening is not None]
+        found = (_event(identifier, fields) for identifier, fields in reversed(newest or []))
+        return [event for event in found if event is not None]
 
     def trim_session(self, user_id: str, channel: str | None, until: datetime) -> int:
-        """Remove what happened by `until`, on `channel` only where one is given; how many entries that were.
+        """Delete the events up to `until`, of one `channel` or of all (`None`); returns how many.
 
         Raises:
-            Unavailable: Redis is away.
+            Unavailable: Redis cannot be reached.
         """
         bounds = [_milliseconds(until), channel or ""]
         removed: int = self._cache.require(lambda client: client.eval(_TRIM, 1, self._key(user_id), *bounds))
@@ -106,14 +106,14 @@ def _milliseconds(at: datetime) -> int:
     return int(at.timestamp() * 1000)
 
 
-def _happening(identifier: bytes, fields: Mapping[bytes, bytes]) -> Happening | None:
+def _event(identifier: bytes, fields: Mapping[bytes, bytes]) -> StreamEvent | None:
     try:
-        return Happening(
-            Kind(fields[b"kind"].decode()),
+        return StreamEvent(
+            StreamEventKind(fields[b"kind"].decode()),
             fields[b"channel"].decode(),
             datetime.fromtimestamp(int(fields[b"at"]) / 1000, UTC),
         )
     except (KeyError, ValueError, OverflowError, OSError) as error:
         reason = loggable(error)
-        log.warning("entry %s of a user's stream is passed over: %s", identifier.decode(), reason)
+        log.warning("entry %s of a user's stream is invalid and skipped: %s", identifier.decode(), reason)
         return None

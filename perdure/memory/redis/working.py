@@ -1,9 +1,8 @@
-"""Layer 1: working memory, the last turns of a session, at hand in Redis.
+"""Layer 1: working memory, a copy of a session's last turns in Redis.
 
-PostgreSQL first: a turn is remembered here once its commit has happened, under the token that it
-was committed under. So what is here is a copy that may be lost, and is gone an hour after the
-last turn; where it holds a turn that PostgreSQL lacks all the same (a failover lost the commit),
-`flush.py` writes it back. One list a session, one entry a turn.
+A turn is added after its commit in PostgreSQL, with the token of that commit. The copy may be lost, and expires an
+hour after the last turn. If PostgreSQL lost the commit in a failover, `flush` writes the turn back. One list a
+session, one entry a turn.
 """
 
 from __future__ import annotations
@@ -17,71 +16,71 @@ from uuid import UUID
 import redis
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from perdure.memory.redis.connection import Cache
+from perdure.memory.redis.cache import Cache
 from perdure.models.protocol import Role
 from perdure.text.untrusted import first_line, load_object
 
 log = logging.getLogger(__name__)
 
-_Whole = Annotated[int, Field(ge=0, lt=2**31)]
-_Long = Annotated[int, Field(ge=0, lt=2**63)]
+_Int4 = Annotated[int, Field(ge=0, lt=2**31)]
+_Int8 = Annotated[int, Field(ge=0, lt=2**63)]
 _Name = Annotated[str, Field(min_length=1)]
 
 
 class _Record(BaseModel):
-    """Members that this release does not know are kept, and written with the others."""
+    """Keeps and writes members that this release does not know."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
-class Call(_Record):
-    """A tool call, its arguments as the text that the model gave."""
+class RememberedCall(_Record):
+    """A tool call; `arguments` is the model's text."""
 
     id: str
     name: str
     arguments: str
 
 
-class Spent(_Record):
+class RememberedUsage(_Record):
     """Tokens of one model call."""
 
-    input_tokens: _Whole = 0
-    output_tokens: _Whole = 0
+    input_tokens: _Int4 = 0
+    output_tokens: _Int4 = 0
 
 
-class Line(_Record):
-    """One message of a turn, as the rows of `messages` have it; `position` counts from 1 in what it came with."""
+class RememberedMessage(_Record):
+    """One message of a turn, with columns of `messages`. `position` counts from 1."""
 
-    position: _Whole = 1
+    position: _Int4 = 1
     role: Role
     content: str
-    tool_calls: tuple[Call, ...] | None = None
+    tool_calls: tuple[RememberedCall, ...] | None = None
     tool_call_id: str | None = None
     message_id: str | None = None
-    token_count: _Whole
+    token_count: _Int4
     model: str | None = None
     fallback: bool | None = None
-    usage: Spent | None = None
+    usage: RememberedUsage | None = None
     created_at: datetime | None = None
 
 
 class RememberedTurn(_Record):
-    """A settled turn with its messages, in order, and the fencing token that it was settled under."""
+    """A settled turn with its messages in order; `token` is the fencing token of its settling commit."""
 
     turn_id: UUID
-    seq: _Long
-    token: _Long
+    seq: _Int8
+    token: _Int8
     agent: _Name
     channel: _Name
     status: Literal["done", "failed", "cancelled"]
     settled_at: datetime
     error_code: str | None = None
     error_message: str | None = None
-    messages: tuple[Line, ...]
+    messages: tuple[RememberedMessage, ...]
 
 
 class WorkingMemory:
-    """The working memories of all sessions: `turns` each, for `ttl_s` seconds after the last."""
+    """The working memories of all sessions: `turns` turns each, for `ttl_s` seconds after the last one."""
 
     def __init__(self, cache: Cache, turns: int, ttl_s: float) -> None:
         self._cache = cache
@@ -89,7 +88,7 @@ class WorkingMemory:
         self._ttl_ms = max(1, int(ttl_s * 1000))
 
     def remember_turn(self, session_id: UUID, turn: RememberedTurn) -> bool:
-        """Keep a turn that PostgreSQL has, in one round trip; False if Redis is away, which is reported."""
+        """Add a committed turn in one round trip; False, and a warning in the log, if Redis fails."""
         entry = turn.model_dump_json(exclude_none=True)
 
         def work(client: Any) -> bool:
@@ -102,30 +101,21 @@ class WorkingMemory:
 
         return bool(self._cache.attempt(f"remembering turn {turn.turn_id} of session {session_id}", work))
 
-    def read(self, session_id: UUID) -> tuple[RememberedTurn, ...] | None:
-        """The turns that are remembered, in order; None while Redis is away.
+    def read(self, session_id: UUID) -> tuple[RememberedTurn, ...]:
+        """The remembered turns, in order.
 
-        A turn that was settled while Redis was away is missing, and turns that said nothing were
-        never here: whoever needs all of them asks PostgreSQL.
-        """
-        return self._cache.attempt(
-            f"reading the working memory of session {session_id}",
-            lambda client: _read(client, self._key(session_id), session_id),
-        )
-
-    def held(self, session_id: UUID) -> tuple[RememberedTurn, ...]:
-        """The same, for who must know.
+        Turns that were settled while Redis was unavailable are missing: PostgreSQL has all of them.
 
         Raises:
-            Unavailable: Redis is away.
+            Unavailable: Redis cannot be reached.
         """
         return self._cache.require(lambda client: _read(client, self._key(session_id), session_id))
 
     def forget(self, session_id: UUID) -> None:
-        """Remove whatever is remembered of a session. Nothing there is no error.
+        """Delete the working memory of a session, if it has one.
 
         Raises:
-            Unavailable: Redis is away.
+            Unavailable: Redis cannot be reached.
         """
         self._cache.require(lambda client: client.unlink(self._key(session_id)))
 
@@ -139,7 +129,7 @@ def _read(client: Any, key: str, session_id: UUID) -> tuple[RememberedTurn, ...]
     except redis.ResponseError as error:
         if not str(error).startswith("WRONGTYPE"):
             raise
-        log.error("the key %s is not a list of turns and is ignored: %s", key, error)  # noqa: TRY400 (no fault of ours)
+        log.error("the key %s is not a list of turns and is ignored: %s", key, error)  # noqa: TRY400 (another's key)
         return ()
     turns: dict[UUID, RememberedTurn] = {}
     for position, entry in enumerate(entries):
@@ -150,9 +140,9 @@ def _read(client: Any, key: str, session_id: UUID) -> tuple[RememberedTurn, ...]
 
 
 def _parse(session_id: UUID, position: int, entry: bytes) -> RememberedTurn | None:
-    """The turn that an entry stands for; None if it is damaged, which is reported without what it says."""
+    """The turn of an entry; `None` if it is invalid, which is logged without its content."""
     try:
-        load_object(entry.decode())  # refuses what PostgreSQL could not store
+        load_object(entry.decode())  # refuses text that PostgreSQL cannot store
         return RememberedTurn.model_validate_json(entry)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
@@ -160,7 +150,7 @@ def _parse(session_id: UUID, position: int, entry: bytes) -> RememberedTurn | No
     except ValueError as error:
         reason = str(error)
     log.error(
-        "entry %d of the working memory of session %s is damaged and passed over: %s",
+        "entry %d of the working memory of session %s is invalid and skipped: %s",
         position,
         session_id,
         first_line(reason, 200),

@@ -1,1 +1,1 @@
-"""The sections of a prompt that memory fills, each within its budget of tokens."""
+"""The memory sections of a prompt, each within its token budget. Called once a turn, by `turns.prompt`."""

@@ -1,10 +1,10 @@
-"""What of all that is remembered goes into a prompt: sections, each within its budget of tokens.
+"""Sections of a prompt and their token budgets. Pure functions.
 
-Pure: what was found comes in, text goes out; `briefing` in `turns` fetches and calls. The laws:
-no section exceeds its budget, whatever is in it; what goes first is the oldest or the least
-relevant; the newest turn is never cut, and turns are kept or left out whole, so that a tool's
-call is never parted from its result. Tokens are an estimate that errs on the high side: no
-table of a vendor's is needed.
+No section exceeds its budget. The oldest or least relevant pieces are left out first. The newest turn is never cut,
+and turns are kept or left out whole, so that a tool call keeps its result. Tokens are estimated, on the high side,
+without a vendor's tables.
+
+Called by `assemble` and by `turns`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ Turn = TypeVar("Turn")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Something remembered: `pieces` of text, the most worth keeping first, within `budget` tokens.
+    """A section of a prompt: `pieces` of text, the most important first, within `budget` tokens.
 
-    `mark` says what kind of quotation it is. `backwards` shows the first piece last, as what is
-    newest stands last in a conversation.
+    `mark` is the kind of quotation. `backwards` renders the first piece last: the newest piece of a conversation.
     """
 
     mark: str
@@ -40,20 +39,20 @@ class Section:
     backwards: bool = False
 
 
-def tokens(text: str) -> int:
-    """Tokens of `text` by a conservative estimate: one for every three bytes of UTF-8 begun."""
+def estimate_tokens(text: str) -> int:
+    """A conservative estimate of the tokens of `text`: one per three bytes of UTF-8, rounded up."""
     return -(-_size(text) // _BYTES_PER_TOKEN)
 
 
 def render(section: Section, quoter: Quoter | None = None) -> str:
-    """The section as a prompt has it, quoted by the prompt's `quoter`; empty if the budget holds no part of a piece."""
+    """The section's text, quoted by `quoter`; empty if the budget is too small for any part of it."""
     kept = fitting(section)
     quoter = quoter or Quoter()
     return quoter.quote(section.mark, section.title, kept[::-1] if section.backwards else kept)
 
 
 def fitting(section: Section) -> list[str]:
-    """The first of its pieces, as far as the budget goes; of the first one at least what it bears."""
+    """The first pieces that fit the budget; if not even the first one does, the part of it that fits."""
     room = section.budget * _BYTES_PER_TOKEN - _size(quoted(section.mark, section.title, ["."])) + 1
     spent = accumulate(_size(piece) + 1 for piece in section.pieces)
     kept = [piece for piece, total in zip(section.pieces, spent, strict=True) if total - 1 <= room]
@@ -63,30 +62,30 @@ def fitting(section: Section) -> list[str]:
 
 
 def cut_to(text: str, budget: int) -> str:
-    """`text` within `budget` tokens; where something was cut off, that is seen at its end."""
-    return text if tokens(text) <= budget else _head(text, budget * _BYTES_PER_TOKEN)
+    """`text` within `budget` tokens; a mark at its end shows that it was cut."""
+    return text if estimate_tokens(text) <= budget else _head(text, budget * _BYTES_PER_TOKEN)
 
 
 def latest(turns: Sequence[Turn], cost: Callable[[Turn], int], budget: int) -> list[Turn]:
-    """The newest of `turns`, in order, as far back as the budget goes; the last one whatever it costs."""
+    """The newest of `turns` that fit the budget, in order; always the last one."""
     spent = accumulate(cost(turn) for turn in reversed(turns))
     fitting = sum(1 for _ in takewhile(lambda total: total <= budget, spent))
     return list(turns[-max(1, fitting) :])
 
 
 def affordable(tools: Sequence[ToolSchema], budget: int) -> tuple[ToolSchema, ...]:
-    """The first of `tools`, as far as the budget goes; an author names the most important first."""
+    """The first of `tools` that fit the budget: authors list the most important first."""
     spent = accumulate(_schema_tokens(tool) for tool in tools)
     return tuple(tool for tool, total in zip(tools, spent, strict=True) if total <= budget)
 
 
 def _schema_tokens(tool: ToolSchema) -> int:
     written = json.dumps(tool.parameters, ensure_ascii=False)
-    return tokens(tool.name) + tokens(tool.description) + tokens(written) + _SCHEMA_TOKENS
+    return estimate_tokens(tool.name) + estimate_tokens(tool.description) + estimate_tokens(written) + _SCHEMA_TOKENS
 
 
 def _head(text: str, room: int) -> str:
-    """As much of `text` as `room` bytes hold together with the sign that it was cut; nothing if not even that."""
+    """The beginning of `text` that fits `room` bytes together with the cut mark; empty if the mark does not fit."""
     room -= _size(_CUT)
     return _encoded(text)[:room].decode("utf-8", "ignore") + _CUT if room > 0 else ""
 
@@ -96,4 +95,4 @@ def _size(text: str) -> int:
 
 
 def _encoded(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")  # an author's own text may hold halves of characters
+    return text.encode("utf-8", "surrogatepass")  # an agent's instructions may contain lone surrogates

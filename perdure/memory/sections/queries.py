@@ -1,10 +1,10 @@
-"""The statements that find what a prompt is to hold of the past: two a turn, each bounded, whatever the history."""
+"""The statements of a prompt's memory sections: two a turn, each with a bounded number of rows."""
 
 from __future__ import annotations
 
 from perdure.database.engine import Statement
 
-# A session, what it was forked from, and what was forked from these: they share a beginning, and nothing later.
+# A session, its source if it is a fork, and all forks of these: sessions that share a beginning.
 _FAMILY = """
     WITH RECURSIVE family (session_id, forked_from) AS (
         SELECT session_id, forked_from FROM sessions WHERE session_id = %(session_id)s
@@ -19,17 +19,16 @@ _FAMILY = """
 
 _SEARCHABLE = "bank = %(bank)s::text AND embedder = %(embedder)s AND status = 'active' AND query_vector IS NOT NULL"
 
-KIN = Statement(
+RELATED_SESSIONS = Statement(
     "context.kin",
     f"{_FAMILY} SELECT session_id FROM family WHERE session_id <> %(session_id)s",  # noqa: S608 (constants)
     writes=False,
 )
 
-# What does not depend on what is asked: the summaries of earlier sessions, newest first, and the
-# memories that conversations come back to. A row of the section `kin` is a session of the family; one
-# of `past` says that there is something to recall at all, one of `bank` that the agent's bank has questions
-# of this embedder that this user may see (`bank` is NULL for an agent without one). Only the newest sessions
-# are looked at: one that said nothing has no summary, and there may be any number of those.
+# The content that does not depend on the question: `archive`, the summaries of earlier sessions, newest first, and
+# `meta`, the hot memories. A row `kin` is a session of the family; a row `past` means that the user has something to
+# recall; a row `bank` means that the agent's bank has cases of this embedder that this user may see (`bank` is NULL for
+# an agent without one). Only the newest sessions are read, because any number of sessions may have no summary.
 PAST = Statement(
     "context.past",
     f"""
@@ -71,9 +70,8 @@ PAST = Statement(
     writes=False,
 )
 
-# What belongs to the memories that were recalled: the messages that they came from, and the
-# entities that they are about with those that belong to these, two steps far. However many
-# relations an entity has, the newest few are followed.
+# For recalled memories: their source messages, and the relations of their entities up to depth 2. Of each entity, the
+# newest relations are followed.
 AROUND = Statement(
     "context.around",
     """

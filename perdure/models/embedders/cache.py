@@ -19,7 +19,7 @@ MAX_FLOATS = 2_000_000
 """Numbers that are remembered, of four bytes each: 5,208 vectors of 384 dimensions."""
 
 
-class Cached:
+class CachedEmbedder:
     """An embedder that remembers, least recently used first to go. Threads may share it.
 
     Vectors are rounded to what four bytes hold, as PostgreSQL rounds them: a remembered one is

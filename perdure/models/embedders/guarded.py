@@ -14,7 +14,7 @@ from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Embedder, Vector
 from perdure.models.embedders.resolve import Guard
 from perdure.models.protocol import ModelCall
-from perdure.models.resilient import Window, wait_within
+from perdure.models.resilient import CallWindow, wait_within
 from perdure.resilience.registry import Breaker, BreakerRegistry
 from perdure.resilience.retry import retrying
 from perdure.settings import Settings
@@ -50,7 +50,7 @@ class GuardedEmbedder:
             return self._breaker.execute(lambda: self._try_until(texts, part), part.remaining())
 
     def _try_until(self, texts: Sequence[str], part: ModelCall) -> list[Vector]:
-        window = Window(part, wait_within)
+        window = CallWindow(part, wait_within)
         return retrying(
             self.name, lambda: self._embedder.embed(texts, part), self._settings.retry, window, random.random
         )

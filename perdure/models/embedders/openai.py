@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from perdure.clock import Clock
 from perdure.errors import InvalidResponse
-from perdure.models.embedders.protocol import Learnt, Vector, in_batches
+from perdure.models.embedders.protocol import LearnedDimensions, Vector, in_batches
 from perdure.models.protocol import ModelCall
 from perdure.models.providers.json_values import mapping, sequence
 from perdure.models.providers.openai import calling, client, options_of
@@ -36,7 +36,7 @@ class OpenAIEmbedder:
         self._model = model
         self._clock = clock
         self._timeout_s = timeout_s
-        self._learnt = Learnt()
+        self._dimensions = LearnedDimensions()
         self._client = client("PERDURE_EMBEDDER", self.name)
         self._close = weakref.finalize(self, self._client.close)
 
@@ -48,7 +48,7 @@ class OpenAIEmbedder:
     @property
     def dimensions(self) -> int | None:
         """Numbers in each vector, once the first has come."""
-        return self._learnt.dimensions
+        return self._dimensions.dimensions
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
         """One vector for each text. See `Embedder.embed` for what is raised."""
@@ -66,7 +66,7 @@ class OpenAIEmbedder:
         by_index = {each["index"]: each for each in items if isinstance(each.get("index"), int)}
         if len(items) != count or sorted(by_index) != list(range(count)):
             raise InvalidResponse("The embedder's server did not send one vector for each text.")
-        return [self._learnt.take(by_index[at].get("embedding")) for at in range(count)]
+        return [self._dimensions.take(by_index[at].get("embedding")) for at in range(count)]
 
 
 def _sendable(text: str) -> str:

@@ -43,7 +43,7 @@ class Embedder(Protocol):
         ...
 
 
-class Learnt:
+class LearnedDimensions:
     """The dimensions of an embedder, learnt from its vectors, which must all be alike."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 from perdure.clock import Clock
 from perdure.errors import SettingsError
-from perdure.models.embedders.cache import Cached
+from perdure.models.embedders.cache import CachedEmbedder
 from perdure.models.embedders.hashing import FEWEST_DIMENSIONS, MOST_DIMENSIONS, HashEmbedder
 from perdure.models.embedders.protocol import Embedder
 from perdure.settings import Settings
@@ -37,7 +37,7 @@ def resolve(name: str, settings: Settings, clock: Clock, guard: Guard = _unguard
         SettingsError: there is none of that name, or it cannot be set up.
     """
     made = _factory(name)(name.partition(":")[2], settings, clock)
-    return Cached(guard(made))
+    return CachedEmbedder(guard(made))
 
 
 def check(name: str, settings: Settings, clock: Clock) -> None:

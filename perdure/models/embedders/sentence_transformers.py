@@ -13,7 +13,7 @@ from typing import Any
 
 from perdure.clock import Clock
 from perdure.errors import ProviderError, SettingsError
-from perdure.models.embedders.protocol import Learnt, Vector, in_batches
+from perdure.models.embedders.protocol import LearnedDimensions, Vector, in_batches
 from perdure.models.protocol import ModelCall
 
 BATCH = 32
@@ -32,7 +32,7 @@ class SentenceTransformersEmbedder:
         self._model = model
         self._clock = clock
         self._timeout_s = timeout_s
-        self._learnt = Learnt()
+        self._dimensions = LearnedDimensions()
         self._lock = threading.Lock()
         self._transformer = _load(self.name, model)
 
@@ -44,7 +44,7 @@ class SentenceTransformersEmbedder:
     @property
     def dimensions(self) -> int | None:
         """Numbers in each vector, once the first has come."""
-        return self._learnt.dimensions
+        return self._dimensions.dimensions
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
         """One vector for each text. See `Embedder.embed` for what is raised.
@@ -67,7 +67,7 @@ class SentenceTransformersEmbedder:
         finally:
             if mine:
                 self._lock.release()
-        return [self._learnt.take(each) for each in encoded.tolist()]
+        return [self._dimensions.take(each) for each in encoded.tolist()]
 
 
 def _load(name: str, model: str) -> Any:

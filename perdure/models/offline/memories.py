@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
-from perdure.models.offline import concepts
+from perdure.models.offline import entities
 from perdure.models.offline.language import is_question, sentences
 from perdure.text.patterns import ENDS, SPACE, STARTS, WORD, Pattern, compiled
 
@@ -91,5 +91,5 @@ def _memory(sentence: str) -> _Memory | None:
     for kind, importance, pattern in _PATTERNS:
         if pattern.search(sentence):
             content = sentence[:_LONGEST]
-            return _Memory(content, kind, importance, concepts.entities(content), concepts.relations(content))
+            return _Memory(content, kind, importance, entities.entities(content), entities.relations(content))
     return None

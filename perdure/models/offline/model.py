@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from perdure.models.offline import asks
+from perdure.models.offline import intents
 from perdure.models.offline.language import extract, is_question, most_relevant, sentences, terms
 from perdure.models.offline.memories import extract_memories
 from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest, Role, ToolCall, Usage
@@ -73,9 +73,9 @@ def _answer(request: ModelRequest) -> str | tuple[ToolCall, ...]:
     system = "\n".join(message.content for message in messages if message.role is Role.SYSTEM)
     if messages and messages[-1].role is Role.TOOL:
         return _from_results(messages)
-    if asks.asks_for_memories(system):
+    if intents.asks_for_memories(system):
         return extract_memories(message.content for message in messages if message.role is Role.USER)
-    if not request.tools and asks.asks_for_summary(system):
+    if not request.tools and intents.asks_for_summary(system):
         return _summary([message for message in messages if message.role is not Role.SYSTEM])
     at = _last_from_user(messages)
     if at is None:
@@ -86,14 +86,14 @@ def _answer(request: ModelRequest) -> str | tuple[ToolCall, ...]:
 
 def _to_task(text: str, known: Sequence[str]) -> str | tuple[ToolCall, ...] | None:
     """The answer to a line that wants something done with a tool; None if it does not."""
-    if wished := tuple(asks.tool_calls(text, known)):
+    if wished := tuple(intents.tool_calls(text, known)):
         missing = [call.name for call in wished if call.name not in known]
         return _no_such_tool(missing[0], known) if missing else wished
-    if (expression := asks.calculation(text)) is not None:
+    if (expression := intents.calculation(text)) is not None:
         if "calculator" not in known:
             return f"I cannot calculate {expression}: I have no calculator among my tools."
         return (_call("calculator", {"expression": expression}),)
-    if (zone := asks.time_zone(text)) is not None:
+    if (zone := intents.time_zone(text)) is not None:
         if "clock" not in known:
             return "I cannot tell the time: I have no clock among my tools."
         return (_call("clock", {"zone": zone} if zone else {}),)
@@ -102,14 +102,14 @@ def _to_task(text: str, known: Sequence[str]) -> str | tuple[ToolCall, ...] | No
 
 def _to_line(text: str, earlier: Sequence[Message]) -> str:
     """The answer to any other line."""
-    if asks.asks_who(text) or not text.strip():
+    if intents.asks_identity(text) or not text.strip():
         return WHAT_IT_IS
-    if asks.greets(text):
+    if intents.is_greeting(text):
         return f"Hello. {WHAT_IT_IS}"
-    if asks.asks_for_summary(text):
+    if intents.asks_for_summary(text):
         _, _, given = text.partition(":")
         return _summary([Message(Role.USER, given)] if given.strip() else earlier)
-    if asks.asks_something(text):
+    if intents.asks_something(text):
         return _quotation(text, earlier) or f"I find nothing about that in what I can see. {_REMINDER}"
     return f"Noted: “{_cut(text.strip())}” {_REMINDER}"
 
@@ -158,7 +158,7 @@ def _summary(messages: Sequence[Message]) -> str:
 
 def _quotation(question: str, earlier: Sequence[Message]) -> str | None:
     """The earlier line that the question is most likely about, quoted; None if none has a word in common."""
-    if (which := asks.line_of_mine(question)) is not None:
+    if (which := intents.referenced_line(question)) is not None:
         own = [message.content for message in earlier if message.role is Role.USER]
         return f"You said earlier: “{_cut(own[which])}”" if own else None
     lines = list(_lines(earlier))
@@ -182,7 +182,7 @@ def _lines(messages: Sequence[Message]) -> Iterator[tuple[Role, str]]:
     """The statements of a conversation; questions are left out, because they answer nothing."""
     for message in messages:
         for line in sentences(message.content):
-            if not is_question(line) and not asks.asks_something(line):
+            if not is_question(line) and not intents.asks_something(line):
                 yield message.role, line
 
 

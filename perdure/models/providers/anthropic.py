@@ -17,10 +17,10 @@ import httpx2
 from perdure.clock import Clock
 from perdure.errors import InvalidResponse, PerdureError
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
-from perdure.models.providers.connection import CONNECT_TIMEOUT_S, line_of
 from perdure.models.providers.endpoint import ANTHROPIC, endpoint_of
-from perdure.models.providers.errors import Exchange, Failure, connection_lost, error_of
-from perdure.models.providers.messages_wire import Assembly, names_of, request_body
+from perdure.models.providers.errors import Exchange, ProviderFailure, connection_error, error_of
+from perdure.models.providers.messages_wire import ReplyAssembler, names_of, request_body
+from perdure.models.providers.transport import CONNECT_TIMEOUT_S, bind_call
 
 _STATUS_OF_TYPE = {
     "invalid_request_error": 400,
@@ -63,17 +63,17 @@ class AnthropicModel:
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
         """Stream one reply. See `Model.respond` for what is raised."""
-        assembly = Assembly(names_of(request))
+        assembler = ReplyAssembler(names_of(request))
         with _calling(self.name, call, self._clock) as exchange:
             with self._open(request, call) as stream:
                 exchange.request_id = stream.response.headers.get("request-id")
                 for event in stream:
-                    call.delta(assembly.feed(event))
-                    if assembly.complete:
+                    call.delta(assembler.feed(event))
+                    if assembler.complete:
                         break
-            rest, reply = assembly.finish()
+            rest, reply = assembler.finish()
             call.delta(rest)
-            exchange.answered()
+            exchange.log_success()
             return reply
 
     def close(self) -> None:
@@ -96,23 +96,23 @@ class AnthropicModel:
 def _calling(name: str, call: ModelCall, clock: Clock) -> Iterator[Exchange]:
     """Let the SDK talk within the block as part of `call`, and raise perdure's errors for its own."""
     exchange = Exchange(name)
-    with line_of(call) as line, call.aborting(line.hang_up):
+    with bind_call(call) as call_socket, call.aborting(call_socket.hang_up):
         try:
             yield exchange
         except anthropic.APIConnectionError as error:
             call.check()  # it was the engine that hung up
-            raise exchange.report(connection_lost(error.__cause__)) from error
+            raise exchange.log_failure(connection_error(error.__cause__)) from error
         except httpx2.TransportError as error:  # the SDK lets it pass once the stream has begun
             call.check()
-            raise exchange.report(connection_lost(error)) from error
+            raise exchange.log_failure(connection_error(error)) from error
         except anthropic.APIStatusError as error:
             raise _mapped(error, exchange, clock) from error
         except InvalidResponse as error:
-            exchange.report(error)
+            exchange.log_failure(error)
             raise
         except (anthropic.APIError, ValueError, RecursionError) as error:  # no UTF-8, no JSON, nested without end
             unreadable = InvalidResponse("The model's server sent something that cannot be read.")
-            raise exchange.report(unreadable) from error
+            raise exchange.log_failure(unreadable) from error
 
 
 def _mapped(error: anthropic.APIStatusError, exchange: Exchange, clock: Clock) -> PerdureError:
@@ -121,5 +121,5 @@ def _mapped(error: anthropic.APIStatusError, exchange: Exchange, clock: Clock) -
     if error.response.is_success:  # an error in mid-stream
         status = _STATUS_OF_TYPE.get(error.type or "")
     said = error.api_message if isinstance(error.api_message, str) else error.message
-    failure = Failure(status, error.type, said, error.response.headers)
-    return exchange.report(error_of(failure, clock), failure.status, failure.code)
+    failure = ProviderFailure(status, error.type, said, error.response.headers)
+    return exchange.log_failure(error_of(failure, clock), failure.status, failure.code)

@@ -14,8 +14,8 @@ from typing import Any
 from perdure.errors import InvalidResponse
 from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, ToolSchema, Usage
 from perdure.models.providers.json_values import count, mapping, sequence, text
-from perdure.models.providers.names import WireIds, WireNames
-from perdure.models.providers.reply import Draft, DraftCall
+from perdure.models.providers.reply import ReplyDraft, ToolCallDraft
+from perdure.models.providers.wire_names import WireIds, WireNames
 from perdure.text import untrusted
 
 
@@ -71,13 +71,13 @@ def _wire_arguments(arguments: str) -> str:
         return "{}"
 
 
-class Assembly:
+class ReplyAssembler:
     """A reply, put together from the chunks of a stream."""
 
     def __init__(self, names: WireNames | None = None) -> None:
         """`names`: those of the request; without it, calls keep the names that the model gave."""
-        self._draft = Draft(names or WireNames())
-        self._by_index: dict[int, DraftCall] = {}
+        self._draft = ReplyDraft(names or WireNames())
+        self._by_index: dict[int, ToolCallDraft] = {}
 
     def feed(self, chunk: object) -> str:
         """Take in one chunk and return the text that it adds.
@@ -96,7 +96,7 @@ class Assembly:
         delta = mapping(choice.get("delta")) or mapping(choice.get("message"))
         for fragment in sequence(delta.get("tool_calls")):
             self._take_call(mapping(fragment))
-        return draft.say(text(delta.get("content")) + text(delta.get("refusal")))
+        return draft.add_text(text(delta.get("content")) + text(delta.get("refusal")))
 
     def finish(self) -> tuple[str, ModelReply]:
         """The text still held back, and the whole reply.
@@ -114,9 +114,9 @@ class Assembly:
         call = self._call_of(fragment.get("index"), given_id, name)
         call.id = call.id or given_id
         piece = json.dumps(arguments) if isinstance(arguments, dict) else text(arguments)
-        self._draft.extend(call, name=name if name != call.name else "", arguments=piece)
+        self._draft.extend_call(call, name=name if name != call.name else "", arguments=piece)
 
-    def _call_of(self, index: object, given_id: str, name: str) -> DraftCall:
+    def _call_of(self, index: object, given_id: str, name: str) -> ToolCallDraft:
         """The call that a fragment continues, or a new one.
 
         A fragment begins a new call if its index is new, or if it brings both a name and
@@ -126,20 +126,20 @@ class Assembly:
         if isinstance(index, int):
             call = self._by_index.get(index)
             if call is None or (name and given_id and call.id and given_id != call.id):
-                call = self._by_index[index] = self._draft.new_call()
+                call = self._by_index[index] = self._draft.add_call()
             return call
         calls = self._draft.calls
         if not calls:
-            return self._draft.new_call()
+            return self._draft.add_call()
         last = calls[-1]
         if given_id:
-            return next((call for call in calls if call.id == given_id), None) or self._draft.new_call()
+            return next((call for call in calls if call.id == given_id), None) or self._draft.add_call()
         if name and (name != last.name or _complete(last)):
-            return self._draft.new_call()
+            return self._draft.add_call()
         return last
 
 
-def _complete(call: DraftCall) -> bool:
+def _complete(call: ToolCallDraft) -> bool:
     try:
         untrusted.load_object("".join(call.arguments))
     except ValueError:

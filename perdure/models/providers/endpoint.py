@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import httpx2
 
 from perdure.errors import MissingKey, SettingsError
-from perdure.models.providers.connection import Transport
+from perdure.models.providers.transport import Transport
 
 _NO_KEY = "none"
 
@@ -33,7 +33,7 @@ class Endpoint:
     key: str
 
     def http_client(self) -> httpx2.Client:
-        """A client whose calls can be hung up; see `perdure.models.providers.connection`."""
+        """A client whose calls can be hung up; see `perdure.models.providers.transport`."""
         return httpx2.Client(transport=Transport(self.base_url), follow_redirects=True)
 
 

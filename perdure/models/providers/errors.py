@@ -33,7 +33,7 @@ from perdure.errors import (
     ProviderError,
     RateLimited,
 )
-from perdure.models.providers.connection import Compressed, ForeignRedirect
+from perdure.models.providers.transport import Compressed, ForeignRedirect
 
 _log = logging.getLogger(__name__)
 
@@ -57,11 +57,11 @@ class Exchange:
     name: str
     request_id: str | None = None
 
-    def answered(self) -> None:
+    def log_success(self) -> None:
         """Say in the log which request a reply came from, for who has to ask the provider about it."""
         _log.info("%s answered: request id %s", self.name, self.request_id)
 
-    def report(self, error: PerdureError, status: int | None = None, code: str | None = None) -> PerdureError:
+    def log_failure(self, error: PerdureError, status: int | None = None, code: str | None = None) -> PerdureError:
         """Say in the log and on `error` which request failed, and return `error`."""
         said = f"{self.name}: {error.code}: status {status}, code {code}, request id {self.request_id}"
         _log.warning("%s", said)
@@ -70,7 +70,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ProviderFailure:
     """What a provider answered instead of a reply. `status` is None if it came in mid-stream."""
 
     status: int | None
@@ -79,7 +79,7 @@ class Failure:
     headers: Mapping[str, str]
 
 
-def error_of(failure: Failure, clock: Clock) -> PerdureError:
+def error_of(failure: ProviderFailure, clock: Clock) -> PerdureError:
     """The error that a failed call is to raise."""
     status = failure.status
     if _is_too_long(failure):
@@ -94,7 +94,7 @@ def error_of(failure: Failure, clock: Clock) -> PerdureError:
     return ProviderError(f"The model's server refused the request (status {status}).", transient=False)
 
 
-def connection_lost(cause: BaseException | None) -> PerdureError:
+def connection_error(cause: BaseException | None) -> PerdureError:
     """The error of a call whose connection was never there, broke, or (`cause` tells) stayed silent for too long."""
     if isinstance(cause, httpx2.TimeoutException) and not isinstance(cause, httpx2.ConnectTimeout):
         return DeadlineExceeded("The model did not answer in time.")
@@ -105,7 +105,7 @@ def connection_lost(cause: BaseException | None) -> PerdureError:
     return ProviderError("The connection to the model's server failed.", transient=True)
 
 
-def _is_too_long(failure: Failure) -> bool:
+def _is_too_long(failure: ProviderFailure) -> bool:
     if failure.status == httpx2.codes.CONTENT_TOO_LARGE or failure.code in _TOO_LONG_CODES:
         return True
     said = failure.message.lower()

@@ -15,8 +15,8 @@ from typing import Any
 from perdure.errors import InvalidResponse
 from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, Usage
 from perdure.models.providers.json_values import count, mapping, text
-from perdure.models.providers.names import WireIds, WireNames
-from perdure.models.providers.reply import Draft, DraftCall
+from perdure.models.providers.reply import ReplyDraft, ToolCallDraft
+from perdure.models.providers.wire_names import WireIds, WireNames
 from perdure.text import untrusted
 
 MAX_TOKENS = 16_384
@@ -129,15 +129,15 @@ def _call(call: ToolCall, wire_id: str, names: WireNames) -> Block:
     return {"type": "tool_use", "id": wire_id, "name": names.wire(call.name), "input": arguments}
 
 
-class Assembly:
+class ReplyAssembler:
     """A reply, put together from the events of a stream."""
 
     def __init__(self, names: WireNames | None = None) -> None:
         """`names`: those of the request; without it, calls keep the names that the model gave."""
         self.complete = False
-        self._draft = Draft(names or WireNames())
-        self._calls: dict[object, DraftCall] = {}
-        self._whole: list[tuple[DraftCall, str]] = []
+        self._draft = ReplyDraft(names or WireNames())
+        self._calls: dict[object, ToolCallDraft] = {}
+        self._whole: list[tuple[ToolCallDraft, str]] = []
         self._usage: dict[str, int] = {}
 
     def feed(self, event: object) -> str:
@@ -175,27 +175,27 @@ class Assembly:
         """
         for call, arguments in self._whole:
             if not call.arguments:
-                self._draft.extend(call, arguments=arguments)
+                self._draft.extend_call(call, arguments=arguments)
         return self._draft.finish()
 
     def _begin(self, index: object, block: Mapping[str, Any]) -> str:
         if block.get("type") != "tool_use":  # thinking, and what the provider's own tools do, is not the reply
-            return self._draft.say(text(block.get("text"))) if block.get("type") == "text" else ""
-        call = self._calls[_key(index)] = self._draft.new_call()
+            return self._draft.add_text(text(block.get("text"))) if block.get("type") == "text" else ""
+        call = self._calls[_key(index)] = self._draft.add_call()
         call.id = text(block.get("id"))
-        self._draft.extend(call, name=text(block.get("name")))
+        self._draft.extend_call(call, name=text(block.get("name")))
         if given := mapping(block.get("input")):  # from servers that do not stream arguments
             self._whole.append((call, json.dumps(given)))
         return ""
 
     def _go_on(self, index: object, delta: Mapping[str, Any]) -> str:
         if delta.get("type") == "text_delta":
-            return self._draft.say(text(delta.get("text")))
+            return self._draft.add_text(text(delta.get("text")))
         if delta.get("type") == "input_json_delta":
             call = self._calls.get(_key(index))
             if call is None:
                 raise InvalidResponse("The model's server sent arguments that belong to no tool call.")
-            self._draft.extend(call, arguments=text(delta.get("partial_json")))
+            self._draft.extend_call(call, arguments=text(delta.get("partial_json")))
         return ""
 
     def _count(self, holder: Mapping[str, Any]) -> None:

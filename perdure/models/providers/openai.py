@@ -19,10 +19,10 @@ from openai import RequestOptions
 from perdure.clock import Clock
 from perdure.errors import InvalidResponse, PerdureError
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
-from perdure.models.providers.chat_wire import Assembly, names_of, request_body
-from perdure.models.providers.connection import CONNECT_TIMEOUT_S, line_of
+from perdure.models.providers.chat_wire import ReplyAssembler, names_of, request_body
 from perdure.models.providers.endpoint import OPENAI, endpoint_of
-from perdure.models.providers.errors import Exchange, Failure, connection_lost, error_of
+from perdure.models.providers.errors import Exchange, ProviderFailure, connection_error, error_of
+from perdure.models.providers.transport import CONNECT_TIMEOUT_S, bind_call
 
 
 class OpenAIModel:
@@ -48,15 +48,15 @@ class OpenAIModel:
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
         """Stream one reply. See `Model.respond` for what is raised."""
-        assembly = Assembly(names_of(request))
+        assembler = ReplyAssembler(names_of(request))
         with calling(self.name, call, self._clock) as exchange:
             with self._open(request, call) as stream:
                 exchange.request_id = stream.response.headers.get("x-request-id")
                 for chunk in stream:
-                    call.delta(assembly.feed(chunk))
-            rest, reply = assembly.finish()
+                    call.delta(assembler.feed(chunk))
+            rest, reply = assembler.finish()
             call.delta(rest)
-            exchange.answered()
+            exchange.log_success()
             return reply
 
     def close(self) -> None:
@@ -99,25 +99,25 @@ def options_of(call: ModelCall) -> RequestOptions:
 def calling(name: str, call: ModelCall, clock: Clock) -> Iterator[Exchange]:
     """Let the SDK talk within the block as part of `call`, and raise perdure's errors for its own."""
     exchange = Exchange(name)
-    with line_of(call) as line, call.aborting(line.hang_up):
+    with bind_call(call) as call_socket, call.aborting(call_socket.hang_up):
         try:
             yield exchange
         except openai.APIError as error:
             call.check()  # it was the engine that hung up
             raise _mapped(error, exchange, clock) from error
         except InvalidResponse as error:
-            exchange.report(error)
+            exchange.log_failure(error)
             raise
         except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nested without end
             unreadable = InvalidResponse("The model's server sent something that cannot be read.")
-            raise exchange.report(unreadable) from error
+            raise exchange.log_failure(unreadable) from error
 
 
 def _mapped(error: openai.APIError, exchange: Exchange, clock: Clock) -> PerdureError:
     if isinstance(error, openai.APIConnectionError):
-        return exchange.report(connection_lost(error.__cause__))
-    failure = Failure(None, error.code, error.message, {})
+        return exchange.log_failure(connection_error(error.__cause__))
+    failure = ProviderFailure(None, error.code, error.message, {})
     if isinstance(error, openai.APIStatusError):
         exchange.request_id = error.request_id
-        failure = Failure(error.status_code, error.code, error.message, error.response.headers)
-    return exchange.report(error_of(failure, clock), failure.status, failure.code)
+        failure = ProviderFailure(error.status_code, error.code, error.message, error.response.headers)
+    return exchange.log_failure(error_of(failure, clock), failure.status, failure.code)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from perdure.errors import InvalidResponse
 from perdure.models.protocol import ModelReply, ToolCall, Usage
-from perdure.models.providers.names import WireNames, unused
+from perdure.models.providers.wire_names import WireNames, unused
 from perdure.text import untrusted
 
 MAX_REPLY_CHARS = 2_000_000
@@ -21,7 +21,7 @@ MAX_TOOL_CALLS = 128
 
 
 @dataclass(slots=True)
-class DraftCall:
+class ToolCallDraft:
     """A tool call as it grows."""
 
     id: str = ""
@@ -29,7 +29,7 @@ class DraftCall:
     arguments: list[str] = field(default_factory=list)
 
 
-class Draft:
+class ReplyDraft:
     """A reply that is not finished yet. `stop_reason` says that it is."""
 
     def __init__(self, names: WireNames) -> None:
@@ -37,13 +37,13 @@ class Draft:
         self.model = ""
         self.stop_reason = ""
         self.usage = Usage()
-        self.calls: list[DraftCall] = []
+        self.calls: list[ToolCallDraft] = []
         self._names = names
         self._text: list[str] = []
         self._held_back = ""
         self._size = 0
 
-    def say(self, text: str) -> str:
+    def add_text(self, text: str) -> str:
         """Take in a piece of text and return what of it can be shown.
 
         Raises:
@@ -60,7 +60,7 @@ class Draft:
         self._text.append(whole)
         return whole
 
-    def new_call(self) -> DraftCall:
+    def add_call(self) -> ToolCallDraft:
         """Begin a tool call.
 
         Raises:
@@ -68,10 +68,10 @@ class Draft:
         """
         if len(self.calls) == MAX_TOOL_CALLS:
             raise InvalidResponse(f"The model asked for more than {MAX_TOOL_CALLS} tool calls at once.")
-        self.calls.append(DraftCall())
+        self.calls.append(ToolCallDraft())
         return self.calls[-1]
 
-    def extend(self, call: DraftCall, *, name: str = "", arguments: str = "") -> None:
+    def extend_call(self, call: ToolCallDraft, *, name: str = "", arguments: str = "") -> None:
         """Lengthen a call by a piece of its name, of its arguments, or of both.
 
         Raises:

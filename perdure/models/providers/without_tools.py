@@ -16,7 +16,7 @@ from perdure.text.quoting import NOTE, RESULT, Quoter
 _NO_TOOLS = "You have no tools at the moment. Answer from the conversation alone, and say so if that does not suffice."
 
 
-def as_plain(request: ModelRequest) -> ModelRequest:
+def flatten_tool_calls(request: ModelRequest) -> ModelRequest:
     """The same conversation, with its calls and results as text, and no tools."""
     plain = tuple(_told(request.messages))
     if request.tools or plain != request.messages:

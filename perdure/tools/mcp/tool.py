@@ -16,7 +16,7 @@ from mcp_types import Tool as Listed
 
 from perdure.errors import Abandoned, CircuitBreakerOpen, OutcomeUnknown, ToolError
 from perdure.models.protocol import ToolSchema
-from perdure.models.providers.names import MAX_NAME
+from perdure.models.providers.wire_names import MAX_NAME
 from perdure.text import untrusted
 from perdure.text.patterns import compiled
 from perdure.tools.mcp.faults import Away, Lost, Unreadable

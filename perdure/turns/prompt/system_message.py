@@ -19,14 +19,14 @@ from sqlalchemy.exc import DBAPIError
 from perdure.agents import Agent
 from perdure.casebank.search import Found, authors
 from perdure.errors import Abandoned, PerdureError, Unavailable
-from perdure.memory.recall.search import Recalled, Seen
-from perdure.memory.sections.budget import Section, affordable, cut_to, render, tokens
-from perdure.memory.sections.gather import MOST_RECALLED, Occasion, gather
+from perdure.memory.recall.search import PromptWindow, Recalled
+from perdure.memory.sections.assemble import MOST_RECALLED, SectionsRequest, assemble_sections
+from perdure.memory.sections.budget import Section, affordable, cut_to, estimate_tokens, render
 from perdure.models.protocol import CallAborted, ModelCall, ToolSchema
 from perdure.runtime import Runtime
 from perdure.sessions.ending import read_conversation
 from perdure.settings import CaseScope, MemorySettings
-from perdure.text.quoting import CONVERSATION, NOTE, Quoter, spoken
+from perdure.text.quoting import CONVERSATION, NOTE, Quoter, label_lines
 from perdure.text.untrusted import cut, shown_channel
 from perdure.turns.lease.claim import Before, TurnRef
 from perdure.turns.lease.hold import Hold
@@ -67,10 +67,10 @@ def brief(runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript:
     quoter = Quoter(runtime.quoting_key)
     channel = _channel(turn.channel, turn.before.channel)
     earlier = _earlier(runtime, turn.before, quoter)
-    left = limits.model_copy(update={"budget_archive": limits.budget_archive - tokens(earlier)})
+    left = limits.model_copy(update={"budget_archive": limits.budget_archive - estimate_tokens(earlier)})
     past, case_ids = _past(runtime, hold, turn, transcript, left, quoter=quoter, bank=agent.bank)
     quotations = [each for each in (*past, earlier) if each]
-    instructions = cut_to(agent.instructions, limits.budget_system - tokens(channel) - tokens(NOTE))
+    instructions = cut_to(agent.instructions, limits.budget_system - estimate_tokens(channel) - estimate_tokens(NOTE))
     parts = [instructions, channel, *([NOTE] if quotations else []), *quotations]
     return Briefing("\n\n".join(part for part in parts if part), case_ids)
 
@@ -97,26 +97,28 @@ def _past(
     bank: str | None,
 ) -> tuple[list[str], tuple[str, ...]]:
     """What is remembered, and which cases are among it; nothing where memory cannot be reached."""
-    seen = Seen(hold.session_id, transcript.first_seen(limits.budget_working))
+    in_prompt = PromptWindow(hold.session_id, transcript.first_seen(limits.budget_working))
     embedder = Once(runtime.embedder)
-    occasion = Occasion(
+    occasion = SectionsRequest(
         turn.user_id,
         hold.session_id,
         turn.before.session_id,
         transcript.asked,
         embedder.name,
         authors(turn.user_id),
-        long=seen.from_seq > 1,
+        long=in_prompt.from_seq > 1,
         all_cases=runtime.settings.casebank.scope is CaseScope.ALL,
         bank=bank,
     )
-    stream = runtime.volatile.stream if runtime.volatile is not None else None
+    stream = runtime.redis_memory.stream if runtime.redis_memory is not None else None
     call = ModelCall(runtime.clock, limits.recall_timeout_s)
     hold.step_within(limits.recall_timeout_s)
     cases: list[Found] = []
 
-    def search(query: str, kin: Sequence[UUID]) -> list[Recalled]:
-        return recall_of(runtime, embedder).search(turn.user_id, query, MOST_RECALLED, seen=seen, kin=kin, call=call)
+    def search(query: str, related: Sequence[UUID]) -> list[Recalled]:
+        return recall_of(runtime, embedder).search(
+            turn.user_id, query, MOST_RECALLED, in_prompt=in_prompt, exclude_sessions=related, call=call
+        )
 
     def answers(query: str) -> list[str]:
         try:
@@ -130,7 +132,9 @@ def _past(
 
     try:
         with hold.calling(call):
-            gathered = gather(runtime.database, occasion, limits, search, answers=answers, stream=stream, quoter=quoter)
+            gathered = assemble_sections(
+                runtime.database, occasion, limits, search, answers=answers, stream=stream, quoter=quoter
+            )
             return gathered.sections, tuple(each.case_id for each in cases[: gathered.answers])
     except CallAborted:
         raise
@@ -158,7 +162,7 @@ def _earlier(runtime: Runtime, before: Before, quoter: Quoter) -> str:
         return ""
     if before.summary is None:
         said = read_conversation(runtime.database, before.session_id, MAX_MESSAGES)
-        lines = [spoken(each.role, cut(each.content, _MAX_CHARS)) for each in said if each.content.strip()]
+        lines = [label_lines(each.role, cut(each.content, _MAX_CHARS)) for each in said if each.content.strip()]
         title = "The end of your previous conversation with this user, as it was said"
         return render(Section(CONVERSATION, title, lines[::-1], budget, backwards=True), quoter)
     title = "A summary of your previous conversation with this user"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from perdure.memory.redis.layers import Volatile
-from perdure.memory.redis.stream import Happening, Kind
+from perdure.memory.redis.memory import RedisMemory
+from perdure.memory.redis.stream import StreamEvent, StreamEventKind
 from perdure.memory.redis.working import RememberedTurn
 from perdure.runtime import Runtime
 from perdure.turns.lease.claim import TurnRef
@@ -25,7 +25,7 @@ def remember(
     `transcript` is the one that the verdict was made from: what it has committed comes first.
     """
     committed = [entry.record(number) for number, entry in enumerate(transcript.present, 1) if entry.seq is not None]
-    if runtime.volatile is None or not (committed or verdict.messages):
+    if runtime.redis_memory is None or not (committed or verdict.messages):
         return
     remembered = RememberedTurn.model_validate(
         {
@@ -41,12 +41,12 @@ def remember(
             "messages": [*committed, *verdict.messages],
         }
     )
-    _note_switch(runtime.volatile, turn, remembered)
-    runtime.volatile.working.remember_turn(session_id, remembered)
+    _note_switch(runtime.redis_memory, turn, remembered)
+    runtime.redis_memory.working.remember_turn(session_id, remembered)
 
 
-def _note_switch(volatile: Volatile, turn: TurnRef, remembered: RememberedTurn) -> None:
+def _note_switch(redis_memory: RedisMemory, turn: TurnRef, remembered: RememberedTurn) -> None:
     if turn.before.channel in {None, turn.channel}:
         return
     at = remembered.messages[0].created_at or remembered.settled_at
-    volatile.stream.append(turn.user_id, Happening(Kind.CHANNEL_SWITCH, turn.channel, at))
+    redis_memory.stream.append(turn.user_id, StreamEvent(StreamEventKind.CHANNEL_SWITCH, turn.channel, at))

@@ -24,7 +24,7 @@ from perdure.database.engine import Executor, as_json
 from perdure.database.fencing import Fence
 from perdure.errors import PerdureError, TurnCancelled
 from perdure.ids import new_id
-from perdure.models.protocol import Role, unknown
+from perdure.models.protocol import Role, unknown_members
 from perdure.snapshots import queries as snapshots
 from perdure.text.untrusted import load_object, storable
 from perdure.tools.variables import VariableSet
@@ -113,7 +113,9 @@ class Verdict:
         """The verdict that `text` is, as `to_json` made it."""
         record = json.loads(text)
         known = {each.name for each in fields(cls)} - {"extra"}
-        return cls(**{name: value for name, value in record.items() if name in known}, extra=unknown(record, known))
+        return cls(
+            **{name: value for name, value in record.items() if name in known}, extra=unknown_members(record, known)
+        )
 
 
 def conclude(

@@ -14,7 +14,7 @@ from perdure.channels.http.gateway import Gateway, TheCaller, TheGateway
 from perdure.channels.http.schema import CONSOLIDATING, FOUND, SEARCH, SESSION_ID, Search
 from perdure.channels.http.tenant_access import TheUsers, Users, require_session
 from perdure.errors import Forbidden, InvalidRequest
-from perdure.memory.consolidation.consolidate import try_again
+from perdure.memory.consolidation.consolidate import retry_abandoned
 from perdure.runtime import Runtime
 from perdure.sessions.reading import read_session
 from perdure.text.untrusted import what_is_wrong
@@ -63,6 +63,6 @@ def _consolidate(gateway: Gateway, caller: Caller, body: bytes) -> dict[str, Any
         require_session(gateway, caller, session_id)
         read_session(runtime.database, session_id)
         settings = runtime.settings
-        try_again(runtime.database, settings.consolidation, settings.turn.lease_s, [session_id])
+        retry_abandoned(runtime.database, settings.consolidation, settings.turn.lease_s, [session_id])
     runtime.wake.consolidation(session_id)
     return {"session_id": None if session_id is None else str(session_id)}

@@ -23,7 +23,7 @@ router = APIRouter(prefix="/users", tags=["users"])
 async def export(user_id: requests.UserPath, gateway: TheGateway, users: TheUsers) -> Response:
     """Read everything that is held about a user: the rows of each table, by table."""
     runtime, key = gateway.runtime, users.key(user_id)
-    return await gateway.answer(partial(export_user, runtime.database, runtime.clock, runtime.volatile, key))
+    return await gateway.answer(partial(export_user, runtime.database, runtime.clock, runtime.redis_memory, key))
 
 
 @router.delete("/{user_id}", responses=ERASED)

@@ -1,4 +1,4 @@
-"""The layers of memory that are in Redis, over one connection, and what becomes of them at a session's end."""
+"""The two layers of memory in Redis over one connection, and their flush and removal when a session ends."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from perdure.clock import Clock
 from perdure.database.engine import Database
 from perdure.database.fencing import Fence
 from perdure.errors import Unavailable
-from perdure.memory import queries
-from perdure.memory.redis.connection import Cache
+from perdure.memory.redis import queries
+from perdure.memory.redis.cache import Cache
 from perdure.memory.redis.flush import Blocked, Flushed, Stale, flush
 from perdure.memory.redis.stream import Stream
 from perdure.memory.redis.working import WorkingMemory
@@ -22,26 +22,26 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Volatile:
-    """Layers 0 and 1. Threads share it."""
+class RedisMemory:
+    """Layer 0, the stream, and layer 1, working memory. Threads share it."""
 
     cache: Cache
     stream: Stream
     working: WorkingMemory
 
     @classmethod
-    def at(cls, url: str, limits: MemorySettings, clock: Clock, prefix: str = REDIS_PREFIX) -> Volatile:
-        """The layers in the Redis at `url`, in kombu's spelling or redis-py's, under keys that begin with `prefix`.
+    def at(cls, url: str, limits: MemorySettings, clock: Clock, prefix: str = REDIS_PREFIX) -> RedisMemory:
+        """The memory in the Redis at `url` (a kombu or redis-py URL), with `prefix` before each key.
 
-        Nothing is connected yet.
+        Connects on first use.
         """
         cache = Cache(url, clock, prefix)
         return cls(cache, Stream(cache), WorkingMemory(cache, limits.working_turns, limits.working_ttl_s))
 
     def flush(self, database: Database, session_id: UUID, fence: Fence) -> int | None:
-        """Write to PostgreSQL the remembered turns that it lacks, under a current `fence`; how many were written.
+        """Write the remembered turns that PostgreSQL lacks; returns how many were written.
 
-        None where they are left to whoever holds the session next: the fence is stale, or a turn is to run first.
+        `None`: the fence is stale or the session has an unsettled turn, so the session's next holder flushes.
 
         Raises:
             Unavailable: Redis or PostgreSQL cannot be reached.
@@ -50,10 +50,8 @@ class Volatile:
         match outcome:
             case Flushed(written):
                 return written
-            case Blocked(lacking):
-                log.warning(
-                    "session %s has %d turns to flush behind the one that it still has to run", session_id, lacking
-                )
+            case Blocked(missing):
+                log.warning("session %s: %d turns are flushed after its unsettled turn", session_id, missing)
                 return None
             case Stale():
                 return None
@@ -61,27 +59,27 @@ class Volatile:
                 assert_never(outcome)
 
     def end_session(self, database: Database, session_id: UUID, fence: Fence) -> bool:
-        """Flush and remove what is kept here of a session that is ending under `fence`.
+        """Flush and delete the memory in Redis of a session that is ending under `fence`.
 
-        May be called again after a crash. False under a stale fence: then nothing is removed.
+        Idempotent. Returns False, with nothing deleted, if the fence is stale.
 
         Raises:
-            Unavailable: Redis or PostgreSQL cannot be reached; something may be left, so it is to be called again.
+            Unavailable: Redis or PostgreSQL cannot be reached; the caller must call it again.
         """
         outcome = flush(database, self.working, session_id, fence)
         match outcome:
             case Flushed():
                 pass
             case Blocked():
-                raise Unavailable(f"Session {session_id} has a turn to run: its working memory is not flushed yet.")
+                raise Unavailable(f"Session {session_id} has an unsettled turn: its working memory is not flushed yet.")
             case Stale():
                 return False
             case _:
                 assert_never(outcome)
-        rows = database.run(queries.ENDING, fence.on(session_id))
+        rows = database.run(queries.ENDING_SESSION, fence.on(session_id))
         if not rows:
             return False
-        if not rows[0].is_fork:  # the stream is that of the conversation which it was copied from
+        if not rows[0].is_fork:  # a fork's stream belongs to its source
             self.stream.trim_session(rows[0].user_id, rows[0].channel, rows[0].end_requested_at)
         self.working.forget(session_id)
         return True

@@ -1,8 +1,7 @@
-"""The connection that the layers in Redis share, and the two ways to use it.
+"""The Redis connection of memory, with two ways to use it.
 
-What a turn does here is a convenience and must never cost it more than a bounded wait: `attempt`
-reports a Redis that is away, goes on without it, and then leaves it alone for a while, so that
-not every turn waits. What ends a session must be sure: `require` raises instead.
+A turn must not fail or wait long because of Redis: `attempt` logs a failure, and skips Redis for the next five
+seconds, so that not every turn waits. Ending a session must be certain: `require` raises.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from perdure.text.untrusted import first_line
 log = logging.getLogger(__name__)
 
 _PAUSE_S = 5.0
-_AWAY = (redis.ConnectionError, redis.TimeoutError)
+_UNAVAILABLE = (redis.ConnectionError, redis.TimeoutError)
 
 Result = TypeVar("Result")
 
@@ -37,31 +36,31 @@ class Cache:
     def __init__(self, url: str, clock: Clock, prefix: str = REDIS_PREFIX) -> None:
         self.prefix = prefix
         self._name = f"redis ({where(url)})"
-        # Any: redis-py types its answers as those of its asynchronous twin, too.
+        # Any: redis-py's types include the awaitables of its asynchronous client.
         self._client: Any = connect(url)
         self._clock = clock
         self._lock = threading.Lock()
-        self._away_until = 0.0
+        self._pause_until = 0.0
 
-    def attempt(self, what: str, work: Callable[[Any], Result]) -> Result | None:
-        """What `work` returns, given the client; None if it was not done, which is reported as `what`."""
+    def attempt(self, action: str, work: Callable[[Any], Result]) -> Result | None:
+        """The result of `work(client)`; `None` on failure, which is logged with `action`."""
         with self._lock:
-            if self._clock.monotonic() < self._away_until:
+            if self._clock.monotonic() < self._pause_until:
                 return None
         try:
             return work(self._client)
         except redis.RedisError as error:
-            if isinstance(error, _AWAY):
+            if isinstance(error, _UNAVAILABLE):
                 with self._lock:
-                    self._away_until = self._clock.monotonic() + _PAUSE_S
-            log.warning("%s; not done: %s", self._explain(error), what)
+                    self._pause_until = self._clock.monotonic() + _PAUSE_S
+            log.warning("%s; not done: %s", self._explain(error), action)
             return None
 
     def require(self, work: Callable[[Any], Result]) -> Result:
-        """What `work` returns, given the client.
+        """The result of `work(client)`.
 
         Raises:
-            Unavailable: Redis cannot be used; what was under way may or may not have happened.
+            Unavailable: Redis cannot be used; `work` may or may not have taken effect.
         """
         try:
             return work(self._client)

@@ -1,10 +1,10 @@
-"""Finding what a prompt is to hold of the past, and having it fitted: what `briefing` calls once a turn.
+"""The memory sections of a prompt: finds their content and fits it into the budgets.
 
-However long the history is, this reads a bounded number of rows in a bounded number of
-statements: one for what is there whatever is asked, the recall's own, and one for what belongs to
-what was recalled. A user without a past costs the first alone. No connection is held while the
-question is made a vector. Questions of anybody's that were answered before, and served, share the room
-of what is recalled. Memory is a convenience of a turn: the caller goes on without.
+The number of statements and rows is bounded, whatever the length of the history: one statement for the content that
+does not depend on the question, those of the recall, and one for the sources and relations of recalled memories. A
+user without earlier sessions costs the first statement only. No connection is held while the question is embedded.
+Cases of the CaseBank share the budget of recalled memories. Called once a turn, by `turns.prompt`, which goes on
+without memory if this fails.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from sqlalchemy import Row
 from perdure.access.tenants import tenant_of
 from perdure.database.engine import Executor
 from perdure.memory.recall.search import Layer, Recalled
-from perdure.memory.redis.stream import Happening, Kind, Stream
+from perdure.memory.redis.stream import Stream, StreamEvent, StreamEventKind
 from perdure.memory.sections import queries
-from perdure.memory.sections.budget import Section, fitting, render, tokens
+from perdure.memory.sections.budget import Section, estimate_tokens, fitting, render
 from perdure.settings import MemorySettings
 from perdure.text.quoting import CONVERSATION, MEMORY, Quoter
 from perdure.text.untrusted import cut, shown_channel
 
 MOST_RECALLED = 10
-"""Memories and messages that a turn recalls."""
+"""Memories and messages that a turn recalls, at most."""
 
 _ANSWERS_SHARE = 2
-"""The part of the semantic budget that answers given before may take: one in so many."""
+"""Cases take at most one part in this many of the semantic budget."""
 
 _HOT = 100
 _HAPPENINGS = 50
@@ -43,19 +43,19 @@ _PIECE_CHARS = 2_000
 _SOURCE_CHARS = 300
 
 Search = Callable[[str, Sequence[UUID]], Sequence[Recalled]]
-"""What is remembered that bears on a question, but for what was said in the sessions given."""
+"""Recalls what is relevant to a question, without the messages of the sessions given."""
 
 Answers = Callable[[str], Sequence[str]]
-"""What was answered to questions like this one, the nearest first, each as the prompt is to have it."""
+"""The cases that are similar to a question, nearest first, as text for the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
-class Occasion:
-    """Whose turn it is, in which session, which one came before, and what they say now.
+class SectionsRequest:
+    """The turn whose prompt is assembled.
 
-    `long` says that the session has turns that the prompt's window does not reach; `embedder` names what
-    makes the vector of what they say; `authors` are the users whose cases this one sees; `all_cases` says that the
-    cases of all users may be shown to this one; `bank` holds the agent's cases, and is None if it uses none.
+    `asked` is the user's message, and `embedder` the name of the embedder of its vector. `previous_id` is the user's
+    previous session. `long`: the session has turns outside the prompt's window. `authors` are the users whose cases
+    this user may see; `all_cases` allows those of all users. `bank` is the agent's bank of cases, `None` without one.
     """
 
     user_id: str
@@ -70,29 +70,29 @@ class Occasion:
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
-    """The sections of the past, and how many of the answers given before are in them."""
+class AssembledSections:
+    """The rendered sections, and the number of cases in them."""
 
     sections: list[str]
     answers: int = 0
 
 
-def gather(
+def assemble_sections(
     executor: Executor,
-    occasion: Occasion,
+    occasion: SectionsRequest,
     limits: MemorySettings,
     search: Search,
     *,
     answers: Answers,
     stream: Stream | None,
     quoter: Quoter,
-) -> Gathered:
-    """The sections of the past that have something to say, each within its budget, what matters most last.
+) -> AssembledSections:
+    """The non-empty memory sections, each within its budget, the most important last.
 
     `quoter` is the prompt's.
 
     Raises:
-        PerdureError: something cannot be reached; the turn can do without.
+        PerdureError: a dependency is unavailable; the turn goes on without memory.
     """
     past = executor.run(
         queries.PAST,
@@ -115,10 +115,10 @@ def gather(
     around = _around(executor, occasion.user_id, recalled) if recalled else ()
     given = answers(occasion.asked) if _of("bank", past) else ()
     answered = Section(MEMORY, _ANSWERED, given, limits.budget_semantic // _ANSWERS_SHARE)
-    left = limits.budget_semantic - tokens(render(answered, quoter))
+    left = limits.budget_semantic - estimate_tokens(render(answered, quoter))
     known = {each.content for each in recalled}
     sections = (
-        Section(MEMORY, _STREAM, _happened(stream, occasion.user_id), limits.budget_stream, backwards=True),
+        Section(MEMORY, _STREAM, _stream_lines(stream, occasion.user_id), limits.budget_stream, backwards=True),
         Section(MEMORY, _META, [_dated(row) for row in _of("meta", past, known)], limits.budget_meta),
         Section(MEMORY, _CONCEPTS, [row.content for row in _of("concepts", around)], limits.budget_concepts),
         answered,
@@ -128,7 +128,7 @@ def gather(
         ),
     )
     rendered = [render(section, quoter) for section in sections]
-    return Gathered([text for text in rendered if text], len(fitting(answered)))
+    return AssembledSections([text for text in rendered if text], len(fitting(answered)))
 
 
 _STREAM = "What happened lately beside the conversation, oldest first"
@@ -191,12 +191,12 @@ def _day(at: datetime) -> str:
     return f"{at:%Y-%m-%d}"
 
 
-def _happened(stream: Stream | None, user_id: str) -> list[str]:
-    """What is told of the user's stream, the newest first. That somebody types is gone by the time it is read."""
-    found: list[Happening] = [] if stream is None else stream.recent(user_id, _HAPPENINGS)
-    return [_happening(each) for each in reversed(found) if each.kind is not Kind.TYPING]
+def _stream_lines(stream: Stream | None, user_id: str) -> list[str]:
+    """The events of the user's stream, newest first. Typing events are out of date by now and left out."""
+    found: list[StreamEvent] = [] if stream is None else stream.recent(user_id, _HAPPENINGS)
+    return [_stream_line(each) for each in reversed(found) if each.kind is not StreamEventKind.TYPING]
 
 
-def _happening(each: Happening) -> str:
-    what = "went on in the channel" if each.kind is Kind.CHANNEL_SWITCH else "was present on the channel"
+def _stream_line(each: StreamEvent) -> str:
+    what = "went on in the channel" if each.kind is StreamEventKind.CHANNEL_SWITCH else "was present on the channel"
     return f"- {each.at:%Y-%m-%d %H:%M}: {what} {shown_channel(each.channel)}"

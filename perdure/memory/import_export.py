@@ -1,11 +1,12 @@
-"""Conversations from and into files: one JSON object a line, as CONTRACT's `messages import` says.
+"""Conversations from and to files, one JSON object a line.
 
     {user_id, tenant?, session, message_id, role, author?, content, occurred_at, channel?}
 
-`session` groups a user's lines into sessions, which arrive ended and not yet consolidated. A line is
-known by its session and `message_id`: importing a file twice changes nothing, and a file that has
-grown adds what is new. Bad lines are reported by number and reason, the good ones are kept. What is
-exported can be imported, here (where it is known) and elsewhere.
+`session` groups a user's lines into sessions, which are imported as ended and not yet consolidated. `session` and
+`message_id` identify a line: importing a file twice changes nothing, and a longer file adds its new lines. Invalid
+lines are reported with number and reason; valid ones are imported. An export can be imported, here or elsewhere.
+
+Called by `perdure messages import` and `perdure messages export`.
 """
 
 from __future__ import annotations
@@ -25,28 +26,28 @@ from perdure.clock import Clock
 from perdure.database.engine import Database, Statement, Transaction, as_json
 from perdure.errors import InvalidRequest
 from perdure.ids import new_id
-from perdure.memory import exchange_queries as queries
-from perdure.memory.sections.budget import tokens
+from perdure.memory import import_export_queries as queries
+from perdure.memory.sections.budget import estimate_tokens
 from perdure.text.untrusted import first_line, identifier, load_object, storable, what_is_wrong
 
 MAX_LINE_CHARS = 16_777_216
 MAX_BAD_LINES = 1_000
-"""Bad lines that are told one by one; all are counted."""
+"""Invalid lines that are reported one by one; all are counted."""
 
-_AT_ONCE = 1_000
-_PAGE = 500
-_SESSIONS = 100
-_TOKENS_AROUND = 4
+_LINES_PER_PORTION = 1_000
+_ROWS_PER_PAGE = 500
+_SESSIONS_PER_PAGE = 100
+_TOKENS_PER_MESSAGE = 4
 _CHANNEL = "import"
 
 
-def _plain(value: str) -> str:
+def _require_storable(value: str) -> str:
     if storable(value) != value:
         raise ValueError("contains NUL or a character that is no valid Unicode (a lone surrogate)")
     return value
 
 
-def _said(value: str) -> str:
+def _require_text(value: str) -> str:
     if not value.strip():
         raise ValueError("is empty")
     return value
@@ -54,18 +55,18 @@ def _said(value: str) -> str:
 
 def _aware(value: datetime) -> datetime:
     aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
-    if not _EARLIEST < aware < _LATEST:  # some that Python can write it cannot read again from the database
+    if not _EARLIEST < aware < _LATEST:  # in another time zone Python could not represent it
         raise ValueError("is too close to the ends of the calendar")
     return aware
 
 
 _EARLIEST, _LATEST = datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinfo=UTC)
 
-_Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_plain)]
+_Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_require_storable)]
 
 
-class Line(BaseModel):
-    """One message in a file. A time without a zone is in UTC."""
+class ImportLine(BaseModel):
+    """One message of a file. A time without a zone is in UTC."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -75,22 +76,22 @@ class Line(BaseModel):
     message_id: _Name
     role: Literal["user", "assistant"]
     author: _Name | None = None
-    content: Annotated[str, AfterValidator(_plain), AfterValidator(_said)]
+    content: Annotated[str, AfterValidator(_require_storable), AfterValidator(_require_text)]
     occurred_at: Annotated[datetime, AfterValidator(_aware)]
     channel: Annotated[_Name, AfterValidator(identifier)] = _CHANNEL
 
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that was not imported, by its number from 1, and why."""
+    """A line that was not imported: its number, from 1, and the reason."""
 
     number: int
     reason: str
 
 
 @dataclass(slots=True)
-class Imported:
-    """What became of a file's lines. `sessions` are those that got something new."""
+class ImportResult:
+    """Counts of a file's lines. `sessions` are the sessions with new messages."""
 
     added: int = 0
     known: int = 0
@@ -99,7 +100,7 @@ class Imported:
     sessions: list[UUID] = field(default_factory=list)
 
     def refuse(self, number: int, reason: str) -> None:
-        """Note a bad line."""
+        """Count an invalid line."""
         self.refused += 1
         if len(self.bad) < MAX_BAD_LINES:
             self.bad.append(BadLine(number, reason))
@@ -107,38 +108,38 @@ class Imported:
 
 def import_messages(
     database: Database, clock: Clock, agent: str, lines: Iterable[str], tenant: str | None = None
-) -> Iterator[Imported]:
-    """Import the lines of a file, some at a time; after each portion what has become of all lines so far.
+) -> Iterator[ImportResult]:
+    """Import the lines of a file in portions; after each, yields the counts of all lines so far.
 
-    Every portion is committed, a session's part of it at once; `agent` is whose sessions they become. A line that
-    names no tenant is of `tenant`. Give `sessions` their vectors with `embed_sessions`.
+    A portion is committed session by session. `agent` becomes the agent of new sessions; `tenant` is the tenant of
+    lines without one. To embed the messages, pass `sessions` to `embed_sessions`.
 
     Raises:
-        Unavailable: the database cannot be reached; importing the file once more is safe.
+        Unavailable: the database cannot be reached; a repeated import is safe.
     """
-    result = Imported()
+    result = ImportResult()
     numbered = enumerate(lines, start=1)
-    while portion := list(islice(numbered, _AT_ONCE)):
-        grouped: dict[tuple[str, str], list[tuple[int, Line]]] = {}
+    while portion := list(islice(numbered, _LINES_PER_PORTION)):
+        grouped: dict[tuple[str, str], list[tuple[int, ImportLine]]] = {}
         for number, text in portion:
             line = _parsed(number, text, tenant, result)
             if line is not None:
                 grouped.setdefault((line.user_id, line.session), []).append((number, line))
-        for said in grouped.values():
+        for numbered_lines in grouped.values():
             with database.transaction("exchange.import") as transaction:
-                _import_session(transaction, clock, agent, said, result)
+                _import_session(transaction, clock, agent, numbered_lines, result)
         yield result
 
 
 def export_messages(database: Database, user: str | None = None, tenant: str | None = None) -> Iterator[dict[str, Any]]:
-    """Everything that was said, or what was said by and to one user or a tenant's, as lines that can be imported.
+    """The messages of all users, of one user or of one tenant, as lines for `import_messages`.
 
     `user` is the user's key.
 
     Raises:
         Unavailable: the database cannot be reached.
     """
-    for row in _all_said(database) if user is None and tenant is None else _said_by(database, user, tenant):
+    for row in _all_messages(database) if user is None and tenant is None else _messages_of(database, user, tenant):
         line = {
             "user_id": user_of(row.user_id),
             "tenant": tenant_of(row.user_id),
@@ -153,39 +154,39 @@ def export_messages(database: Database, user: str | None = None, tenant: str | N
         yield {key: value for key, value in line.items() if value is not None}
 
 
-def _all_said(database: Database) -> Iterator[Row[Any]]:
+def _all_messages(database: Database) -> Iterator[Row[Any]]:
     return _paged(database, queries.EXPORT, {})
 
 
-def _said_by(database: Database, user: str | None, tenant: str | None) -> Iterator[Row[Any]]:
-    """Messages of a user or a tenant, some sessions at a time: no index finds a page of them in this order."""
+def _messages_of(database: Database, user: str | None, tenant: str | None) -> Iterator[Row[Any]]:
+    """Messages of a user or a tenant, some sessions at a time: no index has these messages in this order."""
     statement = queries.SESSIONS_OF_TENANT if user is None else queries.SESSIONS_OF_USER
     sessions = [row.session_id for row in database.run(statement, {"user_id": user, "tenant": tenant})]
-    for start in range(0, len(sessions), _SESSIONS):
-        chosen = sessions[start : start + _SESSIONS]
+    for start in range(0, len(sessions), _SESSIONS_PER_PAGE):
+        chosen = sessions[start : start + _SESSIONS_PER_PAGE]
         yield from _paged(database, queries.EXPORT_OF_SESSIONS, {"session_ids": chosen})
 
 
-def _paged(database: Database, statement: Statement, given: dict[str, Any]) -> Iterator[Row[Any]]:
+def _paged(database: Database, statement: Statement, parameters: dict[str, Any]) -> Iterator[Row[Any]]:
     after: tuple[UUID, int] = (UUID(int=0), 0)
     while True:
-        bounds = {"after_session": after[0], "after_seq": after[1], "most": _PAGE}
-        rows = database.run(statement, {**given, **bounds})
+        bounds = {"after_session": after[0], "after_seq": after[1], "most": _ROWS_PER_PAGE}
+        rows = database.run(statement, {**parameters, **bounds})
         yield from rows
-        if len(rows) < _PAGE:
+        if len(rows) < _ROWS_PER_PAGE:
             return
         after = (rows[-1].session_id, rows[-1].seq)
 
 
-def _parsed(number: int, text: str, tenant: str | None, result: Imported) -> Line | None:
-    """The line that `text` is, its `user_id` the user's key; `None`: it is blank, or refused."""
+def _parsed(number: int, text: str, tenant: str | None, result: ImportResult) -> ImportLine | None:
+    """The parsed line, with the user's key as `user_id`; `None` if it is blank or refused."""
     if not text.strip():
         return None
     if len(text) > MAX_LINE_CHARS:
         result.refuse(number, f"longer than {MAX_LINE_CHARS:,} characters")
         return None
     try:
-        line = Line.model_validate(load_object(text))
+        line = ImportLine.model_validate(load_object(text))
         return line.model_copy(update={"user_id": user_key(line_tenant(line.tenant, tenant), line.user_id)})
     except InvalidRequest as error:
         result.refuse(number, error.message)
@@ -199,22 +200,26 @@ def _parsed(number: int, text: str, tenant: str | None, result: Imported) -> Lin
 
 
 def _import_session(
-    transaction: Transaction, clock: Clock, agent: str, said: Sequence[tuple[int, Line]], result: Imported
+    transaction: Transaction,
+    clock: Clock,
+    agent: str,
+    numbered_lines: Sequence[tuple[int, ImportLine]],
+    result: ImportResult,
 ) -> None:
-    """Add what is new of lines of one session."""
-    user_id, name = said[0][1].user_id, said[0][1].session
-    times = [line.occurred_at for _, line in said]
+    """Add the new lines of one session."""
+    user_id, name = numbered_lines[0][1].user_id, numbered_lines[0][1].session
+    times = [line.occurred_at for _, line in numbered_lines]
     session = {"user_id": user_id, "name": name, "own_id": _as_id(name)}
     span = {"first_at": min(times), "last_at": max(times)}
-    transaction.run(queries.KNOW_USER, session)
+    transaction.run(queries.ENSURE_USER, session)
     transaction.run(queries.OPEN, {**session, **span, "new_id": new_id(clock), "agent": agent})
     held = transaction.run(queries.LOCK, session)[0]
-    new = _new(transaction, held.session_id, said, result)
+    new = _new(transaction, held.session_id, numbered_lines, result)
     if not new:
         return
     if not held.imported:
         for number, _ in new:
-            result.refuse(number, f"session {name} took place here: nothing can be added to it by a file")
+            result.refuse(number, f"session {name} was not imported: an import cannot add to it")
         return
     turns, messages = _turns(clock, [line for _, line in new])
     transaction.run(
@@ -237,27 +242,27 @@ def _import_session(
 
 
 def _new(
-    transaction: Transaction, session_id: UUID, said: Sequence[tuple[int, Line]], result: Imported
-) -> list[tuple[int, Line]]:
-    """The lines that are not there yet; one that is there with another text is bad."""
-    given = {"session_id": session_id, "message_ids": [line.message_id for _, line in said]}
-    rows = transaction.run(queries.KNOWN, given)
-    there = {name: row.content for row in rows for name in (row.message_id, row.place) if name is not None}
+    transaction: Transaction, session_id: UUID, numbered_lines: Sequence[tuple[int, ImportLine]], result: ImportResult
+) -> list[tuple[int, ImportLine]]:
+    """The lines that are not stored yet. A line that is stored with another text is refused."""
+    parameters = {"session_id": session_id, "message_ids": [line.message_id for _, line in numbered_lines]}
+    rows = transaction.run(queries.FIND_MESSAGES, parameters)
+    existing = {name: row.content for row in rows for name in (row.message_id, row.place) if name is not None}
     new = []
-    for number, line in said:
-        content = there.get(line.message_id)
+    for number, line in numbered_lines:
+        content = existing.get(line.message_id)
         if content is None:
-            there[line.message_id] = line.content
+            existing[line.message_id] = line.content
             new.append((number, line))
         elif content == line.content:
             result.known += 1
         else:
-            result.refuse(number, f"message_id {line.message_id} is there already, with another text")
+            result.refuse(number, f"message_id {line.message_id} exists already, with another text")
     return new
 
 
-def _turns(clock: Clock, lines: Sequence[Line]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Turns and messages as `exchange.add` takes them: a turn begins where the user speaks after a reply."""
+def _turns(clock: Clock, lines: Sequence[ImportLine]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Turns and messages for `queries.ADD`. A user's line after a reply begins a new turn."""
     turns: list[dict[str, Any]] = []
     messages: list[dict[str, Any]] = []
     for position, line in enumerate(lines, start=1):
@@ -284,7 +289,7 @@ def _turns(clock: Clock, lines: Sequence[Line]) -> tuple[list[dict[str, Any]], l
                 "occurred_at": line.occurred_at.isoformat(),
                 "position": position,
                 "turn_id": turn["turn_id"],
-                "token_count": tokens(line.content) + _TOKENS_AROUND,
+                "token_count": estimate_tokens(line.content) + _TOKENS_PER_MESSAGE,
             }
         )
     return turns, messages

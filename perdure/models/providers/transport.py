@@ -49,7 +49,7 @@ class Compressed(httpx2.TransportError):
     """The server sent a compressed reply, though none was asked for: a megabyte of it can unpack to a gigabyte."""
 
 
-class Line:
+class CallSocket:
     """One call's hold on the network: the socket that its thread is blocked on just now."""
 
     def __init__(self, call: ModelCall) -> None:
@@ -57,11 +57,11 @@ class Line:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._hung_up = False
-        self._patience_s = float("inf")
+        self._wait_limit_s = float("inf")
 
-    def lose_patience(self) -> None:
+    def stop_waiting(self) -> None:
         """Wait no longer than a moment for whatever is still to come."""
-        self._patience_s = _LINGER_S
+        self._wait_limit_s = _LINGER_S
 
     def hang_up(self) -> None:
         """Wake the call's thread, from another one; nothing more is sent or received."""
@@ -81,7 +81,7 @@ class Line:
         found = look_up(host, port)
         give_up = time.monotonic() + (float("inf") if timeout is None else timeout)
         while not found.done():
-            left = min(self._call.remaining(), self._patience_s, give_up - time.monotonic())
+            left = min(self._call.remaining(), self._wait_limit_s, give_up - time.monotonic())
             if left <= 0:
                 raise TimeoutError(f"{host} was not looked up in time")
             wait([found], timeout=min(left, _LINGER_S))
@@ -97,7 +97,7 @@ class Line:
             CallAborted, DeadlineExceeded: the call is over.
             OSError: the call was hung up.
         """
-        left = min(self._call.remaining(), self._patience_s)
+        left = min(self._call.remaining(), self._wait_limit_s)
         sock.settimeout(left if timeout is None else min(timeout, left))
         with self._lock:
             if self._hung_up:
@@ -110,24 +110,24 @@ class Line:
                 self._socket = None
 
 
-_line: ContextVar[Line] = ContextVar("line")
+_bound_socket: ContextVar[CallSocket] = ContextVar("line")
 
 
 @contextmanager
-def line_of(call: ModelCall) -> Iterator[Line]:
+def bind_call(call: ModelCall) -> Iterator[CallSocket]:
     """Make what this thread sends and receives within the block belong to `call`."""
-    line = Line(call)
-    token = _line.set(line)
+    call_socket = CallSocket(call)
+    token = _bound_socket.set(call_socket)
     try:
-        yield line
+        yield call_socket
     finally:
-        _line.reset(token)
+        _bound_socket.reset(token)
 
 
 class Transport(httpx2.BaseTransport):
     """An httpx transport over one pool of such connections, through the environment's proxy if there is one.
 
-    Requests may only be made inside `line_of`. Connections are not limited in number: each
+    Requests may only be made inside `bind_call`. Connections are not limited in number: each
     belongs to a thread that waits for it. Requests go to the origin of `base_url` only, and ask for bodies that
     are not compressed: the SDKs unpack a body without a bound.
     """
@@ -214,7 +214,7 @@ class _Body(httpx2.SyncByteStream):
         Reading stops at the reply's end, just before the body's. Only a connection whose
         body was read to the end can be used again, so a moment is spent on the rest.
         """
-        _line.get().lose_patience()
+        _bound_socket.get().stop_waiting()
         try:
             next(self._chunks, None)
         except (httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.ProtocolError, PerdureError):
@@ -236,7 +236,7 @@ class _Backend(httpcore2.NetworkBackend):
     ) -> httpcore2.NetworkStream:
         failure: Exception = httpcore2.ConnectError(f"no address for {host}")
         try:
-            addresses = _line.get().addresses_of(host, port, timeout)
+            addresses = _bound_socket.get().addresses_of(host, port, timeout)
         except TimeoutError as error:
             raise httpcore2.ConnectTimeout(str(error)) from error
         except OSError as error:
@@ -253,7 +253,7 @@ class _Backend(httpcore2.NetworkBackend):
 
 def _connect(sock: socket.socket, address: Any, timeout: float | None) -> socket.socket:
     try:
-        with _line.get().waiting_on(sock, timeout):
+        with _bound_socket.get().waiting_on(sock, timeout):
             sock.connect(address)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except BaseException:
@@ -270,7 +270,7 @@ class _Stream(httpcore2.NetworkStream):
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         try:
-            with _line.get().waiting_on(self._socket, timeout):
+            with _bound_socket.get().waiting_on(self._socket, timeout):
                 return self._socket.recv(max_bytes)
         except TimeoutError as error:
             raise httpcore2.ReadTimeout(str(error)) from error
@@ -281,7 +281,7 @@ class _Stream(httpcore2.NetworkStream):
         if not buffer:
             return
         try:
-            with _line.get().waiting_on(self._socket, timeout):
+            with _bound_socket.get().waiting_on(self._socket, timeout):
                 self._socket.sendall(buffer)
         except TimeoutError as error:
             raise httpcore2.WriteTimeout(str(error)) from error
@@ -306,7 +306,7 @@ class _Stream(httpcore2.NetworkStream):
             self.close()
             raise httpcore2.ConnectError(str(error)) from error
         try:
-            with _line.get().waiting_on(wrapped, timeout):
+            with _bound_socket.get().waiting_on(wrapped, timeout):
                 wrapped.do_handshake()
         except TimeoutError as error:
             wrapped.close()

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.models.providers.names import MAX_ID, MAX_NAME, WireIds, WireNames
+from perdure.models.providers.wire_names import MAX_ID, MAX_NAME, WireIds, WireNames
 
 TOOLS = st.lists(st.text(st.sampled_from("ab_:.é "), min_size=1, max_size=80), max_size=6, unique=True)
 

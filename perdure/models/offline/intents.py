@@ -85,12 +85,12 @@ _TOOL = compiled(
 _MOST_CALLS = 20
 
 
-def asks_who(text: str) -> bool:
+def asks_identity(text: str) -> bool:
     """Whether `text` asks what it is talking to."""
     return bool(_IDENTITY.search(text))
 
 
-def greets(text: str) -> bool:
+def is_greeting(text: str) -> bool:
     """Whether `text` is a greeting and no more."""
     return _GREETING.fullmatch(text.strip()) is not None
 
@@ -111,7 +111,7 @@ def asks_something(text: str) -> bool:
     return is_question(text) or bool(_ASKS_BY_WORD.search(text.strip()))
 
 
-def line_of_mine(text: str) -> int | None:
+def referenced_line(text: str) -> int | None:
     """The index of the user's earlier line that `text` asks for: 0 for the first, -1 for the last, else None."""
     found = _WHICH_OF_MINE.search(text)
     if found is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.models.offline.concepts import entities, relations
+from perdure.models.offline.entities import entities, relations
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,16 @@
-"""The statements by which conversations come from files and go into them."""
+"""The statements of `import_export`."""
 
 from __future__ import annotations
 
 from perdure.access.tenants import OF_TENANT
 from perdure.database.engine import Statement
 
-KNOW_USER = Statement(
+ENSURE_USER = Statement(
     "exchange.know_user",
     "INSERT INTO users (user_id, created_at) VALUES (%(user_id)s, perdure_now()) ON CONFLICT DO NOTHING",
 )
 
-# A session of its own, over when it arrives: nobody is routed to it, and it is nobody's previous one.
+# Creates an ended session that is not routable, so that it receives no messages and is no user's previous session.
 OPEN = Statement(
     "exchange.open",
     """
@@ -23,7 +23,7 @@ OPEN = Statement(
     """,
 )
 
-# The session that lines of that name belong to: one that was imported, or one that was exported from here.
+# The session that a file's name refers to: an imported one, or an own one that was exported from this database.
 LOCK = Statement(
     "exchange.lock",
     """
@@ -34,7 +34,7 @@ LOCK = Statement(
     """,
 )
 
-KNOWN = Statement(
+FIND_MESSAGES = Statement(
     "exchange.known",
     """
     SELECT message_id, content, session_id || ':' || seq AS place FROM messages
@@ -76,7 +76,7 @@ ADD = Statement(
     """,
 )
 
-_SAID = """
+_MESSAGES = """
     SELECT s.user_id, coalesce(s.imported_as, s.session_id::text) AS session, m.session_id, m.seq,
            coalesce(m.message_id, m.session_id || ':' || m.seq) AS message_id, m.role, m.author, m.content,
            m.created_at AS occurred_at, m.channel
@@ -84,12 +84,12 @@ _SAID = """
     WHERE (w.session_id, w.seq) > (%(after_session)s::uuid, %(after_seq)s::bigint)
 """
 
-# A page of what users and agents said, in the order of the sessions' ids. What a fork copied belongs to its source.
-EXPORT = Statement("exchange.export", _SAID + " ORDER BY w.session_id, w.seq LIMIT %(most)s", writes=False)
+# A page of messages in the order of the sessions' ids. The copies in a fork are left out: their source has them.
+EXPORT = Statement("exchange.export", _MESSAGES + " ORDER BY w.session_id, w.seq LIMIT %(most)s", writes=False)
 
 EXPORT_OF_SESSIONS = Statement(
     "exchange.export_of_sessions",
-    _SAID
+    _MESSAGES
     + """
       AND w.session_id = ANY (%(session_ids)s::uuid[])
     ORDER BY w.session_id, w.seq LIMIT %(most)s

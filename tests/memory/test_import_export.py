@@ -12,7 +12,7 @@ from sqlalchemy import Row, create_engine
 
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
-from perdure.memory.exchange import Imported, export_messages
+from perdure.memory.import_export import ImportResult, export_messages
 from perdure.memory.recall.search import Recall
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.sessions.forking import fork
@@ -34,7 +34,7 @@ def _rows(database: Database, sql: str) -> Sequence[Row[Any]]:
     return found
 
 
-def _counts(result: Imported) -> tuple[int, int, int]:
+def _counts(result: ImportResult) -> tuple[int, int, int]:
     return result.added, result.known, result.refused
 
 
@@ -100,7 +100,7 @@ def test_a_line_is_bad_by_itself(database: Database, clock: MovedClock) -> None:
     assert reasons[15].startswith("channel must be 1 to 64 letters")
     assert reasons[7] == "user_id is missing"
     assert reasons[8] == "mood is not known"
-    assert reasons[12] == "message_id m1 is there already, with another text"
+    assert reasons[12] == "message_id m1 exists already, with another text"
     assert [row.content for row in _rows(database, "SELECT content FROM messages ORDER BY seq")] == ["good", "good too"]
 
 
@@ -131,7 +131,7 @@ def test_a_megabyte_and_five_languages(database: Database, clock: MovedClock) ->
 
 
 def test_what_is_exported_can_be_imported(database: Database, clock: MovedClock, stage: Stage) -> None:
-    """Here it is known already, elsewhere it is new; what took place here is added to by no file."""
+    """Here it is known already, elsewhere it is new; an import cannot add to a session of this installation."""
     stage.script(says("I will look after them."))
     turn = stage.ask("Mind my bees.")
     told(database, clock, _TALK, author="Bea")
@@ -143,7 +143,7 @@ def test_what_is_exported_can_be_imported(database: Database, clock: MovedClock,
     assert _counts(imported(database, clock, strangers)) == (6, 0, 0)
     added = imported(database, clock, [line(1, "And my cat.", session=str(turn["session_id"]))])
     assert _counts(added) == (0, 0, 1)
-    assert "took place here" in added.bad[0].reason
+    assert "was not imported" in added.bad[0].reason
 
 
 def test_a_turn_is_searchable_with_its_commit_and_a_fork_is_not_twice(

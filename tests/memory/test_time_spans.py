@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.memory.recall.time_spans import MOST_SPANS, spans
+from perdure.memory.recall.time_spans import MOST_SPANS, find_spans
 
 _NOW = datetime(2024, 5, 15, 10, tzinfo=UTC)
 """A Wednesday."""
@@ -56,7 +56,7 @@ _NOW = datetime(2024, 5, 15, 10, tzinfo=UTC)
 )
 def test_a_time_is_read(question: str, first: tuple[int, int, int], days: int) -> None:
     """One span: these days, and no others."""
-    (span,) = spans(question, _NOW, ZoneInfo("UTC"))
+    (span,) = find_spans(question, _NOW, ZoneInfo("UTC"))
     assert (span.start.date(), (span.end - span.start) / timedelta(days=1)) == (date(*first), days)
 
 
@@ -77,18 +77,18 @@ def test_a_time_is_read(question: str, first: tuple[int, int, int], days: int) -
 )
 def test_what_is_no_time_is_none(question: str) -> None:
     """Words that only look like months, days that do not exist, and the future narrow nothing."""
-    assert spans(question, _NOW, ZoneInfo("UTC")) == ()
+    assert find_spans(question, _NOW, ZoneInfo("UTC")) == ()
 
 
 def test_days_begin_at_the_zones_midnight() -> None:
     """Yesterday in Seoul is not yesterday in London."""
-    (span,) = spans("yesterday", datetime(2024, 5, 14, 20, tzinfo=UTC), ZoneInfo("Asia/Seoul"))
+    (span,) = find_spans("yesterday", datetime(2024, 5, 14, 20, tzinfo=UTC), ZoneInfo("Asia/Seoul"))
     assert span.start.astimezone(UTC) == datetime(2024, 5, 13, 15, tzinfo=UTC)
 
 
 @given(st.text(), st.timedeltas(timedelta(days=-40_000), timedelta(days=60_000)))
 def test_any_text_has_an_answer(question: str, later: timedelta) -> None:
     """A few spans in order, whatever is asked and whenever."""
-    found = spans(question, _NOW + later, ZoneInfo("Europe/Paris"))
+    found = find_spans(question, _NOW + later, ZoneInfo("Europe/Paris"))
     assert len(found) <= MOST_SPANS
     assert all(span.start < span.end for span in found)

@@ -1,0 +1,42 @@
+"""Layer 5: the memories that a user's conversations recall most.
+
+Each recall records the memories that it returned. Every six hours the most recalled ones of the last days are ranked
+anew, so that a prompt can include them without a search. Refreshing is idempotent.
+"""
+
+from __future__ import annotations
+
+from perdure.database.engine import Database
+from perdure.memory import queries
+
+PATTERN_DAYS = 7
+"""Days for which a recall counts."""
+
+MOST_HOT = 100
+"""Hot memories per user, at most."""
+
+_USERS_PER_COMMIT = 100
+_ACCESSES_PER_COMMIT = 10_000
+
+
+def refresh_hot(database: Database) -> int:
+    """Rank the hot memories of all users and delete expired access records; returns the number of hot memories.
+
+    Raises:
+        Unavailable: the database cannot be reached; committed batches stay.
+    """
+    hot, after = 0, ""
+    while True:
+        with database.transaction("meta.refresh_hot") as transaction:
+            page = {"after": after, "days": PATTERN_DAYS, "most_users": _USERS_PER_COMMIT}
+            users = [row.user_id for row in transaction.run(queries.HOT_USERS, page)]
+            transaction.run(queries.FORGET_HOT, {"user_ids": users})
+            ranking = {"user_ids": users, "days": PATTERN_DAYS, "most": MOST_HOT}
+            hot += len(transaction.run(queries.WRITE_HOT, ranking))
+        if len(users) < _USERS_PER_COMMIT:
+            break
+        after = users[-1]
+    expired = {"days": PATTERN_DAYS, "most": _ACCESSES_PER_COMMIT}
+    while len(database.run(queries.FORGET_ACCESSES, expired)) == _ACCESSES_PER_COMMIT:
+        pass
+    return hot

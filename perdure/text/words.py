@@ -1,0 +1,253 @@
+"""Words of English and Korean: tokens, stems, negations, and words that exclude each other.
+
+Rules and short lists, called by `contradiction` and `names`. Both texts of a comparison go through the same rules, so
+a crude stem is good enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, wraps
+from itertools import groupby
+from typing import TypeVar
+
+from perdure.text.linear import has_hangul
+from perdure.text.patterns import compiled
+
+_CACHED_WORDS = 20_000
+"""Words whose forms are cached: most texts share their words."""
+
+_LONGEST_CACHED = 64
+"""Longer words are not cached, so that a text of one word does not stay in memory."""
+
+
+def word_list(text: str) -> list[str]:
+    """The words of a list in the source, which blanks and line ends separate."""
+    return text.split()
+
+
+# --- tokens ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A word in its original spelling. `initial`: a sentence begins with it."""
+
+    text: str
+    initial: bool
+
+
+_WITHIN_WORDS = {"'", "&"}
+_SENTENCE_ENDS = (".", "!", "?", "。", ":", ";", "\n", '"', "“", "(")
+
+
+def tokens(text: str) -> Iterator[Token]:
+    """The words of `text`: runs of letters and digits, joined across a single apostrophe or ampersand."""
+    parts: list[str] = []
+    initial, gap = True, ""
+    for is_word, characters in groupby(text, key=str.isalnum):
+        run = "".join(characters)
+        if not is_word:
+            gap = run
+        elif parts and gap in _WITHIN_WORDS:
+            parts += [gap, run]
+        else:
+            if parts:
+                yield Token("".join(parts), initial)
+                initial = _ends_sentence(gap)
+            parts = [run]
+    if parts:
+        yield Token("".join(parts), initial)
+
+
+def _ends_sentence(gap: str) -> bool:
+    """Whether the characters between two words end a sentence."""
+    mark = gap.rstrip()
+    return mark.endswith(_SENTENCE_ENDS) or "\n" in gap[len(mark) :]
+
+
+_Result = TypeVar("_Result")
+
+
+def cached_by_word(function: Callable[[str], _Result]) -> Callable[[str], _Result]:
+    """Cache the results of `function` for the most recent words."""
+    cached = lru_cache(_CACHED_WORDS)(function)
+
+    @wraps(function)
+    def call(word: str) -> _Result:
+        return cached(word) if len(word) <= _LONGEST_CACHED else function(word)
+
+    return call
+
+
+# --- negation ----------------------------------------------------------------------------
+
+_ENGLISH_NOT = frozenset(
+    word_list("""
+    not no never none nobody nothing nowhere neither nor without cannot unable refuse refuses refused
+    rarely seldom hardly scarcely barely stopped quit
+    """)
+) | frozenset(word_list("cant dont doesnt didnt wont isnt arent wasnt werent couldnt shouldnt wouldnt hasnt havent"))
+_ENGLISH_NOT_YET = compiled(r"\byet to\b", ignore_case=True)
+_KOREAN_NOT_ALONE = frozenset({"안", "못", "아니", "아니요", "말고"})
+_KOREAN_NOT = compiled(
+    r"지(?:도|는|를)?(?:않|못|마|말|아니)|^(?:않|못하|못해|못했|없|아니|아닌|아닙|아녜)"
+    "|[\uac00-\ud7a3](?:않|없|아니|아닌|아닙)|불가|금지"
+)
+
+
+@cached_by_word
+def is_negation(text: str) -> bool:
+    """Whether a word negates: not, never, 않다."""
+    word = text.lower()
+    if has_hangul(word):
+        return word in _KOREAN_NOT_ALONE or _KOREAN_NOT.search(word) is not None
+    return word in _ENGLISH_NOT or word.endswith("n't")
+
+
+def count_negations(text: str, words: Sequence[Token]) -> int:
+    """Negations in `text`, of which `words` are the tokens; "yet to" counts as one."""
+    return sum(is_negation(token.text) for token in words) + len(_ENGLISH_NOT_YET.findall(text))
+
+
+# --- stems and particles -----------------------------------------------------------------
+
+_ENDINGS = ("ing", "ed", "es", "s", "d", "e")
+_SHORTEST_STEM = 3
+
+
+def base_form(word: str) -> str:
+    """An English word in lower case, without a possessive ending."""
+    return word.casefold().removesuffix("'s")
+
+
+@cached_by_word
+def stem(word: str) -> str:
+    """An English word without its most common endings."""
+    for ending in _ENDINGS:
+        if word.endswith(ending) and len(word) - len(ending) >= _SHORTEST_STEM:
+            return word[: -len(ending)]
+    return word
+
+
+TITLES = ("씨", "님")
+"""Korean forms of address, which follow a name."""
+
+KOREAN_PLACES = tuple(
+    word_list("""
+    서울 부산 대구 인천 광주 대전 울산 세종 경기 강원 충북 충남
+    전북 전남 경북 경남 제주 수원 성남 고양 용인 창원 청주 전주
+    천안 포항 춘천 강릉 여수 한국 미국 일본 중국 영국
+    독일 프랑스 이탈리아 스페인 러시아 캐나다 호주 인도 베트남 태국 대만
+    도쿄 오사카 베이징 상하이 뉴욕 런던 파리 베를린
+    """)
+)
+
+_PARTICLES = (
+    "에서는", "으로는",
+    "에서", "으로", "에게", "한테", "께서", "부터", "까지", "처럼", "보다", "이랑", "하고",
+    "은", "는", "이", "가", "을", "를", "의", "에", "로", "와", "과", "도", "만", "랑",
+)  # fmt: skip
+"""Longer particles come first."""
+
+
+def without_particle(word: str) -> str:
+    """`word` without the longest particle at its end."""
+    return next((word.removesuffix(each) for each in _PARTICLES if word.endswith(each)), word)
+
+
+# --- words that exclude each other -------------------------------------------------------
+
+_EXCLUSIVE = """
+    enable / disable | enabled / disabled | on / off | left / right | up / down | start / stop | begin / end
+    open / close | lock / unlock | allow / forbid deny block | accept / reject refuse | like love enjoy / dislike hate
+    before / after | increase raise / decrease lower reduce | install / uninstall | upload / download | buy / sell
+    login / logout | import / export | push / pull
+    encrypt / decrypt | connect / disconnect | subscribe / unsubscribe
+    add / remove delete | show / hide | always / never | hot / cold | true / false | success succeed pass / failure fail
+    first / last | minimum min / maximum max | morning / evening | male / female | married / single divorced
+    more / less fewer | above / below | inside / outside | public / private | valid / invalid | possible / impossible
+    monday / tuesday / wednesday / thursday / friday / saturday / sunday | north / south / east / west
+    january / february / march / april / june / july / august / september / october / november / december
+    red / blue / green / yellow / black / white | tea / coffee | cat / dog
+    long tall / short | big large / small little | early / late | fast / slow | rich / poor | young / old
+    introvert / extrovert | full / part empty | expensive costly / cheap | hire / fire | window / aisle
+    good well / bad badly | better / worse | spring / summer / autumn / winter | vegetarian vegan / meat
+    husband / wife | father dad / mother mum mom | brother / sister | son / daughter | near / far | high / low
+    happy / sad | healthy / sick ill | heavy / light | strong / weak | clean / dirty | wet / dry | easy / difficult hard
+    daily / weekly / monthly / yearly | breakfast / lunch / dinner | yesterday / today / tomorrow
+    켜 켠 켤 / 끄 끈 끌 꺼 | 시작 / 종료 중지 중단 | 열 / 닫
+    허용 / 차단 거부 | 활성화 / 비활성화 | 증가 / 감소 | 늘 / 줄
+    좋아 / 싫어 | 왼쪽 / 오른쪽 | 이전 / 이후 | 오전 / 오후
+    로그인 / 로그아웃 | 추가 / 삭제 제거 | 성공 / 실패 | 남자 / 여자
+    구매 / 판매 | 가입 / 탈퇴 | 입금 / 출금 | 최대 / 최소
+    위 / 아래 | 북쪽 / 남쪽 / 동쪽 / 서쪽 | 결혼 / 이혼 | 연결 / 해제
+    설치 / 제거 | 공개 / 비공개 | 가능 / 불가능 | 아침 / 저녁 | 커피 / 녹차 홍차 | 고양이 / 강아지
+    긴 길어 길고 길게 / 짧 | 큰 / 작은 작아 작고 | 빠르 빠른 빨라 / 느리 느린 느려
+    여름 / 겨울 / 가을 | 합격 / 불합격 떨어 | 넓 / 좁 | 일찍 / 늦 | 더운 더워 더울 / 추운 추워 추울 | 많 / 적 | 높 / 낮
+    비싸 비싼 / 싸 싼 | 가까 가깝 / 멀 먼 | 알 / 모르 모릅 몰라 | 남편 / 아내 | 아버지 아빠 / 어머니 엄마 | 아들 / 딸
+    매일 / 매주 / 매달 매월 / 매년 | 어제 / 오늘 / 내일
+    월요일 / 화요일 / 수요일 / 목요일 / 금요일 / 토요일 / 일요일
+"""
+
+
+@cached_by_word
+def forms(text: str) -> tuple[str, ...]:
+    """The forms in which the other text may hold a word."""
+    word = base_form(text)
+    if not has_hangul(word):
+        return word, stem(word)
+    bare = without_particle(word) or word
+    places = (place for place in KOREAN_PLACES if word.startswith(place))
+    return word, bare, *places, *([bare[:-1]] if bare.endswith(TITLES) else [])
+
+
+def _groups() -> Iterator[list[list[str]]]:
+    for line in _EXCLUSIVE.strip().splitlines():
+        for group in line.split("|"):
+            yield [side.split() for side in group.split("/")]
+
+
+_OPPOSITES: dict[str, tuple[int, int]] = {}
+for _number, _group in enumerate(_groups()):
+    for _side, _members in enumerate(_group):
+        for _member in _members:
+            _OPPOSITES.setdefault(_member if has_hangul(_member) else stem(_member), (_number, _side))
+_LONGEST_KOREAN_OPPOSITE = 4
+_LONGEST_SHORT_VERB = 3
+
+
+def _positive_forms(word: str) -> Iterator[str]:
+    """The stem of a word, and the positive forms of a comparative or superlative: big of bigger, early of earlier."""
+    yield stem(word)
+    for ending in ("er", "est"):
+        bare = word.removesuffix(ending)
+        if bare == word or len(bare) < _SHORTEST_STEM:
+            continue
+        yield from (stem(bare), bare)
+        if bare[-1] == bare[-2]:
+            yield bare[:-1]
+        if bare[-1] == "i":
+            yield f"{bare[:-1]}y"
+
+
+@cached_by_word
+def opposite_group(word: str) -> tuple[int, int] | None:
+    """The number of the word's group in `_EXCLUSIVE`, and its side in that group; `None` if it is in no group."""
+    if not has_hangul(word):
+        return next((_OPPOSITES[form] for form in _positive_forms(word) if form in _OPPOSITES), None)
+    for length in range(min(len(word), _LONGEST_KOREAN_OPPOSITE), 0, -1):  # verbs are inflected at their end
+        if (found := _OPPOSITES.get(word[:length])) is not None and (length > 1 or len(word) <= _LONGEST_SHORT_VERB):
+            return found
+    return None
+
+
+_NEGATIVE_PREFIXES = ("un", "dis", "non", "in", "im", "ir", "il", "mis")
+_SHORTEST_NEGATED = 4
+
+
+def without_negative_prefix(word: str) -> str | None:
+    """`word` without a negative prefix such as "dis"; `None` if it has none."""
+    bare = next((word.removeprefix(each) for each in _NEGATIVE_PREFIXES if word.startswith(each)), "")
+    return bare if len(bare) >= _SHORTEST_NEGATED and bare.isalnum() else None
