@@ -23,8 +23,7 @@ from perdure.channels.http.api import (
 )
 from perdure.channels.http.auth import Keys
 from perdure.channels.http.gateway import Gateway
-from perdure.channels.http.headers import SafeHeaders
-from perdure.channels.http.path_segments import WholeSegments
+from perdure.channels.http.middleware import SafeHeaders, WholeSegments
 from perdure.runtime import Runtime
 
 
@@ -58,6 +57,7 @@ def create_app(
         docs_url=None,  # these pages load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
+        strict_content_type=False,  # `curl -d` sends JSON as a form
     )
     app.state.gateway = gateway
     app.state.checks = [health.database_check(runtime.database), health.broker_check(broker_reachable)]
@@ -65,8 +65,8 @@ def create_app(
     errors.install(app)
     app.add_middleware(WholeSegments)
     app.add_middleware(SafeHeaders)
-    for room in (messages, turns, sessions, memory, users, casebank, consolidation, breakers):
-        app.include_router(room.router, prefix="/v1")
+    for resource in (messages, turns, sessions, memory, users, casebank, consolidation, breakers):
+        app.include_router(resource.router, prefix="/v1")
     app.include_router(health.router)
-    app.openapi = partial(openapi.describe, app, runtime.settings)  # type: ignore[method-assign]
+    app.openapi = partial(openapi.document, app, runtime.settings)  # type: ignore[method-assign]
     return app

@@ -21,13 +21,14 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.errors import InvalidRequest, NotFound, PerdureError, RateLimited, TooLarge, Unauthorized, Unavailable
-from perdure.text.untrusted import what_is_wrong
+from perdure.text.untrusted import first_line, what_is_wrong
 
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 
 _LONGEST_DETAIL = 2_000
+_LONGEST_NAME = 200
 _UNFORESEEN = "Something went wrong here. The operator's log says what."
 
 
@@ -66,7 +67,7 @@ def problem_of(error: PerdureError) -> Response:
 def install(app: FastAPI) -> None:
     """Have `app` answer every error in this form."""
     app.add_exception_handler(PerdureError, _on_perdure_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid_parameters)
+    app.add_exception_handler(RequestValidationError, _on_invalid_request)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_middleware(_LastResort)
 
@@ -91,9 +92,12 @@ async def _on_perdure_error(_request: Request, error: Exception) -> Response:
     return problem_of(error)
 
 
-async def _on_invalid_parameters(_request: Request, error: Exception) -> Response:
+async def _on_invalid_request(request: Request, error: Exception) -> Response:
     if not isinstance(error, RequestValidationError):
         raise error
+    unusable_body = getattr(request.state, "unusable_body", None)  # set by `body`
+    if isinstance(unusable_body, PerdureError):
+        return problem_of(unusable_body)
     return problem_of(InvalidRequest(" ".join(_sentence(item) for item in error.errors())))
 
 
@@ -116,7 +120,9 @@ def _known_methods(request: Request) -> list[str]:
 
 
 def _sentence(item: Any) -> str:
-    return f"{item['loc'][-1]}: {what_is_wrong(item)}."
+    """What is wrong with one parameter, or one member of the body."""
+    _source, *path = item["loc"]
+    return f"{first_line('.'.join(map(str, path)), _LONGEST_NAME)}: {what_is_wrong(item)}."
 
 
 class _LastResort:

@@ -17,16 +17,16 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
-from fastapi import Depends, Request, Response
+from fastapi import Request, Response
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.requests import ClientDisconnect
 
-from perdure.channels.http.auth import Caller, Keys, Kind
+from perdure.channels.http.auth import Keys
 from perdure.channels.http.threads import Threads
-from perdure.errors import Forbidden, PerdureError, Unavailable
+from perdure.errors import PerdureError, Unavailable
 from perdure.runtime import Runtime
 from perdure.turns import drain
 from perdure.turns.reading import SettlementWatch
@@ -71,18 +71,21 @@ class Gateway:
         """Do blocking work beside the event loop."""
         return await self._threads.run(work)
 
-    async def answer(self, work: Callable[[], Any], status: int = 200) -> Response:
-        """A response with what `work` returns as JSON; both happen in a thread."""
-        return await self.answer_as(lambda: (work(), status))
+    async def json_response(self, read: Callable[[], Any], status: int = 200) -> Response:
+        """A response with what `read` returns, read and encoded in one thread.
 
-    async def answer_as(self, work: Callable[[], tuple[Any, int]]) -> Response:
-        """A response with what `work` returns first, as JSON, and second, its status; in one thread."""
+        For answers that may be long, or that are read often: no model checks them on the event loop.
+        """
+        return await self.json_response_and_status(lambda: (read(), status))
 
-        def made() -> Response:
-            answer, status = work()
-            return Response(json.dumps(answer, ensure_ascii=False).encode(), status, media_type="application/json")
+    async def json_response_and_status(self, read: Callable[[], tuple[Any, int]]) -> Response:
+        """As `json_response`; `read` returns the status, too."""
 
-        return await self.in_thread(made)
+        def respond() -> Response:
+            content, status = read()
+            return Response(json.dumps(content, ensure_ascii=False).encode(), status, media_type="application/json")
+
+        return await self.in_thread(respond)
 
     async def until_settled(self, turn_id: UUID, seconds: float, request: Request) -> None:
         """Return when the turn is settled, the time is up or the gateway stops.
@@ -206,30 +209,3 @@ class Gateway:
 async def _disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def _gateway(request: Request) -> Gateway:
-    found: Gateway = request.app.state.gateway
-    return found
-
-
-TheGateway = Annotated[Gateway, Depends(_gateway)]
-
-
-async def _caller(request: Request) -> Caller:
-    return (await _gateway(request)).keys.caller(request)
-
-
-async def _administrator(request: Request) -> Caller:
-    caller = await _caller(request)
-    if not caller.is_operator:
-        wanted = "an admin key without a tenant" if caller.kind is Kind.ADMIN else "an admin key"
-        raise Forbidden(f"This concerns the whole installation: it takes {wanted}.")
-    return caller
-
-
-TheAdministrator = Annotated[Caller, Depends(_administrator)]
-"""A route that declares it is for callers with an admin key that has no tenant: what it does concerns all tenants."""
-
-TheCaller = Annotated[Caller, Depends(_caller)]
-"""A route that declares it is for callers with a key (or, on loopback without keys, for any)."""

@@ -17,8 +17,10 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, Request
 from sqlalchemy.exc import SQLAlchemyError
 
-from perdure.channels.http.gateway import TheGateway
-from perdure.channels.http.schema import HEALTH, UNGUARDED, Health, KilledWorker
+from perdure.channels.http.dependencies import TheGateway
+from perdure.channels.http.openapi import NO_KEY
+from perdure.channels.http.schemas.answer import problems
+from perdure.channels.http.schemas.health import Health, KilledWorker
 from perdure.database.compatibility import require
 from perdure.database.engine import Database
 from perdure.errors import IncompatibleDatabase, PerdureError, Unavailable, loggable
@@ -26,7 +28,7 @@ from perdure.resilience.kill_reports import Kill
 
 log = logging.getLogger(__name__)
 
-router = APIRouter(tags=["health"])
+router = APIRouter(tags=["health"], responses=problems(500, 503))
 
 _PATIENCE_S = 2.0
 
@@ -99,7 +101,7 @@ def broker_check(reachable: Callable[[], bool]) -> Check:
 
 
 @router.head("/healthz", include_in_schema=False)
-@router.get("/healthz", responses=HEALTH, response_model_exclude_unset=True, openapi_extra=UNGUARDED)
+@router.get("/healthz", response_description="Alive.", response_model_exclude_unset=True, openapi_extra=NO_KEY)
 async def alive() -> Health:
     """Say that the process answers."""
     return Health(status="alive")
@@ -116,7 +118,7 @@ async def _killed(request: Request) -> Question[Sequence[Kill]]:
 
 
 @router.head("/readyz", include_in_schema=False)
-@router.get("/readyz", responses=HEALTH, response_model_exclude_unset=True, openapi_extra=UNGUARDED)
+@router.get("/readyz", response_description="Ready.", response_model_exclude_unset=True, openapi_extra=NO_KEY)
 async def ready(
     gateway: TheGateway,
     checks: Annotated[list[Check], Depends(_checks)],
@@ -142,7 +144,7 @@ async def _named(killed: Question[Sequence[Kill]]) -> list[KilledWorker]:
             worker=kill.worker,
             pid=kill.pid,
             silent_s=kill.silent_s,
-            killed_at=datetime.fromtimestamp(kill.killed_at, UTC),
+            killed_at=datetime.fromtimestamp(kill.killed_at, UTC).isoformat(),
         )
         for kill in kills
     ]
