@@ -9,11 +9,11 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 from starlette.testclient import TestClient
 
 from perdure.channels.http.app import create_app
-from perdure.channels.http.schemas.sessions import Forked, Session
+from perdure.channels.http.schemas.sessions import Forked, ForkSession, Session
 from perdure.runtime import Runtime
 from tests.channels.conftest import BASE_URL, SERVICE_KEY
 from tests.channels.test_bad_input import refused
@@ -106,6 +106,20 @@ def test_a_bad_fork_is_refused_and_nothing_is_written(client: TestClient, talked
     refused(client.post("/v1/sessions/none/fork"), 404, "NOT_FOUND")
     refused(client.get(f"{talked}/fork"), 405, "INVALID_REQUEST")
     assert rows() == before
+
+
+@pytest.mark.parametrize("tick", ["1", 1.5, True, [], {}])
+def test_a_tick_is_a_whole_number(tick: object) -> None:
+    """What merely looks like one is refused."""
+    with pytest.raises(ValidationError, match="tick"):
+        ForkSession.model_validate({"tick": tick})
+
+
+def test_a_tick_may_be_left_out() -> None:
+    """The tick is the session's own then."""
+    given: list[dict[str, Any]] = [{}, {"tick": None}, {"tick": 7}, {"tick": 7.0}]
+
+    assert [ForkSession.model_validate(each).tick for each in given] == [None, None, 7, 7]
 
 
 def test_a_fork_takes_a_key(runtime: Runtime, talked: str, rows: Rows) -> None:
