@@ -160,9 +160,9 @@ def test_requests_that_wait_for_a_run_hold_no_thread(runtime: Runtime) -> None:
     with _gateway(runtime, away=True) as client, ThreadPoolExecutor(_WAITING) as callers:
         waits = [callers.submit(client.post, "/v1/consolidation/dry-run?wait=3") for _ in range(_WAITING)]
         gateway = client.app.state.gateway  # type: ignore[attr-defined]  # (the application's own)
-        until(lambda: gateway._waits == _WAITING, "all wait")
+        until(lambda: gateway._waiting_requests == _WAITING, "all wait")
         assert client.get("/v1/consolidation/runs").status_code == 200
-        assert gateway._waits == _WAITING
+        assert gateway._waiting_requests == _WAITING
         assert len({each.result().json()["run_id"] for each in waits}) == 1
 
 

@@ -171,7 +171,7 @@ def test_a_gateway_that_stops_answers_whoever_waits(client: TestClient, say: Say
     accepted = say()
     app: Any = client.app
     assert client.portal is not None
-    client.portal.call(app.state.gateway.leave, asyncio.Event())
+    client.portal.call(app.state.gateway.drain, asyncio.Event())
 
     assert client.get(f"/v1/turns/{accepted['turn_id']}?wait=60").json()["status"] == "accepted"
 

@@ -1,7 +1,7 @@
-"""Threads for blocking work beside an event loop, with few wake-ups.
+"""Threads for the blocking work of an event loop, with few wake-ups.
 
-Waking a thread or the loop costs more than a statement does, so work is handed over through one queue, and results that
-come while the loop is busy return to it together.
+Waking a thread or the loop takes longer than a statement does. So all threads take work from one queue, and results
+that arrive while the loop is busy are delivered together.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ class Threads:
     def __init__(self, most: int) -> None:
         self._most = most
         self._threads: list[threading.Thread] = []
-        self._waiting: SimpleQueue[tuple[_Future, _Work] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[_Future, _Work] | None] = SimpleQueue()
         self._finished: deque[tuple[_Future, Any, BaseException | None]] = deque()
-        self._under_way = 0
-        self._loop_is_called = False
+        self._unfinished = 0
+        self._delivery_scheduled = False
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What `work` returns, or raises, in a thread. It goes on if the caller is cancelled; its result is dropped."""
+        """Run `work` in a thread; what it returns or raises. If the caller is cancelled, the result is dropped."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._under_way += 1
-        if self._under_way > len(self._threads) and len(self._threads) < self._most:
+        self._unfinished += 1
+        if self._unfinished > len(self._threads) and len(self._threads) < self._most:
             self._start()
-        self._waiting.put((future, work))
+        self._queue.put((future, work))
         return await future
 
     def close(self) -> None:
-        """End the threads; one whose work hangs ends with the process."""
+        """End the threads; a thread whose work hangs ends with the process."""
         for _ in self._threads:
-            self._waiting.put(None)
+            self._queue.put(None)
         ends = time.monotonic() + _CLOSE_S
         for thread in self._threads:
             thread.join(max(ends - time.monotonic(), 0))
@@ -59,21 +59,21 @@ class Threads:
         thread.start()
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        while (item := self._waiting.get()) is not None:
+        while (item := self._queue.get()) is not None:
             future, work = item
             result, error = _outcome(work)
             self._finished.append((future, result, error))
-            if not self._loop_is_called:
-                self._loop_is_called = True
+            if not self._delivery_scheduled:
+                self._delivery_scheduled = True
                 with suppress(RuntimeError):  # the loop is closed: no caller is left
                     loop.call_soon_threadsafe(self._deliver)
-            del item, future, work, result, error  # while this thread waits for more, it keeps none of them alive
+            del item, future, work, result, error  # or the waiting thread would keep them alive
 
     def _deliver(self) -> None:
-        self._loop_is_called = False  # first: what is finished from now on calls again
+        self._delivery_scheduled = False  # first: a result that is ready from now on calls the loop again
         while self._finished:
             future, result, error = self._finished.popleft()
-            self._under_way -= 1
+            self._unfinished -= 1
             if future.done():  # cancelled
                 continue
             if error is None:
@@ -85,7 +85,7 @@ class Threads:
 def _outcome(work: _Work) -> tuple[Any, BaseException | None]:
     try:
         return work(), None
-    except StopIteration as error:  # a future takes any error but this
+    except StopIteration as error:  # a future refuses this one
         return None, RuntimeError(repr(error))
-    except BaseException as error:  # noqa: BLE001 (whatever it is, it is the caller's)
+    except BaseException as error:  # noqa: BLE001 (the caller gets every error)
         return None, error
