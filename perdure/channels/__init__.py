@@ -1,1 +1,7 @@
-"""Channels: how messages come in and replies go out."""
+"""Channels: messages come in through them, and replies go out.
+
+http/           the HTTP gateway; `perdure gateway` serves it
+cli.py          conversations in a terminal, for `perdure chat` and `perdure send`
+callback.py     replies and notices POSTed to a URL, for the workers' outbox and the CaseBank
+notices.py      the CaseBank of a process, whose notices go to `PERDURE_CASEBANK__NOTIFY_URL`
+"""

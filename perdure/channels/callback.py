@@ -1,9 +1,9 @@
 """Replies to a URL: POSTed as JSON, signed, within one time limit for the whole attempt.
 
-The URL comes from whoever sent the message, so it is checked before each attempt, and the connection goes to an address
-that was checked (`perdure.network.egress`). A receiver that sends its answer a byte at a time, or redirects, fails like
-one that refuses. Only the status counts; no body is read. Each receiver has a breaker, `webhook:HOST`: one that keeps
-failing is not asked for a while, and holds no threads of the workers.
+The sender of the message chose the URL, so it is checked before each attempt, and the connection goes to an address
+that was checked (`perdure.network.egress`). A receiver that redirects, or that sends its answer a byte at a time, fails
+like one that refuses. Only the status counts; no body is read. Each host has a breaker, `webhook:HOST`: while it is
+open, no worker's thread waits for the host.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable, signat
 T = TypeVar("T")
 
 TIMEOUT_S = 10.0
-"""Seconds that one attempt may take, from the look-up of the name to the status."""
+"""Seconds for one attempt, from the look-up of the name to the status."""
 
 
 class UrlCarrier:
-    """A `perdure.turns.outbox.Carrier` to `{"url": ...}`. Threads may share it. Without `breakers`, all are asked.
+    """A `perdure.turns.outbox.Carrier` to `{"url": ...}`. Threads may share it. Without `breakers`, none limits it.
 
-    `keys` sign as Standard Webhooks has it; `former_key` is that of the header `X-Perdure-Signature`.
+    `keys` sign as Standard Webhooks specifies; `former_key` signs the header `X-Perdure-Signature`.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class UrlCarrier:
         """POST `body` to the target's URL, signed.
 
         Raises:
-            DeliveryFailed: it was not answered with a 2xx status in time.
-            Undeliverable: the URL may not be reached, or it was answered with 410.
-            NotAsked: its host's breaker is open.
+            DeliveryFailed: the receiver did not answer with a 2xx status in time.
+            Undeliverable: the URL is not allowed, or the receiver answered with 410.
+            NotAsked: the host's breaker is open.
         """
         try:
             url = egress.check(target["url"], self._reachable)
@@ -82,14 +82,14 @@ class UrlCarrier:
         except egress.Refused as error:
             raise DeliveryFailed(error.message) from error
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError) as error:
-            raise DeliveryFailed(_said(error)) from error
+            raise DeliveryFailed(_describe(error)) from error
         if status == HTTPStatus.GONE:
             raise Undeliverable(f"answered with status {status}", status)
         if not httpx2.codes.is_success(status):
             raise DeliveryFailed(f"answered with status {status}", status)
 
     async def _post(self, url: httpx2.URL, body: bytes, message_id: str) -> int:
-        """The status of the answer. httpx2 bounds each wait; the bound on their sum is asyncio's."""
+        """The status of the answer. httpx2 limits each wait; asyncio limits their sum."""
         headers = {
             "Content-Type": "application/json",
             **signed_headers(self._keys, message_id, int(self._clock()), body),
@@ -103,7 +103,7 @@ class UrlCarrier:
             for address in others:
                 try:
                     return await _status(client, egress.pinned(client, "POST", url, address, headers, content=body))
-                except httpx2.ConnectError:  # nothing was sent: the next address of the name is tried
+                except httpx2.ConnectError:  # nothing was sent, so another address is safe
                     continue
             return await _status(client, egress.pinned(client, "POST", url, last, headers, content=body))
 
@@ -116,15 +116,15 @@ async def _status(client: httpx2.AsyncClient, request: httpx2.Request) -> int:
         await response.aclose()
 
 
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    """Like `asyncio.run`, which would also wait, without a limit, for the thread of a name look-up that hangs."""
+def _run(attempt: Coroutine[Any, Any, T]) -> T:
+    """As `asyncio.run`, which also waits, without a limit, for the thread of a name look-up that hangs."""
     loop = asyncio.new_event_loop()
     try:
-        return loop.run_until_complete(work)
+        return loop.run_until_complete(attempt)
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
 
 
-def _said(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return first_line(f"{type(error).__name__}: {error}", 200)

@@ -1,6 +1,6 @@
-"""The CaseBank with the parts of a process: its notices go where `PERDURE_CASEBANK__NOTIFY_URL` says, signed.
+"""The CaseBank of a process, whose notices are POSTed, signed, to `PERDURE_CASEBANK__NOTIFY_URL`.
 
-The operator sets that URL, so it may be anywhere.
+The operator sets that URL, so it need not be public.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ _ID_DIGITS = 32
 
 
 def bank_of(runtime: Runtime, pause: Callable[[float], object] = time.sleep) -> Bank:
-    """How this process plans and runs. Threads may share it. `pause` is the `Bank`'s."""
+    """The `Bank` of this process, with its notices and `pause`. Threads may share it."""
 
     def post(url: str, body: bytes) -> None:
         settings = runtime.settings
-        message_id = hashlib.sha256(body).hexdigest()[:_ID_DIGITS]  # a notice that is sent again is the same text
+        message_id = hashlib.sha256(body).hexdigest()[
+            :_ID_DIGITS
+        ]  # the receiver deduplicates: a repeated notice has the same text
         try:
             UrlCarrier(settings.webhook_keys(), settings.signing_key(), ANYWHERE).carry({"url": url}, body, message_id)
         except DeliveryFailed as error:

@@ -23,7 +23,6 @@ from perdure.database.engine import Executor
 from perdure.errors import Conflict, InvalidRequest, NotFound
 from perdure.ids import new_id
 from perdure.sessions import queries
-from perdure.text.untrusted import whole
 
 _MAX_BIGINT = 2**63 - 1
 
@@ -50,18 +49,6 @@ def fork(executor: Executor, clock: Clock, session_id: UUID, tick: int | None = 
     if not executor.run(queries.FORK, {**made, "new_turn_ids": [new_id(clock) for _ in turn_ids]}):
         raise NotFound("There is no such session.")  # erased at this moment
     return fork_id
-
-
-def parse_tick(given: object) -> int | None:
-    """The tick that another program asks for; None for the last one.
-
-    Raises:
-        InvalidRequest: it is no whole number.
-    """
-    tick = whole(given)
-    if tick is not None and (isinstance(tick, bool) or not isinstance(tick, int)):
-        raise InvalidRequest("tick: must be a whole number from 0.")
-    return tick
 
 
 def _planned(row: Row[Any], tick: int | None) -> list[UUID]:

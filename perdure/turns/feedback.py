@@ -7,18 +7,18 @@ a case from then on. The last word about a turn counts; a case that was learnt i
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from perdure.casebank import cases, executions
 from perdure.casebank.embedding import embed_case
 from perdure.database.engine import as_json
-from perdure.errors import Conflict, InvalidRequest, PerdureError, loggable
+from perdure.errors import Conflict, PerdureError, loggable
 from perdure.models.protocol import ModelCall
 from perdure.runtime import Runtime
-from perdure.text.untrusted import storable, what_is_wrong
+from perdure.text.untrusted import storable
 from perdure.turns import queries
 from perdure.turns.reading import read_turn
 
@@ -41,20 +41,6 @@ class Feedback(BaseModel):
 
     score: Annotated[Literal[-1, 1], BeforeValidator(_no_truth_value)]
     comment: Annotated[str, Field(max_length=MAX_COMMENT_CHARS)] | None = None
-
-
-def parse_feedback(given: dict[str, Any]) -> Feedback:
-    """The feedback that `given` is.
-
-    Raises:
-        InvalidRequest: it is none; the message says what is wrong.
-    """
-    try:
-        return Feedback.model_validate(given)
-    except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InvalidRequest(f"{where}: {what_is_wrong(first)}.") from None
 
 
 def give_feedback(runtime: Runtime, turn_id: UUID, feedback: Feedback) -> None:

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from perdure import Agent, tool
 from perdure.agents import Agents
-from perdure.channels.http import schema
+from perdure.channels.http.schemas.turns import Turn
 from perdure.runtime import Runtime
 from tests.channels.test_bad_input import refused
 from tests.turns.scripted import Scripted, calls, says
@@ -54,7 +54,7 @@ def test_a_call_is_approved_with_other_arguments_and_another_denied(
 ) -> None:
     """202 with the turn as it is then; what was approved runs with the arguments that were sent."""
     path = f"/v1/turns/{turn['turn_id']}"
-    schema.Turn.model_validate(turn)
+    Turn.model_validate(turn)
     assert turn["status"] == "waiting_approval"
     first, second = turn["pending_approvals"]
     assert client.get(f"/v1/sessions/{turn['session_id']}").json()["state"] == "waiting_approval"

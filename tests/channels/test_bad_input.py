@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from perdure.channels.http.requests import MAX_BODY_BYTES, MAX_DRAINED_BYTES
+from perdure.channels.http.body import MAX_BODY_BYTES, MAX_DRAINED_BYTES
 
 Rows = Callable[[], dict[str, int]]
 Say = Callable[..., dict[str, Any]]

@@ -8,8 +8,8 @@ import pytest
 from pydantic import SecretStr
 from starlette.testclient import TestClient
 
-from perdure.channels.http import schema
 from perdure.channels.http.app import create_app
+from perdure.channels.http.schemas.breakers import BreakerList
 from perdure.errors import CircuitBreakerOpen, ProviderError
 from perdure.resilience.registry import Breakers
 from perdure.runtime import Runtime
@@ -47,7 +47,7 @@ def test_they_are_listed_and_reset(runtime: Runtime, redis_url: str, breakers: B
     own = Breakers(BreakerSettings(), runtime.clock, redis_url)
     with TestClient(create_app(replace(runtime, breakers=own), lambda: True), base_url=BASE_URL) as client:
         found = client.get("/v1/breakers")
-        schema.BreakerList.model_validate(found.json())
+        BreakerList.model_validate(found.json())
         [shown] = found.json()["breakers"]
         assert (shown["name"], shown["state"], shown["failure_count"]) == (NAME, "open", 1)
         assert shown["last_failure_time"] == shown["opened_at"] > 0

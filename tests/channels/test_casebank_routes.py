@@ -18,8 +18,9 @@ from starlette.testclient import TestClient
 from perdure.casebank import cases
 from perdure.casebank.cases import NewCase
 from perdure.casebank.runs import prune, state
-from perdure.channels.http import schema
 from perdure.channels.http.app import create_app
+from perdure.channels.http.schemas.casebank import NearCases, Pruned, PruningProgress, PruningRun
+from perdure.channels.http.schemas.turns import Turn
 from perdure.channels.notices import bank_of
 from perdure.runtime import Runtime
 from perdure.settings import CasebankSettings, PruneApproval
@@ -79,23 +80,23 @@ def test_a_dry_run_tells_what_a_run_then_does(runtime: Runtime) -> None:
     with _gateway(runtime) as client:
         planned = client.post("/v1/consolidation/dry-run")
         assert planned.status_code == 200
-        schema.Pruned.model_validate(planned.json())
+        Pruned.model_validate(planned.json())
         assert planned.json()["dry_run"] is True
         dry = client.get(f"/v1/consolidation/runs/{planned.json()['run_id']}").json()
-        schema.PruningRun.model_validate(dry)
+        PruningRun.model_validate(dry)
         assert (dry["dry_run"], dry["phase"], dry["outcome"]) == (True, "done", None)
         assert dry["plan"]["details"] == planned.json()["details"]
         assert set(statuses(runtime.database).values()) == {"active"}
         done = client.post("/v1/consolidation/run", json={})
         assert done.status_code == 200
-        schema.Pruned.model_validate(done.json())
+        Pruned.model_validate(done.json())
         told = done.json()
         assert told["details"] == planned.json()["details"]
         assert [told[f"{what}_cases"] for what in ("removed", "merged", "archived")] == [1, 1, 1]
         assert told["details"]["merged"] == [{"keeper": "one", "removed": "same", "similarity": 1.0}]
         assert told["details"]["spared"][0]["rule"] == "protected_usage"
         shown = client.get(f"/v1/consolidation/runs/{told['run_id']}").json()
-        schema.PruningRun.model_validate(shown)
+        PruningRun.model_validate(shown)
         assert (shown["phase"], shown["outcome"]["removed_cases"]) == ("done", 1)
         restored = client.post("/v1/consolidation/restore/a/sleeper")
         assert (restored.status_code, restored.json()) == (200, {"case_id": "a/sleeper", "status": "restored"})
@@ -118,7 +119,7 @@ def test_a_plan_waits_for_approval(runtime: Runtime) -> None:
         refused(client.post(f"{path}/approve"), 409, "CONFLICT")
         second = client.post("/v1/consolidation/run").json()
         approved = client.post(f"/v1/consolidation/runs/{second['run_id']}/approve")
-        schema.PruningRun.model_validate(approved.json())
+        PruningRun.model_validate(approved.json())
         assert approved.status_code == 202
     assert statuses(runtime.database)["low"] == "archived"  # a worker has applied it
 
@@ -129,14 +130,14 @@ def test_a_run_that_is_not_finished_in_time_goes_on(runtime: Runtime) -> None:
     with _gateway(runtime, away=True) as client:
         begun = [client.post(f"/v1/consolidation/{kind}?wait=0") for kind in ("run", "dry-run")]
         for answer, dry in zip(begun, (False, True), strict=True):
-            schema.PruningProgress.model_validate(answer.json())
+            PruningProgress.model_validate(answer.json())
             standing = (answer.status_code, answer.json()["dry_run"], answer.json()["phase"])
             assert standing == (202, dry, "planning")
         ids = [answer.json()["run_id"] for answer in begun]
         again = [client.post(f"/v1/consolidation/{kind}?wait=0.1").json()["run_id"] for kind in ("run", "dry-run")]
         assert again == ids, "no worker has begun them, so they are the same"
         listed = client.get("/v1/consolidation/runs").json()
-        assert [schema.PruningProgress.model_validate(each).dry_run for each in listed] == [True, False]
+        assert [PruningProgress.model_validate(each).dry_run for each in listed] == [True, False]
         assert [each["run_id"] for each in listed] == ids[::-1]
         assert client.get("/v1/consolidation/runs?limit=1").json() == listed[:1]
         for wrong in ("wait=-1", "wait=nan", "wait=soon"):
@@ -159,9 +160,9 @@ def test_requests_that_wait_for_a_run_hold_no_thread(runtime: Runtime) -> None:
     with _gateway(runtime, away=True) as client, ThreadPoolExecutor(_WAITING) as callers:
         waits = [callers.submit(client.post, "/v1/consolidation/dry-run?wait=3") for _ in range(_WAITING)]
         gateway = client.app.state.gateway  # type: ignore[attr-defined]  # (the application's own)
-        until(lambda: gateway._waits == _WAITING, "all wait")
+        until(lambda: gateway._waiting_requests == _WAITING, "all wait")
         assert client.get("/v1/consolidation/runs").status_code == 200
-        assert gateway._waits == _WAITING
+        assert gateway._waiting_requests == _WAITING
         assert len({each.result().json()["run_id"] for each in waits}) == 1
 
 
@@ -222,7 +223,7 @@ def test_cases_are_searched(client: TestClient, runtime: Runtime) -> None:
         new = NewCase(name, query, "so", query_vector=vector, embedder=runtime.embedder.name, status=status)
         cases.add(runtime.database, new, now=runtime.clock.now())
     answer = client.get("/v1/casebank/search", params={"q": "reset the router"})
-    schema.NearCases.model_validate(answer.json())
+    NearCases.model_validate(answer.json())
     [found] = answer.json()["results"]
     assert (found["case_id"], round(found["similarity"], 3)) == ("a", 1.0)
     both = client.get("/v1/casebank/search", params={"q": "reset the router now", "include_archived": True, "k": 5})
@@ -240,7 +241,7 @@ def _add(runtime: Runtime, case_id: str, **more: Any) -> None:
 
 def _found(client: TestClient, **asked: str) -> set[str]:
     answer = client.get("/v1/casebank/search", params={"q": "reset the router", **asked})
-    schema.NearCases.model_validate(answer.json())
+    NearCases.model_validate(answer.json())
     return {each["case_id"] for each in answer.json()["results"]}
 
 
@@ -295,7 +296,7 @@ def test_feedback_is_taken(
     run(sent["session_id"])
     answer = client.post(path, json={"score": 1, "comment": "right"})
     assert answer.status_code == 202
-    schema.Turn.model_validate(answer.json())
+    Turn.model_validate(answer.json())
     assert [each["query"] for each in cases.list_cases(runtime.database)] == ["what is 12*7+5?"]
     for wrong in ({}, {"score": 2}, {"score": 1, "comment": 5}, {"score": 1, "comment": "x" * 2_001}):
         refused(client.post(path, json=wrong), 400, "INVALID_REQUEST")

@@ -11,8 +11,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from perdure.channels.cli import Conversation
-from perdure.channels.http import schema
 from perdure.channels.http.app import create_app
+from perdure.channels.http.schemas.turns import Turn
 from perdure.clock import MovedClock
 from perdure.errors import CircuitBreakerOpen
 from perdure.runtime import Runtime
@@ -52,7 +52,7 @@ def test_who_waits_by_http_is_answered_with_the_delay(waiting: Runtime, clock: M
         session_id = UUID(client.get(f"/v1/turns/{turn_id}").json()["session_id"])
         Runner(waiting, "test").run(session_id)
         turn = client.get(f"/v1/turns/{turn_id}", params={"wait": 0.05}).json()
-        assert schema.Turn.model_validate(turn).status == "parked"
+        assert Turn.model_validate(turn).status == "parked"
         assert (turn["delayed"]["code"], turn["delayed"]["message"]) == ("CIRCUIT_BREAKER_OPEN", DELAYED)
         assert (turn["reply"], turn["error"]) == (None, None)
         _try_again(waiting, clock, session_id)

@@ -49,7 +49,7 @@ class Asking:
         self._thread = threading.Thread(target=self._ask, daemon=True)
         self._thread.start()
         app: Any = client.app
-        _until(lambda: app.state.gateway._waits > 0, "nobody waits")
+        _until(lambda: app.state.gateway._waiting_requests > 0, "nobody waits")
 
     def heard(self) -> dict[str, Any]:
         """The answer."""
@@ -69,7 +69,7 @@ def leave(client: TestClient) -> Callable[[], tuple[Future[Any], Callable[[], No
     def told() -> tuple[Future[Any], Callable[[], None]]:
         portal = client.portal
         assert portal is not None
-        left = portal.start_task_soon(app.state.gateway.leave, hastened)
+        left = portal.start_task_soon(app.state.gateway.drain, hastened)
         _until(lambda: client.get("/readyz").status_code == 503, "the gateway goes on")
         return left, lambda: portal.call(hastened.set)
 

@@ -16,9 +16,12 @@ from pydantic import TypeAdapter
 from sqlalchemy.engine import make_url
 from starlette.testclient import TestClient
 
-from perdure.channels.http import requests, schema
+from perdure.channels.http import dependencies
 from perdure.channels.http.app import create_app
-from perdure.channels.http.requests import MAX_BODY_BYTES, parse_id
+from perdure.channels.http.body import MAX_BODY_BYTES
+from perdure.channels.http.parameters import parse_id
+from perdure.channels.http.schemas.sessions import Message, Session
+from perdure.channels.http.schemas.turns import Accepted, Turn
 from perdure.database.engine import Database, Statement
 from perdure.database.migrate import config
 from perdure.errors import Unavailable
@@ -77,11 +80,11 @@ def test_answers_have_the_shapes_that_the_document_describes(client: TestClient,
     session = f"/v1/sessions/{accepted['session_id']}"
     messages = client.get(f"{session}/messages").json()
 
-    schema.Accepted.model_validate(accepted)
-    schema.Turn.model_validate(client.get(f"/v1/turns/{accepted['turn_id']}").json())
-    schema.Session.model_validate(client.get(session).json())
-    TypeAdapter(list[schema.Session]).validate_python(client.get("/v1/sessions?user_id=ann").json())
-    TypeAdapter(list[schema.Message]).validate_python(messages)
+    Accepted.model_validate(accepted)
+    Turn.model_validate(client.get(f"/v1/turns/{accepted['turn_id']}").json())
+    Session.model_validate(client.get(session).json())
+    TypeAdapter(list[Session]).validate_python(client.get("/v1/sessions?user_id=ann").json())
+    TypeAdapter(list[Message]).validate_python(messages)
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant"]
     assert messages[1]["tool_calls"][0].keys() == {"id", "name", "arguments"}
 
@@ -168,7 +171,7 @@ def test_a_gateway_that_stops_answers_whoever_waits(client: TestClient, say: Say
     accepted = say()
     app: Any = client.app
     assert client.portal is not None
-    client.portal.call(app.state.gateway.leave, asyncio.Event())
+    client.portal.call(app.state.gateway.drain, asyncio.Event())
 
     assert client.get(f"/v1/turns/{accepted['turn_id']}?wait=60").json()["status"] == "accepted"
 
@@ -352,7 +355,7 @@ def test_every_answer_carries_the_usual_headers(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, request_line: str, content: bytes, status: int
 ) -> None:
     """A browser that is led to an answer must not take it for a page, frame it, keep it or show it to other pages."""
-    monkeypatch.setattr(requests, "parse_id", _parse_id)
+    monkeypatch.setattr(dependencies, "parse_id", _parse_id)
     response = client.request(*request_line.split(), content=content, headers={"Origin": BASE_URL})
     headers = response.headers
 

@@ -12,7 +12,8 @@ from pydantic import SecretStr
 from starlette.testclient import TestClient
 
 from perdure.channels.http.app import create_app
-from perdure.channels.http.schema import Consolidating, Erased, Export, Found
+from perdure.channels.http.schemas.memory import ConsolidationRequested, SearchResults
+from perdure.channels.http.schemas.users import Erased, Export
 from perdure.runtime import Runtime
 from perdure.settings import Settings
 from tests.channels.conftest import ADMIN_KEY, BASE_URL, SERVICE_KEY
@@ -35,7 +36,7 @@ def test_a_user_is_searched_and_nobody_else(client: TestClient) -> None:
     """The message with the id that its sender gave it, and a score."""
     answer = client.post(SEARCH, json={"user_id": "ann", "query": "what is the dog called?"})
     assert answer.status_code == 200
-    found = Found.model_validate(answer.json()).results
+    found = SearchResults.model_validate(answer.json()).results
     assert [(each.layer, each.id, each.message_ids) for each in found][:1] == [
         ("episodic", "of the dog", ["of the dog"])
     ]
@@ -93,7 +94,7 @@ def test_consolidation_is_asked_for(client: TestClient, waker: RecordingWaker, t
     """Of one session, or of all that wait; one that is not there is 404."""
     answer = client.post("/v1/memory/consolidate", json={"session_id": talked["session_id"]})
     assert answer.status_code == 202
-    assert str(Consolidating.model_validate(answer.json()).session_id) == talked["session_id"]
+    assert str(ConsolidationRequested.model_validate(answer.json()).session_id) == talked["session_id"]
     assert client.post("/v1/memory/consolidate").status_code == 202
     assert waker.consolidations == [UUID(talked["session_id"]), None]
     assert client.post("/v1/memory/consolidate", json={"session_id": str(uuid4())}).status_code == 404

@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from perdure import queues
-from perdure.channels.http import requests
+from perdure.channels.http import body, parameters
 from perdure.cli import display
 from perdure.clock import SystemClock
 from perdure.errors import InvalidRequest, NotFound
@@ -189,10 +189,10 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
         lambda given: incoming.parse_incoming({"user_id": "u", "text": given, "metadata": {given: given}}),
         InvalidRequest,
     ),
-    "perdure.channels.http.requests.parse_object": refusing(
-        lambda given: requests.parse_object(given.encode(errors="replace")), InvalidRequest
+    "perdure.channels.http.body.parse_object": refusing(
+        lambda given: body.parse_object(given.encode(errors="replace")), InvalidRequest
     ),
-    "perdure.channels.http.requests.parse_name": refusing(lambda given: requests.parse_name(given, "x"), NotFound),
+    "perdure.channels.http.parameters.parse_name": refusing(lambda given: parameters.parse_name(given, "x"), NotFound),
     "perdure.cli.display.printable": display.printable,
 }
 """Each function that text from outside reaches. A function that takes a while over hostile text belongs in here."""

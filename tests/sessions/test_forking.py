@@ -14,7 +14,7 @@ from perdure.database.engine import Moment
 from perdure.errors import Conflict, InvalidRequest, NotFound
 from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest, Role
 from perdure.sessions.ending import Ended, expire_idle, request_end
-from perdure.sessions.forking import fork, parse_tick
+from perdure.sessions.forking import fork
 from perdure.snapshots.exchange import read
 from perdure.snapshots.forgetting import forget
 from perdure.snapshots.postgres import PostgresSnapshots
@@ -334,15 +334,3 @@ def test_what_cannot_be_forked_is_refused(stage: Stage) -> None:
         with pytest.raises(Conflict, match="no turn yet"):
             _fork(stage, fresh, tick)
     assert stage.counts() == before
-
-
-@pytest.mark.parametrize("given", ["1", 1.5, True, [], {}])
-def test_a_tick_is_a_whole_number(given: object) -> None:
-    """What looks like one is none."""
-    with pytest.raises(InvalidRequest, match="tick"):
-        parse_tick(given)
-
-
-def test_a_tick_may_be_left_out() -> None:
-    """Then it is the session's own."""
-    assert (parse_tick(None), parse_tick(7)) == (None, 7)

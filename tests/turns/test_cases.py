@@ -8,17 +8,18 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from pydantic import ValidationError
 
 from perdure import Agent
 from perdure.agents import Agents
 from perdure.casebank import archive, cases, executions, reflection, search, sharing
 from perdure.casebank.cases import NewCase
 from perdure.casebank.runs import prune
-from perdure.errors import Conflict, InvalidRequest, NotFound, ProviderError, SettingsError
+from perdure.errors import Conflict, NotFound, ProviderError, SettingsError
 from perdure.settings import CaseScope, MemorySettings
 from perdure.turns.cancel import cancel
 from perdure.turns.erasing import erase
-from perdure.turns.feedback import give_feedback, parse_feedback
+from perdure.turns.feedback import Feedback, give_feedback
 from perdure.turns.run.runner import Ran
 from tests.casebank.bank import bank
 from tests.casebank.questions import TOPICS
@@ -53,7 +54,7 @@ def _executions(stage: Stage) -> list[tuple[Any, ...]]:
 
 
 def _say(stage: Stage, turn: dict[str, Any], score: int) -> None:
-    give_feedback(stage.runtime, UUID(turn["turn_id"]), parse_feedback({"score": score}))
+    give_feedback(stage.runtime, UUID(turn["turn_id"]), Feedback.model_validate({"score": score}))
 
 
 def test_what_is_near_is_in_the_prompt_and_counted_with_the_ending(stage: Stage) -> None:
@@ -215,7 +216,7 @@ def test_an_agent_has_cases_of_its_own_bank(stage: Stage) -> None:
     stage.agents = Agents([Agent("another", "You help.")])
     turn_id = stage.sql("SELECT turn_id FROM turns WHERE agent = 'support' ORDER BY accepted_at DESC")[0].turn_id
     count = len(cases.list_cases(stage.database))
-    give_feedback(stage.runtime, turn_id, parse_feedback({"score": 1}))
+    give_feedback(stage.runtime, turn_id, Feedback(score=1))
     assert len(cases.list_cases(stage.database)) == count, "its agent is gone, and so is its bank's name"
 
 
@@ -299,7 +300,7 @@ def test_what_is_learnt_while_its_user_is_erased_goes_too(stage: Stage) -> None:
 def test_only_a_reply_can_be_praised(stage: Stage) -> None:
     """A turn that has none yet is refused with its status, and one that failed is no case."""
     sent = stage.send()
-    good = parse_feedback({"score": 1, "comment": "thanks"})
+    good = Feedback(score=1, comment="thanks")
     with pytest.raises(Conflict, match="accepted"):
         give_feedback(stage.runtime, sent.turn_id, good)
     with pytest.raises(NotFound):
@@ -315,8 +316,8 @@ def test_only_a_reply_can_be_praised(stage: Stage) -> None:
 )
 def test_what_is_no_feedback_is_refused(given: dict[str, Any]) -> None:
     """With the name of what is wrong."""
-    with pytest.raises(InvalidRequest, match=r"score|x"):
-        parse_feedback(given)
+    with pytest.raises(ValidationError, match=r"score|x"):
+        Feedback.model_validate(given)
 
 
 def test_the_story_of_a_case(stage: Stage) -> None:

@@ -14,7 +14,7 @@ from perdure.errors import InvalidRequest, NotFound, RateLimited
 from perdure.settings import CaseScope, GuardSettings
 from perdure.snapshots import exchange
 from perdure.snapshots.codec import dump, parse
-from perdure.turns.feedback import give_feedback, parse_feedback
+from perdure.turns.feedback import Feedback, give_feedback
 from perdure.turns.inbox.incoming import parse_incoming
 from perdure.turns.run.restore_snapshot import restore
 from tests.turns.scripted import calls, says
@@ -103,7 +103,7 @@ def test_cases_stay_within_the_tenant(stage: Stage, scope: CaseScope) -> None:
     for name, user in names.items():
         stage.script(says(f"learnt from {name}"))
         turn = stage.ask(ASKED, user_id=user)
-        give_feedback(stage.runtime, turn["turn_id"], parse_feedback({"score": 1}))
+        give_feedback(stage.runtime, turn["turn_id"], Feedback(score=1))
         author = None if name == "plain" else everybodys(name)
         case = NewCase(
             name, ASKED, f"imported for {name}", query_vector=vector, embedder=stage.embedder.name, user_id=author

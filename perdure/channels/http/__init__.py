@@ -1,15 +1,17 @@
-"""The HTTP gateway: messages in, turns and transcripts out, as CONTRACT.md gives the routes.
+"""The HTTP gateway: messages in, turns and transcripts out.
 
-    app.py        the application, put together
-    gateway.py    what its requests share: the runtime, threads for blocking work, waiting
-    threads.py    threads for blocking work
-    auth.py       who calls
-    requests.py   what came in, bounded and checked
-    problems.py   what went wrong, as `application/problem+json`
-    schema.py     what is taken and answered
-    document.py   /openapi.json
-    messages.py, turns.py, sessions.py, memory.py, users.py, health.py    the routes
+    app.py            the application, made of the parts below
+    api/              the routes, one module per resource
+    schemas/          request bodies and answers as pydantic models
+    body.py           how a body is read: bounded, strict JSON
+    parameters.py     parameters of paths and queries
+    dependencies.py   FastAPI dependencies: the gateway, the caller, what the caller has access to
+    auth.py           keys and callers; throttle.py limits wrong keys
+    gateway.py        what the requests share: the runtime, threads (threads.py), waiting for turns
+    errors.py         errors as `application/problem+json`
+    middleware.py     headers of every answer; escaped slashes in paths
+    openapi.py        /openapi.json
 
-The one place in the domain that knows FastAPI. It knows no server: who serves the
-application decides on the address, and calls `Gateway.stop` when it shuts down.
+Only this package imports FastAPI. It imports no server: `perdure.cli.serve` serves the application, binds the address
+and calls `Gateway.drain` at shutdown.
 """

@@ -1,4 +1,4 @@
-"""The gateway's application, put together from its parts."""
+"""The gateway's application: routes, middleware, error handlers and the document."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ from perdure.channels.http.api import (
 )
 from perdure.channels.http.auth import Keys
 from perdure.channels.http.gateway import Gateway
-from perdure.channels.http.headers import SafeHeaders
-from perdure.channels.http.path_segments import WholeSegments
+from perdure.channels.http.middleware import SafeHeaders, WholeSegments
 from perdure.runtime import Runtime
 
 
 def create_app(
     runtime: Runtime, broker_reachable: Callable[[], bool], killed_lately: health.KilledLately = tuple
 ) -> FastAPI:
-    """The application over `runtime`. Its `state.gateway` is told to `leave` when the server shuts down.
+    """The application over `runtime`. The server calls `drain` of its `state.gateway` at shutdown.
 
     Args:
-        runtime: The parts of this process; whoever made them closes them.
+        runtime: The parts of this process; the caller closes them.
         broker_reachable: Whether the broker answers; may block.
-        killed_lately: The workers that `/readyz` names as killed.
+        killed_lately: The workers that `/readyz` reports as killed.
 
     Raises:
         SettingsError: the configured keys cannot be used.
@@ -45,28 +44,29 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        following = asyncio.ensure_future(gateway.follow_intake())
+        intake = asyncio.ensure_future(gateway.follow_intake())
         yield
-        following.cancel()
-        await asyncio.wait([following])
+        intake.cancel()
+        await asyncio.wait([intake])
         gateway.close()
 
     app = FastAPI(
         title="perdure",
         description="Durable LLM agents: messages in, replies out, whatever dies on the way.",
         lifespan=lifespan,
-        docs_url=None,  # these pages load scripts from elsewhere
+        docs_url=None,  # FastAPI's pages load scripts from a public server
         redoc_url=None,
         redirect_slashes=False,
+        strict_content_type=False,  # `curl -d` sends JSON as a form
     )
     app.state.gateway = gateway
     app.state.checks = [health.database_check(runtime.database), health.broker_check(broker_reachable)]
-    app.state.killed = health.Question(killed_lately)
+    app.state.killed = health.Lookup(killed_lately)
     errors.install(app)
     app.add_middleware(WholeSegments)
     app.add_middleware(SafeHeaders)
-    for room in (messages, turns, sessions, memory, users, casebank, consolidation, breakers):
-        app.include_router(room.router, prefix="/v1")
+    for resource in (messages, turns, sessions, memory, users, casebank, consolidation, breakers):
+        app.include_router(resource.router, prefix="/v1")
     app.include_router(health.router)
-    app.openapi = partial(openapi.describe, app, runtime.settings)  # type: ignore[method-assign]
+    app.openapi = partial(openapi.document, app, runtime.settings)  # type: ignore[method-assign]
     return app

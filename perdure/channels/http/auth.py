@@ -1,12 +1,11 @@
-"""Who calls: keys from the settings, compared in constant time; on loopback without keys, any caller.
+"""Authentication: keys from the settings, compared in constant time; on loopback without keys, any caller.
 
-The entries of a key list are `perdure.access.keys`'; a file is read again when it changes. A file that cannot be read
-lets nobody in, and a line that is no key is skipped.
+`perdure.access.keys` defines the entries of a key list. A key file is read again when it changes. The keys of a file
+that cannot be read are refused; an invalid line is skipped.
 
-Without keys, each program that reaches the port is let in, and a browser on this machine reaches it
-on behalf of any page that it shows. So then only requests are answered that name this
-machine as their host (a page cannot make its own name resolve here and call) and that no
-page of another origin sends.
+Without keys, each program that reaches the port has access, and so does each page that a browser on this machine
+shows. The gateway then answers only requests whose `Host` is this machine (which stops DNS rebinding) and whose
+`Origin`, if there is one, is the gateway's own.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class Kind(StrEnum):
-    """What a key is for: a service acts for any user that it names, an administrator operates the installation."""
+    """The kind of a key: a service acts for any user that it names, an administrator operates the installation."""
 
     SERVICE = "service"
     ADMIN = "admin"
@@ -43,20 +42,20 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls. `tenant` is the key's: its holder reaches the users of that tenant; `None`: those without one."""
+    """The holder of a key. `tenant`: the key gives access to the users of that tenant; `None`: to those without one."""
 
     kind: Kind
     tenant: str | None = None
 
     @property
     def is_operator(self) -> bool:
-        """Whether this is an administrator of all tenants, who reaches everything."""
+        """Whether this is an administrator of all tenants, with access to everything."""
         return self.kind is Kind.ADMIN and self.tenant is None
 
 
 class _Entry(Protocol):
     def allowed(self) -> Iterable[Key]:
-        """The keys that this entry of a list allows now."""
+        """The keys that this entry of a key list holds now."""
         ...
 
 
@@ -69,42 +68,42 @@ class _Literal:
 
 
 class _KeyFile:
-    """Keys in a file, one a line; empty lines and those that begin with `#` are comments."""
+    """Keys in a file, one a line; empty lines and lines that begin with `#` are comments."""
 
     def __init__(self, variable: str, path: Path) -> None:
-        self._place = f"{variable} names the file {path}"
+        self._file = f"{variable} names the file {path}"
         self._path = path
         self._version: tuple[int, int, int] | None = None
         self._keys: tuple[Key, ...] = ()
         try:
-            wrong = self._read()
+            invalid = self._read()
         except OSError as error:
-            raise SettingsError(f"{self._place}, which cannot be read: {error.strerror}") from error
+            raise SettingsError(f"{self._file}, which cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise SettingsError(f"{self._place}, which is not UTF-8 text") from error
-        if wrong:
-            raise SettingsError(f"{self._place}, whose {wrong[0]}; accepted: {OF_A_LINE}")
+            raise SettingsError(f"{self._file}, which is not UTF-8 text") from error
+        if invalid:
+            raise SettingsError(f"{self._file}, whose {invalid[0]}; accepted: {OF_A_LINE}")
 
     def allowed(self) -> Iterable[Key]:
         try:
-            wrong = self._read()
+            invalid = self._read()
         except (OSError, UnicodeDecodeError) as error:
             if self._keys:
-                log.error("%s, which cannot be used (%s): its keys let nobody in", self._place, error)  # noqa: TRY400 (the message has all facts)
+                log.error("%s, which cannot be used (%s): its keys are refused", self._file, error)  # noqa: TRY400 (the message has all facts)
             self._version, self._keys = None, ()
         else:
-            for each in wrong:
-                log.error("%s, whose %s: it lets nobody in", self._place, each)
+            for each in invalid:
+                log.error("%s, whose %s: the line is skipped", self._file, each)
         return self._keys
 
     def _read(self) -> Sequence[str]:
-        """Read the file if it has changed; what is wrong with which of its lines."""
+        """Read the file if it has changed; one text for each invalid line."""
         status = self._path.stat()
         version = (status.st_mtime_ns, status.st_size, status.st_ino)
         if version == self._version:
             return ()
         keys: list[Key] = []
-        wrong: list[str] = []
+        invalid: list[str] = []
         for number, line in enumerate(self._path.read_text(encoding="utf-8").splitlines(), start=1):
             text = line.strip()
             if not text or text.startswith("#"):
@@ -112,9 +111,9 @@ class _KeyFile:
             try:
                 keys.append(parse_key(text))
             except ValueError as error:
-                wrong.append(f"line {number} {error}")
+                invalid.append(f"line {number} {error}")
         self._keys, self._version = tuple(keys), version
-        return wrong
+        return invalid
 
 
 class Keys:
@@ -128,7 +127,7 @@ class Keys:
         admin = _entries("PERDURE_ADMIN_KEYS", settings.admin_keys)
         service = _entries("PERDURE_API_KEYS", settings.api_keys)
         self._entries = [(Kind.ADMIN, entry) for entry in admin] + [(Kind.SERVICE, entry) for entry in service]
-        self._wrong = WrongKeys(clock)
+        self._wrong_keys = WrongKeys(clock)
         tenants: dict[bytes, str | None] = {}
         for _, entry in self._entries:
             for key in entry.allowed():
@@ -136,12 +135,12 @@ class Keys:
                     raise SettingsError("PERDURE_API_KEYS and PERDURE_ADMIN_KEYS list one key for two tenants")
 
     def caller(self, request: Request) -> Caller:
-        """Who sent `request`.
+        """The caller that sent `request`.
 
         Raises:
-            Unauthorized: keys are configured, and it carries none of them.
-            RateLimited: its address has sent too many wrong keys, and this is another one.
-            Forbidden: none are configured, and it was not meant for this machine or comes from another origin.
+            Unauthorized: keys are configured, and the request has none of them.
+            RateLimited: the request has a wrong key, after too many others from its address.
+            Forbidden: no keys are configured, and the request is for another host or from another origin.
         """
         if not self._entries:
             _refuse_other_sites(request)
@@ -149,20 +148,20 @@ class Keys:
         given = _bearer(request)
         if given is None:
             raise Unauthorized("A key is needed: send it as `Authorization: Bearer KEY`.")
-        found = self._holder(hashlib.sha256(given).digest())
-        if found is None:
-            self._wrong.count(request.client.host if request.client else "")
+        caller = self._holder(hashlib.sha256(given).digest())
+        if caller is None:
+            self._wrong_keys.count(request.client.host if request.client else "")
             raise Unauthorized("That key is not known.")
-        return found
+        return caller
 
     def _holder(self, digest: bytes) -> Caller | None:
-        found: Caller | None = None
+        holder: Caller | None = None
         for kind, entry in self._entries:
             for known in entry.allowed():
-                # Every key is compared, so that the time taken tells nothing.
-                if hmac.compare_digest(known.digest, digest) and found is None:
-                    found = Caller(kind, known.tenant)
-        return found
+                # Every key is compared: the time must not depend on which one matches.
+                if hmac.compare_digest(known.digest, digest) and holder is None:
+                    holder = Caller(kind, known.tenant)
+        return holder
 
 
 def _entries(variable: str, listed: tuple[SecretStr, ...]) -> Iterator[_Entry]:
@@ -184,14 +183,14 @@ def _bearer(request: Request) -> bytes | None:
 
 def _refuse_other_sites(request: Request) -> None:
     host = request.headers.get("host", "")
-    if not _is_loopback(_name(f"//{host}")):
+    if not _is_loopback(_hostname(f"//{host}")):
         raise Forbidden("This gateway has no keys, so it answers only requests for localhost. Set PERDURE_API_KEYS.")
     origin = request.headers.get("origin")
     if origin is not None and origin.lower() != f"{request.url.scheme}://{host}".lower():
-        raise Forbidden("This gateway has no keys, so it answers no page of another origin. Set PERDURE_API_KEYS.")
+        raise Forbidden("This gateway has no keys, so it answers no request from another origin. Set PERDURE_API_KEYS.")
 
 
-def _name(url: str) -> str:
+def _hostname(url: str) -> str:
     try:
         return urlsplit(url).hostname or ""
     except ValueError:

@@ -1,7 +1,7 @@
 """Errors as the gateway answers them: `application/problem+json` (RFC 9457) with a stable `code`.
 
-Whatever goes wrong in a request ends here, once. What nobody foresaw is logged with its
-trace and answered with one plain sentence: no trace, no query and no secret leaves.
+This module maps each error to its response, once. An unexpected error is logged with its trace and answered with a
+fixed message: no trace, query or secret reaches the client.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.errors import InvalidRequest, NotFound, PerdureError, RateLimited, TooLarge, Unauthorized, Unavailable
-from perdure.text.untrusted import what_is_wrong
+from perdure.text.untrusted import first_line, what_is_wrong
 
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 
 _LONGEST_DETAIL = 2_000
-_UNFORESEEN = "Something went wrong here. The operator's log says what."
+_LONGEST_NAME = 200
+_UNEXPECTED = "Internal error. The operator's log has the details."
 
 
 def _codes() -> dict[int, tuple[str, ...]]:
-    found: dict[int, set[str]] = {HTTPStatus.REQUEST_TIMEOUT: {InvalidRequest.code}}
+    codes_of: dict[int, set[str]] = {HTTPStatus.REQUEST_TIMEOUT: {InvalidRequest.code}}
     tree: list[type[PerdureError]] = [PerdureError]
     for error in tree:
-        found.setdefault(error.http_status, set()).add(error.code)
+        codes_of.setdefault(error.http_status, set()).add(error.code)
         tree += error.__subclasses__()
-    return {status: tuple(sorted(codes)) for status, codes in found.items()}
+    return {status: tuple(sorted(codes)) for status, codes in codes_of.items()}
 
 
 CODES = _codes()
-"""The codes that go with each status."""
+"""The error codes of each status."""
 
 
 def problem(status: int, code: str, detail: str, headers: Mapping[str, str] | None = None) -> Response:
@@ -64,9 +65,9 @@ def problem_of(error: PerdureError) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Have `app` answer every error in this form."""
+    """Have `app` answer every error as a problem."""
     app.add_exception_handler(PerdureError, _on_perdure_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid_parameters)
+    app.add_exception_handler(RequestValidationError, _on_invalid_request)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_middleware(_LastResort)
 
@@ -80,7 +81,7 @@ def _headers(error: PerdureError) -> dict[str, str]:
         case RateLimited(retry_after_s=float() | int() as seconds):
             return {"Retry-After": str(math.ceil(seconds))}
         case TooLarge():
-            return {"Connection": "close"}  # of a body beyond all measure, the rest is not read
+            return {"Connection": "close"}  # the rest of the body may be unread
         case _:
             return {}
 
@@ -91,10 +92,13 @@ async def _on_perdure_error(_request: Request, error: Exception) -> Response:
     return problem_of(error)
 
 
-async def _on_invalid_parameters(_request: Request, error: Exception) -> Response:
+async def _on_invalid_request(request: Request, error: Exception) -> Response:
     if not isinstance(error, RequestValidationError):
         raise error
-    return problem_of(InvalidRequest(" ".join(_sentence(item) for item in error.errors())))
+    unusable_body = getattr(request.state, "unusable_body", None)  # set by `body`
+    if isinstance(unusable_body, PerdureError):
+        return problem_of(unusable_body)
+    return problem_of(InvalidRequest(" ".join(_describe(item) for item in error.errors())))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -104,23 +108,25 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         return problem_of(NotFound("There is no such route."))
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         detail = f"This route does not know the method {request.method}."
-        return problem(error.status_code, InvalidRequest.code, detail, {"Allow": ", ".join(_known_methods(request))})
+        return problem(error.status_code, InvalidRequest.code, detail, {"Allow": ", ".join(_allowed_methods(request))})
     code = InvalidRequest.code if error.status_code < HTTPStatus.INTERNAL_SERVER_ERROR else PerdureError.code
     return problem(error.status_code, code, str(error.detail), error.headers)
 
 
-def _known_methods(request: Request) -> list[str]:
-    """The methods of all routes with the request's path. Starlette names those of the first one."""
+def _allowed_methods(request: Request) -> list[str]:
+    """The methods of all routes with the request's path. Starlette has only those of the first route."""
     routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
     return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
 
 
-def _sentence(item: Any) -> str:
-    return f"{item['loc'][-1]}: {what_is_wrong(item)}."
+def _describe(item: Any) -> str:
+    """What is wrong with one parameter, or one member of the body."""
+    _source, *path = item["loc"]
+    return f"{first_line('.'.join(map(str, path)), _LONGEST_NAME)}: {what_is_wrong(item)}."
 
 
 class _LastResort:
-    """Answers what nobody foresaw, and is silent towards a client that has gone."""
+    """Answers unexpected errors; sends nothing to a client that has disconnected."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -131,18 +137,18 @@ class _LastResort:
             return
         began = False
 
-        async def noting(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal began
             began = True
             await send(message)
 
         try:
-            await self._app(scope, receive, noting)
+            await self._app(scope, receive, send_and_note)
         except ClientDisconnect:
-            log.debug("the client of %s %s has gone", scope["method"], scope["path"])
+            log.debug("the client of %s %s has disconnected", scope["method"], scope["path"])
         except Exception:
             if began:
-                raise  # too late for an answer: the server breaks the connection off, and logs why
+                raise  # too late for an answer: the server closes the connection, and logs the error
             log.exception("%s %s failed", scope["method"], scope["path"])
-            response = problem(HTTPStatus.INTERNAL_SERVER_ERROR, PerdureError.code, _UNFORESEEN)
+            response = problem(HTTPStatus.INTERNAL_SERVER_ERROR, PerdureError.code, _UNEXPECTED)
             await response(scope, receive, send)

@@ -1,12 +1,11 @@
-"""What the requests of one gateway share.
+"""The state that the requests of one gateway share: the runtime, threads for blocking work, and waiting for turns.
 
-Reading and writing the database blocks, so it happens in threads, as many as there are
-connections; whoever waits for a turn holds none.
+Statements block, so they run in threads, as many as there are connections. A request that waits for a turn holds no
+thread.
 
-The way in closes before the gateway does: when it is told to leave, and while the fleet's
-intake is closed, new messages are refused with 503 and a `Retry-After`, balancers are sent
-elsewhere by `/readyz`, and whoever waits for a turn is given the time of a drain, then the
-turn's present status.
+The gateway stops taking messages before it closes. While it shuts down, and while the fleet's intake is closed, it
+refuses new messages with 503 and a `Retry-After`, and `/readyz` sends balancers elsewhere. Requests that wait for a
+turn have the time of a drain; then they are answered with the turn's present status.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
-from fastapi import Depends, Request, Response
+from fastapi import Request, Response
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.requests import ClientDisconnect
 
-from perdure.channels.http.auth import Caller, Keys, Kind
+from perdure.channels.http.auth import Keys
 from perdure.channels.http.threads import Threads
-from perdure.errors import Forbidden, PerdureError, Unavailable
+from perdure.errors import PerdureError, Unavailable
 from perdure.runtime import Runtime
 from perdure.turns import drain
 from perdure.turns.reading import SettlementWatch
@@ -34,9 +33,9 @@ from perdure.turns.reading import SettlementWatch
 log = logging.getLogger(__name__)
 
 _THREADS = 32
-_LOOK_S = 0.25
-_LEAVING = "This gateway is shutting down. Send the message again, to another one or a little later."
-_CLOSED = "Nothing is taken in at the moment: the installation is being drained. Send the message again later."
+_POLL_S = 0.25
+_SHUTTING_DOWN = "This gateway is shutting down. Send the message again, to another gateway or a little later."
+_INTAKE_CLOSED = "This installation takes no messages while it is drained. Send the message again later."
 
 T = TypeVar("T")
 
@@ -47,106 +46,113 @@ class Gateway:
     def __init__(self, runtime: Runtime, keys: Keys) -> None:
         self.runtime = runtime
         self.keys = keys
-        self._watch = SettlementWatch(runtime.database)
-        self._leaving = False
-        self._closed = False
-        self._waits = 0
-        self._waited = 0
-        self._nobody_waits = asyncio.Event()
-        self._nobody_waits.set()
-        self._stopping = asyncio.Event()
-        self._drained: asyncio.TimerHandle | None = None
+        self._settlements = SettlementWatch(runtime.database)
+        self._shutting_down = False
+        self._intake_closed = False
+        self._waiting_requests = 0
+        self._finished_waits = 0
+        self._no_request_waits = asyncio.Event()
+        self._no_request_waits.set()
+        self._stop_waiting = asyncio.Event()
+        self._drain_timer: asyncio.TimerHandle | None = None
         self._threads = Threads(_THREADS)
 
     def admit(self) -> None:
-        """Each route that brings in work asks here first.
+        """Check that the gateway takes messages.
 
         Raises:
-            Unavailable: nothing is taken in.
+            Unavailable: the gateway shuts down, or the intake is closed.
         """
-        if self._leaving or self._closed:
-            raise Unavailable(_LEAVING if self._leaving else _CLOSED, retry_after_s=self.runtime.settings.turn.sweep_s)
+        if self._shutting_down or self._intake_closed:
+            reason = _SHUTTING_DOWN if self._shutting_down else _INTAKE_CLOSED
+            raise Unavailable(reason, retry_after_s=self.runtime.settings.turn.sweep_s)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Do blocking work beside the event loop."""
+        """Do blocking work outside the event loop."""
         return await self._threads.run(work)
 
-    async def answer(self, work: Callable[[], Any], status: int = 200) -> Response:
-        """A response with what `work` returns as JSON; both happen in a thread."""
-        return await self.answer_as(lambda: (work(), status))
+    async def json_response(self, read: Callable[[], Any], status: int = 200) -> Response:
+        """A response with what `read` returns, read and encoded in one thread.
 
-    async def answer_as(self, work: Callable[[], tuple[Any, int]]) -> Response:
-        """A response with what `work` returns first, as JSON, and second, its status; in one thread."""
+        For answers that may be long, or that are read often: no model checks them on the event loop.
+        """
+        return await self.json_response_and_status(lambda: (read(), status))
 
-        def made() -> Response:
-            answer, status = work()
-            return Response(json.dumps(answer, ensure_ascii=False).encode(), status, media_type="application/json")
+    async def json_response_and_status(self, read: Callable[[], tuple[Any, int]]) -> Response:
+        """As `json_response`; `read` returns the status, too."""
 
-        return await self.in_thread(made)
+        def respond() -> Response:
+            content, status = read()
+            return Response(json.dumps(content, ensure_ascii=False).encode(), status, media_type="application/json")
+
+        return await self.in_thread(respond)
 
     async def until_settled(self, turn_id: UUID, seconds: float, request: Request) -> None:
         """Return when the turn is settled, the time is up or the gateway stops.
 
         Raises:
-            ClientDisconnect: nobody waits for the answer any more.
+            ClientDisconnect: the client has closed the connection.
         """
-        with self._waiting():
-            await self._until_settled(turn_id, seconds, request)
+        with self._counted():
+            settled = asyncio.wrap_future(self._settlements.settled(turn_id))
+            await self._wait(seconds, request, settled)
 
-    async def until(self, look: Callable[[], bool], seconds: float, request: Request) -> None:
-        """Return when `look` returns True, the time is up or the gateway stops. Holds a thread only while it looks.
+    async def until(self, is_reached: Callable[[], bool], seconds: float, request: Request) -> None:
+        """Return when `is_reached` returns True, the time is up or the gateway stops. Polls in a thread.
 
         Raises:
             ClientDisconnect: the client has closed the connection.
         """
-        with self._waiting():
+        with self._counted():
             ends = asyncio.get_running_loop().time() + seconds
-            while not await self.in_thread(look) and (left_s := ends - asyncio.get_running_loop().time()) > 0:
-                if await self._paused(min(_LOOK_S, left_s), request):
+            while not await self.in_thread(is_reached) and (left_s := ends - asyncio.get_running_loop().time()) > 0:
+                await self._wait(min(_POLL_S, left_s), request)
+                if self._stop_waiting.is_set():
                     return
 
-    async def _paused(self, seconds: float, request: Request) -> bool:
-        """Wait; whether the gateway stops.
+    async def _wait(self, seconds: float, request: Request, *events: asyncio.Future[Any]) -> None:
+        """Return at the first of `events`, when the time is up or when the gateway stops. Cancels `events`.
 
         Raises:
             ClientDisconnect: the client has closed the connection.
         """
-        gone = asyncio.ensure_future(_disconnect(request))
-        stopping = asyncio.ensure_future(self._stopping.wait())
+        disconnected = asyncio.ensure_future(_disconnect(request))
+        stopping = asyncio.ensure_future(self._stop_waiting.wait())
+        futures = (*events, disconnected, stopping)
         try:
-            await asyncio.wait((gone, stopping), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if gone.done():
+            await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if disconnected.done():
                 raise ClientDisconnect
-            return stopping.done()
         finally:
-            gone.cancel()
-            stopping.cancel()
+            for future in futures:
+                future.cancel()
 
     async def follow_intake(self) -> None:
-        """Look now and then whether the fleet's intake is closed, until cancelled."""
-        look = partial(drain.is_closed, self.runtime.database)
+        """Read every few seconds whether the fleet's intake is closed, until cancelled."""
+        is_closed = partial(drain.is_closed, self.runtime.database)
         while True:
             try:
-                closed = await self._threads.run(look)
+                closed = await self._threads.run(is_closed)
             except (SQLAlchemyError, PerdureError) as error:
-                log.warning("it is not known whether the intake is closed (%s)", error)
+                log.warning("cannot read whether the intake is closed (%s)", error)
             else:
-                if closed != self._closed:
-                    self._turn(closed=closed)
+                if closed != self._intake_closed:
+                    self._on_intake(closed=closed)
             await asyncio.sleep(self.runtime.settings.turn.sweep_s)
 
-    async def leave(self, hastened: asyncio.Event) -> None:
-        """Take nothing in any more; return when nobody waits for a turn, or was told to come again.
+    async def drain(self, hastened: asyncio.Event) -> None:
+        """Refuse new messages; return when no request waits for a turn, or all that wait were told to answer now.
 
-        The first two of the four phases of a gateway's end, whose server sees to the others.
+        These are the first two of the four phases of a gateway's shutdown. The server carries out the others.
         """
-        self._leaving = True
-        before, began = self._waited, self.runtime.clock.monotonic()
+        self._shutting_down = True
+        before, began = self._finished_waits, self.runtime.clock.monotonic()
         drain_s = self.runtime.settings.shutdown.drain_s
         log.info(
-            "shutdown, 1 of 4: takes nothing in; %d requests wait for a turn, for at most %g s", self._waits, drain_s
-        )
-        ends = [asyncio.ensure_future(event.wait()) for event in (self._nobody_waits, hastened)]
+            "shutdown, 1 of 4: takes nothing in; %d requests wait for a turn, for at most %g s",
+            self._waiting_requests, drain_s,
+        )  # fmt: skip
+        ends = [asyncio.ensure_future(event.wait()) for event in (self._no_request_waits, hastened)]
         try:
             await asyncio.wait(ends, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -154,82 +160,42 @@ class Gateway:
                 future.cancel()
         log.info(
             "shutdown, 2 of 4: drained; %d waits are over, %d are answered with their turn's present status (%.3f s)",
-            self._waited - before, self._waits, self.runtime.clock.monotonic() - began,
+            self._finished_waits - before, self._waiting_requests, self.runtime.clock.monotonic() - began,
         )  # fmt: skip
-        self._stopping.set()
+        self._stop_waiting.set()
 
-    def _turn(self, *, closed: bool) -> None:
-        """The intake was closed, or opened."""
-        self._closed = closed
-        if self._drained is not None:
-            self._drained.cancel()
+    def _on_intake(self, *, closed: bool) -> None:
+        self._intake_closed = closed
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
         if not closed:
             log.info("the intake is open again")
-            if not self._leaving:
-                self._stopping.clear()
+            if not self._shutting_down:
+                self._stop_waiting.clear()
             return
         drain_s = self.runtime.settings.shutdown.drain_s
-        log.info("the intake is closed: %d requests wait for a turn, for at most %g s", self._waits, drain_s)
-        self._drained = asyncio.get_running_loop().call_later(drain_s, self._stopping.set)
+        log.info("the intake is closed: %d requests wait for a turn, for at most %g s", self._waiting_requests, drain_s)
+        self._drain_timer = asyncio.get_running_loop().call_later(drain_s, self._stop_waiting.set)
 
     @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        self._waits += 1
-        self._nobody_waits.clear()
+    def _counted(self) -> Iterator[None]:
+        """Count a request that waits."""
+        self._waiting_requests += 1
+        self._no_request_waits.clear()
         try:
             yield
         finally:
-            self._waits -= 1
-            self._waited += 1
-            if not self._waits:
-                self._nobody_waits.set()
-
-    async def _until_settled(self, turn_id: UUID, seconds: float, request: Request) -> None:
-        settled = asyncio.wrap_future(self._watch.settled(turn_id))
-        gone = asyncio.ensure_future(_disconnect(request))
-        stopping = asyncio.ensure_future(self._stopping.wait())
-        waiting: tuple[asyncio.Future[Any], ...] = (settled, gone, stopping)
-        try:
-            await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if gone.done():
-                raise ClientDisconnect
-        finally:
-            for future in waiting:
-                future.cancel()
+            self._waiting_requests -= 1
+            self._finished_waits += 1
+            if not self._waiting_requests:
+                self._no_request_waits.set()
 
     def close(self) -> None:
         """Stop watching for settled turns, and end the threads."""
-        self._watch.close()
+        self._settlements.close()
         self._threads.close()
 
 
 async def _disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def _gateway(request: Request) -> Gateway:
-    found: Gateway = request.app.state.gateway
-    return found
-
-
-TheGateway = Annotated[Gateway, Depends(_gateway)]
-
-
-async def _caller(request: Request) -> Caller:
-    return (await _gateway(request)).keys.caller(request)
-
-
-async def _administrator(request: Request) -> Caller:
-    caller = await _caller(request)
-    if not caller.is_operator:
-        wanted = "an admin key without a tenant" if caller.kind is Kind.ADMIN else "an admin key"
-        raise Forbidden(f"This concerns the whole installation: it takes {wanted}.")
-    return caller
-
-
-TheAdministrator = Annotated[Caller, Depends(_administrator)]
-"""A route that declares it is for callers with an admin key that has no tenant: what it does concerns all tenants."""
-
-TheCaller = Annotated[Caller, Depends(_caller)]
-"""A route that declares it is for callers with a key (or, on loopback without keys, for any)."""

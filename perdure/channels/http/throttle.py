@@ -1,7 +1,7 @@
-"""Wrong keys are throttled by the client's address.
+"""A rate limit for wrong keys, by the client's address.
 
-A request's key is compared before this is asked, so a right key from an address that sends wrong ones (a proxy's) is
-never refused. A wrong key beyond the rate is answered with 429 instead of 401.
+Only requests with a wrong key are counted, so a right key is never refused, even if its address (a proxy's) sends wrong
+ones, too. A wrong key beyond the rate is answered with 429 instead of 401.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST = 10
 WITHIN_S = 60.0
 
 MOST_ADDRESSES = 10_000
-"""Addresses that are remembered. Beyond, the one whose last wrong key is the oldest is forgotten."""
+"""Addresses that are tracked. Beyond, the one whose last wrong key is the oldest is dropped."""
 
 _IPV6_NETWORK = 64
 
@@ -38,7 +38,7 @@ class WrongKeys:
         """Count a wrong key of `address`.
 
         Raises:
-            RateLimited: it is one too many, and is not counted; `retry_after_s` says when one is counted again.
+            RateLimited: it is beyond the rate, and is not counted. `retry_after_s`: seconds until one is counted again.
         """
         now = self._clock.monotonic()
         client = _client(address)
@@ -56,12 +56,12 @@ class WrongKeys:
             self._seen.popitem(last=False)
 
     def __len__(self) -> int:
-        """How many addresses are remembered."""
+        """The count of tracked addresses."""
         return len(self._seen)
 
 
 def _client(address: str) -> str:
-    """`address`, or its network where one client has a network of them: IPv6, the first 64 bits."""
+    """`address`, or for IPv6 its network of 64 bits, of which one client usually has all addresses."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:

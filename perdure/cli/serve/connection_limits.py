@@ -25,7 +25,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from perdure.channels.http.errors import problem
-from perdure.channels.http.headers import with_safe_headers
+from perdure.channels.http.middleware import with_safe_headers
 from perdure.errors import InvalidRequest
 
 log = logging.getLogger(__name__)

@@ -78,7 +78,7 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         if self._signals > 1:
             self._hastened.set()
-        await self._gateway.leave(self._hastened)
+        await self._gateway.drain(self._hastened)
         began, connections = time.monotonic(), len(self.server_state.connections)
         await super().shutdown(sockets)
         log.log(

@@ -19,7 +19,7 @@ from enum import Enum, auto
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo, field_validator
 from sqlalchemy import Row
 
 from perdure.database.engine import Database, Executor, as_json
@@ -58,6 +58,13 @@ class Decision(BaseModel):
     decision: Literal["approve", "deny"]
     arguments: dict[str, Any] | None = None
 
+    @field_validator("arguments")
+    @classmethod
+    def _only_approved(cls, value: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
+        if value is not None and info.data.get("decision") == "deny":
+            raise ValueError("they go with an approval only")
+        return value
+
 
 class Waits(Enum):
     """What came of giving a session back until its calls are decided."""
@@ -80,15 +87,12 @@ def parse_decision(given: Mapping[str, Any]) -> Decision:
         InvalidRequest: it is none; the sentence says what is wrong with which field.
     """
     try:
-        decision = Decision.model_validate(given)
+        return Decision.model_validate(given)
     except ValidationError as error:
         wrong = error.errors(include_input=False)
         raise InvalidRequest(
             " ".join(f"{'.'.join(map(str, item['loc']))}: {what_is_wrong(item)}." for item in wrong)
         ) from None
-    if decision.arguments is not None and decision.decision == "deny":
-        raise InvalidRequest("arguments: they go with an approval only.")
-    return decision
 
 
 def decide(runtime: Runtime, turn_id: UUID, decision: Decision) -> None:

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from fastapi import APIRouter
 
-from fastapi import APIRouter, Response
-
-from perdure.channels.http.gateway import TheAdministrator, TheGateway
-from perdure.channels.http.schema import BREAKER, BREAKERS
+from perdure.channels.http.dependencies import TheAdministrator, TheGateway
+from perdure.channels.http.schemas.answer import WITH_KEY, problems
+from perdure.channels.http.schemas.breakers import Breaker, BreakerList
 from perdure.resilience.registry import Breakers, Switchboard
 from perdure.runtime import Runtime
 
-router = APIRouter(prefix="/breakers", tags=["breakers"])
+router = APIRouter(prefix="/breakers", tags=["breakers"], responses=problems(*WITH_KEY))
 
 
-@router.get("", responses=BREAKERS)
-async def list_(gateway: TheGateway, _admin: TheAdministrator) -> Response:
-    """List the breakers that were asked in the last week, by name."""
-    return await gateway.answer(lambda: _list(gateway.runtime))
+@router.get("", response_description="The breakers.")
+async def list_(gateway: TheGateway, _admin: TheAdministrator) -> BreakerList:
+    """List the breakers that were used in the last week, by name."""
+    breakers = await gateway.in_thread(lambda: _breakers(gateway.runtime).list())
+    return BreakerList(breakers=[Breaker.model_validate(each.record()) for each in breakers])
 
 
-@router.post("/{name:path}/reset", responses=BREAKER)
-async def reset(name: str, gateway: TheGateway, _admin: TheAdministrator) -> Response:
+@router.post("/{name:path}/reset", response_description="It is closed.", responses=problems(404))
+async def reset(name: str, gateway: TheGateway, _admin: TheAdministrator) -> Breaker:
     """Close a breaker for the whole fleet: it admits calls, and parked turns resume.
 
     A model's name may contain slashes (`llm:openai:org/model`), escaped or not.
     """
-    return await gateway.answer(lambda: _breakers(gateway.runtime).reset(name).record())
-
-
-def _list(runtime: Runtime) -> dict[str, list[dict[str, Any]]]:
-    return {"breakers": [each.record() for each in _breakers(runtime).list()]}
+    breaker = await gateway.in_thread(lambda: _breakers(gateway.runtime).reset(name))
+    return Breaker.model_validate(breaker.record())
 
 
 def _breakers(runtime: Runtime) -> Switchboard:
-    """The fleet's, or none where this process was given none."""
+    """The fleet's breakers, or an empty set where this process has none."""
     return runtime.breakers or Breakers(runtime.settings.breaker, runtime.clock)

@@ -1,19 +1,20 @@
-"""`/v1/casebank`: questions answered before, searched by meaning as turns do, and shared by administrators."""
+"""`/v1/casebank`: search for similar questions that were answered before, as turns do it; sharing by administrators."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query
 from pydantic import AfterValidator, Field
 
 from perdure.casebank import sharing
 from perdure.casebank.search import EVERYBODY, Within
-from perdure.channels.http import requests
+from perdure.channels.http import parameters
 from perdure.channels.http.auth import Kind
-from perdure.channels.http.gateway import Gateway, TheAdministrator, TheCaller, TheGateway
-from perdure.channels.http.schema import NEAR_CASES, SHARED
-from perdure.channels.http.tenant_access import TheUsers, Users
+from perdure.channels.http.dependencies import TheAdministrator, TheCaller, TheGateway, TheUsers, Users
+from perdure.channels.http.schemas.answer import WITH_EMBEDDING, WITH_KEY, problems
+from perdure.channels.http.schemas.casebank import NearCases, SharedCase
 from perdure.errors import Forbidden, InvalidRequest
 from perdure.runtime import Runtime
 from perdure.text.untrusted import IDENTIFIER_PATTERN, identifier
@@ -21,14 +22,15 @@ from perdure.turns.prompt.recalling import cases_near, cases_seen_by
 
 MAX_K = 100
 
-_WHO = "an admin key"
+_ADMINISTRATOR = "an admin key"
+"""Who shared a case, for the case's history."""
 
-router = APIRouter(prefix="/casebank", tags=["casebank"])
+router = APIRouter(prefix="/casebank", tags=["casebank"], responses=problems(*WITH_KEY))
 
 K = Annotated[int, Query(ge=1, le=MAX_K, description="How many.")]
 IncludeArchived = Annotated[bool, Query(description="Archived ones, too: an admin key, without `user_id`.")]
 Reader = Annotated[
-    requests.User | None,
+    parameters.User | None,
     Query(description="Only cases that this user's prompts could have; without it all, for an admin key."),
 ]
 Bank = Annotated[
@@ -37,9 +39,9 @@ Bank = Annotated[
 ]
 
 
-@router.get("/search", responses=NEAR_CASES)
+@router.get("/search", response_description="The nearest cases.", responses=problems(400, *WITH_EMBEDDING))
 async def search(
-    q: requests.Question,
+    q: parameters.CaseQuery,
     gateway: TheGateway,
     caller: TheCaller,
     users: TheUsers,
@@ -48,29 +50,34 @@ async def search(
     user_id: Reader = None,
     bank: Bank = None,
     include_archived: IncludeArchived = False,
-) -> Response:
+) -> NearCases:
     """Search the cases whose questions are nearest to `q`, nearest first; a case's `user_id` is its author."""
     if user_id is None and caller.kind is not Kind.ADMIN:
         raise Forbidden("Name a user_id: only an admin key searches the cases of all users.")
     if include_archived and user_id is not None:
         raise Forbidden("Archived cases enter no prompt: they are found with an admin key and without user_id.")
-    runtime = gateway.runtime
-    return await gateway.answer(
-        lambda: _search(runtime, users, q, k, user_id=user_id, bank=bank, include_archived=include_archived)
+    if not q.strip():
+        raise InvalidRequest("q is empty.")
+    return await gateway.in_thread(
+        partial(_search, gateway.runtime, users, q, k, user_id=user_id, bank=bank, include_archived=include_archived)
     )
 
 
-# A case's id is its maker's own and may hold slashes.
-@router.post("/cases/{case_id:path}/share", responses=SHARED)
-async def share(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> Response:
+# Callers choose the ids of cases, which may hold slashes.
+@router.post("/cases/{case_id:path}/share", response_description="Shared.", responses=problems(404, 409))
+async def share(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> SharedCase:
     """Let a case that was made from one user's words enter the prompts of all users of its bank."""
-    return await gateway.answer(lambda: _share(gateway, case_id))
+    name = parameters.parse_name(case_id, "case")
+    at = await gateway.in_thread(partial(sharing.share, gateway.runtime.database, name, _ADMINISTRATOR))
+    return SharedCase(case_id=name, shared_at=at.isoformat())
 
 
-@router.delete("/cases/{case_id:path}/share", responses=SHARED)
-async def unshare(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> Response:
+@router.delete("/cases/{case_id:path}/share", response_description="No longer shared.", responses=problems(404, 409))
+async def unshare(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> SharedCase:
     """Let a case enter its author's prompts only."""
-    return await gateway.answer(lambda: _unshare(gateway, case_id))
+    name = parameters.parse_name(case_id, "case")
+    await gateway.in_thread(partial(sharing.unshare, gateway.runtime.database, name, _ADMINISTRATOR))
+    return SharedCase(case_id=name, shared_at=None)
 
 
 def _search(
@@ -82,23 +89,10 @@ def _search(
     user_id: str | None,
     bank: str | None,
     include_archived: bool,
-) -> dict[str, Any]:
-    if not query.strip():
-        raise InvalidRequest("q is empty.")
+) -> NearCases:
     if user_id is not None:
-        found = cases_seen_by(runtime, users.key(user_id), query, k, bank=bank)
+        cases = cases_seen_by(runtime, users.key(user_id), query, k, bank=bank)
     else:
         within = EVERYBODY if users.everybody else Within(users.tenant)
-        found = cases_near(runtime, query, k, within, bank=bank, include_archived=include_archived)
-    return {"results": [each.record() for each in found]}
-
-
-def _share(gateway: Gateway, case_id: str) -> dict[str, Any]:
-    named = requests.parse_name(case_id, "case")
-    return {"case_id": named, "shared_at": sharing.share(gateway.runtime.database, named, _WHO).isoformat()}
-
-
-def _unshare(gateway: Gateway, case_id: str) -> dict[str, Any]:
-    named = requests.parse_name(case_id, "case")
-    sharing.unshare(gateway.runtime.database, named, _WHO)
-    return {"case_id": named, "shared_at": None}
+        cases = cases_near(runtime, query, k, within, bank=bank, include_archived=include_archived)
+    return NearCases.model_validate({"results": [each.record() for each in cases]})

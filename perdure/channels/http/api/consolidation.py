@@ -1,125 +1,160 @@
-"""`/v1/consolidation`: the CaseBank is pruned, decided about and restored from, by administrators."""
+"""`/v1/consolidation`: runs that prune the CaseBank, decisions about them, and restored cases, for administrators."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Body, Request, Response
 
 from perdure.casebank import archive
 from perdure.casebank.runs import state
-from perdure.channels.http import requests
-from perdure.channels.http.gateway import Gateway, TheAdministrator, TheGateway
-from perdure.channels.http.schema import DECIDED, DRY_RUN, NOTHING, PRUNED, PRUNING_RUN, PRUNING_RUNS, RESTORED
-from perdure.errors import InvalidRequest
-from perdure.text.untrusted import first_line
+from perdure.channels.http import parameters
+from perdure.channels.http.body import StrictRoute
+from perdure.channels.http.dependencies import TheAdministrator, TheGateway
+from perdure.channels.http.gateway import Gateway
+from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
+from perdure.channels.http.schemas.casebank import NoMembers, Pruned, PruningProgress, PruningRun, Restored
 
-router = APIRouter(prefix="/consolidation", tags=["casebank"])
+router = APIRouter(prefix="/consolidation", tags=["casebank"], route_class=StrictRoute, responses=problems(*WITH_KEY))
 
-_WHO = "an admin key"
+_ADMINISTRATOR = "an admin key"
+"""Who decided about a run, for the run's row."""
+
 _DEFAULT_WAIT_S = 10.0
 _DEFAULT_LIMIT = 20
 
+Empty = Annotated[NoMembers, Body(default_factory=NoMembers)]
 
-@router.post("/run", responses=PRUNED, openapi_extra=NOTHING)
+
+@router.post(
+    "/run",
+    response_model=Pruned,
+    response_description="The run is finished.",
+    responses={
+        202: {
+            "model": Pruned | PruningProgress,
+            "description": "The plan, which waits for approval; or the progress of the run, which is not finished.",
+        },
+        **problems(*WITH_BODY),
+    },
+)
 async def run(
-    request: Request, gateway: TheGateway, _admin: TheAdministrator, wait: requests.RunWait = _DEFAULT_WAIT_S
+    _body: Empty,
+    request: Request,
+    gateway: TheGateway,
+    _admin: TheAdministrator,
+    wait: parameters.RunWait = _DEFAULT_WAIT_S,
 ) -> Response:
     """Have a worker prune the CaseBank. 202 while that is unfinished, or with the plan that waits for approval."""
-    return await _begun(gateway, request, wait, dry_run=False)
+    return await _run(gateway, request, wait, dry_run=False)
 
 
-@router.post("/dry-run", responses=DRY_RUN, openapi_extra=NOTHING)
+@router.post(
+    "/dry-run",
+    response_model=Pruned,
+    response_description="The plan as a run would make it now.",
+    responses={
+        202: {"model": PruningProgress, "description": "The progress of the dry run, which is not finished."},
+        **problems(*WITH_BODY),
+    },
+)
 async def dry_run(
-    request: Request, gateway: TheGateway, _admin: TheAdministrator, wait: requests.RunWait = _DEFAULT_WAIT_S
+    _body: Empty,
+    request: Request,
+    gateway: TheGateway,
+    _admin: TheAdministrator,
+    wait: parameters.RunWait = _DEFAULT_WAIT_S,
 ) -> Response:
     """Have a worker make the plan that a run would make now; no case changes. 202 if it is not made in time."""
-    return await _begun(gateway, request, wait, dry_run=True)
+    return await _run(gateway, request, wait, dry_run=True)
 
 
-@router.get("/runs", responses=PRUNING_RUNS)
-async def list_(gateway: TheGateway, _admin: TheAdministrator, limit: requests.RunLimit = _DEFAULT_LIMIT) -> Response:
+@router.get(
+    "/runs",
+    response_model=list[PruningProgress],
+    response_description="The runs, newest first.",
+    responses=problems(400),
+)
+async def list_(gateway: TheGateway, _admin: TheAdministrator, limit: parameters.RunLimit = _DEFAULT_LIMIT) -> Response:
     """List runs and dry runs, newest first, without their plans."""
-    return await gateway.answer(partial(state.list_runs, gateway.runtime.database, limit))
+    return await gateway.json_response(partial(state.list_runs, gateway.runtime.database, limit))
 
 
-@router.get("/runs/{run_id}", responses=PRUNING_RUN)
-async def read(run_id: str, gateway: TheGateway, _admin: TheAdministrator) -> Response:
-    """Read where a run stands, its plan and its outcome."""
-    return await gateway.answer(partial(state.read_run, gateway.runtime.database, _id(run_id)))
+@router.get("/runs/{run_id}", response_model=PruningRun, response_description="The run.", responses=problems(404))
+async def read(run_id: parameters.IdPath, gateway: TheGateway, _admin: TheAdministrator) -> Response:
+    """Read the progress of a run, its plan and its outcome."""
+    return await gateway.json_response(partial(state.read_run, gateway.runtime.database, _parse_id(run_id)))
 
 
-@router.post("/runs/{run_id}/approve", status_code=HTTPStatus.ACCEPTED, responses=DECIDED)
-async def approve(run_id: str, gateway: TheGateway, _admin: TheAdministrator) -> Response:
+@router.post(
+    "/runs/{run_id}/approve",
+    response_model=PruningRun,
+    status_code=HTTPStatus.ACCEPTED,
+    response_description="Decided; the run as it is now.",
+    responses=problems(404, 409),
+)
+async def approve(run_id: parameters.IdPath, gateway: TheGateway, _admin: TheAdministrator) -> Response:
     """Approve the plan of a run that waits for it: a worker applies it."""
-    return await _decide(gateway, state.approve, _id(run_id))
+    return await _decide(gateway, state.approve, _parse_id(run_id))
 
 
-@router.post("/runs/{run_id}/reject", status_code=HTTPStatus.ACCEPTED, responses=DECIDED)
-async def reject(run_id: str, gateway: TheGateway, _admin: TheAdministrator) -> Response:
+@router.post(
+    "/runs/{run_id}/reject",
+    response_model=PruningRun,
+    status_code=HTTPStatus.ACCEPTED,
+    response_description="Decided; the run as it is now.",
+    responses=problems(404, 409),
+)
+async def reject(run_id: parameters.IdPath, gateway: TheGateway, _admin: TheAdministrator) -> Response:
     """Reject the plan of a run that waits for approval: nothing of it is applied."""
-    return await _decide(gateway, state.reject, _id(run_id))
+    return await _decide(gateway, state.reject, _parse_id(run_id))
 
 
-# A case's id is its maker's own and may hold slashes.
-@router.post("/restore/{case_id:path}", responses=RESTORED)
-async def restore(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> Response:
-    """Make an archived case active again, as it was; it is spared for some days."""
-    return await gateway.answer(lambda: _restore(gateway, case_id))
+# Callers choose the ids of cases, which may hold slashes.
+@router.post("/restore/{case_id:path}", response_description="Restored.", responses=problems(404))
+async def restore(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> Restored:
+    """Make an archived case active again, as it was; runs spare it for some days."""
+    name = parameters.parse_name(case_id, "archived case")
+    await gateway.in_thread(partial(archive.restore, gateway.runtime.database, name))
+    return Restored(case_id=case_id, status="restored")
 
 
-async def _begun(gateway: Gateway, request: Request, wait: float, *, dry_run: bool) -> Response:
-    """Request a run of the workers, and answer with what became of it within `wait` seconds.
+async def _run(gateway: Gateway, request: Request, wait: float, *, dry_run: bool) -> Response:
+    """Request a run of the workers, and answer with its result or its progress after at most `wait` seconds.
 
     The run is a row before this waits: it goes on if the client disconnects or the gateway stops.
     """
-    await _without_members(request)
     runtime = gateway.runtime
     run_id = await gateway.in_thread(partial(state.request, runtime.database, runtime.clock, dry_run=dry_run))
     await gateway.in_thread(runtime.wake.casebank)
     at_rest = partial(state.at_rest, runtime.database, run_id)
-    await gateway.until(at_rest, min(wait, requests.LONGEST_WAIT_S), request)
-    return await gateway.answer_as(partial(_as_answer, gateway, run_id))
+    await gateway.until(at_rest, min(wait, parameters.LONGEST_WAIT_S), request)
+    return await gateway.json_response_and_status(partial(_result_or_progress, gateway, run_id))
 
 
-def _as_answer(gateway: Gateway, run_id: UUID) -> tuple[dict[str, Any], int]:
+def _result_or_progress(gateway: Gateway, run_id: UUID) -> tuple[dict[str, Any], int]:
+    """The answer of a run route, and its status."""
     database = gateway.runtime.database
-    standing = state.read_progress(database, run_id)
-    if standing["finished_at"] is not None:
-        answer, status = state.result(database, run_id), HTTPStatus.OK
-    elif standing["phase"] == state.Phase.WAITING_APPROVAL:
-        answer, status = state.result(database, run_id), HTTPStatus.ACCEPTED
-    else:
-        answer, status = standing, HTTPStatus.ACCEPTED
-    return answer, status
+    progress = state.read_progress(database, run_id)
+    if progress["finished_at"] is not None:
+        return state.result(database, run_id), HTTPStatus.OK
+    if progress["phase"] == state.Phase.WAITING_APPROVAL:
+        return state.result(database, run_id), HTTPStatus.ACCEPTED
+    return progress, HTTPStatus.ACCEPTED
 
 
 async def _decide(gateway: Gateway, decide: Callable[..., None], run_id: UUID) -> Response:
-    def decided() -> dict[str, Any]:
-        decide(gateway.runtime.database, run_id, _WHO)
+    def decide_and_read() -> dict[str, Any]:
+        decide(gateway.runtime.database, run_id, _ADMINISTRATOR)
         gateway.runtime.wake.casebank()
         return state.read_run(gateway.runtime.database, run_id)
 
-    return await gateway.answer(decided, HTTPStatus.ACCEPTED)
+    return await gateway.json_response(decide_and_read, HTTPStatus.ACCEPTED)
 
 
-def _restore(gateway: Gateway, case_id: str) -> dict[str, str]:
-    archive.restore(gateway.runtime.database, requests.parse_name(case_id, "archived case"))
-    return {"case_id": case_id, "status": "restored"}
-
-
-async def _without_members(request: Request) -> None:
-    """Refuse members, such as `dry_run`, before anything begins: a caller may have meant the other route."""
-    body = await requests.read_body(request)
-    given = requests.parse_object(body) if body.strip() else {}
-    if given:
-        unknown = first_line(", ".join(sorted(given)), 200)
-        raise InvalidRequest(f"The body has members that are not known: {unknown}.")
-
-
-def _id(text: str) -> UUID:
-    return requests.parse_id(text, "run of the CaseBank")
+def _parse_id(text: str) -> UUID:
+    return parameters.parse_id(text, "run of the CaseBank")

@@ -1,8 +1,8 @@
-"""`/healthz`: the process answers. `/readyz`: it takes messages in, and PostgreSQL and the broker answer.
+"""`/healthz`: the process answers. `/readyz`: it takes messages, and PostgreSQL and the broker answer.
 
-The database must be one that this release can use (`perdure.database.compatibility`). Neither needs a key, so their
-answers name no address, no user and no table. `/readyz` names the workers that were killed lately
-(`perdure.resilience.kill_reports`); they do not change its status, since this gateway is as ready without them.
+This release must be able to use the database (`perdure.database.compatibility`). Neither route needs a key, so their
+answers contain no address, user or table. `/readyz` also reports the workers that were killed within the last hour
+(`perdure.resilience.kill_reports`); they do not change its status, because this gateway works without them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, Request
 from sqlalchemy.exc import SQLAlchemyError
 
-from perdure.channels.http.gateway import TheGateway
-from perdure.channels.http.schema import HEALTH, UNGUARDED, Health, KilledWorker
+from perdure.channels.http.dependencies import TheGateway
+from perdure.channels.http.openapi import NO_KEY
+from perdure.channels.http.schemas.answer import problems
+from perdure.channels.http.schemas.health import Health, KilledWorker
 from perdure.database.compatibility import require
 from perdure.database.engine import Database
 from perdure.errors import IncompatibleDatabase, PerdureError, Unavailable, loggable
@@ -26,60 +28,60 @@ from perdure.resilience.kill_reports import Kill
 
 log = logging.getLogger(__name__)
 
-router = APIRouter(tags=["health"])
+router = APIRouter(tags=["health"], responses=problems(500, 503))
 
-_PATIENCE_S = 2.0
+_TIMEOUT_S = 2.0
 
 T = TypeVar("T")
 
 KilledLately = Callable[[], Sequence[Kill]]
-"""The workers that their watchdog killed lately, oldest first; may block."""
+"""Reads the workers that their watchdog killed within the last hour, oldest first; may block."""
 
 
-class Question(Generic[T]):
-    """A question to a service, asked by one thread at a time however many requests want the answer. `ask` may hang."""
+class Lookup(Generic[T]):
+    """Reads a value in one thread at a time, for all requests that need it. `read` may hang."""
 
-    def __init__(self, ask: Callable[[], T]) -> None:
-        self._ask = ask
+    def __init__(self, read: Callable[[], T]) -> None:
+        self._read = read
         self._thread = CapacityLimiter(1)
-        self._asking: asyncio.Future[T] | None = None
+        self._reading: asyncio.Future[T] | None = None
 
-    async def answer(self) -> T:
-        """What `ask` returns.
+    async def result(self) -> T:
+        """What `read` returns.
 
         Raises:
-            TimeoutError: there is no answer within `_PATIENCE_S` seconds.
+            TimeoutError: it does not return within `_TIMEOUT_S` seconds.
         """
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.ensure_future(self._asked())
-        done, _ = await asyncio.wait({self._asking}, timeout=_PATIENCE_S)
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.ensure_future(self._read_in_thread())
+        done, _ = await asyncio.wait({self._reading}, timeout=_TIMEOUT_S)
         if not done:
             raise TimeoutError
-        return self._asking.result()
+        return self._reading.result()
 
-    async def _asked(self) -> T:
-        return await to_thread.run_sync(self._ask, abandon_on_cancel=True, limiter=self._thread)
+    async def _read_in_thread(self) -> T:
+        return await to_thread.run_sync(self._read, abandon_on_cancel=True, limiter=self._thread)
 
 
 class Check:
-    """Whether a service works. `ask` returns what is wrong, None if nothing is. If it hangs, that is the answer."""
+    """A check of a service. `find_fault` returns a message for people, `None` if the service works."""
 
-    def __init__(self, service: str, ask: Callable[[], str | None]) -> None:
+    def __init__(self, service: str, find_fault: Callable[[], str | None]) -> None:
         self._service = service
-        self._question = Question(ask)
+        self._fault = Lookup(find_fault)
 
-    async def answer(self) -> str | None:
-        """What is wrong with the service, None if nothing is; within `_PATIENCE_S` seconds."""
+    async def fault(self) -> str | None:
+        """What is wrong with the service, `None` if it works; within `_TIMEOUT_S` seconds."""
         try:
-            return await self._question.answer()
+            return await self._fault.result()
         except TimeoutError:
             return f"{self._service} does not answer."
 
 
 def database_check(database: Database) -> Check:
-    """Whether the database is reached and this release can use it."""
+    """Checks that the database answers and that this release can use it."""
 
-    def ask() -> str | None:
+    def find_fault() -> str | None:
         try:
             require(database)
         except IncompatibleDatabase as error:
@@ -90,51 +92,51 @@ def database_check(database: Database) -> Check:
             return "The database cannot be reached."
         return None
 
-    return Check("The database", ask)
+    return Check("The database", find_fault)
 
 
 def broker_check(reachable: Callable[[], bool]) -> Check:
-    """Whether the broker is reached."""
+    """Checks that the broker answers."""
     return Check("The broker", lambda: None if reachable() else "The broker cannot be reached.")
 
 
 @router.head("/healthz", include_in_schema=False)
-@router.get("/healthz", responses=HEALTH, response_model_exclude_unset=True, openapi_extra=UNGUARDED)
+@router.get("/healthz", response_description="Alive.", response_model_exclude_unset=True, openapi_extra=NO_KEY)
 async def alive() -> Health:
-    """Say that the process answers."""
+    """Answer that the process is alive."""
     return Health(status="alive")
 
 
 async def _checks(request: Request) -> list[Check]:
-    found: list[Check] = request.app.state.checks
-    return found
+    checks: list[Check] = request.app.state.checks
+    return checks
 
 
-async def _killed(request: Request) -> Question[Sequence[Kill]]:
-    found: Question[Sequence[Kill]] = request.app.state.killed
-    return found
+async def _killed(request: Request) -> Lookup[Sequence[Kill]]:
+    killed: Lookup[Sequence[Kill]] = request.app.state.killed
+    return killed
 
 
 @router.head("/readyz", include_in_schema=False)
-@router.get("/readyz", responses=HEALTH, response_model_exclude_unset=True, openapi_extra=UNGUARDED)
+@router.get("/readyz", response_description="Ready.", response_model_exclude_unset=True, openapi_extra=NO_KEY)
 async def ready(
     gateway: TheGateway,
     checks: Annotated[list[Check], Depends(_checks)],
-    killed: Annotated[Question[Sequence[Kill]], Depends(_killed)],
+    killed: Annotated[Lookup[Sequence[Kill]], Depends(_killed)],
 ) -> Health:
-    """Say that messages can be accepted and workers woken, or why not; and which workers were killed lately."""
+    """Answer whether messages can be accepted and workers woken; and which workers were killed within the last hour."""
     gateway.admit()
-    kills, answers = await asyncio.gather(_named(killed), asyncio.gather(*(check.answer() for check in checks)))
-    wrong = [answer for answer in answers if answer is not None]
-    if wrong:
-        raise Unavailable(" ".join(wrong))
+    kills, results = await asyncio.gather(_killed_workers(killed), asyncio.gather(*(check.fault() for check in checks)))
+    faults = [fault for fault in results if fault is not None]
+    if faults:
+        raise Unavailable(" ".join(faults))
     return Health(status="ready", killed_workers=kills) if kills else Health(status="ready")
 
 
-async def _named(killed: Question[Sequence[Kill]]) -> list[KilledWorker]:
-    """The kills as the answer has them; none if Redis does not answer."""
+async def _killed_workers(killed: Lookup[Sequence[Kill]]) -> list[KilledWorker]:
+    """The killed workers; empty if Redis does not answer."""
     try:
-        kills = await killed.answer()
+        kills = await killed.result()
     except TimeoutError:
         return []
     return [
@@ -142,7 +144,7 @@ async def _named(killed: Question[Sequence[Kill]]) -> list[KilledWorker]:
             worker=kill.worker,
             pid=kill.pid,
             silent_s=kill.silent_s,
-            killed_at=datetime.fromtimestamp(kill.killed_at, UTC),
+            killed_at=datetime.fromtimestamp(kill.killed_at, UTC).isoformat(),
         )
         for kill in kills
     ]

@@ -1,68 +1,64 @@
-"""`/v1/memory`: what is known of a user and what was said, searched as their agent does; and consolidated."""
+"""`/v1/memory`: search in a user's memory, as the user's agent does it, and consolidation on request."""
 
 from __future__ import annotations
 
+from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated
+from uuid import UUID
 
-from fastapi import APIRouter, Request, Response
-from pydantic import ValidationError
+from fastapi import APIRouter, Body
 
-from perdure.channels.http import requests
+from perdure.channels.http import parameters
 from perdure.channels.http.auth import Caller
-from perdure.channels.http.gateway import Gateway, TheCaller, TheGateway
-from perdure.channels.http.schema import CONSOLIDATING, FOUND, SEARCH, SESSION_ID, Search
-from perdure.channels.http.tenant_access import TheUsers, Users, require_session
-from perdure.errors import Forbidden, InvalidRequest
+from perdure.channels.http.body import StrictRoute
+from perdure.channels.http.dependencies import TheCaller, TheGateway, TheUsers, Users, require_session
+from perdure.channels.http.gateway import Gateway
+from perdure.channels.http.schemas.answer import WITH_BODY, WITH_EMBEDDING, WITH_KEY, problems
+from perdure.channels.http.schemas.memory import Consolidate, ConsolidationRequested, Search, SearchResults
+from perdure.errors import Forbidden
 from perdure.memory.consolidation.consolidate import retry_abandoned
 from perdure.runtime import Runtime
 from perdure.sessions.reading import read_session
-from perdure.text.untrusted import what_is_wrong
 from perdure.turns.prompt.recalling import recall_of
 
-router = APIRouter(prefix="/memory", tags=["memory"])
+router = APIRouter(
+    prefix="/memory", tags=["memory"], route_class=StrictRoute, responses=problems(*WITH_KEY, *WITH_BODY)
+)
 
 
-@router.post("/search", responses=FOUND, openapi_extra=SEARCH)
-async def search(request: Request, gateway: TheGateway, users: TheUsers) -> Response:
-    """Search what a user said, was told and is known of, best first."""
-    body = await requests.read_body(request)
-    return await gateway.answer(lambda: _search(gateway.runtime, users, body))
+@router.post("/search", response_description="The results, best first.", responses=problems(*WITH_EMBEDDING))
+async def search(query: Search, gateway: TheGateway, users: TheUsers) -> SearchResults:
+    """Search a user's messages and memories, best first."""
+    return await gateway.in_thread(partial(_search, gateway.runtime, users, query))
 
 
-@router.post("/consolidate", status_code=HTTPStatus.ACCEPTED, responses=CONSOLIDATING, openapi_extra=SESSION_ID)
-async def consolidate(request: Request, gateway: TheGateway, caller: TheCaller) -> Response:
-    """Ask for memories to be drawn from an ended session, also one that was given up; without one, from a batch."""
-    body = await requests.read_body(request)
-    return await gateway.answer(lambda: _consolidate(gateway, caller, body), HTTPStatus.ACCEPTED)
+@router.post(
+    "/consolidate", status_code=HTTPStatus.ACCEPTED, response_description="Requested.", responses=problems(404)
+)
+async def consolidate(
+    wanted: Annotated[Consolidate, Body(default_factory=Consolidate)], gateway: TheGateway, caller: TheCaller
+) -> ConsolidationRequested:
+    """Ask for the consolidation of an ended session, also of one that was given up; without an id, of a batch."""
+    if wanted.session_id is None:
+        if caller.tenant is not None:
+            raise Forbidden("Name a session_id: a batch is of all tenants' sessions, and takes a key without a tenant.")
+        await gateway.in_thread(partial(gateway.runtime.wake.consolidation, None))
+        return ConsolidationRequested(session_id=None)
+    session_id = parameters.parse_id(wanted.session_id, "session")
+    await gateway.in_thread(partial(_consolidate, gateway, caller, session_id))
+    return ConsolidationRequested(session_id=session_id)
 
 
-def _search(runtime: Runtime, users: Users, body: bytes) -> dict[str, Any]:
-    try:
-        asked = Search.model_validate(requests.parse_object(body))
-    except ValidationError as error:
-        raise InvalidRequest(" ".join(_sentence(item) for item in error.errors(include_input=False))) from None
-    found = recall_of(runtime).search(users.key(asked.user_id), asked.query, asked.k, asked.layers)
-    return {"results": [each.as_json() for each in found]}
+def _search(runtime: Runtime, users: Users, query: Search) -> SearchResults:
+    results = recall_of(runtime).search(users.key(query.user_id), query.query, query.k, query.layers)
+    return SearchResults.model_validate({"results": [each.as_json() for each in results]})
 
 
-def _sentence(item: Any) -> str:
-    return f"{'.'.join(str(part) for part in item['loc'])}: {what_is_wrong(item)}."
-
-
-def _consolidate(gateway: Gateway, caller: Caller, body: bytes) -> dict[str, Any]:
+def _consolidate(gateway: Gateway, caller: Caller, session_id: UUID) -> None:
     runtime = gateway.runtime
-    given = requests.optional_member(body, "session_id")
-    session_id = None
-    if given is None and caller.tenant is not None:
-        raise Forbidden("Name a session_id: a batch is of all tenants' sessions, and takes a key without a tenant.")
-    if given is not None:
-        if not isinstance(given, str):
-            raise InvalidRequest("session_id: must be a UUID.")
-        session_id = requests.parse_id(given, "session")
-        require_session(gateway, caller, session_id)
-        read_session(runtime.database, session_id)
-        settings = runtime.settings
-        retry_abandoned(runtime.database, settings.consolidation, settings.turn.lease_s, [session_id])
+    require_session(gateway, caller, session_id)
+    read_session(runtime.database, session_id)
+    settings = runtime.settings
+    retry_abandoned(runtime.database, settings.consolidation, settings.turn.lease_s, [session_id])
     runtime.wake.consolidation(session_id)
-    return {"session_id": None if session_id is None else str(session_id)}

@@ -4,93 +4,111 @@ from __future__ import annotations
 
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Body, Response
 
-from perdure.channels.http import requests
+from perdure.channels.http import parameters
 from perdure.channels.http.auth import Kind
-from perdure.channels.http.gateway import TheCaller, TheGateway
-from perdure.channels.http.schema import ENDING, FORKED, MESSAGES, REASON, SESSION, SESSIONS, TICK
-from perdure.channels.http.tenant_access import TheSession, TheUsers, Users
+from perdure.channels.http.body import StrictRoute
+from perdure.channels.http.dependencies import TheCaller, TheGateway, TheSession, TheUsers, Users
+from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
+from perdure.channels.http.schemas.sessions import EndSession, Forked, ForkSession, Message, Session
 from perdure.errors import Forbidden
 from perdure.runtime import Runtime
 from perdure.sessions.ending import request_end
 from perdure.sessions.forking import fork as fork_session
-from perdure.sessions.forking import parse_tick
 from perdure.sessions.reading import list_sessions, read_messages, read_session
-from perdure.turns.inbox.incoming import parse_reason
 
-router = APIRouter(prefix="/sessions", tags=["sessions"])
+router = APIRouter(prefix="/sessions", tags=["sessions"], route_class=StrictRoute, responses=problems(*WITH_KEY))
 
 _DEFAULT_LIMIT = 100
-_ASKED = "asked for over HTTP"
+_DEFAULT_REASON = "asked for over HTTP"
 _NAME_ONE = "Name a user_id: only an admin key lists everybody's sessions."
 
 
-@router.get("", responses=SESSIONS)
+@router.get("", response_description="The sessions, newest first.", responses=problems(400))
 async def list_(
     gateway: TheGateway,
     caller: TheCaller,
     users: TheUsers,
-    user_id: requests.UserId = None,
-    limit: requests.SessionLimit = _DEFAULT_LIMIT,
-) -> Response:
-    """List a user's sessions, newest first; with an admin key also those of all users that it reaches."""
+    user_id: parameters.UserId = None,
+    limit: parameters.SessionLimit = _DEFAULT_LIMIT,
+) -> list[Session]:
+    """List a user's sessions, newest first; with an admin key also those of all users that it has access to."""
     if user_id is None and caller.kind is not Kind.ADMIN:
         raise Forbidden(_NAME_ONE)
-    return await gateway.answer(partial(_list, gateway.runtime, users, user_id, limit))
+    return await gateway.in_thread(partial(_list, gateway.runtime, users, user_id, limit))
 
 
-@router.get("/{session_id}", responses=SESSION)
-async def read(session_id: TheSession, gateway: TheGateway) -> Response:
+@router.get("/{session_id}", response_description="The session.", responses=problems(404))
+async def read(session_id: TheSession, gateway: TheGateway) -> Session:
     """Read a session."""
-    return await gateway.answer(partial(read_session, gateway.runtime.database, session_id))
+    return await gateway.in_thread(partial(_read, gateway.runtime, session_id))
 
 
-@router.post("/{session_id}/end", status_code=HTTPStatus.ACCEPTED, responses=ENDING, openapi_extra=REASON)
-async def end(session_id: TheSession, request: Request, gateway: TheGateway) -> Response:
-    """Ask for a session to end: its turns are run first, later messages begin the next one."""
-    body = await requests.read_body(request)
-    return await gateway.answer(lambda: _end(gateway.runtime, session_id, body), HTTPStatus.ACCEPTED)
+@router.post(
+    "/{session_id}/end",
+    status_code=HTTPStatus.ACCEPTED,
+    response_description="Requested; the session as it is now.",
+    responses=problems(*WITH_BODY, 404, 409),
+)
+async def end(
+    session_id: TheSession, given: Annotated[EndSession, Body(default_factory=EndSession)], gateway: TheGateway
+) -> Session:
+    """Ask for a session to end: its accepted turns run first, later messages begin the next session."""
+    return await gateway.in_thread(partial(_end, gateway.runtime, session_id, given.reason))
 
 
-@router.post("/{session_id}/fork", status_code=HTTPStatus.CREATED, responses=FORKED, openapi_extra=TICK)
-async def fork(session_id: TheSession, request: Request, gateway: TheGateway) -> Response:
-    """Copy a session through its last settled turn at or before a tick, into one that only its id reaches."""
-    body = await requests.read_body(request)
-    return await gateway.answer(lambda: _fork(gateway.runtime, session_id, body), HTTPStatus.CREATED)
+@router.post(
+    "/{session_id}/fork",
+    status_code=HTTPStatus.CREATED,
+    response_description="Made; messages with its `session_id` go to it.",
+    responses=problems(*WITH_BODY, 404, 409),
+)
+async def fork(
+    session_id: TheSession, given: Annotated[ForkSession, Body(default_factory=ForkSession)], gateway: TheGateway
+) -> Forked:
+    """Copy a session through its last settled turn at or before a tick; only its id leads to the copy."""
+    runtime = gateway.runtime
+    fork_id = await gateway.in_thread(partial(fork_session, runtime.database, runtime.clock, session_id, given.tick))
+    return Forked(session_id=fork_id)
 
 
-@router.get("/{session_id}/messages", responses=MESSAGES)
+@router.get(
+    "/{session_id}/messages",
+    response_model=list[Message],
+    response_description="The transcript.",
+    responses=problems(400, 404),
+)
 async def messages(
     session_id: TheSession,
     gateway: TheGateway,
-    after: requests.After = 0,
-    limit: requests.MessageLimit = None,
+    after: parameters.After = 0,
+    limit: parameters.MessageLimit = None,
 ) -> Response:
     """Read the committed transcript in order, all of it unless `after` or `limit` are given."""
-    return await gateway.answer(partial(read_messages, gateway.runtime.database, session_id, after, limit))
+    return await gateway.json_response(partial(read_messages, gateway.runtime.database, session_id, after, limit))
 
 
-def _list(runtime: Runtime, users: Users, user_id: str | None, limit: int) -> list[dict[str, Any]]:
+def _list(runtime: Runtime, users: Users, user_id: str | None, limit: int) -> list[Session]:
     if user_id is not None:
-        return list_sessions(runtime.database, users.key(user_id), limit)
-    if users.everybody:
-        return list_sessions(runtime.database, limit=limit)
-    if users.tenant is None:
+        rows = list_sessions(runtime.database, users.key(user_id), limit)
+    elif users.everybody:
+        rows = list_sessions(runtime.database, limit=limit)
+    elif users.tenant is None:
         raise Forbidden(_NAME_ONE)
-    return list_sessions(runtime.database, tenant=users.tenant, limit=limit)
+    else:
+        rows = list_sessions(runtime.database, tenant=users.tenant, limit=limit)
+    return [Session.model_validate(row) for row in rows]
 
 
-def _end(runtime: Runtime, session_id: UUID, body: bytes) -> dict[str, Any]:
-    reason = requests.optional_member(body, "reason")
-    requested = request_end(runtime.database, session_id, _ASKED if reason is None else parse_reason(reason))
+def _read(runtime: Runtime, session_id: UUID) -> Session:
+    return Session.model_validate(read_session(runtime.database, session_id))
+
+
+def _end(runtime: Runtime, session_id: UUID, reason: str | None) -> Session:
+    requested = request_end(runtime.database, session_id, _DEFAULT_REASON if reason is None else reason)
     requested.wake(runtime.wake)
-    return read_session(runtime.database, session_id)
-
-
-def _fork(runtime: Runtime, session_id: UUID, body: bytes) -> dict[str, str]:
-    tick = parse_tick(requests.optional_member(body, "tick"))
-    return {"session_id": str(fork_session(runtime.database, runtime.clock, session_id, tick))}
+    return _read(runtime, session_id)

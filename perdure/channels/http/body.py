@@ -1,0 +1,134 @@
+"""Request bodies: bounded, strict JSON, read after the caller is known.
+
+A route of a router with `StrictRoute` declares its body as a pydantic model. FastAPI alone reads a body of any length,
+before it knows the caller; it takes NaN and duplicate keys; and it refuses JSON that is sent under another media type,
+as `curl -d` does. FastAPI checks the model after the dependencies, so a caller without access gets 401, 403 or 404
+whatever the body is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
+
+from perdure.channels.http.dependencies import caller_of, gateway_of
+from perdure.errors import InvalidRequest, TooLarge
+from perdure.text.untrusted import load_object
+
+MAX_BODY_BYTES = 2**20
+MAX_DRAINED_BYTES = 2**26
+
+_DRAIN_S = 5.0
+_INLINE_BYTES = 2**14
+"""Bodies up to this size are parsed on the event loop: the hand-over to a thread takes longer."""
+
+_Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class StrictRoute(APIRoute):
+    """A route whose body, if it has one, is a strict JSON object."""
+
+    def get_route_handler(self) -> _Handler:
+        """FastAPI's handler, which gets the body as it was parsed here."""
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+        required = self.body_field.field_info.is_required()
+
+        async def handle_strictly(request: Request) -> Response:
+            await caller_of(request)
+            return await handle(_ParsedRequest(request, await _parse(request, required=required)))
+
+        return handle_strictly
+
+
+class _ParsedRequest(Request):
+    """A request whose body is parsed already."""
+
+    def __init__(self, request: Request, content: dict[str, Any] | str) -> None:
+        super().__init__(request.scope, request.receive)
+        self._content = content
+
+    @property
+    def headers(self) -> Headers:
+        """The headers without the media type: FastAPI then takes the body as JSON."""
+        return Headers(raw=[header for header in self.scope["headers"] if header[0] != b"content-type"])
+
+    async def body(self) -> bytes:
+        """A token: FastAPI only looks whether there is a body."""
+        return b"{}"
+
+    async def json(self) -> Any:
+        """The object; of an unusable body the error's message, which no model accepts."""
+        return self._content
+
+
+async def _parse(request: Request, *, required: bool) -> dict[str, Any] | str:
+    """The body's object. An error waits in `request.state.unusable_body` until the dependencies have passed."""
+    try:
+        body = await read_body(request)
+        if not required and not body.strip():
+            return {}
+        if len(body) <= _INLINE_BYTES:
+            return parse_object(body)
+        gateway = await gateway_of(request)
+        return await gateway.in_thread(partial(parse_object, body))
+    except (InvalidRequest, TooLarge) as error:
+        request.state.unusable_body = error
+        return error.message
+
+
+async def read_body(request: Request) -> bytes:
+    """The request's body.
+
+    Raises:
+        TooLarge: it is longer than `MAX_BODY_BYTES`; the rest is discarded.
+    """
+    body = bytearray()
+    stream = request.stream()
+    async for chunk in stream:
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            await _drain(stream)
+            raise TooLarge(f"The body is longer than {MAX_BODY_BYTES} bytes.")
+    return bytes(body)
+
+
+async def _drain(stream: AsyncIterator[bytes]) -> None:
+    """Read the rest of a body and discard it, up to a limit.
+
+    Most clients read no answer before they have sent everything. A connection that is closed with unread bytes is
+    reset, and the client loses the answer.
+    """
+    read = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DRAIN_S):
+            async for chunk in stream:
+                read += len(chunk)
+                if read > MAX_DRAINED_BYTES:
+                    return
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object that `body` holds.
+
+    Raises:
+        InvalidRequest: it is not UTF-8, not JSON, not an object, or holds text that PostgreSQL cannot store.
+    """
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"The body is not valid UTF-8 (at byte {error.start}).") from None
+    if not text.strip():
+        raise InvalidRequest("The body is empty; it must be a JSON object.")
+    try:
+        return load_object(text)
+    except ValueError as error:
+        raise InvalidRequest(f"The body cannot be used: {error}.") from None

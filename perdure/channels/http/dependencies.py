@@ -1,0 +1,154 @@
+"""FastAPI dependencies of the routes: the gateway, the caller, and what the caller has access to.
+
+A route that names a user takes `TheUsers`, which makes the user's key. A route that names a turn or a session by its
+id takes `TheTurn` or `TheSession`: they answer 404 for what does not exist and for what the caller has no access to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import Depends, Query, Request
+
+from perdure.access.tenants import PATTERN, parse_tenant, tenant_of, user_key
+from perdure.channels.http.auth import Caller, Kind
+from perdure.channels.http.gateway import Gateway
+from perdure.channels.http.parameters import IdPath, parse_id
+from perdure.errors import Forbidden, NotFound
+from perdure.sessions import reading as sessions
+from perdure.turns import reading as turns
+from perdure.turns.inbox.incoming import Incoming
+
+Tenant = Annotated[
+    str | None,
+    Query(
+        description="The user's tenant; only with an admin key that has none. A key with a tenant implies its own.",
+        json_schema_extra={"pattern": PATTERN},
+    ),
+]
+
+
+async def gateway_of(request: Request) -> Gateway:
+    """The gateway that serves `request`."""
+    gateway: Gateway = request.app.state.gateway
+    return gateway
+
+
+TheGateway = Annotated[Gateway, Depends(gateway_of)]
+
+
+async def caller_of(request: Request) -> Caller:
+    """The caller, whose key is checked once a request.
+
+    Raises:
+        Unauthorized, RateLimited, Forbidden: as `Keys.caller`.
+    """
+    caller: Caller | None = getattr(request.state, "caller", None)
+    if caller is None:
+        gateway: Gateway = request.app.state.gateway
+        caller = request.state.caller = gateway.keys.caller(request)
+    return caller
+
+
+TheCaller = Annotated[Caller, Depends(caller_of)]
+"""Requires a key (on loopback without keys: none)."""
+
+
+async def _administrator(caller: TheCaller) -> Caller:
+    if not caller.is_operator:
+        wanted = "an admin key without a tenant" if caller.kind is Kind.ADMIN else "an admin key"
+        raise Forbidden(f"This concerns the whole installation: it takes {wanted}.")
+    return caller
+
+
+TheAdministrator = Annotated[Caller, Depends(_administrator)]
+"""Requires an admin key without a tenant: what the route does concerns all tenants."""
+
+
+async def _open_gateway(gateway: TheGateway, _caller: TheCaller) -> Gateway:
+    gateway.admit()
+    return gateway
+
+
+TheOpenGateway = Annotated[Gateway, Depends(_open_gateway)]
+"""The gateway of a route that brings in work: 503 while the gateway shuts down or the intake is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Users:
+    """The users that a request may be about: those of `tenant`, or those without one.
+
+    `everybody`: the caller is the operator and has named no tenant, so a list may be of all users.
+    """
+
+    tenant: str | None
+    everybody: bool = False
+
+    def key(self, user_id: str) -> str:
+        """The key of a user that the request names.
+
+        Raises:
+            InvalidRequest: no user can have that id.
+        """
+        return user_key(self.tenant, user_id)
+
+    def address(self, message: Incoming) -> Incoming:
+        """`message` with the user's key in place of the id.
+
+        Raises:
+            InvalidRequest: no user can have that id.
+        """
+        return message.model_copy(update={"user_id": self.key(message.user_id)})
+
+
+async def _users(caller: TheCaller, tenant: Tenant = None) -> Users:
+    named = parse_tenant(tenant)
+    if named is None:
+        return Users(caller.tenant, everybody=caller.is_operator)
+    if named != caller.tenant and not caller.is_operator:
+        raise Forbidden("tenant: another one than the key's takes an admin key without a tenant.")
+    return Users(named)
+
+
+TheUsers = Annotated[Users, Depends(_users)]
+"""The users that the caller has access to, for a route that names one."""
+
+
+def require_session(gateway: Gateway, caller: Caller, session_id: UUID) -> None:
+    """Check that the caller has access to a session. Blocks.
+
+    Raises:
+        NotFound: the caller has none, or there is no such session.
+    """
+    _require(caller, partial(sessions.owner, gateway.runtime.database, session_id), "session")
+
+
+async def _turn(turn_id: IdPath, gateway: TheGateway, caller: TheCaller) -> UUID:
+    parsed = parse_id(turn_id, "turn")
+    if not caller.is_operator:
+        owner = partial(turns.owner, gateway.runtime.database, parsed)
+        await gateway.in_thread(partial(_require, caller, owner, "turn"))
+    return parsed
+
+
+async def _session(session_id: IdPath, gateway: TheGateway, caller: TheCaller) -> UUID:
+    parsed = parse_id(session_id, "session")
+    if not caller.is_operator:
+        await gateway.in_thread(partial(require_session, gateway, caller, parsed))
+    return parsed
+
+
+def _require(caller: Caller, owner: Callable[[], str], thing: str) -> None:
+    if not caller.is_operator and tenant_of(owner()) != caller.tenant:
+        raise NotFound(f"There is no such {thing}.")
+
+
+TheTurn = Annotated[UUID, Depends(_turn)]
+"""A turn that the caller has access to, by the `turn_id` in the path."""
+
+TheSession = Annotated[UUID, Depends(_session)]
+"""A session that the caller has access to, by the `session_id` in the path."""

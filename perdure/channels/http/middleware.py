@@ -1,0 +1,74 @@
+"""ASGI middleware: the headers of every answer, and paths whose parameters are whole segments.
+
+Answers are data, not documents: a browser must not guess their type, frame them, run anything in them or store them.
+
+The server unescapes a path before its segments are known, so `/v1/users/a%2Fb/export` and `/v1/users/a/b/export` look
+alike. Here the path is unescaped except for `%2F` and `%25`; a route reads a segment that may hold either through
+`unescaped`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from urllib.parse import quote, unquote
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_HEADERS = (
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+)
+
+
+def with_safe_headers(given: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """`given`, and the headers of this module that it lacks. Names are in lower case, as in ASGI."""
+    headers = list(given)
+    names = {name for name, _ in headers}
+    return headers + [header for header in _HEADERS if header[0] not in names]
+
+
+class SafeHeaders:
+    """Adds the headers of this module to each answer, except those that its route sets."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and add the headers to its response."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = with_safe_headers(message.get("headers", ()))
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+class WholeSegments:
+    """Keeps escaped slashes escaped in the path."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on with its path unescaped segment by segment."""
+        raw = scope.get("raw_path", b"")
+        if scope["type"] == "http" and b"%" in raw:
+            segments = raw.decode("ascii", "replace").split("/")
+            scope = {**scope, "path": "/".join(_with_slashes_escaped(unquote(segment)) for segment in segments)}
+        await self._app(scope, receive, send)
+
+
+def unescaped(segment: str) -> str:
+    """A segment of the path as the caller meant it."""
+    return segment.replace("%2F", "/").replace("%25", "%") if "%" in segment else segment
+
+
+def _with_slashes_escaped(segment: str) -> str:
+    return segment.replace("%", quote("%")).replace("/", quote("/", safe=""))

@@ -1,0 +1,90 @@
+"""Parameters of paths and queries: their types, limits and descriptions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import Path, Query
+from pydantic import AfterValidator, Field
+
+from perdure.channels.http.middleware import unescaped
+from perdure.errors import NotFound
+from perdure.text.untrusted import NOT_BLANK_PATTERN, STORABLE_PATTERN, is_storable
+
+LONGEST_WAIT_S = 300.0
+MOST_SESSIONS = 1_000
+
+_MAX_BIGINT = 2**63 - 1
+
+
+def _storable(value: str) -> str:
+    if not is_storable(value):
+        raise ValueError("contains NUL or a character that is no valid Unicode")
+    return value
+
+
+IdPath = Annotated[str, Path(json_schema_extra={"format": "uuid"})]
+"""An id, taken as text: a malformed one is 404, as an unknown one is (`parse_id`)."""
+
+Wait = Annotated[
+    float | None,
+    Query(
+        ge=0,
+        allow_inf_nan=False,
+        description=f"Seconds to wait for the turn to be settled; {LONGEST_WAIT_S:g} at most.",
+    ),
+]
+RunWait = Annotated[
+    float,
+    Query(
+        ge=0,
+        allow_inf_nan=False,
+        description=f"Seconds to wait for the run to finish; {LONGEST_WAIT_S:g} at most.",
+    ),
+]
+RunLimit = Annotated[int, Query(ge=1, le=1_000, description="How many, newest first.")]
+_STORABLE = {"pattern": STORABLE_PATTERN}
+CaseQuery = Annotated[
+    str,
+    Query(min_length=1, description="The question.", json_schema_extra={"pattern": NOT_BLANK_PATTERN}),
+    AfterValidator(_storable),
+]
+User = Annotated[str, Field(min_length=1, max_length=200, json_schema_extra=_STORABLE), AfterValidator(_storable)]
+UserPath = Annotated[
+    str,
+    Path(description="The user's id, one segment of the path: a slash in it is `%2F`."),
+    AfterValidator(unescaped),
+    Field(min_length=1, max_length=200, json_schema_extra=_STORABLE),
+    AfterValidator(_storable),
+]
+UserId = Annotated[
+    User | None,
+    Query(description="Only sessions of this user; without it those of all users, which takes an admin key."),
+]
+SessionLimit = Annotated[int, Query(ge=1, le=MOST_SESSIONS, description="How many, newest first.")]
+After = Annotated[int, Query(ge=0, le=_MAX_BIGINT, description="Only messages with a `seq` above this.")]
+MessageLimit = Annotated[int | None, Query(ge=1, le=_MAX_BIGINT, description="How many; without it all of them.")]
+
+
+def parse_name(text: str, thing: str) -> str:
+    """A name in a path that another system gave to a `thing`.
+
+    Raises:
+        NotFound: PostgreSQL cannot store the name, so no `thing` has it.
+    """
+    if not is_storable(text):
+        raise NotFound(f"There is no such {thing}.")
+    return unescaped(text)
+
+
+def parse_id(text: str, thing: str) -> UUID:
+    """The id in a path.
+
+    Raises:
+        NotFound: it is no UUID, so no `thing` has it.
+    """
+    try:
+        return UUID(text)
+    except ValueError:
+        raise NotFound(f"There is no such {thing}.") from None

@@ -1,0 +1,64 @@
+"""What all answers share: the base model, the format of an instant, and the errors that a route declares."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from perdure.channels.http.errors import CODES, MEDIA_TYPE
+
+Responses = dict[int | str, dict[str, Any]]
+"""FastAPI's `responses`: what a route answers besides its response model, by status."""
+
+
+def _instant(value: str) -> str:
+    datetime.fromisoformat(value)
+    return value
+
+
+Instant = Annotated[str, AfterValidator(_instant), Field(json_schema_extra={"format": "date-time"})]
+"""Text, as PostgreSQL or Python wrote it: pydantic would write it in another form than the routes that bypass it."""
+
+WITH_KEY = (401, 403, 429, 500, 503)
+"""Errors of a route that takes a key."""
+
+WITH_BODY = (400, 408, 413)
+"""Errors of a route that takes a body."""
+
+WITH_EMBEDDING = (502, 504)
+"""Errors of a route that embeds text of the caller's."""
+
+
+class Answer(BaseModel):
+    """An answer. A member that it does not declare is a defect of the gateway."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Problem(Answer):
+    """An error (RFC 9457). `code` is stable; `detail` is a message for people."""
+
+    type: Literal["about:blank"]
+    title: str
+    status: int
+    detail: str
+    code: Annotated[str, Field(json_schema_extra={"enum": sorted(set().union(*CODES.values()))})]
+
+
+def problems(*statuses: int) -> Responses:
+    """The errors that a route answers, with the codes of each status."""
+    return {
+        status: {
+            "description": f"{HTTPStatus(status).phrase}: {', '.join(CODES[status])}.",
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        }
+        for status in sorted(statuses)
+    }
+
+
+def examples(*values: dict[str, Any]) -> ConfigDict:
+    """The configuration of a model whose schema shows `values`."""
+    return ConfigDict(json_schema_extra={"examples": list(values)})

@@ -1,0 +1,65 @@
+"""Memory: the bodies and answers of `/v1/memory`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+from uuid import UUID
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
+
+from perdure.channels.http.schemas.answer import Answer, Instant
+from perdure.memory.recall.search import MAX_K, Layer
+from perdure.text.untrusted import whole
+from perdure.turns.inbox.incoming import Name, Text
+
+
+class Search(BaseModel):
+    """What to look for in the memory of a user."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        json_schema_extra={
+            "examples": [
+                {"user_id": "ann", "query": "What is the dog called?"},
+                {"user_id": "ann", "query": "allergies", "k": 3, "layers": ["semantic"]},
+            ]
+        },
+    )
+
+    user_id: Name
+    query: Text
+    k: Annotated[StrictInt, Field(ge=1, le=MAX_K), BeforeValidator(whole)] = 10
+    layers: Annotated[tuple[Layer, ...], Field(min_length=1)] = (Layer.EPISODIC, Layer.SEMANTIC)
+
+
+class SearchResult(Answer):
+    """A message with its one id, or a memory with the ids of the messages that it came from."""
+
+    layer: Literal["episodic", "semantic"]
+    id: str
+    content: str
+    score: float
+    message_ids: list[str]
+    occurred_at: Instant
+
+
+class SearchResults(Answer):
+    """The results of a search, best first."""
+
+    results: list[SearchResult]
+
+
+class Consolidate(BaseModel):
+    """Which session to consolidate; null: a batch of all sessions that wait for it."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{}]})
+
+    # Any text is taken: one that is no UUID is 404, as an unknown one is.
+    session_id: Annotated[StrictStr, Field(json_schema_extra={"format": "uuid"})] | None = None
+
+
+class ConsolidationRequested(Answer):
+    """The session whose consolidation was requested; null: a batch of all sessions that wait for it."""
+
+    session_id: UUID | None

@@ -1,0 +1,88 @@
+"""Sessions: the bodies and answers of `/v1/sessions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt
+
+from perdure.channels.http.schemas.answer import Answer, Instant
+from perdure.text.untrusted import whole
+from perdure.turns.inbox.incoming import MAX_REASON_CHARS, Text
+
+
+class EndSession(BaseModel):
+    """Why a session is to end."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"reason": "the case is closed"}, {}]})
+
+    reason: Annotated[Text, Field(max_length=MAX_REASON_CHARS)] | None = None
+
+
+class ForkSession(BaseModel):
+    """Through which tick a session is copied; null: all of its settled turns."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"tick": 12}, {}]})
+
+    tick: Annotated[StrictInt, Field(ge=0), BeforeValidator(whole)] | None = Field(
+        None, description="Default: the session's own."
+    )
+
+
+class Consolidation(Answer):
+    """The consolidation of an ended session's messages into memories; `error` is that of the last of its `runs`."""
+
+    status: Literal["waiting", "done", "skipped", "given_up"]
+    runs: int
+    error: str | None
+
+
+class Session(Answer):
+    """A conversation. `summary_kind` is `extractive` where no model wrote the summary."""
+
+    session_id: UUID
+    tenant: str | None
+    user_id: str
+    agent: str
+    state: str
+    turn_count: int
+    message_count: int
+    created_at: Instant
+    last_activity_at: Instant
+    ended_at: Instant | None
+    channels: list[str]
+    summary: str | None
+    summary_kind: Literal["model", "extractive"] | None
+    key_topics: list[str]
+    consolidation: Consolidation | None
+
+
+class Forked(Answer):
+    """The session that a fork made."""
+
+    session_id: UUID
+
+
+class Call(Answer):
+    """A tool call that the model asked for; `arguments` is text where the model gave no object."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any] | str
+
+
+class Message(Answer):
+    """One committed message of a transcript."""
+
+    seq: int
+    turn_id: UUID
+    role: Literal["user", "assistant", "tool"]
+    content: str
+    tool_calls: list[Call] = Field(default=[])
+    tool_call_id: str = ""
+    channel: str
+    token_count: int
+    model: str = ""
+    fallback: bool = False
+    created_at: Instant

@@ -1,0 +1,137 @@
+"""Messages and turns: the bodies and answers of `/v1/messages` and `/v1/turns`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import Body
+
+from perdure.channels.http.schemas.answer import Answer, Instant, examples
+from perdure.turns.calls.approvals import Decision
+from perdure.turns.feedback import Feedback
+from perdure.turns.inbox.incoming import Incoming
+
+Status = Literal["accepted", "running", "waiting_approval", "parked", "done", "failed", "cancelled"]
+
+_TURN_ID, _SESSION_ID = "01931e6f-5d6a-7c3e-9f64-6f1a3f0f2b11", "01931e6f-5d69-7b80-8f0c-2c9d8c1b7a55"
+_ACCEPTED = {"turn_id": _TURN_ID, "session_id": _SESSION_ID, "seq": 1}
+
+IncomingBody = Annotated[
+    Incoming,
+    Body(
+        openapi_examples={
+            "shortest": {"summary": "A message", "value": {"user_id": "ann", "text": "What is 12 * 7?"}},
+            "full": {
+                "summary": "A message that may be sent again, in a conversation of its channel",
+                "value": {
+                    "user_id": "ann",
+                    "text": "Remind me of the meeting.",
+                    "channel": "web",
+                    "message_id": "web-4711",
+                    "priority": 7,
+                    "on_busy": "enqueue",
+                    "metadata": {"page": "/calendar"},
+                },
+            },
+        }
+    ),
+]
+
+DecisionBody = Annotated[
+    Decision,
+    Body(
+        openapi_examples={
+            "approve": {"summary": "Run the call", "value": {"call_id": "call_0", "decision": "approve"}},
+            "change": {
+                "summary": "Run the call with other arguments",
+                "value": {"call_id": "call_0", "decision": "approve", "arguments": {"amount": 20}},
+            },
+            "deny": {"summary": "Do not run the call", "value": {"call_id": "call_0", "decision": "deny"}},
+        }
+    ),
+]
+
+FeedbackBody = Annotated[
+    Feedback,
+    Body(openapi_examples={"praise": {"summary": "Praise", "value": {"score": 1, "comment": "Just what I needed."}}}),
+]
+
+
+class Accepted(Answer):
+    """Where a message went."""
+
+    model_config = examples({**_ACCEPTED, "status": "accepted", "duplicate": False})
+
+    turn_id: UUID
+    session_id: UUID
+    seq: int
+    status: Status
+    duplicate: bool
+
+
+class Reply(Answer):
+    """The reply of a turn."""
+
+    text: str
+    format: Literal["text"]
+
+
+class Error(Answer):
+    """Why a turn failed: a stable code and a message."""
+
+    code: str
+    message: str
+
+
+class Delay(Answer):
+    """Why a reply is delayed. `until`: the latest time of the next attempt; null: an attempt is under way."""
+
+    code: str
+    message: str
+    until: Instant | None
+
+
+class Approval(Answer):
+    """A tool call that waits for a person."""
+
+    call_id: str
+    tool: str
+    arguments: dict[str, Any]
+    expires_at: Instant
+
+
+class Turn(Answer):
+    """A message and what became of it. `done`, `failed` and `cancelled` are final."""
+
+    model_config = examples(
+        {
+            **_ACCEPTED,
+            "status": "done",
+            "attempts": 1,
+            "steps": 2,
+            "reply": {"text": "12 * 7 is 84.", "format": "text"},
+            "error": None,
+            "delayed": None,
+            "usage": {"input_tokens": 412, "output_tokens": 9},
+            "pending_approvals": [],
+            "accepted_at": "2026-03-02T09:30:00.104512+00:00",
+            "started_at": "2026-03-02T09:30:00.131907+00:00",
+            "settled_at": "2026-03-02T09:30:01.870233+00:00",
+        }
+    )
+
+    turn_id: UUID
+    session_id: UUID
+    seq: int
+    status: Status
+    attempts: int
+    steps: int
+    reply: Reply | None
+    error: Error | None
+    delayed: Delay | None
+    usage: dict[str, int] | None
+    pending_approvals: list[Approval]
+    accepted_at: Instant
+    started_at: Instant | None
+    settled_at: Instant | None
