@@ -296,7 +296,7 @@ class SnapshotSuite:
         assert harness.set_aside(agent_id) is None
 
     def test_two_runners_race_and_the_newer_one_prevails(self, harness: StoreHarness, store: SnapshotStore) -> None:
-        """A stale runner resumes and saves concurrently with its successor; versions that a reader sees never decrease."""
+        """A stale runner saves concurrently with its successor; the versions that a reader sees never decrease."""
         agent_id = harness.session()
         other = harness.open()
         begin, done = threading.Barrier(3, timeout=30), threading.Event()
