@@ -1,53 +1,55 @@
-"""A tool's docstring as its author writes it (Google style), taken apart for the model."""
+"""A tool's docstring, split into its description and those of its parameters: Google, NumPy or Sphinx style."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import NamedTuple
 
-from perdure.text.patterns import SPACE, WORD, compiled
+from docstring_parser import Docstring, DocstringStyle, ParseError, google, numpydoc, rest
+from docstring_parser.common import DocstringMeta
 
-_SECTION = compiled(
-    r"(Args|Arguments|Parameters|Returns?|Yields?|Raises|Examples?|Notes?|Warnings?|See Also|Todo|Attributes):"
-    rf"[{SPACE}]*"
+# Sections for people; the library's defaults lack them and would leave them in the section before.
+_LEFT_OUT = ("Note", "Notes", "Warning", "Warnings", "See Also", "Todo")
+
+_GOOGLE = google.GoogleParser(
+    [*google.DEFAULT_SECTIONS, *(google.Section(title, "notes", google.SectionType.SINGULAR) for title in _LEFT_OUT)]
 )
-_ARGUMENTS = frozenset({"Args", "Arguments", "Parameters"})
-_ENTRY = compiled(rf"\*{{0,2}}([{WORD}]+)[{SPACE}]*(?:\([^)]*\))?[{SPACE}]*:[{SPACE}]*(.*)")
+_PARSERS = (_GOOGLE.parse, numpydoc.parse, rest.parse)
 
 
 class Described(NamedTuple):
-    """What a docstring says: of the function, and of each argument by name."""
+    """A function's description, and that of each parameter by name."""
 
     description: str
     arguments: dict[str, str]
 
 
 def describe(docstring: str | None) -> Described:
-    """Take `docstring` apart; sections other than the arguments' are for people and left out."""
-    description: list[str] = []
-    arguments: list[str] = []
-    current: list[str] | None = description
-    for line in inspect.cleandoc(docstring or "").splitlines():
-        if section := _SECTION.fullmatch(line):
-            current = arguments if section[1] in _ARGUMENTS else None
-        elif current is not None:
-            current.append(line)
-    return Described("\n".join(description).strip(), _entries(arguments))
+    """Split `docstring`, in the style that recognises most of it. Sections other than the parameters' are left out."""
+    text = inspect.cleandoc(docstring or "").strip()
+    best = max((_parsed(parser, text) for parser in _PARSERS), key=_recognised)
+    arguments = {
+        name.strip().lstrip("*"): " ".join((parameter.description or "").split())
+        for parameter in best.params
+        for name in parameter.arg_name.split(",")
+    }
+    description = (best.description or "").strip() if any(_recognised(best)) else text
+    return Described(description, {name: said for name, said in arguments.items() if said})
 
 
-def _entries(lines: list[str]) -> dict[str, str]:
-    found: dict[str, list[str]] = {}
-    name = ""
-    margin = min((_indent(line) for line in lines if line.strip()), default=0)
-    for line in lines:
-        entry = _ENTRY.fullmatch(line.strip()) if _indent(line) == margin else None
-        if entry:
-            name = entry[1]
-            found[name] = [entry[2]]
-        elif name and line.strip():
-            found[name].append(line.strip())
-    return {name: " ".join(parts).strip() for name, parts in found.items()}
+def _parsed(parser: Callable[[str], Docstring], text: str) -> Docstring:
+    """The docstring in one style; an empty one if it is invalid in that style."""
+    try:
+        return parser(text)
+    except ParseError:
+        return Docstring()
 
 
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
+def _recognised(docstring: Docstring) -> tuple[int, int]:
+    """How many parts a style recognised: entries of parameters, results and errors; and sections for people.
+
+    In Sphinx style every line that begins with a colon is a part, also a smiley, so only entries count.
+    """
+    entries = sum(type(each) is not DocstringMeta for each in docstring.meta)
+    return entries, 0 if docstring.style is DocstringStyle.REST else len(docstring.meta) - entries

@@ -211,8 +211,8 @@ def tool(
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function with type hints and a docstring: `@tool` or `@tool(effect="pure")`.
 
-    The docstring's text becomes the description, its `Args:` section (Google style) describes
-    the parameters, and a parameter annotated `ToolContext` is injected. `requires_approval` is True, or a
+    The docstring's text becomes the description, its entries for parameters (Google, NumPy or Sphinx
+    style) describe them, and a parameter annotated `ToolContext` is injected. `requires_approval` is True, or a
     function of the arguments that says so: such a call waits until a person has approved of it. Calls go through
     the circuit breaker `tool:NAME` if `breaker` gives a name.
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from perdure.channels.http.threads import _FEW, Threads
+from perdure.channels.http.threads import _USUAL, Threads
 
 MOST = 12
 
@@ -86,7 +86,7 @@ def test_further_threads_start_where_work_waits_and_end_with_it() -> None:
     answered, most, results = asyncio.run(main())
 
     assert answered == "answered"
-    assert most >= MOST - 1 - _FEW
+    assert most >= MOST - 1 - _USUAL
     assert all(results)
     assert extra() == []
 

@@ -32,9 +32,9 @@ from perdure.models.protocol import (
     Usage,
 )
 from perdure.models.providers import transport as connection
+from perdure.testing.suites.models import QUESTION, STATEMENT, ModelSuite, ask, new_call, turn
 from tests.bombs import gzip_bomb, peak
 from tests.models.server import Answer, Broken, Call, Drip, ProviderServer, Raw, Silence, Status, Step
-from tests.models.suite import QUESTION, STATEMENT, ModelSuite, ask, new_call, turn
 
 AT_ONCE_S = 5.0
 """Far less than any timeout that could end the call otherwise, far more than waking a thread takes."""
@@ -58,6 +58,13 @@ class ProviderSuite(ModelSuite):
     """The tests. Subclass it and give it the fixtures `server` and `model`."""
 
     # --- replies
+
+    def test_a_second_turn_may_reuse_the_call_ids_of_the_first(self, model: Model) -> None:
+        """A provider's call id is unique only within one reply, and is kept as the provider gave it."""
+        first = turn(model, QUESTION)
+        second = turn(model, *first, QUESTION)
+        assert first[1].tool_calls[0].id == second[5].tool_calls[0].id
+        assert "89" in second[-1].content
 
     def test_puts_calls_together_that_came_in_more_than_fifty_pieces(
         self, model: Model, server: ProviderServer

@@ -10,9 +10,9 @@ from perdure.clock import SystemClock
 from perdure.errors import ContextTooLong, InvalidResponse, PerdureError, ProviderError, RateLimited, SettingsError
 from perdure.models.protocol import Message, Role, ToolCall
 from perdure.models.providers.anthropic import AnthropicModel
+from perdure.testing.suites.models import QUESTION, SYSTEM, ask
 from tests.models.anthropic_server import AnthropicServer, events_of
 from tests.models.server import Answer, Broken, Call, Chunks, Status, Step
-from tests.models.suite import QUESTION, SYSTEM, ask
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The suite of `embedder_suite.py` over every embedder, the cache that stands before them, and resolution by name."""
+"""The suite of `perdure.testing` over every embedder, the cache that stands before them, and resolution by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from perdure.models.embedders.resolve import resolve
 from perdure.models.embedders.sentence_transformers import SentenceTransformersEmbedder
 from perdure.models.protocol import ModelCall
 from perdure.settings import Settings
-from tests.models.embedder_suite import EmbedderSuite
+from perdure.testing.suites.embedders import EmbedderSuite
 from tests.models.openai_server import OpenAIServer, embedding_of
 
 

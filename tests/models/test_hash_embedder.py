@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.models.embedders.hashing import HashEmbedder, words
-from tests.models.embedder_suite import cosine
+from perdure.testing.suites.embedders import cosine
 
 EMBEDDER = HashEmbedder(384)
 

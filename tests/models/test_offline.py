@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from perdure.models.offline import OfflineModel
 from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, ToolSchema
+from perdure.testing.suites.models import new_call
 from perdure.tools.builtin import calculator, clock
-from tests.models.suite import new_call
 
 TOOLS = (calculator.schema(), clock.schema())
 SYSTEM = "You are a helpful assistant."

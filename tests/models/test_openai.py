@@ -15,8 +15,8 @@ from perdure.errors import (
 )
 from perdure.models.protocol import Message, Role, ToolCall
 from perdure.models.providers.openai import OpenAIModel
+from perdure.testing.suites.models import QUESTION, ask
 from tests.models.openai_server import Chunks, OpenAIServer, Status, Step, chunk
-from tests.models.suite import QUESTION, ask
 
 
 @pytest.mark.parametrize(

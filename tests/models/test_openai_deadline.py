@@ -17,8 +17,8 @@ from perdure.errors import DeadlineExceeded
 from perdure.models.protocol import CallAborted, ModelReply
 from perdure.models.providers import transport as connection
 from perdure.models.providers.openai import OpenAIModel
+from perdure.testing.suites.models import QUESTION, ask, new_call
 from tests.models.openai_server import OpenAIServer, Silence
-from tests.models.suite import QUESTION, ask, new_call
 
 AT_ONCE_S = 2.0
 """Far less than any timeout that could end the call otherwise, far more than waking a thread takes."""

@@ -14,9 +14,9 @@ from perdure.clock import SystemClock
 from perdure.errors import DeadlineExceeded, InvalidResponse, PerdureError, ProviderError, RateLimited
 from perdure.models.embedders.openai import BATCH, MAX_BYTES, OpenAIEmbedder
 from perdure.models.protocol import CallAborted
+from perdure.testing.suites.models import new_call
 from tests.bombs import gzip_bomb, peak
 from tests.models.openai_server import Drip, OpenAIServer, Raw, Silence, Status, Step
-from tests.models.suite import new_call
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The behavioural suites of `suite.py` and `provider_suite.py` over every model."""
+"""The suites of `perdure.testing` and `provider_suite.py` over every model."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ from perdure.clock import SystemClock
 from perdure.models.protocol import Model
 from perdure.models.resolve import resolve
 from perdure.settings import Settings
+from perdure.testing.suites.models import QUESTION, ModelSuite, turn
 from tests.models.anthropic_server import AnthropicServer
 from tests.models.openai_server import OpenAIServer
 from tests.models.provider_suite import ProviderSuite
-from tests.models.suite import ModelSuite
 
 
 class TestOffline(ModelSuite):
     @pytest.fixture
     def model(self) -> Model:
         return resolve("offline", Settings(), SystemClock())
+
+    def test_a_second_turn_may_reuse_the_call_ids_of_the_first(self, model: Model) -> None:
+        """The model numbers the calls of each reply."""
+        first = turn(model, QUESTION)
+        assert turn(model, *first, QUESTION)[5].tool_calls[0].id == first[1].tool_calls[0].id
 
 
 class TestOpenAI(ProviderSuite):

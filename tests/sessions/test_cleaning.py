@@ -19,9 +19,9 @@ from perdure.snapshots.file import FileSnapshots
 from perdure.snapshots.store import SnapshotStore
 from perdure.tasks.process import Process
 from perdure.tasks.sessions import ender
+from perdure.testing.suites.snapshots import snapshot_of
 from perdure.turns.run.runner import Runner
 from tests.memory.conftest import Remembered, away, client, redis_memory, remembered
-from tests.snapshots.worlds import snapshot_of
 from tests.turns.stage import Stage
 
 __all__ = ["away", "client", "redis_memory", "remembered"]

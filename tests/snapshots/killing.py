@@ -25,7 +25,8 @@ from typing import Any
 from uuid import UUID
 
 from perdure.snapshots.store import SnapshotStore, SnapshotUnavailable, StaleSnapshot, Stored
-from tests.snapshots.worlds import FileWorld, PostgresWorld, RedisWorld, SqliteWorld, snapshot_of
+from perdure.testing.suites.snapshots import snapshot_of
+from tests.snapshots.worlds import FileWorld, PostgresWorld, RedisWorld, SqliteWorld
 
 _OUTSIDE = ("posix", "io", "_io", "sqlite3", "socket", "_socket", "psycopg2")
 """Modules whose functions, and whose types' methods, can change something outside of the process."""
@@ -114,7 +115,7 @@ def killed_at(point: int, kind: str, address: str, session: UUID) -> str:
     found = store.load(session)
     store.save(snapshot_of(session, 3, {"v": "three"}), 3)
     after = store.load(session)
-    kept = world_of(kind, address).kept(session)
+    kept = world_of(kind, address).set_aside(session)
     begin(store, session)
     store.close()
     assert after == Stored(snapshot_of(session, 3, {"v": "three"}), 3), after

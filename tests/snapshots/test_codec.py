@@ -16,8 +16,7 @@ from perdure.errors import InvalidRequest, TooLarge
 from perdure.snapshots.codec import checked_events, checked_variables, dump, events_of, parse
 from perdure.snapshots.snapshot import MAX_VARIABLES_BYTES, Event, Status
 from perdure.snapshots.store import Version, restored
-from tests.snapshots.suite import EVENTS, VARIABLES
-from tests.snapshots.worlds import snapshot_of
+from perdure.testing.suites.snapshots import EVENTS, VARIABLES, snapshot_of
 
 AGENT = UUID("018cd1a2-7c00-7000-8000-000000000001")
 DOCUMENT: dict[str, Any] = json.loads(dump(snapshot_of(AGENT, 42)))

@@ -15,9 +15,9 @@ from uuid import UUID
 import pytest
 
 from perdure.snapshots.store import Stored
+from perdure.testing.suites.snapshots import snapshot_of
 from tests.repository.source import ROOT
 from tests.snapshots.killing import BIG, world_of
-from tests.snapshots.worlds import snapshot_of
 
 KINDS = ["file", "sqlite", "redis", "postgres"]
 _DEADLINE_S = 100

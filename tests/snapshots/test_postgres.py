@@ -20,7 +20,8 @@ from perdure.snapshots.forgetting import forget
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.snapshots.snapshot import HISTORY_TURNS, Event, Status
 from perdure.snapshots.store import SnapshotStore, SnapshotUnavailable, StaleSnapshot, Stored, Version
-from tests.snapshots.worlds import MemorySnapshots, PostgresWorld, snapshot_of
+from perdure.testing.suites.snapshots import snapshot_of
+from tests.snapshots.worlds import MemorySnapshots, PostgresWorld
 
 # A step as the engine's are: fenced by the token, then what it writes.
 STEP = Statement(

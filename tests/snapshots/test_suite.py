@@ -1,4 +1,4 @@
-"""The behavioural suite of `suite.py` over every store."""
+"""The suite of `perdure.testing` over every store."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from perdure.database.engine import Database
 from perdure.settings import Settings
 from perdure.snapshots.resolve import resolve
 from perdure.snapshots.store import SnapshotStore
-from tests.snapshots.suite import SnapshotSuite
+from perdure.testing.suites.snapshots import SnapshotSuite
 from tests.snapshots.worlds import FileWorld, MemorySnapshots, PostgresWorld, RedisWorld, SqliteWorld
 
 
 class TestFile(SnapshotSuite):
     @pytest.fixture
-    def world(self, file_world: FileWorld) -> FileWorld:
+    def harness(self, file_world: FileWorld) -> FileWorld:
         return file_world
 
 
 class TestSqlite(SnapshotSuite):
     @pytest.fixture
-    def world(self, sqlite_world: SqliteWorld) -> SqliteWorld:
+    def harness(self, sqlite_world: SqliteWorld) -> SqliteWorld:
         return sqlite_world
 
 
 class TestRedis(SnapshotSuite):
     @pytest.fixture
-    def world(self, redis_world: RedisWorld) -> RedisWorld:
+    def harness(self, redis_world: RedisWorld) -> RedisWorld:
         return redis_world
 
 
 class TestPostgres(SnapshotSuite):
     @pytest.fixture
-    def world(self, postgres_world: PostgresWorld) -> PostgresWorld:
+    def harness(self, postgres_world: PostgresWorld) -> PostgresWorld:
         return postgres_world
 
 
@@ -51,17 +51,17 @@ class ThirdPartyWorld:
     def session(self) -> UUID:
         return uuid4()
 
-    def spoil(self, agent_id: UUID) -> None:
+    def damage(self, agent_id: UUID) -> None:
         snapshots = MemorySnapshots.places[self.url]["snapshots"]
         version, data = snapshots[agent_id]
         snapshots[agent_id] = (version, data[:100])
 
-    def kept(self, agent_id: UUID) -> bytes | None:
+    def set_aside(self, agent_id: UUID) -> bytes | None:
         found = MemorySnapshots.places[self.url]["set aside"].get(agent_id)
         return found[1] if found else None
 
 
 class TestThirdParty(SnapshotSuite):
     @pytest.fixture
-    def world(self, installed: None, database: Database) -> ThirdPartyWorld:
+    def harness(self, installed: None, database: Database) -> ThirdPartyWorld:
         return ThirdPartyWorld(database)

@@ -23,7 +23,7 @@ from perdure.snapshots.file import FileSnapshots
 from perdure.snapshots.redis import RedisSnapshots
 from perdure.snapshots.sqlite import SqliteSnapshots
 from perdure.snapshots.store import SnapshotStore, SnapshotUnavailable, Stored, Version
-from tests.snapshots.worlds import snapshot_of
+from perdure.testing.suites.snapshots import snapshot_of
 
 BIG = {"v": "x" * 60_000}
 WITHIN_S = 10.0

@@ -1,8 +1,4 @@
-"""Each store with its surroundings, alike for the suite: opened, spoilt, looked into.
-
-`MemorySnapshots` is a third party's store, found by its entry point; a store of somebody
-else's is to pass the same suite, so it stands here as a model of one.
-"""
+"""A `StoreHarness` for each store, and `MemorySnapshots`, a third party's store that its entry point names."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from operator import is_
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
 import redis
@@ -22,13 +18,12 @@ from sqlalchemy import text
 from perdure.database.engine import Database
 from perdure.embedded.redis import client_url
 from perdure.errors import InvalidRequest
-from perdure.models.protocol import Message, Role, ToolCall
 from perdure.settings import Settings
 from perdure.snapshots.codec import dump
 from perdure.snapshots.file import FileSnapshots
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.snapshots.redis import RedisSnapshots
-from perdure.snapshots.snapshot import AgentSnapshot, Event, Memory, Status
+from perdure.snapshots.snapshot import AgentSnapshot
 from perdure.snapshots.sqlite import SqliteSnapshots
 from perdure.snapshots.store import (
     SnapshotStore,
@@ -39,44 +34,7 @@ from perdure.snapshots.store import (
     restored,
     version_of,
 )
-
-HISTORY = (
-    Message(Role.USER, "Où en est le rapport ?"),
-    Message(Role.ASSISTANT, "", (ToolCall("call_1", "read", '{"path": "/tmp/report.txt"}'),)),
-    Message(Role.TOOL, "42 lines", tool_call_id="call_1"),
-    Message(Role.ASSISTANT, "It has 42 lines. 📄"),
-)
-VARIABLES = {"current_file_path": "/tmp/report.txt", "retry_count": 0}  # noqa: S108 (a value, no file)
-EVENTS = (Event("mcp", "task", {"id": 7}), Event("timer", "tick", None))
-SAVED_AT = 1_706_582_400_123
-
-
-def snapshot_of(
-    agent_id: UUID, tick: int = 1, variables: Any = None, events: tuple[Event, ...] = EVENTS
-) -> AgentSnapshot:
-    """A snapshot with the history that every session of a world has."""
-    memory = Memory(HISTORY, VARIABLES if variables is None else variables)
-    return AgentSnapshot(agent_id, tick, SAVED_AT, Status.WAITING_FOR_EVENT, memory, events)
-
-
-class World(Protocol):
-    """A store and what surrounds it."""
-
-    def open(self) -> SnapshotStore:
-        """The store, as another process would make it."""
-        ...
-
-    def session(self) -> UUID:
-        """A session that has said `HISTORY` and has no snapshot."""
-        ...
-
-    def spoil(self, agent_id: UUID) -> None:
-        """Damage what is stored of the agent, as a bad disk or a stray hand would."""
-        ...
-
-    def kept(self, agent_id: UUID) -> bytes | None:
-        """What was set aside of the agent."""
-        ...
+from perdure.testing.suites.snapshots import HISTORY
 
 
 class FileWorld:
@@ -91,11 +49,11 @@ class FileWorld:
     def session(self) -> UUID:
         return uuid4()
 
-    def spoil(self, agent_id: UUID) -> None:
+    def damage(self, agent_id: UUID) -> None:
         (path,) = (self.directory / str(agent_id)).glob("*.json")
         path.write_bytes(path.read_bytes()[:-20])
 
-    def kept(self, agent_id: UUID) -> bytes | None:
+    def set_aside(self, agent_id: UUID) -> bytes | None:
         found = list((self.directory / str(agent_id)).glob("*.set-aside"))
         return found[0].read_bytes() if found else None
 
@@ -112,10 +70,10 @@ class SqliteWorld:
     def session(self) -> UUID:
         return uuid4()
 
-    def spoil(self, agent_id: UUID) -> None:
+    def damage(self, agent_id: UUID) -> None:
         self._run("UPDATE snapshots SET snapshot = substr(snapshot, 1, 50) WHERE agent_id = ?", agent_id)
 
-    def kept(self, agent_id: UUID) -> bytes | None:
+    def set_aside(self, agent_id: UUID) -> bytes | None:
         row = self._run("SELECT CAST(snapshot AS BLOB) FROM set_aside WHERE agent_id = ?", agent_id)
         return row[0] if row else None
 
@@ -139,11 +97,11 @@ class RedisWorld:
     def session(self) -> UUID:
         return uuid4()
 
-    def spoil(self, agent_id: UUID) -> None:
+    def damage(self, agent_id: UUID) -> None:
         with redis.Redis.from_url(client_url(self.url)) as client:
             client.hset(f"perdure:snapshot:{{{agent_id}}}", "snapshot", b'{"schema_version": 1, "agent')
 
-    def kept(self, agent_id: UUID) -> bytes | None:
+    def set_aside(self, agent_id: UUID) -> bytes | None:
         with redis.Redis.from_url(client_url(self.url)) as client:
             kept: Any = client.hget(f"perdure:snapshot:{{{agent_id}}}:set-aside", "snapshot")
             return kept if isinstance(kept, bytes) else None
@@ -197,10 +155,10 @@ class PostgresWorld:
             )
         return session_id
 
-    def spoil(self, agent_id: UUID) -> None:
+    def damage(self, agent_id: UUID) -> None:
         self._run("UPDATE snapshots SET variables = '[\"cut\"]' WHERE session_id = :session", {"session": agent_id})
 
-    def kept(self, agent_id: UUID) -> bytes | None:
+    def set_aside(self, agent_id: UUID) -> bytes | None:
         rows = self._run(
             "SELECT variables::text FROM snapshots WHERE session_id = :session AND set_aside", {"session": agent_id}
         )

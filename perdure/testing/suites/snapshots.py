@@ -1,4 +1,8 @@
-"""What every store of snapshots must do. `test_suite.py` runs it over each of them."""
+"""What every snapshot store must do.
+
+A store under test comes with a `StoreHarness`, which opens it a second time, as another process would, and damages what
+it stored.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,21 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-from uuid import uuid4
+from typing import Any, Protocol
+from uuid import UUID, uuid4
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perdure.errors import InvalidRequest, TooLarge
+from perdure.models.protocol import Message, Role, ToolCall
 from perdure.snapshots.codec import checked_variables, dump, parse
 from perdure.snapshots.pending import MESSAGE
-from perdure.snapshots.snapshot import MAX_VARIABLES_BYTES, Event
+from perdure.snapshots.snapshot import MAX_VARIABLES_BYTES, AgentSnapshot, Event, Memory, Status
 from perdure.snapshots.store import SnapshotStore, StaleSnapshot, Stored, Version
-from tests.snapshots.worlds import World, snapshot_of
 
-PAYLOAD = {"user_id": "ana", "text": "où ? 📄", "reply_to": {"url": "https://a"}, "metadata": {"a": [1.5]}}
+_PAYLOAD = {"user_id": "ana", "text": "où ? 📄", "reply_to": {"url": "https://a"}, "metadata": {"a": [1.5]}}
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=30)
 _SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | _TEXT
@@ -31,57 +35,97 @@ VERSIONS = st.builds(
     Version, st.integers(0, 2**53 - 1) | st.integers(0, 3), st.integers(0, 2**53 - 1) | st.integers(0, 3)
 )
 
-# The same store for all examples: each has a session of its own. And an example that fails in one
-# store's class is as good a first try in another's.
+# All examples share one store, each with its own session, and all subclasses share one database of failed examples.
 over_one_store = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors], max_examples=20
 )
 
 
+HISTORY = (
+    Message(Role.USER, "Où en est le rapport ?"),
+    Message(Role.ASSISTANT, "", (ToolCall("call_1", "read", '{"path": "/tmp/report.txt"}'),)),
+    Message(Role.TOOL, "42 lines", tool_call_id="call_1"),
+    Message(Role.ASSISTANT, "It has 42 lines. 📄"),
+)
+"""The messages of every session under test."""
+
+_VARIABLES = {"current_file_path": "/tmp/report.txt", "retry_count": 0}  # noqa: S108 (a value, no file)
+_EVENTS = (Event("mcp", "task", {"id": 7}), Event("timer", "tick", None))
+_SAVED_AT = 1_706_582_400_123
+
+
+def snapshot_of(
+    agent_id: UUID, tick: int = 1, variables: Any = None, events: tuple[Event, ...] = _EVENTS
+) -> AgentSnapshot:
+    """A snapshot of a session that holds `HISTORY`."""
+    memory = Memory(HISTORY, _VARIABLES if variables is None else variables)
+    return AgentSnapshot(agent_id, tick, _SAVED_AT, Status.WAITING_FOR_EVENT, memory, events)
+
+
+class StoreHarness(Protocol):
+    """A store under test, and what the tests do to its storage from outside."""
+
+    def open(self) -> SnapshotStore:
+        """Open the store, as another process would; all that it opens share one storage."""
+        ...
+
+    def session(self) -> UUID:
+        """The id of a session that holds `HISTORY` and has no snapshot: `uuid4()` unless the store keeps sessions."""
+        ...
+
+    def damage(self, agent_id: UUID) -> None:
+        """Make the stored snapshot unreadable, as a failing disk would."""
+        ...
+
+    def set_aside(self, agent_id: UUID) -> bytes | None:
+        """What the store set aside of the agent, for the operator to read."""
+        ...
+
+
 class SnapshotSuite:
-    """The tests. Subclass it and give it a fixture `world`."""
+    """The tests. Subclass it and define a fixture `harness`."""
 
     @pytest.fixture
-    def store(self, world: World) -> Any:
-        """The world's store, open."""
-        made = world.open()
+    def store(self, harness: StoreHarness) -> Any:
+        """The store under test, open."""
+        made = harness.open()
         yield made
         made.close()
 
-    def test_an_unknown_agent_has_no_snapshot(self, world: World, store: SnapshotStore) -> None:
-        """A session begins blank; that is no error."""
-        assert store.load(world.session()) is None
+    def test_an_unknown_agent_has_no_snapshot(self, harness: StoreHarness, store: SnapshotStore) -> None:
+        """A new session has no snapshot; `load` returns `None` and raises nothing."""
+        assert store.load(harness.session()) is None
         assert store.load(uuid4()) is None
 
     @over_one_store
     @given(variables=VARIABLES, events=EVENTS, version=VERSIONS)
     def test_what_is_saved_is_what_is_loaded(
-        self, world: World, store: SnapshotStore, variables: Any, events: Any, version: Version
+        self, harness: StoreHarness, store: SnapshotStore, variables: Any, events: Any, version: Version
     ) -> None:
-        """Compared as text: a float that came back as an integer would be equal and yet another value."""
-        saved = snapshot_of(world.session(), version.tick, variables, events)
+        """Compared as text: 1.0 that returns as 1 is equal in Python, but is another JSON value."""
+        saved = snapshot_of(harness.session(), version.tick, variables, events)
         store.save(saved, version.token)
         loaded = store.load(saved.agent_id)
         assert loaded is not None
         assert (dump(loaded.snapshot), loaded.token) == (dump(saved), version.token)
         assert loaded.snapshot == saved
 
-    def test_another_process_finds_it(self, world: World, store: SnapshotStore) -> None:
-        """A snapshot is there for the process that comes after."""
-        saved = snapshot_of(world.session())
+    def test_another_process_finds_it(self, harness: StoreHarness, store: SnapshotStore) -> None:
+        """A snapshot outlives the process that saved it."""
+        saved = snapshot_of(harness.session())
         store.save(saved, 1)
         store.close()
-        successor = world.open()
+        successor = harness.open()
         assert successor.load(saved.agent_id) == Stored(saved, 1)
         successor.close()
 
     @over_one_store
     @given(versions=st.lists(VERSIONS, min_size=2, max_size=6))
     def test_the_highest_version_wins_whatever_the_order(
-        self, world: World, store: SnapshotStore, versions: list[Version]
+        self, harness: StoreHarness, store: SnapshotStore, versions: list[Version]
     ) -> None:
-        """A stale runner may come late; what it brings is refused, and both versions are named."""
-        agent_id = world.session()
+        """A stale runner's snapshot is refused, and the error names both versions."""
+        agent_id = harness.session()
         highest, latest = versions[0], snapshot_of(agent_id, versions[0].tick, {"number": 0})
         store.save(latest, highest.token)
         for number, version in enumerate(versions[1:], start=1):
@@ -97,10 +141,10 @@ class SnapshotSuite:
                 highest, latest = version, snapshot
             assert store.load(agent_id) == Stored(latest, highest.token)
 
-    def test_pending_messages_are_those_of_the_last_save(self, world: World, store: SnapshotStore) -> None:
-        """They come back in their order, with all that accepting them takes; the next save replaces them."""
-        agent_id = world.session()
-        waiting = tuple(Event("http", MESSAGE, {**PAYLOAD, "message_id": f"m{number}"}) for number in range(150))
+    def test_pending_messages_are_those_of_the_last_save(self, harness: StoreHarness, store: SnapshotStore) -> None:
+        """They are loaded in their order with every field; the next save replaces them."""
+        agent_id = harness.session()
+        waiting = tuple(Event("http", MESSAGE, {**_PAYLOAD, "message_id": f"m{number}"}) for number in range(150))
         store.save(snapshot_of(agent_id, 1, {}, waiting), 1)
         loaded = store.load(agent_id)
         assert loaded is not None
@@ -110,18 +154,18 @@ class SnapshotSuite:
         store.save(snapshot_of(agent_id, 2, {}, waiting[149:]), 1)
         assert store.load(agent_id) == Stored(snapshot_of(agent_id, 2, {}, waiting[149:]), 1)
 
-    def test_agents_do_not_meet(self, world: World, store: SnapshotStore) -> None:
-        """One session's snapshot says nothing of another's."""
-        one, other = world.session(), world.session()
+    def test_agents_do_not_meet(self, harness: StoreHarness, store: SnapshotStore) -> None:
+        """Sessions are independent."""
+        one, other = harness.session(), harness.session()
         store.save(snapshot_of(one, 5), 9)
         store.save(snapshot_of(other, 1, {"mine": True}), 1)
         store.delete(one)
         assert store.load(one) is None
         assert store.load(other) == Stored(snapshot_of(other, 1, {"mine": True}), 1)
 
-    def test_what_is_deleted_is_gone_and_can_be_saved_anew(self, world: World, store: SnapshotStore) -> None:
-        """An ended session leaves nothing; deleting twice, as a crash would have it, is no error."""
-        agent_id = world.session()
+    def test_what_is_deleted_is_gone_and_can_be_saved_anew(self, harness: StoreHarness, store: SnapshotStore) -> None:
+        """An ended session leaves nothing. A deletion may run twice after a crash, so the second one is no error."""
+        agent_id = harness.session()
         store.delete(agent_id)
         store.save(snapshot_of(agent_id, 7), 7)
         store.delete(agent_id)
@@ -141,18 +185,20 @@ class SnapshotSuite:
         ],
     )
     def test_what_cannot_be_stored_is_refused_and_changes_nothing(
-        self, world: World, store: SnapshotStore, variables: Any, reason: str
+        self, harness: StoreHarness, store: SnapshotStore, variables: Any, reason: str
     ) -> None:
-        """A tool that sets nonsense must hear of it, whatever the store; what was there stays."""
-        agent_id = world.session()
+        """Every store refuses invalid variables, so that the tool gets an error; the stored snapshot is unchanged."""
+        agent_id = harness.session()
         store.save(snapshot_of(agent_id, 1), 1)
         with pytest.raises(InvalidRequest, match=reason):
             store.save(snapshot_of(agent_id, 2, variables), 1)
         assert store.load(agent_id) == Stored(snapshot_of(agent_id, 1), 1)
 
-    def test_variables_have_room_up_to_their_limit_and_no_byte_more(self, world: World, store: SnapshotStore) -> None:
-        """They are written with each change: their size is bounded, in bytes, and the refusal says the limit."""
-        agent_id = world.session()
+    def test_variables_have_room_up_to_their_limit_and_no_byte_more(
+        self, harness: StoreHarness, store: SnapshotStore
+    ) -> None:
+        """They are written at each change, so their size in bytes is bounded; the error states the limit."""
+        agent_id = harness.session()
         frame = len(b'{"v":""}')
         full = {"v": "é" * ((MAX_VARIABLES_BYTES - frame) // 2)}
         store.save(snapshot_of(agent_id, 1, full), 1)
@@ -162,45 +208,45 @@ class SnapshotSuite:
 
     @pytest.mark.parametrize("token", [-1, 2**53])
     def test_a_token_that_no_reader_holds_exactly_is_refused(
-        self, world: World, store: SnapshotStore, token: int
+        self, harness: StoreHarness, store: SnapshotStore, token: int
     ) -> None:
-        """Lua's and JavaScript's numbers end there, and order by rounded numbers is no order."""
+        """Lua and JavaScript round larger integers, and rounded versions cannot be ordered."""
         with pytest.raises(InvalidRequest, match="token"):
-            store.save(snapshot_of(world.session()), token)
+            store.save(snapshot_of(harness.session()), token)
 
     def test_a_damaged_snapshot_is_set_aside_and_reported(
-        self, world: World, store: SnapshotStore, caplog: pytest.LogCaptureFixture
+        self, harness: StoreHarness, store: SnapshotStore, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """It must not wedge the session, nor vanish before an operator could look at it."""
-        agent_id = world.session()
+        """It must not block the session, and an operator must be able to read it."""
+        agent_id = harness.session()
         store.save(snapshot_of(agent_id, 4), 4)
-        world.spoil(agent_id)
-        assert world.kept(agent_id) is None
+        harness.damage(agent_id)
+        assert harness.set_aside(agent_id) is None
         with caplog.at_level(logging.ERROR):
             assert store.load(agent_id) is None
         assert str(agent_id) in caplog.text
-        assert world.kept(agent_id)
+        assert harness.set_aside(agent_id)
         store.save(snapshot_of(agent_id, 1), 1)
         assert store.load(agent_id) == Stored(snapshot_of(agent_id, 1), 1)
-        assert world.kept(agent_id)
+        assert harness.set_aside(agent_id)
 
-    def test_a_damaged_snapshot_can_be_replaced_unread(self, world: World, store: SnapshotStore) -> None:
-        """A runner that holds the state in memory need not load before it saves."""
-        agent_id = world.session()
+    def test_a_damaged_snapshot_can_be_replaced_unread(self, harness: StoreHarness, store: SnapshotStore) -> None:
+        """A runner that holds the state in memory saves without loading first."""
+        agent_id = harness.session()
         store.save(snapshot_of(agent_id, 4), 4)
-        world.spoil(agent_id)
+        harness.damage(agent_id)
         store.save(snapshot_of(agent_id, 5), 4)
         assert store.load(agent_id) == Stored(snapshot_of(agent_id, 5), 4)
 
     @pytest.mark.parametrize("tick", [4, 5])
     def test_a_good_snapshot_is_not_set_aside_for_the_damaged_one_it_replaced(
-        self, world: World, store: SnapshotStore, tick: int, monkeypatch: pytest.MonkeyPatch
+        self, harness: StoreHarness, store: SnapshotStore, tick: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A runner may save between the reading and the moving away: what is moved must be what was read."""
-        agent_id = world.session()
+        """A runner may save between the read and the move: only the snapshot that was read is moved."""
+        agent_id = harness.session()
         store.save(snapshot_of(agent_id, 4), 4)
-        world.spoil(agent_id)
-        runner = world.open()
+        harness.damage(agent_id)
+        runner = harness.open()
         saving = threading.Lock()
 
         def beside(read: Callable[..., Any]) -> Callable[..., Any]:
@@ -221,10 +267,10 @@ class SnapshotSuite:
         runner.close()
 
     def test_the_engine_sets_aside_what_is_not_of_the_committed_step(
-        self, world: World, store: SnapshotStore, caplog: pytest.LogCaptureFixture
+        self, harness: StoreHarness, store: SnapshotStore, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """A database restored from a backup is older than its snapshots, whose versions would refuse all others."""
-        agent_id = world.session()
+        """A database restored from a backup is older than its snapshots, whose versions would refuse every new one."""
+        agent_id = harness.session()
         store.save(snapshot_of(agent_id, 9), 9)
         store.set_aside(agent_id, Version(9, 8), "older than what is stored")
         assert store.load(agent_id) == Stored(snapshot_of(agent_id, 9), 9)
@@ -232,27 +278,27 @@ class SnapshotSuite:
             store.set_aside(agent_id, Version(9, 9), "the session is at tick 3")
         assert "the session is at tick 3" in caplog.text
         assert store.load(agent_id) is None
-        assert world.kept(agent_id)
+        assert harness.set_aside(agent_id)
         store.save(snapshot_of(agent_id, 3, {}), 3)
         store.set_aside(agent_id, Version(3, 2), "older than what is stored")
         assert store.load(agent_id) == Stored(snapshot_of(agent_id, 3, {}), 3)
-        assert b"report" in (world.kept(agent_id) or b"")
+        assert b"report" in (harness.set_aside(agent_id) or b"")
         store.set_aside(agent_id, Version(9, 9), "again")
-        assert world.kept(agent_id)
+        assert harness.set_aside(agent_id)
         assert store.load(agent_id) is None
         store.delete(agent_id)
-        assert world.kept(agent_id) is None
+        assert harness.set_aside(agent_id) is None
 
-    def test_setting_aside_nothing_is_no_error(self, world: World, store: SnapshotStore) -> None:
-        """Somebody else may have done it already."""
-        agent_id = world.session()
+    def test_setting_aside_nothing_is_no_error(self, harness: StoreHarness, store: SnapshotStore) -> None:
+        """Another process may have set it aside already."""
+        agent_id = harness.session()
         store.set_aside(agent_id, Version(9, 9), "gone")
-        assert world.kept(agent_id) is None
+        assert harness.set_aside(agent_id) is None
 
-    def test_two_runners_race_and_the_newer_one_prevails(self, world: World, store: SnapshotStore) -> None:
-        """The stale one, paused and gone on, saves beside its successor; no reader ever sees time go back."""
-        agent_id = world.session()
-        other = world.open()
+    def test_two_runners_race_and_the_newer_one_prevails(self, harness: StoreHarness, store: SnapshotStore) -> None:
+        """A stale runner saves concurrently with its successor; the versions that a reader sees never decrease."""
+        agent_id = harness.session()
+        other = harness.open()
         begin, done = threading.Barrier(3, timeout=30), threading.Event()
 
         def run(through: SnapshotStore, token: int) -> int:
@@ -292,9 +338,9 @@ class SnapshotSuite:
             store.save(snapshot_of(agent_id, 31), 1)
         assert 0 <= stale <= 30
 
-    def test_many_threads_share_one_store(self, world: World, store: SnapshotStore) -> None:
+    def test_many_threads_share_one_store(self, harness: StoreHarness, store: SnapshotStore) -> None:
         """A worker runs many turns in one process, each with a session of its own."""
-        sessions = [world.session() for _ in range(8)]
+        sessions = [harness.session() for _ in range(8)]
 
         def work(agent_id: Any) -> Stored | None:
             for tick in range(1, 6):
@@ -305,9 +351,9 @@ class SnapshotSuite:
             found = list(pool.map(work, sessions))
         assert found == [Stored(snapshot_of(agent_id, 5), 1) for agent_id in sessions]
 
-    def test_a_store_that_was_closed_opens_again(self, world: World, store: SnapshotStore) -> None:
-        """A turn that outlives the closing of its process's stores must still be able to save."""
-        saved = snapshot_of(world.session())
+    def test_a_store_that_was_closed_opens_again(self, harness: StoreHarness, store: SnapshotStore) -> None:
+        """A turn may still save after its process has closed its stores."""
+        saved = snapshot_of(harness.session())
         store.close()
         store.save(saved, 1)
         assert store.load(saved.agent_id) == Stored(saved, 1)

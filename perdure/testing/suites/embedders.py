@@ -1,4 +1,4 @@
-"""What every embedder must do, whoever provides it. `test_embedders.py` runs it over each of them."""
+"""What every embedder must do."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import pytest
 from perdure.errors import DeadlineExceeded
 from perdure.models.embedders.protocol import Embedder, Vector
 from perdure.models.protocol import CallAborted
-from tests.models.suite import new_call
+from perdure.testing.suites.models import new_call
 
 TEXTS = ["My name is Ana and I live in Lyon.", "저는 커피를 좋아합니다", "", " \n", "?!", "a\ud83d\x00b", "x" * 50_000]
 
 
 def cosine(one: Vector, other: Vector) -> float:
-    """Of the angle between two vectors of length 1."""
+    """The cosine of the angle between two vectors of length 1."""
     return sum(a * b for a, b in zip(one, other, strict=True))
 
 
 class EmbedderSuite:
-    """The tests. Subclass it and give it a fixture `embedder`."""
+    """The tests. Subclass it and define a fixture `embedder`."""
 
     def test_gives_each_text_a_vector_of_length_1(self, embedder: Embedder) -> None:
-        """Whatever is said is remembered, and a vector of zeros has no cosine with anything."""
+        """Every message is embedded, whatever its text, and a vector of zeros has no direction."""
         vectors = embedder.embed(TEXTS)
         assert len(vectors) == len(TEXTS)
         assert {len(each) for each in vectors} == {embedder.dimensions}
         assert all(math.isclose(math.hypot(*each), 1.0, abs_tol=1e-5) for each in vectors)
 
     def test_gives_the_same_text_the_same_vector_wherever_it_stands(self, embedder: Embedder) -> None:
-        """A vector made alone is compared with one that was made among hundreds."""
+        """A query's vector, made alone, is compared with vectors made in batches."""
         many = embedder.embed([f"text {number}" for number in range(70)])
         assert embedder.embed(["text 66"]) == [many[66]]
         assert embedder.embed(["text 3", "text 3", "text 66"]) == [many[3], many[3], many[66]]

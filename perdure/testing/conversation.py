@@ -1,0 +1,290 @@
+"""Turns of an agent in a test: the engine's step loop (`perdure.turns.run.react.Turn`) on a store in memory.
+
+What the engine's runner does around a turn is done here in its simplest form: the turn is never claimed by a second
+process, a settled turn is appended to the store, and an error that is no `PerdureError` reaches the test.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, assert_never
+from uuid import UUID, uuid4
+
+from perdure.access.tenants import user_key
+from perdure.agents import Agent, Agents
+from perdure.clock import MovedClock
+from perdure.database.fencing import Fence
+from perdure.errors import PerdureError, reworded
+from perdure.ids import new_id
+from perdure.models.protocol import Message, Model, Role, ToolCall, Usage
+from perdure.resilience.registry import Breakers
+from perdure.runtime import Runtime
+from perdure.settings import Settings
+from perdure.snapshots.postgres import PostgresSnapshots
+from perdure.testing.scripted import Scripted
+from perdure.testing.store import MemoryStore
+from perdure.text.untrusted import load_object, storable
+from perdure.tools.variables import VariableSet
+from perdure.turns.calls import approvals
+from perdure.turns.lease.claim import Claimed, TurnRef
+from perdure.turns.lease.hold import Hold
+from perdure.turns.lease.parking import Delayed
+from perdure.turns.run.react import Parked, Stop, Turn, Waiting
+from perdure.turns.run.settle import Cancelled, Ending, Failed, Replied, conclude
+from perdure.turns.run.transcript import Entry, Transcript
+
+log = logging.getLogger(__name__)
+
+Approve = bool | Callable[[ToolCall], bool]
+"""What a person decides about calls that need approval: the same for all, or by the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call of a turn, as the engine recorded it.
+
+    `arguments` are what the model wrote: by name, or the text itself if it is not a JSON object. `status` is `done`,
+    `failed`, `denied`, `unknown`, or `asked` and `approved` while a person decides. `result` is the text that the model
+    read; `None` while the call waits. `effect_id` is `None` for a call that was refused before it could run.
+    """
+
+    tool: str
+    arguments: Mapping[str, Any] | str
+    status: str
+    result: str | None
+    effect_id: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a turn ended.
+
+    `status` is `done`, `failed`, `waiting_approval` (a call needs a decision and `approve` is `None`) or `parked` (no
+    model answers and the agent has `on_unavailable="park"`). `reply` is what the user reads, also of a failed turn.
+    `transcript` holds the messages of this turn.
+    """
+
+    status: str
+    reply: str | None
+    calls: tuple[Call, ...]
+    transcript: tuple[Message, ...]
+    steps: int
+    usage: Usage
+    working_variables: Mapping[str, Any]
+    error: PerdureError | None = None
+
+    @property
+    def error_code(self) -> str | None:
+        """The code of the error of a failed or parked turn."""
+        return None if self.error is None else self.error.code
+
+
+def ask(agent: Agent, text: str, *, model: Model, **options: Any) -> Answer:
+    """Run one turn of `agent`; `options` are those of `Conversation`.
+
+    Raises:
+        Exception: the model raised something that is no `PerdureError`, such as `ScriptExhausted`.
+    """
+    return Conversation(agent, model=model, **options).ask(text)
+
+
+class Conversation:
+    """One session of one user with an agent, whose turns are run one after another.
+
+    `working_variables` are those that the session begins with. `approve` decides about calls that need approval; `None`
+    ends the turn with the status `waiting_approval`. `settings` are the defaults unless given: the environment is not
+    read. `clock` is the model's if the model is `Scripted`.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        *,
+        model: Model,
+        user_id: str = "user",
+        tenant: str | None = None,
+        channel: str = "test",
+        language: str | None = None,
+        working_variables: Mapping[str, Any] | None = None,
+        approve: Approve | None = None,
+        clock: MovedClock | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self._agent = agent
+        self._user = user_key(tenant, user_id)
+        self._channel = channel
+        self._language = language
+        self._approve = approve
+        self._clock = clock or (model.clock if isinstance(model, Scripted) else MovedClock())
+        self._settings = settings or Settings.model_construct()
+        self._session_id = new_id(self._clock)
+        self._store = MemoryStore()
+        self._store.variables = dict(working_variables or {})
+        self._runtime = self._make_runtime(model)
+        self._turns = 0
+        self._open = False
+
+    def ask(self, text: str) -> Answer:
+        """Run the session's next turn.
+
+        Raises:
+            RuntimeError: the turn before waits for an approval or a model.
+            Exception: the model raised something that is no `PerdureError`, such as `ScriptExhausted`.
+        """
+        if self._open:
+            raise RuntimeError("the turn before is not settled: it waits for an approval or for a model")
+        self._open = True
+        ref = self._next_turn()
+        said = Entry(ref.turn_id, Role.USER, storable(text), message_id=str(ref.turn_id), created_at=self._clock.now())
+        transcript = Transcript(ref.turn_id, [*self._window(), said])
+        began = self._clock.monotonic()
+        while True:
+            variables = VariableSet(self._store.variables)
+            hold = self._hold(ref)
+            spent_s = self._clock.monotonic() - began
+            ended = Turn(self._runtime, hold, ref, transcript, spent_s, variables=variables).run()
+            if not isinstance(ended, Waiting) or self._approve is None:
+                break
+            self._decide(transcript, self._approve)
+        return self._answer(ref, transcript, ended)
+
+    def _next_turn(self) -> TurnRef:
+        self._turns += 1
+        return TurnRef(
+            turn_id=new_id(self._clock),
+            seq=self._turns,
+            user_id=self._user,
+            agent=self._agent.name,
+            channel=self._channel,
+            first_seq=len(self._store.messages) + 1,
+            cancel_requested_at=None,
+            started_at=self._clock.now(),
+            language=self._language,
+        )
+
+    def _window(self) -> list[Entry]:
+        """The messages of the last turns, as many as leave room for one more in a prompt."""
+        turns = [list(messages) for _, messages in groupby(self._store.messages, key=lambda each: each["turn_id"])]
+        kept = turns[max(0, len(turns) - self._settings.memory.working_turns + 1) :]
+        return [_entry(message) for messages in kept for message in messages]
+
+    def _hold(self, ref: TurnRef) -> Hold:
+        claim = Claimed(self._session_id, Fence(1, uuid4()), strikes=1, spent_s=0.0, turn=ref)
+        hold = Hold(claim, self._clock, self._settings.turn.lease_s)
+        hold.begin(ref.turn_id)
+        return hold
+
+    def _decide(self, transcript: Transcript, approve: Approve) -> None:
+        asking = transcript.asking()
+        if asking is None:
+            raise LookupError("no call waits for a decision")
+        for effect in self._store.asked():
+            call = asking.tool_calls[effect.position]
+            approved = approve(call) if callable(approve) else approve
+            self._store.decide(effect, approved=approved, denial=approvals.DENIED)
+
+    def _answer(self, ref: TurnRef, transcript: Transcript, ended: Ending | Stop) -> Answer:
+        match ended:
+            case Waiting():
+                return self._read(transcript, "waiting_approval")
+            case Delayed(error):
+                return self._read(transcript, "parked", error)
+            case Parked():
+                raise RuntimeError("the turn was parked for a shutdown, which does not happen in a test")
+            case Replied() | Failed() | Cancelled():
+                return self._settle(ref, transcript, ended)
+            case _:
+                assert_never(ended)
+
+    def _settle(self, ref: TurnRef, transcript: Transcript, ending: Ending) -> Answer:
+        ending = self._with_the_agents_message(ref, ending)
+        verdict = conclude(self._store, self._session_id, ref, transcript, ending)
+        self._store.append(ref.turn_id, verdict.messages)
+        if verdict.variables is not None:
+            self._store.variables = verdict.variables
+        self._open = False
+        settled = Transcript(ref.turn_id, map(_entry, self._store.messages))
+        error = ending.error if isinstance(ending, Failed) else None
+        return self._read(settled, verdict.status, error, verdict.steps)
+
+    def _with_the_agents_message(self, ref: TurnRef, ending: Ending) -> Ending:
+        """A failure with the agent's own message for its code, if the agent has one."""
+        messages = self._agent.error_messages
+        if not isinstance(ending, Failed) or messages is None:
+            return ending
+        try:
+            message = messages.find(ending.error.code, ref.language)
+        except Exception:
+            log.exception("agent %s failed to find a message for %s", self._agent.name, ending.error.code)
+            return ending
+        return Failed(reworded(ending.error, message)) if message else ending
+
+    def _read(
+        self, transcript: Transcript, status: str, error: PerdureError | None = None, steps: int | None = None
+    ) -> Answer:
+        present = transcript.present
+        return Answer(
+            status=status,
+            reply=present[-1].content if status in {"done", "failed"} else None,
+            calls=tuple(self._calls(present)),
+            transcript=tuple(entry.message() for entry in present),
+            steps=transcript.steps if steps is None else steps,
+            usage=transcript.usage,
+            working_variables=self._store.variables,
+            error=error,
+        )
+
+    def _calls(self, entries: Sequence[Entry]) -> Iterator[Call]:
+        results = {entry.tool_call_id: entry.content for entry in entries if entry.role is Role.TOOL}
+        effects = {(each.message_seq, each.position): each for each in self._store.effects.values()}
+        for entry in entries:
+            for position, call in enumerate(entry.tool_calls):
+                effect = effects.get((entry.seq or 0, position))
+                status = effect.status if effect else "failed"
+                effect_id = effect.effect_id if effect else None
+                yield Call(call.name, _arguments(call), status, results.get(call.id), effect_id)
+
+    def _make_runtime(self, model: Model) -> Runtime:
+        return Runtime(
+            self._settings,
+            self._clock,
+            self._store,
+            Agents([self._agent]),
+            lambda _: model,
+            _NoWorkers(),
+            PostgresSnapshots(self._store),
+            breakers=Breakers(self._settings.breaker, self._clock),
+        )
+
+
+class _NoWorkers:
+    """The `Waker` of a process without a broker. The step loop wakes no worker."""
+
+    def _not_sent(self, *_: object, **__: object) -> bool:
+        return False
+
+    session = delivery = ending = consolidation = casebank = _not_sent
+
+
+def _arguments(call: ToolCall) -> Mapping[str, Any] | str:
+    try:
+        return load_object(call.arguments)
+    except ValueError:
+        return call.arguments
+
+
+def _entry(message: Mapping[str, Any]) -> Entry:
+    """The entry that the store holds as `message`."""
+    return Entry(
+        message["turn_id"],
+        Role(message["role"]),
+        message["content"],
+        tuple(ToolCall.from_record(call) for call in message["tool_calls"] or ()),
+        message["tool_call_id"],
+        message_id=message["message_id"],
+        usage=Usage.from_record(message["usage"]) if message["usage"] else None,
+        seq=message["seq"],
+    )

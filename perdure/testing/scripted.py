@@ -1,0 +1,103 @@
+"""A model whose replies a test writes down."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from perdure.clock import MovedClock
+from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, ToolCall
+
+Respond = Callable[[ModelRequest, ModelCall], ModelReply]
+
+Reply = str | ToolCall | list[ToolCall] | ModelReply | Exception | Respond
+"""One reply: a text, one or several tool calls, a whole `ModelReply`, an error to raise, or a function."""
+
+_NAME = "scripted"
+
+
+class ScriptExhausted(AssertionError):
+    """The agent asked the model once more than the script has replies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A reply that takes `seconds`."""
+
+    seconds: float
+    reply: Reply
+
+
+def call(tool: str, raw: str | None = None, /, **arguments: Any) -> ToolCall:
+    """A call of `tool` in a scripted reply; `raw` replaces the arguments' JSON, for text that may be malformed."""
+    return ToolCall("", tool, json.dumps(arguments) if raw is None else raw)
+
+
+def late(seconds: float, reply: Reply) -> Late:
+    """A reply that takes `seconds`: `Scripted` advances its clock and does not sleep."""
+    return Late(seconds, reply)
+
+
+class Scripted:
+    """Gives its replies in order and records each request. Threads may share it.
+
+    `clock` is the clock that late replies advance; `ask` uses the same one unless it is passed another.
+    """
+
+    name = _NAME
+
+    def __init__(self, *replies: Reply | Late, clock: MovedClock | None = None) -> None:
+        self.clock = clock or MovedClock()
+        self.requests: list[ModelRequest] = []
+        self._replies = list(replies)
+        self._lock = threading.Lock()
+
+    @property
+    def unused(self) -> int:
+        """Replies that were not asked for."""
+        return len(self._replies)
+
+    def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
+        """Give the next reply.
+
+        Raises:
+            ScriptExhausted: there is none.
+            Exception: the next reply is this error.
+            DeadlineExceeded: the reply is later than the call's deadline.
+        """
+        with self._lock:
+            self.requests.append(request)
+            if not self._replies:
+                last = request.messages[-1]
+                raise ScriptExhausted(
+                    f"request {len(self.requests)} has no reply in the script; "
+                    f"its last message is {last.role.value}: {last.content!r}"
+                )
+            reply = self._replies.pop(0)
+        if isinstance(reply, Late):
+            self.clock.advance(timedelta(seconds=reply.seconds))
+            reply = reply.reply
+        call.remaining()
+        made = _reply(reply, request, call)
+        call.delta(made.content)
+        return made
+
+
+def _reply(reply: Reply, request: ModelRequest, call: ModelCall) -> ModelReply:
+    match reply:
+        case Exception():
+            raise reply
+        case ModelReply():
+            return reply
+        case str():
+            return ModelReply(reply, model=_NAME, stop_reason="stop")
+        case ToolCall():
+            return ModelReply("", (reply,), model=_NAME, stop_reason="tool_calls")
+        case _ if callable(reply):
+            return reply(request, call)
+        case _:
+            return ModelReply("", tuple(reply), model=_NAME, stop_reason="tool_calls")

@@ -1,0 +1,145 @@
+"""What the step loop commits, held in memory in place of PostgreSQL.
+
+The step loop runs named statements (`perdure.database.engine.Statement`) and reads their rows. `MemoryStore` answers
+those that a turn without a past runs, by name, with the rows that PostgreSQL would return; it keeps messages, tool
+calls and working variables. It checks no fence: no other process can hold the session. Every other statement is
+`Unavailable`.
+
+The tests in tests/testing run the same turns here and on PostgreSQL and compare what both committed.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from perdure.database.engine import Database, Statement, Transaction
+from perdure.errors import Unavailable
+
+
+@dataclass(slots=True)
+class Effect:
+    """The row of one tool call, with the columns of `tool_effects` that the step loop reads."""
+
+    effect_id: UUID
+    message_seq: int
+    position: int
+    tool: str
+    arguments: str
+    effect: str
+    status: str
+    result: str | None = None
+    variables: list[Any] | None = None
+    finished: bool = False
+    undecided_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row with the columns of the statements that return one."""
+
+    base: int = 0
+    cancel_requested_at: None = None
+    undecided: bool = False
+    variables: str | None = None
+
+
+class MemoryStore(Database):
+    """The database of one conversation. Threads may share it."""
+
+    def __init__(self) -> None:
+        """Make it without an engine: nothing connects."""
+        self.messages: list[dict[str, Any]] = []
+        self.effects: dict[UUID, Effect] = {}
+        self.variables: dict[str, Any] = {}
+        self._lock = threading.RLock()
+        self._statements: dict[str, Callable[[Mapping[str, Any]], Sequence[object]]] = {
+            "turns.step": self._step,
+            "turns.finish_effect": self._finish_effect,
+            "turns.extend_effect": lambda _: [_Row()],
+            "turns.effects_of_step": self._effects_of_step,
+            "turns.lock_held": lambda _: [_Row()],
+            "turns.wait_approval": lambda _: [_Row()],
+            "turns.begin_approved": self._begin_approved,
+            "snapshots.kept": lambda _: [_Row(variables=json.dumps(self.variables))],
+            "context.past": lambda _: [],
+        }
+
+    def run(self, statement: Statement, parameters: Mapping[str, Any], *, urgent: bool = False) -> Sequence[Row[Any]]:
+        """Run a statement of the step loop.
+
+        Raises:
+            Unavailable: the statement needs PostgreSQL.
+        """
+        del urgent
+        answer = self._statements.get(statement.name)
+        if answer is None:
+            raise Unavailable(f"perdure.testing has no PostgreSQL, which the statement {statement.name} needs.")
+        with self._lock:
+            return cast("Sequence[Row[Any]]", answer(parameters))
+
+    @contextmanager
+    def transaction(self, name: str) -> Iterator[Transaction]:
+        """A block of statements; none is undone."""
+        del name
+        yield cast("Transaction", self)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def append(self, turn_id: UUID, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Append messages of a turn, in the form of `Entry.record`."""
+        base = len(self.messages)
+        self.messages += [{**each, "turn_id": turn_id, "seq": base + each["position"]} for each in messages]
+
+    def decide(self, effect: Effect, *, approved: bool, denial: str) -> None:
+        """Record a person's decision about a call that waits for approval."""
+        effect.status, effect.result = ("approved", None) if approved else ("denied", denial)
+
+    def asked(self) -> list[Effect]:
+        """The calls that wait for a decision."""
+        return [each for each in self.effects.values() if each.status == "asked"]
+
+    def _step(self, step: Mapping[str, Any]) -> Sequence[object]:
+        base = len(self.messages)
+        self.append(step["turn_id"], json.loads(step["messages"]))
+        for intent in json.loads(step["intents"]):
+            effect_id = UUID(intent["effect_id"])
+            columns = {name: intent[name] for name in ("position", "tool", "arguments", "effect", "status")}
+            self.effects[effect_id] = Effect(effect_id, len(self.messages), **columns)
+        for result in json.loads(step["results"]):
+            effect = self.effects[UUID(result["effect_id"])]
+            effect.status, effect.result, effect.variables = result["status"], result["result"], None
+            effect.finished = result["status"] != "unknown"
+        if step["variables"] is not None:
+            self.variables = json.loads(step["variables"])
+        return [_Row(base)]
+
+    def _finish_effect(self, finished: Mapping[str, Any]) -> Sequence[object]:
+        effect = self.effects[finished["effect_id"]]
+        if effect.finished:
+            return []
+        if effect.status == "intended":
+            effect.status = finished["status"]
+        effect.result, effect.finished = finished["result"], True
+        effect.variables = None if finished["variables"] is None else json.loads(finished["variables"])
+        return []
+
+    def _effects_of_step(self, step: Mapping[str, Any]) -> Sequence[object]:
+        return [each for each in self.effects.values() if each.message_seq == step["message_seq"]]
+
+    def _begin_approved(self, step: Mapping[str, Any]) -> Sequence[object]:
+        if self.asked():
+            return [_Row(undecided=True)]
+        for each in json.loads(step["calls"]):
+            effect = self.effects[UUID(each["effect_id"])]
+            if effect.status == "approved":
+                effect.status = "intended"
+        return [_Row()]

@@ -1,0 +1,19 @@
+"""What every model, embedder and snapshot store must do, as pytest classes that third parties subclass.
+
+Each class asks for one fixture, which returns the implementation under test:
+
+| class | module | fixture |
+| --- | --- | --- |
+| `ModelSuite` | `perdure.testing.suites.models` | `model` |
+| `EmbedderSuite` | `perdure.testing.suites.embedders` | `embedder` |
+| `SnapshotSuite` | `perdure.testing.suites.snapshots` | `harness`, a `StoreHarness` |
+
+They need pytest; `snapshots` needs hypothesis as well. perdure's own implementations pass them in tests/models and
+tests/snapshots.
+"""
+
+import pytest
+
+pytest.register_assert_rewrite(
+    "perdure.testing.suites.models", "perdure.testing.suites.embedders", "perdure.testing.suites.snapshots"
+)

@@ -1,0 +1,264 @@
+"""Turns that `perdure.testing` and the engine on PostgreSQL must run alike: agents with their scripts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from perdure import Agent, DidNotHappen, Happened, OutcomeUnknown, ToolContext, ToolError, Unknown, required, tool
+from perdure.agents import Sentences
+from perdure.errors import ContextTooLong, GuardRejected, ProviderError, RateLimited
+from perdure.models.protocol import ModelReply, Usage
+from perdure.testing.conversation import Approve
+from perdure.testing.scripted import Late, Reply, call, late
+
+Script = list[Reply | Late]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """An agent and what its model says. Each run makes its own agent: some tools count their calls."""
+
+    make: Callable[[], Agent]
+    script: Script
+    texts: tuple[str, ...] = ("hello",)
+    approve: Approve = True
+    language: str | None = None
+
+
+SCENARIOS: dict[str, Scenario] = {}
+
+
+@tool(effect="pure")
+def price(article: str, pieces: int = 1) -> float:
+    """Look up a price.
+
+    Args:
+        article: Its name.
+        pieces: How many.
+    """
+    if article == "gold":
+        raise ToolError("Gold is not sold.")
+    if article == "bug":
+        raise KeyError(article)
+    if article == "cause":
+        raise ToolError("The shop is closed.") from TimeoutError("no answer")
+    return 3.5 * pieces
+
+
+def assistant(*tools: Any, **given: Any) -> Agent:
+    """The agent of all scenarios."""
+    return Agent("assistant", "You help.", tools, **given)
+
+
+SCENARIOS["a reply"] = Scenario(assistant, ["Hello."])
+SCENARIOS["a reply that cannot be stored as it is"] = Scenario(
+    assistant, [ModelReply("Half \ud83d and \x00.", usage=Usage(7, 3), model="m\x00", stop_reason="stop")]
+)
+SCENARIOS["a tool call"] = Scenario(lambda: assistant(price), [call("price", article="tea", pieces=2), "7 euros."])
+SCENARIOS["calls that run fail and are refused"] = Scenario(
+    lambda: assistant(price),
+    [
+        [call("price", article="tea"), call("price", article="ink", pieces="3"), call("price", article="gold")],
+        [call("price", "{no json"), call("price", item="tea"), call("cost", article="tea")],
+        [call("price", article="bug"), call("price", article="cause")],
+        "Done.",
+    ],
+)
+SCENARIOS["more calls than one reply may have"] = Scenario(
+    lambda: assistant(price), [[call("price", article=f"article {number}") for number in range(34)], "Too many."]
+)
+SCENARIOS["a second turn"] = Scenario(
+    lambda: assistant(price),
+    ["It costs 1.", call("price", article="tea"), "It costs 3.5."],
+    texts=("And ink?", "And tea?"),
+)
+SCENARIOS["the step limit"] = Scenario(lambda: assistant(price, max_steps=3), [call("price", article="tea")] * 3)
+SCENARIOS["the time limit"] = Scenario(
+    lambda: assistant(price, timeout_s=100), [call("price", article="tea"), late(200, "Too late.")]
+)
+SCENARIOS["the time limit over several steps"] = Scenario(
+    lambda: assistant(price, timeout_s=100), [late(60, call("price", article="tea")), late(60, "Too late.")]
+)
+SCENARIOS["a reply later than the lease"] = Scenario(assistant, [late(60, "In time.")])
+SCENARIOS["a provider error"] = Scenario(
+    lambda: assistant(price), [call("price", article="tea"), ProviderError("The provider failed.")]
+)
+SCENARIOS["a rate limit"] = Scenario(assistant, [RateLimited("Slow down.", retry_after_s=7)])
+SCENARIOS["an empty reply"] = Scenario(assistant, [""])
+SCENARIOS["a turn that is parked"] = Scenario(
+    lambda: assistant(price, on_unavailable="park"),
+    [call("price", article="tea"), ProviderError("The provider failed.", transient=True)],
+)
+SCENARIOS["a failure in the agents words"] = Scenario(
+    lambda: assistant(error_messages=Sentences({}, {"de": {"CONTEXT_TOO_LONG": "Das ist zu lang."}})),
+    [ContextTooLong("Too long.")],
+    language="de-AT",
+)
+
+
+def _a_failure_without_words_for_it() -> Agent:
+    class Broken:
+        def find(self, code: str, language: str | None) -> str | None:
+            raise LookupError(code)
+
+    return assistant(error_messages=Broken())
+
+
+SCENARIOS["a failure without words for it"] = Scenario(_a_failure_without_words_for_it, [ContextTooLong("Too long.")])
+
+
+def _a_long_result() -> Agent:
+    @tool(max_result_chars=40)
+    def cut() -> str:
+        """Say much."""
+        return "x" * 1_000
+
+    return assistant(cut)
+
+
+SCENARIOS["a long result"] = Scenario(_a_long_result, [call("cut"), "Cut."])
+
+
+# --- effects in doubt
+
+
+def doubtful(effect: str, *, probe: Any = None, failing: int = 9) -> Any:
+    """A tool whose outcome is unknown the first times that it is called."""
+    left = iter(range(failing))
+
+    @tool(effect=effect, probe=probe, name="transfer")
+    def transfer(cents: int) -> str:
+        """Transfer money."""
+        for _ in left:
+            raise OutcomeUnknown("The bank hung up.")
+        return f"{cents} transferred"
+
+    return transfer
+
+
+def hanging(effect: str, *, probe: Any = None, hangs: int = 9) -> Any:
+    """A tool that does not return in time the first times that it is called."""
+    left = iter(range(hangs))
+
+    @tool(effect=effect, probe=probe, timeout_s=0.3, name="transfer")
+    def transfer(cents: int, context: ToolContext) -> str:
+        """Transfer money."""
+        for _ in left:
+            threading.Event().wait(1.0)
+        return f"{cents} transferred"
+
+    return transfer
+
+
+def in_doubt(make: Callable[..., Any], *given: Any, **more: Any) -> Agent:
+    """An agent with a tool of its own."""
+    return assistant(make(*given, **more))
+
+
+TRANSFER: Script = [call("transfer", cents=5), "Done."]
+
+
+def _doubts() -> Iterator[tuple[str, Callable[[], Agent]]]:
+    """Each effect class and each answer of a probe, for errors and for time-outs."""
+    probes: dict[str, Any] = {
+        "happened": lambda _: Happened("receipt 7"),
+        "did not happen": lambda _: DidNotHappen(),
+        "unknown": lambda _: Unknown(),
+        "broken": lambda _: 1 / 0,
+    }
+    for effect in ("pure", "idempotent", "unsafe"):
+        yield f"{effect}, unknown once", partial(in_doubt, doubtful, effect, failing=1)
+        yield f"{effect}, always unknown", partial(in_doubt, doubtful, effect)
+        yield f"{effect}, hanging", partial(in_doubt, hanging, effect)
+    for name, probe in probes.items():
+        yield f"unsafe, probe: {name}", partial(in_doubt, doubtful, "unsafe", probe=probe, failing=1)
+        yield f"unsafe, hanging, probe: {name}", partial(in_doubt, hanging, "unsafe", probe=probe)
+
+
+SCENARIOS |= {name: Scenario(make, TRANSFER) for name, make in _doubts()}
+
+
+# --- hooks
+
+
+def refuse(_: object) -> None:
+    """Fail as a guard does."""
+    raise GuardRejected("I do not talk about that.")
+
+
+def fail(_: object) -> None:
+    """Fail as a bug does."""
+    raise KeyError("a bug")
+
+
+PRICED: Script = [call("price", article="tea"), "3.5 euros."]
+
+_POINTS = ("before_turn", "after_turn", "before_tool", "after_tool")
+
+
+def _hooked() -> Iterator[tuple[str, Callable[[], Agent]]]:
+    for point in _POINTS:
+        for name, hook in {
+            "refusing": required(refuse),
+            "required and broken": required(fail),
+            "broken": fail,
+            "passing": required(lambda _: None),
+        }.items():
+            yield f"{point}, {name}", partial(assistant, price, **{point: [hook]})
+
+
+SCENARIOS |= {name: Scenario(make, PRICED) for name, make in _hooked()}
+
+
+# --- approvals and working variables
+
+
+@tool(effect="pure", requires_approval=lambda arguments: arguments["cents"] > 100)
+def pay(cents: int) -> str:
+    """Pay."""
+    return f"{cents} paid"
+
+
+PAYMENTS: Script = [[call("pay", cents=50), call("pay", cents=500), call("pay", "{")], "Paid."]
+
+SCENARIOS |= {
+    "approved": Scenario(lambda: assistant(pay), PAYMENTS, approve=True),
+    "denied": Scenario(lambda: assistant(pay), PAYMENTS, approve=False),
+    "approved by the call": Scenario(
+        lambda: assistant(pay),
+        [[call("pay", cents=500), call("pay", cents=900)], call("pay", cents=500), "Paid."],
+        approve=lambda call: "900" in call.arguments,
+    ),
+}
+
+
+def _working_variables() -> Agent:
+    @tool(effect="pure")
+    def count(by: int, context: ToolContext) -> str:
+        """Count up."""
+        with context.working_variables as variables:
+            variables["count"] = variables.get("count", 0) + by
+            variables["user"] = [context.user_id, context.tenant, context.channel]
+        return "counted"
+
+    @tool(effect="pure")
+    def forget(context: ToolContext) -> str:
+        """Set a variable and fail: the change stays."""
+        context.working_variables["left"] = True
+        raise ToolError("I failed.")
+
+    return assistant(count, forget)
+
+
+SCENARIOS["working variables"] = Scenario(
+    _working_variables,
+    [
+        *(call("count", by=1), [call("count", by=2), call("count", by=3)], call("forget"), "Counted."),
+        *(call("count", by=1), "Counted again."),
+    ],
+    texts=("count", "again"),
+)

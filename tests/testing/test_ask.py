@@ -1,0 +1,189 @@
+"""`ask`, `Conversation` and `Scripted`, as the author of an agent uses them."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import pytest
+
+from perdure import Agent, ToolContext, required, tool
+from perdure.errors import Abandoned, GuardRejected, ProviderError
+from perdure.models.protocol import ModelReply, Role
+from perdure.testing import Call, Conversation, MovedClock, Scripted, ScriptExhausted, ask, call, late
+from perdure.tools.memory import remember
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every connection fail: `ask` needs none."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise AssertionError("something opens a connection")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@tool(effect="pure")
+def price(article: str) -> float:
+    """Look up a price."""
+    return {"tea": 3.5}[article]
+
+
+ASSISTANT = Agent("assistant", "You sell tea.", [price])
+
+
+def test_returns_the_reply_the_calls_and_the_transcript() -> None:
+    """What a test of an agent asserts."""
+    answer = ask(ASSISTANT, "What is tea?", model=Scripted(call("price", article="tea"), "3.5 euros."))
+    assert (answer.status, answer.reply, answer.steps) == ("done", "3.5 euros.", 2)
+    assert answer.calls == (Call("price", {"article": "tea"}, "done", "3.5", answer.calls[0].effect_id),)
+    assert [each.role for each in answer.transcript] == [Role.USER, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT]
+    assert answer.error_code is None
+
+
+def test_arguments_that_are_no_json_are_shown_as_text() -> None:
+    """A test of how an agent recovers from a garbled call must see what was garbled."""
+    answer = ask(ASSISTANT, "What is tea?", model=Scripted(call("price", "{tea"), "Sorry."))
+    assert (answer.calls[0].arguments, answer.calls[0].status) == ("{tea", "failed")
+
+
+def test_records_what_the_model_was_sent() -> None:
+    """Instructions, tools and results are asserted on the requests."""
+    model = Scripted(call("price", article="tea"), ModelReply("3.5 euros."), "not asked for")
+    ask(ASSISTANT, "What is tea?", model=model)
+    assert model.requests[0].messages[0].content.startswith("You sell tea.")
+    assert [each.name for each in model.requests[0].tools] == ["price"]
+    assert model.requests[1].messages[-1].content == "3.5"
+    assert model.unused == 1
+
+
+def test_a_script_that_is_too_short_fails_the_test() -> None:
+    """The engine would try such a turn again; a test must end and say what was asked."""
+    with pytest.raises(ScriptExhausted, match=r"request 2 has no reply in the script; .* tool: '3.5'"):
+        ask(ASSISTANT, "What is tea?", model=Scripted(call("price", article="tea")))
+
+
+def test_a_models_bug_reaches_the_test() -> None:
+    """An error that is no `PerdureError` is a bug of the model's, which no reply may hide."""
+    with pytest.raises(ZeroDivisionError):
+        ask(ASSISTANT, "hello", model=Scripted(lambda *_: 1 / 0))  # type: ignore[arg-type]
+
+
+def test_a_models_failure_fails_the_turn() -> None:
+    """No retries, breakers or fallbacks come between a script and its turn."""
+    model = Scripted(ProviderError("The provider is down.", transient=True), "not asked for")
+    answer = ask(ASSISTANT, "hello", model=model)
+    assert (answer.status, answer.reply, answer.error_code) == ("failed", "The provider is down.", "PROVIDER_ERROR")
+    assert (answer.steps, model.unused) == (0, 1)
+
+
+def test_a_model_that_breaks_off_fails_the_turn() -> None:
+    """As in the engine, where nothing had ended the call."""
+
+    class Abandoning(Scripted):
+        def respond(self, *_: Any) -> NoReturn:
+            raise Abandoned("The call was ended.")
+
+    assert ask(ASSISTANT, "hello", model=Abandoning()).status == "failed"
+
+
+def test_late_replies_take_no_time() -> None:
+    """A time limit of minutes is tested in milliseconds."""
+    model = Scripted(late(90, "Late."), late(30, "Later."))
+    conversation = Conversation(Agent("assistant", "You help.", timeout_s=60), model=model)
+    assert conversation.ask("hello").error_code == "TIMEOUT"
+    assert conversation.ask("hello").reply == "Later."
+    assert model.clock.offset >= timedelta(seconds=120)
+
+
+def test_a_tool_may_advance_the_clock() -> None:
+    """So a tool's time limit is tested without waiting for it."""
+    clock, over = MovedClock(), threading.Event()
+
+    @tool(effect="unsafe", timeout_s=20)
+    def hang() -> str:
+        """Take more than a minute."""
+        clock.advance(timedelta(minutes=1))
+        over.wait(30)
+        return "done"
+
+    answer = ask(Agent("a", "You help.", [hang]), "go", model=Scripted(call("hang"), "Hm."), clock=clock)
+    over.set()
+    assert (answer.reply, answer.calls[0].status) == ("Hm.", "unknown")
+
+
+def test_without_a_decision_the_turn_waits() -> None:
+    """That an approval is asked for at all is worth a test."""
+    ran: list[int] = []
+
+    @tool(requires_approval=True)
+    def pay(cents: int) -> str:
+        """Pay."""
+        ran.append(cents)
+        return "paid"
+
+    agent = Agent("assistant", "You pay.", [pay, price])
+    script = ([call("pay", cents=5), call("price", article="tea")], "Paid.")
+    conversation = Conversation(agent, model=Scripted(*script))
+    answer = conversation.ask("Pay 5 cents.")
+    assert (answer.status, answer.reply) == ("waiting_approval", None)
+    assert [(each.tool, each.status, each.result) for each in answer.calls] == [
+        ("pay", "asked", None),
+        ("price", "approved", None),
+    ]
+    assert not ran
+    with pytest.raises(RuntimeError, match="the turn before is not settled"):
+        conversation.ask("Pay!")
+
+    assert ask(agent, "Pay 5 cents.", model=Scripted(*script), approve=True).reply == "Paid."
+    assert ran == [5]
+    denied = ask(agent, "Pay 5 cents.", model=Scripted(*script), approve=lambda call: "6" in call.arguments)
+    assert [each.status for each in denied.calls] == ["denied", "done"]
+    assert ran == [5]
+
+
+def test_tools_are_called_for_the_user_that_was_given() -> None:
+    """A tool that keeps something by user is tested with two users."""
+    seen: list[tuple[str, str | None, str, Mapping[str, Any]]] = []
+
+    @tool(effect="pure")
+    def look(context: ToolContext) -> str:
+        """Look."""
+        seen.append((context.user_id, context.tenant, context.channel, dict(context.working_variables)))
+        return "seen"
+
+    agent = Agent("assistant", "You look.", [look])
+    given = {"user_id": "ana", "tenant": "acme", "channel": "cli", "working_variables": {"open": "a.txt"}}
+    ask(agent, "look", model=Scripted(call("look"), "Seen."), **given)
+    assert seen == [("ana", "acme", "cli", {"open": "a.txt"})]
+
+
+def test_a_guard_keeps_the_model_from_being_asked() -> None:
+    """Guards are the first thing that an author wants tested."""
+
+    def off_topic(_: object) -> None:
+        raise GuardRejected("I sell tea.")
+
+    model = Scripted()
+    answer = ask(Agent("a", "You sell tea.", before_turn=[required(off_topic)]), "lottery?", model=model)
+    assert (answer.status, answer.reply, answer.error_code) == ("failed", "I sell tea.", "GUARD_REJECTED")
+    assert model.requests == []
+
+
+def test_memory_is_not_there_and_says_so() -> None:
+    """What needs PostgreSQL fails visibly: a test must not take an empty memory for a working one."""
+    agent = Agent("assistant", "You remember.", [remember])
+    answer = ask(agent, "I am Ana.", model=Scripted(call("remember", text="Ana"), call("remember", "{}"), "Hm."))
+    assert all(each.status == "failed" for each in answer.calls)
+
+
+def test_needs_no_pytest() -> None:
+    """Agents are tried in scripts and notebooks, too; pytest is no dependency of perdure."""
+    program = "import sys, perdure.testing; sys.exit('pytest' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,135 @@
+"""`perdure.testing` runs a turn as the engine does: the same scripts here and on PostgreSQL, compared."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from perdure.agents import Agents
+from perdure.models.protocol import Message, ModelRequest, Role, ToolCall
+from perdure.snapshots import queries
+from perdure.testing import Answer, Conversation, Scripted
+from perdure.turns.calls import approvals
+from perdure.turns.calls.approvals import Decision
+from tests.testing.scenarios import SCENARIOS, Scenario
+from tests.turns.stage import Stage
+
+STATUSES = {"queued": "parked"}
+"""Statuses of a turn's row that `Answer` calls otherwise."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a turn left, however it was run."""
+
+    status: str
+    reply: str | None
+    error_code: str | None
+    steps: int
+    calls: list[tuple[str, str]]
+    transcript: list[Message]
+    usage: tuple[int, int]
+
+
+def observed(answer: Answer) -> Observed:
+    """What `perdure.testing` returned."""
+    return Observed(
+        answer.status,
+        answer.reply,
+        answer.error_code,
+        answer.steps,
+        [(each.tool, each.status) for each in answer.calls],
+        list(answer.transcript),
+        (answer.usage.input_tokens, answer.usage.output_tokens),
+    )
+
+
+class Engine:
+    """A session of the engine on PostgreSQL that runs a scenario."""
+
+    def __init__(self, stage: Stage, scenario: Scenario) -> None:
+        self.stage = stage
+        self.scenario = scenario
+        self.model = Scripted(*scenario.script, clock=stage.clock)
+        stage.agents = Agents([scenario.make()])
+        stage.script(*[self.model.respond] * 20)
+
+    def ask(self, text: str) -> Observed:
+        """Accept a message and run its turn, deciding about calls that need it."""
+        metadata = {"language": self.scenario.language} if self.scenario.language else {}
+        accepted = self.stage.send(text, user_id="ana", channel="test", metadata=metadata)
+        self.stage.run(accepted.session_id)
+        while (turn := self.stage.turn(accepted.turn_id))["status"] == "waiting_approval":
+            self._decide(accepted.turn_id, turn["pending_approvals"])
+            self.stage.run(accepted.session_id)
+        return self._observed(accepted.turn_id, turn)
+
+    def variables(self) -> Any:
+        """The session's working variables."""
+        [session] = self.stage.sql("SELECT session_id FROM sessions")
+        rows = self.stage.database.run(queries.KEPT, {"session_id": session.session_id})
+        return json.loads(rows[0].variables) if rows else {}
+
+    def _decide(self, turn_id: UUID, pending: list[dict[str, Any]]) -> None:
+        rows = self.stage.sql("SELECT tool_calls FROM messages WHERE turn_id = %(id)s ORDER BY seq DESC", id=turn_id)
+        calls = {each["id"]: ToolCall.from_record(each) for each in rows[0].tool_calls}
+        for each in pending:
+            approve = self.scenario.approve
+            approved = approve(calls[each["call_id"]]) if callable(approve) else approve
+            decision = Decision(call_id=each["call_id"], decision="approve" if approved else "deny")
+            approvals.decide(self.stage.runtime, turn_id, decision)
+
+    def _observed(self, turn_id: UUID, turn: dict[str, Any]) -> Observed:
+        rows = self.stage.sql("SELECT * FROM messages WHERE turn_id = %(id)s ORDER BY seq", id=turn_id)
+        effects = {
+            (row.message_seq, row.position): row.status
+            for row in self.stage.sql("SELECT * FROM tool_effects WHERE turn_id = %(id)s", id=turn_id)
+        }
+        transcript, calls = [], []
+        for row in rows:
+            asked = tuple(ToolCall.from_record(each) for each in row.tool_calls or ())
+            transcript.append(Message(Role(row.role), row.content, asked, row.tool_call_id))
+            calls += [(each.name, effects.get((row.seq, position), "failed")) for position, each in enumerate(asked)]
+        reason = turn["error"] or turn["delayed"]
+        return Observed(
+            STATUSES.get(turn["status"], turn["status"]),
+            turn["reply"] and turn["reply"]["text"],
+            reason and reason["code"],
+            turn["steps"] if turn["settled_at"] else sum(each.role is Role.ASSISTANT for each in transcript),
+            calls,
+            transcript,
+            (turn["usage"]["input_tokens"], turn["usage"]["output_tokens"]) if turn["usage"] else (0, 0),
+        )
+
+
+def prompts(requests: list[ModelRequest]) -> list[tuple[object, ...]]:
+    """What the model was sent."""
+    return [(each.messages, [tool.name for tool in each.tools]) for each in requests]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_turn_is_the_same_here_and_on_postgresql(name: str, stage: Stage) -> None:
+    """A test that passes against another step loop than the one in production proves nothing about the agent."""
+    scenario = SCENARIOS[name]
+    engine = Engine(stage, scenario)
+    expected = [engine.ask(text) for text in scenario.texts]
+
+    model = Scripted(*scenario.script)
+    conversation = Conversation(
+        scenario.make(),
+        model=model,
+        user_id="ana",
+        channel="test",
+        language=scenario.language,
+        approve=scenario.approve,
+        settings=stage.settings,
+    )
+    answers = [conversation.ask(text) for text in scenario.texts]
+
+    assert [observed(each) for each in answers] == expected
+    assert prompts(model.requests) == prompts(engine.model.requests)
+    assert answers[-1].working_variables == engine.variables()
