@@ -81,14 +81,14 @@ def measure(stage: Stage) -> Section:
         name=NAME,
         title="The gateway's requests a second, on connections that are kept alive",
         method=(
-            f"{_round_count(stage)} rounds of {_ROUND_S:g} s in which the sides take turns; one client process. The "
-            f"rate: {_CONNECTIONS} connections, the next request as soon as one is answered. The milliseconds: requests at "
-            f"{_LOAD:g} of the gateway's rate on {_OPEN_CONNECTIONS} connections, whatever the server does, counted "
-            "from the moment at which a request is due; at equal gaps, and at random ones (a Poisson process), the same "
-            f"for each side. Messages come from {_USERS} users whose sessions exist; each is committed, and a worker is "
-            "woken through Redis (none runs). The bare routes validate the same body with "
-            "the same model and answer the same members; uvicorn with its defaults, without an access log. Medians of "
-            "the rounds; the last column is the median of the rounds' ratios of the gateway's rate to the side's."
+            f"{_round_count(stage)} rounds of {_ROUND_S:g} s in which the sides alternate; one client process. Rate: "
+            f"{_CONNECTIONS} connections, each with one request at a time. Milliseconds: requests at {_LOAD:g} of the "
+            f"gateway's rate on {_OPEN_CONNECTIONS} connections, whatever the answers' times, measured from the "
+            "time at which a request is due; at equal intervals, and at random ones (a Poisson process), the same for "
+            f"each side. Messages of {_USERS} users with sessions; each is committed, and a worker is woken through "
+            "Redis (none runs). The bare routes validate the same body with the same model and have the same answer; "
+            "uvicorn's defaults, without an access log. Medians of the rounds; the last column is the median of the "
+            "rounds' ratios of the gateway's rate to the side's."
         ),
         columns=["", "a second", "p50 ms", "p99 ms", "p99 ms, random", "p99 ms, closed loop", "the gateway is"],
         rows=[

@@ -1,19 +1,21 @@
-"""What a process of perdure is made of: given once at its start, shared by all its threads.
+"""The parts of a process: made once at its start, shared by all its threads.
 
-The domain knows neither Celery nor the web, so whoever starts a process hands in how its
-wake-ups travel (`Waker`); everything else follows from the settings.
+The domain knows neither Celery nor the web: the process that starts it passes a `Waker`, which publishes wake-ups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 from uuid import UUID
 
 from perdure.agents import Agents
+from perdure.casebank.lookup import CaseLookup
 from perdure.clock import Clock
 from perdure.database.engine import Database
+from perdure.memory.recall.search import Recall
 from perdure.memory.redis.memory import RedisMemory
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Embedder
@@ -23,70 +25,82 @@ from perdure.settings import Settings, TurnSettings
 from perdure.snapshots.store import SnapshotStore
 from perdure.tools.leaks import Leaks
 from perdure.tools.mcp.connections import Connections
-from perdure.users.erase import RedisFile
+from perdure.users.erase import Eraser, RedisFile
 
 
 class Waker(Protocol):
-    """Hints to the workers. Each returns within about a second, and never raises.
+    """Publishes wake-ups, which are hints to the workers. Each call returns within about a second and never raises.
 
-    What they return says whether the broker took the hint; that it did not is no error, for
-    the sweeper issues it again.
+    Each returns whether the broker took the hint. If not, the sweeper issues it again.
     """
 
     def session(self, session_id: UUID, priority: int) -> bool:
-        """Somebody should claim this session: it has turns to run."""
+        """Have a worker claim this session, which has turns to run."""
         ...
 
     def delivery(self, delivery_id: UUID) -> bool:
-        """Somebody should send this delivery."""
+        """Have a worker send this delivery."""
         ...
 
     def ending(self, session_id: UUID) -> bool:
-        """Somebody should end this session: that was asked for, and it has nothing left to run."""
+        """Have a worker end this session: its end is requested, and it has no unsettled turn."""
         ...
 
     def consolidation(self, session_id: UUID | None) -> bool:
-        """Somebody should draw memories from this session, which has ended; None: from all that wait for it."""
+        """Consolidate this session, which has ended; `None`: all pending sessions."""
         ...
 
     def casebank(self) -> bool:
-        """A worker should go on with the run of the CaseBank that waits for one."""
+        """Have a worker continue the CaseBank's waiting run."""
         ...
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """The parts of one process. `models` finds a model by its name in `PERDURE_MODEL`'s form.
-
-    `snapshots` is where `PERDURE_SNAPSHOTS` says that sessions are saved before they answer.
-
-    `leaks` counts the threads of tools and hooks that ran past their time.
-
-    `breakers` are the fleet's, for those who look at them; models have theirs already.
-
-    `redis_memory` is the memory in Redis, None in a process that neither runs turns nor ends sessions.
-
-    `redis_file` is the append-only file of an embedded Redis, None where Redis is another's.
-
-    `connections` are those to the agents' MCP servers, None in a process that runs no turns.
-
-    `quoting_key` makes the codes of quotations in prompts; empty: each process has its own. Workers share one, so that
-    a prompt's prefix does not depend on which of them sends it.
-
-    `embedder` makes the vectors that memory is searched by; the built-in one unless another is given.
-    """
+    """The parts of one process, and the services made from them."""
 
     settings: Settings
     clock: Clock
     database: Database
     agents: Agents
     models: Callable[[str], Model]
+    """Finds a model by its name in the form of `PERDURE_MODEL`."""
     wake: Waker
     snapshots: SnapshotStore
+    """The store of `PERDURE_SNAPSHOTS`."""
     redis_memory: RedisMemory | None = None
+    """Memory in Redis; `None` in a process that neither runs turns nor ends sessions."""
     embedder: Embedder = field(default_factory=lambda: HashEmbedder(384))
     breakers: Switchboard | None = None
+    """The fleet's, for commands and routes; models have theirs already."""
     connections: Connections | None = None
+    """To the agents' MCP servers; `None` in a process that runs no turns."""
     leaks: Leaks = field(default_factory=lambda: Leaks(TurnSettings().max_leaked_threads))
+    """Counts the threads of tools and hooks that exceeded their time limit."""
     quoting_key: bytes = field(default=b"", repr=False)
+    """For the codes of quotations. Workers share one, so that a prompt's prefix is the same on each; empty: random."""
     redis_file: RedisFile | None = None
+    """The append-only file of an embedded Redis; `None` for a server of the operator's."""
+
+    @cached_property
+    def recall(self) -> Recall:
+        """The search over messages and memories."""
+        settings = self.settings
+        return Recall(self.database, self.embedder, settings.memory, self.clock, settings.timezone)
+
+    @cached_property
+    def cases(self) -> CaseLookup:
+        """The search for cases."""
+        return CaseLookup(self.database, self.embedder, self.settings.casebank, lambda: self.agents.banks)
+
+    @cached_property
+    def eraser(self) -> Eraser:
+        """Erases users."""
+        return Eraser(
+            database=self.database,
+            clock=self.clock,
+            snapshots=self.snapshots,
+            redis_memory=self.redis_memory,
+            lease_s=self.settings.turn.lease_s,
+            file=self.redis_file,
+        )

@@ -16,7 +16,6 @@ from perdure.memory.consolidation import consolidate
 from perdure.runtime import Runtime
 from perdure.sessions.ending import endings_due
 from perdure.turns import outbox, queries
-from perdure.turns.erasing import finish_due
 from perdure.turns.lease import parking, user_share
 
 log = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
         outbox.put_back(runtime.database, deliveries[sent:])
     endings = endings_due(runtime.database, MOST_A_ROUND, limits.sweep_s, limits.lease_s)
     begun = 0 if refused else sum(1 for _ in takewhile(runtime.wake.ending, endings))
-    finish_due(runtime)
+    runtime.eraser.finish_due()
     drawn = 0 if refused or endings[begun:] else _consolidations(runtime)
     swept = Swept(len(due) - len(refused), sent, begun, len(refused) + len(endings) - begun, drawn)
     if refused or endings[begun:]:

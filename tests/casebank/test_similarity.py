@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from perdure.casebank.similarity import least_similarity
+from perdure.casebank.lookup import least_similarity
 from perdure.models.embedders.hashing import HashEmbedder
 from tests.casebank.questions import ASIDES, TOPICS
 

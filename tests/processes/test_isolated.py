@@ -9,7 +9,6 @@ import pytest
 
 from perdure.sessions.ending import request_end
 from perdure.turns.cancel import cancel
-from perdure.turns.erasing import erase
 from perdure.turns.inbox.accept import Accepted
 from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM
 from tests.processes.installation import Installation
@@ -87,7 +86,7 @@ def test_its_session_ends_after_its_time_limit(installation: Installation) -> No
 def test_the_erasure_of_its_user_ends_it(installation: Installation) -> None:
     """It has the user's words in its memory, and nobody will ever want its result."""
     worker, _, child = held(installation)
-    erase(installation.runtime, "ana")
+    installation.runtime.eraser.erase("ana")
 
     wait_until(lambda: has_ended(child), "the process is killed", WITHIN_S)
     assert worker.container.status == "running"

@@ -25,9 +25,10 @@ from perdure.clock import SystemClock
 from perdure.errors import InvalidRequest, NotFound
 from perdure.memory.consolidation import candidates, extraction, merging
 from perdure.memory.embedding import text_to_embed
-from perdure.memory.recall import search, time_spans
+from perdure.memory.recall import time_spans
 from perdure.memory.sections import budget
 from perdure.models.embedders import hashing
+from perdure.models.embedders import protocol as embedder_protocol
 from perdure.models.offline import OfflineModel, entities, intents, language, memories
 from perdure.models.protocol import Message, ModelCall, ModelRequest, Role, ToolCall, ToolSchema
 from perdure.models.providers import wire_names
@@ -52,7 +53,7 @@ NOT_OVER_FOREIGN_TEXT = {
     "perdure.snapshots.resolve.resolve": "takes a setting",
     "perdure.access.keys.parse_entry": "takes an entry of a setting",
     "perdure.access.keys.parse_key": "takes an entry of a setting, or a line of an operator's file",
-    "perdure.casebank.similarity.least_similarity": "takes the embedder's name, a setting",
+    "perdure.casebank.lookup.least_similarity": "takes the embedder's name, a setting",
     "perdure.embedded.redis.is_of": "takes a URL of this installation",
     "perdure.embedded.sockets.settle": "takes a path of this installation",
     "perdure.network.egress.pinned": "takes a URL that `check` made",
@@ -144,7 +145,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.text.quoting.quoted": lambda given: quoting.quoted(quoting.MEMORY, "x", [given]),
     "perdure.text.quoting.label_lines": lambda given: quoting.label_lines("user", given),
     "perdure.text.quoting.without_quotations": quoting.without_quotations,
-    "perdure.memory.recall.search.embedded_text": search.embedded_text,
+    "perdure.models.embedders.protocol.embedded_text": embedder_protocol.embedded_text,
     "perdure.memory.recall.time_spans.find_spans": lambda given: time_spans.find_spans(given, NOW, ZoneInfo("UTC")),
     "perdure.models.embedders.hashing.words": hashing.words,
     "perdure.models.embedders.hashing.HashEmbedder": lambda given: hashing.HashEmbedder(384).embed([given]),

@@ -14,8 +14,7 @@ from perdure.memory.recall.search import Layer
 from perdure.text.quoting import without_quotations
 from perdure.tools.memory import forget, recall, remember
 from perdure.tools.registry import Effect, Tool, ToolContext
-from perdure.turns.erasing import erase
-from perdure.turns.prompt.recalling import own_memory, recall_of
+from perdure.turns.calls.execute import memory_of_call
 from tests.turns.conftest import stage
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Stage
@@ -36,7 +35,7 @@ def _context(stage: Stage, user_id: str = "ana", text: str = "hello") -> ToolCon
         effect_id=effect_id,
         channel="http",
         cancelled=hold.unwanted,
-        memory=own_memory(stage.runtime, accepted.session_id, claimed.turn, effect_id),
+        memory=memory_of_call(stage.runtime, accepted.session_id, claimed.turn, effect_id),
     )
 
 
@@ -95,7 +94,7 @@ def test_it_knows_the_message_that_it_came_from(stage: Stage) -> None:
     stage.equip(remember)
     stage.script(calls(("remember", {"content": "Ana's cat is called Miso"})), says("noted"))
     stage.ask("my cat is Miso, remember that", message_id="the message")
-    found = recall_of(stage.runtime).search("ana", "what is the cat called?", layers=[Layer.SEMANTIC])
+    found = stage.runtime.recall.search("ana", "what is the cat called?", layers=[Layer.SEMANTIC])
     assert [each.content for each in found] == ["Ana's cat is called Miso"]
     assert found[0].message_ids == ("the message",)
 
@@ -136,7 +135,7 @@ def test_one_memory_is_forgotten_with_all_that_only_it_named(stage: Stage) -> No
 def test_of_a_user_who_was_erased_nothing_is_remembered(stage: Stage) -> None:
     """The tool was under way; its user is gone, or back with another session."""
     context = _context(stage)
-    erase(stage.runtime, "ana")
+    stage.runtime.eraser.erase("ana")
     with pytest.raises(ToolError, match="nobody"):
         _call(remember, context, content="Ana lives in Lyon")
     stage.send("I am back")

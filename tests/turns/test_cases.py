@@ -18,7 +18,6 @@ from perdure.casebank.runs import prune
 from perdure.errors import Conflict, NotFound, ProviderError, SettingsError
 from perdure.settings import CaseScope, MemorySettings
 from perdure.turns.cancel import cancel
-from perdure.turns.erasing import erase
 from perdure.turns.feedback import Feedback, give_feedback
 from perdure.turns.run.runner import Ran
 from tests.casebank.bank import bank
@@ -285,7 +284,7 @@ def test_what_is_learnt_while_its_user_is_erased_goes_too(stage: Stage) -> None:
 
         def hook(moment: str, name: str) -> None:
             if (moment, name) == ("before", "turns.feedback"):
-                erasing.append(pool.submit(erase, stage.runtime, "zoe"))
+                erasing.append(pool.submit(stage.runtime.eraser.erase, "zoe"))
                 until(lambda: stage.sql(waiting), "the erasure waits")
 
         with stage.hooked(hook):

@@ -30,7 +30,6 @@ from perdure.cli.inspect.case_report import write_report
 from perdure.database.engine import Database
 from perdure.errors import PerdureError, Unavailable
 from perdure.runtime import Runtime
-from perdure.turns.prompt.recalling import cases_near, cases_seen_by
 
 if TYPE_CHECKING:
     from perdure.casebank.runs.prune import Bank
@@ -155,10 +154,10 @@ def search(
     named = parse_tenant(tenant)
     with connecting.runtime() as runtime:
         if user is not None:
-            near = cases_seen_by(runtime, user_key(named, user), query, k, bank=bank)
+            near = runtime.cases.visible_to(user_key(named, user), query, k, bank=bank)
         else:
             within = EVERYBODY if tenant is None else Within(named)
-            near = cases_near(runtime, query, k, within, bank=bank, include_archived=include_archived)
+            near = runtime.cases.nearest(query, k, within, bank=bank, include_archived=include_archived)
     found = [each.record() for each in near]
     if as_json:
         write_json({"results": found})

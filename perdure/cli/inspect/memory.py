@@ -36,8 +36,6 @@ from perdure.memory.decay import decay as decay_all
 from perdure.memory.recall.agent_memory import forget as forget_memory
 from perdure.memory.recall.search import MAX_K, Layer
 from perdure.runtime import Runtime
-from perdure.turns.erasing import erase
-from perdure.turns.prompt.recalling import recall_of
 from perdure.turns.run.runner import Runner
 from perdure.users.export import export_user
 from perdure.users.tables import USER_TABLES
@@ -64,7 +62,7 @@ def search(
     """Search what is known of a user and what was said, as their agent does."""
     key = user_key(parse_tenant(tenant), user)
     with connecting.runtime() as runtime:
-        found = recall_of(runtime).search(key, query, k, layer or tuple(Layer), record=False)
+        found = runtime.recall.search(key, query, k, layer or tuple(Layer), record=False)
     results = [each.as_json() for each in found]
     if as_json:
         write_json({"results": results})
@@ -197,7 +195,7 @@ def forget(
             if not forget_memory(runtime.database, key, connecting.parse_id(memory_id, "memory")):
                 raise Failure(f"{user!r} has no memory {memory_id}.")
             return
-        erased = erase(runtime, key)
+        erased = runtime.eraser.erase(key)
     if as_json:
         write_json({"user_id": user, **asdict(erased)})
     else:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from itertools import islice
@@ -31,15 +31,12 @@ from perdure.ids import new_id
 from perdure.memory.embedding import vector_literal
 from perdure.memory.recall import queries
 from perdure.memory.recall.time_spans import TimeSpan, find_spans
-from perdure.models.embedders.protocol import Embedder
+from perdure.models.embedders.protocol import Embedder, embedded_text
 from perdure.models.protocol import ModelCall
 from perdure.settings import MemorySettings
 from perdure.text.untrusted import storable
 
 log = logging.getLogger(__name__)
-
-MAX_QUERY_CHARS = 2_000
-"""Characters of a query that are searched: of a longer one, half from its beginning and half from its end."""
 
 MAX_K = 100
 
@@ -123,6 +120,10 @@ class Recall:
     settings: MemorySettings
     clock: Clock
     timezone: str = "UTC"
+
+    def using(self, embedder: Embedder) -> Recall:
+        """The same search with another embedder."""
+        return replace(self, embedder=embedder)
 
     def search(
         self,
@@ -355,15 +356,6 @@ class _Query:
                 )
             )
         return recalled
-
-
-def embedded_text(query: str) -> str:
-    """The part of a query that is searched and embedded: see `MAX_QUERY_CHARS`."""
-    text = storable(query)
-    if len(text) <= MAX_QUERY_CHARS:
-        return text
-    half = MAX_QUERY_CHARS // 2
-    return f"{text[:half]} {text[-half:]}"
 
 
 def _place(row: Any) -> _Place:

@@ -1,7 +1,6 @@
-"""What memory asks of an embedder, whoever provides it.
+"""The embedder protocol, and the part of a question that is embedded.
 
-Vectors are only ever compared within one embedder and size: whoever stores one stores the
-embedder's name with it.
+Vectors are compared within one embedder and size only, so each is stored with its embedder's name.
 """
 
 from __future__ import annotations
@@ -12,9 +11,13 @@ from typing import Protocol
 
 from perdure.errors import InvalidResponse
 from perdure.models.protocol import ModelCall
+from perdure.text.untrusted import storable
 
 Vector = list[float]
 """Of length 1, so that the inner product of two is the cosine of the angle between them."""
+
+MAX_QUERY_CHARS = 2_000
+"""Characters of a query that are searched: of a longer one, half from its beginning and half from its end."""
 
 
 class Embedder(Protocol):
@@ -83,3 +86,12 @@ def unit(values: Sequence[float]) -> Vector:
     if not 0 < length < math.inf:
         raise InvalidResponse("The embedder gave a vector without a direction.")
     return [value / length for value in values]
+
+
+def embedded_text(query: str) -> str:
+    """The part of a query that is searched and embedded: see `MAX_QUERY_CHARS`."""
+    text = storable(query)
+    if len(text) <= MAX_QUERY_CHARS:
+        return text
+    half = MAX_QUERY_CHARS // 2
+    return f"{text[:half]} {text[-half:]}"

@@ -19,6 +19,7 @@ from perdure.agents import Agent
 from perdure.database.engine import as_json
 from perdure.errors import OutcomeUnknown, PerdureError, ToolError
 from perdure.hooks import CallOver, CallSeen, call_hooks
+from perdure.memory.recall.agent_memory import Means, OwnMemory
 from perdure.runtime import Runtime
 from perdure.text.untrusted import cut, storable
 from perdure.tools import guarded
@@ -38,7 +39,6 @@ from perdure.turns.calls.plan import Planned
 from perdure.turns.calls.results import UNKNOWN_OUTCOME, Result
 from perdure.turns.lease.claim import LeaseLost, TurnRef
 from perdure.turns.lease.hold import Hold
-from perdure.turns.prompt.recalling import own_memory
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +125,13 @@ def _short(error: BaseException | None) -> BaseException | None:
             return None
         each = each.__cause__ or each.__context__
     return None
+
+
+def memory_of_call(runtime: Runtime, session_id: UUID, turn: TurnRef, effect_id: UUID) -> OwnMemory:
+    """The memory of the turn's user, for one tool call."""
+    settings = runtime.settings
+    means = Means(runtime.recall, settings.consolidation, settings.memory.recall_timeout_s)
+    return OwnMemory(means, turn.user_id, session_id, turn.turn_id, effect_id, turn.channel)
 
 
 def outcome_result(run: CallThread) -> Result:
@@ -408,7 +415,7 @@ class Executor:
             channel=self._turn.channel,
             cancelled=self._hold.unwanted,
             working_variables=WorkingVariables(self._variables),
-            memory=own_memory(self._runtime, self._hold.session_id, self._turn, planned.effect_id),
+            memory=memory_of_call(self._runtime, self._hold.session_id, self._turn, planned.effect_id),
         )
 
     def _now(self) -> float:

@@ -22,6 +22,7 @@ from perdure.errors import Abandoned, PerdureError, Unavailable
 from perdure.memory.recall.search import PromptWindow, Recalled
 from perdure.memory.sections.assemble import MOST_RECALLED, SectionsRequest, assemble_sections
 from perdure.memory.sections.budget import Section, affordable, cut_to, estimate_tokens, render
+from perdure.models.embedders.memoized import MemoizedEmbedder
 from perdure.models.protocol import CallAborted, ModelCall, ToolSchema
 from perdure.runtime import Runtime
 from perdure.sessions.ending import read_conversation
@@ -30,7 +31,6 @@ from perdure.text.quoting import CONVERSATION, NOTE, Quoter, label_lines
 from perdure.text.untrusted import cut, shown_channel
 from perdure.turns.lease.claim import Before, TurnRef
 from perdure.turns.lease.hold import Hold
-from perdure.turns.prompt.recalling import Once, cases_for, recall_of
 from perdure.turns.run.transcript import Transcript
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ def _past(
 ) -> tuple[list[str], tuple[str, ...]]:
     """What is remembered, and which cases are among it; nothing where memory cannot be reached."""
     in_prompt = PromptWindow(hold.session_id, transcript.first_seen(limits.budget_working))
-    embedder = Once(runtime.embedder)
+    embedder = MemoizedEmbedder(runtime.embedder)
     occasion = SectionsRequest(
         turn.user_id,
         hold.session_id,
@@ -116,13 +116,15 @@ def _past(
     cases: list[Found] = []
 
     def search(query: str, related: Sequence[UUID]) -> list[Recalled]:
-        return recall_of(runtime, embedder).search(
+        return runtime.recall.using(embedder).search(
             turn.user_id, query, MOST_RECALLED, in_prompt=in_prompt, exclude_sessions=related, call=call
         )
 
     def answers(query: str) -> list[str]:
         try:
-            near = cases_for(runtime, turn.user_id, query, MOST_CASES, bank=bank or "", embedder=embedder, call=call)
+            near = runtime.cases.for_prompt(
+                turn.user_id, query, MOST_CASES, bank=bank or "", embedder=embedder, call=call
+            )
             cases.extend(near)
         except (Abandoned, Unavailable):
             raise

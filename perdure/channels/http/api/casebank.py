@@ -18,7 +18,6 @@ from perdure.channels.http.schemas.casebank import NearCases, SharedCase
 from perdure.errors import Forbidden, InvalidRequest
 from perdure.runtime import Runtime
 from perdure.text.untrusted import IDENTIFIER_PATTERN, identifier
-from perdure.turns.prompt.recalling import cases_near, cases_seen_by
 
 MAX_K = 100
 
@@ -91,8 +90,8 @@ def _search(
     include_archived: bool,
 ) -> NearCases:
     if user_id is not None:
-        cases = cases_seen_by(runtime, users.key(user_id), query, k, bank=bank)
+        cases = runtime.cases.visible_to(users.key(user_id), query, k, bank=bank)
     else:
         within = EVERYBODY if users.everybody else Within(users.tenant)
-        cases = cases_near(runtime, query, k, within, bank=bank, include_archived=include_archived)
+        cases = runtime.cases.nearest(query, k, within, bank=bank, include_archived=include_archived)
     return NearCases.model_validate({"results": [each.record() for each in cases]})

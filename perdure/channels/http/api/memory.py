@@ -20,7 +20,6 @@ from perdure.errors import Forbidden
 from perdure.memory.consolidation.consolidate import retry_abandoned
 from perdure.runtime import Runtime
 from perdure.sessions.reading import read_session
-from perdure.turns.prompt.recalling import recall_of
 
 router = APIRouter(
     prefix="/memory", tags=["memory"], route_class=StrictRoute, responses=problems(*WITH_KEY, *WITH_BODY)
@@ -51,7 +50,7 @@ async def consolidate(
 
 
 def _search(runtime: Runtime, users: Users, query: Search) -> SearchResults:
-    results = recall_of(runtime).search(users.key(query.user_id), query.query, query.k, query.layers)
+    results = runtime.recall.search(users.key(query.user_id), query.query, query.k, query.layers)
     return SearchResults.model_validate({"results": [each.as_json() for each in results]})
 
 

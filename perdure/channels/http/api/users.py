@@ -11,7 +11,6 @@ from perdure.channels.http import parameters
 from perdure.channels.http.dependencies import TheGateway, TheUsers
 from perdure.channels.http.schemas.answer import WITH_KEY, problems
 from perdure.channels.http.schemas.users import Erased, Export
-from perdure.turns.erasing import erase as erase_user
 from perdure.users.export import export_user
 
 router = APIRouter(prefix="/users", tags=["users"], responses=problems(*WITH_KEY, 400))
@@ -30,5 +29,5 @@ async def erase(user_id: parameters.UserPath, gateway: TheGateway, users: TheUse
 
     Erasing an unknown user, or a user a second time, is no error.
     """
-    erased = await gateway.in_thread(partial(erase_user, gateway.runtime, users.key(user_id)))
+    erased = await gateway.in_thread(partial(gateway.runtime.eraser.erase, users.key(user_id)))
     return Erased(user_id=user_id, **asdict(erased))

@@ -1,0 +1,98 @@
+"""Looking up cases: for a prompt, for what a user's prompts could contain, and for an administrator.
+
+A prompt has only cases above the similarity floor. A cosine means something else with each embedder: unrelated texts
+have about 0 with one, 0.8 with another. The floors for `hash` and all-MiniLM-L6-v2 were measured with
+`tests/casebank/questions.py`: no question comes as near to a case of another topic. The others are strict guesses;
+docs/casebank.md has the figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from perdure.access.tenants import tenant_of
+from perdure.casebank.search import Found, Within, search, search_for_user
+from perdure.database.engine import Database
+from perdure.models.embedders.protocol import Embedder, Vector, embedded_text
+from perdure.models.protocol import ModelCall
+from perdure.settings import CasebankSettings, CaseScope
+from perdure.text.patterns import compiled
+
+_DEFAULTS = (
+    (compiled(r"hash:(\d{1,2}|1\d\d)$"), 0.6),
+    (compiled(r"hash:\d+$"), 0.5),
+    (compiled(r"sentence-transformers:(.*/)?all-MiniLM-L6-v2/?$", ignore_case=True), 0.6),
+    (compiled(r"openai:(.*/)?text-embedding-3-(small|large)$"), 0.6),
+)
+
+_UNKNOWN = 0.85
+"""Some embedders (E5, text-embedding-ada-002) give unrelated texts a cosine of 0.8."""
+
+
+def least_similarity(embedder: str, setting: float | None) -> float:
+    """The cosine that a case needs to enter a prompt: the setting, else the default of the embedder of that name."""
+    if setting is not None:
+        return setting
+    return next((least for pattern, least in _DEFAULTS if pattern.match(embedder)), _UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class CaseLookup:
+    """The search for cases of one installation. `banks` are those of its agents. Threads may share it."""
+
+    database: Database
+    embedder: Embedder
+    settings: CasebankSettings
+    banks: Callable[[], Sequence[str]]
+
+    def for_prompt(
+        self, user: str, question: str, k: int, *, bank: str, embedder: Embedder, call: ModelCall
+    ) -> list[Found]:
+        """The at most `k` cases in `bank` for the prompt of `user` (a user's key), nearest first.
+
+        Those of the user's tenant that `PERDURE_CASEBANK__SCOPE` allows, with at least the similarity of
+        `PERDURE_CASEBANK__MIN_SIMILARITY`.
+
+        Raises:
+            PerdureError: the question could not be embedded.
+            Unavailable: the database cannot be reached.
+        """
+        vector = embedder.embed([embedded_text(question)], call)[0]
+        least = least_similarity(embedder.name, self.settings.min_similarity)
+        return self._visible(user, vector, embedder.name, k, banks=[bank], least=least)
+
+    def visible_to(self, user: str, question: str, k: int, *, bank: str | None = None) -> list[Found]:
+        """The `k` nearest active cases that prompts of `user` (a user's key) could contain, without the floor.
+
+        In the banks of the installation's agents, or in `bank` if that is one of these.
+
+        Raises:
+            PerdureError: the question could not be embedded.
+        """
+        vector = self.embedder.embed([embedded_text(question)])[0]
+        banks = [each for each in self.banks() if bank in {None, each}]
+        return self._visible(user, vector, self.embedder.name, k, banks=banks)
+
+    def nearest(
+        self, question: str, k: int, within: Within, *, bank: str | None = None, include_archived: bool = False
+    ) -> list[Found]:
+        """The `k` nearest cases of the users `within`, without the floor: for administrators.
+
+        Raises:
+            PerdureError: the question could not be embedded.
+            Unavailable: the database cannot be reached.
+        """
+        vector = self.embedder.embed([embedded_text(question)])[0]
+        banks = None if bank is None else [bank]
+        name = self.embedder.name
+        return search(self.database, vector, name, k, within, banks=banks, include_archived=include_archived)
+
+    def _visible(
+        self, user: str, vector: Vector, embedder: str, k: int, *, banks: Sequence[str], least: float | None = None
+    ) -> list[Found]:
+        """The nearest active cases in `banks` that `PERDURE_CASEBANK__SCOPE` allows in this user's prompts."""
+        if self.settings.scope is CaseScope.ALL:
+            within = Within(tenant_of(user))
+            return search(self.database, vector, embedder, k, within, banks=banks, least=least)
+        return search_for_user(self.database, user, vector, embedder, k, banks=banks, least=least)

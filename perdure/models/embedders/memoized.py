@@ -1,0 +1,42 @@
+"""An embedder for the duration of a turn: recall and the search for cases embed the same question once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perdure.errors import Abandoned, PerdureError
+from perdure.models.embedders.protocol import Embedder, Vector
+from perdure.models.protocol import ModelCall
+
+
+class MemoizedEmbedder:
+    """Caches the vectors of `embedder`, and its failures. Grows with every new text: make one per turn."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+        self._results: dict[tuple[str, ...], list[Vector] | PerdureError] = {}
+
+    @property
+    def name(self) -> str:
+        """The embedder's name."""
+        return self._embedder.name
+
+    @property
+    def dimensions(self) -> int | None:
+        """The embedder's dimensions."""
+        return self._embedder.dimensions
+
+    def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
+        """One vector per text, or the error of the first call with these texts."""
+        key = tuple(texts)
+        if key not in self._results:
+            try:
+                self._results[key] = self._embedder.embed(texts, call)
+            except Abandoned:
+                raise
+            except PerdureError as error:
+                self._results[key] = error
+        result = self._results[key]
+        if isinstance(result, PerdureError):
+            raise result
+        return result
