@@ -36,7 +36,7 @@ _OPEN_CONNECTIONS = 16
 _LOAD = 0.5
 _USERS = 200
 _ROUNDS = 5
-_ROUND_S = 3.0
+_ROUND_S = 2.0
 _START_S = 60.0
 _PERCENT = 100
 
@@ -82,11 +82,11 @@ def measure(stage: Stage) -> Section:
         title="The gateway's requests a second, on connections that are kept alive",
         method=(
             f"{_round_count(stage)} rounds of {_ROUND_S:g} s in which the sides take turns; one client process. The "
-            f"rate: {_CONNECTIONS} connections, the next request as soon as one is answered. The milliseconds: requests at "
-            f"{_LOAD:g} of the gateway's rate on {_OPEN_CONNECTIONS} connections, whatever the server does, counted "
-            "from the moment at which a request is due; at equal gaps, and at random ones (a Poisson process), the same "
-            f"for each side. Messages come from {_USERS} users whose sessions exist; each is committed, and a worker is "
-            "woken through Redis (none runs). The bare routes validate the same body with "
+            f"rate: {_CONNECTIONS} connections, the next request as soon as one is answered. Milliseconds: requests "
+            f"at {_LOAD:g} of the gateway's rate on {_OPEN_CONNECTIONS} connections, whatever the server does, "
+            "counted from the moment at which a request is due; at equal gaps, and at random ones (Poisson), "
+            f"the same for each side. Messages come from {_USERS} users whose sessions exist; each is committed, and a "
+            "worker is woken through Redis (none runs). The bare routes validate the same body with "
             "the same model and answer the same members; uvicorn with its defaults, without an access log. Medians of "
             "the rounds; the last column is the median of the rounds' ratios of the gateway's rate to the side's."
         ),
