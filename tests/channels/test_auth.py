@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 from collections.abc import Callable, Iterator
@@ -64,6 +65,34 @@ def test_a_known_key_is_let_in(guarded: TestClient, scheme: str) -> None:
     """Each form of a list's entries, and a scheme that HTTP says is not case-sensitive."""
     for key in (SERVICE, HASHED, FILED, ADMIN):
         assert guarded.get(PATH, headers={"Authorization": f"{scheme} {key}"}).status_code == 200, key
+
+
+def test_a_stranger_s_body_is_not_read(guarded: TestClient) -> None:
+    """FastAPI alone reads it first: whoever reaches the port could fill the memory."""
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        pytest.fail("the body was read")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/messages", "query_string": b"", "headers": []}
+    asyncio.run(guarded.app(scope, receive, send))  # type: ignore[arg-type]
+
+    assert sent[0]["status"] == 401
+
+
+def test_a_stranger_is_told_nothing_of_the_body(guarded: TestClient) -> None:
+    """401 and 403 come before 400, as the key is checked before the body."""
+    wrong = {"Authorization": f"Bearer {SERVICE}"}
+    statuses = [
+        guarded.post("/v1/messages", content=b"[").status_code,
+        guarded.post("/v1/consolidation/run", content=b"[", headers=wrong).status_code,
+        guarded.post("/v1/messages", content=b"[", headers=wrong).status_code,
+    ]
+
+    assert statuses == [401, 403, 400]
 
 
 STRANGERS = [

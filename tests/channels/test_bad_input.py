@@ -179,6 +179,29 @@ def test_a_body_without_end_is_cut_off_while_it_comes(client: TestClient) -> Non
     assert taken <= MAX_BODY_BYTES + MAX_DRAINED_BYTES + 2 * len(chunk)
 
 
+@pytest.mark.parametrize("content_type", ["application/x-www-form-urlencoded", "text/plain", "", None])
+def test_a_body_is_json_whatever_its_media_type(client: TestClient, content_type: str | None) -> None:
+    """`curl -d` sends JSON as a form, and other clients name no media type."""
+    headers = {} if content_type is None else {"Content-Type": content_type}
+
+    assert client.post("/v1/messages", content=body(), headers=headers).status_code == 202
+
+
+@pytest.mark.parametrize("padding", ["", " " * 2**15])
+def test_a_body_is_checked_alike_whatever_its_size(client: TestClient, padding: str) -> None:
+    """A thread parses and checks a large one, and the refusal is the same."""
+    bodies = {
+        body(): "",
+        body(text=7): "text: must be a string.",
+        body(reply_to={"task": 7}): "reply_to.task: must be a string.",
+        body(colour="green"): "colour: is not known.",
+    }
+
+    for content, detail in bodies.items():
+        response = client.post("/v1/messages", content=content + padding.encode())
+        assert response.json().get("detail", "") == detail
+
+
 def test_a_sentence_about_a_thousand_mistakes_is_short(client: TestClient) -> None:
     """A refusal must not be longer than what it refuses."""
     response = client.post("/v1/messages", json={f"member_{number}": 0 for number in range(5_000)})

@@ -9,9 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 from starlette.testclient import TestClient
 
 from perdure.channels.http.app import create_app
+from perdure.channels.http.schemas.turns import Accepted, Turn
 from perdure.errors import PerdureError
 from perdure.runtime import Runtime
 from perdure.settings import Settings
@@ -55,6 +57,36 @@ def test_every_error_is_a_problem_with_a_stable_code(document: dict[str, Any]) -
         for name, operation in _operations(document)
         if " /v1/" in name
     )
+
+
+def _body_examples(document: dict[str, Any], operation: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    yield from (each["value"] for each in content.get("examples", {}).values())
+    name = content.get("schema", {}).get("$ref", "").rpartition("/")[2]
+    yield from document["components"]["schemas"].get(name, {}).get("examples", ())
+
+
+def test_the_gateway_takes_the_examples_of_bodies(client: TestClient, document: dict[str, Any], say: Say) -> None:
+    """A newcomer copies them first. What they refer to need not exist, or not be at that point."""
+    ids = say()
+    statuses = {
+        (name, str(example)): client.request(
+            *name.replace("{turn_id}", ids["turn_id"]).replace("{session_id}", ids["session_id"]).split(), json=example
+        ).status_code
+        for name, operation in _operations(document)
+        for example in _body_examples(document, operation)
+    }
+
+    assert {name.rpartition("/")[2] for name, _ in statuses} >= {"messages", "approval", "feedback", "search", "fork"}
+    assert {each: status for each, status in statuses.items() if status not in {200, 201, 202, 404, 409}} == {}
+
+
+@pytest.mark.parametrize("model", [Accepted, Turn])
+def test_the_examples_of_answers_are_answers(document: dict[str, Any], model: type[BaseModel]) -> None:
+    """With each member that the gateway sends, `null` ones included."""
+    examples = document["components"]["schemas"][model.__name__]["examples"]
+
+    assert [set(model.model_validate(each).model_dump(mode="json")) for each in examples] == [set(examples[0])]
 
 
 def test_no_query_parameter_is_null(document: dict[str, Any]) -> None:

@@ -41,16 +41,19 @@ async def gateway_of(request: Request) -> Gateway:
 TheGateway = Annotated[Gateway, Depends(gateway_of)]
 
 
+_CALLER = "perdure.caller"
+
+
 async def caller_of(request: Request) -> Caller:
     """The caller, whose key is checked once a request.
 
     Raises:
         Unauthorized, RateLimited, Forbidden: as `Keys.caller`.
     """
-    caller: Caller | None = getattr(request.state, "caller", None)
+    caller: Caller | None = request.scope.get(_CALLER)
     if caller is None:
         gateway: Gateway = request.app.state.gateway
-        caller = request.state.caller = gateway.keys.caller(request)
+        caller = request.scope[_CALLER] = gateway.keys.caller(request)
     return caller
 
 
@@ -69,7 +72,9 @@ TheAdministrator = Annotated[Caller, Depends(_administrator)]
 """Requires an admin key without a tenant: what the route does concerns all tenants."""
 
 
-async def _open_gateway(gateway: TheGateway, _caller: TheCaller) -> Gateway:
+async def _open_gateway(request: Request) -> Gateway:
+    await caller_of(request)  # a stranger gets 401, not 503
+    gateway = await gateway_of(request)
     gateway.admit()
     return gateway
 

@@ -74,7 +74,7 @@ class Gateway:
     async def json_response(self, read: Callable[[], Any], status: int = 200) -> Response:
         """A response with what `read` returns, read and encoded in one thread.
 
-        For answers that may be long, or that are read often: no model checks them on the event loop.
+        For answers that may be long: no model checks and encodes them on the event loop.
         """
         return await self.json_response_and_status(lambda: (read(), status))
 

@@ -7,7 +7,7 @@ from functools import partial
 from http import HTTPStatus
 from uuid import UUID
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request
 
 from perdure.channels.http import parameters
 from perdure.channels.http.body import StrictRoute
@@ -25,13 +25,14 @@ router = APIRouter(
 )
 
 
-@router.get("", response_model=Turn, response_description="The turn.", responses=problems(400))
-async def read(turn_id: TheTurn, request: Request, gateway: TheGateway, wait: parameters.Wait = None) -> Response:
+@router.get("", response_description="The turn.", responses=problems(400))
+async def read(turn_id: TheTurn, request: Request, gateway: TheGateway, wait: parameters.Wait = None) -> Turn:
     """Read a turn; with `wait`, as soon as it is settled, or with its present status when the time is up."""
-    reading = partial(read_turn, gateway.runtime.database, turn_id)
-    if wait and (await gateway.in_thread(reading))["status"] not in SETTLED:
-        await gateway.until_settled(turn_id, min(wait, parameters.LONGEST_WAIT_S), request)
-    return await gateway.json_response(reading)
+    turn = await gateway.in_thread(partial(_read, gateway, turn_id))
+    if not wait or turn.status in SETTLED:
+        return turn
+    await gateway.until_settled(turn_id, min(wait, parameters.LONGEST_WAIT_S), request)
+    return await gateway.in_thread(partial(_read, gateway, turn_id))
 
 
 @router.post("/cancel", status_code=HTTPStatus.ACCEPTED, response_description="Requested; the turn as it is now.")
@@ -67,6 +68,10 @@ async def _after(gateway: Gateway, turn_id: UUID, act: Callable[[], object]) -> 
 
     def act_and_read() -> Turn:
         act()
-        return Turn.model_validate(read_turn(gateway.runtime.database, turn_id))
+        return _read(gateway, turn_id)
 
     return await gateway.in_thread(act_and_read)
+
+
+def _read(gateway: Gateway, turn_id: UUID) -> Turn:
+    return Turn.model_validate(read_turn(gateway.runtime.database, turn_id))
