@@ -65,7 +65,7 @@ class Scripted:
         """Give the next reply.
 
         Raises:
-            ScriptExhausted: there is none.
+            ScriptExhausted: the script has no further reply.
             Exception: the next reply is this error.
             DeadlineExceeded: the reply is later than the call's deadline.
         """

@@ -16,7 +16,7 @@ from perdure import Agent, ToolContext, required, tool
 from perdure.errors import Abandoned, GuardRejected, ProviderError
 from perdure.models.protocol import ModelReply, Role
 from perdure.testing import Call, Conversation, MovedClock, Scripted, ScriptExhausted, ask, call, late
-from perdure.tools.memory import remember
+from perdure.tools.memory import recall, remember
 
 
 @pytest.fixture(autouse=True)
@@ -178,9 +178,12 @@ def test_a_guard_keeps_the_model_from_being_asked() -> None:
 
 def test_memory_is_not_there_and_says_so() -> None:
     """What needs PostgreSQL fails visibly: a test must not take an empty memory for a working one."""
-    agent = Agent("assistant", "You remember.", [remember])
-    answer = ask(agent, "I am Ana.", model=Scripted(call("remember", text="Ana"), call("remember", "{}"), "Hm."))
-    assert all(each.status == "failed" for each in answer.calls)
+    agent = Agent("assistant", "You remember.", [remember, recall])
+    answer = ask(
+        agent, "I am Ana.", model=Scripted(call("remember", content="Ana"), call("recall", query="name"), "Hm.")
+    )
+    assert [each.status for each in answer.calls] == ["failed", "failed"]
+    assert "perdure.testing has no PostgreSQL" in str(answer.calls[0].result)
 
 
 def test_needs_no_pytest() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -16,7 +17,7 @@ from perdure.testing import Answer, Conversation, Scripted
 from perdure.turns.calls import approvals
 from perdure.turns.calls.approvals import Decision
 from tests.testing.scenarios import SCENARIOS, Scenario
-from tests.turns.stage import Stage
+from tests.turns.stage import PATIENCE_S, Stage
 
 STATUSES = {"queued": "parked"}
 """Statuses of a turn's row that `Answer` calls otherwise."""
@@ -111,6 +112,13 @@ def prompts(requests: list[ModelRequest]) -> list[tuple[object, ...]]:
     return [(each.messages, [tool.name for tool in each.tools]) for each in requests]
 
 
+def _join_hanging_tools() -> None:
+    """Wait for tools that outlived their timeout: they still record their results, for which they need the database."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("perdure-tool-"):
+            thread.join(PATIENCE_S)
+
+
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_turn_is_the_same_here_and_on_postgresql(name: str, stage: Stage) -> None:
     """A test that passes against another step loop than the one in production proves nothing about the agent."""
@@ -133,3 +141,4 @@ def test_a_turn_is_the_same_here_and_on_postgresql(name: str, stage: Stage) -> N
     assert [observed(each) for each in answers] == expected
     assert prompts(model.requests) == prompts(engine.model.requests)
     assert answers[-1].working_variables == engine.variables()
+    _join_hanging_tools()

@@ -249,7 +249,7 @@ class SnapshotSuite:
         runner = harness.open()
         saving = threading.Lock()
 
-        def beside(read: Callable[..., Any]) -> Callable[..., Any]:
+        def saving_during(read: Callable[..., Any]) -> Callable[..., Any]:
             def reading(*arguments: Any) -> Any:
                 try:
                     return read(*arguments)
@@ -261,7 +261,7 @@ class SnapshotSuite:
             return reading
 
         for module, name, read in (("store", "parse", parse), ("postgres", "checked_variables", checked_variables)):
-            monkeypatch.setattr(f"perdure.snapshots.{module}.{name}", beside(read))
+            monkeypatch.setattr(f"perdure.snapshots.{module}.{name}", saving_during(read))
         assert store.load(agent_id) == Stored(snapshot_of(agent_id, tick), 4)
         assert saving.locked()
         runner.close()

@@ -1,0 +1,86 @@
+"""The code in README.md and in the documents for authors runs as it stands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from tests.repository.source import ROOT, files, read
+
+_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+
+def blocks(name: str) -> list[str]:
+    """The Python code in a document."""
+    return _BLOCK.findall(read(name))
+
+
+def stand_ins() -> dict[str, Any]:
+    """What the documents' code uses of an application."""
+    names = ("bank", "cache", "read", "was_paid", "count")
+    return {"__name__": "document", "LIMIT": 100, **{name: MagicMock() for name in names}}
+
+
+def run_pytest(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the tests in a folder, as its author would."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:schemathesis", "."]
+    return subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
+
+
+def test_the_readmes_test_passes_for_the_readmes_agent(tmp_path: Path) -> None:
+    """It is the first code that a newcomer copies."""
+    for block in blocks("README.md"):
+        name = re.match(r"# (\w+\.py)\n", block)
+        if name:
+            (tmp_path / name[1]).write_text(block, encoding="utf-8")
+    assert {each.name for each in tmp_path.iterdir()} == {"shop.py", "test_shop.py"}
+    ran = run_pytest(tmp_path)
+    assert ran.returncode == 0, ran.stdout
+    assert "1 passed" in ran.stdout
+
+
+def test_the_tests_in_the_document_on_testing_pass(tmp_path: Path) -> None:
+    """They are copied as well, one after another."""
+    (tmp_path / "test_document.py").write_text("\n".join(blocks("docs/testing.md")), encoding="utf-8")
+    ran = run_pytest(tmp_path)
+    assert ran.returncode == 0, ran.stdout
+    assert re.search(r"^[5-9] passed|^\d\d passed", ran.stdout, re.MULTILINE), ran.stdout
+
+
+@pytest.mark.parametrize("name", ["agents-and-tools", "mcp", "models-and-embedders"])
+def test_the_code_in_the_documents_for_authors_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that was moved or renamed is found here, not by a reader."""
+    monkeypatch.setenv("SHOP_TOKEN", "of the test")
+    namespace = stand_ins()
+    found = blocks(f"docs/{name}.md")
+    assert found
+    for block in found:
+        exec(compile(block, f"{name}.md", "exec"), namespace)  # noqa: S102 (the repository's own documents)
+
+
+@pytest.mark.parametrize("path", [each for each in files() if each.suffix == ".md"], ids=lambda path: path.name)
+def test_each_link_to_a_file_of_the_repository_leads_there(path: Path) -> None:
+    """Documents are split and renamed; what links to them is easily forgotten."""
+    for link in _LINK.findall(_FENCED.sub("", path.read_text(encoding="utf-8"))):
+        target, _, anchor = link.partition("#")
+        if ":" in target:
+            continue
+        file = (path.parent / target).resolve() if target else path
+        assert file.exists(), link
+        assert file.is_relative_to(ROOT), link
+        if anchor and file.suffix == ".md":
+            headings = _HEADING.findall(_FENCED.sub("", file.read_text(encoding="utf-8")))
+            assert anchor in {_anchor(each) for each in headings}, link
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
