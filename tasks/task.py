@@ -9,7 +9,6 @@ of ours reaches the caller.
 from __future__ import annotations
 
 import logging
-from contextvars import ContextVar
 from typing import Any
 
 from celery import Task
@@ -17,12 +16,10 @@ from celery.exceptions import Ignore, Reject, TaskPredicate
 
 from perdure.errors import PerdureError, Unavailable, loggable
 from perdure.tasks.arguments import described
+from perdure.tasks.current import current_task
 from perdure.tasks.process import Process
 
 log = logging.getLogger(__name__)
-
-current_task: ContextVar[str] = ContextVar("current_task", default="-")
-"""`name[id]` of the task that this thread runs, for the log."""
 
 _FIRST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 30.0
