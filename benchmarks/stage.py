@@ -23,7 +23,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.pool import NullPool
 
 from perdure.database.migrate import migrate
-from perdure.embedded import launch
+from perdure.embedded.process import launch
 from perdure.embedded.redis import client_url
 from perdure.embedded.throwaway import Servers, servers
 

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from celery import shared_task
 
-from perdure.queues import ReplyTask, reply_queue
+from perdure.network.queues import ReplyTask, reply_queue
 from perdure.tasks.task import PerdureTask
 from perdure.turns.outbox import DeliveryFailed, Undeliverable, deliver
 

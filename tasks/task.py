@@ -15,8 +15,8 @@ from celery import Task
 from celery.exceptions import Ignore, Reject, TaskPredicate
 
 from perdure.errors import PerdureError, Unavailable, loggable
+from perdure.tasks import current_task
 from perdure.tasks.arguments import described
-from perdure.tasks.current import current_task
 from perdure.tasks.process import Process
 
 log = logging.getLogger(__name__)

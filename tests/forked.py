@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from perdure.embedded import launch
+from perdure.embedded.process import launch
 
 _IMPORTED = [
     "celery.apps.worker",

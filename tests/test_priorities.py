@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 from kombu import Connection, Consumer, Exchange, Queue
 
-from perdure.queues import QUEUES
+from perdure.network.queues import QUEUES
 from perdure.settings import Settings
 from perdure.workers.application import broker_priority, transport_options
 from perdure.workers.assembly import Addresses

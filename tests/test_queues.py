@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import SettingsError
-from perdure.queues import QUEUES, ReplyTask, reply_queue
+from perdure.network.queues import QUEUES, ReplyTask, reply_queue
 from perdure.settings import Settings
 from perdure.tasks.deliveries import TaskCarrier
 from perdure.turns.outbox import DeliveryFailed, Undeliverable

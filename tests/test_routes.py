@@ -8,7 +8,7 @@ import pytest
 import redis as redis_py
 
 from perdure.embedded import redis
-from perdure.queues import QUEUES
+from perdure.network.queues import QUEUES
 from perdure.settings import Settings
 from perdure.workers.application import ROUTES, make_app, registered
 from perdure.workers.assembly import Addresses

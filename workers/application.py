@@ -12,7 +12,7 @@ from typing import Any
 from celery import Celery
 from kombu import Exchange, Queue
 
-from perdure.queues import QUEUES
+from perdure.network.queues import QUEUES
 from perdure.settings import Settings
 from perdure.workers.assembly import Addresses
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from perdure.errors import loggable
-from perdure.tasks.current import current_task
+from perdure.tasks import current_task
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s %(task)s %(message)s"
 

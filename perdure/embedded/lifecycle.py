@@ -27,7 +27,7 @@ from typing import Protocol, Self
 import psutil
 
 from perdure.embedded.errors import EmbeddedServerError, disk_full, explained
-from perdure.embedded.locks import FileLock
+from perdure.embedded.process.locks import FileLock
 
 _TICK_S = 0.01  # between two looks at a server that has no way to call back
 _LOG_KEPT_BYTES = 4 * 2**20

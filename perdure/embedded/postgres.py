@@ -24,9 +24,10 @@ from pathlib import Path
 import psutil
 import psycopg2
 
-from perdure.embedded import account, launch, lifecycle, programs, sockets, wheels
+from perdure.embedded import lifecycle, wheels
 from perdure.embedded.errors import EmbeddedServerError, disk_full
 from perdure.embedded.lifecycle import Endpoint, Launch, Running
+from perdure.embedded.process import account, launch, programs, sockets
 
 MAJOR = "18"
 _ROLE = "perdure"

@@ -24,9 +24,10 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from perdure.embedded import account, lifecycle, sockets, wheels
+from perdure.embedded import lifecycle, wheels
 from perdure.embedded.errors import EmbeddedServerError
 from perdure.embedded.lifecycle import Endpoint, Launch, Running
+from perdure.embedded.process import account, sockets
 from perdure.redis import client_url as client_url  # noqa: PLC0414 (given on, beside the addresses it is for)
 from perdure.text.patterns import compiled
 

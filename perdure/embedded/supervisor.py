@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, TextIO, cast
 
 from perdure.clock import Clock, SystemClock
-from perdure.embedded import launch
+from perdure.embedded.process import launch
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _COLOURS = ("36", "32", "35", "33", "34", "31")

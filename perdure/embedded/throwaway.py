@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from perdure.embedded import postgres, redis, sockets
+from perdure.embedded import postgres, redis
 from perdure.embedded.lifecycle import Running
+from perdure.embedded.process import sockets
 
 
 @dataclass(frozen=True, slots=True)

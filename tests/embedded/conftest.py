@@ -13,7 +13,8 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
-from perdure.embedded import account, launch, postgres
+from perdure.embedded import postgres
+from perdure.embedded.process import account, launch
 
 _ROOT = Path(__file__).resolve().parents[2]
 _DEADLINE_S = 30.0

@@ -13,7 +13,8 @@ from types import ModuleType
 import psutil
 import pytest
 
-from perdure.embedded import EmbeddedServerError, account, lifecycle, postgres, redis
+from perdure.embedded import EmbeddedServerError, lifecycle, postgres, redis
+from perdure.embedded.process import account
 from perdure.embedded.throwaway import servers
 from tests.embedded.conftest import Program
 

@@ -12,7 +12,8 @@ import psutil
 import pytest
 from sqlalchemy import create_engine, text
 
-from perdure.embedded import EmbeddedServerError, account, launch, postgres, programs, wheels
+from perdure.embedded import EmbeddedServerError, postgres, wheels
+from perdure.embedded.process import account, launch, programs
 from tests.embedded.conftest import Program
 
 CONNECT = """

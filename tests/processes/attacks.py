@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import httpx2
 from redis import Redis
 
-from perdure.queues import QUEUES
+from perdure.network.queues import QUEUES
 from perdure.redis import client_url
 from tests import hostile
 

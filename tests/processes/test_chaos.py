@@ -29,7 +29,7 @@ from pytest_celery import CeleryTestSetup
 from redis import Redis
 
 from perdure.errors import Unavailable
-from perdure.queues import QUEUES
+from perdure.network.queues import QUEUES
 from perdure.redis import client_url
 from perdure.turns.calls.approvals import Decision, decide
 from perdure.turns.inbox.accept import Accepted

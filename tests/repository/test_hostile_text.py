@@ -18,7 +18,6 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from perdure import queues
 from perdure.channels.http import body, parameters
 from perdure.cli import display
 from perdure.clock import SystemClock
@@ -32,7 +31,7 @@ from perdure.models.embedders import protocol as embedder_protocol
 from perdure.models.offline import OfflineModel, entities, intents, language, memories
 from perdure.models.protocol import Message, ModelCall, ModelRequest, Role, ToolCall, ToolSchema
 from perdure.models.providers import wire_names
-from perdure.network import egress
+from perdure.network import egress, queues
 from perdure.network.reply_urls import Reachable
 from perdure.sessions import summary
 from perdure.tasks import arguments
@@ -55,7 +54,7 @@ NOT_OVER_FOREIGN_TEXT = {
     "perdure.access.keys.parse_key": "takes an entry of a setting, or a line of an operator's file",
     "perdure.casebank.lookup.least_similarity": "takes the embedder's name, a setting",
     "perdure.embedded.redis.is_of": "takes a URL of this installation",
-    "perdure.embedded.sockets.settle": "takes a path of this installation",
+    "perdure.embedded.process.sockets.settle": "takes a path of this installation",
     "perdure.network.egress.pinned": "takes a URL that `check` made",
     "perdure.memory.consolidation.extraction.extract": "calls a model, with the text of `chunks`, for `parse`",
     "perdure.text.words.cached_by_word": "takes a function",
@@ -185,7 +184,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
         refusing(lambda url: egress.check(url, REACHABLE), InvalidRequest)(url)
         for url in (given, f"http://{given}/", f"http://a.internal/perdure/{given}")
     ],
-    "perdure.queues.reply_queue": lambda given: queues.reply_queue(REPLY_TASKS, given, given),
+    "perdure.network.queues.reply_queue": lambda given: queues.reply_queue(REPLY_TASKS, given, given),
     "perdure.turns.inbox.incoming.parse_incoming": refusing(
         lambda given: incoming.parse_incoming({"user_id": "u", "text": given, "metadata": {given: given}}),
         InvalidRequest,

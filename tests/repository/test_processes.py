@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
-from importlib import import_module
 from typing import Any
 
 import pytest
 import typer
 import yaml
 
+from perdure.cli import COMMANDS, load
 from perdure.settings import ShutdownSettings
 from tests.repository.source import read
 
@@ -22,10 +22,8 @@ PROCFILE = dict(line.split(": ", 1) for line in read("Procfile").splitlines())
 
 @pytest.fixture(scope="module")
 def commands() -> dict[str, Any]:
-    """The subcommands of `perdure`, as typer registered them."""
-    module = import_module("perdure.cli")
-    (app,) = {id(value): value for value in vars(module).values() if isinstance(value, typer.Typer)}.values()
-    return dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    """The commands of `perdure` by name, as typer registers them."""
+    return {name: typer.main.get_command(load(name)).commands[name] for name in COMMANDS}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("service", OURS)

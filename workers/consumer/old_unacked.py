@@ -17,7 +17,7 @@ from typing import Any
 
 from celery import Celery
 
-from perdure.queues import QUEUES
+from perdure.network.queues import QUEUES
 from perdure.tasks.task import PerdureTask
 from perdure.workers.application import REDELIVER_S, restored_level
 

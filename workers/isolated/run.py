@@ -22,7 +22,7 @@ from functools import partial
 from types import FrameType
 from uuid import UUID
 
-from perdure.embedded import launch
+from perdure.embedded.process import launch
 from perdure.errors import Unavailable
 from perdure.settings import Settings
 from perdure.tools.mcp.connections import Connections

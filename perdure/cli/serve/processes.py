@@ -9,7 +9,7 @@ import typer
 
 from perdure.cli.serve.listening import bind, require_free
 from perdure.clock import SystemClock
-from perdure.queues import QUEUES
+from perdure.network.queues import QUEUES
 from perdure.resilience.kill_reports import Kills
 from perdure.settings import Settings
 from perdure.workers import logs

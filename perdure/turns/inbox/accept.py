@@ -22,7 +22,7 @@ from perdure.database.fencing import Fence
 from perdure.errors import Conflict, InvalidRequest, NotFound, TooLarge, Unavailable
 from perdure.ids import new_id
 from perdure.network import egress
-from perdure.queues import reply_queue
+from perdure.network.queues import reply_queue
 from perdure.runtime import Runtime
 from perdure.sessions import queries as sessions
 from perdure.sessions.ending import IDLE

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from perdure.embedded import account
-from perdure.embedded.account import Account
 from perdure.embedded.errors import EmbeddedServerError
+from perdure.embedded.process import account
+from perdure.embedded.process.account import Account
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ import stat
 import tempfile
 from pathlib import Path
 
-from perdure.embedded.account import Account
 from perdure.embedded.errors import EmbeddedServerError
+from perdure.embedded.process.account import Account
 from perdure.text.patterns import compiled
 
 _MADE_FOR = "made-for"
