@@ -24,7 +24,7 @@ from typing import Any, Literal, Protocol
 
 from perdure.casebank import COMMON
 from perdure.errors import InvalidRequest, SettingsError
-from perdure.hooks import CallOver, CallSeen, Hooks, Required, TurnOver, TurnSeen
+from perdure.hooks import Hooks, Required, ToolCalled, ToolCalling, TurnEnding, TurnStarted
 from perdure.settings import OnUnavailable
 from perdure.text.untrusted import IDENTIFIER, is_identifier
 from perdure.tools.mcp.connections import Connections
@@ -42,7 +42,7 @@ class ErrorMessages(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Sentences:
+class ErrorTexts:
     """Error messages by their codes; `by_language` has others for some languages. See `ErrorMessages`.
 
     Languages are tags as in BCP 47, looked up as RFC 4647 has it: `de-AT`, where there is none, means `de`.
@@ -83,10 +83,10 @@ class Agent:
     on_unavailable: OnUnavailable | str | None = None
     error_messages: ErrorMessages | None = None
     casebank: str | Literal[False] | None = COMMON
-    before_turn: Hooks[TurnSeen] = ()
-    after_turn: Hooks[TurnOver] = ()
-    before_tool: Hooks[CallSeen] = ()
-    after_tool: Hooks[CallOver] = ()
+    before_turn: Hooks[TurnStarted] = ()
+    after_turn: Hooks[TurnEnding] = ()
+    before_tool: Hooks[ToolCalling] = ()
+    after_tool: Hooks[ToolCalled] = ()
     servers: tuple[McpServer, ...] = field(init=False, hash=False)
     _by_name: dict[str, Tool] = field(init=False, repr=False, compare=False)
 

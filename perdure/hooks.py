@@ -1,6 +1,6 @@
 """Hooks: what an agent's author has called before and after a turn, and before and after a tool.
 
-    def blocklist(turn: TurnSeen) -> None:
+    def blocklist(turn: TurnStarted) -> None:
         if "forbidden" in turn.text:
             raise GuardRejected("I do not talk about that.")
 
@@ -35,7 +35,7 @@ Seen = TypeVar("Seen")
 
 
 @dataclass(frozen=True, slots=True)
-class TurnSeen:
+class TurnStarted:
     """A turn as hooks see it. `text` is what the user wrote, `tenant` the user's."""
 
     user_id: str
@@ -48,16 +48,16 @@ class TurnSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnOver:
+class TurnEnding:
     """A turn about to end: `status` is `done`, `failed` or `cancelled`, `reply` what would be said, if anything."""
 
-    turn: TurnSeen
+    turn: TurnStarted
     status: str
     reply: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class CallSeen:
+class ToolCalling:
     """A tool call as hooks see it: `arguments` are by name, `effect_id` is the same for every attempt.
 
     `tenant` is the user's.
@@ -73,10 +73,10 @@ class CallSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class CallOver:
+class ToolCalled:
     """A tool call that has come back with a result, as the model is told it."""
 
-    call: CallSeen
+    call: ToolCalling
     result: str
 
 

@@ -1,65 +1,108 @@
 """The command line: `perdure`.
 
-    up.py          everything on this machine, with its servers
-    processes.py   migrate, gateway, worker, beat, flower: one process each
-    drain.py       the whole fleet takes nothing in, and lets go of what it has
-    talking.py     send, chat; prompt.py is the terminal's side of chat
-    sessions.py, snapshots.py, turns.py, schedules.py, messages.py, memory.py, cases.py    what is kept
-    breakers.py    what is not called for a while
-    doctor.py      dangerous settings of the servers
+    serve/      commands that run processes: up, migrate, gateway, worker, beat, flower; and drain
+    talk/       send and chat
+    inspect/    commands that show and change stored things, and doctor
 
-    connecting.py  what a command needs of the system
-    listening.py   an address to listen on; serving.py, the gateway's web server
-    display.py     tables, JSON, text that is safe on a terminal
-    files.py       files, whole or not at all
-    failing.py     errors as a sentence and an exit status
+    connecting.py   what a command needs of the installation: its database, and wake-ups for its workers
+    display.py      tables, JSON, text that is safe on a terminal
+    files.py        files that are read tolerantly, and written whole or not at all
+    errors.py       errors as a message and an exit status
 
-Commands start in about a second, so what takes long to import is imported by those that need it.
+`perdure --help` prints a table from here. A command's module is imported when that command runs.
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING
 
-import typer
+from perdure.cli.errors import WRONG_USAGE, Failure, reported
 
-from perdure.cli.errors import explained
-from perdure.cli.inspect import breakers, cases, doctor, memory, messages, schedules, sessions, turns
-from perdure.cli.serve import drain, processes, up
-from perdure.cli.talk import commands
+if TYPE_CHECKING:
+    import typer
 
-app = typer.Typer(
-    name="perdure",
-    help="Durable LLM agents on Celery, Redis and PostgreSQL.",
-    epilog="Exit status: 0 done, 1 failed, 2 wrong usage (a wrong setting too), 3 a needed service is unavailable.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-app.command()(up.up)
-app.command()(processes.migrate)
-app.command()(processes.gateway)
-app.command()(processes.worker)
-app.command()(processes.beat)
-app.command()(processes.flower)
-app.command()(doctor.doctor)
-app.command()(drain.drain)
-app.command()(commands.chat)
-app.command()(commands.send)
-app.add_typer(sessions.commands, name="sessions")
-app.add_typer(turns.commands, name="turns")
-app.add_typer(messages.commands, name="messages")
-app.add_typer(memory.commands, name="memory")
-app.add_typer(cases.commands, name="cases")
-app.add_typer(schedules.commands, name="schedules")
-app.add_typer(breakers.commands, name="breakers")
+_WIDTH = 80
+_ABOUT = "Durable LLM agents on Celery, Redis and PostgreSQL."
+_STATUS = "Exit status: 0 done, 1 failed, 2 wrong usage (a wrong setting too), 3 a needed service is unavailable."
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command, or a group of commands: the module and its attribute, and the first line of the help."""
+
+    module: str
+    attribute: str
+    help: str
+
+
+COMMANDS = {
+    "up": Command("serve.up", "up", "Run everything on this machine: servers, gateway, two workers, beat, Flower."),
+    "migrate": Command("serve.processes", "migrate", "Bring the database to the tables of this release."),
+    "gateway": Command("serve.processes", "gateway", "Serve the HTTP gateway."),
+    "worker": Command("serve.processes", "worker", "Run turns and all other queued tasks."),
+    "beat": Command("serve.processes", "beat", "Put scheduled work into the queue when its time comes."),
+    "flower": Command("serve.processes", "flower", "Show workers and tasks on web pages."),
+    "doctor": Command("inspect.doctor", "doctor", "Check the servers that perdure uses for dangerous settings."),
+    "drain": Command("serve.drain", "drain", "Refuse new work, finish or park running turns, and flush."),
+    "chat": Command("talk.commands", "chat", "Talk to an agent."),
+    "send": Command("talk.commands", "send", "Send a message."),
+    "sessions": Command("inspect.sessions", "commands", "Conversations and their transcripts."),
+    "turns": Command("inspect.turns", "commands", "Turns and their results."),
+    "messages": Command("inspect.messages", "commands", "Export and import conversations."),
+    "memory": Command("inspect.memory", "commands", "Memories and messages of users."),
+    "cases": Command("inspect.cases", "commands", "The CaseBank: answered questions."),
+    "schedules": Command("inspect.schedules", "commands", "Scheduled work."),
+    "breakers": Command("inspect.breakers", "commands", "Circuit breakers of the fleet."),
+}
 
 
 def main() -> None:
-    """Run the command that the process's arguments name, and exit with its status."""
+    """Run the command of the process's arguments, and exit with its status."""
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.append(here)  # where the module that PERDURE_AGENTS names may be; last, so that it hides nothing
-    with explained():
-        app(prog_name="perdure")
+        sys.path.append(here)  # for the module of PERDURE_AGENTS; last, so that it hides no library
+    name, *arguments = sys.argv[1:] or [""]
+    if name in {"", "--help", "-h"}:
+        sys.stdout.write(_help())
+        sys.exit(WRONG_USAGE if not name else 0)
+    with reported():
+        load(name)([name, *arguments], prog_name="perdure")
+
+
+def load(name: str) -> typer.Typer:
+    """An application that has this command, or group of commands, alone.
+
+    Raises:
+        Failure: there is no such command.
+    """
+    if name not in COMMANDS:
+        similar = get_close_matches(name, COMMANDS, n=1)
+        hint = f" Did you mean {similar[0]!r}?" if similar else " `perdure --help` lists the commands."
+        raise Failure(f"There is no command {name!r}.{hint}", WRONG_USAGE)
+    import typer  # noqa: PLC0415 (takes longer to import than the help to print)
+
+    command = COMMANDS[name]
+    found = getattr(import_module(f"perdure.cli.{command.module}"), command.attribute)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.callback()(lambda: None)  # or the only command would take the place of the application
+    if isinstance(found, typer.Typer):
+        app.add_typer(found, name=name)
+    else:
+        app.command(name)(found)
+    return app
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    indent = " " * (width + 4)
+    listed = "\n".join(
+        fill(f"  {name:{width}}  {command.help}", _WIDTH, subsequent_indent=indent)
+        for name, command in COMMANDS.items()
+    )
+    return f"Usage: perdure COMMAND [ARGS]...\n\n  {_ABOUT}\n\nCommands:\n{listed}\n\n{fill(_STATUS, _WIDTH)}\n"

@@ -1,33 +1,22 @@
-"""Errors as a person at a terminal gets them: a sentence on stderr and an exit status, no trace.
-
-Whatever is not foreseen here is a mistake in this program, and shows its trace.
-"""
+"""Errors of commands: a message on stderr and an exit status. Unexpected errors keep their traceback."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
-
-from psycopg2 import errors as postgresql
-from sqlalchemy.exc import ProgrammingError
-
-from perdure.embedded import EmbeddedServerError
-from perdure.errors import IncompatibleDatabase, InvalidRequest, PerdureError, SettingsError, Unavailable
 
 FAILED = 1
 WRONG_USAGE = 2
 UNAVAILABLE = 3
 
-_NOT_MIGRATED = (postgresql.UndefinedTable, postgresql.UndefinedColumn, postgresql.UndefinedFunction)
 _WAY_OUT = (
     "Is it running? `perdure up` starts all; PERDURE_DATABASE_URL and PERDURE_REDIS_URL name servers of your own."
 )
 
 
 class Failure(Exception):
-    """A command cannot do what it was asked; the message is the sentence to say."""
+    """A command cannot do what was requested; `message` and the exit status are for the caller."""
 
     def __init__(self, message: str, status: int = FAILED) -> None:
         super().__init__(message)
@@ -35,32 +24,45 @@ class Failure(Exception):
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """Turn the errors that are foreseen into a sentence and an exit status."""
+def reported() -> Iterator[None]:
+    """Report expected errors on stderr and exit with their status."""
     try:
         yield
-    except Failure as error:
-        _leave(str(error), error.status)
-    except SettingsError as error:
-        _leave(str(error), WRONG_USAGE)
-    except EmbeddedServerError as error:
-        _leave(str(error), UNAVAILABLE)
-    except Unavailable as error:
-        _leave(_with_way_out(error), UNAVAILABLE)
-    except PerdureError as error:
-        _leave(error.message, WRONG_USAGE if isinstance(error, InvalidRequest) else FAILED)
-    except ProgrammingError as error:
-        if not isinstance(error.orig, _NOT_MIGRATED):
+    except Exception as error:
+        expected = _expected(error)
+        if expected is None:
             raise
-        _leave("The database has not the tables of this release. Make them with `perdure migrate`.", UNAVAILABLE)
+        message, status = expected
+        sys.stderr.write(f"perdure: {message}\n")
+        sys.exit(status)
 
 
-def _with_way_out(error: Unavailable) -> str:
-    if isinstance(error, IncompatibleDatabase) or "perdure up" in error.message:
-        return error.message
-    return f"{error.message} {_WAY_OUT}"
+def _expected(error: Exception) -> tuple[str, int] | None:
+    """The message and the status of an error, `None` if it is unexpected. Imports the errors' modules only here."""
+    from psycopg2 import errors as postgresql  # noqa: PLC0415
+    from sqlalchemy.exc import ProgrammingError  # noqa: PLC0415
 
+    from perdure.embedded import EmbeddedServerError  # noqa: PLC0415
+    from perdure.errors import (  # noqa: PLC0415
+        IncompatibleDatabase,
+        InvalidRequest,
+        PerdureError,
+        SettingsError,
+        Unavailable,
+    )
 
-def _leave(sentence: str, status: int) -> NoReturn:
-    sys.stderr.write(f"perdure: {sentence}\n")
-    sys.exit(status)
+    not_migrated = (postgresql.UndefinedTable, postgresql.UndefinedColumn, postgresql.UndefinedFunction)
+    match error:
+        case Failure():
+            return str(error), error.status
+        case SettingsError() | EmbeddedServerError():
+            return str(error), WRONG_USAGE if isinstance(error, SettingsError) else UNAVAILABLE
+        case Unavailable():
+            has_way_out = isinstance(error, IncompatibleDatabase) or "perdure up" in error.message
+            return error.message if has_way_out else f"{error.message} {_WAY_OUT}", UNAVAILABLE
+        case PerdureError():
+            return error.message, WRONG_USAGE if isinstance(error, InvalidRequest) else FAILED
+        case ProgrammingError() if isinstance(error.orig, not_migrated):
+            return "The database lacks the tables of this release. Create them with `perdure migrate`.", UNAVAILABLE
+        case _:
+            return None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from perdure.cli import app, connecting
+from perdure.cli import connecting, load
 from perdure.cli.errors import Failure
 from perdure.runtime import Runtime
 from perdure.sessions.reading import list_sessions
@@ -53,7 +53,7 @@ def command(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Command:
 
     monkeypatch.setattr(connecting, "database", database)
     monkeypatch.setattr(connecting, "opened", opened)
-    return lambda *arguments, stdin="": CliRunner().invoke(app, [*arguments], input=stdin)
+    return lambda *arguments, stdin="": CliRunner().invoke(load(arguments[0]), [*arguments], input=stdin)
 
 
 @pytest.fixture

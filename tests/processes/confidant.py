@@ -10,7 +10,7 @@ import signal
 
 from perdure import Agent, tool
 from perdure.errors import ToolError
-from perdure.hooks import TurnOver
+from perdure.hooks import TurnEnding
 from perdure.tools.registry import ToolContext
 
 
@@ -43,7 +43,7 @@ def deadly(note: str) -> str:
     return note
 
 
-def _fail(over: TurnOver) -> None:
+def _fail(over: TurnEnding) -> None:
     raise ValueError(over.turn.text)
 
 

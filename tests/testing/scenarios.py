@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from perdure import Agent, DidNotHappen, Happened, OutcomeUnknown, ToolContext, ToolError, Unknown, required, tool
-from perdure.agents import Sentences
+from perdure.agents import ErrorTexts
 from perdure.errors import ContextTooLong, GuardRejected, ProviderError, RateLimited
 from perdure.models.protocol import ModelReply, Usage
 from perdure.testing.conversation import Approve
@@ -94,7 +94,7 @@ SCENARIOS["a turn that is parked"] = Scenario(
     [call("price", article="tea"), ProviderError("The provider failed.", transient=True)],
 )
 SCENARIOS["a failure in the agents words"] = Scenario(
-    lambda: assistant(error_messages=Sentences({}, {"de": {"CONTEXT_TOO_LONG": "Das ist zu lang."}})),
+    lambda: assistant(error_messages=ErrorTexts({}, {"de": {"CONTEXT_TOO_LONG": "Das ist zu lang."}})),
     [ContextTooLong("Too long.")],
     language="de-AT",
 )

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from perdure import tool
-from perdure.hooks import CallSeen
+from perdure.hooks import ToolCalling
 from perdure.tools.registry import DidNotHappen, Happened, Probe, Tool, ToolContext, Unknown
 from perdure.turns.calls.results import UNKNOWN_OUTCOME
 from perdure.turns.run.runner import Ran, Runner
@@ -317,7 +317,7 @@ def test_a_pause_after_the_start_of_a_call_is_noticed_before_its_function_is_cal
     """The thread checks the lease last: an expired one is renewed first, a lost one stops the call."""
     paused: list[str] = []
 
-    def pause(seen: CallSeen) -> None:
+    def pause(seen: ToolCalling) -> None:
         if not paused:
             paused.append(seen.tool)
             stage.move(DECIDED_S)

@@ -10,9 +10,9 @@ from uuid import UUID
 import pytest
 
 from perdure import tool
-from perdure.agents import Sentences
+from perdure.agents import ErrorTexts
 from perdure.errors import CircuitBreakerOpen, GuardRejected
-from perdure.hooks import CallOver, CallSeen, TurnOver, TurnSeen, required
+from perdure.hooks import ToolCalled, ToolCalling, TurnEnding, TurnStarted, required
 from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelRequest
 from perdure.turns.run.runner import Runner
 from tests.turns.scripted import calls, says
@@ -50,12 +50,12 @@ def test_they_see_what_happens_in_order(stage: Stage) -> None:
     turn = stage.ask("do it")
     assert turn["reply"]["text"] == "done"
     before, call, result, after = seen
-    assert isinstance(before, TurnSeen)
+    assert isinstance(before, TurnStarted)
     assert (before.text, before.user_id, str(before.turn_id)) == ("do it", "ana", turn["turn_id"])
-    assert isinstance(call, CallSeen)
+    assert isinstance(call, ToolCalling)
     assert (call.tool, dict(call.arguments)) == ("act", {"number": 1})
-    assert result == CallOver(call, "acted 1")
-    assert after == TurnOver(before, "done", "done")
+    assert result == ToolCalled(call, "acted 1")
+    assert after == TurnEnding(before, "done", "done")
 
 
 def test_a_required_one_keeps_a_turn_from_beginning(stage: Stage) -> None:
@@ -92,7 +92,7 @@ def test_a_required_one_keeps_a_tool_from_running_or_its_result_from_the_model(s
 
 def test_failures_in_the_agents_own_words(stage: Stage) -> None:
     """By code, in the message's language where there is one; the code stays, and broken words do no harm."""
-    words = Sentences({"GUARD_REJECTED": "No."}, {"de": {"GUARD_REJECTED": "Nein."}})
+    words = ErrorTexts({"GUARD_REJECTED": "No."}, {"de": {"GUARD_REJECTED": "Nein."}})
     stage.equip(before_turn=[required(_refuses)], error_messages=words)
     assert stage.ask()["error"] == {"code": "GUARD_REJECTED", "message": "No."}
     german = stage.ask(metadata={"language": "de"})

@@ -13,7 +13,7 @@ from perdure.cli import connecting
 from perdure.cli.display import AsJson, write_fields, write_json, write_table
 from perdure.resilience.registry import Breakers, Switchboard
 
-commands = typer.Typer(help="Circuit breakers, of the whole fleet.", no_args_is_help=True)
+commands = typer.Typer(help="Circuit breakers of the fleet.", no_args_is_help=True)
 
 _MOMENTS = ("last_failure_time", "opened_at")
 _COLUMNS = ("name", "state", "failure_count", "success_count", *_MOMENTS)

@@ -34,7 +34,7 @@ from perdure.runtime import Runtime
 if TYPE_CHECKING:
     from perdure.casebank.runs.prune import Bank
 
-commands = typer.Typer(help="The CaseBank: questions answered before.", no_args_is_help=True)
+commands = typer.Typer(help="The CaseBank: answered questions.", no_args_is_help=True)
 of_runs = typer.Typer(help="Runs of the weekly policy, newest first.", invoke_without_command=True)
 commands.add_typer(of_runs, name="runs")
 

@@ -42,7 +42,10 @@ class Finding:
 
 
 def doctor(*, as_json: AsJson = False) -> None:
-    """Check the servers that perdure uses for dangerous settings. Status 1 if there are any."""
+    """Check the servers that perdure uses for dangerous settings.
+
+    Status 1 if there are any.
+    """
     with connecting.opened() as (settings, database):
         found = [*_postgres(database), *_redis(settings)]
     if as_json:

@@ -40,7 +40,7 @@ from perdure.turns.run.runner import Runner
 from perdure.users.export import export_user
 from perdure.users.tables import USER_TABLES
 
-commands = typer.Typer(help="What is known of users, and what was said.", no_args_is_help=True)
+commands = typer.Typer(help="Memories and messages of users.", no_args_is_help=True)
 
 User = Annotated[str, typer.Option(help="Whose.")]
 

@@ -20,7 +20,7 @@ from perdure.memory.embedding import embed_sessions
 from perdure.memory.import_export import ImportResult, export_messages, import_messages
 from perdure.runtime import Runtime
 
-commands = typer.Typer(help="Conversations from and into files.", no_args_is_help=True)
+commands = typer.Typer(help="Export and import conversations.", no_args_is_help=True)
 
 
 @commands.command("import")

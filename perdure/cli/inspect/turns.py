@@ -17,7 +17,7 @@ from perdure.turns.calls.approvals import decide, parse_decision
 from perdure.turns.cancel import cancel as cancel_turn
 from perdure.turns.reading import list_turns, read_turn
 
-commands = typer.Typer(help="Turns, and what became of each.", no_args_is_help=True)
+commands = typer.Typer(help="Turns and their results.", no_args_is_help=True)
 
 CallId = Annotated[str, typer.Argument(metavar="CALL", help="The call's id, as `perdure turns show` prints it.")]
 TurnId = Annotated[str, typer.Argument(metavar="ID", help="The turn's id, as `perdure send` prints it.")]

@@ -40,7 +40,7 @@ def drain(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take nothing in, finish or park what runs, flush; wait until all is quiet.
+    """Refuse new work, finish or park running turns, and flush.
 
     What is closed stays closed, over restarts too, until --resume. Status 1 if it is not quiet
     when the time is up, or if sessions cannot end before their turns are run.

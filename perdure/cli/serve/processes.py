@@ -77,7 +77,7 @@ def worker(
         bool, typer.Option("--task-events", help="Tell of each task from the start; else while Flower runs.")
     ] = False,
 ) -> None:
-    """Run turns and whatever else is queued."""
+    """Run turns and all other queued tasks."""
     chosen = [queue.strip() for queue in queues.split(",") if queue.strip()]
     unknown = [queue for queue in chosen if queue not in QUEUES]
     if unknown or not chosen:

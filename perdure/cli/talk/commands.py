@@ -85,7 +85,10 @@ def chat(
     tenant: Tenant = None,
     agent: Annotated[str | None, typer.Option(help="Who is spoken to; default the first one defined.")] = None,
 ) -> None:
-    """Talk to an agent. What stdin holds is said line by line when it is no terminal."""
+    """Talk to an agent.
+
+    Reads stdin line by line if it is not a terminal.
+    """
     with connecting.runtime() as runtime:
         if agent is not None:
             runtime.agents.get(agent)

@@ -18,7 +18,7 @@ from perdure.access.tenants import tenant_of, user_of
 from perdure.agents import Agent
 from perdure.database.engine import as_json
 from perdure.errors import OutcomeUnknown, PerdureError, ToolError
-from perdure.hooks import CallOver, CallSeen, call_hooks
+from perdure.hooks import ToolCalled, ToolCalling, call_hooks
 from perdure.memory.recall.agent_memory import Means, OwnMemory
 from perdure.runtime import Runtime
 from perdure.text.untrusted import cut, storable
@@ -325,7 +325,7 @@ class Executor:
             NotBegun: the lease or the time limit had expired before the function was called.
         """
         turn = self._turn
-        seen = CallSeen(
+        seen = ToolCalling(
             user_of(turn.user_id),
             self._hold.session_id,
             turn.turn_id,
@@ -349,7 +349,7 @@ class Executor:
             lease_s=until - self._now(),
             is_over=lambda: self._now() >= until,
         )
-        self._hooked(lambda: call_hooks(self._agent.after_tool, CallOver(seen, text), within_s, leaks))
+        self._hooked(lambda: call_hooks(self._agent.after_tool, ToolCalled(seen, text), within_s, leaks))
         return text
 
     def _hooked(self, call: Callable[[], None]) -> None:

@@ -23,7 +23,7 @@ from perdure.errors import (
     ProviderError,
     Unavailable,
 )
-from perdure.hooks import Hooks, Seen, TurnOver, TurnSeen, call_hooks
+from perdure.hooks import Hooks, Seen, TurnEnding, TurnStarted, call_hooks
 from perdure.models.protocol import CallAborted, Model, ModelCall, ModelReply, ModelRequest, Role, ToolSchema
 from perdure.runtime import Runtime
 from perdure.settings import OnUnavailable
@@ -146,11 +146,11 @@ class Turn:
         """How the turn ends, once its hooks have seen it: a required one may take the reply back."""
         match ending:
             case Replied(reply):
-                over = TurnOver(self._seen(), "done", reply.content)
+                over = TurnEnding(self._seen(), "done", reply.content)
             case Failed(error):
-                over = TurnOver(self._seen(), "failed", error.message)
+                over = TurnEnding(self._seen(), "failed", error.message)
             case Cancelled():
-                over = TurnOver(self._seen(), "cancelled", None)
+                over = TurnEnding(self._seen(), "cancelled", None)
             case _:
                 assert_never(ending)
         try:
@@ -159,11 +159,11 @@ class Turn:
             return Failed(error) if isinstance(ending, Replied) else ending
         return ending
 
-    def _seen(self) -> TurnSeen:
+    def _seen(self) -> TurnStarted:
         ref = self.ref
         text = "\n".join(entry.content for entry in self.transcript.present if entry.role is Role.USER)
         user, tenant = user_of(ref.user_id), tenant_of(ref.user_id)
-        return TurnSeen(user, self._hold.session_id, ref.turn_id, ref.agent, ref.channel, text, tenant)
+        return TurnStarted(user, self._hold.session_id, ref.turn_id, ref.agent, ref.channel, text, tenant)
 
     def _step_or_stop(self) -> Ending | Stop | None:
         """One step, and what it comes to, if the turn does not go on to the next one."""
