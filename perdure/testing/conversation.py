@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, assert_never
+from typing import Any, TypedDict, Unpack, assert_never
 from uuid import UUID, uuid4
 
 from perdure.access.tenants import user_key
@@ -82,8 +82,21 @@ class Answer:
         return None if self.error is None else self.error.code
 
 
-def ask(agent: Agent, text: str, *, model: Model, **options: Any) -> Answer:
-    """Run one turn of `agent`; `options` are those of `Conversation`.
+class Options(TypedDict, total=False):
+    """What `ask` passes on to `Conversation`, which describes it."""
+
+    user_id: str
+    tenant: str | None
+    channel: str
+    language: str | None
+    working_variables: Mapping[str, Any] | None
+    approve: Approve | None
+    clock: MovedClock | None
+    settings: Settings | None
+
+
+def ask(agent: Agent, text: str, *, model: Model, **options: Unpack[Options]) -> Answer:
+    """Run one turn of `agent`, the first of a `Conversation`.
 
     Raises:
         Exception: the model raised something that is no `PerdureError`, such as `ScriptExhausted`.

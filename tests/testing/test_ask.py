@@ -15,7 +15,9 @@ import pytest
 from perdure import Agent, ToolContext, required, tool
 from perdure.errors import Abandoned, GuardRejected, ProviderError
 from perdure.models.protocol import ModelReply, Role
+from perdure.settings import Settings, TurnSettings
 from perdure.testing import Call, Conversation, MovedClock, Scripted, ScriptExhausted, ask, call, late
+from perdure.testing.conversation import Options
 from perdure.tools.memory import recall, remember
 
 
@@ -159,7 +161,7 @@ def test_tools_are_called_for_the_user_that_was_given() -> None:
         return "seen"
 
     agent = Agent("assistant", "You look.", [look])
-    given = {"user_id": "ana", "tenant": "acme", "channel": "cli", "working_variables": {"open": "a.txt"}}
+    given = Options(user_id="ana", tenant="acme", channel="cli", working_variables={"open": "a.txt"})
     ask(agent, "look", model=Scripted(call("look"), "Seen."), **given)
     assert seen == [("ana", "acme", "cli", {"open": "a.txt"})]
 
@@ -184,6 +186,17 @@ def test_memory_is_not_there_and_says_so() -> None:
     )
     assert [each.status for each in answer.calls] == ["failed", "failed"]
     assert "perdure.testing has no PostgreSQL" in str(answer.calls[0].result)
+
+
+def test_the_environment_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test gives the same result on each machine, also where a deployment's variables are set or wrong."""
+    monkeypatch.setenv("PERDURE_TURN__MAX_STEPS", "1")
+    monkeypatch.setenv("PERDURE_TIMEZONE", "nowhere")
+    model = Scripted(call("price", article="tea"), call("price", article="tea"), "3.5 euros.")
+    assert ask(ASSISTANT, "What is tea?", model=model).status == "done"
+    limited = Settings.model_construct(turn=TurnSettings(max_steps=1))
+    answer = ask(ASSISTANT, "What is tea?", model=Scripted(call("price", article="tea")), settings=limited)
+    assert answer.error_code == "BUDGET_EXHAUSTED"
 
 
 def test_needs_no_pytest() -> None:
