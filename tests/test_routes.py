@@ -1,4 +1,4 @@
-"""Each task of the contract goes to its queue when it is sent by its name alone."""
+"""A task that is sent by its name alone goes to its queue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perdure.settings import Settings
 from perdure.workers.application import ROUTES, make_app, registered
 from perdure.workers.assembly import Addresses
 
-CONTRACT = {
+PUBLIC_TASKS = {
     "turns.submit": "ingress",
     "turns.run": "turns",
     "deliveries.send": "deliveries",
@@ -33,27 +33,27 @@ def _own() -> set[str]:
     return {name for name in registered() if not name.startswith(("celery.", "pytest_celery."))}
 
 
-def test_the_contracts_tasks_are_registered() -> None:
-    """What the table promises can be called."""
-    assert CONTRACT.keys() <= _own()
+def test_the_public_tasks_are_registered() -> None:
+    """Other services call them by these names."""
+    assert PUBLIC_TASKS.keys() <= _own()
 
 
 @pytest.mark.parametrize("task", sorted(_own()))
 def test_each_task_has_a_route(task: str) -> None:
-    """Without one it goes to the default queue, where it takes the place of messages that wait to be accepted."""
+    """Without a route it goes to the default queue, where it delays messages that wait to be accepted."""
     assert any(fnmatchcase(task, pattern) for pattern in ROUTES)
 
 
 def test_a_task_that_is_sent_by_name_arrives_in_its_queue(redis_url: str) -> None:
-    """By the broker itself: one message in the queue of the contract, and none anywhere else."""
+    """As the broker shows: one message in the task's queue, and none in any other."""
     app = make_app(Settings(_env_file=None), Addresses("postgresql://", redis_url, redis_url))
     client = redis_py.Redis.from_url(redis.client_url(redis_url))
     arrived = {}
-    for task in CONTRACT:
+    for task in PUBLIC_TASKS:
         app.send_task(task, kwargs={})
         arrived[task] = [name for name in QUEUES for key in client.scan_iter(f"{name}*") if client.llen(key)]
         client.delete(*[key for name in QUEUES for key in client.scan_iter(f"{name}*")])
     app.close()
     client.close()
 
-    assert arrived == {task: [queue] for task, queue in CONTRACT.items()}
+    assert arrived == {task: [queue] for task, queue in PUBLIC_TASKS.items()}

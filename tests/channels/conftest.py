@@ -1,4 +1,4 @@
-"""The gateway over the test's runtime, and what a test compares before and after a request."""
+"""A gateway over the test's runtime, and the rows that a test compares before and after a request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def client(runtime: Runtime) -> Iterator[TestClient]:
 
 @pytest.fixture
 def rows(database: Database) -> Callable[[], dict[str, int]]:
-    """Counts the rows of every table."""
+    """Counts the rows of each table."""
 
     def count() -> dict[str, int]:
         with database.engine.connect() as connection:
@@ -55,7 +55,7 @@ def run(runtime: Runtime) -> Iterator[Callable[[str], None]]:
 
 @pytest.fixture
 def say(client: TestClient) -> Callable[..., dict[str, Any]]:
-    """Sends a message that is accepted; returns the answer."""
+    """Sends a message that must be accepted; returns the answer."""
 
     def send(words: str = "what is 12*7+5?", **more: Any) -> dict[str, Any]:
         response = client.post("/v1/messages", json={"user_id": "ann", "text": words, **more})

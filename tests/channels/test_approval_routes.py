@@ -23,26 +23,26 @@ Run = Callable[[str], None]
 
 @tool(requires_approval=True, effect="idempotent")
 def pay(amount: int) -> str:
-    """Pay so much."""
+    """Pays an amount."""
     return f"paid {amount}"
 
 
 @pytest.fixture
 def agents() -> Agents:
-    """An agent that must ask."""
+    """An agent whose tool needs an approval."""
     return Agents([Agent("assistant", "You pay.", [pay])])
 
 
 @pytest.fixture
 def runtime(runtime: Runtime) -> Runtime:
-    """With a model that pays twice at once."""
+    """With a model that asks for two payments in one reply."""
     model = Scripted(calls(("pay", {"amount": 5}), ("pay", {"amount": 6})), says("paid"))
     return replace(runtime, models=lambda _name: model)
 
 
 @pytest.fixture
 def turn(client: TestClient, say: Say, run: Run) -> dict[str, Any]:
-    """A turn that waits."""
+    """A turn that waits for approvals."""
     sent = say("pay")
     run(sent["session_id"])
     found: dict[str, Any] = client.get(f"/v1/turns/{sent['turn_id']}").json()
@@ -52,7 +52,7 @@ def turn(client: TestClient, say: Say, run: Run) -> dict[str, Any]:
 def test_a_call_is_approved_with_other_arguments_and_another_denied(
     client: TestClient, run: Run, turn: dict[str, Any]
 ) -> None:
-    """202 with the turn as it is then; what was approved runs with the arguments that were sent."""
+    """202 with the turn; the approved call runs with the arguments of the request."""
     path = f"/v1/turns/{turn['turn_id']}"
     Turn.model_validate(turn)
     assert turn["status"] == "waiting_approval"
@@ -74,7 +74,7 @@ def test_a_call_is_approved_with_other_arguments_and_another_denied(
 
 
 def test_what_is_wrong_is_refused(client: TestClient, turn: dict[str, Any]) -> None:
-    """400 for what is no decision or does not fit the tool, 404 for what there is not, 409 for what is decided."""
+    """400 for a malformed decision or unfit arguments, 404 for an unknown call, 409 for a decided one."""
     path = f"/v1/turns/{turn['turn_id']}/approval"
     call_id = turn["pending_approvals"][0]["call_id"]
     approve = {"call_id": call_id, "decision": "approve"}

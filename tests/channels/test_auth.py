@@ -1,4 +1,4 @@
-"""Who is let in: keys in their three forms, files that change, and pages of other sites."""
+"""Authentication: keys in their three forms, key files that change, and pages of other origins."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.channels.conftest import BASE_URL
 
 
 def fingerprint(key: str) -> str:
-    """A key as `sha256:HEX` means it."""
+    """The HEX of `sha256:HEX` for a key."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -46,7 +46,7 @@ def key_file(tmp_path: Path) -> Path:
 
 @contextmanager
 def gateway(runtime: Runtime, **given: str) -> Iterator[TestClient]:
-    """A client of a gateway with those keys."""
+    """A client of a gateway with the given settings."""
     settings = Settings(_env_file=None, **given)  # type: ignore[arg-type]
     with TestClient(create_app(replace(runtime, settings=settings), lambda: True), base_url=BASE_URL) as client:
         yield client
@@ -62,13 +62,13 @@ def guarded(runtime: Runtime, key_file: Path) -> Iterator[TestClient]:
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
 def test_a_known_key_is_let_in(guarded: TestClient, scheme: str) -> None:
-    """Each form of a list's entries, and a scheme that HTTP says is not case-sensitive."""
+    """Each form of a list's entries; HTTP's scheme is case-insensitive."""
     for key in (SERVICE, HASHED, FILED, ADMIN):
         assert guarded.get(PATH, headers={"Authorization": f"{scheme} {key}"}).status_code == 200, key
 
 
-def test_a_stranger_s_body_is_not_read(guarded: TestClient) -> None:
-    """FastAPI alone reads it first: whoever reaches the port could fill the memory."""
+def test_the_body_of_a_request_without_a_key_is_not_read(guarded: TestClient) -> None:
+    """FastAPI alone reads the body first: any client that reaches the port could fill the memory."""
     sent: list[Any] = []
 
     async def receive() -> dict[str, Any]:
@@ -83,8 +83,8 @@ def test_a_stranger_s_body_is_not_read(guarded: TestClient) -> None:
     assert sent[0]["status"] == 401
 
 
-def test_a_stranger_is_told_nothing_of_the_body(guarded: TestClient) -> None:
-    """401 and 403 come before 400, as the key is checked before the body."""
+def test_the_key_is_checked_before_the_body(guarded: TestClient) -> None:
+    """401 and 403 come before 400."""
     wrong = {"Authorization": f"Bearer {SERVICE}"}
     statuses = [
         guarded.post("/v1/messages", content=b"[").status_code,
@@ -113,7 +113,7 @@ STRANGERS = [
 
 
 def test_anything_else_is_not(guarded: TestClient) -> None:
-    """401, and which scheme would do; the list's own text is no key."""
+    """401 with the scheme to use; an entry's own text is no key."""
     for headers in ({}, *({"Authorization": header} for header in STRANGERS)):
         response = guarded.get(PATH, headers=headers)
 
@@ -152,7 +152,7 @@ ROUTES = [
 
 
 def test_every_route_is_guarded(guarded: TestClient) -> None:
-    """Before anything about the request is looked at, its body included; this list is all of them."""
+    """The key is checked before the rest of the request. The list holds every route."""
     app: Any = guarded.app
     described = {
         (method.upper(), path)
@@ -181,7 +181,7 @@ def test_only_an_admin_lists_everybodys_sessions(guarded: TestClient) -> None:
 
 
 def test_a_key_file_is_read_again_when_it_changes(guarded: TestClient, key_file: Path) -> None:
-    """Keys are turned over without a restart; a file that is gone lets nobody in."""
+    """Keys rotate without a restart; the keys of a deleted file are refused."""
 
     def status(key: str) -> int:
         return guarded.get(PATH, headers={"Authorization": f"Bearer {key}"}).status_code
@@ -200,14 +200,14 @@ def test_a_key_file_is_read_again_when_it_changes(guarded: TestClient, key_file:
 
 
 def test_an_empty_key_file_locks_the_door(runtime: Runtime, tmp_path: Path) -> None:
-    """Keys are configured, so nobody gets in without one."""
+    """Keys are configured, so each request needs one."""
     (tmp_path / "keys").touch()
     with gateway(runtime, api_keys=f"file:{tmp_path / 'keys'}") as client:
         assert client.get(PATH).status_code == 401
 
 
 def test_a_key_file_that_cannot_be_read_stops_the_start(runtime: Runtime) -> None:
-    """Found at the start, with the variable's name, and not at the first request."""
+    """The start fails with the variable's name, not the first request."""
     with pytest.raises(SettingsError, match="PERDURE_ADMIN_KEYS"), gateway(runtime, admin_keys="file:/nowhere/keys"):
         pass
 
@@ -220,7 +220,7 @@ def test_without_keys_this_machine_is_served(client: TestClient) -> None:
 
 
 def test_without_keys_no_other_name_is(client: TestClient, rows: Callable[[], dict[str, int]]) -> None:
-    """A page may make its own name resolve to this machine; its browser still says that name."""
+    """DNS rebinding: a page makes its own name resolve to this machine, but its browser sends that name."""
     before = rows()
     message = {"user_id": "ann", "text": "hi"}
     for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "", "[::1", "10.0.0.1"):
@@ -231,7 +231,7 @@ def test_without_keys_no_other_name_is(client: TestClient, rows: Callable[[], di
 
 
 def test_without_keys_no_page_of_another_origin_is_served(client: TestClient) -> None:
-    """A browser on this machine must not send messages for whatever page it shows."""
+    """A browser on this machine must not send messages for a page that it shows."""
     message = {"user_id": "ann", "text": "hi"}
 
     def status(origin: str) -> int:
@@ -243,7 +243,7 @@ def test_without_keys_no_page_of_another_origin_is_served(client: TestClient) ->
 
 
 def test_with_keys_any_name_is_served(guarded: TestClient) -> None:
-    """Behind a proxy the gateway has another name; the key is what counts."""
+    """Behind a proxy the gateway has another host name; only the key counts."""
     headers = {"Host": "agents.example", "Authorization": f"Bearer {SERVICE}"}
 
     assert guarded.get(PATH, headers=headers).status_code == 200
@@ -254,7 +254,7 @@ def _as(key: str) -> dict[str, str]:
 
 
 def test_a_keys_tenant_is_its_callers(runtime: Runtime, tmp_path: Path) -> None:
-    """In each form of an entry; where no tenant has that name, the `=` is the key's own."""
+    """In each form of an entry; where the text before `=` is no tenant, it belongs to the key."""
     (tmp_path / "keys").write_text(f"bolt={FILED}\nbolt=sha256:{fingerprint(FRESH)}\n")
     keys = f"acme={SERVICE},acme=sha256:{fingerprint(HASHED)},file:{tmp_path / 'keys'},Not-A-Tenant={OTHER}"
     settings = Settings(_env_file=None, api_keys=keys, admin_keys=f"acme={ADMIN}")  # type: ignore[arg-type]
@@ -273,7 +273,7 @@ def test_a_keys_tenant_is_its_callers(runtime: Runtime, tmp_path: Path) -> None:
 
 
 def test_a_key_of_two_tenants_stops_the_start(runtime: Runtime, tmp_path: Path) -> None:
-    """Its holder would reach whichever is listed first; the message does not show the key."""
+    """Its tenant would depend on the order of the list. The message does not show the key."""
     (tmp_path / "keys").write_text(f"bolt={SERVICE}\n")
     for keys in (f"acme={SERVICE},{SERVICE}", f"acme={SERVICE},file:{tmp_path / 'keys'}"):
         with pytest.raises(SettingsError, match="one key for two tenants") as caught, gateway(runtime, api_keys=keys):
@@ -281,10 +281,10 @@ def test_a_key_of_two_tenants_stops_the_start(runtime: Runtime, tmp_path: Path) 
         assert SERVICE not in str(caught.value)
 
 
-def test_a_short_key_that_comes_later_lets_nobody_in(
+def test_a_short_key_that_is_added_later_is_refused(
     guarded: TestClient, key_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A gateway that runs goes on with the file's other keys, and its log names the line, once."""
+    """A running gateway keeps the file's other keys, and logs the line once."""
     key_file.write_text(f"{FRESH}\nshort\nacme=short\n")
     status = {key: guarded.get(PATH, headers=_as(key)).status_code for key in (FRESH, "short", FILED)}
 
@@ -296,7 +296,7 @@ def test_a_short_key_that_comes_later_lets_nobody_in(
 
 
 def test_wrong_keys_are_throttled(guarded: TestClient, clock: MovedClock) -> None:
-    """429 with the seconds until the next is counted; a right key from there, and a request without one, are not."""
+    """429 with `Retry-After`; a right key from that address, and a request without a key, are not throttled."""
     answers = [guarded.get(PATH, headers=_as(f"wrong {number}")) for number in range(MOST + 2)]
 
     assert [each.status_code for each in answers] == [401] * MOST + [429] * 2
@@ -311,7 +311,7 @@ def test_wrong_keys_are_throttled(guarded: TestClient, clock: MovedClock) -> Non
 
 
 def test_wrong_keys_are_counted_by_address(clock: MovedClock) -> None:
-    """One address cannot have another's requests refused; of IPv6, a client has a network of addresses."""
+    """One address cannot have another's requests refused; an IPv6 client has a network of addresses."""
     wrong = WrongKeys(clock)
     for number in range(MOST):
         wrong.count("192.0.2.1")
@@ -324,7 +324,7 @@ def test_wrong_keys_are_counted_by_address(clock: MovedClock) -> None:
 
 
 def test_wrong_keys_take_bounded_memory(clock: MovedClock) -> None:
-    """However many addresses send them; the one that was seen last is kept."""
+    """For any number of addresses; the most recent one is kept."""
     wrong = WrongKeys(clock)
     for number in range(MOST_ADDRESSES + 100):
         wrong.count(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a request is refused with a code and a sentence, and nothing is written."""
+"""Each invalid request is refused with a code and a message, and nothing is written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GOOD = {"user_id": "ann", "text": "hello"}
 
 
 def body(**changes: Any) -> bytes:
-    """A good message with something about it changed; a value of `...` takes the member away."""
+    """A valid message with changed members; a value of `...` removes the member."""
     return json.dumps({name: value for name, value in {**GOOD, **changes}.items() if value is not ...}).encode()
 
 
@@ -71,7 +71,7 @@ BODIES: dict[str, tuple[bytes, int, str]] = {
     "a priority of text": (body(priority="5"), 400, "INVALID_REQUEST"),
     "a priority that is true": (body(priority=True), 400, "INVALID_REQUEST"),
     "an unknown on_busy": (body(on_busy="shout"), 400, "INVALID_REQUEST"),
-    "a session id that is none": (body(session_id="here"), 400, "INVALID_REQUEST"),
+    "a malformed session id": (body(session_id="here"), 400, "INVALID_REQUEST"),
     "an unknown session": (body(session_id=str(uuid4())), 404, "NOT_FOUND"),
     "metadata that is a list": (body(metadata=[]), 400, "INVALID_REQUEST"),
     "metadata without end": (body(metadata={"x": "y" * 20_000}), 400, "INVALID_REQUEST"),
@@ -88,7 +88,7 @@ OTHERS: dict[str, tuple[str, str, int, str]] = {
     "another method": ("DELETE", "/v1/messages", 405, "INVALID_REQUEST"),
     "an unknown turn": ("GET", f"/v1/turns/{uuid4()}", 404, "NOT_FOUND"),
     "an unknown turn, waited for": ("GET", f"/v1/turns/{uuid4()}?wait=60", 404, "NOT_FOUND"),
-    "a turn id that is none": ("GET", "/v1/turns/here", 404, "NOT_FOUND"),
+    "a malformed turn id": ("GET", "/v1/turns/here", 404, "NOT_FOUND"),
     "a turn id with NUL": ("GET", "/v1/turns/%00", 404, "NOT_FOUND"),
     "cancelling an unknown turn": ("POST", f"/v1/turns/{uuid4()}/cancel", 404, "NOT_FOUND"),
     "cancelling what is no turn": ("POST", "/v1/turns/here/cancel", 404, "NOT_FOUND"),
@@ -107,7 +107,7 @@ OTHERS: dict[str, tuple[str, str, int, str]] = {
 
 
 def refused(response: httpx2.Response, status: int, code: str) -> None:
-    """The answer is a problem with that status and code, and a sentence that gives nothing away."""
+    """The answer is a problem with that status and code; its detail reveals no internals."""
     problem = response.json()
     assert response.headers["content-type"] == "application/problem+json"
     assert problem.keys() == {"type", "title", "status", "detail", "code"}
@@ -118,12 +118,12 @@ def refused(response: httpx2.Response, status: int, code: str) -> None:
 
 @pytest.fixture
 def accepted(say: Say) -> dict[str, Any]:
-    """One message that was accepted before, so that the tables are not empty."""
+    """One accepted message, so that the tables are not empty."""
     return say("hello", message_id="first")
 
 
 def test_a_bad_message_is_refused_and_nothing_is_written(client: TestClient, rows: Rows, accepted: Any) -> None:
-    """Half of a refused message would be answered, or would take its id from a good one."""
+    """A half-written message would get a reply, or would block the id of a valid one."""
     before = rows()
     for name, (content, status, code) in BODIES.items():
         response = client.post("/v1/messages", content=content)
@@ -136,7 +136,7 @@ def test_a_bad_message_is_refused_and_nothing_is_written(client: TestClient, row
 
 
 def test_any_other_bad_request_is_refused_and_nothing_is_written(client: TestClient, rows: Rows, accepted: Any) -> None:
-    """Unknown and malformed ids answer alike, so that nothing can be learnt by asking."""
+    """Unknown and malformed ids answer alike, so an answer reveals nothing."""
     before = rows()
     for name, (method, path, status, code) in OTHERS.items():
         response = client.request(method, path)
@@ -149,7 +149,7 @@ def test_any_other_bad_request_is_refused_and_nothing_is_written(client: TestCli
 
 
 def test_a_message_id_with_another_text_is_a_conflict(client: TestClient, rows: Rows, accepted: Any) -> None:
-    """The first text was accepted; a second one under its id is a mistake of the caller's."""
+    """The first text was accepted; a second text under its id is the caller's mistake."""
     before = rows()
 
     refused(
@@ -159,7 +159,7 @@ def test_a_message_id_with_another_text_is_a_conflict(client: TestClient, rows: 
 
 
 def test_a_body_without_end_is_cut_off_while_it_comes(client: TestClient) -> None:
-    """Waiting for its end would be for ever: a part is held, a longer one read for the client's sake."""
+    """A part of it is kept; a longer part is read and discarded, so that the client gets the answer."""
     chunk, taken, sent = b" " * 2**16, 0, []
 
     async def receive() -> dict[str, Any]:
@@ -189,7 +189,7 @@ def test_a_body_is_json_whatever_its_media_type(client: TestClient, content_type
 
 @pytest.mark.parametrize("padding", ["", " " * 2**15])
 def test_a_body_is_checked_alike_whatever_its_size(client: TestClient, padding: str) -> None:
-    """A thread parses and checks a large one, and the refusal is the same."""
+    """A large one is parsed and checked in a thread, with the same refusals."""
     bodies = {
         body(): "",
         body(text=7): "text: must be a string.",
@@ -203,7 +203,7 @@ def test_a_body_is_checked_alike_whatever_its_size(client: TestClient, padding: 
 
 
 def test_a_sentence_about_a_thousand_mistakes_is_short(client: TestClient) -> None:
-    """A refusal must not be longer than what it refuses."""
+    """A refusal must not be longer than the request."""
     response = client.post("/v1/messages", json={f"member_{number}": 0 for number in range(5_000)})
 
     refused(response, 400, "INVALID_REQUEST")
@@ -235,8 +235,8 @@ MEMBERS = [
     | st.builds(lambda more: {**GOOD, **more}, st.dictionaries(st.sampled_from(MEMBERS), JSON, max_size=3))
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_json_document_is_an_error_of_ours(client: TestClient, document: Any) -> None:
-    """Either it is accepted or the caller is told what is wrong with it; a 5xx would be retried for ever."""
+def test_no_json_document_is_a_5xx(client: TestClient, document: Any) -> None:
+    """It is accepted or refused with 4xx; a client would retry a 5xx for ever."""
     response = client.post("/v1/messages", content=json.dumps(document).encode())
 
     assert response.status_code in {200, 202} or 400 <= response.status_code < 500, response.text
@@ -244,6 +244,6 @@ def test_no_json_document_is_an_error_of_ours(client: TestClient, document: Any)
 
 @given(content=st.binary(max_size=200))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_bytes_are_an_error_of_ours(client: TestClient, content: bytes) -> None:
-    """The same for what is not even JSON."""
+def test_no_bytes_are_a_5xx(client: TestClient, content: bytes) -> None:
+    """The same for bytes that are no JSON."""
     assert 400 <= client.post("/v1/messages", content=content).status_code < 500

@@ -1,4 +1,4 @@
-"""`/v1/breakers`: the fleet's, and for administrators only."""
+"""`/v1/breakers`: the fleet's breakers, for administrators only."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _fail() -> None:
 
 @pytest.fixture
 def breakers(runtime: Runtime, redis_url: str) -> Breakers:
-    """The fleet's, of which one is open."""
+    """The fleet's breakers; one is open."""
     made = Breakers(BreakerSettings(failure_threshold=1), runtime.clock, redis_url)
     with pytest.raises(ProviderError):
         made.get(NAME).execute(_fail, 5)
@@ -43,7 +43,7 @@ def breakers(runtime: Runtime, redis_url: str) -> Breakers:
 
 
 def test_they_are_listed_and_reset(runtime: Runtime, redis_url: str, breakers: Breakers) -> None:
-    """Another process opened it; this one shows it, and closes it for both."""
+    """Another process opened it; this process lists it, and closes it for both."""
     own = Breakers(BreakerSettings(), runtime.clock, redis_url)
     with TestClient(create_app(replace(runtime, breakers=own), lambda: True), base_url=BASE_URL) as client:
         found = client.get("/v1/breakers")
@@ -62,7 +62,7 @@ def test_they_are_listed_and_reset(runtime: Runtime, redis_url: str, breakers: B
 def test_a_reset_brings_parked_turns_back(
     runtime: Runtime, redis_url: str, database_url: str, waker: RecordingWaker, breakers: Breakers
 ) -> None:
-    """The gateway runs no turns: it is put together as in production, and whoever claims the session next may."""
+    """The gateway runs no turns: after the reset, the next worker that claims the session may call the model."""
     limits = runtime.settings.turn.model_copy(update={"on_unavailable": "park"})
     settings = runtime.settings.model_copy(update={"turn": limits, "redis_url": SecretStr(redis_url)})
     model = Scripted(CircuitBreakerOpen(retry_after_s=600), says("back"))
@@ -83,7 +83,7 @@ def test_a_reset_brings_parked_turns_back(
 
 
 def test_they_take_an_admin_key(runtime: Runtime) -> None:
-    """A service key is told so; without one nobody is."""
+    """403 for a service key, 401 without a key."""
     keys = {"api_keys": (SecretStr(SERVICE_KEY),), "admin_keys": (SecretStr(ADMIN_KEY),)}
     guarded = replace(runtime, settings=runtime.settings.model_copy(update=keys))
     with TestClient(create_app(guarded, lambda: True), base_url=BASE_URL) as client:

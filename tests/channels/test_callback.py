@@ -1,4 +1,4 @@
-"""Replies to a URL, posted to a real receiver: signed, bounded, and told apart when they did not arrive."""
+"""Replies to a URL, posted to a real receiver: signed, bounded, and with distinct errors."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ BODY = '{"reply": "été"}'.encode()
 
 
 def carrier(reachable: Reachable = LOOPBACK, **given: Any) -> UrlCarrier:
-    """A carrier that may reach the receivers of these tests, which are on loopback."""
+    """A carrier that is allowed to reach loopback, where the receivers of these tests are."""
     return UrlCarrier([WEBHOOK_KEY], KEY, reachable, **given)
 
 
 class Receiver(ThreadingHTTPServer):
-    """Answers every POST with `status` and remembers what came."""
+    """Answers every POST with `status` and records it."""
 
     daemon_threads = True
     status = 204
@@ -64,7 +64,7 @@ class Receiver(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it is reached."""
+        """The receiver's URL."""
         return f"http://127.0.0.1:{self.server_port}/callback?for=ann"
 
 
@@ -80,12 +80,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """The test's output is not a log."""
+        """Log nothing to the test's output."""
 
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """A receiver that runs."""
+    """A running receiver."""
     with Receiver() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -95,7 +95,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 def test_the_body_arrives_as_it_is_with_its_signature(receiver: Receiver) -> None:
-    """The receiver recomputes the signature over the raw bytes: not one may differ."""
+    """The receiver recomputes the signature over the raw bytes, so each byte must be as signed."""
     carrier().carry({"url": receiver.url}, BODY, MESSAGE_ID)
 
     ((path, headers, body),) = receiver.received
@@ -105,7 +105,7 @@ def test_the_body_arrives_as_it_is_with_its_signature(receiver: Receiver) -> Non
 
 
 def test_any_library_of_standard_webhooks_verifies_it(receiver: Receiver) -> None:
-    """The id is the delivery's at every attempt, the time is the attempt's; a changed byte is found."""
+    """Each attempt has the delivery's id and its own time; a changed byte fails the verification."""
     now = int(time.time())
     times = iter([now - 100.9, now + 0.5])
     to_url = carrier(clock=lambda: next(times))
@@ -124,7 +124,7 @@ def test_any_library_of_standard_webhooks_verifies_it(receiver: Receiver) -> Non
 
 
 def test_each_secret_signs_while_they_rotate(receiver: Receiver) -> None:
-    """A receiver that has the former one, and one that has the new one, both verify."""
+    """A receiver with the former key and one with the new key both verify."""
     new = make_secret()
     keys = parse_secrets(f"{new}, {SECRET}")
     UrlCarrier(keys, KEY, LOOPBACK).carry({"url": receiver.url}, BODY, MESSAGE_ID)
@@ -136,14 +136,14 @@ def test_each_secret_signs_while_they_rotate(receiver: Receiver) -> None:
 
 
 def test_the_signature_is_the_specifications() -> None:
-    """The example of the specification's own libraries."""
+    """The example of the specification's libraries."""
     keys = parse_secrets("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
     headers = signed_headers(keys, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, b'{"test": 2432232314}')
     assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
 def test_a_receiver_that_is_gone_is_not_asked_again(receiver: Receiver) -> None:
-    """410 means that it wants no more of this."""
+    """410 means that the receiver wants no further attempt."""
     receiver.status = 410
     with pytest.raises(Undeliverable, match="410"):
         carrier().carry({"url": receiver.url}, BODY, MESSAGE_ID)
@@ -151,14 +151,14 @@ def test_a_receiver_that_is_gone_is_not_asked_again(receiver: Receiver) -> None:
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{}/", "http://2130706433:{}/", "http://[::ffff:7f00:1]:{}/"])
 def test_a_stored_address_that_is_not_allowed_is_not_asked(receiver: Receiver, url: str) -> None:
-    """A row of a release before this rule; it fails at once, and nothing is connected to."""
+    """A row of a release without this rule fails at once, without a connection."""
     with pytest.raises(Undeliverable, match="is not an address of the public Internet"):
         carrier(Reachable()).carry({"url": url.format(receiver.server_port)}, BODY, MESSAGE_ID)
     assert receiver.received == []
 
 
 def _resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
-    """Have names resolve to `answers`, one list for each look-up; the names that were looked up."""
+    """Resolve names to `answers`, one list for each look-up; returns the names that were looked up."""
     real = socket.getaddrinfo
     looked_up: list[str] = []
 
@@ -173,7 +173,7 @@ def _resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str
 
 
 def test_a_name_of_a_private_address_is_not_asked(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its owner may point it anywhere. The next attempt looks again, since names change; no breaker opens for it."""
+    """Its owner may point it anywhere. The next attempt resolves it again; no breaker opens for it."""
     _resolving(monkeypatch, *[["127.0.0.1"], ["93.184.216.34", "127.0.0.1"]] * 2)
     breakers = Breakers(BreakerSettings(failure_threshold=1, cooldown_s=60), MovedClock())
     to_url = carrier(Reachable(), breakers=breakers)
@@ -187,7 +187,7 @@ def test_a_name_of_a_private_address_is_not_asked(receiver: Receiver, monkeypatc
 def test_the_connection_goes_to_the_address_that_was_checked(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name server that answers a second look-up otherwise gains nothing; the receiver sees its own name."""
+    """A name server that changes its second answer gains nothing; the receiver sees its own name."""
     looked_up = _resolving(monkeypatch, ["127.0.0.1"], ["10.9.9.9"])
     carrier().carry({"url": f"http://user:pass@a.example:{receiver.server_port}/x"}, BODY, MESSAGE_ID)
     assert looked_up == ["a.example"]
@@ -197,14 +197,14 @@ def test_the_connection_goes_to_the_address_that_was_checked(
 
 
 def test_a_further_address_is_tried_where_one_refuses(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A receiver with an address that is not served is still one."""
+    """A receiver of which one address is not served still gets the reply."""
     _resolving(monkeypatch, ["127.0.0.9", "127.0.0.1"])
     carrier().carry({"url": f"http://a.example:{receiver.server_port}/"}, BODY, MESSAGE_ID)
     assert len(receiver.received) == 1
 
 
 def test_no_proxy_of_the_environment_is_used(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy would look the name up again."""
+    """A proxy would resolve the name again."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     carrier().carry({"url": receiver.url}, BODY, MESSAGE_ID)
     assert len(receiver.received) == 1
@@ -213,7 +213,7 @@ def test_no_proxy_of_the_environment_is_used(receiver: Receiver, monkeypatch: py
 def test_a_certificate_is_checked_against_the_name(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Though the connection goes to an address."""
+    """Although the connection goes to an address."""
     chain, key = _certificate("a.example", tmp_path)
     served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     served.load_cert_chain(chain, key)
@@ -229,7 +229,7 @@ def test_a_certificate_is_checked_against_the_name(
 
 
 def _certificate(name: str, directory: Path) -> tuple[Path, Path]:
-    """A certificate of `name`, signed by itself, and its key."""
+    """A self-signed certificate for `name`, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.now(UTC)
@@ -248,7 +248,7 @@ def _certificate(name: str, directory: Path) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("status", [301, 302, 307, 400, 401, 404, 410, 429, 500, 503])
 def test_anything_but_success_has_not_arrived(receiver: Receiver, status: int) -> None:
-    """A redirect is not followed: the signed body goes where it was sent and nowhere else."""
+    """A redirect is not followed: the signed body goes only to its URL."""
     receiver.status = status
 
     with pytest.raises(DeliveryFailed, match=str(status)):
@@ -276,26 +276,26 @@ def answering(answer: Callable[[socket.socket, threading.Event], None]) -> Itera
 
 
 def silence(_connection: socket.socket, over: threading.Event) -> None:
-    """Take the request and say nothing."""
+    """Read the request and send nothing."""
     over.wait(30)
 
 
 def drip(connection: socket.socket, over: threading.Event) -> None:
-    """Say something all the time, and never come to the point."""
+    """Send headers without end."""
     connection.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
     while not over.wait(0.02):
         connection.sendall(b"x")
 
 
 def nonsense(connection: socket.socket, _over: threading.Event) -> None:
-    """Answer in no language of the web."""
+    """Answer with bytes that are no HTTP."""
     connection.recv(65_536)
     connection.sendall(b"what?\r\n\r\n")
 
 
 @pytest.mark.parametrize("behaviour", [silence, drip])
 def test_an_attempt_ends_in_time_however_slow_the_receiver(behaviour: Any) -> None:
-    """A bound on each wait alone would let a dripping receiver hold a worker's thread for ever."""
+    """With a limit on each wait only, a slow receiver would hold a worker's thread for ever."""
     with answering(behaviour) as url:
         began = time.monotonic()
         with pytest.raises(DeliveryFailed, match=r"0\.3 s"):
@@ -304,7 +304,7 @@ def test_an_attempt_ends_in_time_however_slow_the_receiver(behaviour: Any) -> No
 
 
 def test_a_success_does_not_wait_for_its_body() -> None:
-    """The status says it all; a body without end is nobody's to read."""
+    """Only the status counts; an endless body is not read."""
 
     def endless(connection: socket.socket, over: threading.Event) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
@@ -315,7 +315,7 @@ def test_a_success_does_not_wait_for_its_body() -> None:
 
 
 def test_nonsense_has_not_arrived() -> None:
-    """What is no HTTP is no success."""
+    """An answer that is no HTTP is a failure."""
     with answering(nonsense) as url, pytest.raises(DeliveryFailed):
         carrier(timeout_s=5).carry({"url": url}, BODY, MESSAGE_ID)
 
@@ -325,7 +325,7 @@ def test_nonsense_has_not_arrived() -> None:
     ["http://127.0.0.1:1/", "http://127.0.0.1:99999/", "http://[::1/", "http://exa mple/", "https://\u2603.invalid/"],
 )
 def test_an_address_that_leads_nowhere_has_not_arrived(url: str) -> None:
-    """Whatever a stored row holds, it is a failed attempt and no other error."""
+    """Any URL in a stored row leads to a failed attempt and to no other error."""
     with pytest.raises(DeliveryFailed):
         carrier(timeout_s=5).carry({"url": url}, BODY, MESSAGE_ID)
 
@@ -348,7 +348,7 @@ def test_a_name_that_does_not_resolve_in_time_holds_no_thread(monkeypatch: pytes
 
 
 def test_each_host_has_its_own_breaker(receiver: Receiver) -> None:
-    """A receiver that keeps failing is not asked for a while; another port is another receiver, and is."""
+    """While its breaker is open a receiver gets no attempts; another port is another receiver."""
     breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=60), MovedClock())
     to_url = carrier(timeout_s=5, breakers=breakers)
     receiver.status = 503
@@ -366,7 +366,7 @@ def test_each_host_has_its_own_breaker(receiver: Receiver) -> None:
 
 
 def test_a_request_that_is_refused_opens_no_breaker(receiver: Receiver) -> None:
-    """One turn's unknown path (404) says nothing about the host: other deliveries go on."""
+    """An unknown path (404) says nothing about the host: other deliveries continue."""
     breakers = Breakers(BreakerSettings(failure_threshold=1, cooldown_s=60), MovedClock())
     to_url = carrier(timeout_s=5, breakers=breakers)
     receiver.status = 404

@@ -1,4 +1,4 @@
-"""`/v1/consolidation`, `/v1/casebank` and feedback: shapes of the contract, and who may ask."""
+"""`/v1/consolidation`, `/v1/casebank` and feedback: their shapes, and the keys that they take."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from tests.conftest import RecordingWaker
 from tests.turns.stage import until
 
 _WAITING = 40
-"""More than the gateway has threads."""
+"""More requests than the gateway has threads."""
 
 
 class Working(RecordingWaker):
-    """A waker whose worker goes on with the run of the CaseBank at once, in a thread."""
+    """A waker whose worker advances the run of the CaseBank at once, in a thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Working(RecordingWaker):
         self.threads: list[threading.Thread] = []
 
     def casebank(self) -> bool:
-        """Go on with it."""
+        """Advance the run."""
         assert self.runtime is not None
         self.threads.append(threading.Thread(target=prune.advance, args=(bank_of(self.runtime),)))
         self.threads[-1].start()
@@ -51,10 +51,10 @@ class Working(RecordingWaker):
 
 
 @contextmanager
-def _gateway(runtime: Runtime, *, away: bool = False, **limits: Any) -> Iterator[TestClient]:
-    """A gateway, and a worker for what it requests unless workers are `away`."""
+def _gateway(runtime: Runtime, *, without_workers: bool = False, **limits: Any) -> Iterator[TestClient]:
+    """A gateway, with a worker for its runs unless `without_workers`."""
     changed = runtime.settings.model_copy(update={"casebank": CasebankSettings(load_percent=100, **limits)})
-    waker = RecordingWaker() if away else Working()
+    waker = RecordingWaker() if without_workers else Working()
     parts = replace(runtime, settings=changed, wake=waker)
     if isinstance(waker, Working):
         waker.runtime = parts
@@ -66,7 +66,7 @@ def _gateway(runtime: Runtime, *, away: bool = False, **limits: Any) -> Iterator
 
 @pytest.fixture
 def bank(runtime: Runtime) -> None:
-    """One that goes, two that are one, one that sleeps, one that is spared."""
+    """One case with low success, two duplicates, one inactive case, one spared case."""
     put(runtime.database, "low", usage=20, rate=10)
     put(runtime.database, "one", vector=[1.0, 0.0], usage=9)
     put(runtime.database, "same", vector=[1.0, 0.0], usage=3)
@@ -76,7 +76,7 @@ def bank(runtime: Runtime) -> None:
 
 @pytest.mark.usefixtures("bank")
 def test_a_dry_run_tells_what_a_run_then_does(runtime: Runtime) -> None:
-    """The same shape and the same details; then a case comes back by its id, slashes and all."""
+    """The same shape and details; then a case is restored by its id, which holds slashes."""
     with _gateway(runtime) as client:
         planned = client.post("/v1/consolidation/dry-run")
         assert planned.status_code == 200
@@ -90,12 +90,12 @@ def test_a_dry_run_tells_what_a_run_then_does(runtime: Runtime) -> None:
         done = client.post("/v1/consolidation/run", json={})
         assert done.status_code == 200
         Pruned.model_validate(done.json())
-        told = done.json()
-        assert told["details"] == planned.json()["details"]
-        assert [told[f"{what}_cases"] for what in ("removed", "merged", "archived")] == [1, 1, 1]
-        assert told["details"]["merged"] == [{"keeper": "one", "removed": "same", "similarity": 1.0}]
-        assert told["details"]["spared"][0]["rule"] == "protected_usage"
-        shown = client.get(f"/v1/consolidation/runs/{told['run_id']}").json()
+        result = done.json()
+        assert result["details"] == planned.json()["details"]
+        assert [result[f"{what}_cases"] for what in ("removed", "merged", "archived")] == [1, 1, 1]
+        assert result["details"]["merged"] == [{"keeper": "one", "removed": "same", "similarity": 1.0}]
+        assert result["details"]["spared"][0]["rule"] == "protected_usage"
+        shown = client.get(f"/v1/consolidation/runs/{result['run_id']}").json()
         PruningRun.model_validate(shown)
         assert (shown["phase"], shown["outcome"]["removed_cases"]) == ("done", 1)
         restored = client.post("/v1/consolidation/restore/a/sleeper")
@@ -107,7 +107,7 @@ def test_a_dry_run_tells_what_a_run_then_does(runtime: Runtime) -> None:
 
 @pytest.mark.usefixtures("bank")
 def test_a_plan_waits_for_approval(runtime: Runtime) -> None:
-    """202 with the plan; while it waits no other run begins; what is decided is not decided again."""
+    """202 with the plan; while it waits no other run begins; a decided run is not decided again."""
     with _gateway(runtime, approval=PruneApproval.MANUAL) as client:
         first = client.post("/v1/consolidation/run")
         assert (first.status_code, first.json()["phase"]) == (202, "waiting_approval")
@@ -126,8 +126,8 @@ def test_a_plan_waits_for_approval(runtime: Runtime) -> None:
 
 @pytest.mark.usefixtures("bank")
 def test_a_run_that_is_not_finished_in_time_goes_on(runtime: Runtime) -> None:
-    """202 with its id; it is listed, and done by a worker once there is one. A dry run disturbs no run."""
-    with _gateway(runtime, away=True) as client:
+    """202 with its id; it is listed, and a worker finishes it later. A dry run disturbs no run."""
+    with _gateway(runtime, without_workers=True) as client:
         begun = [client.post(f"/v1/consolidation/{kind}?wait=0") for kind in ("run", "dry-run")]
         for answer, dry in zip(begun, (False, True), strict=True):
             PruningProgress.model_validate(answer.json())
@@ -156,8 +156,8 @@ def test_a_run_that_is_not_finished_in_time_goes_on(runtime: Runtime) -> None:
 
 @pytest.mark.usefixtures("bank")
 def test_requests_that_wait_for_a_run_hold_no_thread(runtime: Runtime) -> None:
-    """More of them than the gateway has threads, while no worker runs: others are answered."""
-    with _gateway(runtime, away=True) as client, ThreadPoolExecutor(_WAITING) as callers:
+    """More of them than the gateway has threads, while no worker runs: other requests are answered."""
+    with _gateway(runtime, without_workers=True) as client, ThreadPoolExecutor(_WAITING) as callers:
         waits = [callers.submit(client.post, "/v1/consolidation/dry-run?wait=3") for _ in range(_WAITING)]
         gateway = client.app.state.gateway  # type: ignore[attr-defined]  # (the application's own)
         until(lambda: gateway._waiting_requests == _WAITING, "all wait")
@@ -167,7 +167,7 @@ def test_requests_that_wait_for_a_run_hold_no_thread(runtime: Runtime) -> None:
 
 
 def test_a_release_that_knows_no_dry_runs_cannot_apply_one(runtime: Runtime) -> None:
-    """It would take one over for a run; the database refuses the phases in which cases are removed."""
+    """The older worker would take it for a run; the database refuses the phases that remove cases."""
     state.request(runtime.database, runtime.clock, dry_run=True)
     with (
         runtime.database.engine.connect() as connection,
@@ -177,7 +177,7 @@ def test_a_release_that_knows_no_dry_runs_cannot_apply_one(runtime: Runtime) -> 
 
 
 def test_what_is_no_run_is_refused(client: TestClient, rows: Callable[[], dict[str, int]]) -> None:
-    """A dry run that was sent to the wrong route above all: nothing is begun."""
+    """Above all a dry run that was sent to the wrong route: no run begins."""
     before = rows()
     refused(client.post("/v1/consolidation/run", json={"dry_run": True}), 400, "INVALID_REQUEST")
     refused(client.post("/v1/consolidation/run", content=b"["), 400, "INVALID_REQUEST")
@@ -189,7 +189,7 @@ def test_what_is_no_run_is_refused(client: TestClient, rows: Callable[[], dict[s
 
 
 def test_runs_take_an_admin_key(runtime: Runtime) -> None:
-    """A service key is told so, and searches; without one nobody does anything."""
+    """403 for a service key, which may search; 401 without a key."""
     keys = {"api_keys": (SecretStr(SERVICE_KEY),), "admin_keys": (SecretStr(ADMIN_KEY),)}
     guarded = replace(runtime, settings=runtime.settings.model_copy(update=keys))
     run = f"/v1/consolidation/runs/{uuid4()}"
@@ -217,7 +217,7 @@ def test_runs_take_an_admin_key(runtime: Runtime) -> None:
 
 
 def test_cases_are_searched(client: TestClient, runtime: Runtime) -> None:
-    """Nearest first, `k` of them, archived ones if asked for; what is no question is refused."""
+    """Nearest first, `k` of them, with archived ones on request; a blank question is refused."""
     for name, query, status in (("a", "reset the router", "active"), ("b", "reset the router now", "archived")):
         vector = runtime.embedder.embed([query])[0]
         new = NewCase(name, query, "so", query_vector=vector, embedder=runtime.embedder.name, status=status)
@@ -246,7 +246,7 @@ def _found(client: TestClient, **asked: str) -> set[str]:
 
 
 def test_a_search_for_a_user_finds_what_their_prompts_could_have(client: TestClient, runtime: Runtime) -> None:
-    """Their own cases and everybody's, in the banks of the installation's agents; without a user all."""
+    """The user's own cases and shared ones, in the banks of the installation's agents; without a user all."""
     _add(runtime, "anas", user_id="ana")
     _add(runtime, "bobs", user_id="bob")
     _add(runtime, "imported")
@@ -263,7 +263,7 @@ def test_a_search_for_a_user_finds_what_their_prompts_could_have(client: TestCli
 
 
 def test_an_administrator_shares_a_case(client: TestClient, runtime: Runtime) -> None:
-    """Everybody finds it from then on, until it is given back; who did it and when is in its history."""
+    """All users find it until it is unshared; its history records who shared it and when."""
     _add(runtime, "a/case", user_id="ana")
     _add(runtime, "imported")
     path = "/v1/casebank/cases/a%2Fcase/share"

@@ -1,4 +1,4 @@
-"""A turn that is parked until a model may answer: whoever waits for it is told, on each channel in its way."""
+"""A turn that is parked until a model is available: each channel reports the delay to the client that waits."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ COOLDOWN_S = 60
 
 @pytest.fixture
 def model() -> Scripted:
-    """A model that is not there twice, and then is."""
+    """A model that is unavailable twice, and then answers."""
     return Scripted(CircuitBreakerOpen(retry_after_s=COOLDOWN_S), CircuitBreakerOpen(retry_after_s=COOLDOWN_S))
 
 
 @pytest.fixture
 def waiting(runtime: Runtime, model: Scripted) -> Runtime:
-    """A process whose turns wait for their model."""
+    """A process whose turns park while their model is unavailable."""
     settings = runtime.settings.model_copy(update={"turn": TurnSettings(on_unavailable=OnUnavailable.PARK)})
     return replace(runtime, settings=settings, models=lambda _name: model)
 
 
 def test_who_waits_by_http_is_answered_with_the_delay(waiting: Runtime, clock: MovedClock) -> None:
-    """When the time is up, as ever: the present status, and beside it why and until when."""
+    """When the time is up: the present status, with the reason for the delay and its end."""
     turn_id = accept(
         waiting, parse_incoming({"user_id": "ann", "text": "hello", "reply_to": {"url": "https://a.example/r"}})
     ).turn_id
@@ -56,7 +56,7 @@ def test_who_waits_by_http_is_answered_with_the_delay(waiting: Runtime, clock: M
         assert (turn["delayed"]["code"], turn["delayed"]["message"]) == ("CIRCUIT_BREAKER_OPEN", DELAYED)
         assert (turn["reply"], turn["error"]) == (None, None)
         _try_again(waiting, clock, session_id)
-        assert not _owed(waiting), "whoever gave an address to reply to is sent the reply, and nothing before it"
+        assert not _owed(waiting), "a reply_to gets the reply, and nothing before it"
         _try_again(waiting, clock, session_id)
         turn = client.get(f"/v1/turns/{turn_id}", params={"wait": PATIENCE_S}).json()
     assert (turn["status"], turn["delayed"], turn["reply"]["text"]) == ("done", None, "ok")
@@ -66,7 +66,7 @@ def test_who_waits_by_http_is_answered_with_the_delay(waiting: Runtime, clock: M
 def test_who_listens_in_a_terminal_is_told_once(
     waiting: Runtime, model: Scripted, clock: MovedClock, waker: RecordingWaker
 ) -> None:
-    """The line comes while the answer is waited for, and not again with each try."""
+    """The line is shown once during the wait, not with each attempt."""
     notes: list[str] = []
     conversation = Conversation(waiting, "local", None, notes.append)
     conversation.say("hello")

@@ -1,4 +1,4 @@
-"""/openapi.json says what the gateway does: errors, keys, and which texts and numbers it takes."""
+"""/openapi.json describes the gateway as it is: errors, keys, examples, and the texts and numbers that it takes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Say = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def document(client: TestClient) -> dict[str, Any]:
-    """As it is served."""
+    """The document as it is served."""
     served: dict[str, Any] = client.get("/openapi.json").json()
     return served
 
@@ -41,7 +41,7 @@ def _codes(error: type[PerdureError] = PerdureError) -> set[str]:
 
 
 def test_every_error_is_a_problem_with_a_stable_code(document: dict[str, Any]) -> None:
-    """A client's generated code knows each of them; no route hides its errors behind `default`."""
+    """Generated clients know each of them; no route hides its errors behind `default`."""
     wrong = [
         (name, status)
         for name, operation in _operations(document)
@@ -67,7 +67,7 @@ def _body_examples(document: dict[str, Any], operation: dict[str, Any]) -> Itera
 
 
 def test_the_gateway_takes_the_examples_of_bodies(client: TestClient, document: dict[str, Any], say: Say) -> None:
-    """A newcomer copies them first. What they refer to need not exist, or not be at that point."""
+    """Newcomers copy them. 404 and 409 are about the turns and sessions that they refer to."""
     ids = say()
     statuses = {
         (name, str(example)): client.request(
@@ -90,7 +90,7 @@ def test_the_examples_of_answers_are_answers(document: dict[str, Any], model: ty
 
 
 def test_no_query_parameter_is_null(document: dict[str, Any]) -> None:
-    """A query holds text only: a parameter that is not given is left out."""
+    """A query holds text only: a client leaves a parameter out."""
     schemas = {
         (name, parameter["name"]): parameter["schema"]
         for name, operation in _operations(document)
@@ -103,7 +103,7 @@ def test_no_query_parameter_is_null(document: dict[str, Any]) -> None:
 
 
 def test_security_is_as_configured(document: dict[str, Any], runtime: Runtime) -> None:
-    """With keys every route but the two for balancers needs one; a generated client then sends it."""
+    """With keys every route but the two for balancers needs one, and a generated client sends it."""
     settings = Settings(_env_file=None, api_keys="a-service-key-of-the-tests", guard={"max_chars": 77})  # type: ignore[arg-type]
     with TestClient(create_app(replace(runtime, settings=settings), lambda: True), base_url=BASE_URL) as guarded:
         keyed = guarded.get("/openapi.json").json()
@@ -120,7 +120,7 @@ def test_security_is_as_configured(document: dict[str, Any], runtime: Runtime) -
 
 
 def test_the_patterns_mean_what_the_gateway_checks() -> None:
-    """Character by character: what JSON Schema and Python call a blank are different sets."""
+    """Checked for each character: JSON Schema and Python disagree about blanks."""
     not_blank, storable = re.compile(NOT_BLANK_PATTERN), re.compile(STORABLE_PATTERN)
     characters = [chr(number) for number in range(sys.maxunicode + 1) if not 0xD800 <= number < 0xE000]
 
@@ -141,7 +141,7 @@ INTEGERS = [
 def test_a_number_without_a_fraction_is_an_integer(
     client: TestClient, say: Say, path: str, body: dict[str, Any], status: int
 ) -> None:
-    """JSON Schema says so, and some languages write every number with a fraction; anything else is refused."""
+    """As in JSON Schema: some languages write every number with a fraction. Anything else is refused."""
     url, member = path.format(**say()), list(body)[-1]
 
     def answered(value: object) -> int:
@@ -153,7 +153,7 @@ def test_a_number_without_a_fraction_is_an_integer(
 
 
 def test_a_session_id_of_another_type_is_refused(client: TestClient) -> None:
-    """It was taken for its text, and `null` is as if it were not given."""
+    """A release took it for its text; `null` is as an absent member."""
     given: list[object] = [7, [], {}, True, None]
     answers = [client.post("/v1/memory/consolidate", json={"session_id": value}) for value in given]
 
@@ -164,14 +164,14 @@ def test_a_session_id_of_another_type_is_refused(client: TestClient) -> None:
     "url", [" http://example.com/", "\thttp://example.com/", "ftp://example.com/", "http:example.com", "//example.com/"]
 )
 def test_a_url_begins_with_its_scheme(client: TestClient, url: str) -> None:
-    """As the pattern in the document says; Python forgives blanks in front."""
+    """As the pattern in the document says; Python ignores leading blanks."""
     body = {"user_id": "ann", "text": "hello", "reply_to": {"url": url}}
 
     assert client.post("/v1/messages", json=body).status_code == 400
 
 
 def test_a_question_with_nul_is_refused(client: TestClient) -> None:
-    """No case can hold it."""
+    """No case can hold NUL."""
     assert client.get("/v1/casebank/search", params={"q": "a\x00b"}).status_code == 400
 
 
@@ -195,7 +195,7 @@ UNKNOWN = [
 
 @pytest.mark.parametrize(("method", "path", "status"), UNKNOWN)
 def test_an_unknown_route_or_method_is_a_problem(client: TestClient, method: str, path: str, status: int) -> None:
-    """Also where a route of another method exists, which the answer then names."""
+    """Also where the path has other methods, which the answer then lists."""
     response = client.request(method, path)
 
     assert (response.status_code, response.headers["content-type"]) == (status, "application/problem+json")

@@ -1,4 +1,4 @@
-"""A gateway on its way out, and while the fleet is drained: nothing comes in, and nobody is cut off."""
+"""A gateway that shuts down, and one of a drained fleet: it takes no messages, and cuts no request off."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HELLO = {"user_id": "ann", "text": "hello"}
 
 @pytest.fixture
 def settings() -> Settings:
-    """The gateway looks at the intake often."""
+    """The gateway reads the state of the intake often."""
     turn = TurnSettings(sweep_s=0.05)
     return Settings(_env_file=None, turn=turn, shutdown=ShutdownSettings(drain_s=PATIENCE_S))
 
@@ -40,7 +40,7 @@ def _until(condition: Callable[[], bool], what: str) -> None:
 
 
 class Asking:
-    """Somebody waits for a turn, in a thread."""
+    """A request that waits for a turn, in a thread."""
 
     def __init__(self, client: TestClient, accepted: dict[str, Any]) -> None:
         self.answer: dict[str, Any] = {}
@@ -49,7 +49,7 @@ class Asking:
         self._thread = threading.Thread(target=self._ask, daemon=True)
         self._thread.start()
         app: Any = client.app
-        _until(lambda: app.state.gateway._waiting_requests > 0, "nobody waits")
+        _until(lambda: app.state.gateway._waiting_requests > 0, "no request waits")
 
     def heard(self) -> dict[str, Any]:
         """The answer."""
@@ -62,24 +62,24 @@ class Asking:
 
 @pytest.fixture
 def leave(client: TestClient) -> Callable[[], tuple[Future[Any], Callable[[], None]]]:
-    """Tells the gateway to leave, as a signal does; its end, and a way to hasten it."""
+    """Starts the gateway's drain, as a signal does; the drain's future, and a function that hastens it."""
     hastened = asyncio.Event()
     app: Any = client.app
 
-    def told() -> tuple[Future[Any], Callable[[], None]]:
+    def start_drain() -> tuple[Future[Any], Callable[[], None]]:
         portal = client.portal
         assert portal is not None
         left = portal.start_task_soon(app.state.gateway.drain, hastened)
         _until(lambda: client.get("/readyz").status_code == 503, "the gateway goes on")
         return left, lambda: portal.call(hastened.set)
 
-    return told
+    return start_drain
 
 
 def test_a_gateway_that_leaves_refuses_and_lets_a_running_answer_finish(
     client: TestClient, say: Say, run: Run, leave: Any
 ) -> None:
-    """A caller gets 503 and when to come again, a balancer looks elsewhere, and who waited gets the reply."""
+    """503 with `Retry-After` for new messages, 503 for balancers, and the reply for requests that wait."""
     accepted = say()
     asking = Asking(client, accepted)
     left, _ = leave()
@@ -96,7 +96,7 @@ def test_a_gateway_that_leaves_refuses_and_lets_a_running_answer_finish(
 
 
 def test_a_gateway_that_is_hastened_answers_with_the_present_status(client: TestClient, say: Say, leave: Any) -> None:
-    """A second signal: whoever waits is answered, and asks again elsewhere."""
+    """A second signal: requests that wait are answered, and the clients ask another gateway."""
     asking = Asking(client, say())
     left, hasten = leave()
     assert not left.done()
@@ -110,7 +110,7 @@ def test_a_gateway_that_is_hastened_answers_with_the_present_status(client: Test
 def test_a_drain_of_the_fleet_closes_every_gateway_until_it_is_over(
     client: TestClient, runtime: Runtime, say: Say
 ) -> None:
-    """The row in PostgreSQL says so, to a gateway that starts later too; what was accepted before waits."""
+    """A row in PostgreSQL closes it, also for a gateway that starts later; accepted messages wait."""
     accepted = say()
     drain.close(runtime.database)
     _until(lambda: client.post("/v1/messages", json=HELLO).status_code == 503, "the gateway takes messages in")
@@ -126,16 +126,16 @@ def test_a_drain_of_the_fleet_closes_every_gateway_until_it_is_over(
 
 
 class TestShortDrain:
-    """With little time to drain."""
+    """With a short drain."""
 
     @pytest.fixture
     def settings(self) -> Settings:
-        """The drain's time is up at once."""
+        """The drain ends at once."""
         shutdown = ShutdownSettings(drain_s=0.1)
         return Settings(_env_file=None, turn=TurnSettings(sweep_s=0.05), shutdown=shutdown)
 
     def test_a_wait_ends_with_the_drain(self, client: TestClient, runtime: Runtime, say: Say) -> None:
-        """The turn is not run before the intake is opened: there is nothing to wait for."""
+        """The turn does not run before the intake opens, so there is nothing to wait for."""
         asking = Asking(client, say())
 
         drain.close(runtime.database)

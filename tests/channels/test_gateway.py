@@ -1,4 +1,4 @@
-"""The routes, as CONTRACT.md gives them: ids, statuses and shapes that other programs rely on."""
+"""The routes: ids, statuses and shapes that other programs rely on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Run = Callable[[str], None]
 
 
 def test_a_message_is_accepted_and_a_worker_woken(client: TestClient, waker: RecordingWaker) -> None:
-    """202 with the ids by which the reply is found."""
+    """202 with the ids of the turn and the session."""
     response = client.post("/v1/messages", json={"user_id": "ann", "text": "hello"})
     answer = response.json()
 
@@ -46,14 +46,14 @@ def test_a_message_is_accepted_and_a_worker_woken(client: TestClient, waker: Rec
 
 
 def test_a_message_is_accepted_while_the_broker_is_away(say: Say, waker: RecordingWaker) -> None:
-    """A wake-up is a hint: the message is in PostgreSQL, and the sweeper finds it."""
+    """A wake-up is a hint: the message is in PostgreSQL, and a sweep finds it."""
     waker.away = True
 
     assert say()["status"] == "accepted"
 
 
 def test_the_same_message_again_answers_the_same(client: TestClient) -> None:
-    """A caller that lost the answer sends again and neither loses nor doubles anything."""
+    """A caller that lost the answer repeats the request and neither loses nor doubles the message."""
     message = {"user_id": "ann", "text": "hello", "message_id": "m1"}
     first, again = client.post("/v1/messages", json=message), client.post("/v1/messages", json=message)
 
@@ -62,7 +62,7 @@ def test_the_same_message_again_answers_the_same(client: TestClient) -> None:
 
 
 def test_a_turn_is_read_to_its_reply(client: TestClient, say: Say, run: Run) -> None:
-    """What was accepted ends as `done`, with the reply."""
+    """An accepted message ends as `done`, with the reply."""
     accepted = say("what is 12*7+5?")
     before = client.get(f"/v1/turns/{accepted['turn_id']}").json()
     run(accepted["session_id"])
@@ -74,7 +74,7 @@ def test_a_turn_is_read_to_its_reply(client: TestClient, say: Say, run: Run) -> 
 
 
 def test_answers_have_the_shapes_that_the_document_describes(client: TestClient, say: Say, run: Run) -> None:
-    """/openapi.json is written by hand beside the readers; this holds the two together."""
+    """Also those of routes that encode an answer without its model."""
     accepted = say("what is 12*7+5?")
     run(accepted["session_id"])
     session = f"/v1/sessions/{accepted['session_id']}"
@@ -90,7 +90,7 @@ def test_answers_have_the_shapes_that_the_document_describes(client: TestClient,
 
 
 def test_the_transcript_is_read_in_parts(client: TestClient, say: Say, run: Run) -> None:
-    """`after` and `limit` walk through a long one; without them all of it comes."""
+    """`after` and `limit` page through a long one; without them the answer is all of it."""
     accepted = say("what is 12*7+5?")
     run(accepted["session_id"])
     url = f"/v1/sessions/{accepted['session_id']}/messages"
@@ -102,7 +102,7 @@ def test_the_transcript_is_read_in_parts(client: TestClient, say: Say, run: Run)
 
 
 def test_sessions_are_listed_by_user(client: TestClient, say: Say) -> None:
-    """Nobody's list holds another's session."""
+    """A user's list holds no other user's session."""
     mine = say("hello")
     say("hello", user_id="bob")
 
@@ -114,7 +114,7 @@ def test_sessions_are_listed_by_user(client: TestClient, say: Say) -> None:
 
 
 def test_a_turn_that_has_not_begun_is_cancelled_at_once(client: TestClient, say: Say) -> None:
-    """202, and the turn says what became of it; again changes nothing."""
+    """202, and the turn shows the outcome; a repetition changes nothing."""
     turn = f"/v1/turns/{say()['turn_id']}"
 
     assert client.post(f"{turn}/cancel").status_code == 202
@@ -124,7 +124,7 @@ def test_a_turn_that_has_not_begun_is_cancelled_at_once(client: TestClient, say:
 
 
 def test_waiting_answers_as_soon_as_the_turn_is_settled(client: TestClient, say: Say, run: Run) -> None:
-    """The wait is for an event, not for a while."""
+    """The wait ends with the event, not with the time."""
     accepted = say()
     began = time.monotonic()
     answers: list[Any] = []
@@ -140,7 +140,7 @@ def test_waiting_answers_as_soon_as_the_turn_is_settled(client: TestClient, say:
 
 
 def test_waiting_ends_with_the_present_status_when_the_time_is_up(client: TestClient, say: Say) -> None:
-    """A caller that polls is told where the turn stands."""
+    """A caller that polls gets the turn's present status."""
     accepted = say()
 
     assert client.get(f"/v1/turns/{accepted['turn_id']}?wait=0.1").json()["status"] == "accepted"
@@ -148,7 +148,7 @@ def test_waiting_ends_with_the_present_status_when_the_time_is_up(client: TestCl
 
 @pytest.mark.long
 def test_a_hundred_may_wait_at_once_and_others_are_still_served(client: TestClient, say: Say) -> None:
-    """Whoever waits holds no thread: with forty threads, a hundred waits would stop everybody."""
+    """A request that waits holds no thread: a hundred of them would otherwise block all others."""
     accepted = say()
     url = f"/v1/turns/{accepted['turn_id']}?wait=60"
     answers: list[str] = []
@@ -167,7 +167,7 @@ def test_a_hundred_may_wait_at_once_and_others_are_still_served(client: TestClie
 
 
 def test_a_gateway_that_stops_answers_whoever_waits(client: TestClient, say: Say) -> None:
-    """With the present status, from then on: a shutdown does not wait for turns that nobody waited for before it."""
+    """With the present status: a shutdown delays no new wait."""
     accepted = say()
     app: Any = client.app
     assert client.portal is not None
@@ -177,12 +177,12 @@ def test_a_gateway_that_stops_answers_whoever_waits(client: TestClient, say: Say
 
 
 def test_a_database_that_is_away_is_said_so(client: TestClient, runtime: Runtime, monkeypatch: Any) -> None:
-    """503 with `Retry-After`: the caller's own retry is safe, by `message_id`."""
+    """503 with `Retry-After`: a retry is safe, by `message_id`."""
 
-    def away(*_: Any) -> None:
+    def fail(*_: Any) -> None:
         raise Unavailable("The database cannot be reached; please try again.")
 
-    monkeypatch.setattr(runtime.database, "run", away)
+    monkeypatch.setattr(runtime.database, "run", fail)
     response = client.post("/v1/messages", json={"user_id": "ann", "text": "hello"})
 
     assert (response.status_code, response.json()["code"]) == (503, "UNAVAILABLE")
@@ -192,7 +192,7 @@ def test_a_database_that_is_away_is_said_so(client: TestClient, runtime: Runtime
 def test_an_error_that_nobody_foresaw_gives_nothing_away(
     client: TestClient, runtime: Runtime, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The caller gets a sentence; the operator gets the trace."""
+    """The caller gets a message; the operator gets the trace."""
 
     def broken(*_: Any) -> None:
         raise RuntimeError("SELECT secret FROM vault")
@@ -206,13 +206,13 @@ def test_an_error_that_nobody_foresaw_gives_nothing_away(
 
 
 def test_it_is_ready_when_both_services_are(client: TestClient) -> None:
-    """Alive is not ready: a load balancer asks for the second."""
+    """Alive is not ready: a load balancer asks for `/readyz`."""
     assert client.get("/healthz").json() == {"status": "alive"}
     assert client.get("/readyz").json() == {"status": "ready"}
 
 
 def test_it_is_not_ready_without_a_broker(runtime: Runtime) -> None:
-    """And says which service is not there."""
+    """The answer names the unavailable service."""
     with TestClient(create_app(runtime, lambda: False), base_url=BASE_URL) as client:
         response = client.get("/readyz")
 
@@ -222,7 +222,7 @@ def test_it_is_not_ready_without_a_broker(runtime: Runtime) -> None:
 
 @pytest.mark.long
 def test_a_service_that_hangs_does_not_hang_the_check(runtime: Runtime) -> None:
-    """However often it is asked, one thread waits for the service, and the answer comes in time."""
+    """For any number of requests, one thread waits for the service, and the answers are in time."""
     asked, release = [], threading.Event()
 
     def hangs() -> bool:
@@ -253,7 +253,7 @@ def test_it_is_ready_though_redis_does_not_say_who_was_killed(runtime: Runtime) 
 
 
 def test_it_is_not_ready_before_the_migration(runtime: Runtime, database_url: str) -> None:
-    """A release that starts on yesterday's tables must not get traffic."""
+    """A release that starts on older tables must not get traffic."""
     command.downgrade(config(database_url), "base")
     with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as client:
         response = client.get("/readyz")
@@ -263,7 +263,7 @@ def test_it_is_not_ready_before_the_migration(runtime: Runtime, database_url: st
 
 
 def test_it_is_not_ready_without_a_database(runtime: Runtime) -> None:
-    """A port where nobody listens."""
+    """A port that no process listens on."""
     nowhere = Database(make_url("postgresql+psycopg2://x@127.0.0.1:1/x"))
     changed = replace(runtime, database=nowhere)
     with TestClient(create_app(changed, lambda: True), base_url=BASE_URL) as client:
@@ -275,7 +275,7 @@ def test_it_is_not_ready_without_a_database(runtime: Runtime) -> None:
 
 
 def test_the_document_describes_the_routes_and_loads_nothing_from_elsewhere(client: TestClient) -> None:
-    """Every reference in it leads somewhere; the pages that load scripts from other sites are not served."""
+    """Every reference in it resolves; FastAPI's pages, which load scripts from other sites, are not served."""
     document = client.get("/openapi.json").json()
     named = document["components"]["schemas"]
 
@@ -295,7 +295,7 @@ def _references(value: Any) -> list[str]:
 
 
 def test_a_session_is_asked_to_end(client: TestClient, say: Say, run: Run, waker: RecordingWaker) -> None:
-    """202 until it has ended, with or without a reason; then the next message begins another."""
+    """202 until it has ended, with or without a reason; the next message begins another session."""
     first = say()
     run(first["session_id"])
     session = f"/v1/sessions/{first['session_id']}"
@@ -315,7 +315,7 @@ def test_a_session_is_asked_to_end(client: TestClient, say: Say, run: Run, waker
 def test_an_end_for_no_good_reason_is_refused(
     client: TestClient, say: Say, body: dict[str, Any], says: str, waker: RecordingWaker
 ) -> None:
-    """400, and nothing is changed."""
+    """400, and nothing changes."""
     session_id = say()["session_id"]
     refused = client.post(f"/v1/sessions/{session_id}/end", json=body)
     assert refused.status_code == 400
@@ -354,7 +354,7 @@ ANSWERS = [
 def test_every_answer_carries_the_usual_headers(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, request_line: str, content: bytes, status: int
 ) -> None:
-    """A browser that is led to an answer must not take it for a page, frame it, keep it or show it to other pages."""
+    """A browser must not take an answer for a page, frame it, store it or show it to other pages."""
     monkeypatch.setattr(dependencies, "parse_id", _parse_id)
     response = client.request(*request_line.split(), content=content, headers={"Origin": BASE_URL})
     headers = response.headers
@@ -366,7 +366,9 @@ def test_every_answer_carries_the_usual_headers(
     assert headers["cache-control"] == "no-store"
     assert "frame-ancestors 'none'" in headers["content-security-policy"]
     assert [name for name in headers if name.startswith("access-control-")] == [], "no page of elsewhere may read it"
-    assert "strict-transport-security" not in headers, "it would bind a browser to HTTPS that nobody serves"
+    assert "strict-transport-security" not in headers, (
+        "it would bind a browser to HTTPS, which the gateway does not serve"
+    )
 
 
 def _parse_id(text: str, thing: str) -> UUID:

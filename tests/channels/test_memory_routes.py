@@ -1,4 +1,4 @@
-"""Memory over HTTP: searched within one user, consolidated on request, exported and erased whole."""
+"""Memory over HTTP: search within one user, consolidation on request, export and erasure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEARCH = "/v1/memory/search"
 
 @pytest.fixture
 def talked(say: Callable[..., dict[str, Any]], run: Callable[[str], None]) -> dict[str, Any]:
-    """Ann and Bob each said something of a dog."""
+    """Ann and Bob each mentioned a dog."""
     run(say("my dog is called Waffle", message_id="of the dog")["session_id"])
     answer = say("my dog is called Rex", user_id="bob")
     run(answer["session_id"])
@@ -47,7 +47,7 @@ def test_a_user_is_searched_and_nobody_else(client: TestClient) -> None:
 
 @pytest.mark.usefixtures("talked")
 def test_k_counts_results_and_layers_are_chosen(client: TestClient) -> None:
-    """Nothing is known yet, much was said."""
+    """There are messages, and no memories yet."""
 
     def found(**more: Any) -> int:
         return len(client.post(SEARCH, json={"user_id": "ann", "query": "dog called Waffle", **more}).json()["results"])
@@ -63,7 +63,7 @@ def test_k_counts_results_and_layers_are_chosen(client: TestClient) -> None:
     "query", ["", "the of and", "'; DROP TABLE memories; --", "& | ! ( ) :*", "x" * 10_000, "가" * 3_000]
 )
 def test_any_text_is_a_query(client: TestClient, query: str) -> None:
-    """Empty, stop words only, like SQL, ten thousand characters."""
+    """Empty, stop words only, like SQL, or ten thousand characters long."""
     assert client.post(SEARCH, json={"user_id": "ann", "query": query}).status_code == 200
 
 
@@ -84,14 +84,14 @@ def test_any_text_is_a_query(client: TestClient, query: str) -> None:
     ],
 )
 def test_a_bad_search_is_refused(client: TestClient, given: dict[str, Any], named: str) -> None:
-    """With what is wrong with which member."""
+    """The detail names the member."""
     answer = client.post(SEARCH, json=given)
     assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST")
     assert named in answer.json()["detail"]
 
 
 def test_consolidation_is_asked_for(client: TestClient, waker: RecordingWaker, talked: dict[str, Any]) -> None:
-    """Of one session, or of all that wait; one that is not there is 404."""
+    """Of one session, or of all that wait; an unknown one is 404."""
     answer = client.post("/v1/memory/consolidate", json={"session_id": talked["session_id"]})
     assert answer.status_code == 202
     assert str(ConsolidationRequested.model_validate(answer.json()).session_id) == talked["session_id"]
@@ -106,7 +106,7 @@ def test_consolidation_is_asked_for(client: TestClient, waker: RecordingWaker, t
 def test_a_session_that_was_given_up_is_tried_again(
     client: TestClient, runtime: Runtime, talked: dict[str, Any]
 ) -> None:
-    """Asking for it by its id makes it due again, with all its runs."""
+    """A request with its id makes it due again, with all its runs."""
     session_id = talked["session_id"]
     with runtime.database.engine.connect() as connection:
         connection.exec_driver_sql(
@@ -123,7 +123,7 @@ def test_a_session_that_was_given_up_is_tried_again(
 
 @pytest.mark.usefixtures("talked")
 def test_a_user_is_exported_and_erased(client: TestClient) -> None:
-    """All that is held, then nothing; of the other all the same; asking again erases nothing more."""
+    """Everything, then nothing; the other user keeps everything; a repetition erases nothing more."""
     exported = client.get("/v1/users/ann/export")
     assert exported.status_code == 200
     tables = Export.model_validate(exported.json()).tables
@@ -140,7 +140,7 @@ def test_a_user_is_exported_and_erased(client: TestClient) -> None:
 
 
 def test_an_id_may_hold_any_character(client: TestClient, say: Callable[..., dict[str, Any]]) -> None:
-    """A slash in it, or what looks like a route or an escape."""
+    """A slash in it, or text that looks like a route or an escape."""
     for user_id in ("telegram/7", "a b&c=d", "x/export", "한국", "50%", "a%2Fb", "/" * 200):
         say(user_id=user_id)
         quoted = quote(user_id, safe="")
@@ -149,7 +149,7 @@ def test_an_id_may_hold_any_character(client: TestClient, say: Callable[..., dic
 
 
 def test_an_id_is_one_segment_of_the_path(client: TestClient, say: Callable[..., dict[str, Any]]) -> None:
-    """`DELETE /v1/users/0/export` once erased the user `0/export`: a mistaken method must erase nobody."""
+    """`DELETE /v1/users/0/export` once erased the user `0/export`: a mistaken method must erase no user."""
     say(user_id="0/export")
 
     for path in ("/v1/users/0/export", "/v1/users/0%2Fexport/more", "/v1/users/"):

@@ -1,4 +1,4 @@
-"""`POST /v1/sessions/{id}/fork`: what it answers, whom it lets in, and what it refuses."""
+"""`POST /v1/sessions/{id}/fork`: its answers, its keys and its refusals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _words(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def test_a_fork_is_a_session_that_its_id_reaches(client: TestClient, say: Say, run: Run, talked: str) -> None:
-    """201 with the id; it is read, listed and spoken to like any other."""
+    """201 with the id; the fork is read, listed and sent messages like any session."""
     made = client.post(f"{talked}/fork", json={"tick": 3})
     assert made.status_code == 201
     Forked.model_validate(made.json())
@@ -93,7 +93,7 @@ BODIES: dict[str, tuple[bytes, int, str]] = {
 
 
 def test_a_bad_fork_is_refused_and_nothing_is_written(client: TestClient, talked: str, rows: Rows) -> None:
-    """Whatever is wrong with it: a code, a sentence, the tables as they were."""
+    """A code, a message, and unchanged tables."""
     before = rows()
     for name, (content, status, code) in BODIES.items():
         try:
@@ -110,20 +110,20 @@ def test_a_bad_fork_is_refused_and_nothing_is_written(client: TestClient, talked
 
 @pytest.mark.parametrize("tick", ["1", 1.5, True, [], {}])
 def test_a_tick_is_a_whole_number(tick: object) -> None:
-    """What merely looks like one is refused."""
+    """A value that only looks like one is refused."""
     with pytest.raises(ValidationError, match="tick"):
         ForkSession.model_validate({"tick": tick})
 
 
 def test_a_tick_may_be_left_out() -> None:
-    """The tick is the session's own then."""
+    """The session's own tick applies then."""
     given: list[dict[str, Any]] = [{}, {"tick": None}, {"tick": 7}, {"tick": 7.0}]
 
     assert [ForkSession.model_validate(each).tick for each in given] == [None, None, 7, 7]
 
 
 def test_a_fork_takes_a_key(runtime: Runtime, talked: str, rows: Rows) -> None:
-    """The rule of every route: no key, or one that is not known, and nothing is done."""
+    """Without a key, or with an unknown one, nothing happens."""
     settings = runtime.settings.model_copy(update={"api_keys": (SecretStr(SERVICE_KEY),)})
     before = rows()
     with TestClient(create_app(replace(runtime, settings=settings), lambda: True), base_url=BASE_URL) as guarded:
@@ -133,7 +133,7 @@ def test_a_fork_takes_a_key(runtime: Runtime, talked: str, rows: Rows) -> None:
         assert guarded.post(f"{talked}/fork", headers={"Authorization": f"Bearer {SERVICE_KEY}"}).status_code == 201
 
 
-def test_the_document_tells_of_it(client: TestClient) -> None:
+def test_the_document_describes_it(client: TestClient) -> None:
     """Its body is optional; its answer is 201."""
     described = client.get("/openapi.json").json()["paths"]["/v1/sessions/{session_id}/fork"]["post"]
     assert described["requestBody"].get("required", False) is False

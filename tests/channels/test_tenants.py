@@ -1,4 +1,4 @@
-"""Tenants share nothing: each route that knows a user or a thing of one, called with the others' keys."""
+"""Tenants share nothing: each route about a user, or about a user's data, called with other tenants' keys."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOT_THERE = 404
 
 @dataclass(frozen=True)
 class Ana:
-    """A tenant's user called ana: what she said, and the ids of what came of it."""
+    """A tenant's user called ana: her message, and the ids of its results."""
 
     tenant: str | None
     secret: str
@@ -39,7 +39,7 @@ class Ana:
 
     @property
     def traces(self) -> tuple[str, ...]:
-        """What no answer to another tenant may contain."""
+        """The texts that no answer to another tenant may contain."""
         return (self.secret, self.turn_id, self.session_id, "\x1f", "\\u001f")
 
 
@@ -58,7 +58,7 @@ class World:
         return answer  # type: ignore[no-any-return]
 
     def others(self, ana: Ana) -> list[str]:
-        """The keys that do not reach that user: services and administrators of the others."""
+        """The keys without access to that user: services and administrators of the other tenants."""
         others = [tenant for tenant in TENANTS if tenant != ana.tenant]
         return [SERVICES[tenant] for tenant in others] + [ADMINS[tenant] for tenant in others if tenant]
 
@@ -68,7 +68,7 @@ class World:
         return {(method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods}
 
     def kept(self, ana: Ana) -> Any:
-        """All that is held of that user, as the operator's export has it."""
+        """The operator's export of that user."""
         query = {"tenant": ana.tenant} if ana.tenant else {}
         answer = self.ask(ADMINS[None], "GET", "/v1/users/ana/export", params=query)
         assert answer.status_code == 200, answer.text
@@ -77,7 +77,7 @@ class World:
 
 @pytest.fixture
 def world(runtime: Runtime) -> Iterator[World]:
-    """Each ana has said something, was answered, and praised the answer."""
+    """Each ana has sent a message, got a reply, and praised it."""
     services = ",".join(key if tenant is None else f"{tenant}={key}" for tenant, key in SERVICES.items())
     admins = ",".join(key if tenant is None else f"{tenant}={key}" for tenant, key in ADMINS.items())
     settings = Settings(_env_file=None, api_keys=services, admin_keys=admins)  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ def _live(world: World, runner: Runner, tenant: str | None) -> Ana:
 
 @dataclass(frozen=True)
 class ById:
-    """A route that names a thing by its id: 404 for the others, as for what does not exist."""
+    """A route with an id in its path: 404 for the others, as for an unknown id."""
 
     path: Callable[[Ana], str]
     body: Callable[[Ana], dict[str, Any]] | None = None
@@ -115,12 +115,12 @@ class ById:
 
 @dataclass(frozen=True)
 class ByUser:
-    """A route that names a user: to the others it is another user, of whom these `words` say nothing."""
+    """A route that names a user: for the others it is another user, whose answer has none of these `words`."""
 
     path: str
     body: dict[str, Any] | None = None
     shows: bool = True
-    """Whether the user's own key reads the secret there."""
+    """Whether the answer to the user's own key contains the secret."""
 
 
 class Fleet:
@@ -128,7 +128,7 @@ class Fleet:
 
 
 class Open:
-    """A route that needs no key and says nothing of users."""
+    """A route without a key, about no user."""
 
 
 NEAR = f"?q={QUESTION}"
@@ -177,13 +177,13 @@ FLEET = [(method, path) for (method, path), kind in ROUTES.items() if isinstance
 
 
 def test_every_route_is_in_the_matrix(world: World) -> None:
-    """A new route is added here with what it shows to whom, or this fails."""
+    """A new route must be added here with the keys that have access to it."""
     assert world.routes() == set(ROUTES)
 
 
 @pytest.mark.parametrize(("method", "path", "route"), BY_ID, ids=[f"{method} {path}" for method, path, _ in BY_ID])
 def test_an_id_of_another_tenant_does_not_exist(world: World, method: str, path: str, route: ById) -> None:
-    """404 with the same body as for an id that nothing has, and nothing is changed; the tenant's own key acts."""
+    """404 with the same body as for an unknown id, and nothing changes; the tenant's own key acts."""
     for ana in world.anas.values():
         before = world.kept(ana)
         for key in world.others(ana):
@@ -201,7 +201,7 @@ def test_an_id_of_another_tenant_does_not_exist(world: World, method: str, path:
 
 @pytest.mark.parametrize(("method", "path", "route"), BY_USER, ids=[f"{method} {path}" for method, path, _ in BY_USER])
 def test_a_user_of_another_tenant_is_another_user(world: World, method: str, path: str, route: ByUser) -> None:
-    """The same `user_id` with another tenant's key: nothing of this one's is shown, taken for theirs, or changed."""
+    """The same `user_id` with another tenant's key is another user: nothing of the first is shown or changed."""
     ana = world.anas["acme"]
     before = world.kept(ana)
     if route.shows:
@@ -241,7 +241,7 @@ def test_no_user_id_reaches_into_a_tenant(world: World, method: str, path: str, 
 
 @pytest.mark.parametrize(("method", "path"), FLEET)
 def test_what_concerns_all_tenants_takes_a_key_without_one(world: World, method: str, path: str) -> None:
-    """Runs of the CaseBank and breakers are the installation's: an administrator of one tenant decides about none."""
+    """Runs of the CaseBank and breakers concern all tenants: an administrator of one tenant gets 403."""
     where = path.replace("{run_id}", str(uuid4())).replace("{name}", "a").replace("{case_id}", "a")
     for key in (SERVICES["acme"], ADMINS["acme"], SERVICES[None]):
         answer = world.ask(key, method, where)
@@ -251,7 +251,7 @@ def test_what_concerns_all_tenants_takes_a_key_without_one(world: World, method:
 
 
 def test_the_same_message_id_is_another_tenants_message(world: World) -> None:
-    """Each ana's "the same" was accepted once; a repetition finds the tenant's own."""
+    """Each ana's "the same" was accepted once; a repetition finds that of the same tenant."""
     assert len({ana.turn_id for ana in world.anas.values()}) == 3
     for ana in world.anas.values():
         message = {"user_id": "ana", "text": f"{QUESTION}? It is {ana.secret}", "message_id": "the same"}
@@ -269,7 +269,7 @@ def test_a_message_cannot_enter_another_tenants_session(world: World) -> None:
 
 
 def test_sessions_are_listed_within_the_tenant(world: World) -> None:
-    """By an administrator of the tenant all of them; by the operator everybody's, or one tenant's."""
+    """An administrator of the tenant lists all of them; the operator those of all tenants, or of one."""
 
     def listed(key: str, query: str = "") -> dict[str, tuple[str | None, str]]:
         answer = world.ask(key, "GET", f"/v1/sessions{query}")
@@ -293,7 +293,7 @@ def test_memories_are_consolidated_by_batch_only_without_a_tenant(world: World) 
 
 
 def test_a_tenants_shared_cases_are_its_own(world: World) -> None:
-    """A case without an author is everybody's in its tenant; one without a tenant is no tenant's."""
+    """A case without an author belongs to all users of its tenant; one without a tenant belongs to no tenant."""
     runtime = world.runtime
     for tenant in TENANTS:
         case = NewCase(
@@ -322,7 +322,7 @@ def test_a_tenants_shared_cases_are_its_own(world: World) -> None:
 
 @pytest.mark.parametrize("owner", TENANTS)
 def test_a_case_that_is_shared_stays_in_its_tenant(world: World, owner: str | None) -> None:
-    """Other users of the author's tenant see it, and no user of another tenant or without one."""
+    """Only other users of the author's tenant see it."""
     asked = f"/v1/casebank/search{NEAR}&user_id=bob"
     found = world.ask(SERVICES[owner], "GET", f"/v1/casebank/search{NEAR}&user_id=ana").json()["results"]
     [case_id] = [each["case_id"] for each in found]
@@ -334,7 +334,7 @@ def test_a_case_that_is_shared_stays_in_its_tenant(world: World, owner: str | No
 
 
 def test_erasing_a_user_leaves_the_others_of_that_name(world: World) -> None:
-    """With the tenant's key, and by the operator with `?tenant=`; the answer names the plain id."""
+    """With the tenant's key, and by the operator with `?tenant=`; the answer has the plain id."""
     gone = world.ask(SERVICES["acme"], "DELETE", "/v1/users/ana")
     assert (gone.status_code, gone.json()["user_id"]) == (200, "ana")
     assert gone.json()["rows"]["turns"] == 1

@@ -1,4 +1,4 @@
-"""Blocking work beside the gateway's event loop."""
+"""Threads for blocking work outside the gateway's event loop."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _PATIENCE_S = 30.0
 
 @contextmanager
 def pool() -> Iterator[Threads]:
-    """Threads that are ended after the block."""
+    """Threads that end after the block."""
     made = Threads(MOST)
     yield made
     made.close()
 
 
 def test_each_caller_gets_its_own_result() -> None:
-    """A thousand at once, on no more threads than allowed, and none is left behind."""
+    """A thousand concurrent calls on a limited number of threads, and no thread remains."""
     before, names = set(threading.enumerate()), set()
 
     def work(number: int) -> int:
@@ -50,7 +50,7 @@ def test_each_caller_gets_its_own_result() -> None:
 
 
 def test_the_loop_goes_on_while_work_blocks() -> None:
-    """The others are answered while one waits for a lock of the database."""
+    """The others return while one waits for a lock of the database."""
     release = threading.Event()
 
     async def main() -> list[object]:
@@ -92,7 +92,7 @@ def test_further_threads_start_where_work_waits_and_end_with_it() -> None:
 
 
 def test_a_caller_that_is_cancelled_takes_nothing_from_the_others() -> None:
-    """Its work goes on, since no thread can be stopped; its result is dropped."""
+    """The work continues, since no thread can be stopped; its result is dropped."""
     release, ended = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -114,7 +114,7 @@ def test_a_caller_that_is_cancelled_takes_nothing_from_the_others() -> None:
 
 
 def test_no_error_of_the_work_stops_the_delivery() -> None:
-    """A future refuses `StopIteration`; its caller must hear of it, and the next one of its own result."""
+    """A future refuses `StopIteration`; its caller must get an error, and the next caller its own result."""
 
     def work() -> None:
         raise StopIteration

@@ -52,7 +52,7 @@ def create_app(
 
     app = FastAPI(
         title="perdure",
-        description="Durable LLM agents: messages in, replies out, whatever dies on the way.",
+        description="Durable LLM agents: each accepted message gets a reply, also after crashes and restarts.",
         lifespan=lifespan,
         docs_url=None,  # FastAPI's pages load scripts from a public server
         redoc_url=None,

@@ -40,8 +40,8 @@ async def gateway_of(request: Request) -> Gateway:
 
 TheGateway = Annotated[Gateway, Depends(gateway_of)]
 
-
 _CALLER = "perdure.caller"
+"""The key of the request's scope that holds the caller, once it is known."""
 
 
 async def caller_of(request: Request) -> Caller:
@@ -73,7 +73,7 @@ TheAdministrator = Annotated[Caller, Depends(_administrator)]
 
 
 async def _open_gateway(request: Request) -> Gateway:
-    await caller_of(request)  # a stranger gets 401, not 503
+    await caller_of(request)  # first: 401 comes before 503
     gateway = await gateway_of(request)
     gateway.admit()
     return gateway
@@ -87,11 +87,11 @@ TheOpenGateway = Annotated[Gateway, Depends(_open_gateway)]
 class Users:
     """The users that a request may be about: those of `tenant`, or those without one.
 
-    `everybody`: the caller is the operator and has named no tenant, so a list may be of all users.
+    `all_users`: the caller is the operator and has named no tenant, so a list may be of all users.
     """
 
     tenant: str | None
-    everybody: bool = False
+    all_users: bool = False
 
     def key(self, user_id: str) -> str:
         """The key of a user that the request names.
@@ -113,7 +113,7 @@ class Users:
 async def _users(caller: TheCaller, tenant: Tenant = None) -> Users:
     named = parse_tenant(tenant)
     if named is None:
-        return Users(caller.tenant, everybody=caller.is_operator)
+        return Users(caller.tenant, all_users=caller.is_operator)
     if named != caller.tenant and not caller.is_operator:
         raise Forbidden("tenant: another one than the key's takes an admin key without a tenant.")
     return Users(named)

@@ -141,7 +141,7 @@ class Gateway:
             await asyncio.sleep(self.runtime.settings.turn.sweep_s)
 
     async def drain(self, hastened: asyncio.Event) -> None:
-        """Refuse new messages; return when no request waits for a turn, or all that wait were told to answer now.
+        """Refuse new messages; return when no request waits for a turn, or when those that wait must answer now.
 
         These are the first two of the four phases of a gateway's shutdown. The server carries out the others.
         """

@@ -54,7 +54,7 @@ async def search(
     if user_id is None and caller.kind is not Kind.ADMIN:
         raise Forbidden("Name a user_id: only an admin key searches the cases of all users.")
     if include_archived and user_id is not None:
-        raise Forbidden("Archived cases enter no prompt: they are found with an admin key and without user_id.")
+        raise Forbidden("Archived cases enter no prompt: search them with an admin key and without user_id.")
     if not q.strip():
         raise InvalidRequest("q is empty.")
     return await gateway.in_thread(
@@ -92,6 +92,6 @@ def _search(
     if user_id is not None:
         cases = runtime.cases.visible_to(users.key(user_id), query, k, bank=bank)
     else:
-        within = EVERYBODY if users.everybody else Within(users.tenant)
+        within = EVERYBODY if users.all_users else Within(users.tenant)
         cases = runtime.cases.nearest(query, k, within, bank=bank, include_archived=include_archived)
     return NearCases.model_validate({"results": [each.record() for each in cases]})

@@ -126,7 +126,7 @@ async def restore(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -
 async def _run(gateway: Gateway, request: Request, wait: float, *, dry_run: bool) -> Response:
     """Request a run of the workers, and answer with its result or its progress after at most `wait` seconds.
 
-    The run is a row before this waits: it goes on if the client disconnects or the gateway stops.
+    The run is a row before this waits: it continues if the client disconnects or the gateway stops.
     """
     runtime = gateway.runtime
     run_id = await gateway.in_thread(partial(state.request, runtime.database, runtime.clock, dry_run=dry_run))

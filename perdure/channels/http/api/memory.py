@@ -38,7 +38,7 @@ async def search(query: Search, gateway: TheGateway, users: TheUsers) -> SearchR
 async def consolidate(
     wanted: Annotated[Consolidate, Body(default_factory=Consolidate)], gateway: TheGateway, caller: TheCaller
 ) -> ConsolidationRequested:
-    """Ask for the consolidation of an ended session, also of one that was given up; without an id, of a batch."""
+    """Ask for the consolidation of an ended session, also after its last retry; without an id, of a batch."""
     if wanted.session_id is None:
         if caller.tenant is not None:
             raise Forbidden("Name a session_id: a batch is of all tenants' sessions, and takes a key without a tenant.")

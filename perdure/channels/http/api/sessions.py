@@ -25,7 +25,7 @@ router = APIRouter(prefix="/sessions", tags=["sessions"], route_class=StrictRout
 
 _DEFAULT_LIMIT = 100
 _DEFAULT_REASON = "asked for over HTTP"
-_NAME_ONE = "Name a user_id: only an admin key lists everybody's sessions."
+_NAME_ONE = "Name a user_id: only an admin key lists the sessions of all users."
 
 
 @router.get("", response_description="The sessions, newest first.", responses=problems(400))
@@ -95,7 +95,7 @@ async def messages(
 def _list(runtime: Runtime, users: Users, user_id: str | None, limit: int) -> list[Session]:
     if user_id is not None:
         rows = list_sessions(runtime.database, users.key(user_id), limit)
-    elif users.everybody:
+    elif users.all_users:
         rows = list_sessions(runtime.database, limit=limit)
     elif users.tenant is None:
         raise Forbidden(_NAME_ONE)
