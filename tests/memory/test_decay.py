@@ -170,7 +170,7 @@ def test_what_has_faded_is_put_away(stage: Stage) -> None:
 
 def test_a_run_goes_through_pages(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each page is a commit of its own, and none is left out."""
-    monkeypatch.setattr("perdure.memory.decay._A_BATCH", 2)
+    monkeypatch.setattr("perdure.memory.decay._BATCH", 2)
     for _ in range(5):
         form(stage)
     stage.move(DAY_S)

@@ -341,6 +341,6 @@ def test_a_shutdown_flush_tells_how_much_it_wrote(
     assert session.redis_memory.flush(stage.database, session.id, Fence(session.token, uuid4())) is None
     stage.send("parked")
     assert session.redis_memory.flush(stage.database, session.id, session.fence) is None
-    assert "still has to run" in caplog.text
+    assert "after its unsettled turn" in caplog.text
     stage.run(session.id)
     assert session.redis_memory.flush(stage.database, session.id, session.fence) == 1

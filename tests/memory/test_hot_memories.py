@@ -87,7 +87,7 @@ def test_only_so_many_are_hot(stage: Stage) -> None:
 
 def test_every_user_is_reached(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """They come a number at a time."""
-    monkeypatch.setattr("perdure.memory.hot_memories._USERS_A_COMMIT", 2)
+    monkeypatch.setattr("perdure.memory.hot_memories._USERS_PER_COMMIT", 2)
     for number in range(5):
         recalled(stage, 1, f"user {number}")
     assert refresh_hot(stage.database) == 5

@@ -148,7 +148,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.memory.recall.time_spans.find_spans": lambda given: time_spans.find_spans(given, NOW, ZoneInfo("UTC")),
     "perdure.models.embedders.hashing.words": hashing.words,
     "perdure.models.embedders.hashing.HashEmbedder": lambda given: hashing.HashEmbedder(384).embed([given]),
-    "perdure.models.providers.wire_names.accepted": wire_names.accepted,
+    "perdure.models.providers.wire_names.sanitized": wire_names.sanitized,
     "perdure.models.offline.intents.asks_identity": intents.asks_identity,
     "perdure.models.offline.intents.is_greeting": intents.is_greeting,
     "perdure.models.offline.intents.asks_for_memories": intents.asks_for_memories,
@@ -168,7 +168,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.models.offline.language.terms": language.terms,
     "perdure.models.offline.language.most_relevant": lambda given: language.most_relevant(given, [given], [1.0]),
     "perdure.models.offline.language.extract": language.extract,
-    "perdure.models.offline.memories.users_lines": lambda given: list(memories.users_lines(given)),
+    "perdure.models.offline.memories.user_lines": lambda given: list(memories.user_lines(given)),
     "perdure.models.offline.memories.extract_memories": lambda given: memories.extract_memories([given]),
     "perdure.models.offline.OfflineModel, told": lambda given: answered(Message(Role.USER, given)),
     "perdure.models.offline.OfflineModel, asked": lambda given: answered(

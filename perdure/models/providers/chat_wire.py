@@ -13,7 +13,7 @@ from typing import Any
 
 from perdure.errors import InvalidResponse
 from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, ToolSchema, Usage
-from perdure.models.providers.json_values import count, mapping, sequence, text
+from perdure.models.providers.json_values import as_array, as_count, as_object, as_string
 from perdure.models.providers.reply import ReplyDraft, ToolCallDraft
 from perdure.models.providers.wire_names import WireIds, WireNames
 from perdure.text import untrusted
@@ -41,7 +41,7 @@ def names_of(request: ModelRequest) -> WireNames:
 def _wire_tool(tool: ToolSchema, names: WireNames) -> dict[str, Any]:
     return {
         "type": "function",
-        "function": {"name": names.wire(tool.name), "description": tool.description, "parameters": tool.parameters},
+        "function": {"name": names.to_wire(tool.name), "description": tool.description, "parameters": tool.parameters},
     }
 
 
@@ -50,9 +50,9 @@ def _wire_messages(messages: Sequence[Message], names: WireNames) -> Iterator[di
     for message in messages:
         if message.role is Role.TOOL:
             given = message.tool_call_id or ""
-            yield {"role": "tool", "tool_call_id": ids.answered(given), "content": message.content}
+            yield {"role": "tool", "tool_call_id": ids.of_result(given), "content": message.content}
         elif message.tool_calls:
-            asked = ids.asked(call.id for call in message.tool_calls)
+            asked = ids.assign(call.id for call in message.tool_calls)
             calls = [_wire_call(call, asked[call.id], names) for call in message.tool_calls]
             yield {"role": message.role.value, "content": message.content or None, "tool_calls": calls}
         else:
@@ -60,7 +60,7 @@ def _wire_messages(messages: Sequence[Message], names: WireNames) -> Iterator[di
 
 
 def _wire_call(call: ToolCall, wire_id: str, names: WireNames) -> dict[str, Any]:
-    function = {"name": names.wire(call.name), "arguments": _wire_arguments(call.arguments)}
+    function = {"name": names.to_wire(call.name), "arguments": _wire_arguments(call.arguments)}
     return {"id": wire_id, "type": "function", "function": function}
 
 
@@ -88,15 +88,15 @@ class ReplyAssembler:
         if not isinstance(chunk, dict):
             raise InvalidResponse("The model's server sent something that is not part of a reply.")
         draft = self._draft
-        draft.model = draft.model or text(chunk.get("model"))
+        draft.model = draft.model or as_string(chunk.get("model"))
         if isinstance(usage := chunk.get("usage"), dict):
-            draft.usage = Usage(count(usage.get("prompt_tokens")), count(usage.get("completion_tokens")))
+            draft.usage = Usage(as_count(usage.get("prompt_tokens")), as_count(usage.get("completion_tokens")))
         choice = _first_choice(chunk)
-        draft.stop_reason = text(choice.get("finish_reason")) or draft.stop_reason
-        delta = mapping(choice.get("delta")) or mapping(choice.get("message"))
-        for fragment in sequence(delta.get("tool_calls")):
-            self._take_call(mapping(fragment))
-        return draft.add_text(text(delta.get("content")) + text(delta.get("refusal")))
+        draft.stop_reason = as_string(choice.get("finish_reason")) or draft.stop_reason
+        delta = as_object(choice.get("delta")) or as_object(choice.get("message"))
+        for fragment in as_array(delta.get("tool_calls")):
+            self._add_fragment(as_object(fragment))
+        return draft.add_text(as_string(delta.get("content")) + as_string(delta.get("refusal")))
 
     def finish(self) -> tuple[str, ModelReply]:
         """The text still held back, and the whole reply.
@@ -106,14 +106,14 @@ class ReplyAssembler:
         """
         return self._draft.finish()
 
-    def _take_call(self, fragment: Mapping[str, Any]) -> None:
-        function = mapping(fragment.get("function"))
-        name = text(function.get("name"))
-        given_id = text(fragment.get("id"))
+    def _add_fragment(self, fragment: Mapping[str, Any]) -> None:
+        function = as_object(fragment.get("function"))
+        name = as_string(function.get("name"))
+        given_id = as_string(fragment.get("id"))
         arguments = function.get("arguments")
         call = self._call_of(fragment.get("index"), given_id, name)
         call.id = call.id or given_id
-        piece = json.dumps(arguments) if isinstance(arguments, dict) else text(arguments)
+        piece = json.dumps(arguments) if isinstance(arguments, dict) else as_string(arguments)
         self._draft.extend_call(call, name=name if name != call.name else "", arguments=piece)
 
     def _call_of(self, index: object, given_id: str, name: str) -> ToolCallDraft:
@@ -148,5 +148,5 @@ def _complete(call: ToolCallDraft) -> bool:
 
 
 def _first_choice(chunk: Mapping[str, Any]) -> Mapping[str, Any]:
-    choices = [mapping(each) for each in sequence(chunk.get("choices"))]
+    choices = [as_object(each) for each in as_array(chunk.get("choices"))]
     return next((each for each in choices if not each.get("index")), {})

@@ -41,7 +41,7 @@ _LONGEST_RETRY_AFTER_S = 86_400.0
 _RATE_CODES = frozenset({"rate_limit_exceeded", "rate_limit_error"})
 _TOO_LONG_CODES = frozenset({"context_length_exceeded", "request_too_large"})
 # Compatible servers have a sentence, though no code; of providers, Anthropic has none.
-_TOO_LONG_SENTENCES = (
+_TOO_LONG_PHRASES = (
     "maximum context length",
     "prompt is too long",
     "exceed context limit",
@@ -63,9 +63,9 @@ class Exchange:
 
     def log_failure(self, error: PerdureError, status: int | None = None, code: str | None = None) -> PerdureError:
         """Say in the log and on `error` which request failed, and return `error`."""
-        said = f"{self.name}: {error.code}: status {status}, code {code}, request id {self.request_id}"
-        _log.warning("%s", said)
-        error.add_note(said)
+        details = f"{self.name}: {error.code}: status {status}, code {code}, request id {self.request_id}"
+        _log.warning("%s", details)
+        error.add_note(details)
         return error
 
 
@@ -108,8 +108,8 @@ def connection_error(cause: BaseException | None) -> PerdureError:
 def _is_too_long(failure: ProviderFailure) -> bool:
     if failure.status == httpx2.codes.CONTENT_TOO_LARGE or failure.code in _TOO_LONG_CODES:
         return True
-    said = failure.message.lower()
-    return failure.status in {None, httpx2.codes.BAD_REQUEST} and any(each in said for each in _TOO_LONG_SENTENCES)
+    details = failure.message.lower()
+    return failure.status in {None, httpx2.codes.BAD_REQUEST} and any(each in details for each in _TOO_LONG_PHRASES)
 
 
 def _pause(headers: Mapping[str, str], clock: Clock) -> float | None:

@@ -10,21 +10,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def text(value: object) -> str:
+def as_string(value: object) -> str:
     """`value` if it is a string, else `""`."""
     return value if isinstance(value, str) else ""
 
 
-def count(value: object) -> int:
+def as_count(value: object) -> int:
     """`value` if it is a number of things that PostgreSQL's `integer` can hold, else 0."""
     return value if isinstance(value, int) and 0 <= value < 2**31 else 0
 
 
-def mapping(value: object) -> Mapping[str, Any]:
+def as_object(value: object) -> Mapping[str, Any]:
     """`value` if it is a JSON object, else `{}`."""
     return value if isinstance(value, dict) else {}
 
 
-def sequence(value: object) -> Sequence[Any]:
+def as_array(value: object) -> Sequence[Any]:
     """`value` if it is a JSON array, else `()`."""
     return value if isinstance(value, list) else ()

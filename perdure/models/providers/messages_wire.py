@@ -14,7 +14,7 @@ from typing import Any
 
 from perdure.errors import InvalidResponse
 from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, Usage
-from perdure.models.providers.json_values import count, mapping, text
+from perdure.models.providers.json_values import as_count, as_object, as_string
 from perdure.models.providers.reply import ReplyDraft, ToolCallDraft
 from perdure.models.providers.wire_names import WireIds, WireNames
 from perdure.text import untrusted
@@ -22,7 +22,7 @@ from perdure.text import untrusted
 MAX_TOKENS = 16_384
 """Tokens of one reply: the provider wants a bound, and this is within what each of its models accepts."""
 
-_NOTHING_SAID = "(nothing)"
+_EMPTY_TEXT = "(nothing)"
 _STOP_REASONS = {
     "end_turn": "stop",
     "stop_sequence": "stop",
@@ -62,14 +62,14 @@ def _tools(request: ModelRequest, names: WireNames) -> dict[str, Any]:
         return {
             "tools": [
                 {
-                    "name": names.wire(each.name),
+                    "name": names.to_wire(each.name),
                     "description": each.description,
                     "input_schema": dict(each.parameters),
                 }
                 for each in request.tools
             ]
         }
-    called = dict.fromkeys(names.wire(call.name) for message in request.messages for call in message.tool_calls)
+    called = dict.fromkeys(names.to_wire(call.name) for message in request.messages for call in message.tool_calls)
     if not called:
         return {}
     # The call is made without tools, but the conversation holds calls: they are named, and forbidden.
@@ -84,13 +84,13 @@ def _blocks(messages: Sequence[Message], names: WireNames) -> Iterator[tuple[str
     ids = WireIds(translate=True)
     for message in messages:
         if message.role is Role.TOOL:
-            yield "user", [_result(message, ids.answered(message.tool_call_id or ""))]
+            yield "user", [_result(message, ids.of_result(message.tool_call_id or ""))]
         elif message.role is Role.USER:
-            yield "user", _said(message.content) or _said(_NOTHING_SAID)
+            yield "user", _text_blocks(message.content) or _text_blocks(_EMPTY_TEXT)
         else:
-            asked = ids.asked(call.id for call in message.tool_calls)
+            asked = ids.assign(call.id for call in message.tool_calls)
             calls = [_call(each, asked[each.id], names) for each in message.tool_calls]
-            yield "assistant", [*_said(message.content), *calls]
+            yield "assistant", [*_text_blocks(message.content), *calls]
 
 
 def _turns(spoken: Iterator[tuple[str, list[Block]]]) -> list[dict[str, Any]]:
@@ -109,10 +109,10 @@ def _turns(spoken: Iterator[tuple[str, list[Block]]]) -> list[dict[str, Any]]:
 
 
 def _filler() -> dict[str, Any]:
-    return {"role": "user", "content": _said(_NOTHING_SAID)}
+    return {"role": "user", "content": _text_blocks(_EMPTY_TEXT)}
 
 
-def _said(content: str) -> list[Block]:
+def _text_blocks(content: str) -> list[Block]:
     return [{"type": "text", "text": content}] if content.strip() else []
 
 
@@ -126,7 +126,7 @@ def _call(call: ToolCall, wire_id: str, names: WireNames) -> Block:
         arguments = untrusted.load_object(call.arguments)
     except ValueError:
         arguments = {}
-    return {"type": "tool_use", "id": wire_id, "name": names.wire(call.name), "input": arguments}
+    return {"type": "tool_use", "id": wire_id, "name": names.to_wire(call.name), "input": arguments}
 
 
 class ReplyAssembler:
@@ -137,7 +137,7 @@ class ReplyAssembler:
         self.complete = False
         self._draft = ReplyDraft(names or WireNames())
         self._calls: dict[object, ToolCallDraft] = {}
-        self._whole: list[tuple[ToolCallDraft, str]] = []
+        self._unstreamed: list[tuple[ToolCallDraft, str]] = []
         self._usage: dict[str, int] = {}
 
     def feed(self, event: object) -> str:
@@ -150,15 +150,15 @@ class ReplyAssembler:
             raise InvalidResponse("The model's server sent something that is not part of a reply.")
         match event.get("type"):
             case "message_start":
-                message = mapping(event.get("message"))
-                self._draft.model = text(message.get("model"))
+                message = as_object(event.get("message"))
+                self._draft.model = as_string(message.get("model"))
                 self._count(message)
             case "content_block_start":
-                return self._begin(event.get("index"), mapping(event.get("content_block")))
+                return self._begin(event.get("index"), as_object(event.get("content_block")))
             case "content_block_delta":
-                return self._go_on(event.get("index"), mapping(event.get("delta")))
+                return self._continue(event.get("index"), as_object(event.get("delta")))
             case "message_delta":
-                reason = text(mapping(event.get("delta")).get("stop_reason"))
+                reason = as_string(as_object(event.get("delta")).get("stop_reason"))
                 self._draft.stop_reason = _STOP_REASONS.get(reason, reason) or self._draft.stop_reason
                 self._count(event)
             case "message_stop":
@@ -173,36 +173,36 @@ class ReplyAssembler:
         Raises:
             InvalidResponse: the stream ended early, or held neither text nor a tool call.
         """
-        for call, arguments in self._whole:
+        for call, arguments in self._unstreamed:
             if not call.arguments:
                 self._draft.extend_call(call, arguments=arguments)
         return self._draft.finish()
 
     def _begin(self, index: object, block: Mapping[str, Any]) -> str:
         if block.get("type") != "tool_use":  # thinking, and what the provider's own tools do, is not the reply
-            return self._draft.add_text(text(block.get("text"))) if block.get("type") == "text" else ""
+            return self._draft.add_text(as_string(block.get("text"))) if block.get("type") == "text" else ""
         call = self._calls[_key(index)] = self._draft.add_call()
-        call.id = text(block.get("id"))
-        self._draft.extend_call(call, name=text(block.get("name")))
-        if given := mapping(block.get("input")):  # from servers that do not stream arguments
-            self._whole.append((call, json.dumps(given)))
+        call.id = as_string(block.get("id"))
+        self._draft.extend_call(call, name=as_string(block.get("name")))
+        if given := as_object(block.get("input")):  # from servers that do not stream arguments
+            self._unstreamed.append((call, json.dumps(given)))
         return ""
 
-    def _go_on(self, index: object, delta: Mapping[str, Any]) -> str:
+    def _continue(self, index: object, delta: Mapping[str, Any]) -> str:
         if delta.get("type") == "text_delta":
-            return self._draft.add_text(text(delta.get("text")))
+            return self._draft.add_text(as_string(delta.get("text")))
         if delta.get("type") == "input_json_delta":
             call = self._calls.get(_key(index))
             if call is None:
                 raise InvalidResponse("The model's server sent arguments that belong to no tool call.")
-            self._draft.extend_call(call, arguments=text(delta.get("partial_json")))
+            self._draft.extend_call(call, arguments=as_string(delta.get("partial_json")))
         return ""
 
     def _count(self, holder: Mapping[str, Any]) -> None:
         """Take in usage: what counts the same is given again, cumulatively, and stands for what was given before."""
-        for name, value in mapping(holder.get("usage")).items():
+        for name, value in as_object(holder.get("usage")).items():
             if isinstance(value, int):
-                self._usage[name] = count(value)
+                self._usage[name] = as_count(value)
         read = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
         self._draft.usage = Usage(
             input_tokens=sum(self._usage.get(each, 0) for each in read),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from perdure.errors import InvalidResponse
 from perdure.models.protocol import ModelReply, ToolCall, Usage
-from perdure.models.providers.wire_names import WireNames, unused
+from perdure.models.providers.wire_names import WireNames, make_unique
 from perdure.text import untrusted
 
 MAX_REPLY_CHARS = 2_000_000
@@ -108,8 +108,8 @@ class ReplyDraft:
         used: set[str] = set()
         for number, call in enumerate(self.calls, start=1):
             yield ToolCall(
-                id=unused(untrusted.storable(call.id) or f"call_{number}", used),
-                name=untrusted.storable(self._names.ours(call.name)),
+                id=make_unique(untrusted.storable(call.id) or f"call_{number}", used),
+                name=untrusted.storable(self._names.from_wire(call.name)),
                 arguments=untrusted.storable("".join(call.arguments)),
             )
 

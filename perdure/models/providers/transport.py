@@ -38,7 +38,7 @@ MAX_BODY_BYTES = 64 * 1024**2
 
 _KEEPALIVE_S = 30.0
 _PORTS = {"http": 80, "https": 443}
-_LINGER_S = 0.1
+_LAST_READ_S = 0.1
 
 
 class ForeignRedirect(httpx2.TransportError):
@@ -61,7 +61,7 @@ class CallSocket:
 
     def stop_waiting(self) -> None:
         """Wait no longer than a moment for whatever is still to come."""
-        self._wait_limit_s = _LINGER_S
+        self._wait_limit_s = _LAST_READ_S
 
     def hang_up(self) -> None:
         """Wake the call's thread, from another one; nothing more is sent or received."""
@@ -79,12 +79,12 @@ class CallSocket:
             OSError: there is no such host, or the call was hung up.
         """
         found = look_up(host, port)
-        give_up = time.monotonic() + (float("inf") if timeout is None else timeout)
+        deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
         while not found.done():
-            left = min(self._call.remaining(), self._wait_limit_s, give_up - time.monotonic())
+            left = min(self._call.remaining(), self._wait_limit_s, deadline - time.monotonic())
             if left <= 0:
                 raise TimeoutError(f"{host} was not looked up in time")
-            wait([found], timeout=min(left, _LINGER_S))
+            wait([found], timeout=min(left, _LAST_READ_S))
             if self._hung_up:
                 raise ConnectionAbortedError("the call was hung up")
         return found.result()

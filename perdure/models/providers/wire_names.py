@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 MAX_NAME = 64
 MAX_ID = 40
 
-_ACCEPTED = frozenset(f"{string.ascii_letters}{string.digits}_-")
+_ALLOWED_CHARACTERS = frozenset(f"{string.ascii_letters}{string.digits}_-")
 _ROOM_FOR_A_NUMBER = 8
 
 
@@ -23,30 +23,30 @@ class WireNames:
 
     def __init__(self, tools: Iterable[str] = ()) -> None:
         # A name that needs no translation keeps it, whatever stands before it.
-        ordered = sorted(dict.fromkeys(tools), key=lambda name: accepted(name) != name)
+        ordered = sorted(dict.fromkeys(tools), key=lambda name: sanitized(name) != name)
         used: set[str] = set()
-        self._wire = {name: unused(accepted(name), used, MAX_NAME) for name in ordered}
-        self._ours = {wire: name for name, wire in self._wire.items()}
+        self._wire = {name: make_unique(sanitized(name), used, MAX_NAME) for name in ordered}
+        self._by_wire_name = {wire: name for name, wire in self._wire.items()}
 
-    def wire(self, name: str) -> str:
+    def to_wire(self, name: str) -> str:
         """The provider's name for `name`: a tool of the request, one of an earlier day, or one that a model made up."""
-        return self._wire.get(name) or accepted(name)
+        return self._wire.get(name) or sanitized(name)
 
-    def ours(self, wire: str) -> str:
+    def from_wire(self, wire: str) -> str:
         """The tool that the provider means by `wire`; as it came, if there is none."""
-        return self._ours.get(wire, wire)
+        return self._by_wire_name.get(wire, wire)
 
 
-def accepted(name: str) -> str:
+def sanitized(name: str) -> str:
     """`name` with what no provider accepts replaced."""
-    return _replaced(name[:MAX_NAME]) or "unknown"
+    return _replace_characters(name[:MAX_NAME]) or "unknown"
 
 
-def _replaced(text: str) -> str:
-    return "".join([each if each in _ACCEPTED else "_" for each in text])
+def _replace_characters(text: str) -> str:
+    return "".join([each if each in _ALLOWED_CHARACTERS else "_" for each in text])
 
 
-def unused(wanted: str, used: set[str], longest: int = MAX_ID) -> str:
+def make_unique(wanted: str, used: set[str], longest: int = MAX_ID) -> str:
     """`wanted`, or something like it that is not in `used` yet; adds it there."""
     made = wanted[:longest] or "call"
     number = 1
@@ -68,16 +68,16 @@ class WireIds:
         """`translate`: whether the provider is particular about an id's characters, too."""
         self._translate = translate
         self._used: set[str] = set()
-        self._asked: Mapping[str, str] = {}
+        self._assigned: Mapping[str, str] = {}
 
-    def asked(self, ids: Iterable[str]) -> Mapping[str, str]:
+    def assign(self, ids: Iterable[str]) -> Mapping[str, str]:
         """The calls of one message: the provider's id for each of ours."""
-        self._asked = {each: unused(self._accepted(each), self._used) for each in ids}
-        return self._asked
+        self._assigned = {each: make_unique(self._sanitized(each), self._used) for each in ids}
+        return self._assigned
 
-    def answered(self, given: str) -> str:
+    def of_result(self, call_id: str) -> str:
         """The provider's id of the call that a result answers."""
-        return self._asked.get(given, given)
+        return self._assigned.get(call_id, call_id)
 
-    def _accepted(self, given: str) -> str:
-        return _replaced(given) if self._translate else given
+    def _sanitized(self, call_id: str) -> str:
+        return _replace_characters(call_id) if self._translate else call_id

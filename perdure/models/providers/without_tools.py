@@ -18,11 +18,11 @@ _NO_TOOLS = "You have no tools at the moment. Answer from the conversation alone
 
 def flatten_tool_calls(request: ModelRequest) -> ModelRequest:
     """The same conversation, with its calls and results as text, and no tools."""
-    plain = tuple(_told(request.messages))
-    if request.tools or plain != request.messages:
+    flattened = tuple(_flattened(request.messages))
+    if request.tools or flattened != request.messages:
         quotes = any(message.role is Role.TOOL for message in request.messages)
-        plain = _with_note(plain, f"{_NO_TOOLS}\n\n{NOTE}" if quotes else _NO_TOOLS)
-    return ModelRequest(plain)
+        flattened = _with_note(flattened, f"{_NO_TOOLS}\n\n{NOTE}" if quotes else _NO_TOOLS)
+    return ModelRequest(flattened)
 
 
 def _with_note(messages: Sequence[Message], note: str) -> tuple[Message, ...]:
@@ -32,7 +32,7 @@ def _with_note(messages: Sequence[Message], note: str) -> tuple[Message, ...]:
     return (first, *messages[1:])
 
 
-def _told(messages: Sequence[Message]) -> Iterator[Message]:
+def _flattened(messages: Sequence[Message]) -> Iterator[Message]:
     """Each message in text; the results of one reply's calls as one message of the user's side."""
     names: dict[str, str] = {}
     quoter = Quoter()
