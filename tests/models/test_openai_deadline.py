@@ -61,7 +61,7 @@ def test_hanging_up_early_is_not_forgotten() -> None:
     with ours, theirs:
         held = connection.CallSocket(new_call())
         held.hang_up()
-        with pytest.raises(OSError, match="hung up"), held.waiting_on(ours, 1.0):
+        with pytest.raises(OSError, match="was aborted"), held.waiting_on(ours, 1.0):
             pytest.fail("it waits")
 
 
@@ -82,7 +82,7 @@ def test_hanging_up_ends_a_connect(
 
 
 def test_a_resolver_that_is_silent_is_left_behind(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes half a minute to give up; a call ends when it is hung up, and at its deadline."""
+    """The resolver takes half a minute; the call ends when it is aborted, and at its deadline."""
     asked, answered = threading.Event(), threading.Event()
 
     def silent(*_: object, **__: object) -> object:

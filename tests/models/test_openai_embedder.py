@@ -62,7 +62,7 @@ def test_learns_the_dimensions(embedder: OpenAIEmbedder, server: OpenAIServer) -
     known.append(embedder.dimensions)
     assert known == [None, 2]
     server.script(answer([1, 2, 3]))
-    with pytest.raises(InvalidResponse, match="3 dimensions after some of 2"):
+    with pytest.raises(InvalidResponse, match="3 dimensions after vectors of 2"):
         embedder.embed(["y"])
 
 

@@ -77,19 +77,19 @@ class HashEmbedder:
 
 
 def words(text: str) -> list[str]:
-    """The words of `text`, without case, accents and punctuation, composed characters taken apart.
+    """The words of `text`, decomposed (NFKD), in lower case, without accents and punctuation.
 
-    What goes on without a space for longer than a word does (Thai, a URL, a key) comes in pieces.
+    Longer runs without spaces (Thai, a URL, a key) are split into pieces.
     """
-    plain = normalized("NFKD", text).casefold()
-    kept = (each for each in plain if ord(each) not in _LATIN_ACCENTS)
-    # Vowel signs are no letters to Python, but in many scripts they stand within words.
+    decomposed = normalized("NFKD", text).casefold()
+    kept = (each for each in decomposed if ord(each) not in _LATIN_ACCENTS)
+    # Python does not count vowel signs as letters, but in many scripts they are parts of words.
     spaced = "".join(each if each.isalnum() or unicodedata.category(each)[0] == "M" else " " for each in kept)
     return [run[at : at + _LONGEST_WORD] for run in spaced.split() for at in range(0, len(run), _LONGEST_WORD)]
 
 
 def _salience(word: str) -> float:
-    """How much a word says: in any language, the shortest ones are those that stand in every sentence."""
+    """The weight of a word by its length: in any language, the shortest words occur in every sentence."""
     if any(each.isdigit() or _is_unspaced(each) for each in word):
         return 1.0
     return min(len(word), _TELLING_LENGTH) / _TELLING_LENGTH
@@ -97,7 +97,7 @@ def _salience(word: str) -> float:
 
 @functools.lru_cache(maxsize=_CACHED_WORDS)
 def _features(word: str, dimensions: int) -> tuple[tuple[int, float], ...]:
-    """Where in a vector a word counts, and how much: a quarter of it as a whole, the rest by its parts."""
+    """The elements of a vector to which a word adds, and the values: a quarter for the word, the rest for n-grams."""
     grams = list(_grams(word))
     share = math.sqrt((1 - _WHOLE_WORD_WEIGHT) / len(grams))
     whole, sign = _place(f"word {word}", dimensions)
@@ -106,7 +106,7 @@ def _features(word: str, dimensions: int) -> tuple[tuple[int, float], ...]:
 
 
 def _grams(word: str) -> Iterator[str]:
-    """The runs of a few characters in `word`, its beginning and its end among them."""
+    """The n-grams of `word`, with marks for its beginning and end."""
     unspaced = any(map(_is_unspaced, word))
     text = word if unspaced else f"<{word}>"
     for size in _GRAMS_WITHOUT_SPACES if unspaced else _GRAMS:
@@ -119,6 +119,6 @@ def _is_unspaced(character: str) -> bool:
 
 
 def _place(feature: str, dimensions: int) -> tuple[int, float]:
-    """The number that a feature counts in, and whether it adds or takes away."""
+    """The element of the vector for a feature, and the sign of its value."""
     digest = int.from_bytes(blake2b(feature.encode("utf-8", "replace"), digest_size=8).digest())
     return (digest >> 1) % dimensions, 1.0 if digest & 1 else -1.0

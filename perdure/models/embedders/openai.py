@@ -30,7 +30,7 @@ class OpenAIEmbedder:
         """Read the server's address and key from the environment, as the SDK does.
 
         Raises:
-            SettingsError: `OPENAI_API_KEY` is missing, or `OPENAI_BASE_URL` is no address.
+            SettingsError: `OPENAI_API_KEY` is missing, or `OPENAI_BASE_URL` is not a URL.
         """
         self._model = model
         self._clock = clock

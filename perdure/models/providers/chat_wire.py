@@ -1,8 +1,7 @@
-"""The Chat Completions wire format: a prompt on its way out, a streamed reply on its way in.
+"""The Chat Completions wire format of prompts and streamed replies.
 
-Outwards it keeps law 5: whatever the transcript holds, what is sent is a transcript that a
-provider accepts. Inwards it trusts nothing: servers that call themselves compatible split
-and repeat tool calls each in its own way, and leave out what they do not know.
+For any transcript, the request is one that a provider accepts. Replies are untrusted: compatible servers differ in how
+they split and repeat tool calls, and leave fields out.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def request_body(model: str, request: ModelRequest) -> dict[str, Any]:
 
 
 def names_of(request: ModelRequest) -> WireNames:
-    """The names by which the provider gets to see a request's tools."""
+    """The provider's names of a request's tools."""
     return WireNames(tool.name for tool in request.tools)
 
 
@@ -72,18 +71,18 @@ def _wire_arguments(arguments: str) -> str:
 
 
 class ReplyAssembler:
-    """A reply, put together from the chunks of a stream."""
+    """Assembles a reply from the chunks of a stream."""
 
     def __init__(self, names: WireNames | None = None) -> None:
-        """`names`: those of the request; without it, calls keep the names that the model gave."""
+        """`names`: those of the request; without them, calls keep the model's names."""
         self._draft = ReplyDraft(names or WireNames())
         self._by_index: dict[int, ToolCallDraft] = {}
 
     def feed(self, chunk: object) -> str:
-        """Take in one chunk and return the text that it adds.
+        """Add one chunk and return its text.
 
         Raises:
-            InvalidResponse: it is no chunk of a chat completion, or the reply grows out of all bounds.
+            InvalidResponse: the chunk is malformed, or the reply is too long.
         """
         if not isinstance(chunk, dict):
             raise InvalidResponse("The model's server sent something that is not part of a reply.")
@@ -99,10 +98,10 @@ class ReplyAssembler:
         return draft.add_text(as_string(delta.get("content")) + as_string(delta.get("refusal")))
 
     def finish(self) -> tuple[str, ModelReply]:
-        """The text still held back, and the whole reply.
+        """The remaining text, and the complete reply.
 
         Raises:
-            InvalidResponse: the stream ended early, or held neither text nor a tool call.
+            InvalidResponse: the stream ended early, or had neither text nor a tool call.
         """
         return self._draft.finish()
 
@@ -119,9 +118,9 @@ class ReplyAssembler:
     def _call_of(self, index: object, given_id: str, name: str) -> ToolCallDraft:
         """The call that a fragment continues, or a new one.
 
-        A fragment begins a new call if its index is new, or if it brings both a name and
-        another id (there are servers that give every call the index 0). Without an index,
-        the id tells; without either, a name after arguments that are already complete.
+        A fragment begins a new call if its index is new, or if it has both a name and another id: some servers give
+        every call the index 0. Without an index, a new id begins a call; without an id, a name after complete
+        arguments.
         """
         if isinstance(index, int):
             call = self._by_index.get(index)

@@ -1,9 +1,9 @@
-"""Anthropic's Messages wire format: a prompt on its way out, a streamed reply on its way in.
+"""Anthropic's Messages wire format of prompts and streamed replies.
 
-Outwards it keeps law 5 by this provider's rules, which differ from Chat Completions': the
-system prompt stands apart; user and assistant take turns, the user first and last; no text is
-blank; the results of all calls of one message stand together at the head of the very next
-one; and a prompt that holds a call must define tools. Inwards it trusts nothing.
+For any transcript, the request is one that the provider accepts. Its rules differ from those of Chat Completions: the
+system prompt is a separate field; user and assistant alternate, the user first and last; no text is blank; the results
+of all calls of one message are together at the beginning of the next message; and a prompt with calls must define
+tools. Replies are untrusted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perdure.models.providers.wire_names import WireIds, WireNames
 from perdure.text import untrusted
 
 MAX_TOKENS = 16_384
-"""Tokens of one reply: the provider wants a bound, and this is within what each of its models accepts."""
+"""Tokens of one reply, which the provider requires: a limit that each of its models accepts."""
 
 _EMPTY_TEXT = "(nothing)"
 _STOP_REASONS = {
@@ -31,7 +31,7 @@ _STOP_REASONS = {
     "model_context_window_exceeded": "length",
     "refusal": "content_filter",
 }
-"""The provider's word for why a reply stopped: Chat Completions' word, in which the engine thinks."""
+"""The provider's stop reasons, and those of Chat Completions, which the engine uses."""
 
 Block = dict[str, Any]
 
@@ -53,7 +53,7 @@ def request_body(model: str, request: ModelRequest) -> dict[str, Any]:
 
 
 def names_of(request: ModelRequest) -> WireNames:
-    """The names by which the provider gets to see a request's tools."""
+    """The provider's names of a request's tools."""
     return WireNames(tool.name for tool in request.tools)
 
 
@@ -72,7 +72,7 @@ def _tools(request: ModelRequest, names: WireNames) -> dict[str, Any]:
     called = dict.fromkeys(names.to_wire(call.name) for message in request.messages for call in message.tool_calls)
     if not called:
         return {}
-    # The call is made without tools, but the conversation holds calls: they are named, and forbidden.
+    # A request without tools whose conversation has tool calls must define these tools; `tool_choice` forbids calls.
     return {
         "tools": [{"name": name, "input_schema": {"type": "object"}} for name in called],
         "tool_choice": {"type": "none"},
@@ -80,7 +80,7 @@ def _tools(request: ModelRequest, names: WireNames) -> dict[str, Any]:
 
 
 def _blocks(messages: Sequence[Message], names: WireNames) -> Iterator[tuple[str, list[Block]]]:
-    """Each message as the role that speaks and its blocks."""
+    """The role and the blocks of each message."""
     ids = WireIds(translate=True)
     for message in messages:
         if message.role is Role.TOOL:
@@ -94,7 +94,7 @@ def _blocks(messages: Sequence[Message], names: WireNames) -> Iterator[tuple[str
 
 
 def _turns(spoken: Iterator[tuple[str, list[Block]]]) -> list[dict[str, Any]]:
-    """Turns of user and assistant by turns, the user's first and last."""
+    """Alternating messages of user and assistant, the user's first and last."""
     turns: list[dict[str, Any]] = []
     for role, blocks in spoken:
         if not turns and role == "assistant" and blocks:
@@ -130,10 +130,10 @@ def _call(call: ToolCall, wire_id: str, names: WireNames) -> Block:
 
 
 class ReplyAssembler:
-    """A reply, put together from the events of a stream."""
+    """Assembles a reply from the events of a stream."""
 
     def __init__(self, names: WireNames | None = None) -> None:
-        """`names`: those of the request; without it, calls keep the names that the model gave."""
+        """`names`: those of the request; without them, calls keep the model's names."""
         self.complete = False
         self._draft = ReplyDraft(names or WireNames())
         self._calls: dict[object, ToolCallDraft] = {}
@@ -141,10 +141,10 @@ class ReplyAssembler:
         self._usage: dict[str, int] = {}
 
     def feed(self, event: object) -> str:
-        """Take in one event and return the text that it adds; `complete` says whether it was the last.
+        """Add one event and return its text; sets `complete` after the last event.
 
         Raises:
-            InvalidResponse: it is no event of a message, or the reply grows out of all bounds.
+            InvalidResponse: the event is malformed, or the reply is too long.
         """
         if not isinstance(event, dict):
             raise InvalidResponse("The model's server sent something that is not part of a reply.")
@@ -164,14 +164,14 @@ class ReplyAssembler:
             case "message_stop":
                 self.complete = True
             case _:
-                pass  # the provider announces that there will be new kinds of events
+                pass  # the provider may add new types of events
         return ""
 
     def finish(self) -> tuple[str, ModelReply]:
-        """The text still held back, and the whole reply.
+        """The remaining text, and the complete reply.
 
         Raises:
-            InvalidResponse: the stream ended early, or held neither text nor a tool call.
+            InvalidResponse: the stream ended early, or had neither text nor a tool call.
         """
         for call, arguments in self._unstreamed:
             if not call.arguments:
@@ -179,7 +179,7 @@ class ReplyAssembler:
         return self._draft.finish()
 
     def _begin(self, index: object, block: Mapping[str, Any]) -> str:
-        if block.get("type") != "tool_use":  # thinking, and what the provider's own tools do, is not the reply
+        if block.get("type") != "tool_use":  # thinking and the provider's own tools are not part of the reply
             return self._draft.add_text(as_string(block.get("text"))) if block.get("type") == "text" else ""
         call = self._calls[_key(index)] = self._draft.add_call()
         call.id = as_string(block.get("id"))
@@ -199,7 +199,7 @@ class ReplyAssembler:
         return ""
 
     def _count(self, holder: Mapping[str, Any]) -> None:
-        """Take in usage: what counts the same is given again, cumulatively, and stands for what was given before."""
+        """Update the usage. Later counts are cumulative and replace earlier ones."""
         for name, value in as_object(holder.get("usage")).items():
             if isinstance(value, int):
                 self._usage[name] = as_count(value)
