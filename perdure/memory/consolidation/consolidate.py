@@ -221,23 +221,28 @@ class Consolidator:
             return NotDue()
         claim = rows[0]
         fence = Fence(claim.token, claim.nonce)
-        fence_parameters = fence.on(session_id)
+        fenced = fence.on(session_id)
         with self.holding(session_id, fence) as hold:
             if claim.own_turns < self.limits.min_turns:
-                marked = self.database.run(queries.MARK, {**fence_parameters, "outcome": _SKIPPED})
+                marked = self.database.run(queries.MARK, {**fenced, "outcome": _SKIPPED})
                 return Skipped() if marked else NotDue()
             try:
                 found = self._extract(session_id, claim.message_count, hold)
             except CallAborted:
-                released = {**fence_parameters, "forgiven": True, "given_up": False, "error": None, "pause_s": RETRY_S}
+                released = {**fenced, "forgiven": True, "given_up": False, "error": None, "pause_s": RETRY_S}
                 if not self.database.run(queries.RELEASE, released):
                     return NotDue()  # aborted because another process claimed the session, not by a shutdown
                 raise
             except PerdureError as error:
-                return self._failed(fence_parameters, claim.runs, error)
+                return self._failed(fenced, claim.runs, error)
             hold.step_within(self.lease_s)
-            given = {"user_id": claim.user_id, "embedder": self.embedder.name, "found": found, "limits": self.limits}
-            merged = merge(self.database, self.clock, fence_parameters, **given)
+            merge_arguments = {
+                "user_id": claim.user_id,
+                "embedder": self.embedder.name,
+                "found": found,
+                "limits": self.limits,
+            }
+            merged = merge(self.database, self.clock, fenced, **merge_arguments)
         return NotDue() if merged is None else Consolidated(merged)
 
     def _extract(self, session_id: UUID, message_count: int, hold: LeaseHold) -> list[EmbeddedCandidate]:
@@ -274,17 +279,17 @@ class Consolidator:
             for candidate, vector in zip(candidates, vectors, strict=True)
         ]
 
-    def _failed(self, fence_parameters: dict[str, Any], runs: int, error: PerdureError) -> ConsolidationOutcome:
+    def _failed(self, fenced: dict[str, Any], runs: int, error: PerdureError) -> ConsolidationOutcome:
         """Store the error with the session. A provider outage does not count as one of its runs."""
         forgiven = _is_outage(error)
         given_up = not forgiven and runs >= self.limits.max_runs
         kept = f"{error.code}: {first_line(error.message)}"
         outcome = {"forgiven": forgiven, "given_up": given_up, "error": kept, "pause_s": RETRY_S}
-        if not self.database.run(queries.RELEASE, {**fence_parameters, **outcome}):
+        if not self.database.run(queries.RELEASE, {**fenced, **outcome}):
             return NotDue()
         log.warning(
             "session %s could not be consolidated (run %d%s): %s",
-            fence_parameters["session_id"], runs, ", the last" if given_up else "", loggable(error),
+            fenced["session_id"], runs, ", the last" if given_up else "", loggable(error),
         )  # fmt: skip
         return Failed(kept, given_up)
 

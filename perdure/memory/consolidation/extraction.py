@@ -102,11 +102,11 @@ def extract(
         InvalidResponse: every reply was invalid.
         PerdureError: the model failed.
     """
-    asked = (Message(Role.SYSTEM, PROMPT), Message(Role.USER, "\n".join(map(_labelled, part))))
+    prompt = (Message(Role.SYSTEM, PROMPT), Message(Role.USER, "\n".join(map(_labelled, part))))
     exchanged: tuple[Message, ...] = ()
     for attempt in range(ATTEMPTS):
         with calling() as call:
-            reply = model.respond(ModelRequest(asked + exchanged), call).content
+            reply = model.respond(ModelRequest(prompt + exchanged), call).content
         try:
             found, warnings = parse(reply)
         except ValueError as error:

@@ -150,20 +150,20 @@ class Merger:
         if not named:
             return {}
         keys = sorted(named)
-        given: dict[str, Any] = {
+        parameters: dict[str, Any] = {
             "user_id": self.user_id,
             "entity_ids": [new_id(self.clock) for _ in keys],
             "keys": keys,
             "names": [named[key][0] for key in keys],
             "kinds": [named[key][1] for key in keys],
         }
-        return {row.key: row.entity_id for row in self.executor.run(queries.ADD_ENTITIES, given)}
+        return {row.key: row.entity_id for row in self.executor.run(queries.ADD_ENTITIES, parameters)}
 
 
 def merge(
     database: Database,
     clock: Clock,
-    fence_parameters: dict[str, Any],
+    fenced: dict[str, Any],
     *,
     user_id: str,
     embedder: str,
@@ -178,13 +178,13 @@ def merge(
     embedder_id = register(database, embedder, len(found[0].vector)).embedder_id if found else 0
     with database.transaction("consolidation.merge") as transaction:
         transaction.run(queries.SET_LOCK_TIMEOUT, {"timeout": _LOCK_TIMEOUT})
-        if not transaction.run(queries.CHECK_TOKEN, fence_parameters) or not transaction.run(
+        if not transaction.run(queries.CHECK_TOKEN, fenced) or not transaction.run(
             queries.LOCK_USER, {"user_id": user_id}
         ):
             return None
-        merger = Merger(transaction, clock, fence_parameters["session_id"], user_id, embedder_id, limits)
+        merger = Merger(transaction, clock, fenced["session_id"], user_id, embedder_id, limits)
         merged = sum(map(merger.add, found), start=MergeCounts())
-        transaction.run(queries.MARK, {**fence_parameters, "outcome": as_json(asdict(merged))})
+        transaction.run(queries.MARK, {**fenced, "outcome": as_json(asdict(merged))})
     return merged
 
 

@@ -44,8 +44,8 @@ class CachedEmbedder:
         found = self._lookup(keys)
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in found}
         if missing:
-            made = self._embedder.embed(list(missing.values()), call)
-            new = {key: array("f", vector) for key, vector in zip(missing, made, strict=True)}
+            vectors = self._embedder.embed(list(missing.values()), call)
+            new = {key: array("f", vector) for key, vector in zip(missing, vectors, strict=True)}
             self._store(new.items())
             found |= new
         return [found[key].tolist() for key in keys]

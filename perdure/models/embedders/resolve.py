@@ -35,8 +35,8 @@ def resolve(name: str, settings: Settings, clock: Clock, guard: Guard = _unguard
     Raises:
         SettingsError: there is no such embedder, or it cannot be set up.
     """
-    made = _factory(name)(name.partition(":")[2], settings, clock)
-    return CachedEmbedder(guard(made))
+    embedder = _factory(name)(name.partition(":")[2], settings, clock)
+    return CachedEmbedder(guard(embedder))
 
 
 def check(name: str, settings: Settings, clock: Clock) -> None:

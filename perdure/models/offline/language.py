@@ -126,7 +126,7 @@ def extract(text: str, *, sentences_kept: int = 5) -> str:
     """
     left = {sentence: terms(sentence) for sentence in sentences(text)}
     order = list(left)
-    frequency = Counter(term for own in left.values() for term in own)
+    frequency = Counter(term for sentence_terms in left.values() for term in sentence_terms)
     probability = {term: count / frequency.total() for term, count in frequency.items()}
     kept: set[str] = set()
     while left and len(kept) < sentences_kept:

@@ -125,13 +125,17 @@ def _no_such_tool(name: str, known: Sequence[str]) -> str:
 
 def _from_results(messages: Sequence[Message]) -> str:
     """The tools' results as text, in the order of the calls. Never calls a tool again, so that no loop arises."""
-    asked: dict[str, ToolCall] = {}
+    calls_by_id: dict[str, ToolCall] = {}
     for message in reversed(messages):
         if message.tool_calls:
-            asked = {call.id: call for call in message.tool_calls}
+            calls_by_id = {call.id: call for call in message.tool_calls}
             break
-    first = next(at for at in range(len(messages), 0, -1) if messages[at - 1].role is not Role.TOOL) if asked else 0
-    return " ".join(_result(asked.get(message.tool_call_id or ""), message.content) for message in messages[first:])
+    first = (
+        next(at for at in range(len(messages), 0, -1) if messages[at - 1].role is not Role.TOOL) if calls_by_id else 0
+    )
+    return " ".join(
+        _result(calls_by_id.get(message.tool_call_id or ""), message.content) for message in messages[first:]
+    )
 
 
 def _result(call: ToolCall | None, result: str) -> str:
@@ -159,8 +163,8 @@ def _summary(messages: Sequence[Message]) -> str:
 def _quotation(question: str, earlier: Sequence[Message]) -> str | None:
     """The earlier line most relevant to the question, quoted; `None` if no line shares a word with it."""
     if (which := intents.referenced_line(question)) is not None:
-        own = [message.content for message in earlier if message.role is Role.USER]
-        return f"You said earlier: “{_cut(own[which])}”" if own else None
+        user_messages = [message.content for message in earlier if message.role is Role.USER]
+        return f"You said earlier: “{_cut(user_messages[which])}”" if user_messages else None
     lines = list(_lines(earlier))
     if not terms(question):
         said = [line for role, line in lines if role is Role.USER]

@@ -48,11 +48,11 @@ def _wire_messages(messages: Sequence[Message], names: WireNames) -> Iterator[di
     ids = WireIds(translate=False)
     for message in messages:
         if message.role is Role.TOOL:
-            given = message.tool_call_id or ""
-            yield {"role": "tool", "tool_call_id": ids.of_result(given), "content": message.content}
+            call_id = message.tool_call_id or ""
+            yield {"role": "tool", "tool_call_id": ids.of_result(call_id), "content": message.content}
         elif message.tool_calls:
-            asked = ids.assign(call.id for call in message.tool_calls)
-            calls = [_wire_call(call, asked[call.id], names) for call in message.tool_calls]
+            wire_ids = ids.assign(call.id for call in message.tool_calls)
+            calls = [_wire_call(call, wire_ids[call.id], names) for call in message.tool_calls]
             yield {"role": message.role.value, "content": message.content or None, "tool_calls": calls}
         else:
             yield {"role": message.role.value, "content": message.content}

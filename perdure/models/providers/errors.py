@@ -117,10 +117,10 @@ def _pause(headers: Mapping[str, str], clock: Clock) -> float | None:
     if (milliseconds := _number(headers.get("retry-after-ms"))) is not None:
         seconds: float | None = milliseconds / 1000
     else:
-        given = headers.get("retry-after", "")
-        seconds = _number(given)
+        header = headers.get("retry-after", "")
+        seconds = _number(header)
         if seconds is None:
-            seconds = _seconds_until(given, clock)
+            seconds = _seconds_until(header, clock)
     return seconds if seconds is not None and 0 <= seconds <= _LONGEST_RETRY_AFTER_S else None
 
 

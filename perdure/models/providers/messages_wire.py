@@ -88,8 +88,8 @@ def _blocks(messages: Sequence[Message], names: WireNames) -> Iterator[tuple[str
         elif message.role is Role.USER:
             yield "user", _text_blocks(message.content) or _text_blocks(_EMPTY_TEXT)
         else:
-            asked = ids.assign(call.id for call in message.tool_calls)
-            calls = [_call(each, asked[each.id], names) for each in message.tool_calls]
+            wire_ids = ids.assign(call.id for call in message.tool_calls)
+            calls = [_call(each, wire_ids[each.id], names) for each in message.tool_calls]
             yield "assistant", [*_text_blocks(message.content), *calls]
 
 
@@ -184,8 +184,8 @@ class ReplyAssembler:
         call = self._calls[_key(index)] = self._draft.add_call()
         call.id = as_string(block.get("id"))
         self._draft.extend_call(call, name=as_string(block.get("name")))
-        if given := as_object(block.get("input")):  # from servers that do not stream arguments
-            self._unstreamed.append((call, json.dumps(given)))
+        if whole_input := as_object(block.get("input")):  # from servers that do not stream arguments
+            self._unstreamed.append((call, json.dumps(whole_input)))
         return ""
 
     def _continue(self, index: object, delta: Mapping[str, Any]) -> str:

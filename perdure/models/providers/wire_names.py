@@ -47,13 +47,13 @@ def _replace_characters(text: str) -> str:
 
 def make_unique(wanted: str, used: set[str], longest: int = MAX_ID) -> str:
     """`wanted`, with a number if it is in `used`; adds the result to `used`."""
-    made = wanted[:longest] or "call"
+    unique = wanted[:longest] or "call"
     number = 1
-    while made in used:
+    while unique in used:
         number += 1
-        made = f"{(wanted or 'call')[: longest - _ROOM_FOR_A_NUMBER]}_{number}"
-    used.add(made)
-    return made
+        unique = f"{(wanted or 'call')[: longest - _ROOM_FOR_A_NUMBER]}_{number}"
+    used.add(unique)
+    return unique
 
 
 class WireIds:
