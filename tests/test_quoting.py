@@ -1,4 +1,4 @@
-"""Quotations: nothing inside ends one, and removing them leaves what stood around them."""
+"""No text inside a quotation ends it, and removing quotations keeps the text around them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_quotation_is_as_long_as_its_text_demands(one: str, other: str) -> Non
 
 @given(texts, st.text("abc ", max_size=20), st.text("abc ", max_size=20))
 def test_what_is_quoted_is_taken_out_again(given_: str, before: str, after: str) -> None:
-    """Nothing inside ends its own quotation, so nothing of it is ever learnt again."""
+    """No text ends its own quotation, so that quoted text is never extracted as a memory."""
     rest = without_quotations(before + quoted(MEMORY, "T", [given_]) + after)
     assert rest == (f"{before}T:\n{after}" if given_ else before + after)
 

@@ -35,7 +35,7 @@ def redis_memory(redis_url: str, clock: MovedClock) -> Iterator[RedisMemory]:
 
 
 @pytest.fixture
-def away(tmp_path: Path, clock: MovedClock) -> Iterator[RedisMemory]:
+def unreachable(tmp_path: Path, clock: MovedClock) -> Iterator[RedisMemory]:
     """The same where no Redis is."""
     made = RedisMemory.at(f"redis+socket://{tmp_path}/no-redis.sock", MemorySettings(), clock)
     yield made
@@ -60,7 +60,7 @@ def own_redis(tmp_path: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def remembered(clock: MovedClock) -> Remembered:
-    """Makes turns as a runner would remember them: a question and its answer, unless told otherwise."""
+    """Makes remembered turns: by default a question and its answer."""
     numbers = itertools.count(1)
 
     def make(token: int = 1, *, turn_id: UUID | None = None, text: str | None = None, **other: Any) -> RememberedTurn:

@@ -30,7 +30,7 @@ def line(number: int, content: str, **other: Any) -> str:
     return json.dumps({key: value for key, value in (given | other).items() if value is not None}, ensure_ascii=False)
 
 
-def told(
+def import_conversation(
     database: Database, clock: MovedClock, contents: Iterable[str], embedder: Embedder | None = None, **other: Any
 ) -> ImportResult:
     """Import a conversation; with `embedder`, vectors and all."""

@@ -35,7 +35,7 @@ def test_what_was_said_gets_its_vectors(stage: Stage) -> None:
 
 
 class _Hanging(HashEmbedder):
-    """Answers nobody until its call is ended."""
+    """Blocks until its call is aborted."""
 
     def __init__(self) -> None:
         super().__init__(64)

@@ -1,4 +1,4 @@
-"""Ended sessions become memories, each once, whatever fails meanwhile."""
+"""Consolidation stores the memories of each ended session once, despite failures."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ def test_a_session_that_lives_is_left_alone(archive: Archive) -> None:
 
 
 def test_a_batch_has_its_size_and_is_told_of(archive: Archive) -> None:
-    """The oldest come first, and progress is told of each."""
+    """The oldest sessions come first, and each one is reported."""
     archive.limit(batch_size=2)
     sessions = [archive.ended(f"I own {number} cats and nothing else.", turns=5) for number in (3, 4, 5)]
-    told: list[Progress] = []
-    counts = archive.consolidator(Echo()).batch(told.append)
+    reported: list[Progress] = []
+    counts = archive.consolidator(Echo()).batch(reported.append)
     assert [archive.session(each).consolidated_at is None for each in sessions] == [False, False, True]
-    assert [(each.done, each.total) for each in told] == [(0, 2), (1, 2), (2, 2)]
-    assert told[-1].counts == counts == ConsolidationCounts(processed=2, stored=2)
+    assert [(each.done, each.total) for each in reported] == [(0, 2), (1, 2), (2, 2)]
+    assert reported[-1].counts == counts == ConsolidationCounts(processed=2, stored=2)
     assert backlog(archive.stage.database, archive.limits) == Backlog(1, 0, 0)
 
 
@@ -177,7 +177,7 @@ def test_no_contradiction_reinforces_and_most_paraphrases_do(archive: Archive) -
 
 
 def test_memories_are_one_users_own(archive: Archive) -> None:
-    """The same words of somebody else are a memory of theirs."""
+    """The same words of another user are a memory of that user."""
     archive.ended(LYON, user_id="ana")
     archive.ended(LYON, user_id="bo")
     assert archive.consolidator(Echo()).batch() == ConsolidationCounts(processed=2, stored=2)
@@ -295,7 +295,7 @@ def test_an_outage_costs_no_run(archive: Archive, error: Exception) -> None:
 
 
 def test_an_embedder_that_is_down_leaves_the_session_for_later(archive: Archive) -> None:
-    """Without vectors nobody knows what is known already."""
+    """Without vectors, duplicates cannot be found."""
     embedder = Grouped()
     embedder.down = ProviderError("it is down")
     archive.embedder = embedder
@@ -452,7 +452,7 @@ def test_what_was_recalled_is_not_learnt_again(archive: Archive) -> None:
 
 
 def test_lost_wake_ups_are_issued_again(archive: Archive) -> None:
-    """By the sweeper, after a while, and more rarely each time nobody comes."""
+    """By the sweeper, after a pause that doubles with each wake-up."""
     session_id = archive.ended(LYON)
 
     def forgotten() -> list[object]:

@@ -26,7 +26,7 @@ def test_no_contradiction_passes(kind: str, earlier: str, later: str) -> None:
 
 
 def test_most_paraphrases_pass() -> None:
-    """Those that do not are kept beside each other, which costs a row."""
+    """A paraphrase taken for a difference costs a row."""
     passed = [pair for pair in PARAPHRASES if difference(*pair) is None]
     assert len(passed) >= AT_LEAST * len(PARAPHRASES)
     assert passed == [pair for pair in PARAPHRASES if difference(*reversed(pair)) is None]

@@ -38,7 +38,7 @@ FORM = """
 
 
 def form(stage: Stage, kind: str = "fact", importance: float = 0.5, **more: int) -> object:
-    """A memory as it is formed now: with so many `channels`, `accesses` and `connections`."""
+    """Store a new memory with this number of `channels`, `accesses` and `connections`."""
     memory_id = new_id(stage.clock)
     stage.sql("INSERT INTO users (user_id, created_at) VALUES ('ana', perdure_now()) ON CONFLICT DO NOTHING")
     stage.sql(
@@ -174,6 +174,6 @@ def test_a_run_goes_through_pages(stage: Stage, monkeypatch: pytest.MonkeyPatch)
     for _ in range(5):
         form(stage)
     stage.move(DAY_S)
-    told: list[int] = []
-    assert decay(stage.database, told.append) == DecayResult(looked_at=5, changed=5)
-    assert told == [2, 4, 5]
+    reported: list[int] = []
+    assert decay(stage.database, reported.append) == DecayResult(looked_at=5, changed=5)
+    assert reported == [2, 4, 5]

@@ -1,4 +1,4 @@
-"""Erasing a user leaves no word of theirs anywhere, and every word of everybody else's."""
+"""Erasing a user deletes all of that user's data and no other user's."""
 
 from __future__ import annotations
 
@@ -163,12 +163,12 @@ def _eraser(stage: Stage, redis_memory: RedisMemory | None) -> Eraser:
 
 
 def test_every_table_is_personal_or_not() -> None:
-    """A new table fails here until somebody has said which: none is forgotten when a user is."""
+    """A new table fails here until it is listed as one with or without users' data."""
     named = [holding.table for holding in USER_TABLES]
     assert len(named) == len(set(named))
     assert {*named, *TABLES_WITHOUT_USER_DATA, *ERASURE_TABLES} == set(metadata.tables)
     assert not TABLES_WITHOUT_USER_DATA & {*named}
-    for table in metadata.tables.values():  # whoever refers to another is erased before it
+    for table in metadata.tables.values():  # a referencing table is erased before the referenced one
         for key in table.foreign_keys:
             referred = key.column.table.name
             if {table.name, referred} <= {*named} and referred != table.name:
@@ -221,15 +221,15 @@ class _File:
     def __init__(self) -> None:
         self.begun = 0
         self.done = False
-        self.away = False
+        self.unreachable = False
 
     def rewrite(self) -> None:
         self.begun += 1
-        if self.away:
+        if self.unreachable:
             raise Unavailable("Redis is away.")
 
     def rewritten(self, erasures: Collection[UUID]) -> Collection[UUID]:
-        if self.away:
+        if self.unreachable:
             raise Unavailable("Redis is away.")
         return erasures if self.done else ()
 
@@ -240,10 +240,10 @@ def test_an_erasure_is_not_over_before_the_file_of_redis_is_rewritten(lived: Sta
     eraser = replace(_eraser(lived, redis_memory), file=file)
     assert eraser.erase(f"user {MARKER}").everywhere
     assert file.begun == 1
-    for file.away, file.done, over in ((True, True, 0), (False, False, 0), (False, True, 1)):
+    for file.unreachable, file.done, over in ((True, True, 0), (False, False, 0), (False, True, 1)):
         lived.move(lived.settings.turn.lease_s + 1)
         assert eraser.finish_due() == over
-    file.away = True
+    file.unreachable = True
     assert not eraser.erase(f"user {OTHER}").everywhere
 
 
@@ -261,15 +261,15 @@ def test_a_process_that_was_paused_leaves_nothing_behind_for_long(
     redis_memory.stream.append(user, StreamEvent(StreamEventKind.TYPING, MARKER, late))
     lived.move(1)
     redis_memory.stream.append(user, StreamEvent(StreamEventKind.PRESENCE, "since", lived.clock.now()))
-    assert _eraser(lived, redis_memory).finish_due() == 0  # not yet: whoever was paused may still be
+    assert _eraser(lived, redis_memory).finish_due() == 0  # not due: a paused process may still hold its lease
     lived.move(lived.settings.turn.lease_s)
     assert _eraser(lived, redis_memory).finish_due() == 1
-    assert everything(MARKER).keys() == {f"perdure:stream:{user}"}  # of the user who came back
+    assert everything(MARKER).keys() == {f"perdure:stream:{user}"}  # from the user's new session
     assert [each.channel for each in redis_memory.stream.recent(user, 9)] == ["since"]
 
 
 def test_a_second_pass_put_off_by_a_clock_that_was_ahead_is_due(lived: Stage, redis_memory: RedisMemory) -> None:
-    """The server's clock was wrong for a while and is set back: no trace is kept until it catches up."""
+    """After the server's clock was ahead and is corrected, the second pass is due at once."""
     lived.move(DAY_S)
     _eraser(lived, redis_memory).erase(f"user {MARKER}")
     lived.move(-DAY_S)
@@ -277,12 +277,12 @@ def test_a_second_pass_put_off_by_a_clock_that_was_ahead_is_due(lived: Stage, re
 
 
 def test_while_redis_is_away_the_rows_go_and_the_rest_follows(
-    lived: Stage, redis_memory: RedisMemory, away: RedisMemory, everything: Callable[[str], dict[str, int]]
+    lived: Stage, redis_memory: RedisMemory, unreachable: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
     """An erasure is not refused, nor called complete."""
-    assert not _eraser(lived, away).erase(f"user {MARKER}").everywhere
+    assert not _eraser(lived, unreachable).erase(f"user {MARKER}").everywhere
     lived.move(lived.settings.turn.lease_s + 1)
-    assert _eraser(lived, away).finish_due() == 0
+    assert _eraser(lived, unreachable).finish_due() == 0
     assert _eraser(lived, None).finish_due() == 0
     lived.move(lived.settings.turn.lease_s + 1)
     assert _eraser(lived, redis_memory).finish_due() == 1
@@ -342,7 +342,7 @@ def test_erased_while_consolidated_at_every_statement(
 
 
 class _Intruder:
-    """Does some work in a thread of its own, begun before a statement of somebody else's."""
+    """Runs work in a thread of its own, started before a statement of the erasure."""
 
     def __init__(self, database: Database, work: Callable[[], object]) -> None:
         self._database = database

@@ -113,7 +113,7 @@ def test_an_array_is_read_in_whatever_it_is_wrapped(reply: str) -> None:
     ],
 )
 def test_what_is_no_array_of_memories_is_refused_with_the_reason(reply: str, fault: str) -> None:
-    """The model is told; a model that insists has failed."""
+    """The model is asked again with the reason; a model that repeats its reply fails."""
     with pytest.raises(ValueError, match=fault):
         parse(reply)
     model = Scripted(*[says(reply)] * ATTEMPTS)

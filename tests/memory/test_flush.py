@@ -82,7 +82,7 @@ class Session:
         return Fence(row.token, row.nonce)
 
     def flush(self, fence: Fence | None = None) -> FlushOutcome:
-        """Flush, under the current fence unless told otherwise."""
+        """Flush, by default under the current fence."""
         return flush(self.stage.database, self.redis_memory.working, self.id, self.fence if fence is None else fence)
 
     @property
@@ -125,12 +125,12 @@ def test_the_conversation_goes_on_from_what_was_written(stage: Stage, session: S
     assert session.flush() == Flushed(1)
     stage.send("and now?")
     stage.run(session.id)
-    told = [message.content for message in stage.model.requests[-1].messages]
-    assert told[-3:] == ["question 1", "answer to question 1", "and now?"]
+    prompt_texts = [message.content for message in stage.model.requests[-1].messages]
+    assert prompt_texts[-3:] == ["question 1", "answer to question 1", "and now?"]
 
 
 def test_under_a_stale_token_nothing_is_written(stage: Stage, session: Session, remembered: Remembered) -> None:
-    """The process was overtaken: whoever holds the session now knows better."""
+    """Another process has claimed the session."""
     session.keep(remembered(session.token))
     before = (stage.counts(), stage.session(session.id))
     fence = session.fence
@@ -165,7 +165,7 @@ def test_a_token_that_moves_on_during_the_flush_stops_it(
 def test_a_turn_that_came_meanwhile_stops_it_until_it_is_settled(
     stage: Stage, session: Session, remembered: Remembered
 ) -> None:
-    """Nothing enters the transcript while a turn is open; what is lacking stays remembered and comes after it."""
+    """Nothing enters the transcript while a turn is open; missing turns stay in Redis and are written after it."""
     session.keep(remembered(session.token))
     sent = False
 
@@ -207,7 +207,7 @@ def test_an_entry_that_was_overtaken_is_refused(
 def test_a_message_that_was_sent_again_is_not_answered_twice(
     stage: Stage, session: Session, remembered: Remembered
 ) -> None:
-    """Its sender found no answer after the failover and repeated it; the first answer is not put beside the second."""
+    """The sender repeated the message after the failover, so it has an answer: the first one is refused."""
     again = stage.send("question 1", message_id="message 1", channel="cli")
     stage.run(again.session_id)
     session.keep(remembered(session.token))
@@ -255,7 +255,7 @@ def test_damaged_entries_keep_no_other_from_being_written(
 def test_a_crash_in_the_flush_is_gone_on_from(
     moment: str, stage: Stage, session: Session, remembered: Remembered
 ) -> None:
-    """It happened or it did not; whoever comes next sees which."""
+    """The write happened or not; the next flush finds out."""
     session.keep(remembered(session.token))
     with stage.crashing("before" if moment == "before" else "after", "memory.flush"):
         session.flush()
@@ -325,18 +325,18 @@ def test_what_a_provider_accepts_is_written(messages: list[RememberedMessage], *
     assert transcript_fault(messages, replied=replied) is None
 
 
-def test_redis_away_is_said_and_nothing_is_taken_for_flushed(stage: Stage, away: RedisMemory) -> None:
-    """Whoever flushes must know that it did not happen."""
+def test_redis_away_is_said_and_nothing_is_taken_for_flushed(stage: Stage, unreachable: RedisMemory) -> None:
+    """The caller must know that nothing was flushed."""
     sent = stage.send()
     stage.run(sent.session_id)
     with pytest.raises(Unavailable, match="PERDURE_REDIS_URL"):
-        flush(stage.database, away.working, sent.session_id, Fence(1, uuid4()))
+        flush(stage.database, unreachable.working, sent.session_id, Fence(1, uuid4()))
 
 
 def test_a_shutdown_flush_tells_how_much_it_wrote(
     stage: Stage, session: Session, remembered: Remembered, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing under a stale token, nothing while a turn is parked (that is reported), then what is lacking."""
+    """Nothing under a stale token, nothing while a turn is parked (that is reported), then the missing turns."""
     session.keep(remembered(session.token))
     assert session.redis_memory.flush(stage.database, session.id, Fence(session.token, uuid4())) is None
     stage.send("parked")

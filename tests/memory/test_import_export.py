@@ -19,7 +19,7 @@ from perdure.sessions.forking import fork
 from perdure.sessions.reading import read_messages
 from perdure.settings import MemorySettings
 from tests.memory.conftest import stage as stage  # noqa: PLC0414 (a fixture)
-from tests.memory.corpus import BEGIN, imported, line, told
+from tests.memory.corpus import BEGIN, import_conversation, imported, line
 from tests.turns.scripted import says
 from tests.turns.stage import Stage, side_by_side
 
@@ -40,7 +40,7 @@ def _counts(result: ImportResult) -> tuple[int, int, int]:
 
 def test_a_session_arrives_ended_and_searchable(database: Database, clock: MovedClock) -> None:
     """By words when the import returns; not consolidated, with its turns, at the times it was said."""
-    result = told(database, clock, _TALK, author="Bea", channel="letters")
+    result = import_conversation(database, clock, _TALK, author="Bea", channel="letters")
     assert _counts(result) == (4, 0, 0)
     (session,) = _rows(database, "SELECT * FROM sessions")
     assert (session.state, session.turn_count, session.message_count) == ("ended", 2, 4)
@@ -56,25 +56,25 @@ def test_a_session_arrives_ended_and_searchable(database: Database, clock: Moved
 
 def test_importing_twice_changes_nothing(database: Database, clock: MovedClock) -> None:
     """The same file again is known by heart; one that has grown adds what is new, to be consolidated."""
-    told(database, clock, _TALK)
+    import_conversation(database, clock, _TALK)
     before = _rows(database, "SELECT * FROM messages ORDER BY seq")
-    assert _counts(told(database, clock, _TALK)) == (0, 4, 0)
+    assert _counts(import_conversation(database, clock, _TALK)) == (0, 4, 0)
     assert _rows(database, "SELECT * FROM messages ORDER BY seq") == before
     assert len(_rows(database, "SELECT * FROM sessions")) == 1
-    assert _counts(told(database, clock, [*_TALK, "Very much."])) == (1, 4, 0)
+    assert _counts(import_conversation(database, clock, [*_TALK, "Very much."])) == (1, 4, 0)
     (session,) = _rows(database, "SELECT * FROM sessions")
     assert (session.message_count, session.turn_count) == (5, 3)
 
 
 def test_two_imports_at_once_import_once(database: Database, clock: MovedClock) -> None:
     """Of the same file, by two who do not know of each other."""
-    done = side_by_side(*[lambda: told(database, clock, _TALK)] * 2)
+    done = side_by_side(*[lambda: import_conversation(database, clock, _TALK)] * 2)
     assert sorted(_counts(each) for each in done) == [(0, 4, 0), (4, 0, 0)]
     assert len(_rows(database, "SELECT * FROM messages")) == 4
 
 
 def test_a_line_is_bad_by_itself(database: Database, clock: MovedClock) -> None:
-    """Each is told by number and reason; the good ones around it are kept."""
+    """Each is reported with number and reason; valid lines around it are imported."""
     lines = [
         line(1, "good"),
         "no json",
@@ -124,7 +124,7 @@ def test_a_megabyte_and_five_languages(database: Database, clock: MovedClock) ->
     """Whatever is said can be stored, and what is at its beginning found."""
     said = ["Ключ лежит под ковром.", "鍵はマットの下です。", "열쇠는 매트 아래에 있어요.", "La clé est sous le tapis."]
     said.append("The key is hidden. " + "lorem ipsum 밥을 먹다 " * 60_000)
-    told(database, clock, said, HashEmbedder(64))
+    import_conversation(database, clock, said, HashEmbedder(64))
     recall = Recall(database, HashEmbedder(64), MemorySettings(), clock)
     for question, number in (("ключ", 1), ("鍵", 2), ("열쇠가", 3), ("clé tapis", 4), ("hidden key", 5)):
         assert recall.search("ana", question, 1)[0].id == f"m{number}", question
@@ -134,7 +134,7 @@ def test_what_is_exported_can_be_imported(database: Database, clock: MovedClock,
     """Here it is known already, elsewhere it is new; an import cannot add to a session of this installation."""
     stage.script(says("I will look after them."))
     turn = stage.ask("Mind my bees.")
-    told(database, clock, _TALK, author="Bea")
+    import_conversation(database, clock, _TALK, author="Bea")
     lines = [json.dumps(each) for each in export_messages(database)]
     assert _counts(imported(database, clock, lines)) == (0, 6, 0)
     assert [json.loads(each)["author"] for each in lines if "author" in each] == ["Bea"] * 4

@@ -22,7 +22,7 @@ from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Vector
 from perdure.models.protocol import ModelCall
 from perdure.settings import MemorySettings
-from tests.memory.corpus import BEGIN, imported, line, told
+from tests.memory.corpus import BEGIN, import_conversation, imported, line
 
 _EMBEDDER = HashEmbedder(128)
 
@@ -40,7 +40,7 @@ _TALK = (
 )
 
 
-class Away:
+class UnavailableEmbedder:
     """An embedder whose server cannot be reached."""
 
     name = "hash:128"
@@ -98,8 +98,8 @@ def _know(database: Database, user_id: str, content: str, **other: Any) -> UUID:
 
 
 def test_what_was_said_is_found_by_its_words(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """The line that answers comes first, with its own id, and the line beside it is not far."""
-    told(database, clock, _TALK, _EMBEDDER)
+    """The answering line comes first, with its own id; its neighbour ranks high."""
+    import_conversation(database, clock, _TALK, _EMBEDDER)
     found = recall.search("ana", "Where does Marta live now, in Lisbon?", 3)
     assert found[0].content == _TALK[2]
     assert (found[0].layer, found[0].id, found[0].message_ids) == (Layer.EPISODIC, "m3", ("m3",))
@@ -110,17 +110,17 @@ def test_what_was_said_is_found_by_its_words(database: Database, clock: MovedClo
 
 def test_inflected_words_are_the_same_words(database: Database, clock: MovedClock, recall: Recall) -> None:
     """English is stemmed; Korean nouns are found under any particle."""
-    told(database, clock, _TALK)  # no vectors: by words alone
+    import_conversation(database, clock, _TALK)  # no vectors: by words alone
     assert _contents(recall.search("ana", "who is restoring a tile", 1)) == [_TALK[4]]
     assert _contents(recall.search("ana", "부산은 어떤 곳이야?", 1)) == [_TALK[8]]
     assert _contents(recall.search("ana", "바다를", 1)) == [_TALK[9]]
 
 
 def test_a_neighbour_lends_its_score(database: Database, clock: MovedClock) -> None:
-    """An answer that shares no word with the question is found beside the line that does, by that weight alone."""
+    """An answer that shares no word with the question is found by the score of its neighbour."""
     talk = [f"Nothing of note, part {number}." for number in range(6)]
     talk[2:4] = ["Which instrument did you learn as a child?", "The oboe."]
-    told(database, clock, talk)
+    import_conversation(database, clock, talk)
     lending = Recall(database, None, MemorySettings(recall_neighbours=0.4), clock)
     assert _contents(lending.search("ana", "learned an instrument", 2)) == talk[2:4]
     strict = Recall(database, None, MemorySettings(recall_neighbours=0), clock)
@@ -130,7 +130,7 @@ def test_a_neighbour_lends_its_score(database: Database, clock: MovedClock) -> N
 
 def test_neighbours_among_many_that_match(database: Database, clock: MovedClock) -> None:
     """The neighbour of the best is found before a hundred weaker matches, and each message once."""
-    told(database, clock, [f"The harbour, part {number}." for number in range(100)], _EMBEDDER)
+    import_conversation(database, clock, [f"The harbour, part {number}." for number in range(100)], _EMBEDDER)
     pair = ["Which lighthouse stands at the harbour?", "The white one."]
     lines = [line(number, content, session="second") for number, content in enumerate(pair, start=1_001)]
     imported(database, clock, lines, _EMBEDDER)
@@ -142,10 +142,10 @@ def test_neighbours_among_many_that_match(database: Database, clock: MovedClock)
 
 
 def test_nothing_is_lent_over_a_gap(database: Database, clock: MovedClock) -> None:
-    """Two weak matches with lines between them that nobody looks at are not beside each other."""
+    """Two weak matches with unread lines between them are not neighbours."""
     talk = [f"Nothing of note, part {number}." for number in range(10)]
     talk[2] = talk[7] = "Somebody mentioned the harbour once."
-    told(database, clock, talk)
+    import_conversation(database, clock, talk)
     best = [line(number, "The harbour.", session=f"session {number}") for number in range(1_001, 1_026)]
     imported(database, clock, best)
     recall = Recall(database, None, MemorySettings(recall_neighbours=0.4), clock)
@@ -157,7 +157,7 @@ def test_how_rare_a_word_is_is_told_by_what_the_prompt_holds_too(
 ) -> None:
     """All of the newest is in the prompt already: of what is older, the rare word finds more than two common ones."""
     older = ["The oboe stands in the attic.", "Fine weather today."]
-    told(database, clock, older, session="then")
+    import_conversation(database, clock, older, session="then")
     newest = [f"The weather is fine today, part {number}." for number in range(510)]
     lines = [line(number, content, session="now") for number, content in enumerate(newest, start=1_001)]
     imported(database, clock, lines)
@@ -169,16 +169,16 @@ def test_how_rare_a_word_is_is_told_by_what_the_prompt_holds_too(
 
 def test_nobody_else_is_found(database: Database, clock: MovedClock, recall: Recall) -> None:
     """What another user said and is known of stays theirs, whatever is asked."""
-    told(database, clock, _TALK, _EMBEDDER, user_id="bob")
+    import_conversation(database, clock, _TALK, _EMBEDDER, user_id="bob")
     _know(database, "bob", "Bob's sister Marta lives in Lisbon.")
-    told(database, clock, ["Marta"], _EMBEDDER)
+    import_conversation(database, clock, ["Marta"], _EMBEDDER)
     assert _contents(recall.search("ana", "Marta Lisbon sister", 10)) == ["Marta"]
     assert recall.search("eve", "Marta Lisbon sister", 10) == []
 
 
 def test_layers_are_searched_together_or_apart(database: Database, clock: MovedClock, recall: Recall) -> None:
     """A memory names its sources by the ids that their senders gave them."""
-    told(database, clock, _TALK, _EMBEDDER)
+    import_conversation(database, clock, _TALK, _EMBEDDER)
     memory_id = _know(database, "ana", "Marta, the user's sister, lives in Lisbon.")
     engine = create_engine(database.url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
@@ -226,16 +226,16 @@ def test_time_words_narrow_the_search(database: Database, clock: MovedClock, rec
 
 def test_what_the_prompt_holds_is_not_recalled(database: Database, clock: MovedClock, recall: Recall) -> None:
     """Neither by words nor as a neighbour."""
-    (session_id,) = told(database, clock, _TALK, _EMBEDDER).sessions
+    (session_id,) = import_conversation(database, clock, _TALK, _EMBEDDER).sessions
     found = recall.search("ana", "Marta Lisbon tiles", 10, in_prompt=PromptWindow(session_id, 4))
     assert [each.seq for each in found if each.seq is not None and each.seq >= 4] == []
     assert found[0].id == "m3"
 
 
 def test_without_the_embedder_words_go_on(database: Database, clock: MovedClock) -> None:
-    """An embedder that is away, or none at all, costs the vectors and nothing else."""
-    told(database, clock, _TALK, _EMBEDDER)
-    for embedder in (Away(), None):
+    """Without an available embedder, words are searched."""
+    import_conversation(database, clock, _TALK, _EMBEDDER)
+    for embedder in (UnavailableEmbedder(), None):
         recall = Recall(database, embedder, MemorySettings(), clock)
         assert recall.search("ana", "allergic to peanuts", 1)[0].id == "m7"
 
@@ -259,7 +259,7 @@ def test_without_the_embedder_words_go_on(database: Database, clock: MovedClock)
 )
 def test_bad_questions_are_no_errors(query: str, database: Database, clock: MovedClock, recall: Recall) -> None:
     """Whatever is asked, the answer is some results or none."""
-    told(database, clock, _TALK, _EMBEDDER)
+    import_conversation(database, clock, _TALK, _EMBEDDER)
     _know(database, "ana", "The user is allergic to peanuts.")
     found = recall.search("ana", query)
     assert len(found) <= 10
@@ -268,7 +268,7 @@ def test_bad_questions_are_no_errors(query: str, database: Database, clock: Move
 
 def test_k_counts_results(database: Database, clock: MovedClock, recall: Recall) -> None:
     """Both layers together; what is no number of results is refused."""
-    told(database, clock, _TALK, _EMBEDDER)
+    import_conversation(database, clock, _TALK, _EMBEDDER)
     _know(database, "ana", "The user is allergic to peanuts.")
     for k in (1, 4):
         assert len(recall.search("ana", "peanuts", k)) == k

@@ -89,7 +89,7 @@ def test_plans(filled: Connection, mode: str) -> None:
         (queries.messages_near_by_index(1, _DIMENSIONS), "message_vectors_1_idx"),
         (queries.memories_near_by_index(1, _DIMENSIONS), "memory_vectors_1_idx"),
     )
-    exactly = (  # asked of who owns few; to read the whole table is right where half of it is somebody's
+    exactly = (  # for a user with few rows; a user of half of the table needs a sequential scan
         (queries.MESSAGES_NEAR, "message_vectors_user_id_idx"),
         (queries.MEMORIES_NEAR, "memory_vectors_user_id_idx"),
     )
@@ -102,7 +102,7 @@ def test_plans(filled: Connection, mode: str) -> None:
 
 @pytest.mark.long
 def test_the_index_finds_enough_of_whoever_asks(filled: Connection, database: Database) -> None:
-    """A user of half and one of a hundredth get as many as they ask for, mostly the nearest, and nobody else's."""
+    """A user of half of the rows and one of a hundredth both get `CANDIDATES` rows of their own, mostly the nearest."""
     vector = vector_literal(_EMBEDDER.embed(["word7 word9"])[0])
     for user_id in ("half", "user 7"):
         given = {"user_id": user_id, "vector": vector, "embedder_id": 1, "most": 20}

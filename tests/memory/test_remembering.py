@@ -69,11 +69,11 @@ def test_a_switch_of_the_channel_is_on_the_stream(stage: Stage, redis_memory: Re
 
 
 def test_nothing_to_remember_and_nowhere_to_do_it_are_no_errors(
-    stage: Stage, redis_memory: RedisMemory, away: RedisMemory, client: Any
+    stage: Stage, redis_memory: RedisMemory, unreachable: RedisMemory, client: Any
 ) -> None:
     """A turn never fails for what is only a convenience."""
     _settled(stage, None)
-    _settled(stage, away)
+    _settled(stage, unreachable)
     ref = TurnRef(new_id(stage.clock), 4, "ana", "assistant", "web", 9, None)
     silent = Verdict(
         "cancelled", [], replied=False, steps=0, usage={}, error_code=None, error_message=None, variables=None

@@ -1,4 +1,4 @@
-"""The stream: bounded, in order, gone with the session, and never in anybody's way."""
+"""The stream is bounded and ordered, ends with the session, and never delays a turn."""
 
 from __future__ import annotations
 
@@ -31,16 +31,20 @@ def happened(second: int, channel: str = "cli", kind: StreamEventKind = StreamEv
 
 def test_what_happened_last_is_read_in_order(redis_memory: RedisMemory) -> None:
     """A prompt tells the newest, as they followed each other, with the times that were given."""
-    told = [happened(1), happened(2, "web", StreamEventKind.CHANNEL_SWITCH), happened(3, "web", StreamEventKind.TYPING)]
-    for each in told:
+    events = [
+        happened(1),
+        happened(2, "web", StreamEventKind.CHANNEL_SWITCH),
+        happened(3, "web", StreamEventKind.TYPING),
+    ]
+    for each in events:
         assert redis_memory.stream.append("ana", each)
-    assert redis_memory.stream.recent("ana", 10) == told
-    assert redis_memory.stream.recent("ana", 2) == told[1:]
+    assert redis_memory.stream.recent("ana", 10) == events
+    assert redis_memory.stream.recent("ana", 2) == events[1:]
     assert redis_memory.stream.recent("ben", 10) == []
 
 
 def test_a_stream_is_bounded(redis_memory: RedisMemory, client: Any) -> None:
-    """Somebody who types for a year costs no more than somebody who typed for an hour."""
+    """The stream's size does not grow with the user's activity."""
     pipeline = client.pipeline()
     for second in range(2 * MAX_ENTRIES):
         entry = {"kind": "typing", "channel": "cli", "at": int(happened(second).at.timestamp() * 1000)}
@@ -58,7 +62,7 @@ def test_a_stream_that_nobody_adds_to_goes_by_itself(redis_memory: RedisMemory, 
 
 
 def test_the_end_of_a_session_takes_what_it_saw(redis_memory: RedisMemory, client: Any) -> None:
-    """What came after belongs to the next session, which may have begun by then."""
+    """Later events belong to the next session, which may have begun already."""
     for second in (1, 2, 3):
         redis_memory.stream.append("ana", happened(second))
     redis_memory.stream.append("ben", happened(1))
@@ -100,16 +104,16 @@ def test_a_key_that_is_no_stream_does_not_keep_a_session_from_ending(redis_memor
 
 
 def test_redis_away_is_reported_and_costs_nothing_after_that(
-    away: RedisMemory, caplog: pytest.LogCaptureFixture, clock: MovedClock
+    unreachable: RedisMemory, caplog: pytest.LogCaptureFixture, clock: MovedClock
 ) -> None:
     """What tells of typing must not hold up an answer, nor fill the log."""
     with caplog.at_level(logging.WARNING):
-        assert not away.stream.append("ana", happened(1))
-        assert away.stream.recent("ana", 5) == []
+        assert not unreachable.stream.append("ana", happened(1))
+        assert unreachable.stream.recent("ana", 5) == []
     assert "PERDURE_REDIS_URL" in caplog.text
     assert len(caplog.records) == 1
     clock.advance(timedelta(seconds=6))
-    assert not away.stream.append("ana", happened(1))
+    assert not unreachable.stream.append("ana", happened(1))
     assert len(caplog.records) == 2
 
 

@@ -115,7 +115,7 @@ def test_what_the_broker_did_not_take_is_swept_again(archive: Archive, waker: Re
 
 
 def test_the_interval_is_a_setting(settings: Settings) -> None:
-    """From local midnight, every so many hours."""
+    """From local midnight, at the interval of the setting."""
     changed = settings.model_copy(
         update={"consolidation": settings.consolidation.model_copy(update={"interval_hours": 8})}
     )

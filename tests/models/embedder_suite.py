@@ -1,4 +1,4 @@
-"""What every embedder must do, whoever provides it. `test_embedders.py` runs it over each of them."""
+"""The behaviour of every embedder. `test_embedders.py` runs this suite over each of them."""
 
 from __future__ import annotations
 

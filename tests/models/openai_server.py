@@ -140,7 +140,7 @@ def _is_json_object(text: object) -> bool:
 
 
 def two_steps(latency_s: float = 0.0, words: int = 20) -> Player:
-    """A player that calls the first tool and, once it has the result, answers with it in so many words."""
+    """Calls the first tool and, after its result, replies with the result's text."""
 
     def step(body: Wire) -> Step:
         last = body["messages"][-1]

@@ -1,4 +1,4 @@
-"""What every provider's model must do besides, with servers that behave and with servers that do not.
+"""The behaviour of every provider's model, with well-behaved and faulty servers.
 
 It runs against a server of the tests' own that speaks the provider's wire format: subclass it
 and give it the fixtures `server` and `model`, the model being one of that server.
@@ -194,7 +194,7 @@ class ProviderSuite(ModelSuite):
     def test_a_connection_closed_in_mid_stream_is_a_failure_that_may_pass(
         self, model: Model, server: ProviderServer
     ) -> None:
-        """Half a reply is none, and the next try may bring the whole."""
+        """Half a reply is an error, and a retry may succeed."""
         server.script(Broken(Answer("a good beginning"), 4, "close"))
         with pytest.raises(ProviderError) as caught:
             ask(model, QUESTION)
@@ -227,7 +227,7 @@ class ProviderSuite(ModelSuite):
     def test_maps_each_status(
         self, model: Model, server: ProviderServer, status: int, kind: type[PerdureError], transient: bool
     ) -> None:
-        """What a retry can cure and what it cannot; the message may reach a user, so it quotes nobody."""
+        """Which failures are transient; the message may reach a user, so it quotes no provider."""
         server.script(Status(status, message=SECRET))
         with pytest.raises(kind) as caught:
             ask(model, QUESTION)
@@ -236,7 +236,7 @@ class ProviderSuite(ModelSuite):
         assert len(server.requests) == 1, "retrying is the engine's affair, not the SDK's"
 
     def test_follows_no_redirect_to_another_origin(self, model: Model, server: ProviderServer) -> None:
-        """Whoever controls one answer of the server would otherwise be sent the conversation."""
+        """Otherwise an attacker who controls one response would receive the conversation."""
         other = type(server)(player=server.player)
         with other:
             server.script(Status(307, headers={"Location": f"{other.base_url}/anywhere"}))
@@ -251,7 +251,7 @@ class ProviderSuite(ModelSuite):
         assert ask(model, QUESTION).content == "here now"
 
     def test_an_error_page_is_mapped_by_its_status(self, model: Model, server: ProviderServer) -> None:
-        """Proxies in between write HTML, whoever is behind them."""
+        """Proxies answer with HTML, whatever the server is."""
         server.script(Raw(b"<html>Bad gateway</html>", "text/html", status=502))
         with pytest.raises(ProviderError, match="status 502") as caught:
             ask(model, QUESTION)
@@ -303,7 +303,7 @@ class ProviderSuite(ModelSuite):
     def test_says_what_a_provider_asks_for_in_a_report(
         self, model: Model, server: ProviderServer, step: Step, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """With the request id the provider can find the failure, without it nobody can."""
+        """The provider needs the request id to find the failure."""
         server.script(step)
         with caplog.at_level(logging.WARNING), pytest.raises(PerdureError) as caught:
             ask(model, QUESTION)
@@ -345,7 +345,7 @@ class ProviderSuite(ModelSuite):
     def test_hanging_up_wakes_the_thread(
         self, model: Model, server: ProviderServer, step: Step, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Cancel and shutdown must not wait for a provider that says nothing; that is nobody's failure."""
+        """Cancel and shutdown must not wait for a silent provider, and charge no failure."""
         server.script(step)
         with caplog.at_level(logging.WARNING):
             self._aborted_at_once(model, lambda: server.wait_for_requests(1))

@@ -107,7 +107,7 @@ Player = Callable[[Wire], Step]
 
 
 def play(last: str, tool: tuple[str, Wire] | None, latency_s: float = 0.0, words: int = 20) -> Answer:
-    """A turn of two steps: the call of `tool`, a name and its schema; without one, an answer in so many words."""
+    """A turn of two steps: a call of `tool` (its name and schema), then the reply; without a tool, the reply only."""
     if tool is None:
         filler = " ".join(f"word{number}" for number in range(max(0, words - 1)))
         return Answer(f"{last} {filler}".strip(), latency_s=latency_s)

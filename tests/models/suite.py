@@ -1,4 +1,4 @@
-"""What every model must do, whoever provides it. `test_suite.py` runs it over each of them.
+"""The behaviour of every model. `test_suite.py` runs this suite over each of them.
 
 A model under test is asked through a `Bench`: the conversation of one user, with the
 built-in tools at hand, run as the step loop would.
@@ -35,7 +35,7 @@ CONTEXT = ToolContext("ana", UUID(int=1), UUID(int=2), UUID(int=3), "cli", threa
 
 
 def new_call(timeout_s: float = 30.0) -> ModelCall:
-    """A call nobody listens to."""
+    """A call without callbacks."""
     return ModelCall(SystemClock(), timeout_s)
 
 
@@ -121,7 +121,7 @@ class ModelSuite:
             ask(model, STATEMENT, call=new_call(timeout_s=0.0))
 
     def test_stops_when_the_call_is_ended_while_it_streams(self, model: Model) -> None:
-        """A cancelled turn's words must not go on."""
+        """A cancelled turn must not stream more text."""
         heard: list[str] = []
 
         def abort_at_first(text: str) -> None:

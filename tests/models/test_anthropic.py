@@ -1,4 +1,4 @@
-"""`anthropic:` and what is its own; what it has in common with other providers is in `provider_suite.py`."""
+"""Behaviour of `anthropic:` only; `provider_suite.py` has what all providers share."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_sends_what_the_vendor_asks_for(model: AnthropicModel, server: Anthropic
 def test_tells_errors_in_mid_stream_apart(
     model: AnthropicModel, server: AnthropicServer, error: Status, kind: type[PerdureError], transient: bool
 ) -> None:
-    """The status of the response is 200 by then; the error's type stands for the one that it would have had."""
+    """The response's status is 200 already; the error's type determines the status."""
     server.script(Broken(Answer("a good beginning"), 4, error))
     with pytest.raises(kind) as caught:
         ask(model, QUESTION)

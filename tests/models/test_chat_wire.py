@@ -23,7 +23,7 @@ def _json_of(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 @given(transcripts())
 def test_any_committed_transcript_is_one_that_the_provider_accepts(messages: tuple[Message, ...]) -> None:
-    """Law 5: one call id used twice, or one garbled call, must not make a session unacceptable for ever."""
+    """A repeated call id or a malformed call must not make every later prompt of a session invalid."""
     sent = request_body("m", ModelRequest(messages))["messages"]
     assert validate_transcript(sent) == []
     assert [each["content"] or "" for each in sent] == [each.content for each in messages]
@@ -117,7 +117,7 @@ def test_servers_that_number_calls_their_own_way(deltas: list[Any]) -> None:
 
 
 def test_calls_without_ids_get_some() -> None:
-    """Without an id of its own a call's result could not be told from another's."""
+    """A call's result is identified by the call's id."""
     fragments = [{"function": {"name": "f", "arguments": "{}"}}, {"function": {"name": "f", "arguments": "{}"}}]
     _, reply = assemble([{"tool_calls": [each]} for each in fragments])
     assert len({call.id for call in reply.tool_calls}) == 2

@@ -1,4 +1,4 @@
-"""An embedder that keeps failing is left alone for a while, by the whole process; one that can pass is tried again."""
+"""A failing embedder opens its breaker; transient failures are retried."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perdure.settings import RetrySettings, Settings
 
 
 class _Failing:
-    """Fails so many times with `error`, then answers."""
+    """Fails `times` times with `error`, then returns vectors."""
 
     name = "openai:small"
     dimensions = 1
@@ -44,7 +44,7 @@ def quick(settings: Settings) -> Settings:
 
 
 def test_what_can_pass_is_tried_again(quick: Settings, clock: MovedClock) -> None:
-    """Whoever asked notices nothing."""
+    """The caller sees no failure."""
     failing = _Failing(ProviderError("away", transient=True), 2)
     guarded = guard_with(Breakers(quick.breaker, clock), quick, clock)(failing)
     assert guarded.embed(["a", "b"]) == [[1.0], [1.0]]
@@ -78,6 +78,6 @@ def test_a_refusal_is_nobodys_failure(quick: Settings, clock: MovedClock) -> Non
 
 
 def test_what_is_built_in_is_not_guarded(quick: Settings, clock: MovedClock) -> None:
-    """It asks nobody."""
+    """It makes no call."""
     built_in = HashEmbedder(64)
     assert guard_with(Breakers(quick.breaker, clock), quick, clock)(built_in) is built_in

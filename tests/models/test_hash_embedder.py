@@ -64,5 +64,5 @@ def test_is_the_same_in_every_process_and_release() -> None:
 
 
 def test_what_has_no_end_costs_no_more_than_a_text_of_words() -> None:
-    """A key or a URL of 100,000 characters is one word to whoever splits at spaces."""
+    """Split at spaces, a key or a URL of 100,000 characters is one word."""
     assert {len(each) for each in words("x" * 100_000)} <= {32, 100_000 % 32}

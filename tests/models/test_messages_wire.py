@@ -23,7 +23,7 @@ TOOL = ToolSchema("weather:today", "", {"type": "object", "properties": {}})
 def test_any_committed_transcript_is_one_that_the_provider_accepts(
     messages: tuple[Message, ...], with_tools: bool
 ) -> None:
-    """Law 5: one call id used twice, one garbled call or one blank text must not make a session unacceptable."""
+    """A repeated call id, a malformed call or a blank text must not make a prompt invalid."""
     body = request_body("m", ModelRequest(messages, (TOOL,) if with_tools else ()))
     assert validate_body(body) == []
     said = {each.content for each in messages if each.content.strip() and each.role is not Role.SYSTEM}

@@ -1,4 +1,4 @@
-"""The offline model's rules. What every model must do is in `suite.py`."""
+"""The offline model's rules; `suite.py` has the behaviour of every model."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_says_when_it_cannot_calculate() -> None:
     ],
 )
 def test_tells_the_time_with_the_clock(line: str, arguments: str) -> None:
-    """Law 9: time is given, never taken; not by a model either."""
+    """The time comes from the clock tool, which tests can move."""
     assert calls(say(line)) == [("clock", arguments)]
 
 
@@ -165,7 +165,7 @@ def test_says_when_it_finds_nothing() -> None:
     "line", ["who are you?", "What are you", "are you a human?", "what can you do?", "너는 누구야?"]
 )
 def test_says_what_it_is(line: str) -> None:
-    """Nobody may mistake it for a language model, and everybody should learn how to get one."""
+    """Its replies say that it is not a language model, and how to configure one."""
     content = say(line).content
     assert "offline model" in content
     assert "do not understand language" in content

@@ -1,4 +1,4 @@
-"""Whom and what the offline model takes a sentence to name."""
+"""The entities and relations that the offline model finds."""
 
 from __future__ import annotations
 

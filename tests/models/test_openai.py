@@ -1,4 +1,4 @@
-"""`openai:` and what is its own; what it has in common with other providers is in `provider_suite.py`."""
+"""Behaviour of `openai:` only; `provider_suite.py` has what all providers share."""
 
 from __future__ import annotations
 

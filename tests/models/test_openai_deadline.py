@@ -43,7 +43,7 @@ def test_hanging_up_wakes_a_thread_on_a_connection_used_before(
 
 
 def test_hanging_up_late_harms_no_other_call() -> None:
-    """The watchdog and the end of a call race, and by then the connection may be another call's."""
+    """The watchdog races with the end of the call, after which the connection may serve another call."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         held = connection.CallSocket(new_call())
@@ -88,7 +88,7 @@ def test_a_resolver_that_is_silent_is_left_behind(pool: ThreadPoolExecutor, monk
     def silent(*_: object, **__: object) -> object:
         asked.set()
         answered.wait(60)
-        raise socket.gaierror("nobody knows")
+        raise socket.gaierror("no such host")
 
     monkeypatch.setattr(socket, "getaddrinfo", silent)
     monkeypatch.setenv("OPENAI_BASE_URL", "http://silent.example/v1")
@@ -174,7 +174,7 @@ def _anonymous(protocol: int) -> ssl.SSLContext:
 
 @pytest.fixture
 def full_backlog() -> Iterator[int]:
-    """A port whose connects hang: it listens, its queue is full, and nobody accepts."""
+    """A port whose connects hang: its listen queue is full."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)

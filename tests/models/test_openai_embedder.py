@@ -1,4 +1,4 @@
-"""`openai:` embeddings against a server that behaves, and against one that does not."""
+"""`openai:` embeddings with a well-behaved and a faulty server."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_sends_no_more_of_a_text_than_the_provider_takes(
 
 
 def test_learns_the_dimensions(embedder: OpenAIEmbedder, server: OpenAIServer) -> None:
-    """They are the model's, and nobody has to know them by heart; a server that changes them is not trusted."""
+    """The dimensions come from the first vector; a server that changes them is not trusted."""
     known = [embedder.dimensions]
     server.script(answer([3, 4]))
     assert embedder.embed(["x"]) == [[0.6, 0.8]]

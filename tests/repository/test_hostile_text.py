@@ -44,7 +44,7 @@ from tests.hostile import STORABLE, TEXTS, assert_linear, repeated
 from tests.repository.source import ROOT, modules
 
 MAY_IMPORT_RE = {"perdure.database.engine": "the names of parameters in this repository's own SQL"}
-"""The modules that may use a backtracking pattern, because its text never comes from outside."""
+"""The modules that may use backtracking patterns, because their text is trusted."""
 
 NOT_OVER_FOREIGN_TEXT = {
     "perdure.tools.registry.tool": "takes the docstring of an author's function, through `docstring.describe`",
@@ -86,7 +86,7 @@ def answered(*messages: Message) -> object:
 
 
 def refusing(function: Callable[[str], object], *errors: type[Exception]) -> Callable[[str], object]:
-    """`function`, whose refusals are answers, too."""
+    """`function`, with its refusals ignored."""
 
     def called(given: str) -> object:
         with suppress(*errors):
@@ -170,8 +170,8 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.models.offline.language.extract": language.extract,
     "perdure.models.offline.memories.user_lines": lambda given: list(memories.user_lines(given)),
     "perdure.models.offline.memories.extract_memories": lambda given: memories.extract_memories([given]),
-    "perdure.models.offline.OfflineModel, told": lambda given: answered(Message(Role.USER, given)),
-    "perdure.models.offline.OfflineModel, asked": lambda given: answered(
+    "perdure.models.offline.OfflineModel, statement": lambda given: answered(Message(Role.USER, given)),
+    "perdure.models.offline.OfflineModel, question": lambda given: answered(
         Message(Role.SYSTEM, given), Message(Role.USER, given), Message(Role.USER, "Where do I live?")
     ),
     "perdure.models.offline.OfflineModel, a tool's result": lambda given: answered(
@@ -195,7 +195,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.channels.http.requests.parse_name": refusing(lambda given: requests.parse_name(given, "x"), NotFound),
     "perdure.cli.display.printable": display.printable,
 }
-"""Each function that text from outside reaches. A function that takes a while over hostile text belongs in here."""
+"""The functions that receive untrusted text. New ones must be added."""
 
 
 def imported(module: ast.Module) -> set[str]:
@@ -317,6 +317,6 @@ def test_a_half_of_a_character_breaks_no_pattern() -> None:
 
 
 def test_the_repository_is_read() -> None:
-    """An empty list would agree with everything."""
+    """An empty list would pass every test."""
     assert Path(ROOT, "perdure/text/patterns.py").exists()
     assert {"perdure.text.contradiction", "perdure.memory.recall.time_spans"} <= WITH_PATTERNS.keys()
