@@ -1,4 +1,4 @@
-"""The guard on the pairs written for it: what contradicts never passes for the same, nearly all paraphrases do."""
+"""The contradiction check on hand-written pairs: it finds every contradiction and accepts nearly all paraphrases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_set_is_large_enough() -> None:
 
 @pytest.mark.parametrize(("kind", "earlier", "later"), CONTRADICTIONS)
 def test_no_contradiction_passes(kind: str, earlier: str, later: str) -> None:
-    """Whichever was said first: one that passed would make a wrong memory stronger."""
+    """In both orders: an undetected contradiction would reinforce a wrong memory."""
     assert difference(earlier, later) is not None, kind
     assert difference(later, earlier) is not None, kind
 

@@ -25,7 +25,7 @@ _TALK = [f"This is line number {number} about the {thing}." for number, thing in
 
 
 class Fickle:
-    """An embedder that fails while `fault` is set, and refuses what holds `taboo`."""
+    """An embedder that fails while `fault` is set, and refuses texts with `taboo`."""
 
     def __init__(self, dimensions: int = 64) -> None:
         self._embedder = HashEmbedder(dimensions)
@@ -35,16 +35,16 @@ class Fickle:
 
     @property
     def name(self) -> str:
-        """As in the settings."""
+        """The embedder's name."""
         return self._embedder.name
 
     @property
     def dimensions(self) -> int:
-        """As of its vectors."""
+        """The vectors' dimensions."""
         return self._embedder.dimensions
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
-        """Vectors, or the fault."""
+        """Vectors; raises the fault if there is one."""
         if self.fault is not None:
             raise self.fault
         if self.taboo is not None and any(self.taboo in text for text in texts):
@@ -55,7 +55,7 @@ class Fickle:
 
 @pytest.fixture
 def connection(database: Database) -> Iterator[Connection]:
-    """The hands of a test on the rows."""
+    """A connection for the test's own statements."""
     engine = create_engine(database.url, isolation_level="AUTOCOMMIT")
     with engine.connect() as made:
         yield made
@@ -111,7 +111,7 @@ def test_a_pause_given_by_a_clock_that_was_ahead_is_none(database: Database, clo
 def test_a_text_that_is_refused_holds_nobody_up(
     batch: int, database: Database, clock: MovedClock, connection: Connection
 ) -> None:
-    """It is marked, found by its words, and not sent again; a key that is wrong marks nothing."""
+    """It is marked and not sent again; a wrong key marks no text."""
     import_conversation(database, clock, _TALK)
     embedder = Fickle()
     embedder.fault = ProviderError("Wrong key.", transient=False)
@@ -130,7 +130,7 @@ def test_a_text_that_is_refused_holds_nobody_up(
 def test_what_was_taken_by_a_process_that_died_is_taken_again(
     database: Database, clock: MovedClock, connection: Connection
 ) -> None:
-    """Not before its lease is over."""
+    """Not before its lease expires."""
     import_conversation(database, clock, _TALK)
 
     class Dying(Fickle):
@@ -145,7 +145,7 @@ def test_what_was_taken_by_a_process_that_died_is_taken_again(
 
 
 def test_two_at_once_share_the_work(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """Neither embeds what the other has."""
+    """Neither embeds the other's texts."""
     import_conversation(database, clock, [f"Line {number}." for number in range(40)])
     embedders = Fickle(), Fickle()
     done = side_by_side(*(lambda each=each: embed_missing(database, each, batch=20) for each in embedders))
@@ -156,7 +156,7 @@ def test_two_at_once_share_the_work(database: Database, clock: MovedClock, conne
 def test_another_embedder_starts_anew_beside_the_old(
     database: Database, clock: MovedClock, connection: Connection
 ) -> None:
-    """All there is gets a second vector, search works in between, and the first ones stay."""
+    """All texts get a second vector, search works meanwhile by words, and the first vectors stay."""
     import_conversation(database, clock, _TALK)
     old, new = Fickle(64), Fickle(128)
     while embed_missing(database, old).more:
@@ -187,7 +187,7 @@ def test_what_was_missed_is_found_by_the_daily_walk(
 
 
 def test_what_is_erased_meanwhile_gets_no_vector(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """A message that goes while its vector is made leaves none behind."""
+    """A message that is erased during the embedder's call gets no vector."""
     import_conversation(database, clock, _TALK)
 
     class Slow(Fickle):
@@ -200,7 +200,7 @@ def test_what_is_erased_meanwhile_gets_no_vector(database: Database, clock: Move
 
 
 def test_many_vectors_get_an_index_of_their_own(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """One for each embedder and size, once there are enough; one whose building was broken off is built again."""
+    """One for each embedder and size, once there are enough vectors; an interrupted build is repeated."""
     done = import_conversation(database, clock, [f"Line {number}." for number in range(20)])
     embedder = Fickle()
     assert embed_sessions(database, embedder, done.sessions).embedded == 20

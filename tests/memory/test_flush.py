@@ -1,4 +1,4 @@
-"""Flush: what PostgreSQL lacks is written there once, under a current token, as a transcript that stands."""
+"""Flush writes the turns that PostgreSQL lacks once, under a current token, as a valid transcript."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def read() -> str:
 
 
 class Session:
-    """A session with one settled turn, and hands on its working memory."""
+    """A session with one settled turn and its working memory."""
 
     def __init__(self, stage: Stage, redis_memory: RedisMemory) -> None:
         self.stage = stage
@@ -62,12 +62,12 @@ class Session:
         return token
 
     def keep(self, *turns: Any) -> None:
-        """Put turns into Redis, whatever PostgreSQL has."""
+        """Put turns into Redis only."""
         for turn in turns:
             assert self.redis_memory.working.remember_turn(self.id, turn)
 
     def remember(self, sent: Accepted) -> None:
-        """Run a turn and remember it as its runner does."""
+        """Run a turn and add it to working memory."""
         self.stage.run(self.id)
         (row,) = self.stage.sql("SELECT * FROM turns WHERE turn_id = %(id)s", id=sent.turn_id)
         ref = TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
@@ -87,7 +87,7 @@ class Session:
 
     @property
     def transcript(self) -> list[dict[str, Any]]:
-        """The same with all that is known of it, but for the model, which a transcript read back does not name."""
+        """The transcript with all fields except the model."""
         return [message | {"model": None} for message in self.stage.messages(self.id)]
 
     @property
@@ -98,12 +98,12 @@ class Session:
 
 @pytest.fixture
 def session(stage: Stage, redis_memory: RedisMemory) -> Session:
-    """The one that each test is about."""
+    """The session of each test."""
     return Session(stage, redis_memory)
 
 
 def test_what_postgresql_lacks_is_written_once(stage: Stage, session: Session, remembered: Remembered) -> None:
-    """Two turns, behind what is there, as if they had been settled there; a second flush finds nothing to do."""
+    """Two turns are appended as settled turns; a second flush has nothing to write."""
     first, second = remembered(session.token), remembered(session.token, channel="web")
     session.keep(first, second)
     assert session.flush() == Flushed(2)
@@ -120,7 +120,7 @@ def test_what_postgresql_lacks_is_written_once(stage: Stage, session: Session, r
 
 
 def test_the_conversation_goes_on_from_what_was_written(stage: Stage, session: Session, remembered: Remembered) -> None:
-    """The next turn's prompt holds it, and a provider accepts that (the stage checks)."""
+    """The next turn's prompt contains it, and a provider accepts it (the stage checks)."""
     session.keep(remembered(session.token))
     assert session.flush() == Flushed(1)
     stage.send("and now?")
@@ -148,7 +148,7 @@ def test_under_a_stale_token_nothing_is_written(stage: Stage, session: Session, 
 def test_a_token_that_moves_on_during_the_flush_stops_it(
     stage: Stage, session: Session, remembered: Remembered
 ) -> None:
-    """Between looking and writing another worker claims the session: the write itself is fenced."""
+    """Another worker claims the session between the comparison and the write, which is fenced."""
     session.keep(remembered(session.token))
     before = stage.counts()
 
@@ -184,7 +184,7 @@ def test_a_turn_that_came_meanwhile_stops_it_until_it_is_settled(
 
 
 def test_flushes_side_by_side_write_once(stage: Stage, session: Session, remembered: Remembered) -> None:
-    """A worker that shuts down and the sweeper's ending meet here."""
+    """A worker's shutdown and the sweeper's ending may run concurrently."""
     session.keep(remembered(session.token), remembered(session.token))
     fence = session.fence
     found = side_by_side(*[lambda: session.flush(fence)] * 4)
@@ -195,7 +195,7 @@ def test_flushes_side_by_side_write_once(stage: Stage, session: Session, remembe
 def test_an_entry_that_was_overtaken_is_refused(
     stage: Stage, session: Session, remembered: Remembered, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A paused runner wrote it under a token that another one's turn, which PostgreSQL has, went beyond."""
+    """A paused runner wrote it under a lower token than that of a later turn in PostgreSQL."""
     (known,) = stage.sql("SELECT turn_id FROM turns WHERE session_id = %(id)s", id=session.id)
     stale, good = remembered(1), remembered(2)
     session.keep(stale, remembered(2, turn_id=known.turn_id), good)
@@ -218,7 +218,7 @@ def test_a_message_that_was_sent_again_is_not_answered_twice(
 def test_a_message_whose_answer_was_written_is_known_when_it_comes_again(
     stage: Stage, session: Session, remembered: Remembered
 ) -> None:
-    """Accept is idempotent for turns that came this way, too."""
+    """Accept is idempotent for flushed turns as well."""
     turn = remembered(session.token)
     session.keep(turn)
     session.flush()
@@ -240,7 +240,7 @@ def test_nothing_is_written_into_a_session_that_is_over(stage: Stage, session: S
 def test_damaged_entries_keep_no_other_from_being_written(
     stage: Stage, session: Session, remembered: Remembered, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One that cannot be read, one that a provider would refuse, one that is whole."""
+    """One invalid entry, one that a provider would refuse, one valid turn."""
     client.rpush(f"perdure:working:{session.id}", '{"turn_id"')
     session.keep(
         remembered(session.token, messages=(line(Role.USER, "?"), line(Role.ASSISTANT, tool_calls=[ASKED]))),
@@ -264,7 +264,7 @@ def test_a_crash_in_the_flush_is_gone_on_from(
 
 
 def test_a_postgresql_that_went_back_in_time_gets_its_turns_back(stage: Stage, session: Session) -> None:
-    """A failover lost the last commits: turns, messages and all. They are written back as they were."""
+    """After a failover the lost turns and messages are written back unchanged."""
     stage.equip(read)
     stage.script(calls(("read", {})), says("it says 42"), says("good bye"))
     for text in ("look it up", "thanks"):
@@ -305,7 +305,7 @@ def test_a_postgresql_that_went_back_in_time_gets_its_turns_back(stage: Stage, s
     ],
 )
 def test_what_a_provider_would_refuse_is_not_written(messages: list[RememberedMessage], why: str) -> None:
-    """One such turn, and every later prompt of the session is refused."""
+    """Such a turn would make every later prompt of the session invalid."""
     found = transcript_fault(messages, replied=True)
     assert found is not None
     assert why in found

@@ -1,4 +1,4 @@
-"""Recall finds what bears on a question: by words, by vectors, by time, in Korean too, and only of its user."""
+"""Recall finds a user's relevant messages and memories by words, vectors and time, in English and Korean."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _contents(found: Sequence[Recalled]) -> list[str]:
 
 
 def _know(database: Database, user_id: str, content: str, **other: Any) -> UUID:
-    """A memory with its vector, as consolidation would store it."""
+    """Store a memory with its vector."""
     engine = create_engine(database.url, isolation_level="AUTOCOMMIT")
     memory_id = other.pop("memory_id", None) or new_id(MovedClock())
     given = {
@@ -129,7 +129,7 @@ def test_a_neighbour_lends_its_score(database: Database, clock: MovedClock) -> N
 
 
 def test_neighbours_among_many_that_match(database: Database, clock: MovedClock) -> None:
-    """The neighbour of the best is found before a hundred weaker matches, and each message once."""
+    """The best match's neighbour ranks before a hundred weaker matches, and each message appears once."""
     import_conversation(database, clock, [f"The harbour, part {number}." for number in range(100)], _EMBEDDER)
     pair = ["Which lighthouse stands at the harbour?", "The white one."]
     lines = [line(number, content, session="second") for number, content in enumerate(pair, start=1_001)]
@@ -155,7 +155,7 @@ def test_nothing_is_lent_over_a_gap(database: Database, clock: MovedClock) -> No
 def test_how_rare_a_word_is_is_told_by_what_the_prompt_holds_too(
     database: Database, clock: MovedClock, recall: Recall
 ) -> None:
-    """All of the newest is in the prompt already: of what is older, the rare word finds more than two common ones."""
+    """All newest rows are in the prompt: among older ones, a rare word weighs more than two common ones."""
     older = ["The oboe stands in the attic.", "Fine weather today."]
     import_conversation(database, clock, older, session="then")
     newest = [f"The weather is fine today, part {number}." for number in range(510)]
@@ -168,7 +168,7 @@ def test_how_rare_a_word_is_is_told_by_what_the_prompt_holds_too(
 
 
 def test_nobody_else_is_found(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """What another user said and is known of stays theirs, whatever is asked."""
+    """Another user's messages and memories are never found."""
     import_conversation(database, clock, _TALK, _EMBEDDER, user_id="bob")
     _know(database, "bob", "Bob's sister Marta lives in Lisbon.")
     import_conversation(database, clock, ["Marta"], _EMBEDDER)
@@ -177,7 +177,7 @@ def test_nobody_else_is_found(database: Database, clock: MovedClock, recall: Rec
 
 
 def test_layers_are_searched_together_or_apart(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """A memory names its sources by the ids that their senders gave them."""
+    """A memory names its sources by the senders' message ids."""
     import_conversation(database, clock, _TALK, _EMBEDDER)
     memory_id = _know(database, "ana", "Marta, the user's sister, lives in Lisbon.")
     engine = create_engine(database.url, isolation_level="AUTOCOMMIT")
@@ -196,7 +196,7 @@ def test_layers_are_searched_together_or_apart(database: Database, clock: MovedC
 
 
 def test_history_comes_behind_what_holds(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """A superseded memory is findable, says until when it held, and an archived one is not."""
+    """A superseded memory is found with its `valid_to`; an archived one is not found."""
     now = _know(database, "ana", "The user lives in Porto.", valid_from=BEGIN + timedelta(days=9))
     _know(database, "ana", "The user lives in Porto Novo.", valid_to=BEGIN + timedelta(days=9), superseded_by=now)
     _know(database, "ana", "The user lives in Portland.", archived_at=BEGIN)
@@ -208,7 +208,7 @@ def test_history_comes_behind_what_holds(database: Database, clock: MovedClock, 
 
 
 def test_time_words_narrow_the_search(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """Of lines that say the same, the one from the time in question comes first; a time alone finds its lines."""
+    """Of equal lines, the one from the named time ranks first; a time alone finds its lines."""
     moved = MovedClock()
     moved.advance(datetime(2024, 3, 20, 12, tzinfo=UTC) - moved.now())
     recall = replace(recall, clock=moved)
@@ -225,7 +225,7 @@ def test_time_words_narrow_the_search(database: Database, clock: MovedClock, rec
 
 
 def test_what_the_prompt_holds_is_not_recalled(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """Neither by words nor as a neighbour."""
+    """Neither as a match nor as a neighbour."""
     (session_id,) = import_conversation(database, clock, _TALK, _EMBEDDER).sessions
     found = recall.search("ana", "Marta Lisbon tiles", 10, in_prompt=PromptWindow(session_id, 4))
     assert [each.seq for each in found if each.seq is not None and each.seq >= 4] == []
@@ -258,7 +258,7 @@ def test_without_the_embedder_words_go_on(database: Database, clock: MovedClock)
     ],
 )
 def test_bad_questions_are_no_errors(query: str, database: Database, clock: MovedClock, recall: Recall) -> None:
-    """Whatever is asked, the answer is some results or none."""
+    """Any query returns results or an empty list."""
     import_conversation(database, clock, _TALK, _EMBEDDER)
     _know(database, "ana", "The user is allergic to peanuts.")
     found = recall.search("ana", query)
@@ -267,7 +267,7 @@ def test_bad_questions_are_no_errors(query: str, database: Database, clock: Move
 
 
 def test_k_counts_results(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """Both layers together; what is no number of results is refused."""
+    """At most `k` results of both layers; an invalid `k` is refused."""
     import_conversation(database, clock, _TALK, _EMBEDDER)
     _know(database, "ana", "The user is allergic to peanuts.")
     for k in (1, 4):
@@ -278,7 +278,7 @@ def test_k_counts_results(database: Database, clock: MovedClock, recall: Recall)
 
 
 def test_reading_is_recorded(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """Each memory that is returned counts once a recall; what is only looked at for the prompt's sake does not."""
+    """A recall counts each returned memory once; without `record` it counts none."""
     read = _know(database, "ana", "The user is allergic to peanuts.")
     recall.search("ana", "peanuts", record=False)
     recall.search("ana", "peanuts")

@@ -25,12 +25,12 @@ WITHIN_S = 3.0
 
 
 def happened(second: int, channel: str = "cli", kind: StreamEventKind = StreamEventKind.PRESENCE) -> StreamEvent:
-    """Something that happened `second` seconds after noon."""
+    """An event `second` seconds after noon."""
     return StreamEvent(kind, channel, NOON + timedelta(seconds=second))
 
 
 def test_what_happened_last_is_read_in_order(redis_memory: RedisMemory) -> None:
-    """A prompt tells the newest, as they followed each other, with the times that were given."""
+    """The newest events are read in order, with their times."""
     events = [
         happened(1),
         happened(2, "web", StreamEventKind.CHANNEL_SWITCH),
@@ -56,7 +56,7 @@ def test_a_stream_is_bounded(redis_memory: RedisMemory, client: Any) -> None:
 
 
 def test_a_stream_that_nobody_adds_to_goes_by_itself(redis_memory: RedisMemory, client: Any) -> None:
-    """Its user may never begin a session whose end would trim it."""
+    """Its user may begin no further session, whose end would trim it."""
     redis_memory.stream.append("ana", happened(1))
     assert 0 < client.pttl("perdure:stream:ana") <= 86_400_000
 
@@ -74,7 +74,7 @@ def test_the_end_of_a_session_takes_what_it_saw(redis_memory: RedisMemory, clien
 
 
 def test_a_session_of_one_channel_leaves_the_others_alone(redis_memory: RedisMemory) -> None:
-    """With one session a channel, the others of the same user go on."""
+    """With one session per channel, the events of other channels stay."""
     for second, channel in enumerate(("cli", "web", "cli")):
         redis_memory.stream.append("ana", happened(second, channel))
     assert redis_memory.stream.trim_session("ana", "cli", happened(9).at) == 2
@@ -84,7 +84,7 @@ def test_a_session_of_one_channel_leaves_the_others_alone(redis_memory: RedisMem
 def test_damaged_entries_are_passed_over_and_reported(
     redis_memory: RedisMemory, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A stray hand or a later release wrote them; the others still count, and an end removes them."""
+    """Another program or release wrote them; other entries are read, and a session's end deletes all."""
     client.xadd("perdure:stream:ana", {"kind": "dancing", "channel": "cli", "at": 1})
     client.xadd("perdure:stream:ana", {"kind": "typing", "channel": "cli", "at": "noon"})
     client.xadd("perdure:stream:ana", {"kind": "typing"})
@@ -96,7 +96,7 @@ def test_damaged_entries_are_passed_over_and_reported(
 
 
 def test_a_key_that_is_no_stream_does_not_keep_a_session_from_ending(redis_memory: RedisMemory, client: Any) -> None:
-    """The key is the stream's, whatever stands there."""
+    """The key belongs to the stream, so that its end may delete any value."""
     client.set("perdure:stream:ana", "no stream")
     assert not redis_memory.stream.append("ana", happened(1))
     redis_memory.stream.trim_session("ana", None, happened(1).at)
@@ -106,7 +106,7 @@ def test_a_key_that_is_no_stream_does_not_keep_a_session_from_ending(redis_memor
 def test_redis_away_is_reported_and_costs_nothing_after_that(
     unreachable: RedisMemory, caplog: pytest.LogCaptureFixture, clock: MovedClock
 ) -> None:
-    """What tells of typing must not hold up an answer, nor fill the log."""
+    """Stream events must not delay a turn or fill the log."""
     with caplog.at_level(logging.WARNING):
         assert not unreachable.stream.append("ana", happened(1))
         assert unreachable.stream.recent("ana", 5) == []
@@ -118,7 +118,7 @@ def test_redis_away_is_reported_and_costs_nothing_after_that(
 
 
 def test_a_redis_that_falls_silent_costs_a_bounded_wait(own_redis: Running, clock: MovedClock) -> None:
-    """A paused server takes connections and says nothing; when it is back, it is used again."""
+    """A paused server accepts connections without responding; it is used again after it resumes."""
     redis_memory = RedisMemory.at(own_redis.url, MemorySettings(), clock)
     assert redis_memory.stream.append("ana", happened(1))
     os.kill(own_redis.pid, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""The tasks of memory: what they return, what they wake, and what becomes of a lost wake-up."""
+"""The tasks of memory: their results, their wake-ups, and lost wake-ups."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_a_key_that_is_no_list_is_reported_and_removed(
 
 
 def test_a_flushed_redis_is_an_empty_one(redis_memory: RedisMemory, client: Any, remembered: Remembered) -> None:
-    """It may be wiped at any moment."""
+    """Redis may be wiped at any moment."""
     redis_memory.working.remember_turn(SESSION, remembered())
     client.flushall()
     assert redis_memory.working.read(SESSION) == ()
