@@ -16,7 +16,7 @@ TEXTS = ["My name is Ana and I live in Lyon.", "저는 커피를 좋아합니다
 
 
 def cosine(one: Vector, other: Vector) -> float:
-    """Of the angle between two vectors of length 1."""
+    """The cosine similarity of two vectors of length 1."""
     return sum(a * b for a, b in zip(one, other, strict=True))
 
 
@@ -24,14 +24,14 @@ class EmbedderSuite:
     """The tests. Subclass it and give it a fixture `embedder`."""
 
     def test_gives_each_text_a_vector_of_length_1(self, embedder: Embedder) -> None:
-        """Whatever is said is remembered, and a vector of zeros has no cosine with anything."""
+        """Any text has a non-zero vector, because zero has no cosine."""
         vectors = embedder.embed(TEXTS)
         assert len(vectors) == len(TEXTS)
         assert {len(each) for each in vectors} == {embedder.dimensions}
         assert all(math.isclose(math.hypot(*each), 1.0, abs_tol=1e-5) for each in vectors)
 
     def test_gives_the_same_text_the_same_vector_wherever_it_stands(self, embedder: Embedder) -> None:
-        """A vector made alone is compared with one that was made among hundreds."""
+        """A text's vector does not depend on the batch."""
         many = embedder.embed([f"text {number}" for number in range(70)])
         assert embedder.embed(["text 66"]) == [many[66]]
         assert embedder.embed(["text 3", "text 3", "text 66"]) == [many[3], many[3], many[66]]
@@ -41,7 +41,7 @@ class EmbedderSuite:
         assert embedder.embed([]) == []
 
     def test_does_not_begin_a_call_that_is_over(self, embedder: Embedder) -> None:
-        """A cancelled turn must not cost a request, nor one that has used up its time."""
+        """An aborted or expired call must not cost a request."""
         call = new_call()
         call.abort()
         with pytest.raises(CallAborted):

@@ -40,13 +40,13 @@ def new_call(timeout_s: float = 30.0) -> ModelCall:
 
 
 def ask(model: Model, *messages: Message, tools: bool = True, call: ModelCall | None = None) -> ModelReply:
-    """One reply to a conversation."""
+    """A model's reply to a conversation."""
     schemas = (calculator.schema(), clock.schema()) if tools else ()
     return model.respond(ModelRequest((SYSTEM, *messages), schemas), call or new_call())
 
 
 def turn(model: Model, *messages: Message) -> list[Message]:
-    """The conversation after one whole turn: calls, results and the answer."""
+    """The conversation after one complete turn: calls, results and the reply."""
     grown = list(messages)
     for _ in range(5):
         reply = ask(model, *grown)
@@ -66,7 +66,7 @@ class ModelSuite:
     """The tests. Subclass it and give it a fixture `model`."""
 
     def test_asks_for_a_tool_and_answers_from_its_result(self, model: Model) -> None:
-        """The loop's two steps: without them nothing else of a turn can work."""
+        """The two steps of a turn: tool calls, then the reply."""
         conversation = turn(model, QUESTION)
         assert [each.role for each in conversation] == [Role.USER, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT]
         assert conversation[1].tool_calls[0].name == "calculator"
@@ -80,7 +80,7 @@ class ModelSuite:
         assert "89" in second[-1].content
 
     def test_accepts_a_history_with_arguments_that_are_no_json(self, model: Model) -> None:
-        """One garbled call must not make every later prompt of the session unacceptable."""
+        """A malformed call must not make every later prompt of the session invalid."""
         first = turn(model, QUESTION)
         garbled = replace(first[1].tool_calls[0], name="no such tool!", arguments='{"expression": 12*')
         first[1] = replace(first[1], tool_calls=(garbled,))
@@ -116,7 +116,7 @@ class ModelSuite:
             ask(model, STATEMENT, call=call)
 
     def test_does_not_begin_a_call_whose_deadline_has_passed(self, model: Model) -> None:
-        """The same, for a turn that has used up its time."""
+        """A call past its deadline must not cost a request."""
         with pytest.raises(DeadlineExceeded):
             ask(model, STATEMENT, call=new_call(timeout_s=0.0))
 

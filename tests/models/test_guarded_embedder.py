@@ -28,7 +28,7 @@ class _Failing:
         self._error = error
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
-        """One number for each text."""
+        """One-element vectors."""
         assert call is not None
         self.asked += 1
         if self.left:
@@ -39,7 +39,7 @@ class _Failing:
 
 @pytest.fixture
 def quick(settings: Settings) -> Settings:
-    """Tries follow each other at once."""
+    """Settings with retries without a pause."""
     return settings.model_copy(update={"retry": RetrySettings(base_s=0.001, cap_s=0.001)})
 
 
@@ -52,7 +52,7 @@ def test_what_can_pass_is_tried_again(quick: Settings, clock: MovedClock) -> Non
 
 
 def test_what_keeps_failing_is_left_alone(quick: Settings, clock: MovedClock) -> None:
-    """Its breaker counts a call once, however often it was tried."""
+    """The breaker counts a call with all its retries once."""
     breakers = Breakers(quick.breaker, clock)
     failing = _Failing(ProviderError("away", transient=True), 1000)
     guarded = guard_with(breakers, quick, clock)(failing)
@@ -67,7 +67,7 @@ def test_what_keeps_failing_is_left_alone(quick: Settings, clock: MovedClock) ->
 
 
 def test_a_refusal_is_nobodys_failure(quick: Settings, clock: MovedClock) -> None:
-    """The next text may be a better one."""
+    """Another text may succeed."""
     failing = _Failing(InvalidRequest("too long"), 10)
     guarded = guard_with(Breakers(quick.breaker, clock), quick, clock)(failing)
     for _ in range(10):

@@ -28,7 +28,7 @@ class Acme(OfflineModel):
 
 
 def acme(model: str, settings: Settings, clock: Clock) -> Model:
-    """What its entry point names."""
+    """The object of its entry point."""
     return Acme(model)
 
 
