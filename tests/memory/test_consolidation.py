@@ -80,7 +80,7 @@ def test_a_session_that_lives_is_left_alone(archive: Archive) -> None:
     assert archive.consolidator().batch() == ConsolidationCounts()
 
 
-def test_a_batch_has_its_size_and_is_told_of(archive: Archive) -> None:
+def test_a_batch_has_its_size_and_reports_progress(archive: Archive) -> None:
     """The oldest sessions come first, and each one is reported."""
     archive.limit(batch_size=2)
     sessions = [archive.ended(f"I own {number} cats and nothing else.", turns=5) for number in (3, 4, 5)]
@@ -184,7 +184,7 @@ def test_memories_are_one_users_own(archive: Archive) -> None:
     assert len(archive.known("ana")) == len(archive.known("bo")) == 1
 
 
-def test_who_and_what_it_is_about_is_noted(archive: Archive) -> None:
+def test_entities_and_relations_are_stored(archive: Archive) -> None:
     """One entity for all its spellings, and one relation for each memory with it."""
     said = memory(
         "My sister Nora lives in Lyon.",
@@ -385,7 +385,7 @@ def test_a_worker_that_was_paused_writes_nothing(archive: Archive) -> None:
     assert [row.access_count for row in archive.known()] == [0]
 
 
-def test_a_user_who_is_erased_meanwhile_leaves_no_memory(archive: Archive) -> None:
+def test_a_user_erased_during_the_run_gets_no_memory(archive: Archive) -> None:
     """The user is erased during the model's call."""
     session_id = archive.ended(LYON)
     worker = archive.consolidator(Echo(lambda: archive.stage.sql("TRUNCATE users CASCADE")))
@@ -425,7 +425,7 @@ def test_four_workers_share_a_batch(archive: Archive) -> None:
     assert [(row.memories, row.accesses) for row in maps] == [(1, 4)] * 40
 
 
-def test_the_same_fact_told_in_two_sessions_at_once_is_one_memory(archive: Archive) -> None:
+def test_a_fact_of_two_concurrent_sessions_is_one_memory(archive: Archive) -> None:
     """Both workers extract the fact before either stores it."""
     first, second = archive.ended(LYON), archive.ended(LYON)
     inner: list[object] = []

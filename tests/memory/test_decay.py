@@ -150,7 +150,7 @@ def test_what_does_not_fade_is_not_written(stage: Stage) -> None:
     assert decay(stage.database) == DecayResult(looked_at=2)
 
 
-def test_what_has_faded_is_put_away(stage: Stage) -> None:
+def test_faded_memories_are_archived(stage: Stage) -> None:
     """Below 0.03, older than thirty days, and unread for thirty days: each alone is not enough."""
     faded = form(stage, "conversation", 0.05)
     form(stage, "conversation", 0.2)

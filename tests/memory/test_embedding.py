@@ -70,7 +70,7 @@ def _vectors(connection: Connection, dimensions: int) -> Any:
     return _count(connection, "message_vectors", f"vector_dims(vector) = {dimensions}")
 
 
-def test_what_was_said_gets_its_vector_later(database: Database, clock: MovedClock, connection: Connection) -> None:
+def test_messages_get_their_vectors_later(database: Database, clock: MovedClock, connection: Connection) -> None:
     """The commit of a message adds it to `unembedded`; `embed_missing` embeds it once."""
     import_conversation(database, clock, _TALK)
     assert _count(connection, "unembedded") == 3
@@ -81,7 +81,9 @@ def test_what_was_said_gets_its_vector_later(database: Database, clock: MovedClo
     assert embed_missing(database, embedder).embedded == 0
 
 
-def test_an_embedder_that_is_away_is_waited_for(database: Database, clock: MovedClock, connection: Connection) -> None:
+def test_texts_of_an_unavailable_embedder_are_postponed(
+    database: Database, clock: MovedClock, connection: Connection
+) -> None:
     """The failure is returned, and the texts are retried after a pause."""
     import_conversation(database, clock, _TALK)
     embedder = Fickle()
@@ -95,7 +97,7 @@ def test_an_embedder_that_is_away_is_waited_for(database: Database, clock: Moved
     assert embed_missing(database, embedder).embedded == 3
 
 
-def test_a_pause_given_by_a_clock_that_was_ahead_is_none(database: Database, clock: MovedClock) -> None:
+def test_a_pause_written_by_a_clock_that_was_ahead_is_ignored(database: Database, clock: MovedClock) -> None:
     """After the server's clock was ahead and is corrected, no text waits for the wrong time."""
     clock.advance(timedelta(days=1))
     import_conversation(database, clock, _TALK)
@@ -108,7 +110,7 @@ def test_a_pause_given_by_a_clock_that_was_ahead_is_none(database: Database, clo
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_a_text_that_is_refused_holds_nobody_up(
+def test_a_refused_text_does_not_block_others(
     batch: int, database: Database, clock: MovedClock, connection: Connection
 ) -> None:
     """It is marked and not sent again; a wrong key marks no text."""
@@ -153,9 +155,7 @@ def test_two_at_once_share_the_work(database: Database, clock: MovedClock, conne
     assert len({*embedders[0].seen, *embedders[1].seen}) == 40
 
 
-def test_another_embedder_starts_anew_beside_the_old(
-    database: Database, clock: MovedClock, connection: Connection
-) -> None:
+def test_a_new_embedder_embeds_all_texts_again(database: Database, clock: MovedClock, connection: Connection) -> None:
     """All texts get a second vector, search works meanwhile by words, and the first vectors stay."""
     import_conversation(database, clock, _TALK)
     old, new = Fickle(64), Fickle(128)
@@ -186,7 +186,9 @@ def test_what_was_missed_is_found_by_the_daily_walk(
     assert _count(connection, "message_vectors") == 3
 
 
-def test_what_is_erased_meanwhile_gets_no_vector(database: Database, clock: MovedClock, connection: Connection) -> None:
+def test_a_text_erased_during_embedding_gets_no_vector(
+    database: Database, clock: MovedClock, connection: Connection
+) -> None:
     """A message that is erased during the embedder's call gets no vector."""
     import_conversation(database, clock, _TALK)
 

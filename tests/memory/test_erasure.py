@@ -268,7 +268,7 @@ def test_a_process_that_was_paused_leaves_nothing_behind_for_long(
     assert [each.channel for each in redis_memory.stream.recent(user, 9)] == ["since"]
 
 
-def test_a_second_pass_put_off_by_a_clock_that_was_ahead_is_due(lived: Stage, redis_memory: RedisMemory) -> None:
+def test_a_second_pass_postponed_by_a_clock_that_was_ahead_is_due(lived: Stage, redis_memory: RedisMemory) -> None:
     """After the server's clock was ahead and is corrected, the second pass is due at once."""
     lived.move(DAY_S)
     _eraser(lived, redis_memory).erase(f"user {MARKER}")
@@ -276,7 +276,7 @@ def test_a_second_pass_put_off_by_a_clock_that_was_ahead_is_due(lived: Stage, re
     assert _eraser(lived, redis_memory).finish_due() == 1
 
 
-def test_while_redis_is_away_the_rows_go_and_the_rest_follows(
+def test_without_redis_rows_are_deleted_and_the_rest_follows(
     lived: Stage, redis_memory: RedisMemory, unreachable: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
     """The erasure succeeds and is reported as incomplete."""
@@ -289,7 +289,7 @@ def test_while_redis_is_away_the_rows_go_and_the_rest_follows(
     assert everything(MARKER) == {}
 
 
-def test_a_turn_that_runs_meanwhile_writes_nothing_any_more(
+def test_a_turn_that_runs_during_the_erasure_writes_nothing(
     stage: Stage, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
     """The model's call began before the erasure and ends after it."""
@@ -384,7 +384,7 @@ class _Intruder:
                 self.thread.join(0.01)
 
 
-def test_what_is_held_is_exported_and_nobody_elses(lived: Stage, redis_memory: RedisMemory) -> None:
+def test_an_export_has_all_data_of_one_user_only(lived: Stage, redis_memory: RedisMemory) -> None:
     """Each row once, with its texts."""
     made = export_user(lived.database, lived.clock, redis_memory, f"user {MARKER}")
     assert OTHER not in str(made)

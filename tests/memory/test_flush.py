@@ -162,9 +162,7 @@ def test_a_token_that_moves_on_during_the_flush_stops_it(
     assert stage.counts() == before
 
 
-def test_a_turn_that_came_meanwhile_stops_it_until_it_is_settled(
-    stage: Stage, session: Session, remembered: Remembered
-) -> None:
+def test_an_unsettled_turn_blocks_the_flush(stage: Stage, session: Session, remembered: Remembered) -> None:
     """Nothing enters the transcript while a turn is open; missing turns stay in Redis and are written after it."""
     session.keep(remembered(session.token))
     sent = False
@@ -325,7 +323,7 @@ def test_what_a_provider_accepts_is_written(messages: list[RememberedMessage], *
     assert transcript_fault(messages, replied=replied) is None
 
 
-def test_redis_away_is_said_and_nothing_is_taken_for_flushed(stage: Stage, unreachable: RedisMemory) -> None:
+def test_without_redis_a_flush_raises(stage: Stage, unreachable: RedisMemory) -> None:
     """The caller must know that nothing was flushed."""
     sent = stage.send()
     stage.run(sent.session_id)
@@ -333,7 +331,7 @@ def test_redis_away_is_said_and_nothing_is_taken_for_flushed(stage: Stage, unrea
         flush(stage.database, unreachable.working, sent.session_id, Fence(1, uuid4()))
 
 
-def test_a_shutdown_flush_tells_how_much_it_wrote(
+def test_a_shutdown_flush_returns_the_number_of_turns(
     stage: Stage, session: Session, remembered: Remembered, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing under a stale token, nothing while a turn is parked (that is reported), then the missing turns."""

@@ -50,7 +50,7 @@ def test_what_is_recalled_most_is_hottest(stage: Stage) -> None:
         assert (hot(stage), hot(stage, "bo")) == ([often, seldom], [other])
 
 
-def test_what_nobody_comes_back_to_cools(stage: Stage) -> None:
+def test_a_memory_without_recent_recalls_is_no_longer_hot(stage: Stage) -> None:
     """After the last counted day it is no longer hot, and its accesses are deleted."""
     recalled(stage, 2)
     refresh_hot(stage.database)
@@ -70,7 +70,7 @@ def test_what_holds_no_more_is_not_hot(stage: Stage, change: str) -> None:
     assert refresh_hot(stage.database) == 0
 
 
-def test_only_so_many_are_hot(stage: Stage) -> None:
+def test_the_number_of_hot_memories_is_bounded(stage: Stage) -> None:
     """Other memories are found by search only."""
     stage.sql("INSERT INTO users (user_id, created_at) VALUES ('ana', perdure_now())")
     stage.sql(

@@ -152,9 +152,7 @@ def test_nothing_is_lent_over_a_gap(database: Database, clock: MovedClock) -> No
     assert _contents(recall.search("ana", "harbour", 10)) == ["The harbour."] * 10
 
 
-def test_how_rare_a_word_is_is_told_by_what_the_prompt_holds_too(
-    database: Database, clock: MovedClock, recall: Recall
-) -> None:
+def test_rarity_counts_the_messages_in_the_prompt(database: Database, clock: MovedClock, recall: Recall) -> None:
     """All newest rows are in the prompt: among older ones, a rare word weighs more than two common ones."""
     older = ["The oboe stands in the attic.", "Fine weather today."]
     import_conversation(database, clock, older, session="then")
@@ -167,7 +165,7 @@ def test_how_rare_a_word_is_is_told_by_what_the_prompt_holds_too(
     assert _contents(found) == older
 
 
-def test_nobody_else_is_found(database: Database, clock: MovedClock, recall: Recall) -> None:
+def test_other_users_are_not_found(database: Database, clock: MovedClock, recall: Recall) -> None:
     """Another user's messages and memories are never found."""
     import_conversation(database, clock, _TALK, _EMBEDDER, user_id="bob")
     _know(database, "bob", "Bob's sister Marta lives in Lisbon.")

@@ -101,7 +101,7 @@ def test_plans(filled: Connection, mode: str) -> None:
 
 
 @pytest.mark.long
-def test_the_index_finds_enough_of_whoever_asks(filled: Connection, database: Database) -> None:
+def test_the_index_finds_enough_rows_of_any_user(filled: Connection, database: Database) -> None:
     """A user of half of the rows and one of a hundredth both get `CANDIDATES` rows of their own, mostly the nearest."""
     vector = vector_literal(_EMBEDDER.embed(["word7 word9"])[0])
     for user_id in ("half", "user 7"):

@@ -55,7 +55,7 @@ def test_a_stream_is_bounded(redis_memory: RedisMemory, client: Any) -> None:
     assert redis_memory.stream.recent("ana", 1) == [happened(2 * MAX_ENTRIES)]
 
 
-def test_a_stream_that_nobody_adds_to_goes_by_itself(redis_memory: RedisMemory, client: Any) -> None:
+def test_an_unused_stream_expires(redis_memory: RedisMemory, client: Any) -> None:
     """Its user may begin no further session, whose end would trim it."""
     redis_memory.stream.append("ana", happened(1))
     assert 0 < client.pttl("perdure:stream:ana") <= 86_400_000
@@ -103,7 +103,7 @@ def test_a_key_that_is_no_stream_does_not_keep_a_session_from_ending(redis_memor
     assert client.keys() == []
 
 
-def test_redis_away_is_reported_and_costs_nothing_after_that(
+def test_without_redis_one_warning_is_logged_and_no_time_is_lost(
     unreachable: RedisMemory, caplog: pytest.LogCaptureFixture, clock: MovedClock
 ) -> None:
     """Stream events must not delay a turn or fill the log."""

@@ -91,7 +91,7 @@ def test_decay_and_hot_memories_are_tasks(archive: Archive, call: Call) -> None:
     assert call("memory.refresh_hot") == 0
 
 
-def test_a_session_that_ends_wakes_whoever_consolidates(stage: Stage, call: Call, waker: RecordingWaker) -> None:
+def test_the_end_of_a_session_wakes_its_consolidation(stage: Stage, call: Call, waker: RecordingWaker) -> None:
     """At once; and if that is lost, the sweeper does."""
     session_id = stage.send().session_id
     stage.run(session_id)

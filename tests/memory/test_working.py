@@ -52,7 +52,7 @@ def test_the_last_turns_are_kept(redis_url: str, clock: MovedClock, client: Any,
     redis_memory.close()
 
 
-def test_they_are_gone_a_while_after_the_last(redis_memory: RedisMemory, client: Any, remembered: Remembered) -> None:
+def test_turns_expire_after_the_last_one(redis_memory: RedisMemory, client: Any, remembered: Remembered) -> None:
     """`PERDURE_MEMORY__WORKING_TTL_S`, anew with each turn."""
     redis_memory.working.remember_turn(SESSION, remembered())
     assert 3_500_000 < client.pttl(KEY) <= 3_600_000
@@ -128,7 +128,7 @@ def test_a_flushed_redis_is_an_empty_one(redis_memory: RedisMemory, client: Any,
     assert redis_memory.working.read(SESSION) == (again,)
 
 
-def test_redis_away_is_reported_to_who_may_go_on_and_raised_to_who_may_not(
+def test_without_redis_turns_go_on_and_flushes_raise(
     unreachable: RedisMemory, remembered: Remembered, caplog: pytest.LogCaptureFixture, clock: MovedClock
 ) -> None:
     """A turn goes on without; a flush and the end of a session do not."""

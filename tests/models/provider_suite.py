@@ -68,7 +68,7 @@ class ProviderSuite(ModelSuite):
         server.script(answer)
         assert ask(model, QUESTION).tool_calls == tuple(ToolCall(each.id, each.name, each.arguments) for each in CALLS)
 
-    def test_tells_two_calls_with_one_id_apart(self, model: Model, server: ProviderServer) -> None:
+    def test_distinguishes_two_calls_with_one_id(self, model: Model, server: ProviderServer) -> None:
         """Each call needs its own result, and a repeated id would make the next prompt invalid."""
         server.script(
             Answer(calls=[Call("calculator", '{"expression": "1+1"}'), Call("calculator", '{"expression": "2"}')])

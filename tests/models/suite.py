@@ -99,7 +99,7 @@ class ModelSuite:
         assert reply.tool_calls == ()
         assert reply.content
 
-    def test_counts_tokens_and_says_who_it_is_and_why_it_stopped(self, model: Model) -> None:
+    def test_reports_usage_model_and_stop_reason(self, model: Model) -> None:
         """Usage is summed over a turn and the model's name kept with each message."""
         reply = ask(model, STATEMENT, tools=False)
         assert reply.usage.input_tokens > 0

@@ -52,7 +52,7 @@ def test_sends_what_the_vendor_asks_for(model: AnthropicModel, server: Anthropic
         (Status(0, "an_error_of_next_year"), ProviderError, True),
     ],
 )
-def test_tells_errors_in_mid_stream_apart(
+def test_maps_errors_within_a_stream(
     model: AnthropicModel, server: AnthropicServer, error: Status, kind: type[PerdureError], transient: bool
 ) -> None:
     """The response's status is 200 already; the error's type determines the status."""
@@ -109,7 +109,7 @@ def test_needs_a_key_for_the_vendors_own_address(monkeypatch: pytest.MonkeyPatch
         AnthropicModel("claude", SystemClock())
 
 
-def test_refuses_an_address_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuses_an_invalid_base_url(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong setting stops the start, with its name and value."""
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "localhost:8000")
     with pytest.raises(SettingsError, match="ANTHROPIC_BASE_URL is 'localhost:8000'"):

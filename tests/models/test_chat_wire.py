@@ -123,7 +123,7 @@ def test_calls_without_ids_get_some() -> None:
     assert len({call.id for call in reply.tool_calls}) == 2
 
 
-def test_an_id_given_twice_in_one_reply_is_told_apart() -> None:
+def test_a_repeated_id_in_one_reply_becomes_unique() -> None:
     """Two calls under one id would share one result."""
     fragments = [{"index": at, "id": "same", "function": {"name": "f", "arguments": "{}"}} for at in range(2)]
     _, reply = assemble([{"tool_calls": fragments}])

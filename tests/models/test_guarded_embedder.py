@@ -66,7 +66,7 @@ def test_what_keeps_failing_is_left_alone(quick: Settings, clock: MovedClock) ->
     assert [(each.name, each.state) for each in breakers.list()] == [("embed:openai:small", "open")]
 
 
-def test_a_refusal_is_nobodys_failure(quick: Settings, clock: MovedClock) -> None:
+def test_a_refusal_does_not_open_the_breaker(quick: Settings, clock: MovedClock) -> None:
     """Another text may succeed."""
     failing = _Failing(InvalidRequest("too long"), 10)
     guarded = guard_with(Breakers(quick.breaker, clock), quick, clock)(failing)

@@ -31,7 +31,7 @@ def test_any_committed_transcript_is_one_that_the_provider_accepts(
 
 
 @given(st.lists(st.builds(Message, st.sampled_from([Role.USER, Role.ASSISTANT, Role.SYSTEM]), TEXT), max_size=5))
-def test_whoever_speaks_first_or_last_the_prompt_is_accepted(messages: list[Message]) -> None:
+def test_any_first_and_last_speaker_is_accepted(messages: list[Message]) -> None:
     """A trimmed history may begin with the assistant, and a summary's prompt may end with it."""
     assert validate_body(request_body("m", ModelRequest(tuple(messages)))) == []
 

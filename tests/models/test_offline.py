@@ -80,7 +80,7 @@ def test_tells_the_time_with_the_clock(line: str, arguments: str) -> None:
     assert calls(say(line)) == [("clock", arguments)]
 
 
-def test_calls_any_tool_that_it_is_told_to() -> None:
+def test_calls_any_tool_on_request() -> None:
     """Authors can try their tools without a provider's key."""
     mine = ToolSchema("send_mail", "Send a mail.", {"type": "object"})
     reply = say('call send_mail with {"to": "ana", "n": {"a": [1]}} and use the tool clock', tools=[mine, *TOOLS])
