@@ -97,7 +97,7 @@ BOUNDED: list[tuple[Statement, dict[str, Any], float]] = [
     (sessions.LIST_GIVEN_UP_OF_USER, {"user_id": "user 7"}, 0),
     (turns.BEGUN, {"session_id": _LIVE}, 2),
     (consolidation.DUE, {}, 60),
-    (consolidation.FORGOTTEN, {}, 150),
+    (consolidation.TO_WAKE, {}, 150),
     (consolidation.RETRY, {"session_ids": [UUID(int=1), _LIVE]}, 2),
     (sessions.EXPIRE_IDLE, {"reason": "idle"}, 4_100),
     (sessions.COUNT_FROM_NOW, {}, 4_100),

@@ -213,11 +213,11 @@ def _import_session(
     span = {"first_at": min(times), "last_at": max(times)}
     transaction.run(queries.ENSURE_USER, session)
     transaction.run(queries.OPEN, {**session, **span, "new_id": new_id(clock), "agent": agent})
-    held = transaction.run(queries.LOCK, session)[0]
-    new = _new(transaction, held.session_id, numbered_lines, result)
+    session_row = transaction.run(queries.LOCK, session)[0]
+    new = _new(transaction, session_row.session_id, numbered_lines, result)
     if not new:
         return
-    if not held.imported:
+    if not session_row.imported:
         for number, _ in new:
             result.refuse(number, f"session {name} was not imported: an import cannot add to it")
         return
@@ -226,9 +226,9 @@ def _import_session(
         queries.ADD,
         {
             **span,
-            "session_id": held.session_id,
-            "message_count": held.message_count,
-            "last_turn_seq": held.last_turn_seq,
+            "session_id": session_row.session_id,
+            "message_count": session_row.message_count,
+            "last_turn_seq": session_row.last_turn_seq,
             "messages_added": len(messages),
             "turns_added": len(turns),
             "turns": as_json(turns),
@@ -237,8 +237,8 @@ def _import_session(
         },
     )
     result.added += len(messages)
-    if held.session_id not in result.sessions:
-        result.sessions.append(held.session_id)
+    if session_row.session_id not in result.sessions:
+        result.sessions.append(session_row.session_id)
 
 
 def _new(

@@ -1,1 +1,4 @@
-"""Models: the protocol that the step loop speaks, and the providers behind it."""
+"""Models and embedders: their protocols, the providers, the offline model, and fallback and retries around a model.
+
+`turns`, `sessions`, `memory` and `casebank` call the protocols; `resolve` makes models from settings.
+"""

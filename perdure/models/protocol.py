@@ -1,10 +1,9 @@
-"""What the step loop asks of a model, whoever provides it.
+"""The protocol of a model, which the step loop calls.
 
-A `Model` gets a `ModelRequest` and a `ModelCall`, and returns a `ModelReply`. The request
-is data; the call is the line back to the engine: the model reports streamed text through
-it, and the engine can end the call through it from another thread (the turn was cancelled,
-the worker shuts down, the deadline has passed), even while the model's thread waits on a
-silent socket. Providers raise the errors of `perdure.errors` and no others.
+A `Model` takes a `ModelRequest` and a `ModelCall`, and returns a `ModelReply`. The request is data. Through the call
+the model reports streamed text, and the engine can end it from another thread (the turn is cancelled, the worker shuts
+down, the deadline has passed), even while the model's thread is blocked on a socket. Providers raise the errors of
+`perdure.errors` only.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _USAGE = frozenset({"input_tokens", "output_tokens"})
 
 
 def unknown_members(record: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """The members of a stored record that this release does not know: a newer one wrote them, and reads them again."""
+    """The members of a stored record that this release does not know. They are kept for newer releases."""
     return {name: value for name, value in record.items() if name not in known}
 
 
@@ -39,10 +38,10 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A model's wish to have a tool called.
+    """A model's request to call a tool.
 
-    `id` is unique only within one reply. `arguments` is the text exactly as the model gave
-    it, which may not be JSON at all. `extra` holds the stored members that this release does not know.
+    `id` is unique only within one reply. `arguments` is the model's text, unchanged, and may not be valid JSON. `extra`
+    holds the stored members that this release does not know.
     """
 
     id: str
@@ -56,7 +55,7 @@ class ToolCall:
         return cls(record["id"], record["name"], record["arguments"], unknown_members(record, _CALL))
 
     def record(self) -> dict[str, Any]:
-        """The call as it is stored."""
+        """The call in its stored form."""
         return {**self.extra, "id": self.id, "name": self.name, "arguments": self.arguments}
 
 
@@ -76,7 +75,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ToolSchema:
-    """A tool as a model sees it. `parameters` is a JSON schema of type object."""
+    """A tool's description for a model. `parameters` is a JSON schema of type object."""
 
     name: str
     description: str
@@ -97,7 +96,7 @@ class Usage:
         return cls(record.get("input_tokens", 0), record.get("output_tokens", 0), unknown_members(record, _USAGE))
 
     def record(self) -> dict[str, Any]:
-        """Usage as it is stored and shown."""
+        """Usage in its stored and displayed form."""
         return {**self.extra, "input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
 
     def __add__(self, other: Usage) -> Usage:
@@ -114,9 +113,9 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:
-    """What a model answered: text, tool calls, or both. `model` is the name it gave itself.
+    """A model's reply: text, tool calls, or both. `model` is the name that the provider reported.
 
-    `fallback` says that another model answered than the one that was asked.
+    `fallback`: a fallback gave the reply, not the requested model.
     """
 
     content: str
@@ -128,15 +127,14 @@ class ModelReply:
 
 
 class CallAborted(Abandoned):
-    """The engine ended the call; nothing of it is kept, and nobody is at fault."""
+    """The engine aborted the call. Nothing of it is kept, and no attempt is charged."""
 
 
 class ModelCall:
-    """One call of a model, seen from both of its ends.
+    """One call of a model: its deadline, its streamed text and its abort.
 
-    The model's side uses `delta`, `remaining` and `aborting`; the engine's side `abort`,
-    `expire` and `expire_overdue`. What stands between them, trying again or another model, uses
-    `part` and `rewind`. All of them may be used from any thread.
+    Models use `delta`, `remaining` and `aborting`; the engine uses `abort`, `expire` and `expire_overdue`; retries and
+    fallbacks use `part` and `rewind`. All methods are thread-safe.
     """
 
     def __init__(
@@ -150,11 +148,11 @@ class ModelCall:
         self.deadline = clock.monotonic() + timeout_s
         self._on_delta = on_delta
         self._on_rewind = on_rewind
-        self._heard = False
+        self._streamed = False
         self._part: ModelCall | None = None
         self._lock = threading.Lock()
         self._reason: PerdureError | None = None
-        self._hang_up: Callable[[], None] | None = None
+        self._on_abort: Callable[[], None] | None = None
 
     def remaining(self) -> float:
         """Seconds left before the deadline.
@@ -169,7 +167,7 @@ class ModelCall:
         return left
 
     def check(self) -> None:
-        """Return if the call may go on.
+        """Return if the call has not ended.
 
         Raises:
             CallAborted, DeadlineExceeded: the call is over.
@@ -185,20 +183,20 @@ class ModelCall:
         """
         self.remaining()
         if text and self._on_delta is not None:
-            self._heard = True
+            self._streamed = True
             self._on_delta(text)
 
     def rewind(self) -> None:
-        """Take back all the text that was reported so far: what comes next begins the reply anew."""
-        heard, self._heard = self._heard, False
-        if heard and self._on_rewind is not None:
+        """Withdraw all text reported so far; the next text begins the reply again."""
+        streamed, self._streamed = self._streamed, False
+        if streamed and self._on_rewind is not None:
             self._on_rewind()
 
     @contextmanager
     def part(self, timeout_s: float) -> Iterator[ModelCall]:
-        """A call within this one, over after `timeout_s` and no later than this one.
+        """A call within this one that ends after `timeout_s`, and no later than this one.
 
-        That the part is over does not end the whole: another may follow.
+        The end of the part does not end this call: another part may follow.
 
         Raises:
             CallAborted, DeadlineExceeded: the whole call is over.
@@ -212,14 +210,13 @@ class ModelCall:
             self._part = None
 
     @contextmanager
-    def aborting(self, hang_up: Callable[[], None]) -> Iterator[None]:
-        """Have `hang_up` called, from another thread, if the call is ended within the block.
+    def aborting(self, on_abort: Callable[[], None]) -> Iterator[None]:
+        """Call `on_abort`, from the aborting thread, if the call ends within the block.
 
-        Whatever error the broken connection then raises inside the block is replaced by the
-        reason for which the call was ended.
+        An error that the block then raises is replaced by the reason for the end.
         """
         with self._lock:
-            self._hang_up = hang_up
+            self._on_abort = on_abort
         try:
             self.check()
             yield
@@ -228,19 +225,19 @@ class ModelCall:
             raise
         finally:
             with self._lock:
-                self._hang_up = None
+                self._on_abort = None
         self.check()
 
     def abort(self) -> None:
-        """End the call for a reason of the engine's own."""
+        """End the call with `CallAborted`."""
         self._end(CallAborted("The call was ended."))
 
     def expire(self) -> None:
-        """End the call because its deadline has passed."""
+        """End the call with `DeadlineExceeded`."""
         self._end(DeadlineExceeded("The model did not answer in time."))
 
     def expire_overdue(self) -> None:
-        """End what has passed its deadline: the call, or only the part of it that is under way."""
+        """End the call, or only its running part, if its deadline has passed."""
         part = self._part
         if part is not None:
             part.expire_overdue()
@@ -257,9 +254,9 @@ class ModelCall:
             if self._reason is not None:
                 return
             self._reason = reason
-            hang_up = self._hang_up
-        if hang_up is not None:
-            hang_up()
+            on_abort = self._on_abort
+        if on_abort is not None:
+            on_abort()
 
 
 class Model(Protocol):
@@ -267,15 +264,15 @@ class Model(Protocol):
 
     @property
     def name(self) -> str:
-        """As in `PERDURE_MODEL`, such as `openai:gpt-5` or `offline`."""
+        """The model's name as in `PERDURE_MODEL`, such as `openai:gpt-5` or `offline`."""
         ...
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
-        """Answer one prompt, within the call's deadline.
+        """Reply to one prompt within the call's deadline.
 
         Raises:
-            CallAborted: the engine ended the call.
+            CallAborted: the engine aborted the call.
             DeadlineExceeded: the deadline passed.
-            RateLimited, ContextTooLong, InvalidResponse, ProviderError: as the provider failed.
+            RateLimited, ContextTooLong, InvalidResponse, ProviderError: the provider failed.
         """
         ...

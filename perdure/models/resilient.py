@@ -1,9 +1,8 @@
-"""Models that fail well: `breaker(retry(call))`, and when that has failed, other models' answers.
+"""Models with a breaker, retries and fallbacks: `breaker(retry(call))`, then other models.
 
-Both are models themselves, so that whoever asks one need not know. A call has
-`PERDURE_MODEL_TIMEOUT_S` for all its tries, and each model that is asked instead as much again,
-within what the engine gives the whole. Text that a failed try had streamed is taken back with
-`ModelCall.rewind` before anything else is said.
+Both classes implement `Model`. All attempts of one call share `PERDURE_MODEL_TIMEOUT_S`, and each fallback model has
+the same time again, within the deadline of the whole call. `ModelCall.rewind` withdraws the text that a failed attempt
+streamed.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ log = logging.getLogger(__name__)
 
 
 def wait_within(call: ModelCall, seconds: float) -> None:
-    """Let `seconds` pass, unless the call is ended meanwhile.
+    """Wait for `seconds`, or until the call ends.
 
     Raises:
-        CallAborted, DeadlineExceeded: it was.
+        CallAborted, DeadlineExceeded: the call ended.
     """
     ended = threading.Event()
     with call.aborting(ended.set):
@@ -39,7 +38,7 @@ def wait_within(call: ModelCall, seconds: float) -> None:
 
 
 class GuardedModel:
-    """A model behind a breaker, tried again when it fails in a way that can pass."""
+    """A model behind a breaker, retried after transient failures."""
 
     def __init__(
         self,
@@ -51,7 +50,7 @@ class GuardedModel:
         wait: Callable[[ModelCall, float], None] = wait_within,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """`timeout_s` is for all the tries of one call; `wait` and `draw` are for tests."""
+        """`timeout_s` is shared by all attempts of one call; tests pass `wait` and `draw`."""
         self._model = model
         self._breaker = breaker
         self._retry = retry
@@ -65,10 +64,10 @@ class GuardedModel:
         return self._model.name
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
-        """Answer one prompt; see `Model.respond`.
+        """Reply to one prompt; see `Model.respond`.
 
         Raises:
-            CircuitBreakerOpen: the breaker lets no call through.
+            CircuitBreakerOpen: the breaker is open.
         """
         with call.part(self._timeout_s) as part:
             return self._breaker.execute(lambda: self._try_until(request, part), part.remaining())
@@ -88,23 +87,23 @@ class GuardedModel:
 
 @dataclass(frozen=True, slots=True)
 class CallWindow:
-    """A call's time, as a retry sees it."""
+    """A call's remaining time, for `retrying`."""
 
     call: ModelCall
     wait_within: Callable[[ModelCall, float], None]
 
     def remaining(self) -> float:
-        """Seconds that are left of the call."""
+        """Seconds before the call's deadline."""
         return self.call.remaining()
 
     def wait(self, seconds: float) -> None:
-        """Let `seconds` pass; see `wait_within`."""
+        """Wait for `seconds`; see `wait_within`."""
         self.wait_within(self.call, seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class FallbackRequest:
-    """What a model was asked, and the call in which another answer may still be given."""
+    """The request to a model that failed, and the call for a fallback's reply."""
 
     request: ModelRequest
     call: ModelCall
@@ -114,7 +113,7 @@ ModelFallback: TypeAlias = FallbackStrategy[FallbackRequest, ModelReply]
 
 
 class ResilientModel:
-    """A model, and a strategy for when it fails, whoever wrote that."""
+    """A model with a fallback strategy, built in or a third party's."""
 
     def __init__(self, model: Model, strategy: ModelFallback) -> None:
         self._model = model
@@ -126,27 +125,32 @@ class ResilientModel:
         return self._model.name
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
-        """Answer one prompt, or have it answered: `ModelReply.fallback` says so.
+        """Reply to one prompt, by the fallback if the model fails: then `ModelReply.fallback` is set.
 
         Raises:
-            Exception: the model's own, as `Model.respond` and `GuardedModel.respond` say.
+            Exception: the model's error if the fallback gives no reply; see `GuardedModel.respond`.
         """
         asked = FallbackRequest(request, call)
         return with_fallback(self.name, lambda: self._model.respond(request, call), self._strategy, asked)
 
 
 class _CheckedStrategy:
-    """A strategy that finds an answer or nothing: one that ends the turn, is marked, and comes after no other words."""
+    """Checks and marks the replies of a strategy, and withdraws the text that it streamed without a reply."""
 
     def __init__(self, strategy: ModelFallback) -> None:
         self._strategy = strategy
 
     def execute(self, asked: FallbackRequest, error: Exception) -> ModelReply | None:
-        """What the strategy finds. Raises as `FallbackStrategy.execute`, and InvalidResponse for what is no answer."""
+        """The strategy's reply, or `None`.
+
+        Raises:
+            InvalidResponse: the reply is empty.
+            Exception: as `FallbackStrategy.execute`.
+        """
         found = None
         try:
             reply = self._strategy.execute(asked, error)
-            found = None if reply is None else _ending(reply)
+            found = None if reply is None else _final(reply)
         finally:
             if found is None:
                 asked.call.rewind()
@@ -160,32 +164,37 @@ class FallbackModels:
         self._models = tuple(models)
 
     def execute(self, asked: FallbackRequest, error: Exception) -> ModelReply | None:  # noqa: ARG002 (any failure will do)
-        """The first answer that is one, marked with the name of who gave it; None if nobody did.
+        """The first valid reply, with the name of its model; `None` if every model fails.
 
         Raises:
-            CallAborted: the call was ended.
+            CallAborted: the call was aborted.
         """
         request = flatten_tool_calls(asked.request)
         for model in self._models:
             try:
-                return _marked(model, model.respond(request, asked.call))
-            except Exception as further:
-                if verdict(further) is Verdict.ABANDONED:
+                return _named(model, model.respond(request, asked.call))
+            except Exception as fallback_error:
+                if verdict(fallback_error) is Verdict.ABANDONED:
                     raise
                 asked.call.rewind()
-                log.warning("fallback model %s failed (%s)", model.name, loggable(further), exc_info=further.__cause__)
+                log.warning(
+                    "fallback model %s failed (%s)",
+                    model.name,
+                    loggable(fallback_error),
+                    exc_info=fallback_error.__cause__,
+                )
         return None
 
 
-def _marked(model: Model, reply: ModelReply) -> ModelReply:
-    return replace(_ending(reply), model=reply.model or model.name)
+def _named(model: Model, reply: ModelReply) -> ModelReply:
+    return replace(_final(reply), model=reply.model or model.name)
 
 
-def _ending(reply: ModelReply) -> ModelReply:
-    """The reply as one that ends a turn, marked: a call of a tool that was not offered is none.
+def _final(reply: ModelReply) -> ModelReply:
+    """The reply as a fallback's final reply, without tool calls: no tool was offered.
 
     Raises:
-        InvalidResponse: nothing else is in it.
+        InvalidResponse: the reply has no text.
     """
     return _not_empty(replace(reply, tool_calls=(), fallback=True))
 

@@ -1,9 +1,9 @@
-"""From a name, as in `PERDURE_MODEL`, to a model that fails well.
+"""Makes models from their names, as in `PERDURE_MODEL`, with breaker, retries and fallback.
 
-A third party adds a provider by an entry point of the group `perdure.models`: its name is
-the scheme, and its object is called with what follows the colon, the settings and the clock.
-What answers when a model fails is `PERDURE_FALLBACK`: `models`, or an entry point of the group
-`perdure.fallbacks`, called with the settings, the clock and whatever finds a guarded model by its name.
+A third party adds a provider by an entry point of the group `perdure.models`: its name is the scheme, and its object is
+called with the text after the colon, the settings and the clock. `PERDURE_FALLBACK` is `models` or an entry point of
+the group `perdure.fallbacks`, which is called with the settings, the clock and a function that returns a guarded model
+by its name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FALLBACKS_GROUP = "perdure.fallbacks"
 ModelFactory = Callable[[str, Settings, Clock], Model]
 
 Guarded = Callable[[str], Model]
-"""Finds a model by its name, behind its breaker and tried again, and without a fallback of its own."""
+"""Returns a model by its name, with breaker and retries, and without a fallback."""
 
 FallbackFactory = Callable[[Settings, Clock, Guarded], ModelFallback]
 
@@ -36,10 +36,10 @@ _OTHER_MODELS = "models"
 
 
 def resolve(name: str, settings: Settings, clock: Clock, variable: str = "PERDURE_MODEL") -> Model:
-    """Make the model called `name`, bare. `variable` is the setting that names it, for the message.
+    """Make the model `name`, without breaker and retries. `variable` is the setting with the name, for error messages.
 
     Raises:
-        SettingsError: there is none of that name, or it cannot be set up.
+        SettingsError: there is no such model, or it cannot be set up.
     """
     scheme, _, rest = name.partition(":")
     if name == "offline":
@@ -64,10 +64,10 @@ def resolve(name: str, settings: Settings, clock: Clock, variable: str = "PERDUR
 
 
 def resolve_fallback(settings: Settings, clock: Clock, guarded: Guarded) -> ModelFallback | None:
-    """Make the strategy that `PERDURE_FALLBACK` names; None means the models of `PERDURE_FALLBACK_MODELS`.
+    """Make the strategy of `PERDURE_FALLBACK`; `None` for `models`, the models of `PERDURE_FALLBACK_MODELS`.
 
     Raises:
-        SettingsError: there is none of that name, or it cannot be set up.
+        SettingsError: there is no such strategy, or it cannot be set up.
     """
     name = settings.fallback
     if name == _OTHER_MODELS:
@@ -92,9 +92,8 @@ def _load(setting: str, entry_point: EntryPoint) -> Any:
 class Models:
     """The models of one process, each made once. Threads may share it.
 
-    Each model except `offline`, which is built in and cannot fail, has a breaker of its own among
-    `breakers`, `llm:` and the model's name (`llm:openai:gpt-5`), and is retried; when it fails, `fallback` is asked,
-    or what `PERDURE_FALLBACK` names if none is given.
+    Each model has a breaker, named `llm:` and the model's name (`llm:openai:gpt-5`), and is retried. After a failure
+    `fallback` replies, by default the one of `PERDURE_FALLBACK`. The built-in `offline` cannot fail and has neither.
     """
 
     def __init__(
@@ -104,36 +103,36 @@ class Models:
         breakers: BreakerRegistry | None = None,
         fallback: ModelFallback | None = None,
     ) -> None:
-        """Without `breakers`, this process has some of its own.
+        """Without `breakers`, the process uses breakers of its own.
 
         Raises:
-            SettingsError: `PERDURE_FALLBACK` names what cannot be had.
+            SettingsError: the strategy of `PERDURE_FALLBACK` does not exist or cannot be set up.
         """
         self._settings = settings
         self._clock = clock
         self._breakers = breakers or Breakers(settings.breaker, clock)
         self._lock = threading.RLock()
         self._guarded: dict[str, Model] = {}
-        self._made: dict[str, Model] = {}
+        self._resolved: dict[str, Model] = {}
         self._fallback = fallback or resolve_fallback(settings, clock, self.guarded)
 
     def get(self, name: str | None = None, variable: str = "PERDURE_MODEL") -> Model:
-        """The model called `name`, or the one of `PERDURE_MODEL`. `variable` is the setting that names it.
+        """The model `name`, by default that of `PERDURE_MODEL`. `variable` is the setting with the name.
 
         Raises:
-            SettingsError: there is no model of that name, or it or one of its fallbacks cannot be set up.
+            SettingsError: there is no such model, or it or one of its fallbacks cannot be set up.
         """
         wanted = name or self._settings.model
         with self._lock:
-            if wanted not in self._made:
-                self._made[wanted] = self._with_fallback(wanted, variable)
-            return self._made[wanted]
+            if wanted not in self._resolved:
+                self._resolved[wanted] = self._with_fallback(wanted, variable)
+            return self._resolved[wanted]
 
     def guarded(self, name: str, variable: str = "PERDURE_FALLBACK") -> Model:
-        """The model called `name` behind its breaker, without a fallback, for a strategy that asks it.
+        """The model `name` with breaker and retries and without a fallback, for fallback strategies.
 
         Raises:
-            SettingsError: there is no model of that name, or it cannot be set up.
+            SettingsError: there is no such model, or it cannot be set up.
         """
         with self._lock:
             return self._guard(name, variable)

@@ -1,1 +1,5 @@
-"""Text from outside: linear-time patterns, strict JSON, quotation marks, contradiction."""
+"""Untrusted text: strict JSON, storable text, linear-time patterns, quotations for prompts, contradictions.
+
+Every function takes time linear in the length of its text. Called by every room that handles text of users, models or
+tools.
+"""

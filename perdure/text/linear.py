@@ -1,4 +1,4 @@
-"""Plain functions over text from outside, each linear in its length; for what needs no pattern."""
+"""Functions over untrusted text that need no regular expression, each in linear time."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _JOINER = "\N{COMBINING GRAPHEME JOINER}"
 
 
 def words(text: str) -> list[str]:
-    r"""The runs of letters, digits and `_` in `text`: what `\w+` finds."""
+    r"""The runs of letters, digits and `_` in `text`: the matches of `\w+`."""
     return "".join([each if each.isalnum() or each == "_" else " " for each in text]).split()
 
 
 def normalized(form: Literal["NFKC", "NFKD"], text: str) -> str:
     """`text` in a Unicode normal form. One character may become 18.
 
-    `unicodedata.normalize` sorts the marks that follow a letter, in time quadratic in their number. So no more than 30
-    follow one another here: a grapheme joiner is put behind them, as Unicode's Stream-Safe Text Format does (UAX #15).
+    `unicodedata.normalize` sorts the marks of a letter, in time quadratic in their number. A grapheme joiner after
+    every 30 marks bounds it, as in Unicode's Stream-Safe Text Format (UAX #15).
     """
     if text.isascii():
         return text
@@ -26,12 +26,12 @@ def normalized(form: Literal["NFKC", "NFKD"], text: str) -> str:
 
 
 def has_hangul(text: str) -> bool:
-    """Whether a Korean syllable is in `text`."""
+    """Whether `text` contains a Korean syllable."""
     return not text.isascii() and any("\uac00" <= each <= "\ud7a3" for each in text)
 
 
 def is_hangul(text: str) -> bool:
-    """Whether `text` is made of Korean syllables alone."""
+    """Whether `text` consists of Korean syllables only."""
     return bool(text) and all("\uac00" <= each <= "\ud7a3" for each in text)
 
 

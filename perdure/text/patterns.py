@@ -1,14 +1,14 @@
-r"""Regular expressions for text from outside, matched in time linear in the text's length (RE2).
+r"""Regular expressions for untrusted text, matched in time linear in the text's length (RE2).
 
-Python's `re` backtracks: a sender who knows a pattern can write a text over which it takes minutes, and holds the
-interpreter's lock meanwhile. No module imports `re` for such text; a repository test checks that. `compiled` registers
-each pattern, and a test walks all of them with hostile texts.
+Python's `re` backtracks: a sender who knows a pattern can write a text that takes minutes, during which `re` holds the
+interpreter's lock. A repository test checks that no module imports `re` for untrusted text. `compiled` registers each
+pattern, and a test runs all of them over hostile texts.
 
 Differences from `re`: no lookaround, no backreferences; `\b`, `\d`, `\s` and `\w` know ASCII only. `WORD`, `SPACE`,
 `STARTS` and `ENDS` are their Unicode forms. `$` matches at the end of the text only, not before a last newline.
 
-One search is linear. `finditer`, `findall` and `sub` search again after each match, so a pattern must not have to read
-far beyond a match to know where it ends.
+One search is linear. `finditer`, `findall` and `sub` search again after each match, so a pattern must not need to read
+far beyond the end of a match.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from typing import Any, Protocol
 import re2
 
 WORD = r"\pL\pN_"
-r"""The characters of `\w`, to stand between brackets."""
+r"""The characters of `\w`, for use in brackets."""
 
 SPACE = r"\s\x0b\x1c-\x1f\x85\p{Z}"
-r"""The characters of `\s`, to stand between brackets."""
+r"""The characters of `\s`, for use in brackets."""
 
 STARTS = rf"(?:^|[^{WORD}])"
-r"""Before a word's first character. Unlike `\b` it is part of the match: take the rest as a group."""
+r"""Before a word's first character. Unlike `\b` it is part of the match: put the rest into a group."""
 
 ENDS = rf"(?:$|[^{WORD}])"
 """After a word's last character. Unlike `\b` it is part of the match."""
 
 _MAX_MEMORY = 2**21
-"""Bytes that one pattern and its caches may take; RE2 goes on with less, more slowly and still linear."""
+"""Bytes of memory for one pattern and its caches; beyond them RE2 is slower, but still linear."""
 
 _SURROGATES = dict.fromkeys(range(0xD800, 0xE000), 0xFFFD)
 
 
 class Match(Protocol):
-    """What matched. A group that has no part in it is None."""
+    """A match. A group that did not participate is `None`."""
 
     def __getitem__(self, group: int | str, /) -> Any:
-        """The text of a group, by its number or name."""
+        """The text of a group."""
         ...
 
     def start(self, group: int = 0, /) -> int:
@@ -84,7 +84,7 @@ class Pattern:
         return found
 
     def finditer(self, text: str) -> Iterator[Match]:
-        """Each match, from left to right; none overlap."""
+        """The non-overlapping matches, from left to right."""
         found: Iterator[Match] = self._compiled.finditer(_encodable(text))
         return found
 
@@ -93,7 +93,7 @@ class Pattern:
         return [text[found.start() : found.end()] for found in self.finditer(text)]
 
     def sub(self, replaced: Callable[[Match], str], text: str) -> str:
-        """`text` with each match replaced by what `replaced` makes of it."""
+        """`text` with each match replaced by the result of `replaced`."""
         pieces: list[str] = []
         end = 0
         for found in self.finditer(text):
@@ -107,10 +107,10 @@ REGISTERED: list[Pattern] = []
 
 
 def compiled(source: str, *, ignore_case: bool = False, dot_all: bool = False) -> Pattern:
-    """Compile and register a pattern; to be called while a module is imported, not per text.
+    """Compile and register a pattern. Call it when a module is imported, not for each text.
 
     Raises:
-        re2.error: RE2 does not know the syntax, or the pattern needs more memory than allowed.
+        re2.error: RE2 does not support the syntax, or the pattern needs too much memory.
     """
     pattern = Pattern(source, ignore_case=ignore_case, dot_all=dot_all)
     REGISTERED.append(pattern)
@@ -118,7 +118,7 @@ def compiled(source: str, *, ignore_case: bool = False, dot_all: bool = False) -
 
 
 def _encodable(text: str) -> str:
-    """`text` with each half of a surrogate pair, which has no UTF-8, as U+FFFD. Positions stay the same."""
+    """`text` with each lone surrogate, which UTF-8 cannot encode, replaced by U+FFFD. Positions stay the same."""
     try:
         text.encode()
     except UnicodeEncodeError:

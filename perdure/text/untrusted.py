@@ -1,9 +1,8 @@
-"""Text from outside, as models and tools give it: strict JSON in, storable text out.
+"""Untrusted text from models, tools and clients: strict JSON parsing, storable and bounded text.
 
-What a model writes as a tool's arguments is untrusted: `json.loads` alone would let through
-NaN, duplicate keys (the last one wins, silently) and text that PostgreSQL refuses. What a
-tool returns is no better: it may be no JSON, hold NUL, or be a hundred megabytes long. Nothing of
-this may wedge a session, and nothing that is too long is copied before it is cut.
+`json.loads` accepts NaN, duplicate keys (the last one wins) and text that PostgreSQL cannot store. A tool's result may
+not be JSON, may contain NUL, and may be a hundred megabytes long. No such input may block a session, and no long text
+is copied before it is cut.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from pydantic_core import ErrorDetails, PydanticSerializationError, to_jsonable_
 from perdure.text.patterns import compiled
 
 MAX_DEPTH = 64
-"""Levels of nesting that arguments may have; far below what the interpreter's stack bears."""
+"""Levels of nesting in JSON, far below the interpreter's recursion limit."""
 
 MAX_DIGITS = 4_300
-"""Digits that a whole number may have; Python itself converts no more, lest it be stalled."""
+"""Digits of an integer: Python's own limit for conversions."""
 
-_FIRST_CHARS = 10_000
+_READ_CHARS = 10_000
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def is_storable(text: str) -> bool:
-    """Whether PostgreSQL can store `text`: no NUL, no half of a surrogate pair."""
+    """Whether PostgreSQL can store `text`: it contains no NUL and no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -39,26 +38,22 @@ def is_storable(text: str) -> bool:
 
 
 STORABLE_PATTERN = r"^[^\u0000]*$"
-"""Texts that `is_storable`, as a pattern of JSON Schema; JSON Schema knows no halves of surrogate pairs."""
+"""`is_storable` as a pattern of JSON Schema, which has no lone surrogates."""
 
 _BLANKS = r"\u0009-\u000d\u001c-\u0020\u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-"""The characters that `str.strip` removes; the `\\s` of JSON Schema's patterns is another set."""
+"""The characters that `str.strip` removes, which differ from the `\\s` of JSON Schema's patterns."""
 
 NOT_BLANK_PATTERN = rf"^[^\u0000]*[^\u0000{_BLANKS}][^\u0000]*$"
-"""Texts that `is_storable` and that `str.strip` leaves something of, as a pattern of JSON Schema."""
+"""Storable, non-blank text, as a pattern of JSON Schema."""
 
 
 def whole(value: object) -> object:
-    """`value`; as an `int` if it is a float without a fraction, which JSON Schema counts as an integer."""
+    """`value`, as an `int` if it is a float without a fraction, which JSON Schema counts as an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def storable(text: str) -> str:
-    """`text` as PostgreSQL can store it.
-
-    The two halves of a character that came in two pieces are joined; NUL and halves without
-    their other half become U+FFFD.
-    """
+    """`text` in a form that PostgreSQL can store: surrogate pairs are joined, NUL and lone surrogates become U+FFFD."""
     if is_storable(text):
         return text
     joined = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -66,10 +61,10 @@ def storable(text: str) -> str:
 
 
 def load_object(text: str) -> dict[str, Any]:
-    """Parse one JSON object, more strictly than `json.loads`; blank text means `{}`.
+    """Parse one JSON object, more strictly than `json.loads`. Blank text is `{}`.
 
     Raises:
-        ValueError: it is no JSON object, or holds what no argument may; the message says which.
+        ValueError: the text is not a JSON object or has a forbidden value; the message names the fault.
     """
     if not text.strip():
         return {}
@@ -80,7 +75,7 @@ def load_object(text: str) -> dict[str, Any]:
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     if not isinstance(value, dict):
-        raise ValueError(  # noqa: TRY004 (one kind of refusal for whoever catches it)
+        raise ValueError(  # noqa: TRY004 (all refusals are ValueErrors)
             f"expected a JSON object, got {_JSON_NAMES.get(type(value), 'something else')}"
         )
     _check(value)
@@ -88,18 +83,18 @@ def load_object(text: str) -> dict[str, Any]:
 
 
 def dump(value: Any, limit: int) -> str:
-    """`value` as text of at most `limit` characters for a model: a string as it is, anything else as JSON.
+    """`value` as text of at most `limit` characters for a model: a string unchanged, any other value as JSON.
 
-    Of a value that is larger, no more than `limit` characters and items are read.
+    Reads at most `limit` characters and items of a larger value.
 
     Raises:
-        ValueError: it has no JSON form; the message says why.
+        ValueError: the value cannot be converted to JSON; the message says why.
     """
     if isinstance(value, str):
         return storable(str(cut(value, limit)))
-    part = _Part(limit)
+    part = _BoundedCopy(limit)
     try:
-        text = json.dumps(part.of(value), ensure_ascii=False)
+        text = json.dumps(part.copy(value), ensure_ascii=False)
     except (TypeError, ValueError, RecursionError, PydanticSerializationError) as error:
         raise ValueError(first_line(str(error))) from error
     return storable(_within(text, limit, f"over {limit:,}") if part.room < 0 else cut(text, limit))
@@ -114,7 +109,7 @@ def identifier(name: str) -> str:
     """`name`, for a pydantic field.
 
     Raises:
-        ValueError: it is no identifier.
+        ValueError: it is not an identifier.
     """
     if not is_identifier(name):
         raise ValueError(f"must be {IDENTIFIER}")
@@ -122,12 +117,12 @@ def identifier(name: str) -> str:
 
 
 def shown_channel(name: str) -> str:
-    """A channel's name for a prompt; rows of earlier releases may hold other text, which is not shown."""
+    """A channel's name for a prompt. Rows of earlier releases may contain other text, which is not shown."""
     return f"'{name}'" if is_identifier(name) else "another channel"
 
 
 def cut(text: str, limit: int) -> str:
-    """`text` within `limit` characters; what was cut off is said at its end."""
+    """`text` within `limit` characters; a mark at the end tells its full length if it was cut."""
     return text if len(text) <= limit else _within(text, limit, f"{len(text):,}")
 
 
@@ -136,17 +131,17 @@ def _within(text: str, limit: int, total: str) -> str:
     return text[: max(0, limit - len(mark))] + mark
 
 
-class _Part:
-    """Copies the beginning of a value for JSON: at most `room` characters of strings and items. Below 0 it is cut."""
+class _BoundedCopy:
+    """Copies the beginning of a value for JSON: at most `room` characters and items. `room` below 0 means cut."""
 
     def __init__(self, room: int) -> None:
         self.room = room
 
-    def of(self, value: Any) -> Any:
-        """The part of `value` that there is room for, made of what `json` writes.
+    def copy(self, value: Any) -> Any:
+        """The beginning of `value`, converted to types that `json` writes.
 
         Raises:
-            PydanticSerializationError: it has no JSON form.
+            PydanticSerializationError: the value cannot be converted to JSON.
         """
         self.room -= 1
         match value:
@@ -158,11 +153,11 @@ class _Part:
             case bytes() | bytearray():
                 return self._decoded(value)
             case dict():
-                return {self._key(name): self.of(each) for name, each in self._few(value.items())}
+                return {self._key(name): self.copy(each) for name, each in self._while_room(value.items())}
             case list() | tuple() | GeneratorType():
-                return [self.of(each) for each in self._few(value)]
+                return [self.copy(each) for each in self._while_room(value)]
             case _:
-                return self.of(to_jsonable_python(value))
+                return self.copy(to_jsonable_python(value))
 
     def _text(self, text: str) -> str:
         kept = text if len(text) <= self.room else text[: max(0, self.room)]
@@ -179,7 +174,7 @@ class _Part:
     def _key(self, name: Any) -> Any:
         return self._text(name) if isinstance(name, str) else name
 
-    def _few(self, items: Iterable[Any]) -> Iterator[Any]:
+    def _while_room(self, items: Iterable[Any]) -> Iterator[Any]:
         for each in items:
             if self.room < 0:
                 return
@@ -187,26 +182,26 @@ class _Part:
 
 
 def first_line(text: str, limit: int = 500) -> str:
-    """The first line of `text` that is not blank, storable and within `limit` characters. Reads its first 10,000."""
-    line = next((line.strip() for line in text[:_FIRST_CHARS].splitlines() if line.strip()), "")
+    """The first non-blank line of `text`, storable, cut to `limit` characters. Reads 10,000 characters at most."""
+    line = next((line.strip() for line in text[:_READ_CHARS].splitlines() if line.strip()), "")
     line = storable(line)
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
 def error_summary(error: BaseException) -> str:
     """The type of an error and the first line of its message."""
-    return first_line(f"{type(error).__name__}: {str(error)[:_FIRST_CHARS]}")
+    return first_line(f"{type(error).__name__}: {str(error)[:_READ_CHARS]}")
 
 
 def what_is_wrong(item: ErrorDetails) -> str:
-    """What pydantic found wrong with a value, for people who do not read Python."""
-    kind, limits = item["type"], item.get("ctx", {})
-    if kind in {"string_too_short", "too_short"} and limits.get("min_length") == 1:
+    """A pydantic error as a message for users who do not read Python."""
+    kind, context = item["type"], item.get("ctx", {})
+    if kind in {"string_too_short", "too_short"} and context.get("min_length") == 1:
         return "is empty"
     if kind in {"string_too_long", "too_long"}:
-        return f"is longer than {limits['max_length']} characters"
+        return f"is longer than {context['max_length']} characters"
     message = item["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    return _PLAIN.get(kind, message)
+    return _PYDANTIC_MESSAGES.get(kind, message)
 
 
 IDENTIFIER_PATTERN = "^[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}$"
@@ -215,7 +210,7 @@ IDENTIFIER = "1 to 64 letters, digits and the characters _ . : -, the first a le
 
 _IDENTIFIER = compiled(IDENTIFIER_PATTERN)
 
-_PLAIN = {
+_PYDANTIC_MESSAGES = {
     "missing": "is missing",
     "extra_forbidden": "is not known",
     "string_type": "must be a string",
@@ -254,11 +249,11 @@ def _whole(text: str) -> int:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the key {first_line(twice, 80)!r} is given twice")
-    return made
+    parsed = dict(pairs)
+    if len(parsed) != len(pairs):
+        repeated = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the key {first_line(repeated, 80)!r} is given twice")
+    return parsed
 
 
 _STRICT = json.JSONDecoder(
@@ -267,16 +262,14 @@ _STRICT = json.JSONDecoder(
 
 
 def _check(value: Any) -> None:
-    """Refuse what PostgreSQL cannot store and what is nested too deep, without recursion."""
+    """Refuse unstorable strings and deep nesting, without recursion."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH + 1):
         if not level:
             return
         for each in level:
             if isinstance(each, str) and not is_storable(each):
-                raise ValueError(
-                    "a string contains NUL or a character that is no valid Unicode (half of a surrogate pair)"
-                )
+                raise ValueError("a string contains NUL or a character that is not valid Unicode (a lone surrogate)")
         level = [child for each in level for child in _children(each)]
     raise ValueError(_TOO_DEEP)
 

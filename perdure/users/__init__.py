@@ -1,1 +1,4 @@
-"""A user's data as a whole: erasing it, exporting it, and the list of tables that hold it."""
+"""A user's data as a whole: erasure, export, and the list of tables that hold it.
+
+Called by routes, commands and, for the second pass of an erasure, the sweeper.
+"""

@@ -1,11 +1,10 @@
-"""Erasing a user: what they said, what was made of it, and every trace of it outside PostgreSQL.
+"""Erases a user: their messages, everything derived from them, and the copies outside PostgreSQL.
 
-One transaction raises the tokens of their sessions and deletes every row, so that whoever runs a
-turn or a consolidation of theirs writes nothing any more. What is in Redis and in a store of
-snapshots goes right after it, and once more after one lease: a process that was paused after its
-last commit may still have written there. That second pass is a row of its own, which the sweeper
-works off, whatever dies meanwhile. It also has the planner's statistics and the file of an embedded Redis forget
-what was deleted.
+One transaction raises the tokens of their sessions and deletes their rows, so that no process that runs one of their
+turns or consolidations can write any more. Redis and the snapshot store are cleaned right after the commit, and again
+after one lease: a process that was paused after its last commit may still have written there. The row in `erasures`
+makes the sweeper do this second pass, also after a crash. The second pass also removes the deleted texts from the
+planner's statistics and from the file of an embedded Redis.
 """
 
 from __future__ import annotations
@@ -33,20 +32,17 @@ _MOST_A_ROUND = 20
 
 @dataclass(frozen=True, slots=True)
 class ErasureResult:
-    """Rows that went, by table. `everywhere` says that Redis and the snapshots are clean already, too.
-
-    Where they are not, they will be: by the pass that comes after one lease.
-    """
+    """Deleted rows by table. `everywhere`: Redis and the snapshot store are clean; else the second pass retries."""
 
     rows: dict[str, int]
     everywhere: bool
 
 
 class RedisFile(Protocol):
-    """The file that Redis writes its commands to, where that is perdure's own to rewrite."""
+    """The append-only file of a Redis that perdure runs itself."""
 
     def rewrite(self) -> None:
-        """Begin to write it anew from what Redis holds now, unless that was begun a moment ago.
+        """Start a rewrite of the file from Redis's present data, unless one has just started.
 
         Raises:
             Unavailable: Redis cannot be reached.
@@ -54,7 +50,7 @@ class RedisFile(Protocol):
         ...
 
     def rewritten(self, erasures: Collection[UUID]) -> Collection[UUID]:
-        """Those of `erasures`, whose keys are deleted, that are gone from the file. The others need another call.
+        """Those of `erasures` (their keys are deleted) that the file no longer contains. Others need another call.
 
         Raises:
             Unavailable: Redis cannot be reached.
@@ -64,9 +60,9 @@ class RedisFile(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Eraser:
-    """What erasing takes. `redis_memory` is None where this process knows no Redis: then a worker cleans it.
+    """Erases users. `redis_memory` is `None` in a process without Redis: then a worker cleans it.
 
-    `file` is None if Redis is another's: its operator has it rewritten (docs/operating.md).
+    `file` is `None` for an external Redis, whose operator rewrites the file (docs/operating.md).
     """
 
     database: Database
@@ -77,26 +73,26 @@ class Eraser:
     file: RedisFile | None = None
 
     def erase(self, user_id: str) -> ErasureResult:
-        """Erase all that is held of a user. One who is not known has nothing: that is no error.
+        """Erase all data of a user. An unknown user is not an error.
 
         Raises:
-            Unavailable: the database cannot be reached; it may be tried again.
+            Unavailable: the database cannot be reached; a retry is safe.
         """
-        asked = {"user_id": user_id}
+        user = {"user_id": user_id}
         with self.database.transaction("erasure.erase") as transaction:
-            transaction.run(queries.RAISE_TOKENS, asked)
-            transaction.run(queries.LOCK_USER, asked)
-            # Once more: a session may have been opened before the user was locked.
-            sessions = [row.session_id for row in transaction.run(queries.RAISE_TOKENS, asked)]
-            transaction.run(queries.LOCK_CASES, asked)
-            rows = {table: transaction.run(delete, asked)[0].gone for table, delete in queries.ERASE.items()}
-            left = {"erasure_id": new_id(self.clock), "session_ids": sessions, "lease_s": self.lease_s, **asked}
-            noted = transaction.run(queries.NOTE, left)[0]
+            transaction.run(queries.RAISE_TOKENS, user)
+            transaction.run(queries.LOCK_USER, user)
+            # Again: a session may have opened before the user was locked.
+            sessions = [row.session_id for row in transaction.run(queries.RAISE_TOKENS, user)]
+            transaction.run(queries.LOCK_CASES, user)
+            rows = {table: transaction.run(delete, user)[0].gone for table, delete in queries.ERASE.items()}
+            second_pass = {"erasure_id": new_id(self.clock), "session_ids": sessions, "lease_s": self.lease_s, **user}
+            erasure = transaction.run(queries.NOTE, second_pass)[0]
         log.info("a user was erased: %d rows, %d sessions", sum(rows.values()), len(sessions))
-        return ErasureResult(rows, self._cleaned(user_id, sessions, noted.erased_at))
+        return ErasureResult(rows, self._clean(user_id, sessions, erasure.erased_at))
 
     def finish_due(self) -> int:
-        """Do the second pass of the erasures that are a lease old; how many are done with.
+        """Do the second pass of erasures that are one lease old; returns how many are finished.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -105,27 +101,27 @@ class Eraser:
         clean = {
             row.erasure_id
             for row in due
-            if self.redis_memory is not None and self._cleaned(row.user_id, row.session_ids, row.erased_at)
+            if self.redis_memory is not None and self._clean(row.user_id, row.session_ids, row.erased_at)
         }
-        gone = self._gone_for_good(clean) if clean else clean
+        finished = self._purge_copies(clean) if clean else clean
         for row in due:
-            done = queries.FINISH if row.erasure_id in gone else queries.POSTPONE
-            self.database.run(done, {"erasure_id": row.erasure_id, "lease_s": self.lease_s})
-        return len(gone)
+            statement = queries.FINISH if row.erasure_id in finished else queries.POSTPONE
+            self.database.run(statement, {"erasure_id": row.erasure_id, "lease_s": self.lease_s})
+        return len(finished)
 
-    def _gone_for_good(self, clean: Collection[UUID]) -> Collection[UUID]:
-        """Those whose texts are gone from the statistics and from Redis's file, too."""
+    def _purge_copies(self, clean: Collection[UUID]) -> Collection[UUID]:
+        """Those of the erasures `clean` whose texts are in neither the planner's statistics nor Redis's file."""
         forget_samples(self.database)
         if self.file is None:
             return clean
         try:
             return self.file.rewritten(clean)
         except Unavailable as error:
-            log.warning("erased texts are in Redis's file still, and are seen to again: %s", error.message)
+            log.warning("erased texts are still in Redis's file; the next pass retries: %s", error.message)
             return ()
 
-    def _cleaned(self, user_id: str, sessions: Sequence[UUID], until: datetime) -> bool:
-        """Whether all that is kept of these sessions outside PostgreSQL is gone."""
+    def _clean(self, user_id: str, sessions: Sequence[UUID], until: datetime) -> bool:
+        """Delete the copies outside PostgreSQL; returns whether that succeeded."""
         try:
             for session_id in sessions:
                 self.snapshots.delete(session_id)
@@ -137,6 +133,6 @@ class Eraser:
             if self.file is not None:
                 self.file.rewrite()
         except Unavailable as error:
-            log.warning("an erased user's traces are not gone yet, and are seen to again: %s", error.message)
+            log.warning("an erased user's copies outside PostgreSQL remain; the next pass retries: %s", error.message)
             return False
         return True

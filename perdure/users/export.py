@@ -1,4 +1,4 @@
-"""Everything that is held about a user, as one JSON document: the counterpart of `erasure`."""
+"""Exports all data about a user as one JSON document, from the tables that an erasure deletes."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from perdure.users import queries
 
 
 def export_user(executor: Executor, clock: Clock, redis_memory: RedisMemory | None, user: str) -> dict[str, Any]:
-    """The rows of every table that are the user's, by table, and what is on their stream.
+    """The user's rows by table, and the events of their stream.
 
-    `user` is the user's key; the document has the plain id. What else is in Redis or in a store of snapshots is a copy
-    of these rows.
+    `user` is the user's key; the document shows the id without the tenant. Working memory and snapshot stores are left
+    out: they hold copies of these rows.
 
     Raises:
-        NotFound: nothing is held about that user.
+        NotFound: there is no data about that user.
         Unavailable: the database cannot be reached.
     """
-    asked = {"user_id": user}
-    tables = {table: [_plain(row.kept) for row in executor.run(read, asked)] for table, read in queries.EXPORT.items()}
+    key = {"user_id": user}
+    tables = {table: [_with_id(row.kept) for row in executor.run(read, key)] for table, read in queries.EXPORT.items()}
     if not any(tables.values()):
         raise NotFound("Nothing is held about that user.")
-    happened = redis_memory.stream.recent(user, MAX_ENTRIES) if redis_memory is not None else []
+    events = redis_memory.stream.recent(user, MAX_ENTRIES) if redis_memory is not None else []
     return {
         "user_id": user_of(user),
         "exported_at": clock.now().isoformat(),
         "tables": tables,
-        "stream": [{"kind": each.kind, "channel": each.channel, "at": each.at.isoformat()} for each in happened],
+        "stream": [{"kind": each.kind, "channel": each.channel, "at": each.at.isoformat()} for each in events],
     }
 
 
-def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with the user's id in place of the key."""
+def _with_id(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with the user's id in place of the key."""
     return {**row, "user_id": user_of(row["user_id"])} if row.get("user_id") else row

@@ -1,4 +1,4 @@
-"""The statements of erasing a user and of exporting what is held about one."""
+"""The statements of a user's erasure and export."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from perdure.database.fencing import RAISED
 from perdure.database.tables import metadata
 from perdure.users.tables import USER_TABLES, UserTable
 
-# Whoever runs one of these sessions writes nothing any more, and whoever would has to wait.
+# Fences the processes that run these sessions: they can no longer write. Locks the sessions until the commit.
 RAISE_TOKENS = Statement(
     "erasure.raise_tokens",
     f"""
@@ -16,15 +16,15 @@ RAISE_TOKENS = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# Until this commits nothing can refer to the user: no session is opened, no memory formed.
+# Until the commit, no new row can reference the user: no session opens, no memory is stored.
 LOCK_USER = Statement("erasure.lock_user", "SELECT FROM users WHERE user_id = %(user_id)s FOR UPDATE")
 
-# In the order in which a run of the CaseBank takes cases and then the lines of its plan.
+# The same lock order as in a run of the CaseBank: cases, then the items of its plan.
 LOCK_CASES = Statement(
     "erasure.lock_cases", "SELECT FROM cases WHERE user_id = %(user_id)s ORDER BY case_id FOR UPDATE"
 )
 
-# What is left to be done outside PostgreSQL, when whoever was paused has lost its lease.
+# The second pass outside PostgreSQL, due after one lease, when every paused process has lost its session.
 NOTE = Statement(
     "erasure.note",
     """

@@ -1,6 +1,6 @@
-"""The planner's statistics, which quote texts of the tables, after a user was erased.
+"""Removes an erased user's texts from the planner's statistics.
 
-`ANALYZE` keeps samples of each column (`pg_stats`), and those of erased rows stay until it runs again: for a small
+`ANALYZE` stores samples of each column (`pg_stats`). Samples of erased rows stay until the next `ANALYZE`: for a small
 table, until a fifth of its rows have changed. Called by the second pass of an erasure.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 from perdure.database.engine import Database, Statement, mapped_errors
 from perdure.users.tables import USER_TABLES
 
-_CLEARS = 180_000
-"""From PostgreSQL 18 on, statistics can be deleted."""
+_CAN_CLEAR = 180_000
+"""The server version from which statistics can be deleted: PostgreSQL 18."""
 
-# `ANALYZE` leaves those of a table without rows as they are.
+# `ANALYZE` does not change the statistics of an empty table.
 CLEAR_EMPTY = Statement(
     "erasure.clear_statistics",
     """
@@ -31,9 +31,9 @@ CLEAR_EMPTY = Statement(
 
 
 def forget_samples(database: Database) -> None:
-    """Sample the tables of users anew, a commit each. Reads 30,000 rows of a large table, and blocks no one.
+    """Analyze the tables with users' data, one commit each. Reads 30,000 rows of a large table and blocks no writer.
 
-    A table without rows keeps its samples on PostgreSQL before 18, until it has rows again and is analyzed.
+    Before PostgreSQL 18, an empty table keeps its samples until it has rows and is analyzed again.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -46,5 +46,5 @@ def forget_samples(database: Database) -> None:
             if connection.exec_driver_sql(f"SELECT NOT EXISTS (SELECT FROM {table})").scalar_one():  # noqa: S608 (ours)
                 empty.append(table)
         info = connection.connection.dbapi_connection
-    if empty and getattr(info, "server_version", 0) >= _CLEARS:
+    if empty and getattr(info, "server_version", 0) >= _CAN_CLEAR:
         database.run(CLEAR_EMPTY, {"tables": empty})

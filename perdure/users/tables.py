@@ -1,7 +1,7 @@
-"""Which tables hold what is said by or known of a user, and how their rows are found.
+"""The tables with users' data, and the conditions that find one user's rows.
 
-Erasure and export both go by this list, so that neither forgets what the other knows. A test
-compares it with the tables that there are: a new table is named here, as one or the other.
+Erasure and export both use this list. A test compares it with the schema: every table must be listed here, as one with
+or without users' data.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _OF_USER = "user_id = %(user_id)s"
 
 @dataclass(frozen=True, slots=True)
 class UserTable:
-    """A table with rows of users: `of_user` finds those of `%(user_id)s`.
+    """A table with users' data; the condition `of_user` finds the rows of `%(user_id)s`.
 
-    `left_out` are columns that an export leaves out: what texts that are in it are searched by, and what a delivery
-    met in the network of this installation, which is the operator's to know.
+    An export leaves out the columns `left_out`: search data derived from exported texts, and delivery errors, which
+    describe the operator's network.
     """
 
     table: str
@@ -40,7 +40,7 @@ USER_TABLES = (
     UserTable("unembedded", _OF_USER),
     UserTable("message_vectors", _OF_USER, ("vector",)),
     UserTable("message_words", _OF_USER, ("words",)),
-    # A line of a plan quotes the words in which a case differs from the one that it is near to.
+    # A plan's item quotes the words in which a case differs from a similar case.
     UserTable("case_run_items", f"case_id IN ({_OF_CASES}) OR keeper_id IN ({_OF_CASES})"),
     UserTable("case_executions", f"case_id IN ({_OF_CASES}) OR {_OF_TURNS}"),
     UserTable("case_history", f"case_id IN ({_OF_CASES})"),
@@ -56,12 +56,12 @@ USER_TABLES = (
     UserTable("identities", _OF_USER),
     UserTable("users", _OF_USER),
 )
-"""In the order in which they are erased: whoever refers to another goes first."""
+"""In the order of erasure: a table with a foreign key comes before the table that it references."""
 
 TABLES_WITHOUT_USER_DATA = frozenset(
     {"schedule_slots", "schedule_entries", "sweeps", "intake", "embedders", "case_runs", "schema_compatibility"}
 )
-"""The tables that hold nothing of users."""
+"""The tables without users' data."""
 
 ERASURE_TABLES = frozenset({"erasures"})
-"""What erasing itself notes, and removes when it is over."""
+"""The tables of erasure itself, whose rows the second pass deletes."""

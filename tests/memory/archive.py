@@ -1,4 +1,4 @@
-"""Ended sessions as a test wants them, hands that consolidate them, and what is known afterwards."""
+"""Ended sessions for tests, their consolidation, and the memories afterwards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEASE_S = 30
 
 LYON, PARIS, HOME = "I live in Lyon.", "I live in Paris.", "My home is in Lyon."
 GROUPS = ((LYON, HOME, PARIS),)
-"""Texts whose vectors are nearly the same."""
+"""Groups of texts with nearly equal vectors."""
 
 ENDED = """
     WITH known AS (
@@ -59,7 +59,7 @@ KNOWN = """
 
 
 class Grouped:
-    """An embedder to which the texts of one group are nearly the same, and all others are apart."""
+    """An embedder with nearly equal vectors for the texts of one group, and orthogonal ones otherwise."""
 
     name = "grouped:64"
     dimensions = 64
@@ -84,7 +84,7 @@ class Grouped:
 
 @dataclass
 class Archive:
-    """A stage whose sessions are over."""
+    """A stage with ended sessions."""
 
     stage: Stage
     keeper: Keeper
@@ -92,7 +92,7 @@ class Archive:
     embedder: Embedder = field(default_factory=lambda: HashEmbedder(384))
 
     def ended(self, *lines: str | tuple[str, str], user_id: str = "ana", turns: int = 5, channel: str = "cli") -> UUID:
-        """An ended session in which these lines were said: by the user, or `(role, content)`."""
+        """Add an ended session with these lines, by the user or as `(role, content)`."""
         said = [("user", line) if isinstance(line, str) else line for line in lines]
         session_id = new_id(self.stage.clock)
         self.stage.sql(
@@ -108,7 +108,7 @@ class Archive:
         return session_id
 
     def consolidator(self, model: Model | None = None, **changed: Any) -> Consolidator:
-        """Consolidates as a worker does, with the stage's model unless another is given."""
+        """A consolidator as in a worker, by default with the stage's model."""
         given: dict[str, Any] = {"embedder": self.embedder, "limits": self.limits} | changed
         return consolidator(
             self.stage.database, self.stage.clock, self.keeper, model=model or self.stage.model, **given
@@ -119,11 +119,11 @@ class Archive:
         self.limits = ConsolidationSettings(**(self.limits.model_dump() | changed))
 
     def known(self, user_id: str = "ana") -> Sequence[Any]:
-        """The user's memories, those replaced as well, in the order in which they were said."""
+        """The user's memories, including superseded ones, in the order of their validity."""
         return self.stage.sql(KNOWN, user_id=user_id)
 
     def facts(self, user_id: str = "ana") -> list[tuple[str, float, int, list[int], str | None]]:
-        """What tells one outcome from another: content, importance, accesses, sources, replacement."""
+        """The memories in comparable form: content, importance, accesses, sources, replacement."""
         return [
             (row.content, round(row.importance, 9), row.access_count, row.seqs, row.replaced_by)
             for row in self.known(user_id)
@@ -135,7 +135,7 @@ class Archive:
 
 
 def consolidator(database: Database, clock: Clock, keeper: Keeper, **given: Any) -> Consolidator:
-    """Consolidates as a worker does that keeps its leases with `keeper`."""
+    """A consolidator whose leases `keeper` renews."""
 
     def holding(session_id: UUID, fence: Fence) -> AbstractContextManager[LeaseHold]:
         return keeper.holding(Claimed(session_id, fence, 0, 0.0, None))
@@ -145,7 +145,7 @@ def consolidator(database: Database, clock: Clock, keeper: Keeper, **given: Any)
 
 
 def story(archive: Archive, user_id: str = "ana") -> None:
-    """Sessions in which things are said anew, again and otherwise."""
+    """Sessions with new, repeated and contradicting statements."""
     archive.embedder = Grouped(*GROUPS)
     archive.ended(LYON, "I have a dog called Rex.", user_id=user_id)
     archive.ended("I have a dog called Rex.", HOME, user_id=user_id)
@@ -154,23 +154,23 @@ def story(archive: Archive, user_id: str = "ana") -> None:
 
 
 def answer(*items: dict[str, Any] | str) -> ModelReply:
-    """What a model says that found these memories."""
+    """A model's reply with these memories."""
     return says(json.dumps([item if isinstance(item, dict) else memory(item) for item in items], ensure_ascii=False))
 
 
 def memory(content: str, importance: float = 0.5, kind: str = "fact", **more: Any) -> dict[str, Any]:
-    """One of them."""
+    """One memory of such a reply."""
     return {"content": content, "type": kind, "importance": importance, **more}
 
 
 def echo(request: ModelRequest, call: ModelCall) -> ModelReply:
-    """Finds a fact in each line of the user's."""
+    """A reply with one fact for each of the user's lines."""
     lines = [line.split("user: ", 1)[1] for line in request.messages[1].content.splitlines() if "user: " in line]
     return answer(*lines)
 
 
 class Echo:
-    """A model that always finds a fact in each line of the user's."""
+    """A model that always replies with one fact for each of the user's lines."""
 
     name = "echo"
 

@@ -1,4 +1,4 @@
-"""The layers in Redis, a stage for the sessions they belong to, and a Redis that a test may stop."""
+"""Memory in Redis, a stage for its sessions, and a Redis that a test may stop."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ Remembered = Callable[..., RememberedTurn]
 
 @pytest.fixture
 def redis_memory(redis_url: str, clock: MovedClock) -> Iterator[RedisMemory]:
-    """Layers 0 and 1 in the suite's Redis."""
+    """Memory in the suite's Redis."""
     made = RedisMemory.at(redis_url, MemorySettings(), clock)
     yield made
     made.close()
 
 
 @pytest.fixture
-def away(tmp_path: Path, clock: MovedClock) -> Iterator[RedisMemory]:
-    """The same where no Redis is."""
+def unreachable(tmp_path: Path, clock: MovedClock) -> Iterator[RedisMemory]:
+    """Memory whose Redis does not exist."""
     made = RedisMemory.at(f"redis+socket://{tmp_path}/no-redis.sock", MemorySettings(), clock)
     yield made
     made.close()
@@ -44,7 +44,7 @@ def away(tmp_path: Path, clock: MovedClock) -> Iterator[RedisMemory]:
 
 @pytest.fixture
 def client(redis_url: str) -> Iterator[Any]:
-    """The hands of a test on Redis itself."""
+    """A client of the same Redis."""
     with redis_py.Redis.from_url(redis.client_url(redis_url), decode_responses=True) as made:
         yield made
 
@@ -60,7 +60,7 @@ def own_redis(tmp_path: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def remembered(clock: MovedClock) -> Remembered:
-    """Makes turns as a runner would remember them: a question and its answer, unless told otherwise."""
+    """Makes remembered turns: by default a question and its answer."""
     numbers = itertools.count(1)
 
     def make(token: int = 1, *, turn_id: UUID | None = None, text: str | None = None, **other: Any) -> RememberedTurn:

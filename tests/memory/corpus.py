@@ -1,4 +1,4 @@
-"""Conversations for the tests of recall: imported as a file would be, with vectors."""
+"""Conversations for the tests of recall, imported and embedded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEGIN = datetime(2024, 3, 4, 9, tzinfo=UTC)
 
 
 def line(number: int, content: str, **other: Any) -> str:
-    """A line of a file: a message a minute, user and assistant by turns."""
+    """A line of a file: one message a minute, user and assistant alternating."""
     given = {
         "user_id": "ana",
         "session": "first",
@@ -30,10 +30,10 @@ def line(number: int, content: str, **other: Any) -> str:
     return json.dumps({key: value for key, value in (given | other).items() if value is not None}, ensure_ascii=False)
 
 
-def told(
+def import_conversation(
     database: Database, clock: MovedClock, contents: Iterable[str], embedder: Embedder | None = None, **other: Any
 ) -> ImportResult:
-    """Import a conversation; with `embedder`, vectors and all."""
+    """Import a conversation and, with `embedder`, its vectors."""
     lines = [line(number, content, **other) for number, content in enumerate(contents, start=1)]
     return imported(database, clock, lines, embedder)
 
@@ -41,7 +41,7 @@ def told(
 def imported(
     database: Database, clock: MovedClock, lines: Iterable[str], embedder: Embedder | None = None
 ) -> ImportResult:
-    """Import lines; with `embedder`, vectors and all."""
+    """Import lines and, with `embedder`, their vectors."""
     result = ImportResult()
     for result in import_messages(database, clock, "assistant", lines):  # noqa: B007 (the last one counts)
         pass

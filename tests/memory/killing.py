@@ -1,4 +1,4 @@
-"""A worker that consolidates and is killed on the way, by a real SIGKILL.
+"""A worker that a SIGKILL ends while it consolidates.
 
     python -m tests.memory.killing DATABASE_URL NUMBER
 
@@ -20,7 +20,7 @@ from tests.memory.archive import GROUPS, Echo, Grouped, consolidator
 
 
 def main(url: str, number: int) -> None:
-    """Consolidate a batch, until the signal."""
+    """Consolidate a batch until the signal."""
     passed = itertools.count()
 
     def observe(_moment: Moment, _name: str) -> None:

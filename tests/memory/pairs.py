@@ -1,4 +1,4 @@
-"""Pairs of memories, written by hand: what contradicts each other, and what says the same in other words.
+"""Hand-written pairs of memories: contradictions and paraphrases.
 
 `(kind, said earlier, said later)`. The later one of a contradiction supersedes; that of a paraphrase reinforces.
 """

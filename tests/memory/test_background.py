@@ -1,4 +1,4 @@
-"""A worker gives what was said its vectors, in the background."""
+"""A worker embeds messages in the background."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _count(runtime: Runtime, sql: str) -> int:
 
 
 def test_what_was_said_gets_its_vectors(stage: Stage) -> None:
-    """Question and answer, once a worker looks."""
+    """A question and its answer get vectors."""
     stage.run(stage.send("I have a cat").session_id)
     runtime = replace(stage.runtime, embedder=HashEmbedder(64))
     embedding = Embedding(runtime)
@@ -35,7 +35,7 @@ def test_what_was_said_gets_its_vectors(stage: Stage) -> None:
 
 
 class _Hanging(HashEmbedder):
-    """Answers nobody until its call is ended."""
+    """Blocks until its call is aborted."""
 
     def __init__(self) -> None:
         super().__init__(64)
@@ -52,7 +52,7 @@ class _Hanging(HashEmbedder):
 
 
 def test_a_process_that_leaves_waits_for_no_embedder(stage: Stage) -> None:
-    """The call is ended; what it was for waits for another worker."""
+    """The call is aborted; another worker embeds its texts."""
     stage.run(stage.send("I have a cat").session_id)
     hanging = _Hanging()
     embedding = Embedding(replace(stage.runtime, embedder=hanging))

@@ -1,4 +1,4 @@
-"""Ended sessions become memories, each once, whatever fails meanwhile."""
+"""Consolidation stores the memories of each ended session once, despite failures."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from tests.turns.stage import Crash, Stage, side_by_side
 
 @pytest.fixture
 def archive(stage: Stage, settings: Settings) -> Archive:
-    """A stage whose sessions are over."""
+    """A stage with ended sessions."""
     stage.check = lambda: None  # type: ignore[method-assign]  # these sessions had no turns that ran
     return Archive(stage, Keeper(stage.database, stage.clock, settings.turn))
 
 
 def test_what_was_said_becomes_a_memory_with_its_sources(archive: Archive) -> None:
-    """The built-in model suffices: what the user stated is known, and which messages said so."""
+    """With the built-in model, the user's statements become memories with their sources."""
     session_id = archive.ended("Hello!", ("assistant", "I live in a computer."), LYON, "And you?", "Thanks.")
     assert archive.consolidator(OfflineModel()).consolidate(session_id) == Consolidated(MergeCounts(stored=1))
     [row] = archive.known()
@@ -65,7 +65,7 @@ def test_what_was_said_becomes_a_memory_with_its_sources(archive: Archive) -> No
 
 
 def test_a_short_session_is_passed_over_once(archive: Archive) -> None:
-    """It is marked and counted, and no model is asked."""
+    """It is marked and counted without a call of the model."""
     session_id = archive.ended(LYON, turns=4)
     assert archive.consolidator().batch() == ConsolidationCounts(processed=1, skipped=1)
     assert archive.session(session_id).consolidation == {"skipped": True}
@@ -74,21 +74,21 @@ def test_a_short_session_is_passed_over_once(archive: Archive) -> None:
 
 
 def test_a_session_that_lives_is_left_alone(archive: Archive) -> None:
-    """Only what has ended is consolidated."""
+    """Only ended sessions are consolidated."""
     alive = archive.stage.send().session_id
     assert archive.consolidator().consolidate(alive) == NotDue()
     assert archive.consolidator().batch() == ConsolidationCounts()
 
 
-def test_a_batch_has_its_size_and_is_told_of(archive: Archive) -> None:
-    """The oldest come first, and progress is told of each."""
+def test_a_batch_has_its_size_and_reports_progress(archive: Archive) -> None:
+    """The oldest sessions come first, and each one is reported."""
     archive.limit(batch_size=2)
     sessions = [archive.ended(f"I own {number} cats and nothing else.", turns=5) for number in (3, 4, 5)]
-    told: list[Progress] = []
-    counts = archive.consolidator(Echo()).batch(told.append)
+    reported: list[Progress] = []
+    counts = archive.consolidator(Echo()).batch(reported.append)
     assert [archive.session(each).consolidated_at is None for each in sessions] == [False, False, True]
-    assert [(each.done, each.total) for each in told] == [(0, 2), (1, 2), (2, 2)]
-    assert told[-1].counts == counts == ConsolidationCounts(processed=2, stored=2)
+    assert [(each.done, each.total) for each in reported] == [(0, 2), (1, 2), (2, 2)]
+    assert reported[-1].counts == counts == ConsolidationCounts(processed=2, stored=2)
     assert backlog(archive.stage.database, archive.limits) == Backlog(1, 0, 0)
 
 
@@ -108,7 +108,7 @@ def test_the_same_said_again_reinforces(archive: Archive) -> None:
 
 
 def test_importance_never_exceeds_one(archive: Archive) -> None:
-    """However often it is said."""
+    """However often it is repeated."""
     for _ in range(3):
         archive.ended(LYON)
     archive.stage.script(*[answer(memory(LYON, 0.95))] * 3)
@@ -117,7 +117,7 @@ def test_importance_never_exceeds_one(archive: Archive) -> None:
 
 
 def test_what_contradicts_replaces_what_was_said_before(archive: Archive) -> None:
-    """The earlier memory keeps the time for which it held, and stays as history."""
+    """The earlier memory stays as history with its validity interval."""
     archive.embedder = Grouped([LYON, PARIS])
     archive.ended(LYON)
     archive.ended(PARIS)
@@ -140,7 +140,7 @@ def test_what_was_said_later_wins_though_it_was_consolidated_first(archive: Arch
 
 
 def test_moving_there_and_back_again_is_kept_apart(archive: Archive) -> None:
-    """What is history is not reinforced: each time has its interval."""
+    """A superseded memory is not reinforced: a repeated statement gets an interval of its own."""
     archive.embedder = Grouped([LYON, PARIS])
     for line in (LYON, PARIS, LYON):
         archive.ended(line)
@@ -151,7 +151,7 @@ def test_moving_there_and_back_again_is_kept_apart(archive: Archive) -> None:
 
 
 def test_what_is_history_gains_from_what_was_said_then(archive: Archive) -> None:
-    """A session that comes late adds to what held in its time, not to what holds now."""
+    """A session consolidated late reinforces the memory that was valid at its time."""
     archive.embedder = Grouped([LYON, HOME, PARIS])
     late, first, second = archive.ended(HOME), archive.ended(LYON), archive.ended(PARIS)
     for session_id in (first, second, late):
@@ -162,7 +162,7 @@ def test_what_is_history_gains_from_what_was_said_then(archive: Archive) -> None
 
 
 def test_no_contradiction_reinforces_and_most_paraphrases_do(archive: Archive) -> None:
-    """The pairs written for the guard, through the whole path, at a similarity above the threshold."""
+    """The hand-written pairs, through the whole consolidation, above the similarity threshold."""
     archive.embedder = Grouped(*({a, b} for _, a, b in CONTRADICTIONS[:20]))
     for number, (_, earlier, later) in enumerate(CONTRADICTIONS[:20]):
         for line in (earlier, later):
@@ -177,15 +177,15 @@ def test_no_contradiction_reinforces_and_most_paraphrases_do(archive: Archive) -
 
 
 def test_memories_are_one_users_own(archive: Archive) -> None:
-    """The same words of somebody else are a memory of theirs."""
+    """The same words of another user are a memory of that user."""
     archive.ended(LYON, user_id="ana")
     archive.ended(LYON, user_id="bo")
     assert archive.consolidator(Echo()).batch() == ConsolidationCounts(processed=2, stored=2)
     assert len(archive.known("ana")) == len(archive.known("bo")) == 1
 
 
-def test_who_and_what_it_is_about_is_noted(archive: Archive) -> None:
-    """Entities once for all their spellings, and relations once for each memory that says so."""
+def test_entities_and_relations_are_stored(archive: Archive) -> None:
+    """One entity for all its spellings, and one relation for each memory with it."""
     said = memory(
         "My sister Nora lives in Lyon.",
         entities=[{"name": "Nora", "type": "person"}, {"name": "Lyon", "type": "place"}],
@@ -211,7 +211,7 @@ def test_who_and_what_it_is_about_is_noted(archive: Archive) -> None:
 
 
 def test_output_of_no_use_is_asked_for_again_with_the_reason(archive: Archive) -> None:
-    """The model is shown what it said, and what was wrong with it."""
+    """The model sees its reply and the fault."""
     session_id = archive.ended(LYON)
     archive.stage.script(says("Sure! Here they are."), says('[{"content": "I live'), answer(LYON))
     assert archive.consolidator().consolidate(session_id) == Consolidated(MergeCounts(stored=1))
@@ -221,7 +221,7 @@ def test_output_of_no_use_is_asked_for_again_with_the_reason(archive: Archive) -
 
 
 def test_what_fails_stays_and_is_given_up_in_the_end(archive: Archive) -> None:
-    """With its error, retried by each run, never marked as done; the sweeper waits for longer each time."""
+    """It keeps its error, each run retries it, it is never marked as consolidated, and the sweeper's pause doubles."""
     archive.limit(max_runs=2)
     session_id = archive.ended(LYON)
     archive.stage.script(*[says("I would rather not.")] * 6)
@@ -240,7 +240,7 @@ def test_what_fails_stays_and_is_given_up_in_the_end(archive: Archive) -> None:
 
 
 def test_what_was_given_up_is_listed_and_tried_again_when_asked(archive: Archive) -> None:
-    """With all its runs; of several only the one that is named, or all of them."""
+    """With all its runs, for one session or for all."""
     archive.limit(max_runs=1)
     database, limits = archive.stage.database, archive.limits
     first, second = archive.ended(LYON), archive.ended(LYON, user_id="ben")
@@ -268,7 +268,7 @@ def test_what_was_given_up_is_listed_and_tried_again_when_asked(archive: Archive
 
 
 def test_a_session_whose_last_run_died_is_given_up_by_the_sweeper(archive: Archive) -> None:
-    """No run is left to mark it: the sweeper does, and it wakes for it no more."""
+    """No run is left to mark it: the sweeper does, and no longer wakes it."""
     archive.limit(max_runs=1)
     database = archive.stage.database
     session_id = archive.ended(LYON)
@@ -283,7 +283,7 @@ def test_a_session_whose_last_run_died_is_given_up_by_the_sweeper(archive: Archi
 
 @pytest.mark.parametrize("error", [ProviderError("it is down"), CircuitBreakerOpen()])
 def test_an_outage_costs_no_run(archive: Archive, error: Exception) -> None:
-    """Innocents do not pay: the session waits for as long as it takes."""
+    """A provider outage does not use up the session's runs."""
     archive.limit(max_runs=1)
     session_id = archive.ended(LYON)
     archive.stage.script(error, answer(LYON))
@@ -295,7 +295,7 @@ def test_an_outage_costs_no_run(archive: Archive, error: Exception) -> None:
 
 
 def test_an_embedder_that_is_down_leaves_the_session_for_later(archive: Archive) -> None:
-    """Without vectors nobody knows what is known already."""
+    """Without vectors, duplicates cannot be found."""
     embedder = Grouped()
     embedder.down = ProviderError("it is down")
     archive.embedder = embedder
@@ -307,7 +307,7 @@ def test_an_embedder_that_is_down_leaves_the_session_for_later(archive: Archive)
 
 
 def test_a_worker_that_shuts_down_gives_the_session_back(archive: Archive) -> None:
-    """At once, with no run burnt: another worker goes on."""
+    """At once and without using up a run: another worker continues."""
     session_id = archive.ended(LYON)
 
     def interrupted(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -325,7 +325,7 @@ def test_a_worker_that_shuts_down_gives_the_session_back(archive: Archive) -> No
 
 @pytest.mark.long
 def test_killed_anywhere_and_run_again_gives_the_same_memories(archive: Archive) -> None:
-    """Before and after every commit, one user's sessions each time; what an undisturbed run made is what there is."""
+    """Before and after every commit; the result equals that of an undisturbed run."""
     boundaries: list[tuple[Moment, str]] = []
     story(archive)
     with archive.stage.hooked(lambda moment, name: boundaries.append((moment, name))):
@@ -374,7 +374,7 @@ def test_a_worker_that_is_killed_loses_and_doubles_nothing(archive: Archive, dat
 
 
 def test_a_worker_that_was_paused_writes_nothing(archive: Archive) -> None:
-    """It comes back from its model call when another has done the work."""
+    """Its model call returns after another worker has consolidated the session."""
     session_id = archive.ended(LYON)
 
     def overtaken() -> None:
@@ -385,8 +385,8 @@ def test_a_worker_that_was_paused_writes_nothing(archive: Archive) -> None:
     assert [row.access_count for row in archive.known()] == [0]
 
 
-def test_a_user_who_is_erased_meanwhile_leaves_no_memory(archive: Archive) -> None:
-    """The rows are gone when the model has answered."""
+def test_a_user_erased_during_the_run_gets_no_memory(archive: Archive) -> None:
+    """The user is erased during the model's call."""
     session_id = archive.ended(LYON)
     worker = archive.consolidator(Echo(lambda: archive.stage.sql("TRUNCATE users CASCADE")))
     assert worker.consolidate(session_id) == NotDue()
@@ -394,7 +394,7 @@ def test_a_user_who_is_erased_meanwhile_leaves_no_memory(archive: Archive) -> No
 
 
 def test_a_claim_is_one_workers(archive: Archive) -> None:
-    """While one is at it, the others go on to the next."""
+    """While one worker consolidates a session, others take the next."""
     session_id = archive.ended(LYON)
     met: list[object] = []
 
@@ -409,7 +409,7 @@ def test_a_claim_is_one_workers(archive: Archive) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_four_workers_share_a_batch(archive: Archive) -> None:
-    """Two hundred sessions of forty users: each session once, no fact twice."""
+    """Two hundred sessions of forty users: each is consolidated once, no fact is stored twice."""
     archive.limit(batch_size=200)
     for number in range(200):
         archive.ended("I collect old maps.", f"I own a house numbered {number}00.", user_id=f"user {number % 40}")
@@ -425,8 +425,8 @@ def test_four_workers_share_a_batch(archive: Archive) -> None:
     assert [(row.memories, row.accesses) for row in maps] == [(1, 4)] * 40
 
 
-def test_the_same_fact_told_in_two_sessions_at_once_is_one_memory(archive: Archive) -> None:
-    """Both have extracted it before either has stored it."""
+def test_a_fact_of_two_concurrent_sessions_is_one_memory(archive: Archive) -> None:
+    """Both workers extract the fact before either stores it."""
     first, second = archive.ended(LYON), archive.ended(LYON)
     inner: list[object] = []
     worker = archive.consolidator(Echo(lambda: inner.append(archive.consolidator(Echo()).consolidate(second))))
@@ -436,7 +436,7 @@ def test_the_same_fact_told_in_two_sessions_at_once_is_one_memory(archive: Archi
 
 
 def test_what_was_recalled_is_not_learnt_again(archive: Archive) -> None:
-    """Neither a tool's result, nor what the assistant says from it, nor a quotation that comes back."""
+    """Neither a tool's result, nor the assistant's text from it, nor a quotation."""
     session_id = archive.ended(
         "What do you know of me?",
         ("assistant", ""),
@@ -452,7 +452,7 @@ def test_what_was_recalled_is_not_learnt_again(archive: Archive) -> None:
 
 
 def test_lost_wake_ups_are_issued_again(archive: Archive) -> None:
-    """By the sweeper, after a while, and more rarely each time nobody comes."""
+    """By the sweeper, after a pause that doubles with each wake-up."""
     session_id = archive.ended(LYON)
 
     def forgotten() -> list[object]:
@@ -472,7 +472,7 @@ def test_lost_wake_ups_are_issued_again(archive: Archive) -> None:
 
 
 def test_a_fork_does_not_say_again_what_was_copied(archive: Archive) -> None:
-    """Its own turns count and are read; the copied ones are its source's."""
+    """Only the fork's own turns count and are read."""
     source = archive.ended(LYON)
     fork = archive.ended(LYON, "I have a dog called Rex.", turns=6)
     archive.stage.sql(

@@ -1,4 +1,4 @@
-"""What goes into a prompt: budgets hold to the token, the newest turn is whole, quotations stay closed."""
+"""Budgets of a prompt hold to the token, the newest turn is complete, quotations stay closed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_section_never_exceeds_its_budget(given_: list[str], budget: int, mark
 
 @given(st.lists(st.text("abc", min_size=1, max_size=30), min_size=1, max_size=12), budgets)
 def test_the_least_relevant_goes_first(given_: list[str], budget: int) -> None:
-    """What is kept is the head of what was found, unless not even one piece fits."""
+    """The first pieces are kept; if none fits, the beginning of the first."""
     numbered = [f"{number}:{piece}" for number, piece in enumerate(given_)]
     made = render(Section(MEMORY, "Known", numbered, budget))
     lines = made.splitlines()[2:-1]
@@ -47,14 +47,14 @@ def test_the_least_relevant_goes_first(given_: list[str], budget: int) -> None:
 
 
 def test_what_is_newest_may_stand_last() -> None:
-    """As in a conversation; what goes over budget is the oldest all the same."""
+    """As in a conversation; the oldest pieces are still the first to be left out."""
     section = Section(CONVERSATION, "Earlier", ["newest", "older", "oldest " * 50], 40, backwards=True)
     assert render(section).splitlines()[2:-1] == ["older", "newest"]
 
 
 @given(texts, budgets)
 def test_a_text_that_is_cut_says_so(text: str, budget: int) -> None:
-    """Within its budget, and its beginning is what it was."""
+    """Within its budget, with its beginning unchanged."""
     made = cut_to(text, budget)
     assert estimate_tokens(made) <= budget
     assert made in {text, ""} or (made.endswith(" […]") and text.startswith(made[: -len(" […]")]))
@@ -73,7 +73,7 @@ def test_the_newest_turn_is_never_cut(costs: list[int], budget: int) -> None:
 
 @given(st.lists(st.tuples(st.text(max_size=20), st.text(max_size=300)), max_size=10), budgets)
 def test_tools_are_kept_whole_and_in_the_order_given(given_: Sequence[tuple[str, str]], budget: int) -> None:
-    """A tool without its parameters would be called wrongly: it is there whole or not at all."""
+    """A tool is kept completely or left out."""
     tools = [ToolSchema(name, said, {"type": "object", "properties": {said: {}}}) for name, said in given_]
     kept = affordable(tools, budget)
     assert kept == tuple(tools[: len(kept)])

@@ -1,4 +1,4 @@
-"""The guard on the pairs written for it: what contradicts never passes for the same, nearly all paraphrases do."""
+"""The contradiction check on hand-written pairs: it finds every contradiction and accepts nearly all paraphrases."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def test_the_set_is_large_enough() -> None:
 
 @pytest.mark.parametrize(("kind", "earlier", "later"), CONTRADICTIONS)
 def test_no_contradiction_passes(kind: str, earlier: str, later: str) -> None:
-    """Whichever was said first: one that passed would make a wrong memory stronger."""
+    """In both orders: an undetected contradiction would reinforce a wrong memory."""
     assert difference(earlier, later) is not None, kind
     assert difference(later, earlier) is not None, kind
 
 
 def test_most_paraphrases_pass() -> None:
-    """Those that do not are kept beside each other, which costs a row."""
+    """A paraphrase taken for a difference costs a row."""
     passed = [pair for pair in PARAPHRASES if difference(*pair) is None]
     assert len(passed) >= AT_LEAST * len(PARAPHRASES)
     assert passed == [pair for pair in PARAPHRASES if difference(*reversed(pair)) is None]

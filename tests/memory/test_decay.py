@@ -1,4 +1,4 @@
-"""Memories fade by the formula, in Python as in SQL, and however often that is done."""
+"""Memories decay by the same formula in Python and in SQL, and runs do not compound."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FORM = """
 
 
 def form(stage: Stage, kind: str = "fact", importance: float = 0.5, **more: int) -> object:
-    """A memory as it is formed now: with so many `channels`, `accesses` and `connections`."""
+    """Store a new memory with this number of `channels`, `accesses` and `connections`."""
     memory_id = new_id(stage.clock)
     stage.sql("INSERT INTO users (user_id, created_at) VALUES ('ana', perdure_now()) ON CONFLICT DO NOTHING")
     stage.sql(
@@ -84,7 +84,7 @@ def test_a_value_lies_between_the_floor_and_what_it_was(
 def test_what_is_met_read_and_connected_more_fades_slower(
     kind: str, channels: int, accesses: int, connections: int
 ) -> None:
-    """Each of them by itself; with ten connections nothing fades."""
+    """Each factor alone slows decay; with ten connections there is none."""
     rate = decay_rate(kind, channels, accesses, connections)
     assert 0 <= decay_rate(kind, channels + 1, accesses, connections) <= rate
     assert decay_rate(kind, channels, accesses + 1, connections) <= rate
@@ -104,12 +104,12 @@ def test_the_formula_gives_what_was_reckoned_by_hand() -> None:
 
 @given(st.floats(0, 1), st.floats(0, 100), st.floats(0, 100))
 def test_only_what_is_old_unread_and_worth_little_goes(value: float, age: float, unread: float) -> None:
-    """All three at once."""
+    """All three conditions are needed."""
     assert is_faded(value, age, unread) == (value < ARCHIVE_BELOW and min(age, unread) > ARCHIVE_AFTER_DAYS)
 
 
 def test_sql_reckons_as_python_does(stage: Stage) -> None:
-    """For every kind, fresh and a lifetime old, whatever was counted."""
+    """For every kind, age and count."""
     formed = {}
     for kind in KIND_RATES:
         for counts in ((1, 0, 0), (3, 7, 2), (0, 0, 9), (2, 1000, 10), (1, 0, 12)):
@@ -127,7 +127,7 @@ def test_sql_reckons_as_python_does(stage: Stage) -> None:
 
 
 def test_a_hundred_runs_are_one(stage: Stage) -> None:
-    """Runs do not compound: each reckons from what the memory was worth, and from its age."""
+    """Runs do not compound: each computes the value from importance and age."""
     for kind in KIND_RATES:
         form(stage, kind, 0.7, connections=3)
     values = "SELECT value FROM memories ORDER BY memory_id"
@@ -142,7 +142,7 @@ def test_a_hundred_runs_are_one(stage: Stage) -> None:
 
 
 def test_what_does_not_fade_is_not_written(stage: Stage) -> None:
-    """A memory at its floor, or held by its connections, costs no write."""
+    """A memory at its floor, or with ten connections, is not written."""
     form(stage, connections=10)
     form(stage, importance=0.4)
     stage.move(50_000 * 3600)
@@ -150,8 +150,8 @@ def test_what_does_not_fade_is_not_written(stage: Stage) -> None:
     assert decay(stage.database) == DecayResult(looked_at=2)
 
 
-def test_what_has_faded_is_put_away(stage: Stage) -> None:
-    """Worth under 0.03, older than thirty days, and unread for as long: each alone is not enough."""
+def test_faded_memories_are_archived(stage: Stage) -> None:
+    """Below 0.03, older than thirty days, and unread for thirty days: each alone is not enough."""
     faded = form(stage, "conversation", 0.05)
     form(stage, "conversation", 0.2)
     stage.move(20 * DAY_S)
@@ -169,11 +169,11 @@ def test_what_has_faded_is_put_away(stage: Stage) -> None:
 
 
 def test_a_run_goes_through_pages(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each page is a commit of its own, and none is left out."""
-    monkeypatch.setattr("perdure.memory.decay._A_BATCH", 2)
+    """Each page is a commit of its own, and no memory is left out."""
+    monkeypatch.setattr("perdure.memory.decay._BATCH", 2)
     for _ in range(5):
         form(stage)
     stage.move(DAY_S)
-    told: list[int] = []
-    assert decay(stage.database, told.append) == DecayResult(looked_at=5, changed=5)
-    assert told == [2, 4, 5]
+    reported: list[int] = []
+    assert decay(stage.database, reported.append) == DecayResult(looked_at=5, changed=5)
+    assert reported == [2, 4, 5]

@@ -1,4 +1,4 @@
-"""Every text gets its vector, some time: whoever dies, whatever the embedder does, whichever it is."""
+"""Every text gets its vector, despite crashes, embedder failures and a change of the embedder."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Vector
 from perdure.models.protocol import ModelCall
 from perdure.settings import MemorySettings
-from tests.memory.corpus import told
+from tests.memory.corpus import import_conversation
 from tests.turns.stage import side_by_side
 
 _TALK = [f"This is line number {number} about the {thing}." for number, thing in enumerate(["oboe", "kiln", "quay"])]
 
 
 class Fickle:
-    """An embedder that fails while `fault` is set, and refuses what holds `taboo`."""
+    """An embedder that fails while `fault` is set, and refuses texts with `taboo`."""
 
     def __init__(self, dimensions: int = 64) -> None:
         self._embedder = HashEmbedder(dimensions)
@@ -35,16 +35,16 @@ class Fickle:
 
     @property
     def name(self) -> str:
-        """As in the settings."""
+        """The embedder's name."""
         return self._embedder.name
 
     @property
     def dimensions(self) -> int:
-        """As of its vectors."""
+        """The vectors' dimensions."""
         return self._embedder.dimensions
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
-        """Vectors, or the fault."""
+        """Vectors; raises the fault if there is one."""
         if self.fault is not None:
             raise self.fault
         if self.taboo is not None and any(self.taboo in text for text in texts):
@@ -55,7 +55,7 @@ class Fickle:
 
 @pytest.fixture
 def connection(database: Database) -> Iterator[Connection]:
-    """The hands of a test on the rows."""
+    """A connection for the test's own statements."""
     engine = create_engine(database.url, isolation_level="AUTOCOMMIT")
     with engine.connect() as made:
         yield made
@@ -70,9 +70,9 @@ def _vectors(connection: Connection, dimensions: int) -> Any:
     return _count(connection, "message_vectors", f"vector_dims(vector) = {dimensions}")
 
 
-def test_what_was_said_gets_its_vector_later(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """Noted in the commit that says it, made by whoever comes by, once."""
-    told(database, clock, _TALK)
+def test_messages_get_their_vectors_later(database: Database, clock: MovedClock, connection: Connection) -> None:
+    """The commit of a message adds it to `unembedded`; `embed_missing` embeds it once."""
+    import_conversation(database, clock, _TALK)
     assert _count(connection, "unembedded") == 3
     embedder = Fickle()
     assert embed_missing(database, embedder, batch=2).embedded == 2
@@ -81,9 +81,11 @@ def test_what_was_said_gets_its_vector_later(database: Database, clock: MovedClo
     assert embed_missing(database, embedder).embedded == 0
 
 
-def test_an_embedder_that_is_away_is_waited_for(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """The failure is told, nothing is lost, and it is tried again later rather than at once."""
-    told(database, clock, _TALK)
+def test_texts_of_an_unavailable_embedder_are_postponed(
+    database: Database, clock: MovedClock, connection: Connection
+) -> None:
+    """The failure is returned, and the texts are retried after a pause."""
+    import_conversation(database, clock, _TALK)
     embedder = Fickle()
     embedder.fault = ProviderError("The embedder's server cannot be reached.", transient=True)
     failed = embed_missing(database, embedder)
@@ -95,10 +97,10 @@ def test_an_embedder_that_is_away_is_waited_for(database: Database, clock: Moved
     assert embed_missing(database, embedder).embedded == 3
 
 
-def test_a_pause_given_by_a_clock_that_was_ahead_is_none(database: Database, clock: MovedClock) -> None:
-    """The server's clock was wrong for a while and is set back: no text waits until it catches up."""
+def test_a_pause_written_by_a_clock_that_was_ahead_is_ignored(database: Database, clock: MovedClock) -> None:
+    """After the server's clock was ahead and is corrected, no text waits for the wrong time."""
     clock.advance(timedelta(days=1))
-    told(database, clock, _TALK)
+    import_conversation(database, clock, _TALK)
     embedder = Fickle()
     embedder.fault = ProviderError("The embedder's server cannot be reached.", transient=True)
     assert embed_missing(database, embedder).error is not None
@@ -108,11 +110,11 @@ def test_a_pause_given_by_a_clock_that_was_ahead_is_none(database: Database, clo
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_a_text_that_is_refused_holds_nobody_up(
+def test_a_refused_text_does_not_block_others(
     batch: int, database: Database, clock: MovedClock, connection: Connection
 ) -> None:
-    """It is marked, found by its words, and not sent again; a key that is wrong marks nothing."""
-    told(database, clock, _TALK)
+    """It is marked and not sent again; a wrong key marks no text."""
+    import_conversation(database, clock, _TALK)
     embedder = Fickle()
     embedder.fault = ProviderError("Wrong key.", transient=False)
     assert embed_missing(database, embedder, batch=batch).error == "Wrong key."
@@ -130,8 +132,8 @@ def test_a_text_that_is_refused_holds_nobody_up(
 def test_what_was_taken_by_a_process_that_died_is_taken_again(
     database: Database, clock: MovedClock, connection: Connection
 ) -> None:
-    """Not before its lease is over."""
-    told(database, clock, _TALK)
+    """Not before its lease expires."""
+    import_conversation(database, clock, _TALK)
 
     class Dying(Fickle):
         def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
@@ -145,19 +147,17 @@ def test_what_was_taken_by_a_process_that_died_is_taken_again(
 
 
 def test_two_at_once_share_the_work(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """Neither embeds what the other has."""
-    told(database, clock, [f"Line {number}." for number in range(40)])
+    """Neither embeds the other's texts."""
+    import_conversation(database, clock, [f"Line {number}." for number in range(40)])
     embedders = Fickle(), Fickle()
     done = side_by_side(*(lambda each=each: embed_missing(database, each, batch=20) for each in embedders))
     assert sum(each.embedded for each in done) == 40
     assert len({*embedders[0].seen, *embedders[1].seen}) == 40
 
 
-def test_another_embedder_starts_anew_beside_the_old(
-    database: Database, clock: MovedClock, connection: Connection
-) -> None:
-    """All there is gets a second vector, search works in between, and the first ones stay."""
-    told(database, clock, _TALK)
+def test_a_new_embedder_embeds_all_texts_again(database: Database, clock: MovedClock, connection: Connection) -> None:
+    """All texts get a second vector, search works meanwhile by words, and the first vectors stay."""
+    import_conversation(database, clock, _TALK)
     old, new = Fickle(64), Fickle(128)
     while embed_missing(database, old).more:
         pass
@@ -173,8 +173,8 @@ def test_another_embedder_starts_anew_beside_the_old(
 def test_what_was_missed_is_found_by_the_daily_walk(
     database: Database, clock: MovedClock, connection: Connection
 ) -> None:
-    """Whatever was lost, for whatever reason, is made good within a day."""
-    told(database, clock, _TALK)
+    """The daily walk finds rows that lost their vectors."""
+    import_conversation(database, clock, _TALK)
     embedder = Fickle()
     for _ in range(6):
         embed_missing(database, embedder)
@@ -186,9 +186,11 @@ def test_what_was_missed_is_found_by_the_daily_walk(
     assert _count(connection, "message_vectors") == 3
 
 
-def test_what_is_erased_meanwhile_gets_no_vector(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """A message that goes while its vector is made leaves none behind."""
-    told(database, clock, _TALK)
+def test_a_text_erased_during_embedding_gets_no_vector(
+    database: Database, clock: MovedClock, connection: Connection
+) -> None:
+    """A message that is erased during the embedder's call gets no vector."""
+    import_conversation(database, clock, _TALK)
 
     class Slow(Fickle):
         def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
@@ -200,8 +202,8 @@ def test_what_is_erased_meanwhile_gets_no_vector(database: Database, clock: Move
 
 
 def test_many_vectors_get_an_index_of_their_own(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """One for each embedder and size, once there are enough; one whose building was broken off is built again."""
-    done = told(database, clock, [f"Line {number}." for number in range(20)])
+    """One for each embedder and size, once there are enough vectors; an interrupted build is repeated."""
+    done = import_conversation(database, clock, [f"Line {number}." for number in range(20)])
     embedder = Fickle()
     assert embed_sessions(database, embedder, done.sessions).embedded == 20
     registered = register(database, embedder.name, 64)

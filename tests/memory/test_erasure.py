@@ -1,4 +1,4 @@
-"""Erasing a user leaves no word of theirs anywhere, and every word of everybody else's."""
+"""Erasing a user deletes all of that user's data and no other user's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.turns.stage import Stage
 DAY_S = 86_400.0
 
 MARKER = "zyxomma"
-"""In every text of the user that is erased, their id included."""
+"""In every text of the erased user, including the id."""
 
 OTHER = "quokka"
 
@@ -96,7 +96,7 @@ _KNOWN = """
 
 @pytest.fixture
 def everything(database: Database, client: Any) -> Callable[[str], dict[str, int]]:
-    """Counts the rows of every table, and the keys of Redis, that hold a word."""
+    """Counts the rows of every table, and the keys of Redis, with a word."""
 
     def count(word: str) -> dict[str, int]:
         found = {}
@@ -114,7 +114,7 @@ def everything(database: Database, client: Any) -> Callable[[str], dict[str, int
 
 
 def _live(stage: Stage, redis_memory: RedisMemory, word: str) -> None:
-    """Two sessions of the user of that word, one ended: said, remembered, done, owed and set aside."""
+    """Two sessions of the user with that word, one ended, with rows in every table."""
 
     @tool(effect="idempotent")
     def note(what: str, context: ToolContext) -> str:
@@ -150,7 +150,7 @@ def _live(stage: Stage, redis_memory: RedisMemory, word: str) -> None:
 
 @pytest.fixture
 def lived(stage: Stage, redis_memory: RedisMemory, redis_url: str) -> Stage:
-    """Two users of much the same life, their snapshots in Redis."""
+    """Two users with the same kinds of rows, and snapshots in Redis."""
     stage.redis_memory = redis_memory
     stage.snapshots = RedisSnapshots(redis_url)
     for word in (MARKER, OTHER):
@@ -163,12 +163,12 @@ def _eraser(stage: Stage, redis_memory: RedisMemory | None) -> Eraser:
 
 
 def test_every_table_is_personal_or_not() -> None:
-    """A new table fails here until somebody has said which: none is forgotten when a user is."""
+    """A new table fails here until it is listed as one with or without users' data."""
     named = [holding.table for holding in USER_TABLES]
     assert len(named) == len(set(named))
     assert {*named, *TABLES_WITHOUT_USER_DATA, *ERASURE_TABLES} == set(metadata.tables)
     assert not TABLES_WITHOUT_USER_DATA & {*named}
-    for table in metadata.tables.values():  # whoever refers to another is erased before it
+    for table in metadata.tables.values():  # a referencing table is erased before the referenced one
         for key in table.foreign_keys:
             referred = key.column.table.name
             if {table.name, referred} <= {*named} and referred != table.name:
@@ -178,7 +178,7 @@ def test_every_table_is_personal_or_not() -> None:
 def test_nothing_is_left_of_a_user_and_everything_of_the_others(
     lived: Stage, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
-    """Every table and every key of Redis is searched for a word of theirs."""
+    """No table and no key of Redis contains the user's word."""
     before, others = everything(MARKER), everything(OTHER)
     assert {"users", "identities", "sessions", "turns", "inbox", "messages", "tool_effects"} <= before.keys()
     assert {"snapshots", "deliveries", "memories", "entities", "relations", "message_words"} <= before.keys()
@@ -198,7 +198,7 @@ def test_nothing_is_left_of_a_user_and_everything_of_the_others(
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_the_planners_samples_are_forgotten(lived: Stage, redis_memory: RedisMemory, alone: bool) -> None:
-    """`pg_stats` shows texts of each column, until a table has changed by a fifth, and for ever where it is empty."""
+    """`pg_stats` has samples of each column until a fifth of the table has changed, and for ever if it is empty."""
     if alone:
         _eraser(lived, redis_memory).erase(f"user {OTHER}")
     sampled = "SELECT tablename FROM pg_stats AS s WHERE s::text LIKE %(like)s"
@@ -216,41 +216,41 @@ def _analyze(stage: Stage) -> None:
 
 
 class _File:
-    """A file of Redis's that is rewritten when the test says so."""
+    """Redis's file, whose rewrite the test controls."""
 
     def __init__(self) -> None:
         self.begun = 0
         self.done = False
-        self.away = False
+        self.unreachable = False
 
     def rewrite(self) -> None:
         self.begun += 1
-        if self.away:
+        if self.unreachable:
             raise Unavailable("Redis is away.")
 
     def rewritten(self, erasures: Collection[UUID]) -> Collection[UUID]:
-        if self.away:
+        if self.unreachable:
             raise Unavailable("Redis is away.")
         return erasures if self.done else ()
 
 
 def test_an_erasure_is_not_over_before_the_file_of_redis_is_rewritten(lived: Stage, redis_memory: RedisMemory) -> None:
-    """Begun at once, waited for by the sweeper, round by round."""
+    """The rewrite starts at once, and the sweeper waits for its end."""
     file = _File()
     eraser = replace(_eraser(lived, redis_memory), file=file)
     assert eraser.erase(f"user {MARKER}").everywhere
     assert file.begun == 1
-    for file.away, file.done, over in ((True, True, 0), (False, False, 0), (False, True, 1)):
+    for file.unreachable, file.done, over in ((True, True, 0), (False, False, 0), (False, True, 1)):
         lived.move(lived.settings.turn.lease_s + 1)
         assert eraser.finish_due() == over
-    file.away = True
+    file.unreachable = True
     assert not eraser.erase(f"user {OTHER}").everywhere
 
 
 def test_a_process_that_was_paused_leaves_nothing_behind_for_long(
     lived: Stage, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
-    """What it writes to Redis after the first pass goes with the second; what came since stays."""
+    """The second pass deletes what a paused process wrote to Redis; later events stay."""
     user = f"user {MARKER}"
     rows = lived.sql("SELECT session_id FROM sessions WHERE user_id = %(user)s", user=user)
     remembered = [redis_memory.working.read(row.session_id) for row in rows]
@@ -261,38 +261,38 @@ def test_a_process_that_was_paused_leaves_nothing_behind_for_long(
     redis_memory.stream.append(user, StreamEvent(StreamEventKind.TYPING, MARKER, late))
     lived.move(1)
     redis_memory.stream.append(user, StreamEvent(StreamEventKind.PRESENCE, "since", lived.clock.now()))
-    assert _eraser(lived, redis_memory).finish_due() == 0  # not yet: whoever was paused may still be
+    assert _eraser(lived, redis_memory).finish_due() == 0  # not due: a paused process may still hold its lease
     lived.move(lived.settings.turn.lease_s)
     assert _eraser(lived, redis_memory).finish_due() == 1
-    assert everything(MARKER).keys() == {f"perdure:stream:{user}"}  # of the user who came back
+    assert everything(MARKER).keys() == {f"perdure:stream:{user}"}  # from the user's new session
     assert [each.channel for each in redis_memory.stream.recent(user, 9)] == ["since"]
 
 
-def test_a_second_pass_put_off_by_a_clock_that_was_ahead_is_due(lived: Stage, redis_memory: RedisMemory) -> None:
-    """The server's clock was wrong for a while and is set back: no trace is kept until it catches up."""
+def test_a_second_pass_postponed_by_a_clock_that_was_ahead_is_due(lived: Stage, redis_memory: RedisMemory) -> None:
+    """After the server's clock was ahead and is corrected, the second pass is due at once."""
     lived.move(DAY_S)
     _eraser(lived, redis_memory).erase(f"user {MARKER}")
     lived.move(-DAY_S)
     assert _eraser(lived, redis_memory).finish_due() == 1
 
 
-def test_while_redis_is_away_the_rows_go_and_the_rest_follows(
-    lived: Stage, redis_memory: RedisMemory, away: RedisMemory, everything: Callable[[str], dict[str, int]]
+def test_without_redis_rows_are_deleted_and_the_rest_follows(
+    lived: Stage, redis_memory: RedisMemory, unreachable: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
-    """An erasure is not refused, nor called complete."""
-    assert not _eraser(lived, away).erase(f"user {MARKER}").everywhere
+    """The erasure succeeds and is reported as incomplete."""
+    assert not _eraser(lived, unreachable).erase(f"user {MARKER}").everywhere
     lived.move(lived.settings.turn.lease_s + 1)
-    assert _eraser(lived, away).finish_due() == 0
+    assert _eraser(lived, unreachable).finish_due() == 0
     assert _eraser(lived, None).finish_due() == 0
     lived.move(lived.settings.turn.lease_s + 1)
     assert _eraser(lived, redis_memory).finish_due() == 1
     assert everything(MARKER) == {}
 
 
-def test_a_turn_that_runs_meanwhile_writes_nothing_any_more(
+def test_a_turn_that_runs_during_the_erasure_writes_nothing(
     stage: Stage, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
-    """Its model was asked before, and answers after."""
+    """The model's call began before the erasure and ends after it."""
     stage.redis_memory = redis_memory
     sent = stage.send(f"I am {MARKER}", user_id=MARKER)
 
@@ -315,7 +315,7 @@ def test_erased_while_consolidated_at_every_statement(
     monkeypatch: pytest.MonkeyPatch,
     first: str,
 ) -> None:
-    """Before each statement of the one the other begins, and goes as far as locks let it: no word stays, none fails."""
+    """Before each statement of one, the other starts and runs as far as locks allow: no data stays, neither fails."""
     stage.check = lambda: None  # type: ignore[method-assign]  # these sessions had no turns that ran
     stage.redis_memory = redis_memory
     archive = Archive(stage, Keeper(stage.database, stage.clock, stage.settings.turn))
@@ -342,7 +342,7 @@ def test_erased_while_consolidated_at_every_statement(
 
 
 class _Intruder:
-    """Does some work in a thread of its own, begun before a statement of somebody else's."""
+    """Runs work in a thread of its own, started before a statement of the erasure."""
 
     def __init__(self, database: Database, work: Callable[[], object]) -> None:
         self._database = database
@@ -351,7 +351,7 @@ class _Intruder:
         self.thread = threading.Thread(target=self._go, daemon=True)
 
     def before(self, number: int) -> Callable[..., Any]:
-        """Runs statements as the engine does; of the caller's thread, before that of this number, the work begins."""
+        """Runs statements as the engine does, and starts the work before the caller's statement of this number."""
         rows, caller, counted = engine._rows, threading.get_ident(), itertools.count()
 
         def run(*given: Any) -> Any:
@@ -384,8 +384,8 @@ class _Intruder:
                 self.thread.join(0.01)
 
 
-def test_what_is_held_is_exported_and_nobody_elses(lived: Stage, redis_memory: RedisMemory) -> None:
-    """Each row once, with the words in it."""
+def test_an_export_has_all_data_of_one_user_only(lived: Stage, redis_memory: RedisMemory) -> None:
+    """Each row once, with its texts."""
     made = export_user(lived.database, lived.clock, redis_memory, f"user {MARKER}")
     assert OTHER not in str(made)
     counted = lived.sql("SELECT count(*) FROM messages")[0][0]

@@ -1,4 +1,4 @@
-"""Flush: what PostgreSQL lacks is written there once, under a current token, as a transcript that stands."""
+"""Flush writes the turns that PostgreSQL lacks once, under a current token, as a valid transcript."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def read() -> str:
 
 
 class Session:
-    """A session with one settled turn, and hands on its working memory."""
+    """A session with one settled turn and its working memory."""
 
     def __init__(self, stage: Stage, redis_memory: RedisMemory) -> None:
         self.stage = stage
@@ -62,12 +62,12 @@ class Session:
         return token
 
     def keep(self, *turns: Any) -> None:
-        """Put turns into Redis, whatever PostgreSQL has."""
+        """Put turns into Redis only."""
         for turn in turns:
             assert self.redis_memory.working.remember_turn(self.id, turn)
 
     def remember(self, sent: Accepted) -> None:
-        """Run a turn and remember it as its runner does."""
+        """Run a turn and add it to working memory."""
         self.stage.run(self.id)
         (row,) = self.stage.sql("SELECT * FROM turns WHERE turn_id = %(id)s", id=sent.turn_id)
         ref = TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
@@ -82,12 +82,12 @@ class Session:
         return Fence(row.token, row.nonce)
 
     def flush(self, fence: Fence | None = None) -> FlushOutcome:
-        """Flush, under the current fence unless told otherwise."""
+        """Flush, by default under the current fence."""
         return flush(self.stage.database, self.redis_memory.working, self.id, self.fence if fence is None else fence)
 
     @property
     def transcript(self) -> list[dict[str, Any]]:
-        """The same with all that is known of it, but for the model, which a transcript read back does not name."""
+        """The transcript with all fields except the model."""
         return [message | {"model": None} for message in self.stage.messages(self.id)]
 
     @property
@@ -98,12 +98,12 @@ class Session:
 
 @pytest.fixture
 def session(stage: Stage, redis_memory: RedisMemory) -> Session:
-    """The one that each test is about."""
+    """The session of each test."""
     return Session(stage, redis_memory)
 
 
 def test_what_postgresql_lacks_is_written_once(stage: Stage, session: Session, remembered: Remembered) -> None:
-    """Two turns, behind what is there, as if they had been settled there; a second flush finds nothing to do."""
+    """Two turns are appended as settled turns; a second flush has nothing to write."""
     first, second = remembered(session.token), remembered(session.token, channel="web")
     session.keep(first, second)
     assert session.flush() == Flushed(2)
@@ -120,17 +120,17 @@ def test_what_postgresql_lacks_is_written_once(stage: Stage, session: Session, r
 
 
 def test_the_conversation_goes_on_from_what_was_written(stage: Stage, session: Session, remembered: Remembered) -> None:
-    """The next turn's prompt holds it, and a provider accepts that (the stage checks)."""
+    """The next turn's prompt contains it, and a provider accepts it (the stage checks)."""
     session.keep(remembered(session.token))
     assert session.flush() == Flushed(1)
     stage.send("and now?")
     stage.run(session.id)
-    told = [message.content for message in stage.model.requests[-1].messages]
-    assert told[-3:] == ["question 1", "answer to question 1", "and now?"]
+    prompt_texts = [message.content for message in stage.model.requests[-1].messages]
+    assert prompt_texts[-3:] == ["question 1", "answer to question 1", "and now?"]
 
 
 def test_under_a_stale_token_nothing_is_written(stage: Stage, session: Session, remembered: Remembered) -> None:
-    """The process was overtaken: whoever holds the session now knows better."""
+    """Another process has claimed the session."""
     session.keep(remembered(session.token))
     before = (stage.counts(), stage.session(session.id))
     fence = session.fence
@@ -148,7 +148,7 @@ def test_under_a_stale_token_nothing_is_written(stage: Stage, session: Session, 
 def test_a_token_that_moves_on_during_the_flush_stops_it(
     stage: Stage, session: Session, remembered: Remembered
 ) -> None:
-    """Between looking and writing another worker claims the session: the write itself is fenced."""
+    """Another worker claims the session between the comparison and the write, which is fenced."""
     session.keep(remembered(session.token))
     before = stage.counts()
 
@@ -162,10 +162,8 @@ def test_a_token_that_moves_on_during_the_flush_stops_it(
     assert stage.counts() == before
 
 
-def test_a_turn_that_came_meanwhile_stops_it_until_it_is_settled(
-    stage: Stage, session: Session, remembered: Remembered
-) -> None:
-    """Nothing enters the transcript while a turn is open; what is lacking stays remembered and comes after it."""
+def test_an_unsettled_turn_blocks_the_flush(stage: Stage, session: Session, remembered: Remembered) -> None:
+    """Nothing enters the transcript while a turn is open; missing turns stay in Redis and are written after it."""
     session.keep(remembered(session.token))
     sent = False
 
@@ -184,7 +182,7 @@ def test_a_turn_that_came_meanwhile_stops_it_until_it_is_settled(
 
 
 def test_flushes_side_by_side_write_once(stage: Stage, session: Session, remembered: Remembered) -> None:
-    """A worker that shuts down and the sweeper's ending meet here."""
+    """A worker's shutdown and the sweeper's ending may run concurrently."""
     session.keep(remembered(session.token), remembered(session.token))
     fence = session.fence
     found = side_by_side(*[lambda: session.flush(fence)] * 4)
@@ -195,7 +193,7 @@ def test_flushes_side_by_side_write_once(stage: Stage, session: Session, remembe
 def test_an_entry_that_was_overtaken_is_refused(
     stage: Stage, session: Session, remembered: Remembered, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A paused runner wrote it under a token that another one's turn, which PostgreSQL has, went beyond."""
+    """A paused runner wrote it under a lower token than that of a later turn in PostgreSQL."""
     (known,) = stage.sql("SELECT turn_id FROM turns WHERE session_id = %(id)s", id=session.id)
     stale, good = remembered(1), remembered(2)
     session.keep(stale, remembered(2, turn_id=known.turn_id), good)
@@ -207,7 +205,7 @@ def test_an_entry_that_was_overtaken_is_refused(
 def test_a_message_that_was_sent_again_is_not_answered_twice(
     stage: Stage, session: Session, remembered: Remembered
 ) -> None:
-    """Its sender found no answer after the failover and repeated it; the first answer is not put beside the second."""
+    """The sender repeated the message after the failover, so it has an answer: the first one is refused."""
     again = stage.send("question 1", message_id="message 1", channel="cli")
     stage.run(again.session_id)
     session.keep(remembered(session.token))
@@ -218,7 +216,7 @@ def test_a_message_that_was_sent_again_is_not_answered_twice(
 def test_a_message_whose_answer_was_written_is_known_when_it_comes_again(
     stage: Stage, session: Session, remembered: Remembered
 ) -> None:
-    """Accept is idempotent for turns that came this way, too."""
+    """Accept is idempotent for flushed turns as well."""
     turn = remembered(session.token)
     session.keep(turn)
     session.flush()
@@ -240,7 +238,7 @@ def test_nothing_is_written_into_a_session_that_is_over(stage: Stage, session: S
 def test_damaged_entries_keep_no_other_from_being_written(
     stage: Stage, session: Session, remembered: Remembered, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One that cannot be read, one that a provider would refuse, one that is whole."""
+    """One invalid entry, one that a provider would refuse, one valid turn."""
     client.rpush(f"perdure:working:{session.id}", '{"turn_id"')
     session.keep(
         remembered(session.token, messages=(line(Role.USER, "?"), line(Role.ASSISTANT, tool_calls=[ASKED]))),
@@ -255,7 +253,7 @@ def test_damaged_entries_keep_no_other_from_being_written(
 def test_a_crash_in_the_flush_is_gone_on_from(
     moment: str, stage: Stage, session: Session, remembered: Remembered
 ) -> None:
-    """It happened or it did not; whoever comes next sees which."""
+    """The write happened or not; the next flush finds out."""
     session.keep(remembered(session.token))
     with stage.crashing("before" if moment == "before" else "after", "memory.flush"):
         session.flush()
@@ -264,7 +262,7 @@ def test_a_crash_in_the_flush_is_gone_on_from(
 
 
 def test_a_postgresql_that_went_back_in_time_gets_its_turns_back(stage: Stage, session: Session) -> None:
-    """A failover lost the last commits: turns, messages and all. They are written back as they were."""
+    """After a failover the lost turns and messages are written back unchanged."""
     stage.equip(read)
     stage.script(calls(("read", {})), says("it says 42"), says("good bye"))
     for text in ("look it up", "thanks"):
@@ -305,7 +303,7 @@ def test_a_postgresql_that_went_back_in_time_gets_its_turns_back(stage: Stage, s
     ],
 )
 def test_what_a_provider_would_refuse_is_not_written(messages: list[RememberedMessage], why: str) -> None:
-    """One such turn, and every later prompt of the session is refused."""
+    """Such a turn would make every later prompt of the session invalid."""
     found = transcript_fault(messages, replied=True)
     assert found is not None
     assert why in found
@@ -325,22 +323,22 @@ def test_what_a_provider_accepts_is_written(messages: list[RememberedMessage], *
     assert transcript_fault(messages, replied=replied) is None
 
 
-def test_redis_away_is_said_and_nothing_is_taken_for_flushed(stage: Stage, away: RedisMemory) -> None:
-    """Whoever flushes must know that it did not happen."""
+def test_without_redis_a_flush_raises(stage: Stage, unreachable: RedisMemory) -> None:
+    """The caller must know that nothing was flushed."""
     sent = stage.send()
     stage.run(sent.session_id)
     with pytest.raises(Unavailable, match="PERDURE_REDIS_URL"):
-        flush(stage.database, away.working, sent.session_id, Fence(1, uuid4()))
+        flush(stage.database, unreachable.working, sent.session_id, Fence(1, uuid4()))
 
 
-def test_a_shutdown_flush_tells_how_much_it_wrote(
+def test_a_shutdown_flush_returns_the_number_of_turns(
     stage: Stage, session: Session, remembered: Remembered, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing under a stale token, nothing while a turn is parked (that is reported), then what is lacking."""
+    """Nothing under a stale token, nothing while a turn is parked (that is reported), then the missing turns."""
     session.keep(remembered(session.token))
     assert session.redis_memory.flush(stage.database, session.id, Fence(session.token, uuid4())) is None
     stage.send("parked")
     assert session.redis_memory.flush(stage.database, session.id, session.fence) is None
-    assert "still has to run" in caplog.text
+    assert "after its unsettled turn" in caplog.text
     stage.run(session.id)
     assert session.redis_memory.flush(stage.database, session.id, session.fence) == 1

@@ -1,4 +1,4 @@
-"""Hot memories are those that were recalled most within the days that count."""
+"""Hot memories are the most recalled ones of the last days."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RECALL = """
 
 
 def recalled(stage: Stage, times: int, user_id: str = "ana") -> UUID:
-    """A memory that was recalled so often just now."""
+    """A memory with this number of recent recalls."""
     memory_id = new_id(stage.clock)
     stage.sql(KNOW, memory_id=memory_id, user_id=user_id)
     stage.sql(RECALL, memory_id=memory_id, times=times)
@@ -35,13 +35,13 @@ def recalled(stage: Stage, times: int, user_id: str = "ana") -> UUID:
 
 
 def hot(stage: Stage, user_id: str = "ana") -> list[UUID]:
-    """The user's hot memories, the hottest first."""
+    """The user's hot memories in their order."""
     rows = stage.sql("SELECT memory_id FROM hot_memories WHERE user_id = %(user_id)s ORDER BY rank", user_id=user_id)
     return [row.memory_id for row in rows]
 
 
 def test_what_is_recalled_most_is_hottest(stage: Stage) -> None:
-    """For each user by themselves; refreshing again changes nothing."""
+    """Per user; refreshing again changes nothing."""
     seldom, often = recalled(stage, 1), recalled(stage, 3)
     recalled(stage, 0)
     other = recalled(stage, 2, "bo")
@@ -50,8 +50,8 @@ def test_what_is_recalled_most_is_hottest(stage: Stage) -> None:
         assert (hot(stage), hot(stage, "bo")) == ([often, seldom], [other])
 
 
-def test_what_nobody_comes_back_to_cools(stage: Stage) -> None:
-    """After the days that count it is hot no more, and the notes of it are gone."""
+def test_a_memory_without_recent_recalls_is_no_longer_hot(stage: Stage) -> None:
+    """After the last counted day it is no longer hot, and its accesses are deleted."""
     recalled(stage, 2)
     refresh_hot(stage.database)
     stage.move((PATTERN_DAYS - 1) * DAY_S)
@@ -70,8 +70,8 @@ def test_what_holds_no_more_is_not_hot(stage: Stage, change: str) -> None:
     assert refresh_hot(stage.database) == 0
 
 
-def test_only_so_many_are_hot(stage: Stage) -> None:
-    """The rest is left to be searched for."""
+def test_the_number_of_hot_memories_is_bounded(stage: Stage) -> None:
+    """Other memories are found by search only."""
     stage.sql("INSERT INTO users (user_id, created_at) VALUES ('ana', perdure_now())")
     stage.sql(
         "INSERT INTO memories (memory_id, user_id, kind, content, importance, value, channels, origin, created_at, "
@@ -86,8 +86,8 @@ def test_only_so_many_are_hot(stage: Stage) -> None:
 
 
 def test_every_user_is_reached(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They come a number at a time."""
-    monkeypatch.setattr("perdure.memory.hot_memories._USERS_A_COMMIT", 2)
+    """Users are processed in pages."""
+    monkeypatch.setattr("perdure.memory.hot_memories._USERS_PER_COMMIT", 2)
     for number in range(5):
         recalled(stage, 1, f"user {number}")
     assert refresh_hot(stage.database) == 5

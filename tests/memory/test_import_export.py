@@ -1,4 +1,4 @@
-"""Conversations come from files once, whatever is in the files, and go out as they can come in again."""
+"""Imports are idempotent and robust, and exports can be imported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perdure.sessions.forking import fork
 from perdure.sessions.reading import read_messages
 from perdure.settings import MemorySettings
 from tests.memory.conftest import stage as stage  # noqa: PLC0414 (a fixture)
-from tests.memory.corpus import BEGIN, imported, line, told
+from tests.memory.corpus import BEGIN, import_conversation, imported, line
 from tests.turns.scripted import says
 from tests.turns.stage import Stage, side_by_side
 
@@ -39,8 +39,8 @@ def _counts(result: ImportResult) -> tuple[int, int, int]:
 
 
 def test_a_session_arrives_ended_and_searchable(database: Database, clock: MovedClock) -> None:
-    """By words when the import returns; not consolidated, with its turns, at the times it was said."""
-    result = told(database, clock, _TALK, author="Bea", channel="letters")
+    """It is found by words at once, is not consolidated, and has turns with the original times."""
+    result = import_conversation(database, clock, _TALK, author="Bea", channel="letters")
     assert _counts(result) == (4, 0, 0)
     (session,) = _rows(database, "SELECT * FROM sessions")
     assert (session.state, session.turn_count, session.message_count) == ("ended", 2, 4)
@@ -55,26 +55,26 @@ def test_a_session_arrives_ended_and_searchable(database: Database, clock: Moved
 
 
 def test_importing_twice_changes_nothing(database: Database, clock: MovedClock) -> None:
-    """The same file again is known by heart; one that has grown adds what is new, to be consolidated."""
-    told(database, clock, _TALK)
+    """The same file adds nothing; a longer one adds its new lines, which are consolidated again."""
+    import_conversation(database, clock, _TALK)
     before = _rows(database, "SELECT * FROM messages ORDER BY seq")
-    assert _counts(told(database, clock, _TALK)) == (0, 4, 0)
+    assert _counts(import_conversation(database, clock, _TALK)) == (0, 4, 0)
     assert _rows(database, "SELECT * FROM messages ORDER BY seq") == before
     assert len(_rows(database, "SELECT * FROM sessions")) == 1
-    assert _counts(told(database, clock, [*_TALK, "Very much."])) == (1, 4, 0)
+    assert _counts(import_conversation(database, clock, [*_TALK, "Very much."])) == (1, 4, 0)
     (session,) = _rows(database, "SELECT * FROM sessions")
     assert (session.message_count, session.turn_count) == (5, 3)
 
 
 def test_two_imports_at_once_import_once(database: Database, clock: MovedClock) -> None:
-    """Of the same file, by two who do not know of each other."""
-    done = side_by_side(*[lambda: told(database, clock, _TALK)] * 2)
+    """Two concurrent imports of one file."""
+    done = side_by_side(*[lambda: import_conversation(database, clock, _TALK)] * 2)
     assert sorted(_counts(each) for each in done) == [(0, 4, 0), (4, 0, 0)]
     assert len(_rows(database, "SELECT * FROM messages")) == 4
 
 
 def test_a_line_is_bad_by_itself(database: Database, clock: MovedClock) -> None:
-    """Each is told by number and reason; the good ones around it are kept."""
+    """Each is reported with number and reason; valid lines around it are imported."""
     lines = [
         line(1, "good"),
         "no json",
@@ -105,7 +105,7 @@ def test_a_line_is_bad_by_itself(database: Database, clock: MovedClock) -> None:
 
 
 def test_what_was_said_at_the_ends_of_the_calendar_is_refused(database: Database, clock: MovedClock) -> None:
-    """In PostgreSQL's own zone it would be a time that no Python can read, and nothing could be listed or exported."""
+    """Python could not read such a time in PostgreSQL's time zone, so no message could be listed or exported."""
     ends = ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00"]
     result = imported(database, clock, [line(number, "x", occurred_at=end) for number, end in enumerate(ends)])
     assert {each.reason for each in result.bad} == {"occurred_at is too close to the ends of the calendar"}
@@ -114,27 +114,27 @@ def test_what_was_said_at_the_ends_of_the_calendar_is_refused(database: Database
 
 
 def test_sessions_and_users_are_kept_apart(database: Database, clock: MovedClock) -> None:
-    """The same names of session and message mean others with another user."""
+    """Names of sessions and messages are per user."""
     lines = [line(1, "one", user_id=user, session=session) for user in ("ana", "bob") for session in ("a", "b", "a")]
     assert _counts(imported(database, clock, lines)) == (4, 2, 0)
     assert len(_rows(database, "SELECT * FROM sessions")) == 4
 
 
 def test_a_megabyte_and_five_languages(database: Database, clock: MovedClock) -> None:
-    """Whatever is said can be stored, and what is at its beginning found."""
+    """Any text can be stored, and its beginning is found."""
     said = ["Ключ лежит под ковром.", "鍵はマットの下です。", "열쇠는 매트 아래에 있어요.", "La clé est sous le tapis."]
     said.append("The key is hidden. " + "lorem ipsum 밥을 먹다 " * 60_000)
-    told(database, clock, said, HashEmbedder(64))
+    import_conversation(database, clock, said, HashEmbedder(64))
     recall = Recall(database, HashEmbedder(64), MemorySettings(), clock)
     for question, number in (("ключ", 1), ("鍵", 2), ("열쇠가", 3), ("clé tapis", 4), ("hidden key", 5)):
         assert recall.search("ana", question, 1)[0].id == f"m{number}", question
 
 
 def test_what_is_exported_can_be_imported(database: Database, clock: MovedClock, stage: Stage) -> None:
-    """Here it is known already, elsewhere it is new; an import cannot add to a session of this installation."""
+    """An export is known here and new elsewhere; an import cannot add to a session of this installation."""
     stage.script(says("I will look after them."))
     turn = stage.ask("Mind my bees.")
-    told(database, clock, _TALK, author="Bea")
+    import_conversation(database, clock, _TALK, author="Bea")
     lines = [json.dumps(each) for each in export_messages(database)]
     assert _counts(imported(database, clock, lines)) == (0, 6, 0)
     assert [json.loads(each)["author"] for each in lines if "author" in each] == ["Bea"] * 4
@@ -149,7 +149,7 @@ def test_what_is_exported_can_be_imported(database: Database, clock: MovedClock,
 def test_a_turn_is_searchable_with_its_commit_and_a_fork_is_not_twice(
     database: Database, clock: MovedClock, stage: Stage
 ) -> None:
-    """What user and agent say is found as soon as it is committed; results of tools are not recalled."""
+    """Messages of user and agent are found after their commit; tool results are not recalled."""
     stage.script(says("Your hives are safe."))
     turn = stage.ask("Mind my bees, please.", message_id="mine")
     fork(database, clock, UUID(str(turn["session_id"])))
@@ -162,6 +162,6 @@ def test_a_turn_is_searchable_with_its_commit_and_a_fork_is_not_twice(
 
 @pytest.mark.parametrize("name", ["", "not a uuid", "0" * 32])
 def test_any_name_of_a_session(name: str, database: Database, clock: MovedClock) -> None:
-    """A name that is no id, or looks like one of a session that is not there, is a name."""
+    """A name that is not the id of an existing session is a name."""
     result = imported(database, clock, [line(1, "hello", session=name)])
     assert _counts(result) == ((1, 0, 0) if name else (0, 0, 1))

@@ -1,4 +1,4 @@
-"""The benchmark of recall reads the layout of LoCoMo, with the oddities of its file, and counts what it says."""
+"""The recall benchmark reads LoCoMo's layout with the oddities of its file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_set_with_oddities_is_asked(database: Database) -> None:
 
 
 def test_lines_carry_what_was_said_shown_and_when() -> None:
-    """Who spoke, the picture's caption where there is one, and the time of the session, line after line."""
+    """Each line has the speaker, a picture's caption and the session's time."""
     [sample] = locomo(samples=1, sessions=2, lines=10)
     lines = recall.lines_of(sample)
     assert [line["message_id"] for line in lines] == [f"D{session}:{n}" for session in (1, 2) for n in range(1, 11)]
@@ -53,7 +53,7 @@ def test_what_is_no_such_set_is_said_in_a_sentence(
 
 
 def test_the_shipped_set_is_one() -> None:
-    """Every question of it names lines that are there."""
+    """Every question names existing lines."""
     for sample in json.loads(recall.SHIPPED.read_text(encoding="utf-8")):
         there = {line["message_id"] for line in recall.lines_of(sample)}
         assert all(recall.evidence_of(question) & there for question in sample["qa"])

@@ -1,4 +1,4 @@
-"""Recall finds what bears on a question: by words, by vectors, by time, in Korean too, and only of its user."""
+"""Recall finds a user's relevant messages and memories by words, vectors and time, in English and Korean."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Vector
 from perdure.models.protocol import ModelCall
 from perdure.settings import MemorySettings
-from tests.memory.corpus import BEGIN, imported, line, told
+from tests.memory.corpus import BEGIN, import_conversation, imported, line
 
 _EMBEDDER = HashEmbedder(128)
 
@@ -40,7 +40,7 @@ _TALK = (
 )
 
 
-class Away:
+class UnavailableEmbedder:
     """An embedder whose server cannot be reached."""
 
     name = "hash:128"
@@ -61,7 +61,7 @@ def _contents(found: Sequence[Recalled]) -> list[str]:
 
 
 def _know(database: Database, user_id: str, content: str, **other: Any) -> UUID:
-    """A memory with its vector, as consolidation would store it."""
+    """Store a memory with its vector."""
     engine = create_engine(database.url, isolation_level="AUTOCOMMIT")
     memory_id = other.pop("memory_id", None) or new_id(MovedClock())
     given = {
@@ -98,8 +98,8 @@ def _know(database: Database, user_id: str, content: str, **other: Any) -> UUID:
 
 
 def test_what_was_said_is_found_by_its_words(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """The line that answers comes first, with its own id, and the line beside it is not far."""
-    told(database, clock, _TALK, _EMBEDDER)
+    """The answering line comes first, with its own id; its neighbour ranks high."""
+    import_conversation(database, clock, _TALK, _EMBEDDER)
     found = recall.search("ana", "Where does Marta live now, in Lisbon?", 3)
     assert found[0].content == _TALK[2]
     assert (found[0].layer, found[0].id, found[0].message_ids) == (Layer.EPISODIC, "m3", ("m3",))
@@ -110,17 +110,17 @@ def test_what_was_said_is_found_by_its_words(database: Database, clock: MovedClo
 
 def test_inflected_words_are_the_same_words(database: Database, clock: MovedClock, recall: Recall) -> None:
     """English is stemmed; Korean nouns are found under any particle."""
-    told(database, clock, _TALK)  # no vectors: by words alone
+    import_conversation(database, clock, _TALK)  # no vectors: by words alone
     assert _contents(recall.search("ana", "who is restoring a tile", 1)) == [_TALK[4]]
     assert _contents(recall.search("ana", "부산은 어떤 곳이야?", 1)) == [_TALK[8]]
     assert _contents(recall.search("ana", "바다를", 1)) == [_TALK[9]]
 
 
 def test_a_neighbour_lends_its_score(database: Database, clock: MovedClock) -> None:
-    """An answer that shares no word with the question is found beside the line that does, by that weight alone."""
+    """An answer that shares no word with the question is found by the score of its neighbour."""
     talk = [f"Nothing of note, part {number}." for number in range(6)]
     talk[2:4] = ["Which instrument did you learn as a child?", "The oboe."]
-    told(database, clock, talk)
+    import_conversation(database, clock, talk)
     lending = Recall(database, None, MemorySettings(recall_neighbours=0.4), clock)
     assert _contents(lending.search("ana", "learned an instrument", 2)) == talk[2:4]
     strict = Recall(database, None, MemorySettings(recall_neighbours=0), clock)
@@ -129,8 +129,8 @@ def test_a_neighbour_lends_its_score(database: Database, clock: MovedClock) -> N
 
 
 def test_neighbours_among_many_that_match(database: Database, clock: MovedClock) -> None:
-    """The neighbour of the best is found before a hundred weaker matches, and each message once."""
-    told(database, clock, [f"The harbour, part {number}." for number in range(100)], _EMBEDDER)
+    """The best match's neighbour ranks before a hundred weaker matches, and each message appears once."""
+    import_conversation(database, clock, [f"The harbour, part {number}." for number in range(100)], _EMBEDDER)
     pair = ["Which lighthouse stands at the harbour?", "The white one."]
     lines = [line(number, content, session="second") for number, content in enumerate(pair, start=1_001)]
     imported(database, clock, lines, _EMBEDDER)
@@ -142,22 +142,20 @@ def test_neighbours_among_many_that_match(database: Database, clock: MovedClock)
 
 
 def test_nothing_is_lent_over_a_gap(database: Database, clock: MovedClock) -> None:
-    """Two weak matches with lines between them that nobody looks at are not beside each other."""
+    """Two weak matches with unread lines between them are not neighbours."""
     talk = [f"Nothing of note, part {number}." for number in range(10)]
     talk[2] = talk[7] = "Somebody mentioned the harbour once."
-    told(database, clock, talk)
+    import_conversation(database, clock, talk)
     best = [line(number, "The harbour.", session=f"session {number}") for number in range(1_001, 1_026)]
     imported(database, clock, best)
     recall = Recall(database, None, MemorySettings(recall_neighbours=0.4), clock)
     assert _contents(recall.search("ana", "harbour", 10)) == ["The harbour."] * 10
 
 
-def test_how_rare_a_word_is_is_told_by_what_the_prompt_holds_too(
-    database: Database, clock: MovedClock, recall: Recall
-) -> None:
-    """All of the newest is in the prompt already: of what is older, the rare word finds more than two common ones."""
+def test_rarity_counts_the_messages_in_the_prompt(database: Database, clock: MovedClock, recall: Recall) -> None:
+    """All newest rows are in the prompt: among older ones, a rare word weighs more than two common ones."""
     older = ["The oboe stands in the attic.", "Fine weather today."]
-    told(database, clock, older, session="then")
+    import_conversation(database, clock, older, session="then")
     newest = [f"The weather is fine today, part {number}." for number in range(510)]
     lines = [line(number, content, session="now") for number, content in enumerate(newest, start=1_001)]
     imported(database, clock, lines)
@@ -167,18 +165,18 @@ def test_how_rare_a_word_is_is_told_by_what_the_prompt_holds_too(
     assert _contents(found) == older
 
 
-def test_nobody_else_is_found(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """What another user said and is known of stays theirs, whatever is asked."""
-    told(database, clock, _TALK, _EMBEDDER, user_id="bob")
+def test_other_users_are_not_found(database: Database, clock: MovedClock, recall: Recall) -> None:
+    """Another user's messages and memories are never found."""
+    import_conversation(database, clock, _TALK, _EMBEDDER, user_id="bob")
     _know(database, "bob", "Bob's sister Marta lives in Lisbon.")
-    told(database, clock, ["Marta"], _EMBEDDER)
+    import_conversation(database, clock, ["Marta"], _EMBEDDER)
     assert _contents(recall.search("ana", "Marta Lisbon sister", 10)) == ["Marta"]
     assert recall.search("eve", "Marta Lisbon sister", 10) == []
 
 
 def test_layers_are_searched_together_or_apart(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """A memory names its sources by the ids that their senders gave them."""
-    told(database, clock, _TALK, _EMBEDDER)
+    """A memory names its sources by the senders' message ids."""
+    import_conversation(database, clock, _TALK, _EMBEDDER)
     memory_id = _know(database, "ana", "Marta, the user's sister, lives in Lisbon.")
     engine = create_engine(database.url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
@@ -196,7 +194,7 @@ def test_layers_are_searched_together_or_apart(database: Database, clock: MovedC
 
 
 def test_history_comes_behind_what_holds(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """A superseded memory is findable, says until when it held, and an archived one is not."""
+    """A superseded memory is found with its `valid_to`; an archived one is not found."""
     now = _know(database, "ana", "The user lives in Porto.", valid_from=BEGIN + timedelta(days=9))
     _know(database, "ana", "The user lives in Porto Novo.", valid_to=BEGIN + timedelta(days=9), superseded_by=now)
     _know(database, "ana", "The user lives in Portland.", archived_at=BEGIN)
@@ -208,7 +206,7 @@ def test_history_comes_behind_what_holds(database: Database, clock: MovedClock, 
 
 
 def test_time_words_narrow_the_search(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """Of lines that say the same, the one from the time in question comes first; a time alone finds its lines."""
+    """Of equal lines, the one from the named time ranks first; a time alone finds its lines."""
     moved = MovedClock()
     moved.advance(datetime(2024, 3, 20, 12, tzinfo=UTC) - moved.now())
     recall = replace(recall, clock=moved)
@@ -225,17 +223,17 @@ def test_time_words_narrow_the_search(database: Database, clock: MovedClock, rec
 
 
 def test_what_the_prompt_holds_is_not_recalled(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """Neither by words nor as a neighbour."""
-    (session_id,) = told(database, clock, _TALK, _EMBEDDER).sessions
+    """Neither as a match nor as a neighbour."""
+    (session_id,) = import_conversation(database, clock, _TALK, _EMBEDDER).sessions
     found = recall.search("ana", "Marta Lisbon tiles", 10, in_prompt=PromptWindow(session_id, 4))
     assert [each.seq for each in found if each.seq is not None and each.seq >= 4] == []
     assert found[0].id == "m3"
 
 
 def test_without_the_embedder_words_go_on(database: Database, clock: MovedClock) -> None:
-    """An embedder that is away, or none at all, costs the vectors and nothing else."""
-    told(database, clock, _TALK, _EMBEDDER)
-    for embedder in (Away(), None):
+    """Without an available embedder, words are searched."""
+    import_conversation(database, clock, _TALK, _EMBEDDER)
+    for embedder in (UnavailableEmbedder(), None):
         recall = Recall(database, embedder, MemorySettings(), clock)
         assert recall.search("ana", "allergic to peanuts", 1)[0].id == "m7"
 
@@ -258,8 +256,8 @@ def test_without_the_embedder_words_go_on(database: Database, clock: MovedClock)
     ],
 )
 def test_bad_questions_are_no_errors(query: str, database: Database, clock: MovedClock, recall: Recall) -> None:
-    """Whatever is asked, the answer is some results or none."""
-    told(database, clock, _TALK, _EMBEDDER)
+    """Any query returns results or an empty list."""
+    import_conversation(database, clock, _TALK, _EMBEDDER)
     _know(database, "ana", "The user is allergic to peanuts.")
     found = recall.search("ana", query)
     assert len(found) <= 10
@@ -267,8 +265,8 @@ def test_bad_questions_are_no_errors(query: str, database: Database, clock: Move
 
 
 def test_k_counts_results(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """Both layers together; what is no number of results is refused."""
-    told(database, clock, _TALK, _EMBEDDER)
+    """At most `k` results of both layers; an invalid `k` is refused."""
+    import_conversation(database, clock, _TALK, _EMBEDDER)
     _know(database, "ana", "The user is allergic to peanuts.")
     for k in (1, 4):
         assert len(recall.search("ana", "peanuts", k)) == k
@@ -278,7 +276,7 @@ def test_k_counts_results(database: Database, clock: MovedClock, recall: Recall)
 
 
 def test_reading_is_recorded(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """Each memory that is returned counts once a recall; what is only looked at for the prompt's sake does not."""
+    """A recall counts each returned memory once; without `record` it counts none."""
     read = _know(database, "ana", "The user is allergic to peanuts.")
     recall.search("ana", "peanuts", record=False)
     recall.search("ana", "peanuts")

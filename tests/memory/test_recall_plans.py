@@ -1,4 +1,4 @@
-"""Recall reads by indexes: for a user of one row in a hundred, and for one of half of them."""
+"""Recall uses indexes for a user with one row in a hundred and for one with half of all rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EMBEDDER = HashEmbedder(_DIMENSIONS)
 
 @pytest.fixture
 def filled(database: Database) -> Iterator[Connection]:
-    """Memories and messages of two hundred users, half of them one user's; vectors are random, and have an index."""
+    """Memories and messages of two hundred users, half of them of one user, with random, indexed vectors."""
     registered = register(database, _EMBEDDER.name, _DIMENSIONS)
     engine = create_engine(database.url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
@@ -52,7 +52,7 @@ _FILL = """
 
 
 def _plan(connection: Connection, mode: str, statement: Statement, user_id: str, **given: Any) -> str:
-    """The plan of a connection that is new (`force_custom_plan`) or has lived for long (`force_generic_plan`)."""
+    """The plan of a new connection (`force_custom_plan`) or of an old one (`force_generic_plan`)."""
     parameters = {
         "user_id": user_id,
         "query": "word7 word9",
@@ -80,7 +80,7 @@ def _plan(connection: Connection, mode: str, statement: Statement, user_id: str,
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
 def test_plans(filled: Connection, mode: str) -> None:
-    """By words, exactly and by the index: never the whole table, with a plan for this user or one for all."""
+    """By words, exactly and by the index, with custom and generic plans: no sequential scan."""
     by_index = (
         (queries.MESSAGES_BY_WORDS, "message_words_words_idx"),
         (queries.MEMORIES_BY_WORDS, "memories_words_idx"),
@@ -89,7 +89,7 @@ def test_plans(filled: Connection, mode: str) -> None:
         (queries.messages_near_by_index(1, _DIMENSIONS), "message_vectors_1_idx"),
         (queries.memories_near_by_index(1, _DIMENSIONS), "memory_vectors_1_idx"),
     )
-    exactly = (  # asked of who owns few; to read the whole table is right where half of it is somebody's
+    exactly = (  # for a user with few rows; a user of half of the table needs a sequential scan
         (queries.MESSAGES_NEAR, "message_vectors_user_id_idx"),
         (queries.MEMORIES_NEAR, "memory_vectors_user_id_idx"),
     )
@@ -101,8 +101,8 @@ def test_plans(filled: Connection, mode: str) -> None:
 
 
 @pytest.mark.long
-def test_the_index_finds_enough_of_whoever_asks(filled: Connection, database: Database) -> None:
-    """A user of half and one of a hundredth get as many as they ask for, mostly the nearest, and nobody else's."""
+def test_the_index_finds_enough_rows_of_any_user(filled: Connection, database: Database) -> None:
+    """A user of half of the rows and one of a hundredth both get `CANDIDATES` rows of their own, mostly the nearest."""
     vector = vector_literal(_EMBEDDER.embed(["word7 word9"])[0])
     for user_id in ("half", "user 7"):
         given = {"user_id": user_id, "vector": vector, "embedder_id": 1, "most": 20}
@@ -118,7 +118,7 @@ def test_the_index_finds_enough_of_whoever_asks(filled: Connection, database: Da
 
 @pytest.mark.long
 def test_frequent_words_find_what_has_most_of_them(filled: Connection, database: Database) -> None:
-    """Among thousands of rows of one user, each with a word of the question, the oldest one has two."""
+    """Of thousands of rows with one word of the question, the oldest has two and is found."""
     filled.exec_driver_sql(
         "UPDATE memories SET content = 'word1 word2 word3', valid_from = '2001-01-01' "
         "WHERE memory_id = (SELECT min(memory_id::text)::uuid FROM memories WHERE user_id = 'half')"

@@ -1,4 +1,4 @@
-"""What a settled turn leaves in Redis: itself, as it was settled, and the switch of a channel."""
+"""A settled turn is added to working memory, and a channel switch to the stream."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.turns.stage import Stage
 def _settled(
     stage: Stage, redis_memory: RedisMemory | None, *, before: Before | None = None, **verdict: Any
 ) -> TurnRef:
-    """Have a turn remembered whose question was committed with a step, and that was settled so; the turn."""
+    """Remember a turn with a committed question and this verdict; returns the turn."""
     ref = TurnRef(new_id(stage.clock), 4, "ana", "assistant", "web", 9, None, before or Before())
     asked = Entry(ref.turn_id, Role.USER, "hello", message_id="m", created_at=stage.clock.now(), seq=9)
     reply = Entry(ref.turn_id, Role.ASSISTANT, "hi", model="scripted").record(1)
@@ -50,7 +50,7 @@ def _settled(
 def test_a_turn_is_remembered_as_it_was_settled(
     verdict: dict[str, Any], lines: list[str], stage: Stage, redis_memory: RedisMemory
 ) -> None:
-    """Read back, it is the turn that PostgreSQL has, under the token of its commit."""
+    """It equals the turn in PostgreSQL, with the token of its commit."""
     ref = _settled(stage, redis_memory, **verdict)
     (turn,) = redis_memory.working.read(ref.turn_id)
     assert (turn.turn_id, turn.seq, turn.token, turn.channel) == (ref.turn_id, 4, 7, "web")
@@ -61,7 +61,7 @@ def test_a_turn_is_remembered_as_it_was_settled(
 
 
 def test_a_switch_of_the_channel_is_on_the_stream(stage: Stage, redis_memory: RedisMemory) -> None:
-    """Once, when the turn came from another channel than the one before."""
+    """Once, if the turn's channel differs from that of the turn before."""
     _settled(stage, redis_memory, before=Before(channel="web"))
     _settled(stage, redis_memory, before=Before(channel="cli"))
     (event,) = redis_memory.stream.recent("ana", 5)
@@ -69,11 +69,11 @@ def test_a_switch_of_the_channel_is_on_the_stream(stage: Stage, redis_memory: Re
 
 
 def test_nothing_to_remember_and_nowhere_to_do_it_are_no_errors(
-    stage: Stage, redis_memory: RedisMemory, away: RedisMemory, client: Any
+    stage: Stage, redis_memory: RedisMemory, unreachable: RedisMemory, client: Any
 ) -> None:
-    """A turn never fails for what is only a convenience."""
+    """A turn never fails because of Redis."""
     _settled(stage, None)
-    _settled(stage, away)
+    _settled(stage, unreachable)
     ref = TurnRef(new_id(stage.clock), 4, "ana", "assistant", "web", 9, None)
     silent = Verdict(
         "cancelled", [], replied=False, steps=0, usage={}, error_code=None, error_message=None, variables=None

@@ -1,4 +1,4 @@
-"""The stream: bounded, in order, gone with the session, and never in anybody's way."""
+"""The stream is bounded and ordered, ends with the session, and never delays a turn."""
 
 from __future__ import annotations
 
@@ -25,22 +25,26 @@ WITHIN_S = 3.0
 
 
 def happened(second: int, channel: str = "cli", kind: StreamEventKind = StreamEventKind.PRESENCE) -> StreamEvent:
-    """Something that happened `second` seconds after noon."""
+    """An event `second` seconds after noon."""
     return StreamEvent(kind, channel, NOON + timedelta(seconds=second))
 
 
 def test_what_happened_last_is_read_in_order(redis_memory: RedisMemory) -> None:
-    """A prompt tells the newest, as they followed each other, with the times that were given."""
-    told = [happened(1), happened(2, "web", StreamEventKind.CHANNEL_SWITCH), happened(3, "web", StreamEventKind.TYPING)]
-    for each in told:
+    """The newest events are read in order, with their times."""
+    events = [
+        happened(1),
+        happened(2, "web", StreamEventKind.CHANNEL_SWITCH),
+        happened(3, "web", StreamEventKind.TYPING),
+    ]
+    for each in events:
         assert redis_memory.stream.append("ana", each)
-    assert redis_memory.stream.recent("ana", 10) == told
-    assert redis_memory.stream.recent("ana", 2) == told[1:]
+    assert redis_memory.stream.recent("ana", 10) == events
+    assert redis_memory.stream.recent("ana", 2) == events[1:]
     assert redis_memory.stream.recent("ben", 10) == []
 
 
 def test_a_stream_is_bounded(redis_memory: RedisMemory, client: Any) -> None:
-    """Somebody who types for a year costs no more than somebody who typed for an hour."""
+    """The stream's size does not grow with the user's activity."""
     pipeline = client.pipeline()
     for second in range(2 * MAX_ENTRIES):
         entry = {"kind": "typing", "channel": "cli", "at": int(happened(second).at.timestamp() * 1000)}
@@ -51,14 +55,14 @@ def test_a_stream_is_bounded(redis_memory: RedisMemory, client: Any) -> None:
     assert redis_memory.stream.recent("ana", 1) == [happened(2 * MAX_ENTRIES)]
 
 
-def test_a_stream_that_nobody_adds_to_goes_by_itself(redis_memory: RedisMemory, client: Any) -> None:
-    """Its user may never begin a session whose end would trim it."""
+def test_an_unused_stream_expires(redis_memory: RedisMemory, client: Any) -> None:
+    """Its user may begin no further session, whose end would trim it."""
     redis_memory.stream.append("ana", happened(1))
     assert 0 < client.pttl("perdure:stream:ana") <= 86_400_000
 
 
 def test_the_end_of_a_session_takes_what_it_saw(redis_memory: RedisMemory, client: Any) -> None:
-    """What came after belongs to the next session, which may have begun by then."""
+    """Later events belong to the next session, which may have begun already."""
     for second in (1, 2, 3):
         redis_memory.stream.append("ana", happened(second))
     redis_memory.stream.append("ben", happened(1))
@@ -70,7 +74,7 @@ def test_the_end_of_a_session_takes_what_it_saw(redis_memory: RedisMemory, clien
 
 
 def test_a_session_of_one_channel_leaves_the_others_alone(redis_memory: RedisMemory) -> None:
-    """With one session a channel, the others of the same user go on."""
+    """With one session per channel, the events of other channels stay."""
     for second, channel in enumerate(("cli", "web", "cli")):
         redis_memory.stream.append("ana", happened(second, channel))
     assert redis_memory.stream.trim_session("ana", "cli", happened(9).at) == 2
@@ -80,7 +84,7 @@ def test_a_session_of_one_channel_leaves_the_others_alone(redis_memory: RedisMem
 def test_damaged_entries_are_passed_over_and_reported(
     redis_memory: RedisMemory, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A stray hand or a later release wrote them; the others still count, and an end removes them."""
+    """Another program or release wrote them; other entries are read, and a session's end deletes all."""
     client.xadd("perdure:stream:ana", {"kind": "dancing", "channel": "cli", "at": 1})
     client.xadd("perdure:stream:ana", {"kind": "typing", "channel": "cli", "at": "noon"})
     client.xadd("perdure:stream:ana", {"kind": "typing"})
@@ -92,29 +96,29 @@ def test_damaged_entries_are_passed_over_and_reported(
 
 
 def test_a_key_that_is_no_stream_does_not_keep_a_session_from_ending(redis_memory: RedisMemory, client: Any) -> None:
-    """The key is the stream's, whatever stands there."""
+    """The key belongs to the stream, so that its end may delete any value."""
     client.set("perdure:stream:ana", "no stream")
     assert not redis_memory.stream.append("ana", happened(1))
     redis_memory.stream.trim_session("ana", None, happened(1).at)
     assert client.keys() == []
 
 
-def test_redis_away_is_reported_and_costs_nothing_after_that(
-    away: RedisMemory, caplog: pytest.LogCaptureFixture, clock: MovedClock
+def test_without_redis_one_warning_is_logged_and_no_time_is_lost(
+    unreachable: RedisMemory, caplog: pytest.LogCaptureFixture, clock: MovedClock
 ) -> None:
-    """What tells of typing must not hold up an answer, nor fill the log."""
+    """Stream events must not delay a turn or fill the log."""
     with caplog.at_level(logging.WARNING):
-        assert not away.stream.append("ana", happened(1))
-        assert away.stream.recent("ana", 5) == []
+        assert not unreachable.stream.append("ana", happened(1))
+        assert unreachable.stream.recent("ana", 5) == []
     assert "PERDURE_REDIS_URL" in caplog.text
     assert len(caplog.records) == 1
     clock.advance(timedelta(seconds=6))
-    assert not away.stream.append("ana", happened(1))
+    assert not unreachable.stream.append("ana", happened(1))
     assert len(caplog.records) == 2
 
 
 def test_a_redis_that_falls_silent_costs_a_bounded_wait(own_redis: Running, clock: MovedClock) -> None:
-    """A paused server takes connections and says nothing; when it is back, it is used again."""
+    """A paused server accepts connections without responding; it is used again after it resumes."""
     redis_memory = RedisMemory.at(own_redis.url, MemorySettings(), clock)
     assert redis_memory.stream.append("ana", happened(1))
     os.kill(own_redis.pid, signal.SIGSTOP)

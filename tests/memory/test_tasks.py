@@ -1,4 +1,4 @@
-"""The tasks of memory: what they return, what they wake, and what becomes of a lost wake-up."""
+"""The tasks of memory: their results, their wake-ups, and lost wake-ups."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_decay_and_hot_memories_are_tasks(archive: Archive, call: Call) -> None:
     assert call("memory.refresh_hot") == 0
 
 
-def test_a_session_that_ends_wakes_whoever_consolidates(stage: Stage, call: Call, waker: RecordingWaker) -> None:
+def test_the_end_of_a_session_wakes_its_consolidation(stage: Stage, call: Call, waker: RecordingWaker) -> None:
     """At once; and if that is lost, the sweeper does."""
     session_id = stage.send().session_id
     stage.run(session_id)
@@ -115,7 +115,7 @@ def test_what_the_broker_did_not_take_is_swept_again(archive: Archive, waker: Re
 
 
 def test_the_interval_is_a_setting(settings: Settings) -> None:
-    """From local midnight, every so many hours."""
+    """From local midnight, at the interval of the setting."""
     changed = settings.model_copy(
         update={"consolidation": settings.consolidation.model_copy(update={"interval_hours": 8})}
     )

@@ -75,7 +75,7 @@ def test_a_time_is_read(question: str, first: tuple[int, int, int], days: int) -
         "in María",
     ],
 )
-def test_what_is_no_time_is_none(question: str) -> None:
+def test_text_without_a_time_gives_no_span(question: str) -> None:
     """Words that only look like months, days that do not exist, and the future narrow nothing."""
     assert find_spans(question, _NOW, ZoneInfo("UTC")) == ()
 

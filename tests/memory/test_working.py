@@ -1,4 +1,4 @@
-"""Working memory: the last turns, for a while, and never in anybody's way."""
+"""Working memory holds the last turns for an hour and never delays a turn."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_last_turns_are_kept(redis_url: str, clock: MovedClock, client: Any,
     redis_memory.close()
 
 
-def test_they_are_gone_a_while_after_the_last(redis_memory: RedisMemory, client: Any, remembered: Remembered) -> None:
+def test_turns_expire_after_the_last_one(redis_memory: RedisMemory, client: Any, remembered: Remembered) -> None:
     """`PERDURE_MEMORY__WORKING_TTL_S`, anew with each turn."""
     redis_memory.working.remember_turn(SESSION, remembered())
     assert 3_500_000 < client.pttl(KEY) <= 3_600_000
@@ -62,7 +62,7 @@ def test_they_are_gone_a_while_after_the_last(redis_memory: RedisMemory, client:
 
 
 def test_a_turn_that_was_remembered_twice_is_one(redis_memory: RedisMemory, remembered: Remembered) -> None:
-    """A late writer comes out of order; of two that tell of one turn the higher token counts."""
+    """Entries may come out of order; of two entries of one turn the higher token counts."""
     first, second = remembered(2), remembered(3)
     stale = first.model_copy(update={"token": 1})
     for turn in (second, first, stale, first):
@@ -95,9 +95,9 @@ def test_a_damaged_entry_is_passed_over_and_reported(
 ) -> None:
     """The others still count; what the entry says of the user stays out of the log."""
     whole = remembered()
-    told = json.loads(whole.model_dump_json()) | {"error_message": "a secret"}
+    record = json.loads(whole.model_dump_json()) | {"error_message": "a secret"}
     redis_memory.working.remember_turn(SESSION, whole)
-    client.rpush(KEY, json.dumps(told | damage) if isinstance(damage, dict) else damage)
+    client.rpush(KEY, json.dumps(record | damage) if isinstance(damage, dict) else damage)
     assert redis_memory.working.read(SESSION) == (whole,)
     (report,) = caplog.records
     assert report.levelno == logging.ERROR
@@ -108,7 +108,7 @@ def test_a_damaged_entry_is_passed_over_and_reported(
 def test_a_key_that_is_no_list_is_reported_and_removed(
     redis_memory: RedisMemory, client: Any, remembered: Remembered, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is this session's key, whatever stands there: no ending waits for it."""
+    """The key belongs to this session, so that its end may delete any value."""
     client.set(KEY, "no list")
     assert not redis_memory.working.remember_turn(SESSION, remembered())
     assert redis_memory.working.read(SESSION) == ()
@@ -118,7 +118,7 @@ def test_a_key_that_is_no_list_is_reported_and_removed(
 
 
 def test_a_flushed_redis_is_an_empty_one(redis_memory: RedisMemory, client: Any, remembered: Remembered) -> None:
-    """It may be wiped at any moment."""
+    """Redis may be wiped at any moment."""
     redis_memory.working.remember_turn(SESSION, remembered())
     client.flushall()
     assert redis_memory.working.read(SESSION) == ()
@@ -128,16 +128,16 @@ def test_a_flushed_redis_is_an_empty_one(redis_memory: RedisMemory, client: Any,
     assert redis_memory.working.read(SESSION) == (again,)
 
 
-def test_redis_away_is_reported_to_who_may_go_on_and_raised_to_who_may_not(
-    away: RedisMemory, remembered: Remembered, caplog: pytest.LogCaptureFixture, clock: MovedClock
+def test_without_redis_turns_go_on_and_flushes_raise(
+    unreachable: RedisMemory, remembered: Remembered, caplog: pytest.LogCaptureFixture, clock: MovedClock
 ) -> None:
     """A turn goes on without; a flush and the end of a session do not."""
-    assert not away.working.remember_turn(SESSION, remembered())
+    assert not unreachable.working.remember_turn(SESSION, remembered())
     assert len(caplog.records) == 1
     with pytest.raises(Unavailable, match="PERDURE_REDIS_URL"):
-        away.working.read(SESSION)
+        unreachable.working.read(SESSION)
     with pytest.raises(Unavailable):
-        away.working.forget(SESSION)
+        unreachable.working.forget(SESSION)
     clock.advance(timedelta(seconds=6))
-    assert not away.working.remember_turn(SESSION, remembered())
+    assert not unreachable.working.remember_turn(SESSION, remembered())
     assert len(caplog.records) == 2

@@ -1,4 +1,4 @@
-"""A server of the tests' own that speaks Anthropic's Messages, and judges as the provider does.
+"""A test server with Anthropic's Messages API that validates requests as the provider does.
 
 Without a script it plays a turn of two steps: it calls the first tool, then answers with the
 result.
@@ -28,7 +28,7 @@ _TYPES = {
 
 
 def validate_body(body: Wire) -> list[str]:
-    """What the provider would refuse in a request; empty if it is valid."""
+    """Why the provider would refuse a request; empty if it is valid."""
     return [*_frame_problems(body), *_tool_problems(body), *_turn_problems(body)]
 
 
@@ -76,7 +76,7 @@ def _asked(blocks: Sequence[Wire]) -> list[str]:
 
 
 def _turns(messages: Sequence[Wire]) -> Iterator[tuple[str, list[Wire]]]:
-    """Consecutive messages of one role are one turn to the provider."""
+    """The provider merges consecutive messages of one role into one turn."""
     role, blocks = "", list[Wire]()
     for message in messages:
         if message.get("role") != role and role:
@@ -115,7 +115,7 @@ def _call_problems(where: str, block: Wire) -> Iterator[str]:
 
 
 def _result_problems(where: str, blocks: Sequence[Wire], asked: Sequence[str]) -> Iterator[str]:
-    """The results stand first in the very next turn, one for each call."""
+    """The next turn begins with the results, one for each call."""
     kinds = [each.get("type") for each in blocks]
     answered = [each.get("tool_use_id") for each in blocks if each.get("type") == "tool_result"]
     if "tool_result" in kinds[len(answered) :]:
@@ -125,7 +125,7 @@ def _result_problems(where: str, blocks: Sequence[Wire], asked: Sequence[str]) -
 
 
 def two_steps(body: Wire) -> Step:
-    """Call the first tool and, once there is its result, answer with it."""
+    """Call the first tool and, after its result, reply with it."""
     last = body["messages"][-1]["content"]
     results = [each["content"] for each in last if each["type"] == "tool_result"]
     allowed = body.get("tool_choice", {}).get("type") != "none"
@@ -168,7 +168,7 @@ def _message(answer: Answer, model: str) -> dict[str, Any]:
 
 
 def _usage(answer: Answer) -> Mapping[str, int] | None:
-    """Tokens by this provider's names; those that it read from its cache it counts apart."""
+    """Token counts by this provider's names, with cached tokens apart."""
     if answer.usage is None:
         return None
     read = answer.usage["prompt_tokens"]

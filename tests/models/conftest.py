@@ -1,4 +1,4 @@
-"""Servers that speak each wire format, and a model of the OpenAI one as production sets it up."""
+"""A server for each wire format, and a model of the OpenAI one."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def one_ssl_context(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def server() -> Iterator[OpenAIServer]:
-    """A server that plays turns of two steps unless the test scripts it."""
+    """A server that plays two-step turns unless the test scripts it."""
     with OpenAIServer() as running:
         yield running
 
 
 @pytest.fixture
 def model(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenAIModel]:
-    """A model of that server, set up from the environment as in production."""
+    """A model of that server, from environment variables as in production."""
     monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tests")
     made = OpenAIModel("test-model", SystemClock())

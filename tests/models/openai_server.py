@@ -1,4 +1,4 @@
-"""A server of the tests' own that speaks Chat Completions and embeddings, and judges as the provider does.
+"""A test server with Chat Completions and embeddings that validates requests as the provider does.
 
 Without a script it plays a turn of two steps: it calls the first tool, then answers with the
 result. By itself: `python -m tests.models.openai_server --port 8000 --latency-ms 500`.
@@ -56,7 +56,7 @@ _MAX_TEXTS = 2048
 
 
 def validate_transcript(messages: object) -> list[str]:
-    """What the provider would refuse in `messages` (wire form); empty if it is valid."""
+    """Why the provider would refuse `messages` (wire form); empty if they are valid."""
     if not isinstance(messages, list) or not messages:
         return ["messages: expected an array that is not empty"]
     return list(_problems(messages))
@@ -140,7 +140,7 @@ def _is_json_object(text: object) -> bool:
 
 
 def two_steps(latency_s: float = 0.0, words: int = 20) -> Player:
-    """A player that calls the first tool and, once it has the result, answers with it in so many words."""
+    """Calls the first tool and, after its result, replies with the result's text."""
 
     def step(body: Wire) -> Step:
         last = body["messages"][-1]
@@ -152,7 +152,7 @@ def two_steps(latency_s: float = 0.0, words: int = 20) -> Player:
 
 
 def embedding_of(text: str, dimensions: int = 3) -> list[float]:
-    """The vector that the server gives `text`: its length, its first character, and whatever fills up the rest."""
+    """The server's vector of `text`, from its length and first character."""
     vector = [float(len(text)), float(ord(text[0])), *range(1, dimensions)]
     return [float(each) for each in vector[:dimensions]]
 

@@ -1,4 +1,4 @@
-"""What every provider's model must do besides, with servers that behave and with servers that do not.
+"""The behaviour of every provider's model, with well-behaved and faulty servers.
 
 It runs against a server of the tests' own that speaks the provider's wire format: subclass it
 and give it the fixtures `server` and `model`, the model being one of that server.
@@ -75,8 +75,8 @@ class ProviderSuite(ModelSuite):
         server.script(answer)
         assert ask(model, QUESTION).tool_calls == tuple(ToolCall(each.id, each.name, each.arguments) for each in CALLS)
 
-    def test_tells_two_calls_with_one_id_apart(self, model: Model, server: ProviderServer) -> None:
-        """Each call needs its own result, and the next prompt would be refused if one id stood in it twice."""
+    def test_distinguishes_two_calls_with_one_id(self, model: Model, server: ProviderServer) -> None:
+        """Each call needs its own result, and a repeated id would make the next prompt invalid."""
         server.script(
             Answer(calls=[Call("calculator", '{"expression": "1+1"}'), Call("calculator", '{"expression": "2"}')])
         )
@@ -86,7 +86,7 @@ class ProviderSuite(ModelSuite):
         assert conversation[-1].role is Role.ASSISTANT
 
     def test_calls_tools_by_names_that_the_provider_would_refuse(self, model: Model, server: ProviderServer) -> None:
-        """Tools of MCP servers are called `server:tool`; providers accept no colon."""
+        """Tools of MCP servers are named `server:tool`; providers refuse the colon."""
         tools = tuple(ToolSchema(name, "", {"type": "object", "properties": {}}) for name in ("a_b", "a:b", "a.b"))
         server.script(Answer(calls=[Call("a_b_2", id="x"), Call("a_b", id="y"), Call("a_b_3", id="z")]))
         reply = model.respond(ModelRequest((QUESTION,), tools), new_call())
@@ -97,11 +97,11 @@ class ProviderSuite(ModelSuite):
         assert '"a_b_2"' in json.dumps(server.requests[1]["messages"])
 
     def test_makes_a_call_without_tools_on_a_conversation_with_calls(self, model: Model) -> None:
-        """A fallback or a summary is asked for without tools, whatever happened in the conversation before."""
+        """Fallbacks and summaries have no tools, although the conversation has tool calls."""
         assert ask(model, *turn(model, QUESTION), STATEMENT, tools=False).tool_calls == ()
 
     def test_sums_up_usage(self, model: Model, server: ProviderServer) -> None:
-        """What was read from a provider's cache was read, too."""
+        """Tokens from the provider's cache count as input tokens."""
         server.script(Answer("hello"))
         assert ask(model, QUESTION).usage == Usage(11, 7)
 
@@ -112,7 +112,7 @@ class ProviderSuite(ModelSuite):
 
     @pytest.mark.parametrize("reason", ["length", "content_filter"])
     def test_keeps_why_a_reply_stopped(self, model: Model, server: ProviderServer, reason: str) -> None:
-        """A reply that was cut off is a reply; what to make of it is for the engine to say."""
+        """A truncated reply is a reply; the engine decides how to treat it."""
         server.script(Answer("hal", finish_reason=reason))
         assert ask(model, QUESTION).stop_reason == reason
 
@@ -147,7 +147,7 @@ class ProviderSuite(ModelSuite):
         ],
     )
     def test_refuses_what_is_no_reply(self, model: Model, server: ProviderServer, step: Step) -> None:
-        """A server that answers nonsense fails the call; it never fails the process or passes for an answer."""
+        """A malformed response fails the call, not the process, and is never a reply."""
         server.script(step)
         with pytest.raises(InvalidResponse):
             ask(model, QUESTION)
@@ -164,7 +164,7 @@ class ProviderSuite(ModelSuite):
     def test_refuses_a_stream_that_turns_to_nonsense(
         self, model: Model, server: ProviderServer, payload: bytes
     ) -> None:
-        """Good events before it do not make it better."""
+        """Valid events before a malformed one do not make a reply."""
         server.script(Broken(Answer("a good beginning"), 3, server.frame(payload)))
         with pytest.raises(InvalidResponse):
             ask(model, QUESTION)
@@ -172,14 +172,14 @@ class ProviderSuite(ModelSuite):
     def test_refuses_a_stream_without_end(
         self, model: Model, server: ProviderServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Memory is shared with hundreds of other turns; an event that never ends must not take it."""
+        """An endless event must not use up the memory of the process."""
         monkeypatch.setattr(connection, "MAX_BODY_BYTES", 100_000)
         server.script(Broken(Answer("a good beginning"), 3, b"data: " + b"x" * 200_000))
-        with pytest.raises(InvalidResponse, match="without end"):
+        with pytest.raises(InvalidResponse, match="too long"):
             ask(model, QUESTION)
 
     def test_refuses_a_compressed_reply_before_it_is_unpacked(self, model: Model, server: ProviderServer) -> None:
-        """A megabyte that unpacks to a gigabyte took 390 MB: no compression is asked for, and none is taken."""
+        """Compressed replies are refused: one megabyte can expand to a gigabyte."""
         bomb = gzip_bomb(before=b"data: ")
         server.script(Raw(bomb, headers={"Content-Encoding": "gzip"}))
         with peak() as found, pytest.raises(InvalidResponse, match="compressed"):
@@ -190,7 +190,7 @@ class ProviderSuite(ModelSuite):
         assert ask(model, QUESTION).content == "still here"
 
     def test_a_compressed_error_is_mapped_by_its_status(self, model: Model, server: ProviderServer) -> None:
-        """The SDKs read the whole body of an error; here it is left out, and the pause is kept."""
+        """The SDKs read an error's whole body, so a compressed one is left out; `Retry-After` is kept."""
         headers = {"Content-Encoding": "gzip", "Retry-After": "7"}
         server.script(Raw(gzip_bomb(), "application/json", status=429, headers=headers))
         with peak() as found, pytest.raises(RateLimited) as caught:
@@ -201,14 +201,14 @@ class ProviderSuite(ModelSuite):
     def test_a_connection_closed_in_mid_stream_is_a_failure_that_may_pass(
         self, model: Model, server: ProviderServer
     ) -> None:
-        """Half a reply is none, and the next try may bring the whole."""
+        """Half a reply is an error, and a retry may succeed."""
         server.script(Broken(Answer("a good beginning"), 4, "close"))
         with pytest.raises(ProviderError) as caught:
             ask(model, QUESTION)
         assert caught.value.transient
 
     def test_an_error_in_mid_stream_is_a_failure_that_may_pass(self, model: Model, server: ProviderServer) -> None:
-        """Providers that are overloaded say so when they have already begun."""
+        """An overloaded provider may report it in the middle of a stream."""
         server.script(Broken(Answer("a good beginning"), 4, Status(500, message=SECRET)))
         with pytest.raises(ProviderError) as caught:
             ask(model, QUESTION)
@@ -234,7 +234,7 @@ class ProviderSuite(ModelSuite):
     def test_maps_each_status(
         self, model: Model, server: ProviderServer, status: int, kind: type[PerdureError], transient: bool
     ) -> None:
-        """What a retry can cure and what it cannot; the message may reach a user, so it quotes nobody."""
+        """Which failures are transient; the message may reach a user, so it quotes no provider."""
         server.script(Status(status, message=SECRET))
         with pytest.raises(kind) as caught:
             ask(model, QUESTION)
@@ -243,7 +243,7 @@ class ProviderSuite(ModelSuite):
         assert len(server.requests) == 1, "retrying is the engine's affair, not the SDK's"
 
     def test_follows_no_redirect_to_another_origin(self, model: Model, server: ProviderServer) -> None:
-        """Whoever controls one answer of the server would otherwise be sent the conversation."""
+        """Otherwise an attacker who controls one response would receive the conversation."""
         other = type(server)(player=server.player)
         with other:
             server.script(Status(307, headers={"Location": f"{other.base_url}/anywhere"}))
@@ -253,12 +253,12 @@ class ProviderSuite(ModelSuite):
         assert other.requests == []
 
     def test_follows_a_redirect_within_its_origin(self, model: Model, server: ProviderServer) -> None:
-        """Servers move their routes."""
+        """Redirects within the origin are followed."""
         server.script(Status(307, headers={"Location": "?moved"}), Answer("here now"))
         assert ask(model, QUESTION).content == "here now"
 
     def test_an_error_page_is_mapped_by_its_status(self, model: Model, server: ProviderServer) -> None:
-        """Proxies in between write HTML, whoever is behind them."""
+        """Proxies answer with HTML, whatever the server is."""
         server.script(Raw(b"<html>Bad gateway</html>", "text/html", status=502))
         with pytest.raises(ProviderError, match="status 502") as caught:
             ask(model, QUESTION)
@@ -283,14 +283,14 @@ class ProviderSuite(ModelSuite):
     def test_reads_how_long_to_wait(
         self, model: Model, server: ProviderServer, status: int, headers: dict[str, str], expected: float | None
     ) -> None:
-        """Retry-After is honoured, and nonsense in it never becomes a wait."""
+        """A valid Retry-After is used, an invalid one ignored."""
         server.script(Status(status, headers=headers))
         with pytest.raises((RateLimited, ProviderError)) as caught:
             ask(model, QUESTION)
         assert caught.value.retry_after_s == expected
 
     def test_reads_a_date_to_wait_for(self, model: Model, server: ProviderServer) -> None:
-        """HTTP allows a date for Retry-After, too."""
+        """Retry-After may be a date."""
         then = SystemClock().now() + timedelta(seconds=600)
         server.script(Status(429, headers={"Retry-After": format_datetime(then, usegmt=True)}))
         with pytest.raises(RateLimited) as caught:
@@ -310,7 +310,7 @@ class ProviderSuite(ModelSuite):
     def test_says_what_a_provider_asks_for_in_a_report(
         self, model: Model, server: ProviderServer, step: Step, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """With the request id the provider can find the failure, without it nobody can."""
+        """The provider needs the request id to find the failure."""
         server.script(step)
         with caplog.at_level(logging.WARNING), pytest.raises(PerdureError) as caught:
             ask(model, QUESTION)
@@ -322,14 +322,14 @@ class ProviderSuite(ModelSuite):
     def test_says_where_a_reply_came_from(
         self, model: Model, server: ProviderServer, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """A provider is asked about answers, too, that are odd."""
+        """The request id of a successful reply is logged as well."""
         server.script(Answer("an odd one"))
         with caplog.at_level(logging.INFO):
             ask(model, QUESTION)
         assert f"{model.name} answered: request id req_1" in caplog.messages
 
     def test_a_server_that_is_not_there_is_a_failure_that_may_pass(self, model: Model, server: ProviderServer) -> None:
-        """Refused connections are the provider's failure, to be retried, not the caller's."""
+        """A refused connection is a transient failure of the provider."""
         server.stop()
         with pytest.raises(ProviderError) as caught:
             ask(model, QUESTION)
@@ -341,7 +341,7 @@ class ProviderSuite(ModelSuite):
         "step", [*SILENT, pytest.param(Answer("slow " * 500, interval_s=0.05), id="speaks slowly")]
     )
     def test_the_deadline_holds(self, model: Model, server: ProviderServer, step: Step) -> None:
-        """Wall-clock, not per read: a byte or a word now and then must not keep a call alive."""
+        """The deadline bounds the whole call, not each read: a slow drip must not extend it."""
         server.script(step)
         began = time.monotonic()
         with pytest.raises(DeadlineExceeded):
@@ -352,14 +352,14 @@ class ProviderSuite(ModelSuite):
     def test_hanging_up_wakes_the_thread(
         self, model: Model, server: ProviderServer, step: Step, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Cancel and shutdown must not wait for a provider that says nothing; that is nobody's failure."""
+        """Cancel and shutdown must not wait for a silent provider, and charge no failure."""
         server.script(step)
         with caplog.at_level(logging.WARNING):
             self._aborted_at_once(model, lambda: server.wait_for_requests(1))
         assert caplog.text == ""
 
     def test_a_call_cancelled_in_mid_stream_keeps_quiet(self, model: Model, server: ProviderServer) -> None:
-        """What was streamed before is provisional; after the cancel nothing more comes."""
+        """After the abort, no more text is streamed."""
         server.script(Broken(Answer("one two three"), 4, "hang"))
         heard: list[str] = []
         began = threading.Event()

@@ -1,4 +1,4 @@
-"""A provider's server of the tests' own: what it answers is scripted, how it is written is the wire format's.
+"""A provider's test server with scripted responses, for any wire format.
 
 It answers streamed or whole, well or badly: split into any pieces, late, one byte at a time,
 never, with an error, cut off in the middle, as HTML. It keeps every request, and refuses with
@@ -32,7 +32,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """A well-formed reply, streamed in pieces of `piece` characters, `interval_s` apart, if the request says so.
+    """A well-formed reply, streamed on request in pieces of `piece` characters, `interval_s` apart.
 
     `finish_reason` is Chat Completions' word; None leaves it to the reply.
     """
@@ -48,7 +48,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Chunks:
-    """A stream of exactly these chunks or events; `done` says whether what ends a stream follows.
+    """A stream of exactly these chunks or events; `done`: with the end of the stream.
 
     `hang` keeps the stream open behind the last of them.
     """
@@ -97,7 +97,7 @@ class Silence:
 
 @dataclass(frozen=True)
 class Drip:
-    """One byte of a comment after another, `interval_s` apart, that never come to an event."""
+    """An endless comment, one byte every `interval_s` seconds, without an event."""
 
     interval_s: float = 0.02
 
@@ -107,7 +107,7 @@ Player = Callable[[Wire], Step]
 
 
 def play(last: str, tool: tuple[str, Wire] | None, latency_s: float = 0.0, words: int = 20) -> Answer:
-    """A turn of two steps: the call of `tool`, a name and its schema; without one, an answer in so many words."""
+    """A turn of two steps: a call of `tool` (its name and schema), then the reply; without a tool, the reply only."""
     if tool is None:
         filler = " ".join(f"word{number}" for number in range(max(0, words - 1)))
         return Answer(f"{last} {filler}".strip(), latency_s=latency_s)
@@ -145,7 +145,7 @@ class ProviderServer(ABC):
 
     @abstractmethod
     def judge(self, path: str, body: Wire) -> Status | None:
-        """The refusal that a request deserves."""
+        """Why a request is invalid; empty if it is valid."""
 
     @abstractmethod
     def chunks(self, answer: Answer, model: str) -> list[Any]:
@@ -153,7 +153,7 @@ class ProviderServer(ABC):
 
     @abstractmethod
     def frame(self, chunk: Any) -> bytes:
-        """A chunk as it is sent: an object, or bytes that stand where its JSON would."""
+        """A chunk's bytes: of an object, or raw bytes in place of its JSON."""
 
     @abstractmethod
     def whole(self, answer: Answer, model: str) -> Wire:
@@ -161,10 +161,10 @@ class ProviderServer(ABC):
 
     @abstractmethod
     def error(self, error: Status) -> Wire:
-        """The body of an error, which is also its chunk in mid-stream."""
+        """The body of an error, also its chunk within a stream."""
 
     def unscripted(self, path: str, body: Wire) -> Step:
-        """What to answer when the script is at its end."""
+        """The response after the end of the script."""
         return self.player(body)
 
     @property
@@ -173,16 +173,16 @@ class ProviderServer(ABC):
 
     @property
     def base_url(self) -> str:
-        """As the SDK's variable for it wants it."""
+        """The base URL for the SDK's variable."""
         return f"http://127.0.0.1:{self.port}/v1"
 
     def script(self, *steps: Step) -> None:
-        """Answer the next requests with `steps`, one each."""
+        """Script the responses to the next requests."""
         with self._changed:
             self._steps.extend(steps)
 
     def wait_for_requests(self, count: int, timeout_s: float = 30.0) -> None:
-        """Return once `count` requests have come."""
+        """Wait until `count` requests have arrived."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self.requests) >= count, timeout_s):
                 raise AssertionError(f"{len(self.requests)} of {count} requests came within {timeout_s:g} s")
@@ -192,7 +192,7 @@ class ProviderServer(ABC):
         self._server.serve_forever(poll_interval=0.02)
 
     def stop(self) -> None:
-        """Stop serving; what is silent or drips ends too."""
+        """Stop serving, silent and dripping responses included."""
         self._stopping.set()
         self._server.shutdown()
         self._server.server_close()
@@ -212,7 +212,7 @@ class ProviderServer(ABC):
             self.connections += 1
 
     def take(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> Step:
-        """Keep a request and say what to answer."""
+        """Record a request and return its response."""
         with self._changed:
             self.requests.append(body)
             self.headers.append(headers)
@@ -222,7 +222,7 @@ class ProviderServer(ABC):
             return self._steps.popleft() if self._steps else self.unscripted(path, body)
 
     def pause(self, seconds: float | None) -> bool:
-        """Wait so long, or until the server stops; return whether it goes on."""
+        """Wait for `seconds` or until the server stops; returns whether it still runs."""
         return not self._stopping.wait(seconds)
 
 
@@ -236,7 +236,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: clients that hang up are part of the tests."""
+        """Log nothing: aborted connections are part of the tests."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -250,7 +250,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.owner.connected()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the parent's name)
-        """Say nothing on stderr."""
+        """Log nothing."""
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

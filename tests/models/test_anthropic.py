@@ -1,4 +1,4 @@
-"""`anthropic:` and what is its own; what it has in common with other providers is in `provider_suite.py`."""
+"""Behaviour of `anthropic:` only; `provider_suite.py` has what all providers share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def model(server: AnthropicServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def test_sends_what_the_vendor_asks_for(model: AnthropicModel, server: AnthropicServer) -> None:
-    """The key, the version of the API and a bound on the reply; the system prompt stands apart."""
+    """The key, the API version, the token limit, and the system prompt in its own field."""
     ask(model, QUESTION)
     assert server.headers[0]["authorization"] == "Bearer sk-of-the-tests"
     assert server.headers[0]["anthropic-version"]
@@ -52,10 +52,10 @@ def test_sends_what_the_vendor_asks_for(model: AnthropicModel, server: Anthropic
         (Status(0, "an_error_of_next_year"), ProviderError, True),
     ],
 )
-def test_tells_errors_in_mid_stream_apart(
+def test_maps_errors_within_a_stream(
     model: AnthropicModel, server: AnthropicServer, error: Status, kind: type[PerdureError], transient: bool
 ) -> None:
-    """The status of the response is 200 by then; the error's type stands for the one that it would have had."""
+    """The response's status is 200 already; the error's type determines the status."""
     server.script(Broken(Answer("a good beginning"), 4, error))
     with pytest.raises(kind) as caught:
         ask(model, QUESTION)
@@ -70,7 +70,7 @@ def test_tells_errors_in_mid_stream_apart(
     ],
 )
 def test_knows_a_prompt_that_is_too_long(model: AnthropicModel, server: AnthropicServer, message: str) -> None:
-    """It is the one refusal that a shorter prompt cures, and has no code of its own."""
+    """The only refusal that a shorter prompt cures has no code."""
     server.script(Status(400, message=message))
     with pytest.raises(ContextTooLong):
         ask(model, QUESTION)
@@ -88,14 +88,14 @@ def test_knows_a_prompt_that_is_too_long(model: AnthropicModel, server: Anthropi
     ],
 )
 def test_refuses_what_is_no_reply(model: AnthropicModel, server: AnthropicServer, step: Step) -> None:
-    """A server that answers nonsense fails the call; it never fails the process or passes for an answer."""
+    """A malformed response fails the call, not the process, and is never a reply."""
     server.script(step)
     with pytest.raises(InvalidResponse):
         ask(model, QUESTION)
 
 
 def test_does_not_wait_for_what_comes_after_the_end(model: AnthropicModel, server: AnthropicServer) -> None:
-    """A proxy that keeps the stream open behind `message_stop` must not cost a call its deadline."""
+    """A proxy that keeps the stream open after `message_stop` must not delay the call."""
     whole = [*events_of(Answer("whole")), {"type": "message_stop"}]
     server.script(Chunks(whole, hang=True))
     assert ask(model, QUESTION).content == "whole"
@@ -109,7 +109,7 @@ def test_needs_a_key_for_the_vendors_own_address(monkeypatch: pytest.MonkeyPatch
         AnthropicModel("claude", SystemClock())
 
 
-def test_refuses_an_address_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuses_an_invalid_base_url(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong setting stops the start, with its name and value."""
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "localhost:8000")
     with pytest.raises(SettingsError, match="ANTHROPIC_BASE_URL is 'localhost:8000'"):
@@ -117,7 +117,7 @@ def test_refuses_an_address_that_is_none(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_refused_transcript_is_seen(model: AnthropicModel) -> None:
-    """The test server judges transcripts; were it to accept anything, it would prove nothing."""
+    """The test server must refuse invalid transcripts."""
     open_call = Message(Role.ASSISTANT, "", (ToolCall("call_1", "clock", "{}"),))
     with pytest.raises(PerdureError, match="status 400"):
         ask(model, QUESTION, open_call, QUESTION)

@@ -1,4 +1,4 @@
-"""The test server's judgement: what it would let pass, no test that relies on it could catch."""
+"""The test server refuses what the provider refuses, so that tests can rely on it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def body(*messages: Any, **changes: Any) -> dict[str, Any]:
     ],
 )
 def test_accepts(request_body: dict[str, Any]) -> None:
-    """A judge that refused everything would fail every test, for the wrong reason."""
+    """Valid requests are accepted."""
     assert validate_body(request_body) == []
 
 
@@ -82,5 +82,5 @@ def test_accepts(request_body: dict[str, Any]) -> None:
     ],
 )
 def test_refuses(request_body: dict[str, Any], problem: str) -> None:
-    """Each of these is refused by the real provider, too."""
+    """The real provider refuses each of these as well."""
     assert problem in "; ".join(validate_body(request_body))

@@ -1,4 +1,4 @@
-"""The Chat Completions wire format, both ways, as pure functions."""
+"""The Chat Completions wire format of requests and replies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _json_of(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 @given(transcripts())
 def test_any_committed_transcript_is_one_that_the_provider_accepts(messages: tuple[Message, ...]) -> None:
-    """Law 5: one call id used twice, or one garbled call, must not make a session unacceptable for ever."""
+    """A repeated call id or a malformed call must not make every later prompt of a session invalid."""
     sent = request_body("m", ModelRequest(messages))["messages"]
     assert validate_transcript(sent) == []
     assert [each["content"] or "" for each in sent] == [each.content for each in messages]
@@ -31,7 +31,7 @@ def test_any_committed_transcript_is_one_that_the_provider_accepts(messages: tup
 
 @given(transcripts(), TEXT)
 def test_a_prompt_only_grows(messages: tuple[Message, ...], text: str) -> None:
-    """Providers cache by prefix: what was sent before is sent again in the same words, ids included."""
+    """Providers cache by prefix: earlier messages are sent again unchanged, ids included."""
     longer = (*messages, Message(Role.USER, text))
     assert (
         request_body("m", ModelRequest(longer))["messages"][:-1]
@@ -43,7 +43,7 @@ def test_a_prompt_only_grows(messages: tuple[Message, ...], text: str) -> None:
 def test_any_split_into_chunks_gives_the_same_reply(
     data: st.DataObject, text: str, wanted: tuple[ToolCall, ...]
 ) -> None:
-    """Where a server cuts a reply, and how it interleaves the calls, is its own affair."""
+    """Any split of a reply and any interleaving of its calls gives the same reply."""
     wanted = tuple(ToolCall(f"call_{at}", call.name or "f", call.arguments) for at, call in enumerate(wanted))
     streams: list[list[dict[str, Any]]] = [[{"content": piece} for piece in data.draw(splits(text))]]
     for index, call in enumerate(wanted):
@@ -65,7 +65,7 @@ def test_any_split_into_chunks_gives_the_same_reply(
 
 @given(st.text(max_size=20), st.data())
 def test_what_was_heard_is_what_was_said(text: str, data: st.DataObject) -> None:
-    """Any text, halves of characters and NUL included, is streamed as it is then committed, and can be stored."""
+    """Any text, with lone surrogates and NUL, is streamed as it is committed, and is storable."""
     heard, reply = assemble([{"content": piece} for piece in data.draw(splits(f"x{text}"))])
     assert heard == reply.content
     assert "\x00" not in reply.content
@@ -111,19 +111,19 @@ def test_what_was_heard_is_what_was_said(text: str, data: st.DataObject) -> None
     ],
 )  # fmt: skip
 def test_servers_that_number_calls_their_own_way(deltas: list[Any]) -> None:
-    """All of these have been seen in servers that call themselves compatible."""
+    """Compatible servers stream calls in all of these ways."""
     _, reply = assemble([{"tool_calls": each} for each in deltas])
     assert reply.tool_calls == (ToolCall("a", "f", "{}"), ToolCall("b", "g", "{}"))
 
 
 def test_calls_without_ids_get_some() -> None:
-    """Without an id of its own a call's result could not be told from another's."""
+    """A call's result is identified by the call's id."""
     fragments = [{"function": {"name": "f", "arguments": "{}"}}, {"function": {"name": "f", "arguments": "{}"}}]
     _, reply = assemble([{"tool_calls": [each]} for each in fragments])
     assert len({call.id for call in reply.tool_calls}) == 2
 
 
-def test_an_id_given_twice_in_one_reply_is_told_apart() -> None:
+def test_a_repeated_id_in_one_reply_becomes_unique() -> None:
     """Two calls under one id would share one result."""
     fragments = [{"index": at, "id": "same", "function": {"name": "f", "arguments": "{}"}} for at in range(2)]
     _, reply = assemble([{"tool_calls": fragments}])
@@ -132,7 +132,7 @@ def test_an_id_given_twice_in_one_reply_is_told_apart() -> None:
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=3), _json_of, max_leaves=8))
 def test_no_chunk_breaks_the_assembly(value: object) -> None:
-    """Whatever JSON a server sends in whatever place, it is a reply or an `InvalidResponse`, never another error."""
+    """Any JSON gives a reply or an `InvalidResponse`, never another error."""
     assembler = ReplyAssembler()
     for delta in (value, {"tool_calls": value}, {"tool_calls": [value]}, {"tool_calls": [{"function": value}]}):
         assembler.feed({"choices": [{"delta": delta}], "usage": value, "model": value})
@@ -142,7 +142,7 @@ def test_no_chunk_breaks_the_assembly(value: object) -> None:
 
 
 def assemble(deltas: Sequence[Any]) -> tuple[str, ModelReply]:
-    """What is heard of a stream of these deltas, and the reply made from it."""
+    """The streamed text and the reply for these deltas."""
     assembler = ReplyAssembler()
     heard = [assembler.feed(chunk([{"index": 0, "delta": delta, "finish_reason": None}])) for delta in deltas]
     assembler.feed(chunk([{"index": 0, "delta": {}, "finish_reason": "stop"}]))

@@ -226,7 +226,7 @@ def test_names_the_missing_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_third_party_adds_an_embedder_by_entry_point(installed: None) -> None:
-    """The list of embedders is open to whoever installs a package."""
+    """An installed package can add an embedder."""
     assert resolve("acme:large", Settings(), SystemClock()).name == "counting"
     with pytest.raises(SettingsError, match="acme:NAME"):
         resolve("nope:x", Settings(), SystemClock())

@@ -1,4 +1,4 @@
-"""An embedder that keeps failing is left alone for a while, by the whole process; one that can pass is tried again."""
+"""A failing embedder opens its breaker; transient failures are retried."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perdure.settings import RetrySettings, Settings
 
 
 class _Failing:
-    """Fails so many times with `error`, then answers."""
+    """Fails `times` times with `error`, then returns vectors."""
 
     name = "openai:small"
     dimensions = 1
@@ -28,7 +28,7 @@ class _Failing:
         self._error = error
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
-        """One number for each text."""
+        """One-element vectors."""
         assert call is not None
         self.asked += 1
         if self.left:
@@ -39,12 +39,12 @@ class _Failing:
 
 @pytest.fixture
 def quick(settings: Settings) -> Settings:
-    """Tries follow each other at once."""
+    """Settings with retries without a pause."""
     return settings.model_copy(update={"retry": RetrySettings(base_s=0.001, cap_s=0.001)})
 
 
 def test_what_can_pass_is_tried_again(quick: Settings, clock: MovedClock) -> None:
-    """Whoever asked notices nothing."""
+    """The caller sees no failure."""
     failing = _Failing(ProviderError("away", transient=True), 2)
     guarded = guard_with(Breakers(quick.breaker, clock), quick, clock)(failing)
     assert guarded.embed(["a", "b"]) == [[1.0], [1.0]]
@@ -52,7 +52,7 @@ def test_what_can_pass_is_tried_again(quick: Settings, clock: MovedClock) -> Non
 
 
 def test_what_keeps_failing_is_left_alone(quick: Settings, clock: MovedClock) -> None:
-    """Its breaker counts a call once, however often it was tried."""
+    """The breaker counts a call with all its retries once."""
     breakers = Breakers(quick.breaker, clock)
     failing = _Failing(ProviderError("away", transient=True), 1000)
     guarded = guard_with(breakers, quick, clock)(failing)
@@ -66,8 +66,8 @@ def test_what_keeps_failing_is_left_alone(quick: Settings, clock: MovedClock) ->
     assert [(each.name, each.state) for each in breakers.list()] == [("embed:openai:small", "open")]
 
 
-def test_a_refusal_is_nobodys_failure(quick: Settings, clock: MovedClock) -> None:
-    """The next text may be a better one."""
+def test_a_refusal_does_not_open_the_breaker(quick: Settings, clock: MovedClock) -> None:
+    """Another text may succeed."""
     failing = _Failing(InvalidRequest("too long"), 10)
     guarded = guard_with(Breakers(quick.breaker, clock), quick, clock)(failing)
     for _ in range(10):
@@ -78,6 +78,6 @@ def test_a_refusal_is_nobodys_failure(quick: Settings, clock: MovedClock) -> Non
 
 
 def test_what_is_built_in_is_not_guarded(quick: Settings, clock: MovedClock) -> None:
-    """It asks nobody."""
+    """It makes no call."""
     built_in = HashEmbedder(64)
     assert guard_with(Breakers(quick.breaker, clock), quick, clock)(built_in) is built_in

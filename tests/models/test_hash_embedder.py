@@ -1,4 +1,4 @@
-"""`hash:`: what it promises, which is that texts which share words or parts of them are near."""
+"""`hash:` gives near vectors to texts that share words or parts of words."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ def test_case_accents_and_punctuation_do_not_count() -> None:
 
 
 def test_a_number_counts_as_much_as_a_long_word() -> None:
-    """The same sentence with another number says something else."""
+    """Numbers distinguish otherwise equal sentences."""
     assert likeness("The meeting is at 10", "The meeting is at 11") < 0.8
 
 
 @given(st.text(max_size=60))
 def test_texts_without_a_word_in_common_are_far(text: str) -> None:
-    """Collisions in 384 numbers are few; nothing looks alike by chance."""
+    """Unrelated texts are not near despite hash collisions."""
     other = "zyqqwvxjk kqjzvwxqy"
     if not set("".join(words(text))) & set(other):
         assert abs(likeness(text, other)) < 0.5
 
 
 def test_is_the_same_in_every_process_and_release() -> None:
-    """Vectors are stored: were this to change, what is stored would have to be embedded anew, under a new name."""
+    """Stored vectors stay valid only if the algorithm does not change."""
     vector = HashEmbedder(64).embed(["Ana lives in Lyon. 서울에 살아요."])[0]
     largest = {at: round(value, 4) for at, value in enumerate(vector) if abs(value) > 0.2}
     assert largest == {9: -0.2564, 15: 0.4422, 16: 0.3365, 24: -0.2072, 35: -0.344, 40: 0.2318, 58: -0.2243}
 
 
 def test_what_has_no_end_costs_no_more_than_a_text_of_words() -> None:
-    """A key or a URL of 100,000 characters is one word to whoever splits at spaces."""
+    """Split at spaces, a key or a URL of 100,000 characters is one word."""
     assert {len(each) for each in words("x" * 100_000)} <= {32, 100_000 % 32}

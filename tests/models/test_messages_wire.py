@@ -1,4 +1,4 @@
-"""The Messages wire format, both ways, as pure functions."""
+"""The Messages wire format of requests and replies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOOL = ToolSchema("weather:today", "", {"type": "object", "properties": {}})
 def test_any_committed_transcript_is_one_that_the_provider_accepts(
     messages: tuple[Message, ...], with_tools: bool
 ) -> None:
-    """Law 5: one call id used twice, one garbled call or one blank text must not make a session unacceptable."""
+    """A repeated call id, a malformed call or a blank text must not make a prompt invalid."""
     body = request_body("m", ModelRequest(messages, (TOOL,) if with_tools else ()))
     assert validate_body(body) == []
     said = {each.content for each in messages if each.content.strip() and each.role is not Role.SYSTEM}
@@ -31,14 +31,14 @@ def test_any_committed_transcript_is_one_that_the_provider_accepts(
 
 
 @given(st.lists(st.builds(Message, st.sampled_from([Role.USER, Role.ASSISTANT, Role.SYSTEM]), TEXT), max_size=5))
-def test_whoever_speaks_first_or_last_the_prompt_is_accepted(messages: list[Message]) -> None:
-    """A trimmed history may begin with the assistant, and a summary be asked for behind its last word."""
+def test_any_first_and_last_speaker_is_accepted(messages: list[Message]) -> None:
+    """A trimmed history may begin with the assistant, and a summary's prompt may end with it."""
     assert validate_body(request_body("m", ModelRequest(tuple(messages)))) == []
 
 
 @given(transcripts(), TEXT, TEXT)
 def test_a_prompt_only_grows(messages: tuple[Message, ...], now: str, then: str) -> None:
-    """Providers cache by prefix: what was sent before is sent again in the same words, ids included."""
+    """Providers cache by prefix: earlier messages are sent again unchanged, ids included."""
     prompt = (*messages, Message(Role.USER, now))
     longer = (*prompt, Message(Role.ASSISTANT, "x"), Message(Role.USER, then))
     before = _blocks(request_body("m", ModelRequest(prompt)))
@@ -55,7 +55,7 @@ def _content_of(block: dict[str, Any]) -> str | None:
 
 
 def test_without_tools_the_calls_of_the_conversation_are_named_and_forbidden() -> None:
-    """The provider refuses a prompt with calls that defines no tools; the model must not make more of them."""
+    """The provider requires tool definitions in a prompt with calls; the model must not call these tools."""
     asked = Message(Role.ASSISTANT, "", (ToolCall("a", "weather:today", "{}"),))
     body = request_body("m", ModelRequest((Message(Role.USER, "hi"), asked, Message(Role.TOOL, "", tool_call_id="a"))))
     assert [each["name"] for each in body["tools"]] == ["weather_today"]
@@ -67,7 +67,7 @@ def test_without_tools_the_calls_of_the_conversation_are_named_and_forbidden() -
 def test_any_split_into_events_gives_the_same_reply(
     data: st.DataObject, text: str, wanted: tuple[ToolCall, ...]
 ) -> None:
-    """Where a server cuts a reply, and how it interleaves its blocks, is its own affair."""
+    """Any split of a reply and any interleaving of its blocks gives the same reply."""
     wanted = tuple(ToolCall(f"call_{at}", call.name or "f", call.arguments) for at, call in enumerate(wanted))
     text = text if text.strip() or wanted else "x"
     opened = [{"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}]
@@ -85,7 +85,7 @@ def test_any_split_into_events_gives_the_same_reply(
 
 @given(st.text(max_size=20), st.data())
 def test_what_was_heard_is_what_was_said(text: str, data: st.DataObject) -> None:
-    """Any text, halves of characters and NUL included, is streamed as it is then committed, and can be stored."""
+    """Any text, with lone surrogates and NUL, is streamed as it is committed, and is storable."""
     heard, reply = assemble([delta(0, "text_delta", text=piece) for piece in data.draw(splits(f"x{text}"))])
     assert heard == reply.content
     assert "\x00" not in reply.content
@@ -93,7 +93,7 @@ def test_what_was_heard_is_what_was_said(text: str, data: st.DataObject) -> None
 
 
 def test_thinking_is_no_part_of_the_reply() -> None:
-    """What a model thinks is neither said nor kept."""
+    """Thinking blocks are neither streamed nor kept."""
     thinking = {"type": "thinking", "thinking": "", "signature": ""}
     events = [
         {"type": "content_block_start", "index": 0, "content_block": thinking},
@@ -106,7 +106,7 @@ def test_thinking_is_no_part_of_the_reply() -> None:
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_arguments_may_come_whole_with_the_call(streamed: bool) -> None:
-    """Compatible servers that do not stream arguments put them there; those that do may put both."""
+    """Compatible servers send arguments there instead of streaming them, or in both places."""
     block = {"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}}
     events = [{"type": "content_block_start", "index": 0, "content_block": block}]
     if streamed:
@@ -115,7 +115,7 @@ def test_arguments_may_come_whole_with_the_call(streamed: bool) -> None:
 
 
 def test_usage_is_cumulative_and_the_last_word_counts() -> None:
-    """Each event's usage stands for the whole reply so far; adding them up would count twice."""
+    """Usage is cumulative; adding the events' counts would count tokens twice."""
     events = [
         {"type": "message_start", "message": {"model": "m-1", "usage": {"input_tokens": 9, "output_tokens": 1}}},
         {"type": "message_delta", "usage": {"cache_read_input_tokens": 90, "output_tokens": 5}},
@@ -138,7 +138,7 @@ def _json_of(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=3), _json_of, max_leaves=8),
 )
 def test_no_event_breaks_the_assembly(kind: str, place: str, value: object) -> None:
-    """Whatever JSON a server sends in whatever place, it is a reply or an `InvalidResponse`, never another error."""
+    """Any JSON gives a reply or an `InvalidResponse`, never another error."""
     assembler = ReplyAssembler()
     for given_type in ({}, {"type": "tool_use"}, {"type": "input_json_delta"}, {"type": "text"}):
         inner = {**value, **given_type} if isinstance(value, dict) else value
@@ -152,12 +152,12 @@ def test_no_event_breaks_the_assembly(kind: str, place: str, value: object) -> N
 
 
 def delta(index: int, kind: str, **parts: str) -> dict[str, Any]:
-    """One event that lengthens a block."""
+    """A delta event of a block."""
     return {"type": "content_block_delta", "index": index, "delta": {"type": kind, **parts}}
 
 
 def assemble(events: Sequence[Any]) -> tuple[str, ModelReply]:
-    """What is heard of a stream of these events, and the reply made from it."""
+    """The streamed text and the reply for these events."""
     assembler = ReplyAssembler()
     heard = [assembler.feed(each) for each in events]
     assembler.feed({"type": "message_delta", "delta": {"stop_reason": "end_turn"}})

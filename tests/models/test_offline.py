@@ -1,4 +1,4 @@
-"""The offline model's rules. What every model must do is in `suite.py`."""
+"""The offline model's rules; `suite.py` has the behaviour of every model."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Only include information worth remembering long-term. Skip greetings and small t
 
 
 def say(*lines: str, system: str = SYSTEM, tools: Sequence[ToolSchema] = TOOLS) -> ModelReply:
-    """The reply to the last of `lines`, which user and assistant spoke in turn."""
+    """The reply to the last of `lines`, which alternate between user and assistant."""
     spoken = [Message(Role.ASSISTANT if at % 2 else Role.USER, line) for at, line in enumerate(lines)]
     return OfflineModel().respond(ModelRequest((Message(Role.SYSTEM, system), *spoken), tuple(tools)), new_call())
 
 
 def calls(reply: ModelReply) -> list[tuple[str, str]]:
-    """The names and arguments of the calls that a reply asks for."""
+    """The names and arguments of a reply's calls."""
     return [(call.name, call.arguments) for call in reply.tool_calls]
 
 
@@ -49,7 +49,7 @@ def calls(reply: ModelReply) -> list[tuple[str, str]]:
     ],
 )
 def test_calculates_with_the_calculator(line: str, expression: str) -> None:
-    """It has no arithmetic of its own: the answer must come through the loop."""
+    """It calls the calculator, so that the result passes through the loop."""
     assert calls(say(line)) == [("calculator", json.dumps({"expression": expression}, ensure_ascii=False))]
 
 
@@ -57,7 +57,7 @@ def test_calculates_with_the_calculator(line: str, expression: str) -> None:
     "line", ["I was born on 1990-05-02.", "My flat is number 12.", "I moved 3 times in 2 years.", "9" * 10_000]
 )
 def test_takes_no_other_number_for_a_sum(line: str) -> None:
-    """Statements hold numbers, too."""
+    """A statement with numbers is not a calculation."""
     assert say(line).tool_calls == ()
 
 
@@ -76,12 +76,12 @@ def test_says_when_it_cannot_calculate() -> None:
     ],
 )
 def test_tells_the_time_with_the_clock(line: str, arguments: str) -> None:
-    """Law 9: time is given, never taken; not by a model either."""
+    """The time comes from the clock tool, which tests can move."""
     assert calls(say(line)) == [("clock", arguments)]
 
 
-def test_calls_any_tool_that_it_is_told_to() -> None:
-    """So that people can try their own tools without a key for a provider."""
+def test_calls_any_tool_on_request() -> None:
+    """Authors can try their tools without a provider's key."""
     mine = ToolSchema("send_mail", "Send a mail.", {"type": "object"})
     reply = say('call send_mail with {"to": "ana", "n": {"a": [1]}} and use the tool clock', tools=[mine, *TOOLS])
     assert calls(reply) == [("send_mail", '{"to": "ana", "n": {"a": [1]}}'), ("clock", "{}")]
@@ -89,12 +89,12 @@ def test_calls_any_tool_that_it_is_told_to() -> None:
 
 
 def test_passes_broken_arguments_on() -> None:
-    """A person who tries what happens with broken JSON should see the tool refuse it."""
+    """Malformed arguments are passed on, so that the tool refuses them."""
     assert calls(say('call clock with {"zone": ')) == [("clock", '{"zone": ')]
 
 
 def test_says_which_tools_there_are() -> None:
-    """A tool that does not exist is not called: the person who asked can then choose another."""
+    """An unknown tool is not called; the reply lists the tools."""
     reply = say("use the tool weather")
     assert reply.tool_calls == ()
     assert "no tool named weather" in reply.content
@@ -126,12 +126,12 @@ def test_always_answers_once_it_has_results(results: list[tuple[str, str]]) -> N
     ],
 )
 def test_quotes_the_line_that_a_question_is_about(said: str, asked: str, quoted: str) -> None:
-    """It shows that the conversation reached the model, in whatever language."""
+    """Earlier messages are quoted, in any language."""
     assert quoted in say(said, "Noted.", "What is the weather like?", "I do not know.", asked).content
 
 
 def test_of_two_such_lines_the_later_one_counts() -> None:
-    """People correct themselves."""
+    """The latest of equally relevant messages is quoted."""
     assert "Ben" in say("My name is Ana.", "Noted.", "My name is Ben.", "Noted.", "What is my name?").content
 
 
@@ -145,7 +145,7 @@ def test_of_two_such_lines_the_later_one_counts() -> None:
     ],
 )
 def test_quotes_the_first_and_the_last_line(asked: str, quoted: str) -> None:
-    """What people try to see whether a conversation is remembered; questions count, too."""
+    """First and last messages are quoted; questions count."""
     spoken = ("what is the sky?", "I do not know.", "My name is Ana.", "Noted.", "what is rain?", "I do not know.")
     assert say(*spoken, asked).content == f"You said earlier: “{quoted}”"
 
@@ -157,7 +157,7 @@ def test_quotes_what_its_context_holds() -> None:
 
 
 def test_says_when_it_finds_nothing() -> None:
-    """An invented answer would be worse than none."""
+    """It does not invent a reply."""
     assert "find nothing" in say("My name is Ana.", "Noted.", "Which planet is the largest?").content
 
 
@@ -165,7 +165,7 @@ def test_says_when_it_finds_nothing() -> None:
     "line", ["who are you?", "What are you", "are you a human?", "what can you do?", "너는 누구야?"]
 )
 def test_says_what_it_is(line: str) -> None:
-    """Nobody may mistake it for a language model, and everybody should learn how to get one."""
+    """Its replies say that it is not a language model, and how to configure one."""
     content = say(line).content
     assert "offline model" in content
     assert "do not understand language" in content
@@ -173,7 +173,7 @@ def test_says_what_it_is(line: str) -> None:
 
 
 def test_summarises_by_extract() -> None:
-    """A summary made of the speaker's own sentences is short and invents nothing."""
+    """A summary is short and consists of original sentences."""
     lines = ["We talk about cats.", *[f"Filler number {at} is here." for at in range(20)], "Cats purr, and cats sleep."]
     content = say("\n".join(lines), system="Summarise the conversation in a few sentences.", tools=()).content
     assert "Cats purr, and cats sleep." in content
@@ -201,13 +201,13 @@ def test_extracts_memories_as_valid_json() -> None:
 
 
 def test_extracts_nothing_from_small_talk() -> None:
-    """A session of greetings must consolidate to nothing, which is valid JSON, too."""
+    """A session of greetings gives an empty JSON array."""
     assert say("Hi! I'm good.", system=EXTRACTION_PROMPT, tools=()).content == "[]"
 
 
 @given(st.lists(st.text(max_size=200), min_size=1, max_size=5), st.sampled_from([SYSTEM, EXTRACTION_PROMPT]))
 def test_has_an_answer_to_anything_and_always_the_same(lines: list[str], system: str) -> None:
-    """It is what tests and benchmarks stand on: it must neither fail nor vary."""
+    """Tests and benchmarks need replies without failures and variation."""
     reply = say(*lines, system=system)
     assert reply.content or reply.tool_calls
     assert reply == say(*lines, system=system)

@@ -1,4 +1,4 @@
-"""Whom and what the offline model takes a sentence to name."""
+"""The entities and relations that the offline model finds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from perdure.models.offline.entities import entities, relations
 def test_names_and_how_they_belong_together(
     sentence: str, named: list[tuple[str, str]], related: list[tuple[str, str, str]]
 ) -> None:
-    """Enough that layer 4 has something in it without a network."""
+    """Entities and relations are found without a network."""
     found = {each["name"]: each["type"] for each in entities(sentence)}
     assert [*found] == [name for name, _ in named]
     assert [(each["subject"], each["relation"], each["object"]) for each in relations(sentence)] == related

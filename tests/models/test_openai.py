@@ -1,4 +1,4 @@
-"""`openai:` and what is its own; what it has in common with other providers is in `provider_suite.py`."""
+"""Behaviour of `openai:` only; `provider_suite.py` has what all providers share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.models.openai_server import Chunks, OpenAIServer, Status, Step, chunk
     ],
 )
 def test_refuses_what_is_no_reply(model: OpenAIModel, server: OpenAIServer, step: Step) -> None:
-    """A server that answers nonsense fails the call; it never fails the process or passes for an answer."""
+    """A malformed response fails the call, not the process, and is never a reply."""
     server.script(step)
     with pytest.raises(InvalidResponse):
         ask(model, QUESTION)
@@ -48,14 +48,14 @@ def test_refuses_what_is_no_reply(model: OpenAIModel, server: OpenAIServer, step
     ],
 )
 def test_knows_a_prompt_that_is_too_long(model: OpenAIModel, server: OpenAIServer, step: Step) -> None:
-    """It is the one refusal that a shorter prompt cures; compatible servers give the sentence without the code."""
+    """The only refusal that a shorter prompt cures; compatible servers send the message without the code."""
     server.script(step)
     with pytest.raises(ContextTooLong):
         ask(model, QUESTION)
 
 
 def test_sends_the_key_and_asks_for_usage(model: OpenAIModel, server: OpenAIServer) -> None:
-    """What goes over the wire is what the vendor's SDK would send."""
+    """The request equals that of the vendor's SDK."""
     ask(model, QUESTION)
     assert server.headers[0]["authorization"] == "Bearer sk-of-the-tests"
     assert server.requests[0]["stream_options"] == {"include_usage": True}
@@ -63,7 +63,7 @@ def test_sends_the_key_and_asks_for_usage(model: OpenAIModel, server: OpenAIServ
 
 
 def test_joins_a_character_that_came_in_two_halves(model: OpenAIModel, server: OpenAIServer) -> None:
-    """Servers that count UTF-16 units cut emoji in two; PostgreSQL refuses either half, and NUL."""
+    """Servers that split text by UTF-16 units split emoji; PostgreSQL stores neither lone surrogates nor NUL."""
     pieces = ["ok \ud83d", "\ude00 \x00", "\ud83d"]
     deltas: list[Any] = [chunk([{"index": 0, "delta": {"content": piece}}]) for piece in pieces]
     server.script(Chunks([*deltas, chunk([{"index": 0, "delta": {}, "finish_reason": "stop"}])]))
@@ -86,7 +86,7 @@ def test_needs_no_key_for_another_address(server: OpenAIServer, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("address", ["localhost:8000", "ftp://host/v1", "http://", "http://[::1"])
-def test_refuses_an_address_that_is_none(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuses_an_invalid_base_url(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong setting stops the start, with its name and value."""
     monkeypatch.setenv("OPENAI_BASE_URL", address)
     with pytest.raises(SettingsError, match="OPENAI_BASE_URL is"):
@@ -94,7 +94,7 @@ def test_refuses_an_address_that_is_none(address: str, monkeypatch: pytest.Monke
 
 
 def test_a_refused_transcript_is_seen(model: OpenAIModel) -> None:
-    """The test server judges transcripts; were it to accept anything, it would prove nothing."""
+    """The test server must refuse invalid transcripts."""
     open_call = Message(Role.ASSISTANT, "", (ToolCall("call_1", "clock", "{}"),))
     with pytest.raises(PerdureError, match="status 400"):
         ask(model, QUESTION, open_call, QUESTION)

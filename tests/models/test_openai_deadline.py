@@ -1,4 +1,4 @@
-"""A call ends when it must, whatever the server does or does not do."""
+"""A call ends at its deadline or abort, whatever the server does."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def test_hanging_up_wakes_a_thread_on_a_connection_used_before(
     model: OpenAIModel, server: OpenAIServer, pool: ThreadPoolExecutor
 ) -> None:
-    """A connection from the pool was opened on behalf of another call; it must still be this call's to end."""
+    """An abort must work on a pooled connection that another call opened."""
     ask(model, QUESTION)
     server.script(Silence())
     _aborted_at_once(model, pool, lambda: server.wait_for_requests(2))
@@ -43,7 +43,7 @@ def test_hanging_up_wakes_a_thread_on_a_connection_used_before(
 
 
 def test_hanging_up_late_harms_no_other_call() -> None:
-    """The watchdog and the end of a call race, and by then the connection may be another call's."""
+    """The watchdog races with the end of the call, after which the connection may serve another call."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         held = connection.CallSocket(new_call())
@@ -56,12 +56,12 @@ def test_hanging_up_late_harms_no_other_call() -> None:
 
 
 def test_hanging_up_early_is_not_forgotten() -> None:
-    """The call was ended between two waits: the next one must not begin."""
+    """After an abort between two waits, the next wait must not begin."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         held = connection.CallSocket(new_call())
         held.hang_up()
-        with pytest.raises(OSError, match="hung up"), held.waiting_on(ours, 1.0):
+        with pytest.raises(OSError, match="was aborted"), held.waiting_on(ours, 1.0):
             pytest.fail("it waits")
 
 
@@ -82,13 +82,13 @@ def test_hanging_up_ends_a_connect(
 
 
 def test_a_resolver_that_is_silent_is_left_behind(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes half a minute to give up; a call ends when it is hung up, and at its deadline."""
+    """The resolver takes half a minute; the call ends when it is aborted, and at its deadline."""
     asked, answered = threading.Event(), threading.Event()
 
     def silent(*_: object, **__: object) -> object:
         asked.set()
         answered.wait(60)
-        raise socket.gaierror("nobody knows")
+        raise socket.gaierror("no such host")
 
     monkeypatch.setattr(socket, "getaddrinfo", silent)
     monkeypatch.setenv("OPENAI_BASE_URL", "http://silent.example/v1")
@@ -136,7 +136,7 @@ def test_hanging_up_wakes_a_thread_that_reads_over_tls(
 
 @pytest.mark.long
 def test_hundreds_of_calls_wait_at_once(model: OpenAIModel, server: OpenAIServer) -> None:
-    """Turns wait on a slow model by the hundred in one process; none may wait for a connection."""
+    """Hundreds of turns in one process may wait for a slow model; none may wait for a connection."""
     server.script(*[Silence() for _ in range(300)])
     calls = [new_call() for _ in range(300)]
     with ThreadPoolExecutor(300) as many:
@@ -163,7 +163,7 @@ def _happens(event: threading.Event) -> None:
 
 
 def _anonymous(protocol: int) -> ssl.SSLContext:
-    """TLS without certificates, which a test would otherwise have to carry with their private keys."""
+    """TLS without certificates, so that the tests need no private keys."""
     context = ssl.SSLContext(protocol)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -174,7 +174,7 @@ def _anonymous(protocol: int) -> ssl.SSLContext:
 
 @pytest.fixture
 def full_backlog() -> Iterator[int]:
-    """A port whose connects hang: it listens, its queue is full, and nobody accepts."""
+    """A port whose connects hang: its listen queue is full."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)

@@ -1,4 +1,4 @@
-"""`openai:` embeddings against a server that behaves, and against one that does not."""
+"""`openai:` embeddings with a well-behaved and a faulty server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def answer(*vectors: Any, indices: list[Any] | None = None) -> Raw:
 
 
 def test_asks_in_batches(embedder: OpenAIEmbedder, server: OpenAIServer) -> None:
-    """A request holds only so much, and an import has thousands of texts."""
+    """Requests have a limit, and an import has thousands of texts."""
     embedder.embed([f"text {number}" for number in range(2 * BATCH + 1)])
     assert [len(each["input"]) for each in server.requests] == [BATCH, BATCH, 1]
     assert server.requests[0]["model"] == "small"
@@ -47,7 +47,7 @@ def test_asks_in_batches(embedder: OpenAIEmbedder, server: OpenAIServer) -> None
 def test_sends_no_more_of_a_text_than_the_provider_takes(
     embedder: OpenAIEmbedder, server: OpenAIServer, text: str
 ) -> None:
-    """One text that is too long would have the whole batch refused."""
+    """A text over the limit would make the provider refuse the batch."""
     embedder.embed([text])
     (sent,) = server.requests[0]["input"]
     assert MAX_BYTES - 4 < len(sent.encode()) <= MAX_BYTES
@@ -55,14 +55,14 @@ def test_sends_no_more_of_a_text_than_the_provider_takes(
 
 
 def test_learns_the_dimensions(embedder: OpenAIEmbedder, server: OpenAIServer) -> None:
-    """They are the model's, and nobody has to know them by heart; a server that changes them is not trusted."""
+    """The dimensions come from the first vector; a server that changes them is not trusted."""
     known = [embedder.dimensions]
     server.script(answer([3, 4]))
     assert embedder.embed(["x"]) == [[0.6, 0.8]]
     known.append(embedder.dimensions)
     assert known == [None, 2]
     server.script(answer([1, 2, 3]))
-    with pytest.raises(InvalidResponse, match="3 dimensions after some of 2"):
+    with pytest.raises(InvalidResponse, match="3 dimensions after vectors of 2"):
         embedder.embed(["y"])
 
 
@@ -108,7 +108,7 @@ def test_refuses_what_are_no_vectors(embedder: OpenAIEmbedder, server: OpenAISer
 def test_maps_failures(
     embedder: OpenAIEmbedder, server: OpenAIServer, step: Step, kind: type[PerdureError], transient: bool
 ) -> None:
-    """As with models: what a retry can cure and what it cannot, and once only."""
+    """As with models: which failures are transient, without retries by the SDK."""
     server.script(step)
     with pytest.raises(kind) as caught:
         embedder.embed(["x"])
@@ -120,7 +120,7 @@ def test_maps_failures(
 
 @pytest.mark.parametrize("step", [Silence(), Drip()], ids=["says nothing", "drips"])
 def test_the_deadline_holds(embedder: OpenAIEmbedder, server: OpenAIServer, step: Step) -> None:
-    """Wall-clock, for all the requests of a call together."""
+    """One deadline for all requests of a call."""
     server.script(answer(*[[1.0]] * BATCH), step)
     began = time.monotonic()
     with pytest.raises(DeadlineExceeded):
@@ -129,7 +129,7 @@ def test_the_deadline_holds(embedder: OpenAIEmbedder, server: OpenAIServer, step
 
 
 def test_hanging_up_wakes_the_thread(embedder: OpenAIEmbedder, server: OpenAIServer) -> None:
-    """A cancelled turn that recalls must not wait for a provider that says nothing."""
+    """A cancelled turn must not wait for a silent provider."""
     server.script(Silence())
     call = new_call()
     heard = threading.Event()
@@ -143,7 +143,7 @@ def test_hanging_up_wakes_the_thread(embedder: OpenAIEmbedder, server: OpenAISer
 
 
 def test_refuses_a_compressed_answer_before_it_is_unpacked(embedder: OpenAIEmbedder, server: OpenAIServer) -> None:
-    """The SDK reads such an answer whole: a megabyte on the wire, a gigabyte in memory."""
+    """The SDK would decompress it completely: one megabyte to one gigabyte."""
     server.script(Raw(gzip_bomb(before=b'{"data": ['), "application/json", headers={"Content-Encoding": "gzip"}))
     with peak() as found, pytest.raises(InvalidResponse, match="compressed"):
         embedder.embed(["a text"])

@@ -1,4 +1,4 @@
-"""The test server's judgement: what it would let pass, no test that relies on it could catch."""
+"""The test server refuses what the provider refuses, so that tests can rely on it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def asking(*ids: str, name: str = "f", arguments: Any = "{}") -> dict[str, Any]:
     ],
 )
 def test_accepts(messages: list[Any]) -> None:
-    """A judge that refused everything would fail every test, for the wrong reason."""
+    """Valid requests are accepted."""
     assert validate_transcript(messages) == []
 
 
@@ -61,5 +61,5 @@ def test_accepts(messages: list[Any]) -> None:
     ],
 )
 def test_refuses(messages: Any, problem: str) -> None:
-    """Each of these is refused by the real provider, too."""
+    """The real provider refuses each of these as well."""
     assert problem in "; ".join(validate_transcript(messages))

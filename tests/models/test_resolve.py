@@ -1,4 +1,4 @@
-"""From `PERDURE_MODEL` to a model."""
+"""`PERDURE_MODEL` selects a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Acme(OfflineModel):
 
 
 def acme(model: str, settings: Settings, clock: Clock) -> Model:
-    """What its entry point names."""
+    """The object of its entry point."""
     return Acme(model)
 
 
@@ -57,7 +57,7 @@ def test_an_unknown_name_says_what_is_accepted(name: str) -> None:
 
 
 def test_a_third_party_adds_a_provider_by_entry_point(installed: None) -> None:
-    """The list of providers is open to whoever installs a package."""
+    """An installed package can add a provider."""
     assert resolve("acme:large", Settings(), SystemClock()).name == "acme:large"
     with pytest.raises(SettingsError, match="acme:NAME"):
         resolve("nope:x", Settings(), SystemClock())

@@ -1,4 +1,4 @@
-"""Names and ids as providers accept them."""
+"""Translation of names and ids for providers."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ TOOLS = st.lists(st.text(st.sampled_from("ab_:.é "), min_size=1, max_size=80), 
 
 @given(TOOLS)
 def test_each_tool_gets_a_name_that_is_accepted_and_leads_back(tools: list[str]) -> None:
-    """Two tools under one name would have the model's call go to the wrong one."""
+    """Two tools with one name would misdirect calls."""
     names = WireNames(tools)
-    wire = [names.wire(each) for each in tools]
+    wire = [names.to_wire(each) for each in tools]
     assert all(re.fullmatch(rf"[a-zA-Z0-9_-]{{1,{MAX_NAME}}}", each) for each in wire)
     assert len(set(wire)) == len(tools)
-    assert [names.ours(each) for each in wire] == tools
+    assert [names.from_wire(each) for each in wire] == tools
 
 
 def test_a_name_that_is_accepted_stays_as_it_is() -> None:
-    """Wherever it stands: a tool must not change its name because another came along."""
+    """A valid name stays unchanged, whatever other tools exist."""
     names = WireNames(["weather:today", "weather_today"])
-    assert names.wire("weather_today") == "weather_today"
-    assert names.wire("weather:today") == "weather_today_2"
+    assert names.to_wire("weather_today") == "weather_today"
+    assert names.to_wire("weather:today") == "weather_today_2"
 
 
 def test_a_tool_of_an_earlier_day_and_one_that_was_made_up_have_names_too() -> None:
-    """The transcript holds them, whatever tools there are now."""
+    """The transcript may name tools that no longer exist."""
     names = WireNames(["clock"])
-    assert names.wire("gone:for_good") == "gone_for_good"
-    assert names.wire("") == "unknown"
-    assert names.ours("made_up") == "made_up"
+    assert names.to_wire("gone:for_good") == "gone_for_good"
+    assert names.to_wire("") == "unknown"
+    assert names.from_wire("made_up") == "made_up"
 
 
 @given(st.lists(st.lists(st.sampled_from(["call_1", "call 1", "x" * 60, ""]), unique=True, max_size=3), max_size=4))
 def test_ids_are_unique_over_a_prompt_and_results_find_their_calls(replies: list[list[str]]) -> None:
-    """A provider gives the same ids in each reply, and refuses a prompt with one of them in it twice."""
+    """Replies may repeat ids, and a prompt with a repeated id is refused."""
     ids = WireIds(translate=True)
     seen: list[str] = []
     for given_ids in replies:
-        asked = ids.asked(given_ids)
-        assert [ids.answered(each) for each in given_ids] == [asked[each] for each in given_ids]
+        asked = ids.assign(given_ids)
+        assert [ids.of_result(each) for each in given_ids] == [asked[each] for each in given_ids]
         seen += asked.values()
     assert len(set(seen)) == len(seen)
     assert all(re.fullmatch(rf"[a-zA-Z0-9_-]{{1,{MAX_ID}}}", each) for each in seen)

@@ -16,19 +16,19 @@ IDS = st.sampled_from(["call_1", "call_2", "call_1_2", "", "x" * 60])
 
 @st.composite
 def calls(draw: st.DrawFn, arguments: st.SearchStrategy[str]) -> tuple[ToolCall, ...]:
-    """The calls of one reply: their ids differ from each other, though not from those of other replies."""
+    """The calls of one reply, with ids that are unique within the reply only."""
     made = draw(st.lists(st.builds(ToolCall, IDS, st.one_of(NAMES, TEXT), arguments), max_size=3, unique_by=id_of))
     return tuple(made)
 
 
 def id_of(call: ToolCall) -> str:
-    """What tells the calls of one reply apart."""
+    """The key of a call within its reply."""
     return call.id
 
 
 @st.composite
 def transcripts(draw: st.DrawFn) -> tuple[Message, ...]:
-    """Conversations as the engine commits them: each call answered right behind the message that made it."""
+    """Conversations as the engine commits them: results follow the message with the calls."""
     messages = [Message(Role.SYSTEM, "You help.")]
     for _ in range(draw(st.integers(1, 4))):
         messages.append(Message(Role.USER, draw(TEXT)))
@@ -47,7 +47,7 @@ def splits(draw: st.DrawFn, text: str) -> list[str]:
 
 @st.composite
 def interleavings(draw: st.DrawFn, streams: Sequence[Sequence[Any]]) -> list[Any]:
-    """The items of all `streams` in some order that keeps the order within each."""
+    """An interleaving of all `streams` that keeps the order within each."""
     order = draw(st.permutations([at for at, stream in enumerate(streams) for _ in stream]))
     iterators = [iter(stream) for stream in streams]
     return [next(iterators[at]) for at in order]

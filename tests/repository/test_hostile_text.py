@@ -1,4 +1,4 @@
-"""No text that a user sends makes a pattern or a function over text take over-proportionally long.
+"""Patterns and functions over untrusted text take time linear in its length.
 
 Each registered pattern and each function of `FUNCTIONS` is given every kind of hostile text at two lengths; the CPU
 time must grow with the length and no faster. Other tests here keep the two lists complete.
@@ -44,7 +44,7 @@ from tests.hostile import STORABLE, TEXTS, assert_linear, repeated
 from tests.repository.source import ROOT, modules
 
 MAY_IMPORT_RE = {"perdure.database.engine": "the names of parameters in this repository's own SQL"}
-"""The modules that may use a backtracking pattern, because its text never comes from outside."""
+"""The modules that may use backtracking patterns, because their text is trusted."""
 
 NOT_OVER_FOREIGN_TEXT = {
     "perdure.tools.registry.tool": "takes the docstring of an author's function, through `docstring.describe`",
@@ -69,12 +69,12 @@ CALCULATOR = ToolSchema("calculator", "Calculates.", {"type": "object"})
 
 
 def said(content: str) -> extraction.ConversationMessage:
-    """A message of a user, whose author is named by the same text."""
+    """A user's message with the text as content and author."""
     return extraction.ConversationMessage(1, Role.USER, content, NOW, "http", content)
 
 
 def rooted(content: str) -> object:
-    """A memory whose lines are looked for by their words."""
+    """Finds the sources of a candidate by its words."""
     found = candidates.Candidate(content, candidates.MemoryKind.FACT, 0.5)
     return extraction._with_user_sources([found], [said(content)])
 
@@ -86,7 +86,7 @@ def answered(*messages: Message) -> object:
 
 
 def refusing(function: Callable[[str], object], *errors: type[Exception]) -> Callable[[str], object]:
-    """`function`, whose refusals are answers, too."""
+    """`function`, with its refusals ignored."""
 
     def called(given: str) -> object:
         with suppress(*errors):
@@ -148,7 +148,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.memory.recall.time_spans.find_spans": lambda given: time_spans.find_spans(given, NOW, ZoneInfo("UTC")),
     "perdure.models.embedders.hashing.words": hashing.words,
     "perdure.models.embedders.hashing.HashEmbedder": lambda given: hashing.HashEmbedder(384).embed([given]),
-    "perdure.models.providers.wire_names.accepted": wire_names.accepted,
+    "perdure.models.providers.wire_names.sanitized": wire_names.sanitized,
     "perdure.models.offline.intents.asks_identity": intents.asks_identity,
     "perdure.models.offline.intents.is_greeting": intents.is_greeting,
     "perdure.models.offline.intents.asks_for_memories": intents.asks_for_memories,
@@ -168,10 +168,10 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.models.offline.language.terms": language.terms,
     "perdure.models.offline.language.most_relevant": lambda given: language.most_relevant(given, [given], [1.0]),
     "perdure.models.offline.language.extract": language.extract,
-    "perdure.models.offline.memories.users_lines": lambda given: list(memories.users_lines(given)),
+    "perdure.models.offline.memories.user_lines": lambda given: list(memories.user_lines(given)),
     "perdure.models.offline.memories.extract_memories": lambda given: memories.extract_memories([given]),
-    "perdure.models.offline.OfflineModel, told": lambda given: answered(Message(Role.USER, given)),
-    "perdure.models.offline.OfflineModel, asked": lambda given: answered(
+    "perdure.models.offline.OfflineModel, statement": lambda given: answered(Message(Role.USER, given)),
+    "perdure.models.offline.OfflineModel, question": lambda given: answered(
         Message(Role.SYSTEM, given), Message(Role.USER, given), Message(Role.USER, "Where do I live?")
     ),
     "perdure.models.offline.OfflineModel, a tool's result": lambda given: answered(
@@ -195,7 +195,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.channels.http.parameters.parse_name": refusing(lambda given: parameters.parse_name(given, "x"), NotFound),
     "perdure.cli.display.printable": display.printable,
 }
-"""Each function that text from outside reaches. A function that takes a while over hostile text belongs in here."""
+"""The functions that receive untrusted text. New ones must be added."""
 
 
 def imported(module: ast.Module) -> set[str]:
@@ -217,13 +217,13 @@ PATTERNS = {f"{number}: {pattern.source[:40]}": pattern for number, pattern in e
 
 
 def test_no_pattern_over_text_from_outside_backtracks() -> None:
-    """One such pattern, and one message stops a worker: `perdure.text.patterns` matches in linear time."""
+    """One backtracking pattern, and one message stops a worker; `perdure.text.patterns` is linear."""
     assert {name for name, module in SOURCES.items() if "re" in imported(module)} == set(MAY_IMPORT_RE)
     assert [name for name, module in SOURCES.items() if "re2" in imported(module)] == ["perdure.text.patterns"]
 
 
 def test_every_pattern_is_registered_once() -> None:
-    """A pattern that is made for a text would be in no list, and would compile anew each time."""
+    """A pattern compiled per text would not be registered, and would be compiled each time."""
     calls = {
         (name, node.lineno)
         for name, module in SOURCES.items()
@@ -238,7 +238,7 @@ def test_every_pattern_is_registered_once() -> None:
 
 
 def test_every_function_over_text_is_measured() -> None:
-    """In a module with patterns, or with Unicode's tables, each public function that takes a string."""
+    """Each public function with a string parameter in a module with patterns or Unicode tables."""
     functions = {
         f"{room}.{node.name}"
         for room, module in WITH_PATTERNS.items()
@@ -263,13 +263,13 @@ def test_a_function_takes_time_in_proportion(name: str) -> None:
 
 
 def texts_for(name: str) -> dict[str, Callable[[int], str]]:
-    """All kinds; to the functions behind the gateway come only those that can be stored."""
+    """All texts; storable ones only for functions behind the gateway."""
     return STORABLE if name.startswith(("perdure.models.offline", "perdure.sessions", "perdure.memory")) else TEXTS
 
 
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS.keys())
 def test_a_pattern_takes_time_in_proportion(pattern: Pattern) -> None:
-    """Over hostile texts, and over its own words again and again, which all but match."""
+    """Over hostile texts and over repetitions of the pattern's own words, which nearly match."""
 
     def run(given: str) -> Any:
         return (
@@ -297,7 +297,7 @@ def own_words(pattern: Pattern) -> dict[str, Callable[[int], str]]:
 
 
 def test_growth_is_seen() -> None:
-    """The measure itself: a quadratic function fails, a linear one that takes as long does not."""
+    """The measure fails a quadratic function and passes a linear one of the same duration."""
 
     def quadratic(given: str) -> object:
         return re.search(r"\s+$", f"{given}x")
@@ -308,7 +308,7 @@ def test_growth_is_seen() -> None:
 
 
 def test_a_half_of_a_character_breaks_no_pattern() -> None:
-    """It has no UTF-8, which RE2 reads; its place is kept, so what is cut out is the text's own."""
+    """RE2 reads UTF-8, which has no lone surrogates; positions stay the same."""
     blank = Pattern("[ab]")
     given = "\ud800a\udfffb"
     assert [(found.start(), found[0]) for found in blank.finditer(given)] == [(1, "a"), (3, "b")]
@@ -317,6 +317,6 @@ def test_a_half_of_a_character_breaks_no_pattern() -> None:
 
 
 def test_the_repository_is_read() -> None:
-    """An empty list would agree with everything."""
+    """An empty list would pass every test."""
     assert Path(ROOT, "perdure/text/patterns.py").exists()
     assert {"perdure.text.contradiction", "perdure.memory.recall.time_spans"} <= WITH_PATTERNS.keys()

@@ -21,10 +21,10 @@ from perdure.tasks.process import Process
 from perdure.tasks.sessions import ender
 from perdure.testing.suites.snapshots import snapshot_of
 from perdure.turns.run.runner import Runner
-from tests.memory.conftest import Remembered, away, client, redis_memory, remembered
+from tests.memory.conftest import Remembered, client, redis_memory, remembered, unreachable
 from tests.turns.stage import Stage
 
-__all__ = ["away", "client", "redis_memory", "remembered"]
+__all__ = ["client", "redis_memory", "remembered", "unreachable"]
 
 LEASE_S = 31.0
 
@@ -123,9 +123,9 @@ def test_a_crash_while_cleaning_is_gone_on_from(moment: str, commit: str, scene:
     assert (scene.row.state, scene.row.turn_count, scene.keys) == ("ended", 2, [])
 
 
-def test_an_ending_waits_for_redis_and_goes_on(scene: Scene, away: RedisMemory) -> None:
+def test_an_ending_waits_for_redis_and_goes_on(scene: Scene, unreachable: RedisMemory) -> None:
     """A session never ends with something left; it is tried again less and less often, without another summary."""
-    assert scene.end(away) == Postponed()
+    assert scene.end(unreachable) == Postponed()
     assert (scene.row.state, scene.row.lease_until, scene.row.summary) == ("ending", None, "ok")
     asked = len(scene.stage.model.requests)
     for wait_s in (5, 10, 20):
@@ -133,7 +133,7 @@ def test_an_ending_waits_for_redis_and_goes_on(scene: Scene, away: RedisMemory) 
         assert endings_due(scene.stage.database, 10, 5, 30) == []
         scene.stage.move(wait_s * 0.4)
         assert endings_due(scene.stage.database, 10, 5, 30) == [scene.over]
-        assert scene.end(away) == Postponed()
+        assert scene.end(unreachable) == Postponed()
     assert scene.end() == Ended()
     assert len(scene.stage.model.requests) == asked
     assert scene.keys == []

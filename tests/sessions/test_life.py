@@ -34,12 +34,12 @@ from perdure.turns.lease.keeper import Keeper
 from perdure.turns.lease.parking import recall
 from perdure.turns.run.runner import Runner
 from perdure.turns.sweep import sweep
-from tests.memory.conftest import Remembered, away, redis_memory, remembered
+from tests.memory.conftest import Remembered, redis_memory, remembered, unreachable
 from tests.sessions.chronicle import ARROWS, Chronicle
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Crash, Stage
 
-__all__ = ["away", "redis_memory", "remembered"]
+__all__ = ["redis_memory", "remembered", "unreachable"]
 
 IDLE_S = 1_800.0
 LEASE_S = 31.0
@@ -86,25 +86,25 @@ class World:
 
     stage: Stage
     redis_memory: RedisMemory
-    away: RedisMemory
+    unreachable: RedisMemory
     remembered: Remembered
 
     def ender(self, *, redis_is_there: bool = True) -> tuple[Ender, Keeper]:
         """Ends sessions as the task does, cleaning included; and who keeps its leases."""
-        runtime = replace(self.stage.runtime, redis_memory=self.redis_memory if redis_is_there else self.away)
+        runtime = replace(self.stage.runtime, redis_memory=self.redis_memory if redis_is_there else self.unreachable)
         process = Process(runtime, Runner(runtime, "an ender"), {}, lambda _: True)
         return ender(process), process.runner.keeper
 
 
 @pytest.fixture
-def world(stage: Stage, redis_memory: RedisMemory, away: RedisMemory, remembered: Remembered) -> World:
+def world(stage: Stage, redis_memory: RedisMemory, unreachable: RedisMemory, remembered: Remembered) -> World:
     """With tools, one of which needs a person; turns wait for their model; whatever becomes of sessions is noted."""
     stage.equip(double, pay)
     # What a clock that was set back leaves undecided is waited for by real time.
     stage.set(tool_timeout_s=0.1, on_unavailable="park")
     stage.redis_memory = redis_memory
     Chronicle(stage.sql).begin()
-    return World(stage, redis_memory, away, remembered)
+    return World(stage, redis_memory, unreachable, remembered)
 
 
 class Life(RuleBasedStateMachine):

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from perdure.memory.consolidation.queries import FORGOTTEN
+from perdure.memory.consolidation.queries import TO_WAKE
 from perdure.sessions.queries import ENDINGS_DUE
 from perdure.turns import queries as turns_queries
 from perdure.turns import sweep as sweeping
@@ -178,7 +178,7 @@ def test_an_idle_round_costs_seven_statements(stage: Stage) -> None:
         assert sweep(stage.runtime) == Swept()
         assert sweep(stage.runtime) is None
     turns = (turns_queries.TAKE_SWEEP, turns_queries.WAKE_DUE, lease_queries.ADMIT_DUE)
-    others = (turns_queries.DELIVERIES_DUE, ENDINGS_DUE, FORGOTTEN)
+    others = (turns_queries.DELIVERIES_DUE, ENDINGS_DUE, TO_WAKE)
     assert ran == [each.name for each in (*turns, *others, turns_queries.TAKE_SWEEP)]
 
 

@@ -1,9 +1,8 @@
-"""What a model says is worth remembering, from text to data: strict about JSON, doubtful about the rest.
+"""Parses a model's extraction reply into candidate memories.
 
-What is no JSON array of objects with a content is refused. What is one and says something odd
-about an item (an importance of 7, a type of its own) is a doubt: the model is asked again, and if
-it insists the item is kept, with the oddity put right, for what was said weighs more than how it
-was rated.
+A reply that is not a JSON array of objects with a `content` is refused. An invalid field of an item, such as an
+importance of 7 or an unknown type, is a warning: the model is asked again, and if it repeats the field, the item is
+kept with a corrected value, because the content matters more than its rating.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from perdure.text.untrusted import first_line, load_object
 MAX_CONTENT_CHARS = 1_000
 MAX_NAME_CHARS = 100
 MOST_NAMES = 20
-"""Entities, and relations, of one memory."""
+"""Entities of one memory, at most; relations likewise."""
 
 _DEFAULT_IMPORTANCE = 0.5
 _FENCE = "```"
@@ -27,7 +26,7 @@ _WRAPPED = "memories"
 
 
 class MemoryKind(StrEnum):
-    """What a memory is; how fast it fades depends on it."""
+    """The kind of a memory, on which its decay rate depends."""
 
     FACT = "fact"
     PREFERENCE = "preference"
@@ -36,7 +35,7 @@ class MemoryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """Somebody or something that a memory is about."""
+    """A person, place or thing that a memory mentions."""
 
     name: str
     kind: str
@@ -44,7 +43,7 @@ class Entity:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """How two of them belong together, such as `user`, `lives_in`, `Lyon`."""
+    """A relation of two entities, such as `user`, `lives_in`, `Lyon`."""
 
     subject: str
     relation: str
@@ -53,7 +52,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A memory as it was extracted. `sources` are the numbers of messages; `importance` is from 0 to 1."""
+    """An extracted memory. `sources` are messages by their `seq`; `importance` is from 0 to 1."""
 
     content: str
     kind: MemoryKind
@@ -63,7 +62,7 @@ class Candidate:
     relations: tuple[Relation, ...] = ()
 
     def merged_with(self, other: Candidate) -> Candidate:
-        """The same said twice: of the greater importance, with the sources of both."""
+        """This candidate, with the greater importance and the sources, entities and relations of both."""
         return replace(
             self,
             importance=max(self.importance, other.importance),
@@ -75,17 +74,17 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class ParseWarning:
-    """What is odd about the item of that number, counted from 1."""
+    """An invalid field of an item; `item` counts from 1."""
 
     item: int
     fault: str
 
 
 def parse(reply: str) -> tuple[list[Candidate], list[ParseWarning]]:
-    """The candidates that `reply` holds, oddities put right, and which those were.
+    """The candidates in `reply`, with invalid fields corrected, and a warning for each of these.
 
     Raises:
-        ValueError: it is no JSON array of objects that have a content; the message says what is wrong.
+        ValueError: the reply is not a JSON array of objects with a content; the message names the fault.
     """
     items = _items(_without_fence(reply.strip()))
     warnings: list[ParseWarning] = []
@@ -93,9 +92,9 @@ def parse(reply: str) -> tuple[list[Candidate], list[ParseWarning]]:
 
 
 def comparison_key(content: str) -> str:
-    """The same for texts that differ in case, blanks and the mark at the end only."""
-    plain = normalized("NFKC", content).casefold()
-    return " ".join(plain.split()).rstrip(".!。 ")
+    """A key that ignores case, whitespace and final punctuation."""
+    normalized_text = normalized("NFKC", content).casefold()
+    return " ".join(normalized_text.split()).rstrip(".!。 ")
 
 
 def _items(text: str) -> Sequence[Any]:
@@ -112,68 +111,68 @@ def _items(text: str) -> Sequence[Any]:
         raise ValueError("something follows the JSON array")
     listed = members[_WRAPPED]
     if not isinstance(listed, list):
-        raise ValueError("expected a JSON array")  # noqa: TRY004 (one kind of refusal for whoever catches it)
+        raise ValueError("expected a JSON array")  # noqa: TRY004 (all refusals are ValueErrors)
     return listed
 
 
 def _candidate(item: Any, number: int, warnings: list[ParseWarning]) -> Candidate:
     content = item.get("content") if isinstance(item, dict) else None
     if not isinstance(content, str) or not content.strip():
-        raise ValueError(f"item {number} is no object with a content that is text")
+        raise ValueError(f"item {number} is not an object with a content that is text")
     if len(content) > MAX_CONTENT_CHARS:
         warnings.append(ParseWarning(number, f"content has more than {MAX_CONTENT_CHARS:,} characters"))
     return Candidate(
         content=" ".join(content.split())[:MAX_CONTENT_CHARS],
         kind=_kind(item.get("type"), number, warnings),
         importance=_importance(item.get("importance"), number, warnings),
-        sources=tuple(seq for seq in _listed(item.get("sources")) if isinstance(seq, int)),
+        sources=tuple(seq for seq in _as_list(item.get("sources")) if isinstance(seq, int)),
         entities=tuple(_entities(item.get("entities")))[:MOST_NAMES],
         relations=tuple(_relations(item.get("relations")))[:MOST_NAMES],
     )
 
 
-def _kind(given: Any, number: int, warnings: list[ParseWarning]) -> MemoryKind:
-    if isinstance(given, str) and given in set(MemoryKind):
-        return MemoryKind(given)
+def _kind(value: Any, number: int, warnings: list[ParseWarning]) -> MemoryKind:
+    if isinstance(value, str) and value in set(MemoryKind):
+        return MemoryKind(value)
     warnings.append(ParseWarning(number, f"type must be one of {', '.join(MemoryKind)}"))
     return MemoryKind.FACT
 
 
-def _importance(given: Any, number: int, warnings: list[ParseWarning]) -> float:
-    if isinstance(given, bool) or not isinstance(given, int | float):
+def _importance(value: Any, number: int, warnings: list[ParseWarning]) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
         warnings.append(ParseWarning(number, "importance must be a number from 0 to 1"))
         return _DEFAULT_IMPORTANCE
-    if not 0 <= given <= 1:
-        warnings.append(ParseWarning(number, f"importance is {first_line(str(given), 20)}, and must be from 0 to 1"))
-    return float(min(max(given, 0), 1))
+    if not 0 <= value <= 1:
+        warnings.append(ParseWarning(number, f"importance is {first_line(str(value), 20)}, and must be from 0 to 1"))
+    return float(min(max(value, 0), 1))
 
 
-def _entities(given: Any) -> Iterator[Entity]:
-    for each in _listed(given):
+def _entities(value: Any) -> Iterator[Entity]:
+    for each in _as_list(value):
         if isinstance(each, dict) and (name := _name(each.get("name"))):
             yield Entity(name, _name(each.get("type")).lower() or "thing")
 
 
-def _relations(given: Any) -> Iterator[Relation]:
-    for each in _listed(given):
+def _relations(value: Any) -> Iterator[Relation]:
+    for each in _as_list(value):
         if isinstance(each, dict):
             subject, relation, other = (_name(each.get(part)) for part in ("subject", "relation", "object"))
             if subject and relation and other:
                 yield Relation(subject, relation.lower().replace(" ", "_"), other)
 
 
-def _listed(given: Any) -> list[Any]:
-    return given if isinstance(given, list) else []
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
-def _name(given: Any) -> str:
-    """A name on one line; nothing if it is none, or too long for one."""
-    plain = " ".join(given.split()) if isinstance(given, str) else ""
-    return plain if len(plain) <= MAX_NAME_CHARS else ""
+def _name(value: Any) -> str:
+    """The name on one line; empty if it is not a string or too long."""
+    normalized_text = " ".join(value.split()) if isinstance(value, str) else ""
+    return normalized_text if len(normalized_text) <= MAX_NAME_CHARS else ""
 
 
 def _without_fence(text: str) -> str:
-    # No pattern: one that tries every end of a run of blanks takes hours over a reply of megabytes.
+    # Not a regular expression: backtracking over blanks takes hours for a reply of megabytes.
     if len(text) < 2 * len(_FENCE) or not (text.startswith(_FENCE) and text.endswith(_FENCE)):
         return text
     return text.removeprefix(_FENCE).removesuffix(_FENCE).removeprefix("json").strip()

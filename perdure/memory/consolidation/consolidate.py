@@ -1,12 +1,14 @@
-"""From what was said to what is known: ended sessions become memories.
+"""Consolidation: extracts memories from ended sessions.
 
     ended ─▶ claimed ─▶ extracted, embedded ─▶ one transaction: merged and marked ─▶ consolidated
 
-The laws: a session is claimed by the same lease and token as its turns were, so that workers share
-a batch without meeting and whoever erases its user fences it off; models and embedders are called
-outside of any transaction; what is found is written together with the mark that it was, or not at
-all, so a crash neither loses nor doubles. What fails keeps its error, is tried in a later run and
-given up after so many: it is never marked as done without being done.
+A session is claimed by the same lease and token as for its turns, so that workers share a batch without conflicts and
+an erasure of the user fences the run. Models and embedders are called without an open transaction. Memories and the
+mark that the session is consolidated are written in one commit, so that a crash neither loses nor doubles them. A
+failed session keeps its error, is retried in later runs, and is abandoned after `CONSOLIDATION__MAX_RUNS`; it is never
+marked as consolidated.
+
+Called by `tasks.memory`, `perdure memory consolidate` and the sweeper.
 """
 
 from __future__ import annotations
@@ -36,31 +38,31 @@ from perdure.text.untrusted import first_line
 log = logging.getLogger(__name__)
 
 RETRY_S = 3_600
-"""Seconds that a session which failed waits for the sweeper; twice as long each time. A run does not wait."""
+"""Seconds until the sweeper retries a failed session, doubling with each failure. A batch does not wait."""
 
 MAX_CONCURRENT_USERS = 4
-"""Users whose sessions one batch has in work at once: most of the time is waiting for the model."""
+"""Users whose sessions one batch consolidates concurrently: most of the time it waits for the model."""
 
 _OWNER = "consolidation"
-_RETRIED_AT_ONCE = 1_000
+_SESSIONS_PER_RETRY = 1_000
 _SKIPPED = as_json({"skipped": True})
 
 
 @dataclass(frozen=True, slots=True)
 class Consolidated:
-    """The session's memories are stored, `merged` says how."""
+    """The session's memories are stored."""
 
     merged: MergeCounts = field(default_factory=MergeCounts)
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """The session had too few turns; it is marked, and never looked at again."""
+    """The session had too few turns and is marked as consolidated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The session stays as it was, with `error`, until a later run; `given_up` says that none follows."""
+    """The session keeps `error` and is retried by a later run, unless `given_up`."""
 
     error: str
     given_up: bool
@@ -68,7 +70,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class NotDue:
-    """Not ended, consolidated already, given up, being consolidated elsewhere, or erased meanwhile."""
+    """The session has not ended, is consolidated, was abandoned, is being consolidated elsewhere, or was erased."""
 
 
 ConsolidationOutcome = Consolidated | Skipped | Failed | NotDue
@@ -76,7 +78,7 @@ ConsolidationOutcome = Consolidated | Skipped | Failed | NotDue
 
 @dataclass(frozen=True, slots=True)
 class ConsolidationCounts:
-    """What became of a batch. `processed` counts every session taken, those skipped and failed among them."""
+    """Counts of a batch. `processed` includes skipped and failed sessions."""
 
     processed: int = 0
     skipped: int = 0
@@ -86,7 +88,7 @@ class ConsolidationCounts:
     superseded: int = 0
 
     def including(self, outcome: ConsolidationOutcome) -> ConsolidationCounts:
-        """These, and one session more."""
+        """These counts plus one session's outcome."""
         match outcome:
             case Consolidated(merged):
                 return self._plus(1, 0, 0, merged)
@@ -98,7 +100,7 @@ class ConsolidationCounts:
                 return self
 
     def as_result(self) -> dict[str, int]:
-        """As `memory.consolidate` returns it."""
+        """The counts as `memory.consolidate` returns them."""
         return asdict(self)
 
     def _plus(self, processed: int, skipped: int, failed: int, merged: MergeCounts) -> ConsolidationCounts:
@@ -114,7 +116,7 @@ class ConsolidationCounts:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Of the sessions of a batch, how many were looked at, and what became of them so far."""
+    """The progress of a batch: sessions done, of `total`, and their counts."""
 
     done: int
     total: int
@@ -123,7 +125,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Ended sessions without memories: those that wait, those among them that failed before, those given up."""
+    """Ended, unconsolidated sessions. `waiting` includes `failing`, those that failed before; `given_up`: abandoned."""
 
     waiting: int
     failing: int
@@ -131,37 +133,37 @@ class Backlog:
 
 
 class _Tally:
-    """What becomes of a batch, noted by several threads."""
+    """The counts of a batch, to which several threads add."""
 
-    def __init__(self, total: int, tell: Callable[[Progress], None]) -> None:
+    def __init__(self, total: int, on_progress: Callable[[Progress], None]) -> None:
         self.counts = ConsolidationCounts()
-        self.broken_off = False
-        self._done, self._total, self._tell = 0, total, tell
+        self.stopped = False
+        self._done, self._total, self._on_progress = 0, total, on_progress
         self._lock = threading.Lock()
-        tell(Progress(0, total, self.counts))
+        on_progress(Progress(0, total, self.counts))
 
     def add(self, outcome: ConsolidationOutcome) -> None:
         with self._lock:
             self._done += 1
             self.counts = self.counts.including(outcome)
-            self._tell(Progress(self._done, self._total, self.counts))
+            self._on_progress(Progress(self._done, self._total, self.counts))
 
 
 class LeaseHold(Protocol):
-    """What consolidating a session knows of its lease, which somebody else keeps."""
+    """The lease of a session; the process's lease keeper renews it."""
 
     def step_within(self, seconds: float) -> None:
-        """The step that begins now ends within `seconds`; later, its lease is not renewed."""
+        """Begin a step that ends within `seconds`, after which the lease is no longer renewed."""
         ...
 
     def calling(self, call: ModelCall) -> AbstractContextManager[None]:
-        """Have `call` ended when its time is up or the process shuts down."""
+        """Abort `call` at its deadline or when the process shuts down."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Consolidator:
-    """What consolidating takes. `holding` keeps the lease that was taken under a fence."""
+    """Consolidates sessions. `holding` renews the lease that was claimed with a fence."""
 
     database: Database
     clock: Clock
@@ -172,68 +174,79 @@ class Consolidator:
     lease_s: float
     holding: Callable[[UUID, Fence], AbstractContextManager[LeaseHold]]
 
-    def batch(self, tell: Callable[[Progress], None] = lambda _: None) -> ConsolidationCounts:
-        """Consolidate the sessions that are due, as many as a batch has; what others took is theirs to count.
+    def batch(self, on_progress: Callable[[Progress], None] = lambda _: None) -> ConsolidationCounts:
+        """Consolidate a batch of the sessions that are due. Sessions that other processes claim are not counted.
 
-        Several users' sessions are in work at once, one user's one after another as they ended. `tell`
-        hears of each, and is called by one thread at a time.
+        Several users' sessions are consolidated concurrently; those of one user in the order in which they ended.
+        `on_progress` is called after each session, by one thread at a time.
 
         Raises:
-            CallAborted: the process shuts down; the rest is still due.
-            Unavailable: the database cannot be reached; the rest is still due.
+            CallAborted: the process shuts down; the other sessions stay due.
+            Unavailable: the database cannot be reached; the other sessions stay due.
         """
         due = consolidations_due(self.database, self.limits, self.lease_s)
-        tally = _Tally(sum(map(len, due)), tell)
+        tally = _Tally(sum(map(len, due)), on_progress)
         with ThreadPoolExecutor(MAX_CONCURRENT_USERS, thread_name_prefix="perdure-consolidation") as threads:
-            works = [threads.submit(self._one_after_another, sessions, tally) for sessions in due]
-        for work in works:
-            work.result()
+            futures = [threads.submit(self._in_order, sessions, tally) for sessions in due]
+        for future in futures:
+            future.result()
         return tally.counts
 
-    def _one_after_another(self, sessions: Sequence[UUID], tally: _Tally) -> None:
+    def _in_order(self, sessions: Sequence[UUID], tally: _Tally) -> None:
         for session_id in sessions:
-            if tally.broken_off:
+            if tally.stopped:
                 return
             try:
                 outcome = self.consolidate(session_id)
             except BaseException:
-                tally.broken_off = True
+                tally.stopped = True
                 raise
             tally.add(outcome)
 
     def consolidate(self, session_id: UUID) -> ConsolidationOutcome:
-        """Turn one session into memories, if it is due and nobody is at it.
+        """Consolidate one session, if it is due and no other process does.
 
         Raises:
-            CallAborted: the process shuts down; the session is given back as it was.
-            Unavailable: the database cannot be reached; it is due again when its lease has run out.
+            CallAborted: the process shuts down; the session is released unchanged.
+            Unavailable: the database cannot be reached; the session is due again when its lease expires.
         """
-        asked = {"session_id": session_id, "owner": _OWNER, "lease_s": self.lease_s, "max_runs": self.limits.max_runs}
-        rows = self.database.run(queries.CLAIM, asked)
+        parameters = {
+            "session_id": session_id,
+            "owner": _OWNER,
+            "lease_s": self.lease_s,
+            "max_runs": self.limits.max_runs,
+        }
+        rows = self.database.run(queries.CLAIM, parameters)
         if not rows:
             return NotDue()
         claim = rows[0]
         fence = Fence(claim.token, claim.nonce)
-        tenure = fence.on(session_id)
+        fenced = fence.on(session_id)
         with self.holding(session_id, fence) as hold:
             if claim.own_turns < self.limits.min_turns:
-                return Skipped() if self.database.run(queries.MARK, {**tenure, "outcome": _SKIPPED}) else NotDue()
+                marked = self.database.run(queries.MARK, {**fenced, "outcome": _SKIPPED})
+                return Skipped() if marked else NotDue()
             try:
-                found = self._found(session_id, claim.message_count, hold)
+                found = self._extract(session_id, claim.message_count, hold)
             except CallAborted:
-                given_back = {**tenure, "forgiven": True, "given_up": False, "error": None, "pause_s": RETRY_S}
-                if not self.database.run(queries.RELEASE, given_back):
-                    return NotDue()  # it was not the process that ended the call, but somebody's claim
+                released = {**fenced, "forgiven": True, "given_up": False, "error": None, "pause_s": RETRY_S}
+                if not self.database.run(queries.RELEASE, released):
+                    return NotDue()  # aborted because another process claimed the session, not by a shutdown
                 raise
             except PerdureError as error:
-                return self._failed(tenure, claim.runs, error)
+                return self._failed(fenced, claim.runs, error)
             hold.step_within(self.lease_s)
-            given = {"user_id": claim.user_id, "embedder": self.embedder.name, "found": found, "limits": self.limits}
-            merged = merge(self.database, self.clock, tenure, **given)
+            merge_arguments = {
+                "user_id": claim.user_id,
+                "embedder": self.embedder.name,
+                "found": found,
+                "limits": self.limits,
+            }
+            merged = merge(self.database, self.clock, fenced, **merge_arguments)
         return NotDue() if merged is None else Consolidated(merged)
 
-    def _found(self, session_id: UUID, message_count: int, hold: LeaseHold) -> list[EmbeddedCandidate]:
-        """What the session holds that is worth remembering, with vectors, in the order in which it was said.
+    def _extract(self, session_id: UUID, message_count: int, hold: LeaseHold) -> list[EmbeddedCandidate]:
+        """The session's candidates with vectors, in the order of their sources.
 
         Raises:
             CallAborted: the process shuts down.
@@ -262,27 +275,27 @@ class Consolidator:
         with calling() as call:
             vectors = self.embedder.embed([candidate.content for candidate in candidates], call)
         return [
-            _found(candidate, vector, [said[seq] for seq in candidate.sources])
+            _embedded_candidate(candidate, vector, [said[seq] for seq in candidate.sources])
             for candidate, vector in zip(candidates, vectors, strict=True)
         ]
 
-    def _failed(self, tenure: dict[str, Any], runs: int, error: PerdureError) -> ConsolidationOutcome:
-        """Keep the error with the session. An outage is no fault of the session's, and costs it no run."""
+    def _failed(self, fenced: dict[str, Any], runs: int, error: PerdureError) -> ConsolidationOutcome:
+        """Store the error with the session. A provider outage does not count as one of its runs."""
         forgiven = _is_outage(error)
         given_up = not forgiven and runs >= self.limits.max_runs
         kept = f"{error.code}: {first_line(error.message)}"
         outcome = {"forgiven": forgiven, "given_up": given_up, "error": kept, "pause_s": RETRY_S}
-        if not self.database.run(queries.RELEASE, {**tenure, **outcome}):
+        if not self.database.run(queries.RELEASE, {**fenced, **outcome}):
             return NotDue()
         log.warning(
             "session %s could not be consolidated (run %d%s): %s",
-            tenure["session_id"], runs, ", the last" if given_up else "", loggable(error),
+            fenced["session_id"], runs, ", the last" if given_up else "", loggable(error),
         )  # fmt: skip
         return Failed(kept, given_up)
 
 
 def consolidations_due(database: Database, limits: ConsolidationSettings, lease_s: float) -> list[list[UUID]]:
-    """A batch of ended sessions to consolidate that nobody is at, those that ended first; user by user, in order."""
+    """A batch of unclaimed ended sessions, those that ended first, grouped by user."""
     rows = database.run(queries.DUE, {"most": limits.batch_size, "max_runs": limits.max_runs, "lease_s": lease_s})
     by_user: dict[str, list[UUID]] = {}
     for row in rows:
@@ -293,22 +306,22 @@ def consolidations_due(database: Database, limits: ConsolidationSettings, lease_
 def consolidations_to_wake(
     database: Database, limits: ConsolidationSettings, most: int, backoff_s: float, lease_s: float
 ) -> list[UUID]:
-    """For the sweeper: sessions whose wake-up or whose worker was lost, and those that failed a while ago."""
-    asked = {"most": most, "backoff_s": backoff_s, "lease_s": lease_s, "max_runs": limits.max_runs}
-    return [row.session_id for row in database.run(queries.FORGOTTEN, asked)]
+    """For the sweeper: sessions whose wake-up or worker was lost, and failed ones whose pause is over."""
+    parameters = {"most": most, "backoff_s": backoff_s, "lease_s": lease_s, "max_runs": limits.max_runs}
+    return [row.session_id for row in database.run(queries.TO_WAKE, parameters)]
 
 
 def requeue(database: Database, session_ids: Sequence[UUID]) -> None:
-    """Wake-ups that nobody took, or that came where there was no room: the sweeper issues them again."""
-    database.run(queries.UNWAKE, {"session_ids": list(session_ids)})
+    """Make sessions due again whose wake-ups the broker did not take: the next sweep wakes them."""
+    database.run(queries.REQUEUE, {"session_ids": list(session_ids)})
 
 
 def retry_abandoned(
     database: Database, limits: ConsolidationSettings, lease_s: float, session_ids: Sequence[UUID] | None = None
 ) -> int:
-    """Make sessions that were given up due again, with all their runs; returns how many there were.
+    """Make abandoned sessions due again, with all their runs; returns how many.
 
-    `session_ids`: only those among them; `None`: all. The next batch, or the sweeper, consolidates them.
+    `session_ids`: only these sessions; `None`: all abandoned ones. The next batch or sweep consolidates them.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -317,7 +330,7 @@ def retry_abandoned(
     if session_ids is not None:
         return len(database.run(queries.RETRY, {**bounds, "session_ids": list(session_ids)}))
     retried = 0
-    while found := database.run(queries.GIVEN_UP, {"most": _RETRIED_AT_ONCE}):
+    while found := database.run(queries.GIVEN_UP, {"most": _SESSIONS_PER_RETRY}):
         again = database.run(queries.RETRY, {**bounds, "session_ids": [row.session_id for row in found]})
         retried += len(again)
         if not again:
@@ -326,21 +339,21 @@ def retry_abandoned(
 
 
 def count_given_up(executor: Executor) -> int:
-    """How many sessions' consolidation was given up."""
+    """The number of sessions whose consolidation was abandoned."""
     count: int = executor.run(queries.COUNT_GIVEN_UP, {})[0].sessions
     return count
 
 
 def backlog(database: Database, limits: ConsolidationSettings) -> Backlog:
-    """What is still to be consolidated."""
+    """The counts of sessions that are still to be consolidated."""
     row = database.run(queries.BACKLOG, {"max_runs": limits.max_runs})[0]
     return Backlog(row.waiting, row.failing, row.given_up)
 
 
 def read_conversation(database: Database, session_id: UUID, most_chars: int) -> list[ConversationMessage]:
-    """What user and assistant said in a session, oldest first, each message up to `most_chars` characters.
+    """The messages of user and assistant in a session, oldest first, each cut to `most_chars` characters.
 
-    Neither the results of tools are among it (what was recalled is one) nor, in a fork, what was copied.
+    Without tool results, which may hold recalled memories, and without a fork's copied messages.
     """
     rows = database.run(queries.CONVERSATION, {"session_id": session_id, "most_chars": most_chars})
     return [
@@ -349,7 +362,9 @@ def read_conversation(database: Database, session_id: UUID, most_chars: int) -> 
     ]
 
 
-def _found(candidate: Candidate, vector: Vector, sources: Sequence[ConversationMessage]) -> EmbeddedCandidate:
+def _embedded_candidate(
+    candidate: Candidate, vector: Vector, sources: Sequence[ConversationMessage]
+) -> EmbeddedCandidate:
     channels = tuple(sorted({said.channel for said in sources}))
     return EmbeddedCandidate(candidate, vector, max(said.said_at for said in sources), channels)
 

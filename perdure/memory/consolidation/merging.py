@@ -1,11 +1,11 @@
-"""Merging what a session brought into what is known of its user: one transaction, all of it or nothing.
+"""Merges the candidates of one session into the user's memories, in one transaction.
 
-Near enough to a memory that holds (or that held then: sessions come in any order), and not against
-it, it is the same said again: that memory gains.
-Near and against it, the one that was said later holds from then on, and the other stays as history
-with the time for which it held. A lock on the user lets one session after another do this, so that
-a fact told in two sessions at once is stored once; the session's token is checked first, so that
-whoever lost it writes nothing.
+A candidate is compared with similar memories that are valid now or were valid when it was said: sessions are
+consolidated in any order. If it agrees with one, that memory is reinforced. If it contradicts them, the later statement
+is valid from its time on, and the earlier one stays as history with its validity interval. Otherwise it is stored.
+
+A lock on the user serialises sessions, so that a fact from two sessions is stored once. The session's token is checked
+first: a stale process writes nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _USER = "user"
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedCandidate:
-    """A candidate with its vector, when the last of its sources was said, and on which channels they were."""
+    """A candidate with its vector, the time of its latest source and the channels of its sources."""
 
     candidate: Candidate
     vector: Vector
@@ -43,7 +43,7 @@ class EmbeddedCandidate:
 
 @dataclass(frozen=True, slots=True)
 class MergeCounts:
-    """Memories that a session brought: new ones, those known already, those that others have replaced."""
+    """Memories stored, candidates that reinforced a memory, and memories superseded."""
 
     stored: int = 0
     duplicates_merged: int = 0
@@ -59,7 +59,7 @@ class MergeCounts:
 
 @dataclass(frozen=True, slots=True)
 class Merger:
-    """Merges the memories of one session, in a transaction of somebody else's."""
+    """Merges the candidates of one session in the caller's transaction."""
 
     executor: Executor
     clock: Clock
@@ -69,15 +69,15 @@ class Merger:
     limits: ConsolidationSettings
 
     def add(self, found: EmbeddedCandidate) -> MergeCounts:
-        """Reinforce, supersede or store."""
+        """Reinforce, supersede or store; see the module."""
         vector = vector_literal(found.vector)
-        asked: dict[str, Any] = {
+        parameters: dict[str, Any] = {
             "user_id": self.user_id,
             "embedder_id": self.embedder_id,
             "content": found.candidate.content,
         }
-        asked |= {"vector": vector, "threshold": self.limits.similarity, "most": _MOST_SIMILAR}
-        similar = self.executor.run(queries.SIMILAR, {**asked, "said_at": found.said_at})
+        parameters |= {"vector": vector, "threshold": self.limits.similarity, "most": _MOST_SIMILAR}
+        similar = self.executor.run(queries.SIMILAR, {**parameters, "said_at": found.said_at})
         same = next((row for row in similar if difference(row.content, found.candidate.content) is None), None)
         if same is not None:
             self._reinforce(same.memory_id, found)
@@ -124,7 +124,7 @@ class Merger:
         return memory_id
 
     def _link(self, memory_id: UUID, candidate: Candidate) -> None:
-        """Note the messages that the memory came from, whom and what it is about, and how they belong together."""
+        """Store the memory's source messages, entities and relations."""
         sources = {"memory_id": memory_id, "session_id": self.session_id, "seqs": list(candidate.sources)}
         self.executor.run(queries.ADD_SOURCES, sources)
         ids = self._entities(candidate)
@@ -143,34 +143,34 @@ class Merger:
             self.executor.run(queries.RELATE, related)
 
     def _entities(self, candidate: Candidate) -> dict[str, UUID]:
-        """The ids of all that the candidate names, by their keys; in one order, so that two writers never cross."""
+        """The ids of the candidate's entities by their keys, inserted in the keys' order to avoid deadlocks."""
         ends = [name for each in candidate.relations for name in (each.subject, each.object)]
         named: dict[str, tuple[str, str | None]] = {entity_key(name): (name, _kind_of(name)) for name in ends}
         named |= {entity_key(each.name): (each.name, each.kind) for each in candidate.entities}
         if not named:
             return {}
         keys = sorted(named)
-        given: dict[str, Any] = {
+        parameters: dict[str, Any] = {
             "user_id": self.user_id,
             "entity_ids": [new_id(self.clock) for _ in keys],
             "keys": keys,
             "names": [named[key][0] for key in keys],
             "kinds": [named[key][1] for key in keys],
         }
-        return {row.key: row.entity_id for row in self.executor.run(queries.ADD_ENTITIES, given)}
+        return {row.key: row.entity_id for row in self.executor.run(queries.ADD_ENTITIES, parameters)}
 
 
 def merge(
     database: Database,
     clock: Clock,
-    tenure: dict[str, Any],
+    fenced: dict[str, Any],
     *,
     user_id: str,
     embedder: str,
     found: Sequence[EmbeddedCandidate],
     limits: ConsolidationSettings,
 ) -> MergeCounts | None:
-    """Merge what a session brought and mark it as consolidated; None, with nothing written, if its token has moved on.
+    """Merge a session's candidates and mark it as consolidated; `None`, with nothing written, if its token is stale.
 
     Raises:
         Unavailable: the database cannot be reached; the commit may or may not have happened.
@@ -178,18 +178,18 @@ def merge(
     embedder_id = register(database, embedder, len(found[0].vector)).embedder_id if found else 0
     with database.transaction("consolidation.merge") as transaction:
         transaction.run(queries.SET_LOCK_TIMEOUT, {"timeout": _LOCK_TIMEOUT})
-        if not transaction.run(queries.CHECK_TOKEN, tenure) or not transaction.run(
+        if not transaction.run(queries.CHECK_TOKEN, fenced) or not transaction.run(
             queries.LOCK_USER, {"user_id": user_id}
         ):
             return None
-        merger = Merger(transaction, clock, tenure["session_id"], user_id, embedder_id, limits)
+        merger = Merger(transaction, clock, fenced["session_id"], user_id, embedder_id, limits)
         merged = sum(map(merger.add, found), start=MergeCounts())
-        transaction.run(queries.MARK, {**tenure, "outcome": as_json(asdict(merged))})
+        transaction.run(queries.MARK, {**fenced, "outcome": as_json(asdict(merged))})
     return merged
 
 
 def entity_key(name: str) -> str:
-    """The same for all spellings of a name that differ in case, width, blanks and possessive only."""
+    """A key that ignores case, width, whitespace and a possessive ending."""
     return comparison_key(name).removesuffix("'s")
 
 

@@ -8,7 +8,7 @@ from perdure.database.fencing import HELD, RAISED
 # --- the sessions that are due -----------------------------------------------------------
 
 # `consolidation_given_up_at` keeps abandoned sessions out of the indexes by which due ones are found; the count of
-# attempts covers a session whose last run died with its process, until the sweeper marks it (FORGOTTEN).
+# attempts covers a session whose last run died with its process, until the sweeper marks it (TO_WAKE).
 # A lease that lies too far ahead was given while the server's clock was wrong, and is ignored.
 _FREE = """
     ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL
@@ -26,11 +26,11 @@ DUE = Statement(
     writes=False,
 )
 
-# For the sweeper: sessions whose wake-up or whose worker was lost, and those that failed earlier. Each wake-up doubles
-# the pause before the next one, so that a queue without a worker fills slowly. A session whose runs are used up, and
-# that no run marked as given up (the process of the last one died), is marked here. The array, and not a join: the
-# generic plan, which does not know the limit, would join with the whole table.
-FORGOTTEN = Statement(
+# For the sweeper: sessions whose wake-up or worker was lost, and failed ones. Each wake-up doubles the pause before the
+# next one, so that a queue without a worker fills slowly. A session without runs left, whose last run died with its
+# process, is marked as given up here. An array instead of a join: the generic plan does not know the limit and would
+# join with the whole table.
+TO_WAKE = Statement(
     "consolidation.forgotten",
     """
     WITH due AS (
@@ -54,8 +54,8 @@ FORGOTTEN = Statement(
     """,
 )
 
-# The broker did not take the wake-ups: they are due again in the next round.
-UNWAKE = Statement(
+# The broker did not take the wake-ups: the sessions are due again in the next sweep.
+REQUEUE = Statement(
     "consolidation.unwake",
     """
     UPDATE sessions SET consolidation_due_at = perdure_now(), wakes = greatest(wakes - 1, 0)
@@ -63,7 +63,8 @@ UNWAKE = Statement(
     """,
 )
 
-# A run counts from here on, so that one that kills its process counts as well. What a fork copied is its source's.
+# Counts the run at its beginning, so that a run that kills its process counts as well. Turns that a fork copied do not
+# count as its own.
 CLAIM = Statement(
     "consolidation.claim",
     f"""
@@ -129,7 +130,7 @@ COUNT_GIVEN_UP = Statement(
     writes=False,
 )
 
-# Makes sessions that were given up due again, with all their runs. Not one that a run holds.
+# Makes abandoned sessions due again, with all their runs, unless a run holds the session.
 RETRY = Statement(
     "consolidation.retry",
     """
@@ -173,7 +174,7 @@ CONVERSATION = Statement(
 
 # --- merging: within one transaction -----------------------------------------------------
 
-# Waits for another consolidation of the same user; both are short, and neither waits for a model.
+# For the wait for another consolidation of the same user, whose transaction is short and calls no model.
 SET_LOCK_TIMEOUT = Statement(
     "consolidation.be_patient", "SELECT set_config('lock_timeout', %(timeout)s, true)", writes=False
 )
@@ -189,9 +190,9 @@ LOCK_USER = Statement(
     "consolidation.lock_user", "SELECT user_id FROM users WHERE user_id = %(user_id)s FOR NO KEY UPDATE"
 )
 
-# The user's memories that are nearer than the threshold and hold, or held when this was said: those that held then
-# first, the nearest first among them, each with when it was said last. Exact, over their own rows. One without a vector
-# of this embedder yet is found if it is the same to the letter.
+# The user's memories above the similarity threshold that are valid now or were valid when the candidate was said, each
+# with the time when it was said last. Those valid at that time come first, the nearest first among them. An exact
+# search over the user's rows. A memory without a vector of this embedder is found if its content is identical.
 SIMILAR = Statement(
     "consolidation.similar",
     """
@@ -240,7 +241,7 @@ REINFORCE = Statement(
     """,
 )
 
-# What holds from now on, and what held until it was said.
+# Ends the validity of memories at the time of the statement that contradicts them.
 SUPERSEDE = Statement(
     "consolidation.supersede",
     """
@@ -258,7 +259,7 @@ ADD_SOURCES = Statement(
     """,
 )
 
-# The first spelling and the first kind of an entity stay.
+# An existing entity keeps its name, and its kind unless it is NULL.
 ADD_ENTITIES = Statement(
     "consolidation.add_entities",
     """

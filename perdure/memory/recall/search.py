@@ -198,9 +198,9 @@ class Recall:
         memory_ids = [each.id for each in found if each.layer is Layer.SEMANTIC]
         if not memory_ids:
             return
-        given = {"memory_ids": memory_ids, "user_id": user_id, "access_id": new_id(self.clock)}
+        parameters = {"memory_ids": memory_ids, "user_id": user_id, "access_id": new_id(self.clock)}
         try:
-            self.database.run(queries.ACCESSED, given)
+            self.database.run(queries.ACCESSED, parameters)
         except Unavailable as error:  # the results are valid without the record
             log.warning("the accesses of %d memories are not recorded: %s", len(memory_ids), error)
 
@@ -290,7 +290,7 @@ class _Query:
             for fused, row in best
         ]
 
-    def _run(self, statement: Statement, **given: Any) -> Sequence[Any]:
+    def _run(self, statement: Statement, **parameters: Any) -> Sequence[Any]:
         in_prompt = self.in_prompt
         return self.recall.database.run(
             statement,
@@ -303,7 +303,7 @@ class _Query:
                 "seen_from": None if in_prompt is None else in_prompt.from_seq,
                 "exclude_sessions": list(self.exclude_sessions),
                 "most": CANDIDATES,
-                **given,
+                **parameters,
             },
         )
 

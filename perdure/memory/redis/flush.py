@@ -61,19 +61,19 @@ def flush(database: Database, working: WorkingMemory, session_id: UUID, fence: F
     Raises:
         Unavailable: Redis or PostgreSQL cannot be reached; a retry is safe.
     """
-    held = working.read(session_id)
-    if not held:
+    remembered = working.read(session_id)
+    if not remembered:
         return Flushed(0)
     for _ in range(_ATTEMPTS):
-        rows = database.run(queries.COMPARE, {**fence.on(session_id), **_comparison(held)})
+        rows = database.run(queries.COMPARE, {**fence.on(session_id), **_comparison(remembered)})
         if not rows or not rows[0].current:
             return Stale()
-        missing = [turn for turn in held if turn.turn_id not in rows[0].known]
+        missing = [turn for turn in remembered if turn.turn_id not in rows[0].known]
         if not missing:
             return Flushed(0)
         if rows[0].unsettled:
             return Blocked(len(missing))
-        writable = _writable(session_id, held, rows[0])
+        writable = _writable(session_id, remembered, rows[0])
         refused = len(missing) - len(writable)
         if not writable:
             return Flushed(0, refused)
@@ -118,21 +118,23 @@ def _all_answered(messages: Sequence[RememberedMessage]) -> bool:
     return not awaited
 
 
-def _comparison(held: Sequence[RememberedTurn]) -> dict[str, Any]:
-    given = [(turn, message.message_id) for turn in held for message in turn.messages if message.message_id is not None]
+def _comparison(remembered: Sequence[RememberedTurn]) -> dict[str, Any]:
+    inputs = [
+        (turn, message.message_id) for turn in remembered for message in turn.messages if message.message_id is not None
+    ]
     return {
-        "turn_ids": [turn.turn_id for turn in held],
-        "of_turn": [turn.turn_id for turn, _ in given],
-        "channels": [turn.channel for turn, _ in given],
-        "message_ids": [message_id for _, message_id in given],
+        "turn_ids": [turn.turn_id for turn in remembered],
+        "of_turn": [turn.turn_id for turn, _ in inputs],
+        "channels": [turn.channel for turn, _ in inputs],
+        "message_ids": [message_id for _, message_id in inputs],
     }
 
 
-def _writable(session_id: UUID, held: Sequence[RememberedTurn], row: Row[Any]) -> list[RememberedTurn]:
-    """The turns in `held` that PostgreSQL lacks and that may be written; logs why others may not."""
-    newest = max((turn.token for turn in held if turn.turn_id in row.known), default=0)
+def _writable(session_id: UUID, remembered: Sequence[RememberedTurn], row: Row[Any]) -> list[RememberedTurn]:
+    """The turns in `remembered` that PostgreSQL lacks and that may be written; logs why others may not."""
+    newest = max((turn.token for turn in remembered if turn.turn_id in row.known), default=0)
     writable = []
-    for turn in held:
+    for turn in remembered:
         if turn.turn_id in row.known:
             continue
         reason = transcript_fault(turn.messages, replied=turn.status != "cancelled")

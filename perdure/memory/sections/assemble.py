@@ -34,7 +34,7 @@ _ANSWERS_SHARE = 2
 """Cases take at most one part in this many of the semantic budget."""
 
 _HOT = 100
-_HAPPENINGS = 50
+_EVENTS = 50
 _SOURCES = 3
 _ENTITIES = 20
 _FAN_OUT = 20
@@ -79,7 +79,7 @@ class AssembledSections:
 
 def assemble_sections(
     executor: Executor,
-    occasion: SectionsRequest,
+    request: SectionsRequest,
     limits: MemorySettings,
     search: Search,
     *,
@@ -97,38 +97,42 @@ def assemble_sections(
     past = executor.run(
         queries.PAST,
         {
-            "user_id": occasion.user_id,
-            "authors": occasion.authors,
-            "tenant": tenant_of(occasion.user_id),
-            "session_id": occasion.session_id,
-            "previous_id": occasion.previous_id,
+            "user_id": request.user_id,
+            "authors": request.authors,
+            "tenant": tenant_of(request.user_id),
+            "session_id": request.session_id,
+            "previous_id": request.previous_id,
             "archive": limits.archive_sessions,
             "hot": _HOT,
-            "embedder": occasion.embedder,
-            "all_cases": occasion.all_cases,
-            "bank": occasion.bank,
+            "embedder": request.embedder,
+            "all_cases": request.all_cases,
+            "bank": request.bank,
         },
     )
-    worth = occasion.long or any(row.section == "past" for row in past)
-    kin = [UUID(row.content) for row in _of("kin", past)]
-    recalled = search(occasion.asked, kin) if worth else ()
-    around = _around(executor, occasion.user_id, recalled) if recalled else ()
-    given = answers(occasion.asked) if _of("bank", past) else ()
-    answered = Section(MEMORY, _ANSWERED, given, limits.budget_semantic // _ANSWERS_SHARE)
-    left = limits.budget_semantic - estimate_tokens(render(answered, quoter))
+    has_past = request.long or any(row.section == "past" for row in past)
+    related_sessions = [UUID(row.content) for row in _rows_of("kin", past)]
+    recalled = search(request.asked, related_sessions) if has_past else ()
+    related_rows = _related(executor, request.user_id, recalled) if recalled else ()
+    answered_cases = answers(request.asked) if _rows_of("bank", past) else ()
+    cases_section = Section(MEMORY, _ANSWERED, answered_cases, limits.budget_semantic // _ANSWERS_SHARE)
+    semantic_budget = limits.budget_semantic - estimate_tokens(render(cases_section, quoter))
     known = {each.content for each in recalled}
     sections = (
-        Section(MEMORY, _STREAM, _stream_lines(stream, occasion.user_id), limits.budget_stream, backwards=True),
-        Section(MEMORY, _META, [_dated(row) for row in _of("meta", past, known)], limits.budget_meta),
-        Section(MEMORY, _CONCEPTS, [row.content for row in _of("concepts", around)], limits.budget_concepts),
-        answered,
-        Section(MEMORY, _SEMANTIC, _memories(recalled, around), left),
+        Section(MEMORY, _STREAM, _stream_lines(stream, request.user_id), limits.budget_stream, backwards=True),
+        Section(MEMORY, _META, [_dated_line(row) for row in _rows_of("meta", past, known)], limits.budget_meta),
+        Section(MEMORY, _CONCEPTS, [row.content for row in _rows_of("concepts", related_rows)], limits.budget_concepts),
+        cases_section,
+        Section(MEMORY, _SEMANTIC, _recalled_lines(recalled, related_rows), semantic_budget),
         Section(
-            CONVERSATION, _ARCHIVE, [_dated(row) for row in _of("archive", past)], limits.budget_archive, backwards=True
+            CONVERSATION,
+            _ARCHIVE,
+            [_dated_line(row) for row in _rows_of("archive", past)],
+            limits.budget_archive,
+            backwards=True,
         ),
     )
     rendered = [render(section, quoter) for section in sections]
-    return AssembledSections([text for text in rendered if text], len(fitting(answered)))
+    return AssembledSections([text for text in rendered if text], len(fitting(cases_section)))
 
 
 _STREAM = "What happened lately beside the conversation, oldest first"
@@ -145,7 +149,7 @@ _SEMANTIC = (
 _ARCHIVE = "Summaries of earlier conversations with this user, oldest first"
 
 
-def _around(executor: Executor, user_id: str, recalled: Sequence[Recalled]) -> Sequence[Row[Any]]:
+def _related(executor: Executor, user_id: str, recalled: Sequence[Recalled]) -> Sequence[Row[Any]]:
     memory_ids = [UUID(str(each.id)) for each in recalled if each.layer is Layer.SEMANTIC]
     if not memory_ids:
         return ()
@@ -163,18 +167,18 @@ def _around(executor: Executor, user_id: str, recalled: Sequence[Recalled]) -> S
     )
 
 
-def _of(section: str, rows: Sequence[Row[Any]], known: frozenset[str] | set[str] = frozenset()) -> list[Row[Any]]:
+def _rows_of(section: str, rows: Sequence[Row[Any]], known: frozenset[str] | set[str] = frozenset()) -> list[Row[Any]]:
     return [row for row in rows if row.section == section and row.content not in known]
 
 
-def _memories(recalled: Sequence[Recalled], around: Sequence[Row[Any]]) -> list[str]:
+def _recalled_lines(recalled: Sequence[Recalled], related_rows: Sequence[Row[Any]]) -> list[str]:
     sources: dict[UUID, list[str]] = {}
-    for row in _of("source", around):
+    for row in _rows_of("source", related_rows):
         sources.setdefault(row.memory_id, []).append(f"{_day(row.at)}: {cut(row.content, _SOURCE_CHARS)}")
-    return [_memory(each, sources) for each in recalled]
+    return [_recalled_line(each, sources) for each in recalled]
 
 
-def _memory(each: Recalled, sources: dict[UUID, list[str]]) -> str:
+def _recalled_line(each: Recalled, sources: dict[UUID, list[str]]) -> str:
     said = cut(each.content, _PIECE_CHARS)
     if each.layer is Layer.EPISODIC:
         return f"- {_day(each.occurred_at)}, {each.author or each.role} said: {said}"
@@ -183,7 +187,7 @@ def _memory(each: Recalled, sources: dict[UUID, list[str]]) -> str:
     return text + "".join(f"\n  said on {source}" for source in sources.get(UUID(str(each.id)), ()))
 
 
-def _dated(row: Row[Any]) -> str:
+def _dated_line(row: Row[Any]) -> str:
     return f"- {_day(row.at)}: {cut(row.content, _PIECE_CHARS)}"
 
 
@@ -193,7 +197,7 @@ def _day(at: datetime) -> str:
 
 def _stream_lines(stream: Stream | None, user_id: str) -> list[str]:
     """The events of the user's stream, newest first. Typing events are out of date by now and left out."""
-    found: list[StreamEvent] = [] if stream is None else stream.recent(user_id, _HAPPENINGS)
+    found: list[StreamEvent] = [] if stream is None else stream.recent(user_id, _EVENTS)
     return [_stream_line(each) for each in reversed(found) if each.kind is not StreamEventKind.TYPING]
 
 

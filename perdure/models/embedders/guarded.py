@@ -1,7 +1,7 @@
-"""An embedder that fails well: `breaker(retry(embed))`, as models are called.
+"""An embedder with a breaker and retries: `breaker(retry(embed))`, as for models.
 
-The breaker is `embed:` and the embedder's name (`embed:openai:NAME`), one for the whole fleet. The built-in embedder
-cannot fail and has no breaker.
+The breaker's name is `embed:` and the embedder's name (`embed:openai:NAME`). The built-in embedder cannot fail and has
+no breaker.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from perdure.settings import Settings
 
 
 class GuardedEmbedder:
-    """An embedder behind a breaker, tried again when it fails in a way that can pass."""
+    """An embedder behind a breaker, retried after transient failures."""
 
     def __init__(self, embedder: Embedder, breaker: Breaker, settings: Settings, clock: Clock) -> None:
         self._embedder = embedder
@@ -43,7 +43,7 @@ class GuardedEmbedder:
         """One vector for each text; see `Embedder.embed`.
 
         Raises:
-            CircuitBreakerOpen: the breaker lets no call through.
+            CircuitBreakerOpen: the breaker is open.
         """
         whole = call or ModelCall(self._clock, self._settings.model_timeout_s)
         with whole.part(self._settings.model_timeout_s) as part:
@@ -57,7 +57,7 @@ class GuardedEmbedder:
 
 
 def guard_with(breakers: BreakerRegistry, settings: Settings, clock: Clock) -> Guard:
-    """What stands between the embedder of `settings` and its cache."""
+    """A function that wraps an embedder in a breaker and retries, for `resolve`."""
 
     def guard(embedder: Embedder) -> Embedder:
         if isinstance(embedder, HashEmbedder):

@@ -1,16 +1,12 @@
-"""`hash:384`: the built-in embedder. No network, no model, the same vector for the same text everywhere.
+"""`hash:384`: the built-in embedder, without network and model. Deterministic on every machine.
 
-Feature hashing (Weinberger et al., 2009): each word, and each run of a few of its characters,
-adds to or takes from one of the vector's numbers, which a hash chooses. So texts that share
-words are near, texts that share only parts of words ("consolidated", "consolidation") less
-so, whatever the language: Korean is taken apart into its letters, so that a noun stays near
-itself under any particle, and scripts that write without spaces into single characters and
-pairs.
+Feature hashing (Weinberger et al., 2009): each word and each n-gram of its characters adds 1 to or subtracts 1 from one
+element of the vector, which a hash chooses. Texts that share words are near; texts that share parts of words
+("consolidated", "consolidation") are less near. Korean syllables are decomposed, so that a noun stays similar with any
+particle; scripts without spaces are split into single characters and pairs.
 
-What it is worth: about what a search for words and their stems is worth. It finds what was
-said in these words; it knows no synonyms, and that "not" is a small word. Two texts that share
-nothing have a cosine around 0, give or take 1/sqrt(dimensions). Where meaning counts, use
-another embedder.
+Its quality is that of a search by words and stems: it knows no synonyms and ignores negation. Unrelated texts have a
+cosine of 0 ± 1/sqrt(dimensions). For search by meaning, configure another embedder.
 """
 
 from __future__ import annotations
@@ -27,16 +23,16 @@ from perdure.models.protocol import ModelCall
 from perdure.text.linear import normalized
 
 FEWEST_DIMENSIONS = 64
-"""Below it, too many features share a number for a cosine to mean anything."""
+"""With fewer, hash collisions make the cosine meaningless."""
 
 MOST_DIMENSIONS = 2_000
-"""What pgvector's indexes hold."""
+"""The limit of pgvector's indexes."""
 
-_REMEMBERED_WORDS = 2_048
+_CACHED_WORDS = 2_048
 _LONGEST_WORD = 32
 _GRAMS = (3, 4, 5)
 _GRAMS_WITHOUT_SPACES = (1, 2)
-_WHOLE = 0.25
+_WHOLE_WORD_WEIGHT = 0.25
 _TELLING_LENGTH = 8
 _LATIN_ACCENTS = range(0x300, 0x370)
 _UNSPACED = (range(0x3040, 0x3100), range(0x3400, 0xA000), range(0xF900, 0xFB00), range(0x20000, 0x32000))
@@ -81,36 +77,36 @@ class HashEmbedder:
 
 
 def words(text: str) -> list[str]:
-    """The words of `text`, without case, accents and punctuation, composed characters taken apart.
+    """The words of `text`, decomposed (NFKD), in lower case, without accents and punctuation.
 
-    What goes on without a space for longer than a word does (Thai, a URL, a key) comes in pieces.
+    Longer runs without spaces (Thai, a URL, a key) are split into pieces.
     """
-    plain = normalized("NFKD", text).casefold()
-    kept = (each for each in plain if ord(each) not in _LATIN_ACCENTS)
-    # Vowel signs are no letters to Python, but in many scripts they stand within words.
+    decomposed = normalized("NFKD", text).casefold()
+    kept = (each for each in decomposed if ord(each) not in _LATIN_ACCENTS)
+    # Python does not count vowel signs as letters, but in many scripts they are parts of words.
     spaced = "".join(each if each.isalnum() or unicodedata.category(each)[0] == "M" else " " for each in kept)
     return [run[at : at + _LONGEST_WORD] for run in spaced.split() for at in range(0, len(run), _LONGEST_WORD)]
 
 
 def _salience(word: str) -> float:
-    """How much a word says: in any language, the shortest ones are those that stand in every sentence."""
+    """The weight of a word by its length: in any language, the shortest words occur in every sentence."""
     if any(each.isdigit() or _is_unspaced(each) for each in word):
         return 1.0
     return min(len(word), _TELLING_LENGTH) / _TELLING_LENGTH
 
 
-@functools.lru_cache(maxsize=_REMEMBERED_WORDS)
+@functools.lru_cache(maxsize=_CACHED_WORDS)
 def _features(word: str, dimensions: int) -> tuple[tuple[int, float], ...]:
-    """Where in a vector a word counts, and how much: a quarter of it as a whole, the rest by its parts."""
+    """The elements of a vector to which a word adds, and the values: a quarter for the word, the rest for n-grams."""
     grams = list(_grams(word))
-    share = math.sqrt((1 - _WHOLE) / len(grams))
+    share = math.sqrt((1 - _WHOLE_WORD_WEIGHT) / len(grams))
     whole, sign = _place(f"word {word}", dimensions)
     parts = (_place(f"gram {gram}", dimensions) for gram in grams)
-    return ((whole, sign * math.sqrt(_WHOLE)), *((at, part * share) for at, part in parts))
+    return ((whole, sign * math.sqrt(_WHOLE_WORD_WEIGHT)), *((at, part * share) for at, part in parts))
 
 
 def _grams(word: str) -> Iterator[str]:
-    """The runs of a few characters in `word`, its beginning and its end among them."""
+    """The n-grams of `word`, with marks for its beginning and end."""
     unspaced = any(map(_is_unspaced, word))
     text = word if unspaced else f"<{word}>"
     for size in _GRAMS_WITHOUT_SPACES if unspaced else _GRAMS:
@@ -123,6 +119,6 @@ def _is_unspaced(character: str) -> bool:
 
 
 def _place(feature: str, dimensions: int) -> tuple[int, float]:
-    """The number that a feature counts in, and whether it adds or takes away."""
+    """The element of the vector for a feature, and the sign of its value."""
     digest = int.from_bytes(blake2b(feature.encode("utf-8", "replace"), digest_size=8).digest())
     return (digest >> 1) % dimensions, 1.0 if digest & 1 else -1.0

@@ -1,7 +1,6 @@
-"""`openai:NAME`: the embeddings endpoint through the official SDK, against any compatible server.
+"""`openai:NAME`: the embeddings endpoint of OpenAI or a compatible server, through the official SDK.
 
-As with models, a call can be hung up, its deadline is one for all of its requests, and
-retrying is the engine's affair.
+As for models, a call can be aborted, all requests of a call share its deadline, and the SDK's retries are off.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from perdure.clock import Clock
 from perdure.errors import InvalidResponse
 from perdure.models.embedders.protocol import LearnedDimensions, Vector, in_batches
 from perdure.models.protocol import ModelCall
-from perdure.models.providers.json_values import mapping, sequence
+from perdure.models.providers.json_values import as_array, as_object
 from perdure.models.providers.openai import calling, client, options_of
 from perdure.text.untrusted import storable
 
 MAX_BYTES = 8_191
-"""Bytes of UTF-8 of each text that are embedded: a token is at least one, and no text may have more tokens."""
+"""Bytes of UTF-8 of each text that are embedded: the provider's limit in tokens, each of which has at least a byte."""
 
 BATCH = 32
-"""Texts to a request. All together stay within the 300,000 tokens of one, and compatible servers take no more."""
+"""Texts per request: within the provider's limit of 300,000 tokens and the limits of compatible servers."""
 
 
 class OpenAIEmbedder:
@@ -31,7 +30,7 @@ class OpenAIEmbedder:
         """Read the server's address and key from the environment, as the SDK does.
 
         Raises:
-            SettingsError: `OPENAI_API_KEY` is missing, or `OPENAI_BASE_URL` is no address.
+            SettingsError: `OPENAI_API_KEY` is missing, or `OPENAI_BASE_URL` is not a URL.
         """
         self._model = model
         self._clock = clock
@@ -62,14 +61,14 @@ class OpenAIEmbedder:
             return self._vectors(answer, len(texts))
 
     def _vectors(self, answer: object, count: int) -> list[Vector]:
-        items = [mapping(each) for each in sequence(mapping(answer).get("data"))]
+        items = [as_object(each) for each in as_array(as_object(answer).get("data"))]
         by_index = {each["index"]: each for each in items if isinstance(each.get("index"), int)}
         if len(items) != count or sorted(by_index) != list(range(count)):
             raise InvalidResponse("The embedder's server did not send one vector for each text.")
-        return [self._dimensions.take(by_index[at].get("embedding")) for at in range(count)]
+        return [self._dimensions.check(by_index[at].get("embedding")) for at in range(count)]
 
 
 def _sendable(text: str) -> str:
-    """What of `text` is sent: no more than the provider takes, and never nothing, which it refuses."""
+    """`text` within the provider's limits: at most `MAX_BYTES`, and not blank."""
     cut = storable(text).encode()[:MAX_BYTES].decode(errors="ignore")
     return cut if cut.strip() else "-"

@@ -14,14 +14,14 @@ from perdure.models.protocol import ModelCall
 from perdure.text.untrusted import storable
 
 Vector = list[float]
-"""Of length 1, so that the inner product of two is the cosine of the angle between them."""
+"""A vector of length 1: the inner product of two is their cosine similarity."""
 
 MAX_QUERY_CHARS = 2_000
 """Characters of a query that are searched: of a longer one, half from its beginning and half from its end."""
 
 
 class Embedder(Protocol):
-    """Makes a vector of each text. Threads may share it."""
+    """Makes vectors of texts. Threads may share it."""
 
     @property
     def name(self) -> str:
@@ -30,40 +30,38 @@ class Embedder(Protocol):
 
     @property
     def dimensions(self) -> int | None:
-        """Numbers in each vector; None if that is only known from the first one."""
+        """Numbers in each vector; `None` before the first vector, if only that tells."""
         ...
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
-        """One vector for each text, in the same order.
-
-        The whole of it ends with `call`, if one is given; else by the embedder's own deadline.
+        """One vector for each text, in the same order, within the deadline of `call` or the embedder's own.
 
         Raises:
-            CallAborted: the engine ended the call.
+            CallAborted: the engine aborted the call.
             DeadlineExceeded: the deadline passed.
-            RateLimited, InvalidResponse, ProviderError: as the provider failed.
+            RateLimited, InvalidResponse, ProviderError: the provider failed.
         """
         ...
 
 
 class LearnedDimensions:
-    """The dimensions of an embedder, learnt from its vectors, which must all be alike."""
+    """The dimensions of an embedder, known from its first vector; later vectors must have the same."""
 
     def __init__(self) -> None:
         self.dimensions: int | None = None
 
-    def take(self, values: object) -> Vector:
-        """What a provider gave for a text as a vector of length 1.
+    def check(self, values: object) -> Vector:
+        """A provider's vector, checked and scaled to length 1.
 
         Raises:
-            InvalidResponse: it is no vector, has no direction, or other dimensions than those before.
+            InvalidResponse: it is not a vector, is zero or not finite, or its dimensions differ from earlier ones.
         """
         if not isinstance(values, list) or not values or not all(isinstance(each, int | float) for each in values):
-            raise InvalidResponse("The embedder's server sent something that is no vector.")
+            raise InvalidResponse("The embedder's server sent a malformed vector.")
         self.dimensions = self.dimensions or len(values)
         if len(values) != self.dimensions:
             raise InvalidResponse(
-                f"The embedder gave a vector of {len(values)} dimensions after some of {self.dimensions}."
+                f"The embedder returned a vector of {len(values)} dimensions after vectors of {self.dimensions}."
             )
         return unit(values)
 
@@ -77,14 +75,14 @@ def unit(values: Sequence[float]) -> Vector:
     """`values` scaled to length 1.
 
     Raises:
-        InvalidResponse: they have no direction: all are zero, or one is no finite number.
+        InvalidResponse: all values are zero, or one is not finite.
     """
     try:
         length = math.hypot(*values)
-    except OverflowError:  # a whole number beyond all floats
+    except OverflowError:  # an integer too large for a float
         length = math.inf
     if not 0 < length < math.inf:
-        raise InvalidResponse("The embedder gave a vector without a direction.")
+        raise InvalidResponse("The embedder returned a vector that is zero or not finite.")
     return [value / length for value in values]
 
 

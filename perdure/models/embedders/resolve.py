@@ -1,7 +1,7 @@
-"""From a name, as in `PERDURE_EMBEDDER`, to an embedder.
+"""Makes an embedder from its name, as in `PERDURE_EMBEDDER`.
 
-A third party adds one by an entry point of the group `perdure.embedders`: its name is the
-scheme, and its object is called with what follows the colon, the settings and the clock.
+A third party adds one by an entry point of the group `perdure.embedders`: its name is the scheme, and its object is
+called with the text after the colon, the settings and the clock.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ ENTRY_POINT_GROUP = "perdure.embedders"
 
 EmbedderFactory = Callable[[str, Settings, Clock], Embedder]
 
-
 Guard = Callable[[Embedder], Embedder]
-"""Stands between an embedder and its cache: what is remembered needs no breaker and no retry."""
+"""Wraps an embedder inside its cache, so that cached texts pass neither breaker nor retry."""
 
 
 def _unguarded(embedder: Embedder) -> Embedder:
@@ -31,20 +30,20 @@ def _unguarded(embedder: Embedder) -> Embedder:
 
 
 def resolve(name: str, settings: Settings, clock: Clock, guard: Guard = _unguarded) -> Embedder:
-    """Make the embedder called `name`, behind `guard`, with a memory of what it has embedded.
+    """Make the embedder `name`, wrapped by `guard` and a cache.
 
     Raises:
-        SettingsError: there is none of that name, or it cannot be set up.
+        SettingsError: there is no such embedder, or it cannot be set up.
     """
-    made = _factory(name)(name.partition(":")[2], settings, clock)
-    return CachedEmbedder(guard(made))
+    embedder = _factory(name)(name.partition(":")[2], settings, clock)
+    return CachedEmbedder(guard(embedder))
 
 
 def check(name: str, settings: Settings, clock: Clock) -> None:
-    """Check that there is an embedder called `name`, without loading a model into memory.
+    """Check that the embedder `name` can be made, without loading a model into memory.
 
     Raises:
-        SettingsError: there is no embedder of that name, or it cannot be set up.
+        SettingsError: there is no such embedder, or it cannot be set up.
     """
     factory = _factory(name)
     if factory is not _sentence_transformers:
@@ -72,8 +71,8 @@ def _factory(name: str) -> EmbedderFactory:
 
 
 def _hash(dimensions: str, settings: Settings, clock: Clock) -> Embedder:  # noqa: ARG001 (as all factories)
-    plain = dimensions.isascii() and dimensions.isdigit() and len(dimensions) <= len(str(MOST_DIMENSIONS))
-    if not plain or not FEWEST_DIMENSIONS <= int(dimensions) <= MOST_DIMENSIONS:
+    is_number = dimensions.isascii() and dimensions.isdigit() and len(dimensions) <= len(str(MOST_DIMENSIONS))
+    if not is_number or not FEWEST_DIMENSIONS <= int(dimensions) <= MOST_DIMENSIONS:
         raise SettingsError(
             f"PERDURE_EMBEDDER is {f'hash:{dimensions}'!r}: accepted: hash:N with N from {FEWEST_DIMENSIONS} "
             f"to {MOST_DIMENSIONS} dimensions, such as hash:384"

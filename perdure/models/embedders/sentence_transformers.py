@@ -1,8 +1,7 @@
-"""`sentence-transformers:NAME-OR-DIRECTORY`: a model of that library, run in the process itself.
+"""`sentence-transformers:NAME-OR-DIRECTORY`: a model of that library in the process itself.
 
-The library is an extra (`pip install 'perdure[sentence-transformers]'`), for it brings PyTorch.
-A name is looked up on the library's hub and downloaded once; a directory needs no network.
-Each process that embeds holds the model in memory.
+The library is an extra (`pip install 'perdure[sentence-transformers]'`), because it needs PyTorch. A name is downloaded
+once from the library's hub; a directory needs no network. Each process that embeds loads the model into memory.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from perdure.models.embedders.protocol import LearnedDimensions, Vector, in_batc
 from perdure.models.protocol import ModelCall
 
 BATCH = 32
-"""Texts between two looks at the deadline; the library's own batch."""
+"""Texts between two checks of the deadline; the library's default batch."""
 
 
 class SentenceTransformersEmbedder:
-    """One model in memory. Threads may share it; it serves one at a time."""
+    """One model in memory. Threads may share it; it embeds for one thread at a time."""
 
     def __init__(self, model: str, clock: Clock, timeout_s: float) -> None:
         """Load the model, which takes seconds.
@@ -49,25 +48,25 @@ class SentenceTransformersEmbedder:
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
         """One vector for each text. See `Embedder.embed` for what is raised.
 
-        The library cannot be interrupted: the deadline and a cancellation are seen between batches.
+        The library cannot be interrupted: the deadline and an abort are checked between batches.
         """
         call = call or ModelCall(self._clock, self._timeout_s)
         return [vector for batch in in_batches(texts, BATCH) for vector in self._encode(batch, call)]
 
     def _encode(self, texts: Sequence[str], call: ModelCall) -> list[Vector]:
-        # Its tokenizers are not safe to share, and PyTorch uses all processors for one call anyway.
-        mine = self._lock.acquire(timeout=call.remaining())
+        # The tokenizers are not thread-safe, and PyTorch uses all processors for one call.
+        acquired = self._lock.acquire(timeout=call.remaining())
         try:
-            if not mine:
+            if not acquired:
                 call.expire()
             call.remaining()
             encoded = self._transformer.encode(list(texts), batch_size=BATCH, show_progress_bar=False)
-        except RuntimeError as error:  # PyTorch's: no memory, no such operation on this device
+        except RuntimeError as error:  # PyTorch: out of memory, unsupported operation
             raise ProviderError("The embedder failed.", transient=False) from error
         finally:
-            if mine:
+            if acquired:
                 self._lock.release()
-        return [self._dimensions.take(each) for each in encoded.tolist()]
+        return [self._dimensions.check(each) for each in encoded.tolist()]
 
 
 def _load(name: str, model: str) -> Any:

@@ -1,9 +1,8 @@
 """`offline`: the built-in model. Deterministic, without network and without language understanding.
 
-It goes through the same loop as a real model, so that the whole system can be tried, tested
-and measured with nothing but this package: it calls tools, answers from their results,
-quotes what was said earlier, makes extracts and extracts memories. It follows rules and says
-so; it never pretends to understand.
+It runs in the same loop as a real model, so that the whole system can be tried, tested and measured without one: it
+calls tools, replies with their results, quotes earlier messages, writes extractive summaries and extracts memories. It
+follows rules, and its replies say so.
 """
 
 from perdure.models.offline.model import OfflineModel

@@ -1,6 +1,6 @@
-"""Whom and what a sentence names, and how they belong together, as far as patterns go.
+"""Entities and relations of a sentence, recognised by patterns.
 
-A name is what is written with a capital letter and does not begin the sentence.
+A name is a capitalised word that does not begin the sentence.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ _KINDS = {"in": "place", "from": "place", "at": "organization", "for": "organiza
 _USER = "user"
 
 _OF_USER = compiled(rf"{STARTS}I (?P<how>live in|live at|work at|work for|work in|study at|come from) (?P<who>{_NAME})")
-_OWN = compiled(rf"{STARTS}[Mm]y (?P<how>[{WORD}]+)(?:,| is called| is named| is|'s name is)? (?P<who>{_NAME})")
+_OF_USERS_RELATIVE = compiled(
+    rf"{STARTS}[Mm]y (?P<how>[{WORD}]+)(?:,| is called| is named| is|'s name is)? (?P<who>{_NAME})"
+)
 _OF_NAMED = compiled(rf"(?P<whose>{_NAME}) (?P<how>lives in|works at|works for|studies at|comes from) (?P<who>{_NAME})")
 
 
 def entities(sentence: str) -> list[dict[str, str]]:
-    """`{"name", "type"}` of each name."""
-    own = {found["who"] for found in _OWN.finditer(sentence)}
+    """`{"name", "type"}` for each name in the sentence."""
+    relatives = {found["who"] for found in _OF_USERS_RELATIVE.finditer(sentence)}
     kinds = {
-        found["name"]: "person" if found["name"] in own else _KINDS.get(found["before"].lower(), "thing")
+        found["name"]: "person" if found["name"] in relatives else _KINDS.get(found["before"].lower(), "thing")
         for found in _NAMED.finditer(sentence)
         if found["name"] not in _NO_NAMES
     }
@@ -32,7 +34,7 @@ def entities(sentence: str) -> list[dict[str, str]]:
 
 
 def relations(sentence: str) -> list[dict[str, str]]:
-    """`{"subject", "relation", "object"}` of each statement about the user, or about somebody of theirs."""
+    """`{"subject", "relation", "object"}` for each statement about the user or a named person."""
     return [
         {"subject": subject, "relation": how.replace(" ", "_").lower(), "object": other}
         for subject, how, other in dict.fromkeys(_related(sentence))
@@ -41,7 +43,7 @@ def relations(sentence: str) -> list[dict[str, str]]:
 
 
 def _related(sentence: str) -> Iterator[tuple[str, str, str]]:
-    for pattern in (_OF_USER, _OWN):
+    for pattern in (_OF_USER, _OF_USERS_RELATIVE):
         yield from ((_USER, found["how"], found["who"]) for found in pattern.finditer(sentence))
     for found in _OF_NAMED.finditer(sentence):
         yield found["whose"].removeprefix("My "), found["how"], found["who"]

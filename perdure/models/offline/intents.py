@@ -1,4 +1,4 @@
-"""What a line asks for, recognised by pattern: a tool, a calculation, the time, a task."""
+"""The intent of a user's message, recognised by patterns: a tool call, a calculation, the time, a task."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EXTRACT = compiled(rf"{STARTS}extract", ignore_case=True)
 _MEMORIES = compiled(rf"{STARTS}(?:memor(?:y|ies)|facts){ENDS}", ignore_case=True)
 _JSON = compiled(rf"{STARTS}json{ENDS}", ignore_case=True)
 _BEGINNING = 400
-"""Characters of a system prompt in which its task is named; what follows may be anybody's words."""
+"""Characters of a system prompt that may name its task; the rest may quote users."""
 
 _ASKS_BY_WORD = compiled(
     r"^(?:who|what|when|where|why|which|whose|how|do|does|did|is|are|can|could|will|would|have|has|tell me)"
@@ -39,12 +39,12 @@ _TIME = compiled(
     rf"{ENDS}|몇 ?시|며칠|오늘 날짜",
     ignore_case=True,
 )
-_SAYING = r"(?:ask|asked|say|said|tell|told|write|wrote)"
-_THING = r"(?:question|message|line|sentence|thing)"
+_SPEECH_VERBS = r"(?:ask|asked|say|said|tell|told|write|wrote)"
+_UTTERANCE = r"(?:question|message|line|sentence|thing)"
 _WHICH_OF_MINE = compiled(
-    rf"{STARTS}(?:I (?:just )?{_SAYING}(?: you| to you)? (?:the )?(?P<after>first|last)"
-    rf"|my (?:very )?(?P<mine>first|last|previous) {_THING}"
-    rf"|(?P<before>first|last) {_THING} (?:that )?I {_SAYING}){ENDS}",
+    rf"{STARTS}(?:I (?:just )?{_SPEECH_VERBS}(?: you| to you)? (?:the )?(?P<after>first|last)"
+    rf"|my (?:very )?(?P<mine>first|last|previous) {_UTTERANCE}"
+    rf"|(?P<before>first|last) {_UTTERANCE} (?:that )?I {_SPEECH_VERBS}){ENDS}",
     ignore_case=True,
 )
 _ZONE = compiled(rf"{STARTS}([A-Z][A-Za-z_]+/[A-Za-z_/+-]+)")
@@ -86,33 +86,33 @@ _MOST_CALLS = 20
 
 
 def asks_identity(text: str) -> bool:
-    """Whether `text` asks what it is talking to."""
+    """Whether `text` asks who or what the model is."""
     return bool(_IDENTITY.search(text))
 
 
 def is_greeting(text: str) -> bool:
-    """Whether `text` is a greeting and no more."""
+    """Whether `text` consists of a greeting."""
     return _GREETING.fullmatch(text.strip()) is not None
 
 
 def asks_for_memories(system: str) -> bool:
-    """Whether a system prompt sets the task of extracting memories as JSON."""
+    """Whether a system prompt asks to extract memories as JSON."""
     beginning = system[:_BEGINNING]
     return bool(_EXTRACT.search(beginning) and _MEMORIES.search(beginning) and _JSON.search(system))
 
 
 def asks_for_summary(text: str) -> bool:
-    """Whether a line, or the beginning of a system prompt, asks for a summary."""
+    """Whether a message, or the beginning of a system prompt, asks for a summary."""
     return bool(_SUMMARISE.search(text[:_BEGINNING]))
 
 
 def asks_something(text: str) -> bool:
-    """Whether `text` is a question, with or without its mark."""
+    """Whether `text` is a question, with or without a question mark."""
     return is_question(text) or bool(_ASKS_BY_WORD.search(text.strip()))
 
 
 def referenced_line(text: str) -> int | None:
-    """The index of the user's earlier line that `text` asks for: 0 for the first, -1 for the last, else None."""
+    """The index of the user's message that `text` asks for: 0 for the first, -1 for the last; `None` for none."""
     found = _WHICH_OF_MINE.search(text)
     if found is None:
         return None
@@ -121,7 +121,7 @@ def referenced_line(text: str) -> int | None:
 
 
 def time_zone(text: str) -> str | None:
-    """The time zone in which `text` asks for the time: a name, `""` for any; None if it does not ask."""
+    """The name of the time zone in which `text` asks for the time, `""` for any; `None` if it does not ask."""
     if not _TIME.search(text):
         return None
     if named := _ZONE.search(text):
@@ -140,7 +140,7 @@ def _zones_by_city() -> dict[str, str]:
 
 
 def calculation(text: str) -> str | None:
-    """The arithmetic expression that `text` wants to have calculated; None if there is none."""
+    """The arithmetic expression that `text` asks to calculate; `None` if there is none."""
     if len(text) > _LONGEST_CALCULATION:
         return None
     text = _IN_WORDS.sub(functools.partial(_sign, text), text)
@@ -153,25 +153,27 @@ def calculation(text: str) -> str | None:
 
 
 def _sign(text: str, words: Match) -> str:
-    """What stands for `words` between two numbers or parentheses; elsewhere they stay."""
+    """The operator for `words` between two numbers or parentheses; elsewhere the words."""
     before, after = text[words.start() - 1 : words.start()], text[words.end() : words.end() + 1]
     between = (before.isdecimal() or before == ")") and (after.isdecimal() or after == "(")
     return _SIGNS[words[1].lower()] if between else words[0]
 
 
 def tool_calls(text: str, known: Collection[str]) -> Iterator[ToolCall]:
-    """The calls that `text` spells out, such as `call weather with {"city": "Lyon"}`.
+    """The calls that `text` requests, such as `call weather with {"city": "Lyon"}`, 20 at most.
 
-    A name that is not `known` counts only if the text says that it is a tool. Of very many calls the first are read.
+    A name that is not `known` counts only if the text calls it a tool.
     """
-    for number, wish in enumerate(islice(_TOOL.finditer(text), _MOST_CALLS), start=1):
-        name = wish["name"]
-        if name in known or wish["said"] or wish["after"]:
-            yield ToolCall(f"call_{number}", name, _arguments(text[wish.end() :].lstrip().removeprefix(":").lstrip()))
+    for number, requested in enumerate(islice(_TOOL.finditer(text), _MOST_CALLS), start=1):
+        name = requested["name"]
+        if name in known or requested["said"] or requested["after"]:
+            yield ToolCall(
+                f"call_{number}", name, _arguments(text[requested.end() :].lstrip().removeprefix(":").lstrip())
+            )
 
 
 def _arguments(text: str) -> str:
-    """The JSON object at the beginning of `text`; what is no JSON is passed on as it is, for the tool to refuse."""
+    """The JSON object at the beginning of `text`; invalid JSON unchanged, so that the tool refuses it."""
     if not text.startswith("{"):
         return "{}"
     try:

@@ -1,4 +1,4 @@
-"""Words and sentences, as far as rules go: enough to find the line that a question is about."""
+"""Sentences, terms and relevance by rules, enough to find the line that a question is about."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def _sentences(line: str) -> Iterator[str]:
 
 
 def is_question(sentence: str) -> bool:
-    """Whether `sentence` ends as a question does."""
+    """Whether `sentence` ends with a question mark."""
     return sentence.rstrip("\"'\u201d\u2019) ").endswith(_QUESTION_END)
 
 
 def terms(text: str) -> frozenset[str]:
-    """The stems of the words of `text` that carry meaning."""
+    """The stems of the words of `text`, without stop words."""
     return frozenset(_terms(text))
 
 
@@ -67,7 +67,7 @@ def _terms(text: str) -> Iterator[str]:
 
 
 def _words(text: str) -> Iterator[str]:
-    """The runs of letters and digits, two of them joined where an apostrophe stands between."""
+    """The runs of letters and digits; two runs with an apostrophe between them are one word."""
     parts: list[str] = []
     gap = ""
     for is_word, characters in groupby(text, key=str.isalnum):
@@ -85,7 +85,7 @@ def _words(text: str) -> Iterator[str]:
 
 
 def _is_unspaced(character: str) -> bool:
-    """Whether a character is of a script that writes without spaces: kana, ideographs."""
+    """Whether a character belongs to a script without spaces: kana, ideographs."""
     return "\u3040" <= character <= "\u30ff" or "\u3400" <= character <= "\u9fff"
 
 
@@ -103,9 +103,9 @@ def _stem(word: str) -> str:
 
 
 def most_relevant(question: str, lines: Sequence[str], weights: Sequence[float]) -> int | None:
-    """The index of the line that shares most with `question`; of equals the last one; None if none shares anything.
+    """The index of the line most relevant to `question`, the last among equals; `None` if no line shares a term.
 
-    A shared term counts by how rare it is among the lines; `weights` scale the lines.
+    Shared terms are weighted by their rarity among the lines, and lines by `weights`.
     """
     wanted = terms(question)
     found = [terms(line) & wanted for line in lines]
@@ -119,15 +119,14 @@ def most_relevant(question: str, lines: Sequence[str], weights: Sequence[float])
 
 
 def extract(text: str, *, sentences_kept: int = 5) -> str:
-    """The sentences of `text` that say most of what it is about, in their own order.
+    """An extractive summary of `text`: its most representative sentences, in their order.
 
-    SumBasic (Nenkova and Vanderwende, 2005): again and again the sentence whose terms are
-    the most probable on average; then the terms it covered count as the square of what
-    they did, so that the next one says something else.
+    SumBasic (Nenkova and Vanderwende, 2005): repeatedly takes the sentence whose terms have the highest mean
+    probability, then squares the probability of these terms, so that the next sentence covers others.
     """
     left = {sentence: terms(sentence) for sentence in sentences(text)}
     order = list(left)
-    frequency = Counter(term for own in left.values() for term in own)
+    frequency = Counter(term for sentence_terms in left.values() for term in sentence_terms)
     probability = {term: count / frequency.total() for term, count in frequency.items()}
     kept: set[str] = set()
     while left and len(kept) < sentences_kept:
@@ -139,4 +138,4 @@ def extract(text: str, *, sentences_kept: int = 5) -> str:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0  # the same in any order: a set has none
+    return math.fsum(values) / len(values) if values else 0.0  # fsum: a set's order must not matter

@@ -1,4 +1,4 @@
-"""Memories from first-person statements, by pattern: facts, preferences and insights, with whom they name."""
+"""Memories from first-person statements, recognised by patterns: facts, preferences and insights."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ _PATTERNS: tuple[tuple[str, float, Pattern], ...] = (
 )
 
 
-def users_lines(text: str) -> Iterator[str]:
-    """What the user says in `text`: all of it, unless its lines name their speakers."""
+def user_lines(text: str) -> Iterator[str]:
+    """The user's lines in `text`; all lines if no line names a speaker."""
     speaker: str | None = None
     for line in text.splitlines():
         named = _SPEAKER.fullmatch(line)
@@ -79,8 +79,8 @@ def users_lines(text: str) -> Iterator[str]:
 
 
 def extract_memories(texts: Iterable[str]) -> str:
-    """A JSON array of `{"content", "type", "importance", "entities", "relations"}` from what the user states."""
-    said = [sentence for text in texts for line in users_lines(text) for sentence in sentences(line)]
+    """A JSON array of `{"content", "type", "importance", "entities", "relations"}` from the user's statements."""
+    said = [sentence for text in texts for line in user_lines(text) for sentence in sentences(line)]
     found = [memory for sentence in dict.fromkeys(said) if (memory := _memory(sentence))]
     return json.dumps([asdict(memory) for memory in found], ensure_ascii=False)
 

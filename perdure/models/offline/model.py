@@ -1,4 +1,4 @@
-"""The offline model's answers: what it says to which prompt, rule by rule."""
+"""The offline model: its rules for replying to a prompt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perdure.text.patterns import compiled
 
 NAME = "offline"
 
-WHAT_IT_IS = (
+SELF_DESCRIPTION = (
     "I am perdure's built-in offline model. I am deterministic, I have no network and I do not understand language: "
     "I follow rules. I can calculate, tell the time, call tools (say: call NAME with {json}), quote what was said "
     "earlier, and make extracts. For a real model, set PERDURE_MODEL, for instance to openai:NAME, and OPENAI_API_KEY."
@@ -29,7 +29,7 @@ _WEIGHTS = {Role.USER: 1.0, Role.SYSTEM: 0.8, Role.TOOL: 0.5, Role.ASSISTANT: 0.
 
 
 class OfflineModel:
-    """A model that follows rules; the same prompt always gets the same reply."""
+    """A model that follows rules. The same prompt always gets the same reply."""
 
     @property
     def name(self) -> str:
@@ -37,7 +37,7 @@ class OfflineModel:
         return NAME
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
-        """Answer from the prompt alone. See `Model.respond` for what is raised."""
+        """Reply from the prompt alone; see `Model.respond`."""
         call.remaining()
         answer = _answer(request)
         calls = answer if isinstance(answer, tuple) else ()
@@ -54,7 +54,7 @@ class OfflineModel:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """The words of `text`, each with the blanks before it; blanks at the end are a piece."""
+    """The words of `text`, each with the whitespace before it; trailing whitespace is a piece of its own."""
     blanks = ""
     for is_blank, characters in groupby(text, key=str.isspace):
         run = "".join(characters)
@@ -68,7 +68,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _answer(request: ModelRequest) -> str | tuple[ToolCall, ...]:
-    """Text, or the tool calls to make first."""
+    """The reply's text, or the tool calls to make first."""
     messages = request.messages
     system = "\n".join(message.content for message in messages if message.role is Role.SYSTEM)
     if messages and messages[-1].role is Role.TOOL:
@@ -79,16 +79,16 @@ def _answer(request: ModelRequest) -> str | tuple[ToolCall, ...]:
         return _summary([message for message in messages if message.role is not Role.SYSTEM])
     at = _last_from_user(messages)
     if at is None:
-        return WHAT_IT_IS
+        return SELF_DESCRIPTION
     known = [tool.name for tool in request.tools]
-    return _to_task(messages[at].content, known) or _to_line(messages[at].content, messages[:at])
+    return _answer_task(messages[at].content, known) or _answer_line(messages[at].content, messages[:at])
 
 
-def _to_task(text: str, known: Sequence[str]) -> str | tuple[ToolCall, ...] | None:
-    """The answer to a line that wants something done with a tool; None if it does not."""
-    if wished := tuple(intents.tool_calls(text, known)):
-        missing = [call.name for call in wished if call.name not in known]
-        return _no_such_tool(missing[0], known) if missing else wished
+def _answer_task(text: str, known: Sequence[str]) -> str | tuple[ToolCall, ...] | None:
+    """The reply to a message that needs a tool; `None` for other messages."""
+    if requested := tuple(intents.tool_calls(text, known)):
+        missing = [call.name for call in requested if call.name not in known]
+        return _no_such_tool(missing[0], known) if missing else requested
     if (expression := intents.calculation(text)) is not None:
         if "calculator" not in known:
             return f"I cannot calculate {expression}: I have no calculator among my tools."
@@ -100,12 +100,12 @@ def _to_task(text: str, known: Sequence[str]) -> str | tuple[ToolCall, ...] | No
     return None
 
 
-def _to_line(text: str, earlier: Sequence[Message]) -> str:
-    """The answer to any other line."""
+def _answer_line(text: str, earlier: Sequence[Message]) -> str:
+    """The reply to any other message."""
     if intents.asks_identity(text) or not text.strip():
-        return WHAT_IT_IS
+        return SELF_DESCRIPTION
     if intents.is_greeting(text):
-        return f"Hello. {WHAT_IT_IS}"
+        return f"Hello. {SELF_DESCRIPTION}"
     if intents.asks_for_summary(text):
         _, _, given = text.partition(":")
         return _summary([Message(Role.USER, given)] if given.strip() else earlier)
@@ -124,14 +124,18 @@ def _no_such_tool(name: str, known: Sequence[str]) -> str:
 
 
 def _from_results(messages: Sequence[Message]) -> str:
-    """What the tools' results say, in the order in which the calls were made. Never calls again, so never loops."""
-    asked: dict[str, ToolCall] = {}
+    """The tools' results as text, in the order of the calls. Never calls a tool again, so that no loop arises."""
+    calls_by_id: dict[str, ToolCall] = {}
     for message in reversed(messages):
         if message.tool_calls:
-            asked = {call.id: call for call in message.tool_calls}
+            calls_by_id = {call.id: call for call in message.tool_calls}
             break
-    first = next(at for at in range(len(messages), 0, -1) if messages[at - 1].role is not Role.TOOL) if asked else 0
-    return " ".join(_result(asked.get(message.tool_call_id or ""), message.content) for message in messages[first:])
+    first = (
+        next(at for at in range(len(messages), 0, -1) if messages[at - 1].role is not Role.TOOL) if calls_by_id else 0
+    )
+    return " ".join(
+        _result(calls_by_id.get(message.tool_call_id or ""), message.content) for message in messages[first:]
+    )
 
 
 def _result(call: ToolCall | None, result: str) -> str:
@@ -157,10 +161,10 @@ def _summary(messages: Sequence[Message]) -> str:
 
 
 def _quotation(question: str, earlier: Sequence[Message]) -> str | None:
-    """The earlier line that the question is most likely about, quoted; None if none has a word in common."""
+    """The earlier line most relevant to the question, quoted; `None` if no line shares a word with it."""
     if (which := intents.referenced_line(question)) is not None:
-        own = [message.content for message in earlier if message.role is Role.USER]
-        return f"You said earlier: “{_cut(own[which])}”" if own else None
+        user_messages = [message.content for message in earlier if message.role is Role.USER]
+        return f"You said earlier: “{_cut(user_messages[which])}”" if user_messages else None
     lines = list(_lines(earlier))
     if not terms(question):
         said = [line for role, line in lines if role is Role.USER]
@@ -179,7 +183,7 @@ def _quotation(question: str, earlier: Sequence[Message]) -> str | None:
 
 
 def _lines(messages: Sequence[Message]) -> Iterator[tuple[Role, str]]:
-    """The statements of a conversation; questions are left out, because they answer nothing."""
+    """The statements of a conversation, without its questions."""
     for message in messages:
         for line in sentences(message.content):
             if not is_question(line) and not intents.asks_something(line):
@@ -195,6 +199,6 @@ def _cut(text: str) -> str:
 
 
 def _tokens(messages: Sequence[Message]) -> int:
-    """An estimate: one token for four characters."""
+    """An estimate of the tokens: one for four characters."""
     size = sum(len(each.content) + sum(len(call.arguments) for call in each.tool_calls) for each in messages)
     return math.ceil(size / _CHARS_PER_TOKEN)

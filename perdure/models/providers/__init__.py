@@ -1,1 +1,4 @@
-"""Model providers over their SDKs: wire formats, connections, errors."""
+"""Model providers over their SDKs: OpenAI and Anthropic, their wire formats, the transport, error mapping.
+
+Called through `models.resolve`; the OpenAI embedder shares the client.
+"""

@@ -1,8 +1,7 @@
 """`anthropic:NAME`: the Messages API through the official SDK.
 
-As with `openai:`, the request goes out and the events come in through the SDK's documented
-way to a plain endpoint (`client.post`), not through its pydantic models; the SDK's own
-retries are off; foreign errors are mapped to `perdure.errors` here and nowhere else.
+As in `openai`: requests and events use the SDK's `client.post` instead of its pydantic models, the SDK's retries are
+off, and only this module maps the SDK's errors to `perdure.errors`.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ _STATUS_OF_TYPE = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
-"""The status that an error in mid-stream would have had, had it come before the first byte."""
+"""The HTTP status of each type of error, for errors in the middle of a stream."""
 
 
 class AnthropicModel:
-    """One model of one server. Threads may share it; a process needs no more than one."""
+    """One model of one server. Threads may share it."""
 
     def __init__(self, model: str, clock: Clock, variable: str = "PERDURE_MODEL") -> None:
         """Read the server's address and key from the environment, as the SDK does.
@@ -46,7 +45,7 @@ class AnthropicModel:
         `variable` is the setting that names the model, for the error message.
 
         Raises:
-            SettingsError: `ANTHROPIC_API_KEY` is missing, or `ANTHROPIC_BASE_URL` is no address.
+            SettingsError: `ANTHROPIC_API_KEY` is missing, or `ANTHROPIC_BASE_URL` is not a URL.
         """
         self._model = model
         self._clock = clock
@@ -77,7 +76,7 @@ class AnthropicModel:
             return reply
 
     def close(self) -> None:
-        """Close the connections; done anyway once nobody holds the model any more."""
+        """Close the connections. Garbage collection of the model closes them as well."""
         self._close()
 
     def _open(self, request: ModelRequest, call: ModelCall) -> anthropic.Stream[object]:
@@ -94,15 +93,15 @@ class AnthropicModel:
 
 @contextmanager
 def _calling(name: str, call: ModelCall, clock: Clock) -> Iterator[Exchange]:
-    """Let the SDK talk within the block as part of `call`, and raise perdure's errors for its own."""
+    """Bind the SDK's requests within the block to `call`, and map the SDK's errors."""
     exchange = Exchange(name)
     with bind_call(call) as call_socket, call.aborting(call_socket.hang_up):
         try:
             yield exchange
         except anthropic.APIConnectionError as error:
-            call.check()  # it was the engine that hung up
+            call.check()  # raises if the engine aborted the call
             raise exchange.log_failure(connection_error(error.__cause__)) from error
-        except httpx2.TransportError as error:  # the SDK lets it pass once the stream has begun
+        except httpx2.TransportError as error:  # the SDK does not wrap errors within a stream
             call.check()
             raise exchange.log_failure(connection_error(error)) from error
         except anthropic.APIStatusError as error:
@@ -110,7 +109,7 @@ def _calling(name: str, call: ModelCall, clock: Clock) -> Iterator[Exchange]:
         except InvalidResponse as error:
             exchange.log_failure(error)
             raise
-        except (anthropic.APIError, ValueError, RecursionError) as error:  # no UTF-8, no JSON, nested without end
+        except (anthropic.APIError, ValueError, RecursionError) as error:  # invalid UTF-8 or JSON, or too deep nesting
             unreadable = InvalidResponse("The model's server sent something that cannot be read.")
             raise exchange.log_failure(unreadable) from error
 
@@ -118,7 +117,7 @@ def _calling(name: str, call: ModelCall, clock: Clock) -> Iterator[Exchange]:
 def _mapped(error: anthropic.APIStatusError, exchange: Exchange, clock: Clock) -> PerdureError:
     exchange.request_id = error.request_id
     status: int | None = error.status_code
-    if error.response.is_success:  # an error in mid-stream
+    if error.response.is_success:  # an error within the stream
         status = _STATUS_OF_TYPE.get(error.type or "")
     said = error.api_message if isinstance(error.api_message, str) else error.message
     failure = ProviderFailure(status, error.type, said, error.response.headers)

@@ -1,8 +1,7 @@
-"""The Chat Completions wire format: a prompt on its way out, a streamed reply on its way in.
+"""The Chat Completions wire format of prompts and streamed replies.
 
-Outwards it keeps law 5: whatever the transcript holds, what is sent is a transcript that a
-provider accepts. Inwards it trusts nothing: servers that call themselves compatible split
-and repeat tool calls each in its own way, and leave out what they do not know.
+For any transcript, the request is one that a provider accepts. Replies are untrusted: compatible servers differ in how
+they split and repeat tool calls, and leave fields out.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 from perdure.errors import InvalidResponse
 from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, ToolSchema, Usage
-from perdure.models.providers.json_values import count, mapping, sequence, text
+from perdure.models.providers.json_values import as_array, as_count, as_object, as_string
 from perdure.models.providers.reply import ReplyDraft, ToolCallDraft
 from perdure.models.providers.wire_names import WireIds, WireNames
 from perdure.text import untrusted
@@ -34,14 +33,14 @@ def request_body(model: str, request: ModelRequest) -> dict[str, Any]:
 
 
 def names_of(request: ModelRequest) -> WireNames:
-    """The names by which the provider gets to see a request's tools."""
+    """The provider's names of a request's tools."""
     return WireNames(tool.name for tool in request.tools)
 
 
 def _wire_tool(tool: ToolSchema, names: WireNames) -> dict[str, Any]:
     return {
         "type": "function",
-        "function": {"name": names.wire(tool.name), "description": tool.description, "parameters": tool.parameters},
+        "function": {"name": names.to_wire(tool.name), "description": tool.description, "parameters": tool.parameters},
     }
 
 
@@ -49,18 +48,18 @@ def _wire_messages(messages: Sequence[Message], names: WireNames) -> Iterator[di
     ids = WireIds(translate=False)
     for message in messages:
         if message.role is Role.TOOL:
-            given = message.tool_call_id or ""
-            yield {"role": "tool", "tool_call_id": ids.answered(given), "content": message.content}
+            call_id = message.tool_call_id or ""
+            yield {"role": "tool", "tool_call_id": ids.of_result(call_id), "content": message.content}
         elif message.tool_calls:
-            asked = ids.asked(call.id for call in message.tool_calls)
-            calls = [_wire_call(call, asked[call.id], names) for call in message.tool_calls]
+            wire_ids = ids.assign(call.id for call in message.tool_calls)
+            calls = [_wire_call(call, wire_ids[call.id], names) for call in message.tool_calls]
             yield {"role": message.role.value, "content": message.content or None, "tool_calls": calls}
         else:
             yield {"role": message.role.value, "content": message.content}
 
 
 def _wire_call(call: ToolCall, wire_id: str, names: WireNames) -> dict[str, Any]:
-    function = {"name": names.wire(call.name), "arguments": _wire_arguments(call.arguments)}
+    function = {"name": names.to_wire(call.name), "arguments": _wire_arguments(call.arguments)}
     return {"id": wire_id, "type": "function", "function": function}
 
 
@@ -72,56 +71,56 @@ def _wire_arguments(arguments: str) -> str:
 
 
 class ReplyAssembler:
-    """A reply, put together from the chunks of a stream."""
+    """Assembles a reply from the chunks of a stream."""
 
     def __init__(self, names: WireNames | None = None) -> None:
-        """`names`: those of the request; without it, calls keep the names that the model gave."""
+        """`names`: those of the request; without them, calls keep the model's names."""
         self._draft = ReplyDraft(names or WireNames())
         self._by_index: dict[int, ToolCallDraft] = {}
 
     def feed(self, chunk: object) -> str:
-        """Take in one chunk and return the text that it adds.
+        """Add one chunk and return its text.
 
         Raises:
-            InvalidResponse: it is no chunk of a chat completion, or the reply grows out of all bounds.
+            InvalidResponse: the chunk is malformed, or the reply is too long.
         """
         if not isinstance(chunk, dict):
             raise InvalidResponse("The model's server sent something that is not part of a reply.")
         draft = self._draft
-        draft.model = draft.model or text(chunk.get("model"))
+        draft.model = draft.model or as_string(chunk.get("model"))
         if isinstance(usage := chunk.get("usage"), dict):
-            draft.usage = Usage(count(usage.get("prompt_tokens")), count(usage.get("completion_tokens")))
+            draft.usage = Usage(as_count(usage.get("prompt_tokens")), as_count(usage.get("completion_tokens")))
         choice = _first_choice(chunk)
-        draft.stop_reason = text(choice.get("finish_reason")) or draft.stop_reason
-        delta = mapping(choice.get("delta")) or mapping(choice.get("message"))
-        for fragment in sequence(delta.get("tool_calls")):
-            self._take_call(mapping(fragment))
-        return draft.add_text(text(delta.get("content")) + text(delta.get("refusal")))
+        draft.stop_reason = as_string(choice.get("finish_reason")) or draft.stop_reason
+        delta = as_object(choice.get("delta")) or as_object(choice.get("message"))
+        for fragment in as_array(delta.get("tool_calls")):
+            self._add_fragment(as_object(fragment))
+        return draft.add_text(as_string(delta.get("content")) + as_string(delta.get("refusal")))
 
     def finish(self) -> tuple[str, ModelReply]:
-        """The text still held back, and the whole reply.
+        """The remaining text, and the complete reply.
 
         Raises:
-            InvalidResponse: the stream ended early, or held neither text nor a tool call.
+            InvalidResponse: the stream ended early, or had neither text nor a tool call.
         """
         return self._draft.finish()
 
-    def _take_call(self, fragment: Mapping[str, Any]) -> None:
-        function = mapping(fragment.get("function"))
-        name = text(function.get("name"))
-        given_id = text(fragment.get("id"))
+    def _add_fragment(self, fragment: Mapping[str, Any]) -> None:
+        function = as_object(fragment.get("function"))
+        name = as_string(function.get("name"))
+        given_id = as_string(fragment.get("id"))
         arguments = function.get("arguments")
         call = self._call_of(fragment.get("index"), given_id, name)
         call.id = call.id or given_id
-        piece = json.dumps(arguments) if isinstance(arguments, dict) else text(arguments)
+        piece = json.dumps(arguments) if isinstance(arguments, dict) else as_string(arguments)
         self._draft.extend_call(call, name=name if name != call.name else "", arguments=piece)
 
     def _call_of(self, index: object, given_id: str, name: str) -> ToolCallDraft:
         """The call that a fragment continues, or a new one.
 
-        A fragment begins a new call if its index is new, or if it brings both a name and
-        another id (there are servers that give every call the index 0). Without an index,
-        the id tells; without either, a name after arguments that are already complete.
+        A fragment begins a new call if its index is new, or if it has both a name and another id: some servers give
+        every call the index 0. Without an index, a new id begins a call; without an id, a name after complete
+        arguments.
         """
         if isinstance(index, int):
             call = self._by_index.get(index)
@@ -148,5 +147,5 @@ def _complete(call: ToolCallDraft) -> bool:
 
 
 def _first_choice(chunk: Mapping[str, Any]) -> Mapping[str, Any]:
-    choices = [mapping(each) for each in sequence(chunk.get("choices"))]
+    choices = [as_object(each) for each in as_array(chunk.get("choices"))]
     return next((each for each in choices if not each.get("index")), {})

@@ -1,4 +1,4 @@
-"""Where a provider's server is and with what key, as the vendor's own SDK reads both from the environment."""
+"""The URL and key of a provider's server, from the same environment variables as in the vendor's SDK."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_KEY = "none"
 
 @dataclass(frozen=True, slots=True)
 class Vendor:
-    """Whose variables (`OPENAI_API_KEY`, `OPENAI_BASE_URL`) and whose own address."""
+    """The prefix of a vendor's variables (`OPENAI_API_KEY`, `OPENAI_BASE_URL`), and its default URL."""
 
     prefix: str
     base_url: str
@@ -27,22 +27,22 @@ ANTHROPIC = Vendor("ANTHROPIC", "https://api.anthropic.com")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server's address and the key to it."""
+    """A server's URL and key."""
 
     base_url: str
     key: str
 
     def http_client(self) -> httpx2.Client:
-        """A client whose calls can be hung up; see `perdure.models.providers.transport`."""
+        """A client whose calls can be aborted; see `perdure.models.providers.transport`."""
         return httpx2.Client(transport=Transport(self.base_url), follow_redirects=True)
 
 
 def endpoint_of(vendor: Vendor, setting: str, name: str) -> Endpoint:
-    """The server that `setting` with the value `name` is to use.
+    """The server for the model or embedder `name` of `setting`.
 
     Raises:
         MissingKey: the key is not set.
-        SettingsError: the base URL is no address.
+        SettingsError: the base URL is not a URL.
     """
     base_url = os.environ.get(f"{vendor.prefix}_BASE_URL") or vendor.base_url
     key = os.environ.get(f"{vendor.prefix}_API_KEY")

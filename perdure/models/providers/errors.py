@@ -1,6 +1,6 @@
-"""From a provider's failure to the errors of perdure: where statuses, codes and `Retry-After` are read, once.
+"""Maps a provider's failures, by status, code and `Retry-After`, to the errors of perdure.
 
-    what the provider did                          becomes            transient
+    failure                                        error              transient
     429, or its code in mid-stream                 RateLimited        yes
     408, 5xx, 529, an error in mid-stream          ProviderError      yes
     no connection, or one that broke               ProviderError      yes
@@ -9,8 +9,8 @@
     any other 4xx, a redirect to another origin    ProviderError      no
     a compressed reply                             InvalidResponse    no
 
-The messages may reach a user: they hold nothing that the provider wrote. What its support asks
-for (status, code, request id) goes to the log, and to the error as a note, which tracebacks show.
+The messages may reach a user, so they contain no text of the provider. Status, code and request id, which a provider's
+support needs, are logged and added to the error as a note.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _log = logging.getLogger(__name__)
 _LONGEST_RETRY_AFTER_S = 86_400.0
 _RATE_CODES = frozenset({"rate_limit_exceeded", "rate_limit_error"})
 _TOO_LONG_CODES = frozenset({"context_length_exceeded", "request_too_large"})
-# Compatible servers have a sentence, though no code; of providers, Anthropic has none.
-_TOO_LONG_SENTENCES = (
+# Some compatible servers, and Anthropic, report a too long prompt by a message without a code.
+_TOO_LONG_PHRASES = (
     "maximum context length",
     "prompt is too long",
     "exceed context limit",
@@ -52,26 +52,26 @@ _TOO_LONG_SENTENCES = (
 
 @dataclass(slots=True)
 class Exchange:
-    """One request to the model or embedder `name`, and the id that the provider gave it once it answered."""
+    """One request to the model or embedder `name`, and the provider's request id once there is a response."""
 
     name: str
     request_id: str | None = None
 
     def log_success(self) -> None:
-        """Say in the log which request a reply came from, for who has to ask the provider about it."""
+        """Log the request id of a reply, for questions to the provider."""
         _log.info("%s answered: request id %s", self.name, self.request_id)
 
     def log_failure(self, error: PerdureError, status: int | None = None, code: str | None = None) -> PerdureError:
-        """Say in the log and on `error` which request failed, and return `error`."""
-        said = f"{self.name}: {error.code}: status {status}, code {code}, request id {self.request_id}"
-        _log.warning("%s", said)
-        error.add_note(said)
+        """Log the failed request, add it to `error` as a note, and return `error`."""
+        details = f"{self.name}: {error.code}: status {status}, code {code}, request id {self.request_id}"
+        _log.warning("%s", details)
+        error.add_note(details)
         return error
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderFailure:
-    """What a provider answered instead of a reply. `status` is None if it came in mid-stream."""
+    """An error response. `status` is `None` for an error in the middle of a stream."""
 
     status: int | None
     code: str | None
@@ -80,7 +80,7 @@ class ProviderFailure:
 
 
 def error_of(failure: ProviderFailure, clock: Clock) -> PerdureError:
-    """The error that a failed call is to raise."""
+    """The error for a failure; see the module's table."""
     status = failure.status
     if _is_too_long(failure):
         return ContextTooLong("The conversation does not fit the model's context window.")
@@ -95,7 +95,7 @@ def error_of(failure: ProviderFailure, clock: Clock) -> PerdureError:
 
 
 def connection_error(cause: BaseException | None) -> PerdureError:
-    """The error of a call whose connection was never there, broke, or (`cause` tells) stayed silent for too long."""
+    """The error for a connection that failed or timed out, by the transport error `cause`."""
     if isinstance(cause, httpx2.TimeoutException) and not isinstance(cause, httpx2.ConnectTimeout):
         return DeadlineExceeded("The model did not answer in time.")
     if isinstance(cause, ForeignRedirect):
@@ -108,19 +108,19 @@ def connection_error(cause: BaseException | None) -> PerdureError:
 def _is_too_long(failure: ProviderFailure) -> bool:
     if failure.status == httpx2.codes.CONTENT_TOO_LARGE or failure.code in _TOO_LONG_CODES:
         return True
-    said = failure.message.lower()
-    return failure.status in {None, httpx2.codes.BAD_REQUEST} and any(each in said for each in _TOO_LONG_SENTENCES)
+    details = failure.message.lower()
+    return failure.status in {None, httpx2.codes.BAD_REQUEST} and any(each in details for each in _TOO_LONG_PHRASES)
 
 
 def _pause(headers: Mapping[str, str], clock: Clock) -> float | None:
-    """Seconds that the provider asks to wait; None if it says nothing, or nonsense."""
+    """The provider's retry delay in seconds; `None` if it is missing or invalid."""
     if (milliseconds := _number(headers.get("retry-after-ms"))) is not None:
         seconds: float | None = milliseconds / 1000
     else:
-        given = headers.get("retry-after", "")
-        seconds = _number(given)
+        header = headers.get("retry-after", "")
+        seconds = _number(header)
         if seconds is None:
-            seconds = _seconds_until(given, clock)
+            seconds = _seconds_until(header, clock)
     return seconds if seconds is not None and 0 <= seconds <= _LONGEST_RETRY_AFTER_S else None
 
 

@@ -1,7 +1,6 @@
-"""What is read out of JSON that may be anything: the value if it is of the kind wanted, else an empty one.
+"""Values of untrusted JSON by type: the value if it has the type, else the type's empty value.
 
-A provider's reply is taken apart with these, so that a field which a server leaves out or
-fills with something else is simply absent.
+The wire modules read replies with these, so that a missing field and one of the wrong type are the same.
 """
 
 from __future__ import annotations
@@ -10,21 +9,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def text(value: object) -> str:
+def as_string(value: object) -> str:
     """`value` if it is a string, else `""`."""
     return value if isinstance(value, str) else ""
 
 
-def count(value: object) -> int:
-    """`value` if it is a number of things that PostgreSQL's `integer` can hold, else 0."""
+def as_count(value: object) -> int:
+    """`value` if it is a non-negative integer within PostgreSQL's `integer`, else 0."""
     return value if isinstance(value, int) and 0 <= value < 2**31 else 0
 
 
-def mapping(value: object) -> Mapping[str, Any]:
+def as_object(value: object) -> Mapping[str, Any]:
     """`value` if it is a JSON object, else `{}`."""
     return value if isinstance(value, dict) else {}
 
 
-def sequence(value: object) -> Sequence[Any]:
+def as_array(value: object) -> Sequence[Any]:
     """`value` if it is a JSON array, else `()`."""
     return value if isinstance(value, list) else ()

@@ -1,9 +1,9 @@
-"""Anthropic's Messages wire format: a prompt on its way out, a streamed reply on its way in.
+"""Anthropic's Messages wire format of prompts and streamed replies.
 
-Outwards it keeps law 5 by this provider's rules, which differ from Chat Completions': the
-system prompt stands apart; user and assistant take turns, the user first and last; no text is
-blank; the results of all calls of one message stand together at the head of the very next
-one; and a prompt that holds a call must define tools. Inwards it trusts nothing.
+For any transcript, the request is one that the provider accepts. Its rules differ from those of Chat Completions: the
+system prompt is a separate field; user and assistant alternate, the user first and last; no text is blank; the results
+of all calls of one message are together at the beginning of the next message; and a prompt with calls must define
+tools. Replies are untrusted.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 
 from perdure.errors import InvalidResponse
 from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, Usage
-from perdure.models.providers.json_values import count, mapping, text
+from perdure.models.providers.json_values import as_count, as_object, as_string
 from perdure.models.providers.reply import ReplyDraft, ToolCallDraft
 from perdure.models.providers.wire_names import WireIds, WireNames
 from perdure.text import untrusted
 
 MAX_TOKENS = 16_384
-"""Tokens of one reply: the provider wants a bound, and this is within what each of its models accepts."""
+"""Tokens of one reply, which the provider requires: a limit that each of its models accepts."""
 
-_NOTHING_SAID = "(nothing)"
+_EMPTY_TEXT = "(nothing)"
 _STOP_REASONS = {
     "end_turn": "stop",
     "stop_sequence": "stop",
@@ -31,7 +31,7 @@ _STOP_REASONS = {
     "model_context_window_exceeded": "length",
     "refusal": "content_filter",
 }
-"""The provider's word for why a reply stopped: Chat Completions' word, in which the engine thinks."""
+"""The provider's stop reasons, and those of Chat Completions, which the engine uses."""
 
 Block = dict[str, Any]
 
@@ -53,7 +53,7 @@ def request_body(model: str, request: ModelRequest) -> dict[str, Any]:
 
 
 def names_of(request: ModelRequest) -> WireNames:
-    """The names by which the provider gets to see a request's tools."""
+    """The provider's names of a request's tools."""
     return WireNames(tool.name for tool in request.tools)
 
 
@@ -62,17 +62,17 @@ def _tools(request: ModelRequest, names: WireNames) -> dict[str, Any]:
         return {
             "tools": [
                 {
-                    "name": names.wire(each.name),
+                    "name": names.to_wire(each.name),
                     "description": each.description,
                     "input_schema": dict(each.parameters),
                 }
                 for each in request.tools
             ]
         }
-    called = dict.fromkeys(names.wire(call.name) for message in request.messages for call in message.tool_calls)
+    called = dict.fromkeys(names.to_wire(call.name) for message in request.messages for call in message.tool_calls)
     if not called:
         return {}
-    # The call is made without tools, but the conversation holds calls: they are named, and forbidden.
+    # A request without tools whose conversation has tool calls must define these tools; `tool_choice` forbids calls.
     return {
         "tools": [{"name": name, "input_schema": {"type": "object"}} for name in called],
         "tool_choice": {"type": "none"},
@@ -80,21 +80,21 @@ def _tools(request: ModelRequest, names: WireNames) -> dict[str, Any]:
 
 
 def _blocks(messages: Sequence[Message], names: WireNames) -> Iterator[tuple[str, list[Block]]]:
-    """Each message as the role that speaks and its blocks."""
+    """The role and the blocks of each message."""
     ids = WireIds(translate=True)
     for message in messages:
         if message.role is Role.TOOL:
-            yield "user", [_result(message, ids.answered(message.tool_call_id or ""))]
+            yield "user", [_result(message, ids.of_result(message.tool_call_id or ""))]
         elif message.role is Role.USER:
-            yield "user", _said(message.content) or _said(_NOTHING_SAID)
+            yield "user", _text_blocks(message.content) or _text_blocks(_EMPTY_TEXT)
         else:
-            asked = ids.asked(call.id for call in message.tool_calls)
-            calls = [_call(each, asked[each.id], names) for each in message.tool_calls]
-            yield "assistant", [*_said(message.content), *calls]
+            wire_ids = ids.assign(call.id for call in message.tool_calls)
+            calls = [_call(each, wire_ids[each.id], names) for each in message.tool_calls]
+            yield "assistant", [*_text_blocks(message.content), *calls]
 
 
 def _turns(spoken: Iterator[tuple[str, list[Block]]]) -> list[dict[str, Any]]:
-    """Turns of user and assistant by turns, the user's first and last."""
+    """Alternating messages of user and assistant, the user's first and last."""
     turns: list[dict[str, Any]] = []
     for role, blocks in spoken:
         if not turns and role == "assistant" and blocks:
@@ -109,10 +109,10 @@ def _turns(spoken: Iterator[tuple[str, list[Block]]]) -> list[dict[str, Any]]:
 
 
 def _filler() -> dict[str, Any]:
-    return {"role": "user", "content": _said(_NOTHING_SAID)}
+    return {"role": "user", "content": _text_blocks(_EMPTY_TEXT)}
 
 
-def _said(content: str) -> list[Block]:
+def _text_blocks(content: str) -> list[Block]:
     return [{"type": "text", "text": content}] if content.strip() else []
 
 
@@ -126,83 +126,83 @@ def _call(call: ToolCall, wire_id: str, names: WireNames) -> Block:
         arguments = untrusted.load_object(call.arguments)
     except ValueError:
         arguments = {}
-    return {"type": "tool_use", "id": wire_id, "name": names.wire(call.name), "input": arguments}
+    return {"type": "tool_use", "id": wire_id, "name": names.to_wire(call.name), "input": arguments}
 
 
 class ReplyAssembler:
-    """A reply, put together from the events of a stream."""
+    """Assembles a reply from the events of a stream."""
 
     def __init__(self, names: WireNames | None = None) -> None:
-        """`names`: those of the request; without it, calls keep the names that the model gave."""
+        """`names`: those of the request; without them, calls keep the model's names."""
         self.complete = False
         self._draft = ReplyDraft(names or WireNames())
         self._calls: dict[object, ToolCallDraft] = {}
-        self._whole: list[tuple[ToolCallDraft, str]] = []
+        self._unstreamed: list[tuple[ToolCallDraft, str]] = []
         self._usage: dict[str, int] = {}
 
     def feed(self, event: object) -> str:
-        """Take in one event and return the text that it adds; `complete` says whether it was the last.
+        """Add one event and return its text; sets `complete` after the last event.
 
         Raises:
-            InvalidResponse: it is no event of a message, or the reply grows out of all bounds.
+            InvalidResponse: the event is malformed, or the reply is too long.
         """
         if not isinstance(event, dict):
             raise InvalidResponse("The model's server sent something that is not part of a reply.")
         match event.get("type"):
             case "message_start":
-                message = mapping(event.get("message"))
-                self._draft.model = text(message.get("model"))
+                message = as_object(event.get("message"))
+                self._draft.model = as_string(message.get("model"))
                 self._count(message)
             case "content_block_start":
-                return self._begin(event.get("index"), mapping(event.get("content_block")))
+                return self._begin(event.get("index"), as_object(event.get("content_block")))
             case "content_block_delta":
-                return self._go_on(event.get("index"), mapping(event.get("delta")))
+                return self._continue(event.get("index"), as_object(event.get("delta")))
             case "message_delta":
-                reason = text(mapping(event.get("delta")).get("stop_reason"))
+                reason = as_string(as_object(event.get("delta")).get("stop_reason"))
                 self._draft.stop_reason = _STOP_REASONS.get(reason, reason) or self._draft.stop_reason
                 self._count(event)
             case "message_stop":
                 self.complete = True
             case _:
-                pass  # the provider announces that there will be new kinds of events
+                pass  # the provider may add new types of events
         return ""
 
     def finish(self) -> tuple[str, ModelReply]:
-        """The text still held back, and the whole reply.
+        """The remaining text, and the complete reply.
 
         Raises:
-            InvalidResponse: the stream ended early, or held neither text nor a tool call.
+            InvalidResponse: the stream ended early, or had neither text nor a tool call.
         """
-        for call, arguments in self._whole:
+        for call, arguments in self._unstreamed:
             if not call.arguments:
                 self._draft.extend_call(call, arguments=arguments)
         return self._draft.finish()
 
     def _begin(self, index: object, block: Mapping[str, Any]) -> str:
-        if block.get("type") != "tool_use":  # thinking, and what the provider's own tools do, is not the reply
-            return self._draft.add_text(text(block.get("text"))) if block.get("type") == "text" else ""
+        if block.get("type") != "tool_use":  # thinking and the provider's own tools are not part of the reply
+            return self._draft.add_text(as_string(block.get("text"))) if block.get("type") == "text" else ""
         call = self._calls[_key(index)] = self._draft.add_call()
-        call.id = text(block.get("id"))
-        self._draft.extend_call(call, name=text(block.get("name")))
-        if given := mapping(block.get("input")):  # from servers that do not stream arguments
-            self._whole.append((call, json.dumps(given)))
+        call.id = as_string(block.get("id"))
+        self._draft.extend_call(call, name=as_string(block.get("name")))
+        if whole_input := as_object(block.get("input")):  # from servers that do not stream arguments
+            self._unstreamed.append((call, json.dumps(whole_input)))
         return ""
 
-    def _go_on(self, index: object, delta: Mapping[str, Any]) -> str:
+    def _continue(self, index: object, delta: Mapping[str, Any]) -> str:
         if delta.get("type") == "text_delta":
-            return self._draft.add_text(text(delta.get("text")))
+            return self._draft.add_text(as_string(delta.get("text")))
         if delta.get("type") == "input_json_delta":
             call = self._calls.get(_key(index))
             if call is None:
                 raise InvalidResponse("The model's server sent arguments that belong to no tool call.")
-            self._draft.extend_call(call, arguments=text(delta.get("partial_json")))
+            self._draft.extend_call(call, arguments=as_string(delta.get("partial_json")))
         return ""
 
     def _count(self, holder: Mapping[str, Any]) -> None:
-        """Take in usage: what counts the same is given again, cumulatively, and stands for what was given before."""
-        for name, value in mapping(holder.get("usage")).items():
+        """Update the usage. Later counts are cumulative and replace earlier ones."""
+        for name, value in as_object(holder.get("usage")).items():
             if isinstance(value, int):
-                self._usage[name] = count(value)
+                self._usage[name] = as_count(value)
         read = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
         self._draft.usage = Usage(
             input_tokens=sum(self._usage.get(each, 0) for each in read),

@@ -1,9 +1,8 @@
-"""`openai:NAME`: Chat Completions through the official SDK, against any compatible server.
+"""`openai:NAME`: Chat Completions of OpenAI or a compatible server, through the official SDK.
 
-The request goes out and the events come in through the SDK's documented way to a plain
-endpoint (`client.post`), not through its pydantic models: at ten turns of context that is a
-quarter of the CPU of a call. The SDK's own retries are off; retrying is the engine's affair.
-Foreign errors are mapped to `perdure.errors` here and nowhere else.
+Requests and events use the SDK's documented `client.post` instead of its pydantic models, which would cost a quarter of
+a call's CPU at ten turns of context. The SDK's retries are off: `GuardedModel` retries. Only this module maps the SDK's
+errors to `perdure.errors`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from perdure.models.providers.transport import CONNECT_TIMEOUT_S, bind_call
 
 
 class OpenAIModel:
-    """One model of one server. Threads may share it; a process needs no more than one."""
+    """One model of one server. Threads may share it."""
 
     def __init__(self, model: str, clock: Clock, variable: str = "PERDURE_MODEL") -> None:
         """Read the server's address and key from the environment, as the SDK does.
@@ -34,7 +33,7 @@ class OpenAIModel:
         `variable` is the setting that names the model, for the error message.
 
         Raises:
-            SettingsError: `OPENAI_API_KEY` is missing, or `OPENAI_BASE_URL` is no address.
+            SettingsError: `OPENAI_API_KEY` is missing, or `OPENAI_BASE_URL` is not a URL.
         """
         self._model = model
         self._clock = clock
@@ -60,7 +59,7 @@ class OpenAIModel:
             return reply
 
     def close(self) -> None:
-        """Close the connections; done anyway once nobody holds the model any more."""
+        """Close the connections. Garbage collection of the model closes them as well."""
         self._close()
 
     def _open(self, request: ModelRequest, call: ModelCall) -> openai.Stream[object]:
@@ -75,10 +74,10 @@ class OpenAIModel:
 
 
 def client(setting: str, name: str) -> openai.OpenAI:
-    """The SDK's client for the server that `setting` with the value `name` is to use.
+    """The SDK's client for the model or embedder `name` of `setting`.
 
     Raises:
-        SettingsError: `OPENAI_API_KEY` is missing, or `OPENAI_BASE_URL` is no address.
+        SettingsError: `OPENAI_API_KEY` is missing, or `OPENAI_BASE_URL` is not a URL.
     """
     endpoint = endpoint_of(OPENAI, setting, name)
     return openai.OpenAI(
@@ -87,7 +86,7 @@ def client(setting: str, name: str) -> openai.OpenAI:
 
 
 def options_of(call: ModelCall) -> RequestOptions:
-    """How long one request may take: no longer than the call that it is for."""
+    """The options of one request, whose timeout is the remaining time of `call`."""
     left = call.remaining()
     return {
         "timeout": httpx2.Timeout(left, connect=min(left, CONNECT_TIMEOUT_S)),
@@ -97,18 +96,18 @@ def options_of(call: ModelCall) -> RequestOptions:
 
 @contextmanager
 def calling(name: str, call: ModelCall, clock: Clock) -> Iterator[Exchange]:
-    """Let the SDK talk within the block as part of `call`, and raise perdure's errors for its own."""
+    """Bind the SDK's requests within the block to `call`, and map the SDK's errors."""
     exchange = Exchange(name)
     with bind_call(call) as call_socket, call.aborting(call_socket.hang_up):
         try:
             yield exchange
         except openai.APIError as error:
-            call.check()  # it was the engine that hung up
+            call.check()  # raises if the engine aborted the call
             raise _mapped(error, exchange, clock) from error
         except InvalidResponse as error:
             exchange.log_failure(error)
             raise
-        except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nested without end
+        except (ValueError, RecursionError) as error:  # invalid UTF-8 or JSON, or too deep nesting
             unreadable = InvalidResponse("The model's server sent something that cannot be read.")
             raise exchange.log_failure(unreadable) from error
 

@@ -1,6 +1,6 @@
-"""A reply as it grows, whatever the wire format: bounded, storable, and whole or refused.
+"""A reply under construction, for every wire format: bounded, storable, and complete or refused.
 
-The wire modules feed it what they read out of a provider's events.
+The wire modules add the text and calls of a provider's events.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 
 from perdure.errors import InvalidResponse
 from perdure.models.protocol import ModelReply, ToolCall, Usage
-from perdure.models.providers.wire_names import WireNames, unused
+from perdure.models.providers.wire_names import WireNames, make_unique
 from perdure.text import untrusted
 
 MAX_REPLY_CHARS = 2_000_000
-"""Characters, text and arguments together, beyond which a reply is no reply but a runaway server."""
+"""Characters of a reply, text and arguments together. A longer one is refused."""
 
 MAX_TOOL_CALLS = 128
-"""Calls that one message may hold by the providers' own rules."""
+"""Calls in one message, by the providers' rules."""
 
 
 @dataclass(slots=True)
 class ToolCallDraft:
-    """A tool call as it grows."""
+    """A tool call under construction."""
 
     id: str = ""
     name: str = ""
@@ -30,10 +30,10 @@ class ToolCallDraft:
 
 
 class ReplyDraft:
-    """A reply that is not finished yet. `stop_reason` says that it is."""
+    """A reply under construction. It is complete once `stop_reason` is set."""
 
     def __init__(self, names: WireNames) -> None:
-        """`names`: those of the request, by which the model calls tools."""
+        """`names`: the tool names of the request."""
         self.model = ""
         self.stop_reason = ""
         self.usage = Usage()
@@ -44,16 +44,16 @@ class ReplyDraft:
         self._size = 0
 
     def add_text(self, text: str) -> str:
-        """Take in a piece of text and return what of it can be shown.
+        """Add text and return the part that can be shown.
 
         Raises:
-            InvalidResponse: the reply grows out of all bounds.
+            InvalidResponse: the reply is too long.
         """
         if not text:
             return ""
         self._grow(text)
         text = self._held_back + text
-        # A server that cuts text by UTF-16 units may part the two halves of one character.
+        # A server that splits text by UTF-16 units may split a surrogate pair.
         cut_at = len(text) - 1 if "\ud800" <= text[-1] <= "\udbff" else len(text)
         self._held_back = text[cut_at:]
         whole = untrusted.storable(text[:cut_at])
@@ -64,7 +64,7 @@ class ReplyDraft:
         """Begin a tool call.
 
         Raises:
-            InvalidResponse: there are more than a message may hold.
+            InvalidResponse: the message has too many calls.
         """
         if len(self.calls) == MAX_TOOL_CALLS:
             raise InvalidResponse(f"The model asked for more than {MAX_TOOL_CALLS} tool calls at once.")
@@ -72,10 +72,10 @@ class ReplyDraft:
         return self.calls[-1]
 
     def extend_call(self, call: ToolCallDraft, *, name: str = "", arguments: str = "") -> None:
-        """Lengthen a call by a piece of its name, of its arguments, or of both.
+        """Add to a call's name, its arguments, or both.
 
         Raises:
-            InvalidResponse: the reply grows out of all bounds.
+            InvalidResponse: the reply is too long.
         """
         self._grow(name + arguments)
         call.name += name
@@ -83,10 +83,10 @@ class ReplyDraft:
             call.arguments.append(arguments)
 
     def finish(self) -> tuple[str, ModelReply]:
-        """The text still held back, and the whole reply.
+        """The remaining text, and the complete reply.
 
         Raises:
-            InvalidResponse: the stream ended early, or held neither text nor a tool call.
+            InvalidResponse: the stream ended early, or had neither text nor a tool call.
         """
         if not self.stop_reason:
             raise InvalidResponse("The model's reply ended before it was finished.")
@@ -108,8 +108,8 @@ class ReplyDraft:
         used: set[str] = set()
         for number, call in enumerate(self.calls, start=1):
             yield ToolCall(
-                id=unused(untrusted.storable(call.id) or f"call_{number}", used),
-                name=untrusted.storable(self._names.ours(call.name)),
+                id=make_unique(untrusted.storable(call.id) or f"call_{number}", used),
+                name=untrusted.storable(self._names.from_wire(call.name)),
                 arguments=untrusted.storable("".join(call.arguments)),
             )
 

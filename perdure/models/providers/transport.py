@@ -1,11 +1,10 @@
-"""HTTP connections that another thread can hang up.
+"""An HTTP transport whose connections another thread can abort.
 
-Closing a response from another thread does not wake a thread that is blocked in `recv`;
-shutting its socket down does. So this transport knows, for the thread of each call, the
-socket that it is blocked on, from the connect to the last byte. And since each wait is
-bounded by what is left of the call, a server that drips one byte a second gains nothing.
+Closing a response does not wake another thread that is blocked in `recv`; shutting its socket down does. So a
+`CallSocket` tracks the socket on which a call's thread is blocked, from the connect to the last byte. Each wait is
+bounded by the call's remaining time, so that a server that sends one byte a second cannot extend it.
 
-Only public interfaces of httpx2 and httpcore2 are used; the pool is theirs.
+Uses only public interfaces of httpx2 and httpcore2, with their connection pool.
 """
 
 from __future__ import annotations
@@ -31,26 +30,26 @@ from perdure.models.protocol import ModelCall
 from perdure.network.dns import Found, look_up
 
 CONNECT_TIMEOUT_S = 5.0
-"""Seconds to reach a server; a healthy one is reached in far less."""
+"""Seconds to connect to a server."""
 
 MAX_BODY_BYTES = 64 * 1024**2
-"""Bytes of one response: the longest reply of any model, in small pieces, is half of it."""
+"""Bytes of one response: twice the longest reply of any model in small events."""
 
 _KEEPALIVE_S = 30.0
 _PORTS = {"http": 80, "https": 443}
-_LINGER_S = 0.1
+_LAST_READ_S = 0.1
 
 
 class ForeignRedirect(httpx2.TransportError):
-    """The server redirects to another origin: the conversation is sent to none but the configured one."""
+    """The server redirects to another origin; conversations are sent to the configured origin only."""
 
 
 class Compressed(httpx2.TransportError):
-    """The server sent a compressed reply, though none was asked for: a megabyte of it can unpack to a gigabyte."""
+    """The server sent a compressed reply despite `Accept-Encoding: identity`; it might expand to gigabytes."""
 
 
 class CallSocket:
-    """One call's hold on the network: the socket that its thread is blocked on just now."""
+    """The socket on which a call's thread is blocked, if any, so that another thread can shut it down."""
 
     def __init__(self, call: ModelCall) -> None:
         self._call = call
@@ -60,33 +59,33 @@ class CallSocket:
         self._wait_limit_s = float("inf")
 
     def stop_waiting(self) -> None:
-        """Wait no longer than a moment for whatever is still to come."""
-        self._wait_limit_s = _LINGER_S
+        """Bound all further waits to a tenth of a second."""
+        self._wait_limit_s = _LAST_READ_S
 
     def hang_up(self) -> None:
-        """Wake the call's thread, from another one; nothing more is sent or received."""
+        """Wake the call's thread, from another thread; no more data is sent or received."""
         with self._lock:
             self._hung_up = True
             if self._socket is not None:
                 _shut_down(self._socket)
 
     def addresses_of(self, host: str, port: int, timeout: float | None) -> Found:
-        """Look `host` up; a resolver that takes longer than the call or `timeout` (seconds) is left behind.
+        """Look `host` up, for at most the call's remaining time and `timeout` seconds.
 
         Raises:
             CallAborted, DeadlineExceeded: the call is over.
             TimeoutError: the resolver did not answer in time.
-            OSError: there is no such host, or the call was hung up.
+            OSError: there is no such host, or the call was aborted.
         """
         found = look_up(host, port)
-        give_up = time.monotonic() + (float("inf") if timeout is None else timeout)
+        deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
         while not found.done():
-            left = min(self._call.remaining(), self._wait_limit_s, give_up - time.monotonic())
+            left = min(self._call.remaining(), self._wait_limit_s, deadline - time.monotonic())
             if left <= 0:
                 raise TimeoutError(f"{host} was not looked up in time")
-            wait([found], timeout=min(left, _LINGER_S))
+            wait([found], timeout=min(left, _LAST_READ_S))
             if self._hung_up:
-                raise ConnectionAbortedError("the call was hung up")
+                raise ConnectionAbortedError("the call was aborted")
         return found.result()
 
     @contextmanager
@@ -95,13 +94,13 @@ class CallSocket:
 
         Raises:
             CallAborted, DeadlineExceeded: the call is over.
-            OSError: the call was hung up.
+            OSError: the call was aborted.
         """
         left = min(self._call.remaining(), self._wait_limit_s)
         sock.settimeout(left if timeout is None else min(timeout, left))
         with self._lock:
             if self._hung_up:
-                raise ConnectionAbortedError("the call was hung up")
+                raise ConnectionAbortedError("the call was aborted")
             self._socket = sock
         try:
             yield
@@ -115,7 +114,7 @@ _bound_socket: ContextVar[CallSocket] = ContextVar("line")
 
 @contextmanager
 def bind_call(call: ModelCall) -> Iterator[CallSocket]:
-    """Make what this thread sends and receives within the block belong to `call`."""
+    """Bind this thread's requests within the block to `call`."""
     call_socket = CallSocket(call)
     token = _bound_socket.set(call_socket)
     try:
@@ -125,11 +124,11 @@ def bind_call(call: ModelCall) -> Iterator[CallSocket]:
 
 
 class Transport(httpx2.BaseTransport):
-    """An httpx transport over one pool of such connections, through the environment's proxy if there is one.
+    """An httpx transport with one connection pool, through the environment's proxy if there is one.
 
-    Requests may only be made inside `bind_call`. Connections are not limited in number: each
-    belongs to a thread that waits for it. Requests go to the origin of `base_url` only, and ask for bodies that
-    are not compressed: the SDKs unpack a body without a bound.
+    Requests must be made inside `bind_call`. The number of connections is not limited, because each belongs to a
+    waiting thread. Requests go to the origin of `base_url` only and ask for uncompressed bodies, because the SDKs
+    decompress without a bound.
     """
 
     def __init__(self, base_url: str) -> None:
@@ -143,11 +142,11 @@ class Transport(httpx2.BaseTransport):
         )
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send `request`; the response's body is read as it comes.
+        """Send `request` and return the response, whose body is a stream.
 
         Raises:
-            ForeignRedirect: the request is for another origin, to which the server redirected it.
-            Compressed: the reply is compressed. The body of an error or a redirect is left out then.
+            ForeignRedirect: the server redirected the request to another origin.
+            Compressed: the reply is compressed. A compressed error or redirect gets an empty body instead.
         """
         raw = request.url
         if _origin(raw) != self._origin:
@@ -203,28 +202,28 @@ class _Body(httpx2.SyncByteStream):
         with _mapped():
             for chunk in self._chunks:
                 size += len(chunk)
-                # The SDKs collect whatever comes until there is a blank line in it.
+                # The SDKs buffer data without a bound until a blank line.
                 if size > MAX_BODY_BYTES:
-                    raise InvalidResponse("The model's server sends without end.")
+                    raise InvalidResponse("The model's server sent a response that is too long.")
                 yield chunk
 
     def close(self) -> None:
-        """Give the connection back.
+        """Return the connection to the pool.
 
-        Reading stops at the reply's end, just before the body's. Only a connection whose
-        body was read to the end can be used again, so a moment is spent on the rest.
+        The SDKs stop reading at the end of the reply, just before the end of the body. A connection is reusable only if
+        its body was read completely, so this reads the rest, for a tenth of a second at most.
         """
         _bound_socket.get().stop_waiting()
         try:
             next(self._chunks, None)
         except (httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.ProtocolError, PerdureError):
-            pass  # no end in sight: then the connection is closed, as it is when a call was ended
+            pass  # the body has no end in time: the connection is closed
         finally:
             self._response.close()
 
 
 class _Backend(httpcore2.NetworkBackend):
-    """Connects over TCP so that a call can be hung up while it still connects."""
+    """Connects over TCP in such a way that a connecting call can be aborted."""
 
     def connect_tcp(
         self,
@@ -298,7 +297,7 @@ class _Stream(httpcore2.NetworkStream):
             self.close()
             raise httpcore2.ConnectError("a proxy that is itself reached over TLS is not supported; use an http:// one")
         try:
-            # The handshake comes after the wrapping, so that there is a socket to hang up meanwhile.
+            # Wrapped before the handshake, so that the handshake can be aborted.
             wrapped = ssl_context.wrap_socket(
                 self._socket, server_hostname=server_hostname, do_handshake_on_connect=False
             )
@@ -336,7 +335,7 @@ class _Stream(httpcore2.NetworkStream):
 
 
 def _is_readable(sock: socket.socket) -> bool:
-    """Whether an idle connection has something to read, which means that the server closed it."""
+    """Whether an idle connection is readable, which means that the server closed it."""
     if sock.fileno() < 0:
         return True
     poll = select.poll()
@@ -345,8 +344,8 @@ def _is_readable(sock: socket.socket) -> bool:
 
 
 def _shut_down(sock: socket.socket) -> None:
-    # Not SSLSocket.shutdown: it takes the TLS session away from under the thread that is reading.
-    with contextlib.suppress(OSError):  # already closed by the other side, or not yet connected
+    # Not SSLSocket.shutdown, which removes the TLS session that the reading thread uses.
+    with contextlib.suppress(OSError):  # already closed, or not connected yet
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 

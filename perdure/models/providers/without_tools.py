@@ -1,7 +1,7 @@
-"""A prompt without tools: what was called and what came of it, told as text.
+"""Requests without tools: earlier tool calls and their results become text.
 
-For calls to models that get no tools, whose providers refuse a transcript with tool calls then,
-or whose models would go on calling.
+Without tools in the request, some providers refuse a transcript with tool calls, and some models go on calling tools.
+Called for fallback models.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _NO_TOOLS = "You have no tools at the moment. Answer from the conversation alone
 
 
 def flatten_tool_calls(request: ModelRequest) -> ModelRequest:
-    """The same conversation, with its calls and results as text, and no tools."""
-    plain = tuple(_told(request.messages))
-    if request.tools or plain != request.messages:
+    """The same conversation without tools, with calls and results as text."""
+    flattened = tuple(_flattened(request.messages))
+    if request.tools or flattened != request.messages:
         quotes = any(message.role is Role.TOOL for message in request.messages)
-        plain = _with_note(plain, f"{_NO_TOOLS}\n\n{NOTE}" if quotes else _NO_TOOLS)
-    return ModelRequest(plain)
+        flattened = _with_note(flattened, f"{_NO_TOOLS}\n\n{NOTE}" if quotes else _NO_TOOLS)
+    return ModelRequest(flattened)
 
 
 def _with_note(messages: Sequence[Message], note: str) -> tuple[Message, ...]:
@@ -32,8 +32,8 @@ def _with_note(messages: Sequence[Message], note: str) -> tuple[Message, ...]:
     return (first, *messages[1:])
 
 
-def _told(messages: Sequence[Message]) -> Iterator[Message]:
-    """Each message in text; the results of one reply's calls as one message of the user's side."""
+def _flattened(messages: Sequence[Message]) -> Iterator[Message]:
+    """Each message as text; the results of one reply's calls become one user message."""
     names: dict[str, str] = {}
     quoter = Quoter()
     for is_result, group in groupby(messages, key=lambda message: message.role is Role.TOOL):
@@ -50,6 +50,6 @@ def _told(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _result(message: Message, names: Mapping[str, str], quoter: Quoter) -> str:
-    """A tool's result, quoted: in a message of the user's side, its text must not pass for the user's."""
+    """A tool's result, quoted, so that the user message does not present it as the user's words."""
     title = f"[{names.get(message.tool_call_id or '', 'a tool')} returned]"
     return quoter.quote(RESULT, title, [message.content]) or f"{title}: nothing"

@@ -41,7 +41,7 @@ class EmbedderSuite:
         assert embedder.embed([]) == []
 
     def test_does_not_begin_a_call_that_is_over(self, embedder: Embedder) -> None:
-        """A cancelled turn must not cost a request, nor one that has used up its time."""
+        """An aborted or expired call must not cost a request."""
         call = new_call()
         call.abort()
         with pytest.raises(CallAborted):

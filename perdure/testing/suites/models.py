@@ -40,7 +40,7 @@ def new_call(timeout_s: float = 30.0) -> ModelCall:
 
 
 def ask(model: Model, *messages: Message, tools: bool = True, call: ModelCall | None = None) -> ModelReply:
-    """One reply to a conversation."""
+    """A model's reply to a conversation."""
     schemas = (calculator.schema(), clock.schema()) if tools else ()
     return model.respond(ModelRequest((SYSTEM, *messages), schemas), call or new_call())
 
@@ -78,7 +78,7 @@ class ModelSuite:
         assert "89" in turn(model, *first, *first, QUESTION)[-1].content
 
     def test_accepts_a_history_with_arguments_that_are_no_json(self, model: Model) -> None:
-        """One garbled call must not make every later prompt of the session unacceptable."""
+        """A malformed call must not make every later prompt of the session invalid."""
         first = turn(model, QUESTION)
         garbled = replace(first[1].tool_calls[0], name="no such tool!", arguments='{"expression": 12*')
         first[1] = replace(first[1], tool_calls=(garbled,))
@@ -97,7 +97,7 @@ class ModelSuite:
         assert reply.tool_calls == ()
         assert reply.content
 
-    def test_counts_tokens_and_says_who_it_is_and_why_it_stopped(self, model: Model) -> None:
+    def test_reports_usage_model_and_stop_reason(self, model: Model) -> None:
         """Usage is summed over a turn and the model's name kept with each message."""
         reply = ask(model, STATEMENT, tools=False)
         assert reply.usage.input_tokens > 0
