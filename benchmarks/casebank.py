@@ -337,8 +337,8 @@ def _copied(cases: Sequence[Case], vectors: NDArray[np.float32]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _bank(database: Database, load_percent: int) -> prune.Bank:
+def _bank(database: Database, load_percent: int) -> prune.RunContext:
     def nobody(_url: str, _body: bytes) -> None:
         raise NotifyFailed("a dry run tells nobody")
 
-    return prune.Bank(database, SystemClock(), CasebankSettings(load_percent=load_percent), nobody)
+    return prune.RunContext(database, SystemClock(), CasebankSettings(load_percent=load_percent), nobody)

@@ -1,8 +1,8 @@
-"""The similarity from which on a case bears on a question, for embedders that the setting does not decide about.
+"""The least similarity at which a case enters a prompt, for each embedder; the setting overrides it.
 
-A cosine means something else with each embedder: unrelated texts have about 0 with one, 0.8 with another. The values
+The scale of cosines depends on the embedder: unrelated texts have about 0 with one, 0.8 with another. The values
 for `hash` and all-MiniLM-L6-v2 were measured with the questions of `tests/casebank/questions.py`: no question comes
-as near to a case of another topic. The others are guesses on the safe side; docs/casebank.md has the figures.
+as near to a case of another topic. The others are conservative estimates; docs/casebank.md has the figures.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _DEFAULTS = (
 )
 
 _UNKNOWN = 0.85
-"""Of embedders that crowd all texts into a narrow cone (E5, text-embedding-ada-002), unrelated ones reach 0.8."""
+"""For unknown embedders: with E5 or text-embedding-ada-002, unrelated texts reach 0.8."""
 
 
 def least_similarity(embedder: str, setting: float | None) -> float:
-    """The cosine that a case needs to enter a prompt: the setting, else the default of the embedder of that name."""
+    """The least cosine: the setting, else the default for the embedder of that name."""
     if setting is not None:
         return setting
     return next((least for pattern, least in _DEFAULTS if pattern.match(embedder)), _UNKNOWN)

@@ -16,7 +16,7 @@ from perdure.casebank.plan.compute import Candidate
 from perdure.casebank.plan.policy import Facts
 from perdure.casebank.queries import WITH_USES
 from perdure.casebank.runs.notify import NotifyFailed
-from perdure.casebank.runs.prune import Bank
+from perdure.casebank.runs.prune import RunContext
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Statement
 from perdure.database.tables import metadata
@@ -145,7 +145,7 @@ class Post:
         self.sent.append((url, body))
 
 
-def bank(database: Database, clock: MovedClock, post: Post | None = None, **limits: Any) -> Bank:
+def bank(database: Database, clock: MovedClock, post: Post | None = None, **limits: Any) -> RunContext:
     """A bank at full speed that never waits."""
     settings = CasebankSettings(**{"load_percent": 100, **limits})
-    return Bank(database, clock, settings, post or Post(), pause=lambda _seconds: None)
+    return RunContext(database, clock, settings, post or Post(), pause=lambda _seconds: None)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.casebank.plan import duplicates, policy
-from perdure.casebank.plan.compute import Candidate, Item, compute
+from perdure.casebank.plan.compute import Candidate, PlanItem, compute
 from perdure.casebank.plan.cosines import cosine
 from perdure.casebank.plan.policy import Action, Facts, Rule
 from perdure.settings import CasebankSettings, CaseScope
@@ -23,13 +23,13 @@ from perdure.text import contradiction
 from tests.casebank.bank import LIMITS, NOW, candidate, facts, unit
 
 
-def planned(cases: Sequence[Candidate], limits: CasebankSettings = LIMITS, page: int = 100) -> list[Item]:
+def planned(cases: Sequence[Candidate], limits: CasebankSettings = LIMITS, page: int = 100) -> list[PlanItem]:
     """The plan for these cases."""
     pages = (cases[start : start + page] for start in range(0, len(cases), page))
     return compute(pages, limits, NOW, len(cases), lambda _done, _total: None)
 
 
-def told(items: Sequence[Item]) -> list[tuple[Action, str, Rule, str | None]]:
+def told(items: Sequence[PlanItem]) -> list[tuple[Action, str, Rule, str | None]]:
     """What a plan says, without its sentences."""
     return [(item.action, item.facts.case_id, item.rule, item.keeper_id) for item in items]
 

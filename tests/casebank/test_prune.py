@@ -162,7 +162,7 @@ def planned_then(database: Database, clock: MovedClock, change: Any) -> dict[str
         post(url, body)
 
     parts = bank(database, clock, notify_url=URL)
-    return prune.run(prune.Bank(parts.database, parts.clock, parts.limits, tell, parts.pause))
+    return prune.run(prune.RunContext(parts.database, parts.clock, parts.limits, tell, parts.pause))
 
 
 def test_a_case_used_between_plan_and_apply_is_spared(filled: Database, clock: MovedClock) -> None:
@@ -281,7 +281,7 @@ def _killed_at(boundary: int, database_url: str, directory: Path) -> bool:
     return process.exitcode != 0
 
 
-def gone_on(parts: prune.Bank, clock: MovedClock) -> dict[str, Any]:
+def gone_on(parts: prune.RunContext, clock: MovedClock) -> dict[str, Any]:
     """What becomes of a run whose process was killed: nobody takes it up before its lease is over."""
     left = state.list_runs(parts.database)
     if left and left[0]["finished_at"]:  # killed after its very last commit
@@ -324,7 +324,7 @@ def test_of_two_runs_at_once_the_second_says_that_one_is_under_way(filled: Datab
         assert go_on.wait(60)
 
     parts = bank(filled, clock, notify_url=URL)
-    first = prune.Bank(parts.database, parts.clock, parts.limits, wait, parts.pause)
+    first = prune.RunContext(parts.database, parts.clock, parts.limits, wait, parts.pause)
     told: list[dict[str, Any]] = []
     thread = threading.Thread(target=lambda: told.append(prune.run(first)))
     thread.start()
@@ -402,7 +402,7 @@ def test_the_administrator_is_told_before_and_after(filled: Database, clock: Mov
         post(url, body)
 
     parts = bank(filled, clock, notify_url=URL)
-    told = prune.run(prune.Bank(parts.database, parts.clock, parts.limits, tell, parts.pause))
+    told = prune.run(prune.RunContext(parts.database, parts.clock, parts.limits, tell, parts.pause))
     assert active == [8, 5]
     before, after = (json.loads(body) for _, body in post.sent)
     assert [url for url, _ in post.sent] == [URL, URL]
@@ -418,7 +418,7 @@ def test_without_the_notice_nothing_is_removed(filled: Database, clock: MovedClo
     post, pauses = Post(), list[float]()
     post.away = True
     parts = bank(filled, clock, post, notify_url=URL)
-    told = prune.run(prune.Bank(parts.database, parts.clock, parts.limits, post, pauses.append))
+    told = prune.run(prune.RunContext(parts.database, parts.clock, parts.limits, post, pauses.append))
     assert told["phase"] == "withheld"
     assert set(statuses(filled).values()) == {"active"}
     run = state.read_run(filled, UUID(told["run_id"]))
@@ -438,12 +438,12 @@ def test_a_notice_of_the_results_that_does_not_arrive_is_noted(filled: Database,
         post(url, body)
 
     parts = bank(filled, clock, notify_url=URL)
-    told = prune.run(prune.Bank(parts.database, parts.clock, parts.limits, once, parts.pause))
+    told = prune.run(prune.RunContext(parts.database, parts.clock, parts.limits, once, parts.pause))
     assert told["phase"] == "done"
     assert "did not arrive" in state.read_run(filled, UUID(told["run_id"]))["error"]
 
 
-def waiting(database: Database, clock: MovedClock) -> tuple[prune.Bank, UUID]:
+def waiting(database: Database, clock: MovedClock) -> tuple[prune.RunContext, UUID]:
     """A run whose plan waits for approval."""
     parts = bank(database, clock, approval=PruneApproval.MANUAL, notify_url=URL)
     told = prune.run(parts)
