@@ -9,14 +9,14 @@ from uuid import UUID
 import pytest
 
 from perdure.database.fencing import Fence
-from perdure.sessions.ending import Ender, Hold, Outcome
+from perdure.sessions.ending import Ender, EndOutcome, Hold
 from perdure.turns.lease.keeper import Claimed, Keeper
 from tests.turns.conftest import stage
 from tests.turns.stage import Stage
 
 __all__ = ["stage"]
 
-End = Callable[[UUID], Outcome]
+End = Callable[[UUID], EndOutcome]
 
 
 @pytest.fixture
