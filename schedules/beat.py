@@ -43,7 +43,7 @@ class SlotSchedule(BaseSchedule):  # type: ignore[misc]  # celery carries no typ
         return schedstate(due, (self.cadence.next(now) - now).total_seconds())
 
     def __repr__(self) -> str:
-        return f"<{self.cadence.in_words()}>"
+        return f"<{self.cadence.describe()}>"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SlotSchedule) and other.cadence == self.cadence
@@ -65,7 +65,7 @@ def beat_schedule(entries: Mapping[str, Entry], clock: Clock) -> dict[str, dict[
     }
 
 
-def give_to_beat(app: Celery, settings: Settings, clock: Clock | None = None) -> dict[str, Entry]:
+def configure_beat(app: Celery, settings: Settings, clock: Clock | None = None) -> dict[str, Entry]:
     """Load the application's tasks, and have its beat fire the entries that these make possible.
 
     Raises:

@@ -1,6 +1,6 @@
 """When an entry's slots are: pure arithmetic over instants and a zone's local time.
 
-A slot is an instant. `Each` counts minutes and heeds no local clock. `At` names local times
+A slot is an instant. `Every` counts minutes and heeds no local clock. `AtTimes` names local times
 of day: one that does not exist on its day (the clocks go forward over it) means the first
 instant after the gap; one that occurs twice means the first. Slots that fall on the same
 instant in this way are one. For every cadence `previous(t) <= t < next(t)`, and no slot lies
@@ -38,13 +38,13 @@ class Cadence(Protocol):
         """The first slot after `at`."""
         ...
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """How a person would say it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Each:
+class Every:
     """Every so many minutes since the epoch, whatever local clocks show."""
 
     minutes: int = 1
@@ -61,7 +61,7 @@ class Each:
         """The first slot after `at`."""
         return self.previous(at) + self._step
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """How a person would say it."""
         return "each minute" if self.minutes == 1 else f"every {self.minutes} minutes"
 
@@ -71,7 +71,7 @@ class Each:
 
 
 @dataclass(frozen=True, slots=True)
-class At:
+class AtTimes:
     """At local times of day in a zone, each day or on one weekday (Monday is 0)."""
 
     zone: ZoneInfo
@@ -92,7 +92,7 @@ class At:
         """The first slot after `at`."""
         return next(slot for slot in self._slots(at) if slot > at)
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """How a person would say it."""
         *others, last = [f"{each:%H:%M}" for each in self.times]
         clock = f"{', '.join(others)} and {last}" if others else last

@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ClaimedSlot:
     """A slot that is ours to work on, under `token`, for the `attempts`-th time."""
 
     entry: str
@@ -94,7 +94,7 @@ def register(database: Database, entries: list[Entry], lease_s: float) -> dateti
     return now
 
 
-def take(database: Database, entry: Entry, lease_s: float) -> Taken | None:
+def take(database: Database, entry: Entry, lease_s: float) -> ClaimedSlot | None:
     """Take the entry's newest slot for `lease_s` seconds; None if it does not wait for anybody.
 
     Raises:
@@ -103,10 +103,10 @@ def take(database: Database, entry: Entry, lease_s: float) -> Taken | None:
     slot = entry.cadence.previous(register(database, [entry], lease_s))
     retries = {"first_retry_s": FIRST_RETRY_S, "longest_retry_s": LONGEST_RETRY_S}
     rows = database.run(queries.TAKE, {"entry": entry.name, "slot": slot, "lease_s": lease_s, **retries})
-    return Taken(entry.name, slot, rows[0].token, rows[0].attempts) if rows else None
+    return ClaimedSlot(entry.name, slot, rows[0].token, rows[0].attempts) if rows else None
 
 
-def renew(database: Database, taken: Taken, lease_s: float) -> bool:
+def renew(database: Database, taken: ClaimedSlot, lease_s: float) -> bool:
     """Keep the slot for `lease_s` seconds from now; False if it is somebody else's.
 
     Raises:
@@ -115,7 +115,7 @@ def renew(database: Database, taken: Taken, lease_s: float) -> bool:
     return bool(database.run(queries.RENEW, {"entry": taken.entry, "token": taken.token, "lease_s": lease_s}))
 
 
-def settle(database: Database, taken: Taken) -> bool:
+def settle(database: Database, taken: ClaimedSlot) -> bool:
     """Mark the slot done; False if it was taken over, and its new holder will mark it.
 
     Raises:
@@ -128,7 +128,7 @@ def settle(database: Database, taken: Taken) -> bool:
     return held
 
 
-def fail(database: Database, taken: Taken, error: Exception) -> None:
+def fail(database: Database, taken: ClaimedSlot, error: Exception) -> None:
     """Free the slot, whose work failed, for another attempt after a while.
 
     Raises:
@@ -142,7 +142,9 @@ def fail(database: Database, taken: Taken, error: Exception) -> None:
 
 
 @contextmanager
-def _kept(database: Database, clock: Clock, limits: TurnSettings, taken: Taken, within_s: float) -> Iterator[None]:
+def _kept(
+    database: Database, clock: Clock, limits: TurnSettings, taken: ClaimedSlot, within_s: float
+) -> Iterator[None]:
     over = threading.Event()
     deadline = clock.monotonic() + within_s
 
@@ -163,5 +165,5 @@ def _kept(database: Database, clock: Clock, limits: TurnSettings, taken: Taken, 
         keeper.join()
 
 
-def _names(taken: Taken) -> dict[str, object]:
+def _names(taken: ClaimedSlot) -> dict[str, object]:
     return {"entry": taken.entry, "slot": taken.slot, "token": taken.token}

@@ -15,7 +15,7 @@ from perdure.schedule.entry import Entry
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class EntryStatus:
     """Where an entry stands. Times are instants in UTC; a slot is None where there is none yet.
 
     `next_due` lies in the past where the newest slot waits: to be taken, or for its next attempt.
@@ -35,7 +35,7 @@ class Standing:
     next_due: datetime
 
 
-def read_schedules(database: Database, entries: Iterable[Entry]) -> list[Standing]:
+def read_schedules(database: Database, entries: Iterable[Entry]) -> list[EntryStatus]:
     """Each entry's standing, in the entries' order.
 
     Raises:
@@ -46,11 +46,11 @@ def read_schedules(database: Database, entries: Iterable[Entry]) -> list[Standin
     return [_standing(entry, rows[entry.name]) for entry in known]
 
 
-def _standing(entry: Entry, row: Row[Any]) -> Standing:
-    return Standing(
+def _standing(entry: Entry, row: Row[Any]) -> EntryStatus:
+    return EntryStatus(
         entry=entry.name,
         task=entry.task,
-        schedule=entry.cadence.in_words(),
+        schedule=entry.cadence.describe(),
         since=row.since,
         last_slot=row.slot,
         last_done_slot=row.done_slot,

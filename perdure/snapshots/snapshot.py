@@ -1,7 +1,7 @@
 """`AgentSnapshot`: the state of a session between two steps, as the engine passes it to a store.
 
-`codec.dump` writes it as JSON. A snapshot serves recovery after a crash, and is deleted when its session ends. It is not
-the user's memory, which outlives sessions.
+`codec.dump` writes it as JSON. A snapshot serves recovery after a crash, and is deleted when its session ends. It is
+not the user's memory, which outlives sessions.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class VariableSet:
             except TooLarge as error:  # they had room beside what another call took away, of which there is no result
                 log.warning("the working variable %r is left as it was: %s", name, error.message)
 
-    def take(self, holder: WorkingVariables) -> dict[str, Any]:
+    def lock(self, holder: WorkingVariables) -> dict[str, Any]:
         """Wait until no other call is changing them; a copy to change."""
         with self._free:
             self._free.wait_for(lambda: holder.revoked or self._holder is None)
@@ -66,7 +66,7 @@ class VariableSet:
             self._holder = holder
             return deepcopy(self._values)
 
-    def put(self, holder: WorkingVariables, draft: Mapping[str, Any]) -> list[Change]:
+    def update(self, holder: WorkingVariables, draft: Mapping[str, Any]) -> list[Change]:
         """Let `draft` be the variables from now on; what that changed.
 
         Raises:
@@ -88,7 +88,7 @@ class VariableSet:
                 self._values = values
             return changes
 
-    def leave(self, holder: object) -> None:
+    def unlock(self, holder: object) -> None:
         """Let the next one change them, if `holder` was at it."""
         with self._free:
             if self._holder is holder:
@@ -123,7 +123,7 @@ class WorkingVariables(MutableMapping[str, Any]):
     def __enter__(self) -> dict[str, Any]:
         """The variables, to be changed in place, while no other call changes them."""
         if self._draft is None:
-            self._draft = self._shared.take(self)
+            self._draft = self._shared.lock(self)
         self._depth += 1
         return self._draft
 
@@ -135,9 +135,9 @@ class WorkingVariables(MutableMapping[str, Any]):
         draft, self._draft = self._draft, None
         try:
             if error is None:
-                self._changes.update((change[1], change) for change in self._shared.put(self, draft))
+                self._changes.update((change[1], change) for change in self._shared.update(self, draft))
         finally:
-            self._shared.leave(self)
+            self._shared.unlock(self)
 
     def __getitem__(self, name: str) -> Any:
         return deepcopy(self._present()[name])
@@ -166,7 +166,7 @@ class WorkingVariables(MutableMapping[str, Any]):
     def revoke(self) -> None:
         """The call's time is up."""
         self.revoked = True
-        self._shared.leave(self)
+        self._shared.unlock(self)
 
     def require_time(self) -> None:
         """Nothing, while the call has time.

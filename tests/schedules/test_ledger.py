@@ -13,15 +13,15 @@ from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import ProviderError, Unavailable
 from perdure.schedule import queries
-from perdure.schedule.cadence import Each
+from perdure.schedule.cadence import Every
 from perdure.schedule.entry import Entry
 from perdure.schedule.ledger import (
     FIRST_RETRY_S,
     KEPT_SLOTS,
     LONGEST_RETRY_S,
+    ClaimedSlot,
     Done,
     NotDue,
-    Taken,
     fail,
     register,
     renew,
@@ -29,7 +29,7 @@ from perdure.schedule.ledger import (
     settle,
     take,
 )
-from perdure.schedule.reading import Standing, read_schedules
+from perdure.schedule.reading import EntryStatus, read_schedules
 from perdure.settings import TurnSettings
 from tests.schedules.conftest import HOURLY, START, Ask, hours, move_to, seconds
 
@@ -51,13 +51,13 @@ def at_one(clock: MovedClock) -> None:
     move_to(clock, ONE_O_CLOCK + seconds(60))
 
 
-def _taken(database: Database, entry: Entry = HOURLY) -> Taken:
+def _taken(database: Database, entry: Entry = HOURLY) -> ClaimedSlot:
     found = take(database, entry, LEASE_S)
     assert found is not None
     return found
 
 
-def _standing(database: Database, entry: Entry = HOURLY) -> Standing:
+def _standing(database: Database, entry: Entry = HOURLY) -> EntryStatus:
     return read_schedules(database, [entry])[0]
 
 
@@ -83,7 +83,7 @@ def test_of_eight_threads_one_takes_it(database: Database, clock: MovedClock) ->
     """The compare-and-set is the database's, not this process's; tried again for each of many slots."""
     gate = threading.Barrier(THREADS)
 
-    def contend(_: int) -> Taken | None:
+    def contend(_: int) -> ClaimedSlot | None:
         gate.wait(PATIENCE_S)
         return take(database, HOURLY, LEASE_S)
 
@@ -273,7 +273,7 @@ def test_a_clock_set_back_runs_nothing_twice(database: Database, clock: MovedClo
 
 def test_a_clock_that_was_years_ahead_blocks_nothing(database: Database, clock: MovedClock, ask: Ask) -> None:
     """An entry first seen, a lease and a retry of a wrong clock come back to where they belong."""
-    far = Entry("seen by a wrong clock", Each(60), "tests.far", "maintenance")
+    far = Entry("seen by a wrong clock", Every(60), "tests.far", "maintenance")
     move_to(clock, START + hours(24 * 365 * 4))
     register(database, [far], LEASE_S)
     clock.advance(hours(1))
@@ -330,7 +330,7 @@ def test_the_ledger_does_not_grow_for_ever(
     database: Database, clock: MovedClock, limits: TurnSettings, ask: Ask
 ) -> None:
     """Each minute is half a million slots a year; a weekly one is kept for two years."""
-    often = Entry("often", Each(60 * 12), "tests.often", "maintenance")
+    often = Entry("often", Every(60 * 12), "tests.often", "maintenance")
     register(database, [often], LEASE_S)
     for _ in range(KEPT_SLOTS + 20):
         clock.advance(hours(12))

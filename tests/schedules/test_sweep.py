@@ -12,14 +12,14 @@ import pytest
 
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
-from perdure.schedule.cadence import At
+from perdure.schedule.cadence import AtTimes
 from perdure.schedule.entry import Entry
 from perdure.schedule.ledger import FIRST_RETRY_S, register, run_slot, settle, take
 from perdure.schedule.sweep import sweep_slots
 from perdure.settings import TurnSettings
 from tests.schedules.conftest import HOURLY, hours, move_to, seconds
 
-OTHER = replace(HOURLY, name="other", cadence=At(ZoneInfo("Asia/Kolkata"), (time(18, 30),)))  # 13:00 UTC
+OTHER = replace(HOURLY, name="other", cadence=AtTimes(ZoneInfo("Asia/Kolkata"), (time(18, 30),)))  # 13:00 UTC
 ONE_O_CLOCK = datetime(2027, 3, 1, 13, tzinfo=UTC)
 
 Sweep = Callable[[], list[str] | None]

@@ -30,10 +30,10 @@ from perdure.errors import SettingsError
 from perdure.resilience.registry import Breakers
 from perdure.settings import Settings
 from perdure.tools.mcp.connections import Connections
-from perdure.tools.mcp.inbox import Guarded, Item, Streams
+from perdure.tools.mcp.filtering import FilteredTransport, Item, Streams
 from perdure.tools.mcp.server import check
 from perdure.tools.mcp.stdio import _too_long
-from perdure.tools.mcp.tool import fit
+from perdure.tools.mcp.tool import usable_tools
 from perdure.tools.registry import Effect
 from perdure.tools.sources import RunnableTool
 
@@ -49,7 +49,7 @@ class Rig:
         breaker = {"failure_threshold": failure_threshold}
         settings = Settings.model_validate({"mcp": {"commands": sys.executable}, "breaker": breaker})
         self.breakers = Breakers(settings.breaker, self.clock)
-        self.connections = Connections(settings, self.breakers, self.clock, draw=lambda: 0.5)
+        self.connections = Connections(settings, self.breakers, self.clock, jitter=lambda: 0.5)
 
     def tool(self, server: McpServer, name: str) -> RunnableTool:
         """One of the server's tools, once it is connected."""
@@ -293,12 +293,12 @@ def test_a_server_that_floods_is_held_up_and_ended() -> None:
     rig = Rig()
     try:
         assert rig.connections.tools([server]) == ()
-        groups = set(rig.connections._groups)
+        groups = set(rig.connections._process_groups)
     finally:
         rig.connections.close()
 
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40_000  # KiB
-    rig_waits(lambda: not any(alive(group) for group in groups | rig.connections._groups))
+    rig_waits(lambda: not any(alive(group) for group in groups | rig.connections._process_groups))
 
 
 def test_a_server_that_is_not_there_is_waited_for_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -360,7 +360,7 @@ def test_closing_leaves_no_process(rig: Rig, local: McpServer) -> None:
     """
     rig.answers(local)
     started = int(rig.tool(local, "child").call({}, context()))
-    (group,) = rig.connections._groups
+    (group,) = rig.connections._process_groups
     hang, add = rig.tool(local, "hang"), rig.tool(local, "add")
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(hang.call, {"mark": "/nowhere/mark"}, context())
@@ -385,7 +385,7 @@ def test_what_a_server_asks_is_answered_one_by_one() -> None:
         await incoming.send(ValueError("a line that was no message"))
         await incoming.send(SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=7, result={})))
         ended = anyio.Event()
-        async with Guarded(_Plain(read, write), ended) as (inbox, _):
+        async with FilteredTransport(_Plain(read, write), ended) as (inbox, _):
             passed = await inbox.receive()
             incoming.close()
             with pytest.raises(anyio.EndOfStream):
@@ -434,7 +434,7 @@ def test_unfit_tools_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
         Listed(name="endless", input_schema={"type": "object", "maximum": float("inf")}),
     ]
 
-    made = fit(server, listed, no_answer)
+    made = usable_tools(server, listed, no_answer)
 
     assert [(each.name, each.description, each.effect) for each in made] == [("s:good", "First.", Effect.PURE)]
     assert caplog.text.count("is left out") == 6
@@ -455,7 +455,7 @@ def test_a_servers_own_word_counts_only_where_the_author_says_so(declared: dict[
     server = McpServer("s", url="http://localhost/mcp", **declared)
     listed = Listed(name="t", input_schema={"type": "object"}, annotations=ToolAnnotations(read_only_hint=True))
 
-    (made,) = fit(server, [listed], no_answer)
+    (made,) = usable_tools(server, [listed], no_answer)
 
     assert made.effect is expected
 
@@ -466,7 +466,7 @@ def test_approval_is_declared_for_all_tools_or_for_single_ones(caplog: pytest.Lo
 
     def waits(declared: Any) -> list[bool]:
         server = McpServer("s", url="http://localhost/mcp", requires_approval=declared)
-        return [each.needs_approval({"cents": 5}) for each in fit(server, listed, no_answer)]
+        return [each.needs_approval({"cents": 5}) for each in usable_tools(server, listed, no_answer)]
 
     assert waits(False) == [False, False]
     assert waits(True) == [True, True]

@@ -2,7 +2,7 @@
 
     server.py       what an author declares
     connections.py  the connections of one process: their thread, their end
-    link.py         one server: connect, list, stay connected, ask
+    connection.py         one server: connect, list, stay connected, ask
     tool.py         one tool of a server
     stdio.py        a server that is a child process
     http.py         a server at a URL

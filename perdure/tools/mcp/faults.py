@@ -20,16 +20,16 @@ TOO_LONG = -32_012
 
 UNANSWERED = frozenset({LOST, CONNECTION_CLOSED, REQUEST_TIMEOUT})
 UNREADABLE = frozenset({TOO_LONG, PARSE_ERROR})
-AILING = frozenset({INTERNAL_ERROR})
+UNHEALTHY = frozenset({INTERNAL_ERROR})
 
 
-class Away(ConnectionError):
+class NotConnected(ConnectionError):
     """There is no connection: the call did not begin."""
 
 
-class Lost(ConnectionError):
+class NoAnswer(ConnectionError):
     """The call began, and there is no answer to it."""
 
 
-class Unreadable(Exception):
+class MalformedAnswer(Exception):
     """There is an answer, and it is none."""

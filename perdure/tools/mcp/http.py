@@ -18,7 +18,7 @@ from mcp_types import PARSE_ERROR
 
 from perdure.text.untrusted import first_line
 from perdure.tools.mcp.faults import LOST, MAX_MESSAGE_BYTES, NOT_SENT
-from perdure.tools.mcp.inbox import Streams
+from perdure.tools.mcp.filtering import Streams
 from perdure.tools.mcp.server import McpServer
 
 _SILENCE_S = 300.0
@@ -31,7 +31,7 @@ _SESSION = "mcp-session-id"
 async def http(server: McpServer, url: str, ended: anyio.Event) -> AsyncIterator[Streams]:
     """Talk to `server` at `url`; `ended` is set once it is found to be away or to have forgotten us."""
     silence_s = max(_SILENCE_S, server.timeout_s or 0)
-    gate = _Gate(httpx2.AsyncHTTPTransport(limits=httpx2.Limits(max_connections=None)), ended)
+    gate = _SafeTransport(httpx2.AsyncHTTPTransport(limits=httpx2.Limits(max_connections=None)), ended)
     async with (
         httpx2.AsyncClient(
             transport=gate,
@@ -43,7 +43,7 @@ async def http(server: McpServer, url: str, ended: anyio.Event) -> AsyncIterator
         yield streams
 
 
-class _Gate(httpx2.AsyncBaseTransport):
+class _SafeTransport(httpx2.AsyncBaseTransport):
     """Makes of every failure an answer, and of no answer more than fits."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport, ended: anyio.Event) -> None:
@@ -57,31 +57,31 @@ class _Gate(httpx2.AsyncBaseTransport):
             response = await self._inner.handle_async_request(request)
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
             self._ended.set()
-            return _instead(NOT_SENT, f"{type(error).__name__}: {error}")
+            return _error_response(NOT_SENT, f"{type(error).__name__}: {error}")
         except httpx2.TransportError as error:
-            return _instead(LOST, f"{type(error).__name__}: {error}")
+            return _error_response(LOST, f"{type(error).__name__}: {error}")
         return await self._checked(request, response)
 
     async def _checked(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
         kind = response.headers.get("content-type", "").lower()
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
-            return _instead(PARSE_ERROR, "compressed, which was not asked for")
+            return _error_response(PARSE_ERROR, "compressed, which was not asked for")
         if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR and not kind.startswith("application/json"):
             await response.aclose()
-            return _instead(LOST, f"HTTP status {response.status_code}")
+            return _error_response(LOST, f"HTTP status {response.status_code}")
         if response.status_code == HTTPStatus.NOT_FOUND and _SESSION in request.headers:
             self._ended.set()  # the session is over: another one must be begun
         if isinstance(response.stream, httpx2.AsyncByteStream):
             events = kind.startswith("text/event-stream")  # of which the SDK bounds each
-            response.stream = _Bounded(response.stream, None if events else MAX_MESSAGE_BYTES)
+            response.stream = _BoundedStream(response.stream, None if events else MAX_MESSAGE_BYTES)
         return response
 
     async def aclose(self) -> None:
         await self._inner.aclose()
 
 
-class _Bounded(httpx2.AsyncByteStream):
+class _BoundedStream(httpx2.AsyncByteStream):
     """A body whose every fault is one that the SDK takes for the fault of this answer alone."""
 
     def __init__(self, inner: httpx2.AsyncByteStream, limit: int | None) -> None:
@@ -103,7 +103,7 @@ class _Bounded(httpx2.AsyncByteStream):
         await self._inner.aclose()
 
 
-def _instead(code: int, message: str) -> httpx2.Response:
+def _error_response(code: int, message: str) -> httpx2.Response:
     """An answer that the SDK turns into the error of one request."""
     error = {"code": code, "message": first_line(message)}
     return httpx2.Response(HTTPStatus.BAD_GATEWAY, json={"jsonrpc": "2.0", "id": None, "error": error})

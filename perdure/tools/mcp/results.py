@@ -37,7 +37,7 @@ def _block(block: ContentBlock) -> str:
             return _resource(block.resource)
         case ResourceLink():
             about = f": {block.description}" if block.description else ""
-            return f"[link to {_word(block.title or block.name)}: {_word(block.uri)}]{about}"
+            return f"[connection to {_word(block.title or block.name)}: {_word(block.uri)}]{about}"
         case _:
             assert_never(block)
 

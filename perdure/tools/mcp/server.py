@@ -68,7 +68,7 @@ class McpServer:
         self._check_limits()
 
     @property
-    def spoken_of(self) -> frozenset[str]:
+    def configured_tools(self) -> frozenset[str]:
         """The tools of which the declaration speaks, by the server's names for them."""
         return frozenset({*self.effects, *self.probes, *self._approvals})
 

@@ -26,7 +26,7 @@ from mcp_types import ErrorData, JSONRPCError, jsonrpc_message_adapter
 from perdure.text.patterns import compiled
 from perdure.text.untrusted import first_line
 from perdure.tools.mcp.faults import MAX_MESSAGE_BYTES, TOO_LONG
-from perdure.tools.mcp.inbox import Item
+from perdure.tools.mcp.filtering import Item
 from perdure.tools.mcp.server import McpServer
 
 log = logging.getLogger(__name__)
@@ -47,9 +47,9 @@ _ID = compiled(
 
 @asynccontextmanager
 async def stdio(
-    server: McpServer, groups: set[int]
+    server: McpServer, process_groups: set[int]
 ) -> AsyncIterator[tuple[MemoryObjectReceiveStream[Item], MemoryObjectSendStream[SessionMessage]]]:
-    """Start `server` and end it; its process group is in `groups` meanwhile.
+    """Start `server` and end it; its process group is in `process_groups` meanwhile.
 
     Raises:
         OSError: it cannot be started.
@@ -64,15 +64,15 @@ async def stdio(
         cwd=server.cwd,
         start_new_session=True,
     )
-    groups.add(process.pid)
+    process_groups.add(process.pid)
     incoming, read = anyio.create_memory_object_stream[Item](0)
     write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
-    said = _Said()
+    stderr_tail = _StderrTail()
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_read, server.name, process, incoming)
-            tasks.start_soon(_write, process, outgoing, said)
-            tasks.start_soon(_note, process, said.words)
+            tasks.start_soon(_write, process, outgoing, stderr_tail)
+            tasks.start_soon(_keep_stderr_tail, process, stderr_tail.data)
             try:
                 yield read, write
             finally:
@@ -82,25 +82,25 @@ async def stdio(
             stream.close()
         try:
             with anyio.CancelScope(shield=True):
-                await _end(server.name, process, said)
+                await _end(server.name, process, stderr_tail)
         except BaseException:  # asyncio's own cancellation, which knows no shield
             kill(process.pid)
             raise
         finally:
-            groups.discard(process.pid)
+            process_groups.discard(process.pid)
 
 
 @dataclass(slots=True)
-class _Said:
+class _StderrTail:
     """The last of what a server wrote to stderr. Once a tool was called it may quote arguments: it is not logged."""
 
-    words: bytearray = field(default_factory=bytearray)
+    data: bytearray = field(default_factory=bytearray)
     may_quote: bool = False
 
     def shown(self) -> str:
         if self.may_quote:
             return "(not shown, for it may quote the arguments of tools)"
-        return first_line(" ".join(self.words[-_SHOWN:].decode(errors="replace").split())) or "nothing"
+        return first_line(" ".join(self.data[-_SHOWN:].decode(errors="replace").split())) or "nothing"
 
 
 def kill(group: int) -> None:
@@ -159,23 +159,25 @@ def _too_long(name: str, edges: tuple[bytes, bytes]) -> SessionMessage | None:
     return SessionMessage(JSONRPCError(jsonrpc="2.0", id=int(found[1] or found[2]), error=error))
 
 
-async def _write(process: Process, outgoing: MemoryObjectReceiveStream[SessionMessage], said: _Said) -> None:
+async def _write(
+    process: Process, outgoing: MemoryObjectReceiveStream[SessionMessage], stderr_tail: _StderrTail
+) -> None:
     stdin = process.stdin
     assert stdin is not None  # noqa: S101 (it was asked for)
     with suppress(ConnectionError), outgoing:
         async for item in outgoing:
-            said.may_quote = said.may_quote or getattr(item.message, "method", None) == "tools/call"
+            stderr_tail.may_quote = stderr_tail.may_quote or getattr(item.message, "method", None) == "tools/call"
             stdin.write(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
             await stdin.drain()
 
 
-async def _note(process: Process, words: bytearray) -> None:
+async def _keep_stderr_tail(process: Process, data: bytearray) -> None:
     """Read what the server says to people, and keep the last of it."""
     stderr = process.stderr
     assert stderr is not None  # noqa: S101 (it was asked for)
-    while said := await stderr.read(_CHUNK):
-        words += said
-        del words[:-_CHUNK]
+    while chunk := await stderr.read(_CHUNK):
+        data += chunk
+        del data[:-_CHUNK]
 
 
 async def _discard(process: Process) -> None:
@@ -186,14 +188,14 @@ async def _discard(process: Process) -> None:
         pass
 
 
-async def _end(name: str, process: Process, said: _Said) -> None:
+async def _end(name: str, process: Process, stderr_tail: _StderrTail) -> None:
     """End the server and all that it started."""
     by_itself = process.returncode is not None
     if process.stdin is not None:
         process.stdin.close()
     async with anyio.create_task_group() as reading:
         reading.start_soon(_discard, process)
-        reading.start_soon(_note, process, said.words)
+        reading.start_soon(_keep_stderr_tail, process, stderr_tail.data)
         if not await _exits(process):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGTERM)
@@ -204,7 +206,9 @@ async def _end(name: str, process: Process, said: _Said) -> None:
     if reading.cancel_scope.cancel_called:
         log.warning("the MCP server %s left a process behind that holds its pipes", name)
     if by_itself or (process.returncode or 0) > 0:
-        log.warning("the MCP server %s ended with status %s; it said: %s", name, process.returncode, said.shown())
+        log.warning(
+            "the MCP server %s ended with status %s; it said: %s", name, process.returncode, stderr_tail.shown()
+        )
 
 
 async def _exits(process: Process) -> bool:

@@ -38,12 +38,20 @@ from perdure.resilience.registry import Breaker
 from perdure.resilience.retry import backoff_s
 from perdure.settings import RetrySettings
 from perdure.text.untrusted import first_line
-from perdure.tools.mcp.faults import AILING, NOT_SENT, UNANSWERED, UNREADABLE, Away, Lost, Unreadable
+from perdure.tools.mcp.faults import (
+    NOT_SENT,
+    UNANSWERED,
+    UNHEALTHY,
+    UNREADABLE,
+    MalformedAnswer,
+    NoAnswer,
+    NotConnected,
+)
+from perdure.tools.mcp.filtering import FilteredTransport, Streams
 from perdure.tools.mcp.http import http
-from perdure.tools.mcp.inbox import Guarded, Streams
 from perdure.tools.mcp.server import McpServer
 from perdure.tools.mcp.stdio import stdio
-from perdure.tools.mcp.tool import RemoteTool, fit
+from perdure.tools.mcp.tool import RemoteTool, usable_tools
 from perdure.tools.registry import ToolContext
 
 log = logging.getLogger(__name__)
@@ -60,13 +68,13 @@ RETURN_S = 10.0
 _STEADY_S = 60.0  # a connection that held so long was a good one: the waits begin anew
 _MAX_PAGES = 20
 _MAX_TOOLS = 200
-_NEWS_S = 1.0  # a server whose tools change all the time is asked no more often
+_RELIST_PAUSE_S = 1.0  # a server whose tools change all the time is asked no more often
 _LISTEN_S = 30.0
 _BEFORE_S, _BEFORE = 0.5, 0.9
 _LOOK_UP_S = 0.1
 
 
-class Link:
+class ServerConnection:
     """A server, its connection and its tools."""
 
     def __init__(
@@ -75,43 +83,43 @@ class Link:
         *,
         breaker: Breaker,
         clock: Clock,
-        draw: Callable[[], float],
+        jitter: Callable[[], float],
         timeout_s: float,
-        groups: set[int],
+        process_groups: set[int],
     ) -> None:
-        """`draw`: a number from [0, 1), for the jitter; `timeout_s`: of a call, where the server has none."""
+        """`jitter`: a number from [0, 1), for the jitter; `timeout_s`: of a call, where the server has none."""
         self._server = server
         self._breaker = breaker
         self._clock = clock
-        self._draw = draw
+        self._jitter = jitter
         self._timeout_s = server.timeout_s or timeout_s
-        self._groups = groups
-        self._known_by = clock.monotonic() + server.connect_timeout_s
-        self._settled = threading.Event()
+        self._process_groups = process_groups
+        self._first_deadline = clock.monotonic() + server.connect_timeout_s
+        self._first_attempt_over = threading.Event()
         self._tools: tuple[RemoteTool, ...] = ()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._session: ClientSession | None = None
         self._ended = anyio.Event()
         self._scope: anyio.CancelScope | None = None
-        self._over = False
-        self._back_by = -math.inf
-        self._doubted = anyio.Event()
+        self._closing = False
+        self._reconnected_by = -math.inf
+        self._listing_due = anyio.Event()
 
     def tools(self) -> tuple[RemoteTool, ...]:
         """What the server is known to offer; waits while it is still being connected for the first time."""
-        left_s = self._known_by - self._clock.monotonic()
-        if not self._settled.wait(max(0.0, left_s)) and left_s > 0:
+        left_s = self._first_deadline - self._clock.monotonic()
+        if not self._first_attempt_over.wait(max(0.0, left_s)) and left_s > 0:
             log.warning("MCP server %s is not connected yet; agents lack its tools until it is", self._server.name)
         return self._tools
 
-    def ask(self, tool: str, arguments: Mapping[str, Any], context: ToolContext) -> CallToolResult:
+    def call_tool(self, tool: str, arguments: Mapping[str, Any], context: ToolContext) -> CallToolResult:
         """What the server answers to a call of its `tool`.
 
         Raises:
             CircuitBreakerOpen: it failed too often of late, somewhere in the fleet.
-            Away: it is not connected.
-            Lost, TimeoutError, Abandoned, CancelledError: it was asked, and there is no answer.
-            Unreadable: its answer is none.
+            NotConnected: it is not connected.
+            NoAnswer, TimeoutError, Abandoned, CancelledError: it was asked, and there is no answer.
+            MalformedAnswer: its answer is none.
             MCPError: it refuses.
         """
         answer = self._breaker.execute(lambda: self._answer(tool, arguments, context), self._timeout_s)
@@ -132,7 +140,7 @@ class Link:
             session, loop = self._connected(patient_until, context)
             try:
                 return self._answer_of(session, loop, request, context, until)
-            except Away:  # it was not sent; where that is news, the connection is made anew
+            except NotConnected:  # it was not sent; where that is news, the connection is made anew
                 if not self._ended.is_set() or self._clock.monotonic() >= patient_until:
                     raise
 
@@ -140,14 +148,16 @@ class Link:
         """The connection. One that was lost a moment ago is waited for, until `patient_until` at the most.
 
         Raises:
-            Away: there is none.
+            NotConnected: there is none.
         """
         while True:
             session, loop = self._session, self._loop
             if session is not None and loop is not None and not self._ended.is_set():
                 return session, loop
-            if self._clock.monotonic() >= min(self._back_by, patient_until) or context.cancelled.wait(_LOOK_UP_S):
-                raise Away("not connected")
+            if self._clock.monotonic() >= min(self._reconnected_by, patient_until) or context.cancelled.wait(
+                _LOOK_UP_S
+            ):
+                raise NotConnected("not connected")
 
     def _answer_of(
         self,
@@ -162,13 +172,13 @@ class Link:
             future = asyncio.run_coroutine_threadsafe(asked, loop)
         except RuntimeError as error:  # the loop is closed: the process is ending
             asked.close()
-            raise Away("not connected") from error
+            raise NotConnected("not connected") from error
         try:
             return self._await(future, context, until)
         except MCPError as error:
-            return _sorted_out(error)
+            return _classify(error)
         except ValidationError as error:
-            raise Unreadable("it is no result of a tool") from error
+            raise MalformedAnswer("it is no result of a tool") from error
 
     def _await(self, future: Future[CallToolResult], context: ToolContext, until: float) -> CallToolResult:
         """Wait for an answer; a call that is given up is cancelled, of which the SDK tells the server."""
@@ -178,79 +188,79 @@ class Link:
                 if context.cancelled.is_set():
                     raise Abandoned("the turn no longer wants it")
                 if left_s <= 0:
-                    self._doubt()
+                    self._request_listing()
                     raise TimeoutError(f"none within {self._timeout_s:g} s")
                 wait([future], timeout=min(left_s, _LOOK_UP_S))
             return future.result()
         finally:
             future.cancel()
 
-    def _doubt(self) -> None:
+    def _request_listing(self) -> None:
         """Have the server list its tools again: it has to answer that, or it is connected anew."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._doubted.set)
+            self._loop.call_soon_threadsafe(self._listing_due.set)
 
     async def keep(self) -> None:
         """Stay connected, until `end`."""
         self._loop = asyncio.get_running_loop()
         try:
             with anyio.CancelScope() as self._scope:
-                await self._stay_for_good()
+                await self._stay_connected()
         finally:
-            self._back_by = -math.inf
-            self._settled.set()
+            self._reconnected_by = -math.inf
+            self._first_attempt_over.set()
 
     def end(self) -> None:
         """Have `keep` disconnect and return; called on its loop.
 
         Not by cancelling its task: asyncio's cancellation would break off the ending of a process, too.
         """
-        self._over = True
+        self._closing = True
         if self._scope is not None:
             self._scope.cancel()
 
-    async def _stay_for_good(self) -> None:
+    async def _stay_connected(self) -> None:
         tried = 0
-        while not self._over:
+        while not self._closing:
             since = self._clock.monotonic()
-            why = await self._stayed()
+            why = await self._connect_until_lost()
             tried = 1 if self._clock.monotonic() - since >= _STEADY_S else tried + 1
-            pause_s = backoff_s(RECONNECTS, tried, self._draw())
+            pause_s = backoff_s(RECONNECTS, tried, self._jitter())
             text = "MCP server %s is not connected (%s); agents have %d tools of it, which fail; again in %.1f s"
             log.warning(text, self._server.name, why, len(self._tools), pause_s)
-            self._settled.set()
+            self._first_attempt_over.set()
             await self._pause(pause_s)
 
-    async def _stayed(self) -> str:
+    async def _connect_until_lost(self) -> str:
         """Be connected for as long as it lasts; why it is over."""
         try:
-            await self._stay()
+            await self._connect()
         except Exception as error:
             log.debug("MCP server %s", self._server.name, exc_info=error)
-            return _named(_first(error))
+            return _describe(_first(error))
         else:
             return "it ended the connection"
         finally:
             if self._session is not None:
-                self._back_by = self._clock.monotonic() + RETURN_S
+                self._reconnected_by = self._clock.monotonic() + RETURN_S
             self._session = None
 
-    async def _stay(self) -> None:
+    async def _connect(self) -> None:
         """Connect, and return or raise when the connection is over."""
         self._ended = ended = anyio.Event()
-        self._doubted = anyio.Event()
+        self._listing_due = anyio.Event()
         with anyio.fail_after(self._server.connect_timeout_s) as limit:
             async with Client(
-                Guarded(self._transport(ended), ended),
+                FilteredTransport(self._transport(ended), ended),
                 client_info=Implementation(name="perdure", version=version("perdure")),
-                message_handler=self._hear,
+                message_handler=self._on_message,
                 cache=None,
             ) as client:
                 await self._list(client)
                 limit.deadline = math.inf
-                self._back_by = math.inf  # for whoever finds it lost before this does
+                self._reconnected_by = math.inf  # for whoever finds it lost before this does
                 self._session = client.session
-                self._settled.set()
+                self._first_attempt_over.set()
                 log.info("MCP server %s is connected: %d tools", self._server.name, len(self._tools))
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._listen, client)
@@ -260,7 +270,7 @@ class Link:
 
     def _transport(self, ended: anyio.Event) -> AbstractAsyncContextManager[Streams]:
         url = self._server.url
-        return stdio(self._server, self._groups) if url is None else http(self._server, url, ended)
+        return stdio(self._server, self._process_groups) if url is None else http(self._server, url, ended)
 
     async def _list(self, client: Client) -> None:
         """Learn what the server offers."""
@@ -276,16 +286,16 @@ class Link:
         if len(listed) > _MAX_TOOLS or cursor is not None:
             text = "MCP server %s lists more tools than the %d that are read"
             log.warning(text, self._server.name, min(len(listed), _MAX_TOOLS))
-        self._tools = fit(self._server, listed[:_MAX_TOOLS], self.ask)
+        self._tools = usable_tools(self._server, listed[:_MAX_TOOLS], self.call_tool)
 
     async def _list_again(self, client: Client) -> None:
         """List anew whenever there is news, or doubt. A server that does not answer is not connected."""
         while True:
-            await self._doubted.wait()
-            self._doubted = anyio.Event()
+            await self._listing_due.wait()
+            self._listing_due = anyio.Event()
             with anyio.fail_after(self._server.connect_timeout_s):
                 await self._list(client)
-            await anyio.sleep(_NEWS_S)
+            await anyio.sleep(_RELIST_PAUSE_S)
 
     async def _listen(self, client: Client) -> None:
         """Hear of changes from a server that tells only who asks for them; older ones tell everybody."""
@@ -296,15 +306,15 @@ class Link:
             try:
                 async with client.listen(tools_list_changed=True) as news:
                     async for _ in news:
-                        self._doubted.set()
+                        self._listing_due.set()
             except (MCPError, SubscriptionLost) as error:
-                log.debug("MCP server %s no longer tells of changes: %s", self._server.name, _named(error))
+                log.debug("MCP server %s no longer tells of changes: %s", self._server.name, _describe(error))
             await anyio.sleep(_LISTEN_S)
-            self._doubted.set()  # nobody told of what changed meanwhile
+            self._listing_due.set()  # nobody told of what changed meanwhile
 
-    async def _hear(self, message: IncomingMessage) -> None:
+    async def _on_message(self, message: IncomingMessage) -> None:
         if isinstance(message, ToolListChangedNotification):
-            self._doubted.set()
+            self._listing_due.set()
 
     async def _pause(self, seconds: float) -> None:
         """Let so many seconds of the clock pass."""
@@ -313,15 +323,15 @@ class Link:
             await anyio.sleep(min(left_s, _LOOK_UP_S))
 
 
-def _sorted_out(error: MCPError) -> MCPError:
+def _classify(error: MCPError) -> MCPError:
     """`error`, if the server is well and refuses; otherwise raises what it means."""
     if error.code == NOT_SENT:
-        raise Away(error.message) from error
+        raise NotConnected(error.message) from error
     if error.code in UNANSWERED:
-        raise Lost(error.message) from error
+        raise NoAnswer(error.message) from error
     if error.code in UNREADABLE:
-        raise Unreadable(first_line(error.message)) from error
-    if error.code in AILING:
+        raise MalformedAnswer(first_line(error.message)) from error
+    if error.code in UNHEALTHY:
         raise error
     return error
 
@@ -333,5 +343,5 @@ def _first(error: BaseException) -> BaseException:
     return error
 
 
-def _named(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return first_line(f"{type(error).__name__}: {error}").removesuffix(":")

@@ -34,7 +34,7 @@ Item = SessionMessage | Exception
 Streams = TransportStreams
 
 
-class Guarded:
+class FilteredTransport:
     """A transport behind this inbox. `ended` is set when nothing more will come from the server."""
 
     def __init__(self, transport: AbstractAsyncContextManager[Streams], ended: anyio.Event) -> None:
@@ -44,7 +44,7 @@ class Guarded:
     async def __aenter__(self) -> Streams:
         """Connect; what to read from, and what to write to."""
         read, write = await self._transport.__aenter__()
-        return _Inbox(read, write, self._ended), write
+        return _FilteredStream(read, write, self._ended), write
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -54,7 +54,7 @@ class Guarded:
         return await self._transport.__aexit__(kind, error, traceback)
 
 
-class _Inbox:
+class _FilteredStream:
     """The stream of what may pass."""
 
     def __init__(self, read: ReadStream[Item], write: WriteStream[SessionMessage], ended: anyio.Event) -> None:
