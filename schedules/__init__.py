@@ -1,7 +1,7 @@
-"""What runs when: the entries as data, in the zone of `PERDURE_TIMEZONE`, and beat's view of them.
+"""The schedule: its entries, in the zone of `PERDURE_TIMEZONE`, and their schedule for Celery's beat (`beat`).
 
-An entry is in force where a task of its name is registered. The turn itself needs none: what
-must happen for a message to be answered is swept for by every worker, and waits for no beat.
+An entry is active if its task is registered. Answering messages needs no entry: the sweeper in every worker does that.
+`workers.celery` and `perdure schedules` call it.
 """
 
 from __future__ import annotations
@@ -42,5 +42,5 @@ def entries(tasks: Container[str], settings: Settings) -> dict[str, Entry]:
         Entry("suggest", Every(minutes=1), "casebank.suggest", "maintenance", within_s=600),
         Entry("retain", AtTimes(zone, (time(4, 30),)), "maintenance.retain", "maintenance"),
     )
-    wanted = settings.casebank.suggestions
-    return {entry.name: entry for entry in listed if entry.task in tasks and (wanted or entry.name != "suggest")}
+    suggests = settings.casebank.suggestions
+    return {entry.name: entry for entry in listed if entry.task in tasks and (suggests or entry.name != "suggest")}

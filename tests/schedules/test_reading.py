@@ -9,7 +9,7 @@ import pytest
 
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
-from perdure.schedule.ledger import register, run_slot, take
+from perdure.schedule.ledger import claim, register, run_slot
 from perdure.schedule.reading import EntryStatus, read_schedules
 from perdure.settings import TurnSettings
 from tests.schedules.conftest import HOURLY, START, hours, move_to, seconds
@@ -62,7 +62,7 @@ def test_a_worker_that_died_is_not_running(database: Database, clock: MovedClock
     move_to(clock, ONE_O_CLOCK + seconds(60))
     run_slot(database, clock, limits, HOURLY, lambda: None)
     move_to(clock, ONE_O_CLOCK + hours(1) + seconds(60))
-    take(database, HOURLY, limits.lease_s)
+    claim(database, HOURLY, limits.lease_s)
     clock.advance(seconds(limits.lease_s + 1))
 
     read = _read(database)

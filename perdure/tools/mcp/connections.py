@@ -1,7 +1,7 @@
 """The MCP connections of one process: one thread with one event loop for all of them.
 
-Made once by whoever starts the process (after any fork), closed when it ends. Nothing is
-connected, and no SDK imported, before a server is opened.
+The process creates it at its start (after any fork) and closes it at its end. The SDK is imported when the first server
+is opened.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CLOSE_S = 5.0
-"""Seconds after which what is still there of a server is killed; more than a server has to end."""
+"""Seconds after which the remaining processes of servers are killed; longer than `stdio.END_S`."""
 
 _STOP_S = 1.0
 
 
 class Connections:
-    """Servers by name. Threads may share it."""
+    """The connected servers, by name. Threads may share it."""
 
     def __init__(
         self,
@@ -47,17 +47,17 @@ class Connections:
         self._jitter = jitter
         self._lock = threading.Lock()
         self._connections: dict[str, ServerConnection] = {}
-        self._kept_open: list[Future[None]] = []
+        self._tasks: list[Future[None]] = []
         self._process_groups: set[int] = set()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
     def open(self, servers: Iterable[McpServer]) -> None:
-        """Begin to connect to `servers`, and return at once. Those that are open stay as they are.
+        """Start connecting to `servers` that are not open yet, without waiting.
 
         Raises:
-            SettingsError: one of them may not be started here.
+            SettingsError: the settings do not allow one of them.
         """
         wanted = list(servers)
         check(wanted, self._settings.mcp)
@@ -67,13 +67,13 @@ class Connections:
                     self._connections[server.name] = self._start(server)
 
     def tools(self, servers: Sequence[McpServer]) -> tuple[RunnableTool, ...]:
-        """What `servers` are known to offer; the first time this waits for each, within its connect timeout."""
+        """The tools of `servers`; the first call waits for each, up to its connect timeout."""
         self.open(servers)
         connections = [connection for each in servers if (connection := self._connections.get(each.name)) is not None]
         return tuple(tool for connection in connections for tool in connection.tools())
 
     def close(self, within_s: float = CLOSE_S) -> None:
-        """End every connection and every process that was started; returns after `within_s` and a second at most."""
+        """Close all connections and end all server processes; takes at most `within_s` and a second."""
         with self._lock:
             self._closed = True
             thread, loop = self._thread, self._loop
@@ -81,7 +81,7 @@ class Connections:
             return
         for connection in self._connections.values():
             loop.call_soon_threadsafe(connection.end)
-        late = wait(self._kept_open, within_s).not_done
+        late = wait(self._tasks, within_s).not_done
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_STOP_S)
         if late:
@@ -103,9 +103,9 @@ class Connections:
             timeout_s=self._settings.turn.tool_timeout_s,
             process_groups=self._process_groups,
         )
-        keeping = asyncio.run_coroutine_threadsafe(connection.keep(), self._running())
-        keeping.add_done_callback(_log_failure)
-        self._kept_open.append(keeping)
+        task = asyncio.run_coroutine_threadsafe(connection.keep(), self._running())
+        task.add_done_callback(_log_failure)
+        self._tasks.append(task)
         return connection
 
     def _running(self) -> asyncio.AbstractEventLoop:
@@ -117,11 +117,11 @@ class Connections:
 
     @staticmethod
     def _run(loop: asyncio.AbstractEventLoop) -> None:
-        with asyncio.Runner(loop_factory=lambda: loop):  # which on leaving cancels what is left, and waits for it
+        with asyncio.Runner(loop_factory=lambda: loop):  # on exit, cancels the remaining tasks and waits for them
             loop.run_forever()
 
 
-def _log_failure(keeping: Future[None]) -> None:
-    """Nothing ends a connection but closing; anything else is a mistake in this program, and must not be silent."""
-    if not keeping.cancelled() and (error := keeping.exception()) is not None:
-        log.error("an MCP server is kept no longer", exc_info=error)
+def _log_failure(task: Future[None]) -> None:
+    """Log the error of a connection's task, which is a bug: it ends only when it is closed."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("the task of an MCP connection failed", exc_info=error)

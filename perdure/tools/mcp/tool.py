@@ -1,4 +1,4 @@
-"""One tool of an MCP server, as the engine calls it; and which of a server's tools are usable_tools to be one."""
+"""One tool of an MCP server as a `RunnableTool`, and the choice of those that can be offered to a model."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ CallTool = Callable[[str, Mapping[str, Any], ToolContext], CallToolResult]
 _NAME = compiled(r"[a-zA-Z0-9_./-]+")
 _MAX_DESCRIPTION = 4_000
 _MAX_SCHEMA = 32_000
-"""Characters, of which every prompt pays for each."""
+"""Characters; each costs tokens in every prompt."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RemoteTool:
-    """A tool that a server offers; see `sources.RunnableTool`. The breaker is the server's, and stands in its connection."""
+    """A tool of a server; see `sources.RunnableTool`. `ServerConnection` has the breaker."""
 
     breaker: ClassVar[None] = None
 
@@ -54,17 +54,17 @@ class RemoteTool:
     _call_tool: CallTool
 
     def schema(self) -> ToolSchema:
-        """The tool as a model sees it."""
+        """The schema for the model."""
         return ToolSchema(self.name, self.description, self.parameters)
 
     def parse(self, arguments: str) -> dict[str, Any]:
-        """Check that what a model wrote is a strict JSON object.
+        """Check that the arguments are a strict JSON object.
 
-        Whether it fits the schema is the server's to say: a stranger's schema may hold
-        patterns that take a day to match.
+        The server checks them against the schema: the schema is untrusted, and may contain regular expressions that
+        take days to match.
 
         Raises:
-            ToolError: it is none; the message says what is wrong.
+            ToolError: they are not; the message is for the model.
         """
         try:
             return untrusted.load_object(arguments)
@@ -72,20 +72,20 @@ class RemoteTool:
             raise ToolError(f"The arguments of {self.name} were refused: {untrusted.storable(str(error))}.") from None
 
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether a person must approve of a call with `arguments`, which are unchecked: see `parse`."""
+        """Whether a call needs a person's approval. `arguments` are unchecked: see `parse`."""
         return must_be_approved(self.name, self.requires_approval, arguments)
 
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str:
-        """CallTool the server, and render what it answers.
+        """Call the tool on the server, and render its answer.
 
         Raises:
-            ToolError: it failed, or could not be asked; the message is for the model.
-            OutcomeUnknown: it was asked, and there is no answer.
+            ToolError: the call failed, or was not sent; the message is for the model.
+            OutcomeUnknown: the call was sent, and there is no answer.
         """
         try:
             result = self._call_tool(self._remote, arguments, context)
         except CircuitBreakerOpen as error:
-            raise ToolError(f"Not called: the server {self._server} failed too often of late.{_in(error)}") from error
+            raise ToolError(f"Not called: the server {self._server} failed too often recently.{_in(error)}") from error
         except NotConnected as error:
             raise ToolError(f"Not called: the server {self._server} cannot be reached at present.") from error
         except MalformedAnswer as error:
@@ -98,21 +98,21 @@ class RemoteTool:
             raise OutcomeUnknown(text) from error
         text = render(result, self.max_result_chars)
         if result.is_error:
-            raise ToolError(text or f"{self.name} failed and does not say why.")
+            raise ToolError(text or f"{self.name} failed without a message.")
         return text
 
 
 def usable_tools(server: McpServer, listed: Iterable[Listed], call_tool: CallTool) -> tuple[RemoteTool, ...]:
-    """The tools of those that `server` lists that can be offered to a model; of the others the log tells."""
+    """The listed tools that can be offered to a model; logs the others."""
     made: dict[str, RemoteTool] = {}
     for each in listed:
-        why = "of its name there is one already" if each.name in made else _unfit(server, each)
+        why = "another tool has the same name" if each.name in made else _unfit(server, each)
         if why is None:
             made[each.name] = _remote_tool(server, each, call_tool)
         else:
             log.warning("the tool %r of MCP server %s is left out: %s", each.name[:100], server.name, why)
     for name in sorted(server.configured_tools - made.keys()):
-        log.warning("MCP server %s has no tool %r, of which its declaration speaks", server.name, name)
+        log.warning("MCP server %s has no tool %r, which its declaration names", server.name, name)
     return tuple(made.values())
 
 
@@ -138,18 +138,18 @@ def _unfit(server: McpServer, listed: Listed) -> str | None:
 
 
 def _problems(server: McpServer, listed: Listed) -> Iterator[str]:
-    """Why a tool cannot be offered: no name, or no schema, that every provider takes."""
+    """The reasons why a tool cannot be offered: a name or a schema that not every provider accepts."""
     if not _NAME.fullmatch(listed.name):
-        yield "its name has other characters than a-z, A-Z, 0-9 and _ . / -"
+        yield "its name has characters other than a-z, A-Z, 0-9 and _ . / -"
     if len(server.name) + 1 + len(listed.name) > MAX_NAME:
-        yield f"with the server's its name is longer than {MAX_NAME} characters"
+        yield f"with the server's name, its name is longer than {MAX_NAME} characters"
     if listed.input_schema.get("type") != "object":
         yield "its schema is not of type object"
     try:
         text = json.dumps(listed.input_schema)
         untrusted.load_object(text)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        yield f"its schema is unfit: {untrusted.first_line(str(error))}"
+        yield f"its schema is invalid: {untrusted.first_line(str(error))}"
     else:
         if len(text) > _MAX_SCHEMA:
             yield f"its schema is longer than {_MAX_SCHEMA:,} characters"
