@@ -244,5 +244,5 @@ def test_a_task_that_would_not_settle_its_slots_is_refused(settings: Settings) -
     app.tasks.pop("memory.decay", None)  # the real one, if another test of this process has imported it
     app.task(decay, name="memory.decay", shared=False)
 
-    with pytest.raises(TypeError, match=r"memory\.decay is no ScheduledTask"):
+    with pytest.raises(TypeError, match=r"memory\.decay is not a ScheduledTask"):
         configure_beat(app, settings)

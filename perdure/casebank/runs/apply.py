@@ -126,7 +126,7 @@ class _Batch:
             transaction.run(runs_queries.SPARE, {"run_id": run.run_id, "spared": as_json(spared)})
 
     def _objection(self, item: Row[Any]) -> Verdict | None:
-        """Why an item cannot be applied any more; None if it can."""
+        """Why an item can no longer be applied; None if it can."""
         row = self._rows.get(item.case_id)
         if row is None or row.status != "active":
             return _changed("it is no longer active")

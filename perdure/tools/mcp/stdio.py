@@ -111,7 +111,7 @@ def kill(group: int) -> None:
 async def _read(name: str, process: Process, incoming: MemoryObjectSendStream[Item]) -> None:
     """Pass the server's messages on, one at a time."""
     stdout = process.stdout
-    assert stdout is not None  # noqa: S101 (it was asked for)
+    assert stdout is not None  # noqa: S101 (started with a pipe)
     with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError), incoming:
         while item := await _next(name, stdout):
             await incoming.send(item)
@@ -162,7 +162,7 @@ async def _write(
     process: Process, outgoing: MemoryObjectReceiveStream[SessionMessage], stderr_tail: _StderrTail
 ) -> None:
     stdin = process.stdin
-    assert stdin is not None  # noqa: S101 (it was asked for)
+    assert stdin is not None  # noqa: S101 (started with a pipe)
     with suppress(ConnectionError), outgoing:
         async for item in outgoing:
             stderr_tail.may_quote = stderr_tail.may_quote or getattr(item.message, "method", None) == "tools/call"
@@ -173,7 +173,7 @@ async def _write(
 async def _keep_stderr_tail(process: Process, data: bytearray) -> None:
     """Read the server's stderr, and keep its end."""
     stderr = process.stderr
-    assert stderr is not None  # noqa: S101 (it was asked for)
+    assert stderr is not None  # noqa: S101 (started with a pipe)
     while chunk := await stderr.read(_CHUNK):
         data += chunk
         del data[:-_CHUNK]
@@ -182,7 +182,7 @@ async def _keep_stderr_tail(process: Process, data: bytearray) -> None:
 async def _discard(process: Process) -> None:
     """Read and drop stdout, so that a server that still writes can end."""
     stdout = process.stdout
-    assert stdout is not None  # noqa: S101 (it was asked for)
+    assert stdout is not None  # noqa: S101 (started with a pipe)
     while await stdout.read(_CHUNK):
         pass
 
