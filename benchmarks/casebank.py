@@ -335,8 +335,8 @@ def _copied(cases: Sequence[Case], vectors: NDArray[np.float32]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _bank(database: Database, load_percent: int) -> prune.Bank:
+def _bank(database: Database, load_percent: int) -> prune.RunContext:
     def refuse(_url: str, _body: bytes) -> None:
         raise NotifyFailed("a dry run sends no notice")
 
-    return prune.Bank(database, SystemClock(), CasebankSettings(load_percent=load_percent), refuse)
+    return prune.RunContext(database, SystemClock(), CasebankSettings(load_percent=load_percent), refuse)

@@ -1,7 +1,7 @@
-"""What runs when: the entries as data, in the zone of `PERDURE_TIMEZONE`, and beat's view of them.
+"""The schedule: its entries, in the zone of `PERDURE_TIMEZONE`, and their schedule for Celery's beat (`beat`).
 
-An entry is in force where a task of its name is registered. The turn itself needs none: what
-must happen for a message to be answered is swept for by every worker, and waits for no beat.
+An entry is active if its task is registered. Answering messages needs no entry: the sweeper in every worker does that.
+`workers.celery` and `perdure schedules` call it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Container
 from datetime import time
 from zoneinfo import ZoneInfo
 
-from perdure.schedule.cadence import At, Each, times_every
+from perdure.schedule.cadence import AtTimes, Every, times_every
 from perdure.schedule.entry import Entry
 from perdure.settings import Settings
 
@@ -22,18 +22,25 @@ def entries(tasks: Container[str], settings: Settings) -> dict[str, Entry]:
     """The entries whose task is among `tasks`, by name."""
     zone = ZoneInfo(settings.timezone)
     hours = settings.consolidation.interval_hours
-    every_interval = At(zone, times_every(hours))
+    every_interval = AtTimes(zone, times_every(hours))
     listed = (
-        Entry("expire_idle", Each(minutes=1), "sessions.expire_idle", "sessions", within_s=600),
+        Entry("expire_idle", Every(minutes=1), "sessions.expire_idle", "sessions", within_s=600),
         Entry("consolidate", every_interval, "memory.consolidate", "memory", within_s=hours * _HOUR_S),
         Entry("decay", every_interval, "memory.decay", "memory"),
         Entry("refresh_hot", every_interval, "memory.refresh_hot", "memory"),
-        Entry("prune", At(zone, (time(2),), _SUNDAY), "casebank.prune", "maintenance", {"dry_run": False}, 6 * _HOUR_S),
-        Entry("advance", Each(minutes=1), "casebank.advance", "maintenance", within_s=6 * _HOUR_S),
-        Entry("count_uses", Each(minutes=1), "casebank.count", "maintenance", within_s=600),
-        Entry("reflect", At(zone, (time(3, 30),)), "casebank.reflect", "maintenance"),
-        Entry("suggest", Each(minutes=1), "casebank.suggest", "maintenance", within_s=600),
-        Entry("retain", At(zone, (time(4, 30),)), "maintenance.retain", "maintenance"),
+        Entry(
+            "prune",
+            AtTimes(zone, (time(2),), _SUNDAY),
+            "casebank.prune",
+            "maintenance",
+            {"dry_run": False},
+            6 * _HOUR_S,
+        ),
+        Entry("advance", Every(minutes=1), "casebank.advance", "maintenance", within_s=6 * _HOUR_S),
+        Entry("count_uses", Every(minutes=1), "casebank.count", "maintenance", within_s=600),
+        Entry("reflect", AtTimes(zone, (time(3, 30),)), "casebank.reflect", "maintenance"),
+        Entry("suggest", Every(minutes=1), "casebank.suggest", "maintenance", within_s=600),
+        Entry("retain", AtTimes(zone, (time(4, 30),)), "maintenance.retain", "maintenance"),
     )
-    wanted = settings.casebank.suggestions
-    return {entry.name: entry for entry in listed if entry.task in tasks and (wanted or entry.name != "suggest")}
+    suggests = settings.casebank.suggestions
+    return {entry.name: entry for entry in listed if entry.task in tasks and (suggests or entry.name != "suggest")}

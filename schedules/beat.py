@@ -1,7 +1,7 @@
-"""The entries as Celery's beat takes them.
+"""The entries as a schedule for Celery's beat.
 
-Beat only fires, and keeps no state: what it fired twice, or missed while it was away, the
-ledger and the sweepers put right. So any number of beats may run, and none needs a file.
+Beat only publishes messages and stores no state: the ledger ignores duplicates, and the sweepers fire what beat missed.
+So any number of beats may run, and none needs a file.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from perdure.settings import Settings
 from perdure.tasks.scheduled import ScheduledTask, options
 
 _SCHEDULER = "celery.beat:Scheduler"
-"""Celery's own, which remembers nothing; its default one keeps a file."""
+"""Celery's scheduler in memory; the default one writes a file."""
 
 
 class SlotSchedule(BaseSchedule):  # type: ignore[misc]  # celery carries no types
-    """A cadence as one of Celery's schedules: due when a slot has passed since the last firing."""
+    """A cadence as a Celery schedule: due when a slot has passed since the last run."""
 
     def __init__(self, cadence: Cadence, clock: Clock) -> None:
         super().__init__(nowfun=clock.now)
@@ -37,13 +37,13 @@ class SlotSchedule(BaseSchedule):  # type: ignore[misc]  # celery carries no typ
         return remaining
 
     def is_due(self, last_run_at: datetime) -> schedstate:
-        """Whether to fire now, and in how many seconds to ask again."""
+        """Whether to fire now, and the seconds until the next check."""
         now = self.now()
         due = self.cadence.previous(now) > last_run_at
         return schedstate(due, (self.cadence.next(now) - now).total_seconds())
 
     def __repr__(self) -> str:
-        return f"<{self.cadence.in_words()}>"
+        return f"<{self.cadence.describe()}>"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SlotSchedule) and other.cadence == self.cadence
@@ -53,7 +53,7 @@ class SlotSchedule(BaseSchedule):  # type: ignore[misc]  # celery carries no typ
 
 
 def beat_schedule(entries: Mapping[str, Entry], clock: Clock) -> dict[str, dict[str, Any]]:
-    """Celery's `beat_schedule`."""
+    """The value of Celery's setting `beat_schedule`."""
     return {
         name: {
             "task": entry.task,
@@ -65,16 +65,16 @@ def beat_schedule(entries: Mapping[str, Entry], clock: Clock) -> dict[str, dict[
     }
 
 
-def give_to_beat(app: Celery, settings: Settings, clock: Clock | None = None) -> dict[str, Entry]:
-    """Load the application's tasks, and have its beat fire the entries that these make possible.
+def configure_beat(app: Celery, settings: Settings, clock: Clock | None = None) -> dict[str, Entry]:
+    """Load the application's tasks, and configure its beat with their entries; returns the entries.
 
     Raises:
-        TypeError: an entry names a task that would not settle its slots.
+        TypeError: the task of an entry is not a `ScheduledTask`.
     """
     app.loader.import_default_modules()
     found = schedules.entries(app.tasks, settings)
     for entry in found.values():
         if not isinstance(app.tasks[entry.task], ScheduledTask):
-            raise TypeError(f"{entry.task} is no ScheduledTask: nobody would settle the slots of {entry.name!r}")
+            raise TypeError(f"{entry.task} is not a ScheduledTask: it would not settle the slots of {entry.name!r}")
     app.conf.update(beat_scheduler=_SCHEDULER, beat_schedule=beat_schedule(found, clock or SystemClock()))
     return found

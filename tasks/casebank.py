@@ -15,7 +15,7 @@ from perdure.casebank.embedding import embed_cases
 from perdure.casebank.plan.policy import Rule
 from perdure.casebank.runs import prune as pruning
 from perdure.casebank.runs import state
-from perdure.casebank.runs.prune import Bank, Interrupted
+from perdure.casebank.runs.prune import Interrupted, RunContext
 from perdure.casebank.search import build_indexes
 from perdure.channels.notices import bank_of
 from perdure.errors import Conflict, PerdureError, Unavailable, loggable
@@ -94,7 +94,7 @@ def _without_words(line: dict[str, Any]) -> str:
     return near + but + differing.partition(" (")[0] if line["rule"] == Rule.DIFFERENT else near + but + differing
 
 
-def _bank(process: Process) -> Bank:
+def _bank(process: Process) -> RunContext:
     def pause(seconds: float) -> None:
         if process.leaving.wait(seconds):
             raise Interrupted

@@ -12,7 +12,7 @@ from celery import shared_task
 from perdure.database.fencing import Fence
 from perdure.errors import InvalidRequest
 from perdure.runtime import Runtime
-from perdure.sessions.ending import Ended, Ender, HandedOn, NotDue, Postponed, expire_idle, request_end
+from perdure.sessions.ending import Ended, Ender, NotDue, Postponed, Released, expire_idle, request_end
 from perdure.snapshots.forgetting import forget
 from perdure.tasks.process import Process
 from perdure.tasks.scheduled import ScheduledTask
@@ -48,7 +48,7 @@ def end(self: PerdureTask, session_id: str, reason: str | None = None) -> None:
         case Ended():
             log.info("session %s has ended", wanted)
             self.process.runtime.wake.consolidation(wanted)
-        case HandedOn():
+        case Released():
             self.process.runtime.wake.ending(wanted)
         case Postponed() | NotDue():
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery import Celery
 
-from perdure.schedules.beat import give_to_beat
+from perdure.schedules.beat import configure_beat
 from perdure.settings import Settings
 from perdure.workers import control as _control  # noqa: F401 (`celery inspect` knows a command once it is imported)
 from perdure.workers.application import make_app
@@ -35,7 +35,7 @@ def _make() -> Celery:
     made = make_app(settings, where)
     follow(made, settings, where)
     beat.follow(settings.shutdown, where.database_url)
-    give_to_beat(made, settings)
+    configure_beat(made, settings)
     flowering.follow(made, settings)
     return made
 

@@ -1,18 +1,18 @@
-"""The CaseBank: questions answered before, kept as long as they serve.
+"""The CaseBank: stored questions with their answers, which enter the prompts of later turns.
 
-A case is fed by use: it enters the context of turns that ask something like it (`search`),
-each of these turns says what came of it (`executions`), and reflection sets its rate from
-that (`reflection`). Once a week the policy (`policy`) says which cases go: low performers,
-duplicates, sleepers. What it says is a plan (`plan`, `duplicates`), made the same way for a
-dry run, which shows it, and for a run (`runs`, `prune`), which tells the administrator
-(`notify`), waits for approval where that is asked for, and applies it (`apply`). Archiving
-(`archive`) never deletes, and restoring brings back what was there, bit for bit.
+- `cases`, `transfer`, `embedding`, `sharing`, `archive`: store, import, embed, share and restore cases.
+- `search`, `similarity`: find the cases for a prompt.
+- `executions`, `reflection`: record the outcome of each turn that used a case, and set the case's rate from it.
+- `plan/`: decide which cases to archive. `runs/`: notify the administrator of a plan, wait for approval, apply it.
+
+Archiving deletes nothing; a restored case is bit for bit what it was. `turns` searches and records executions; the
+tasks in `tasks/casebank.py`, the HTTP routes and `perdure cases` call the rest.
 """
 
 import os
 
-# Read when numpy is first imported. A run works a share of one core; BLAS would take all of them, in bursts.
+# numpy reads this on its first import. A run is limited to a share of one core; BLAS would use all cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 COMMON = "common"
-"""The bank of agents that name none."""
+"""The bank of agents that name no bank."""

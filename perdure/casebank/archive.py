@@ -1,8 +1,8 @@
-"""Archived cases: brought back as they were, bit for bit.
+"""Restoring archived cases, bit for bit.
 
-A case that is archived stays in its table with another status, and as it was in the archive.
-Restoring writes the archive's row back; that row stays, marked, and spares the case for some
-days. What a keeper took over from it, it keeps.
+An archived case keeps its row in `cases` with another status, and has a copy in `case_archive`. Restoring writes the
+copy back and marks it as restored, which protects the case from pruning for `recent_access_days`. A case that absorbed
+it as a duplicate keeps the counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def restore(executor: Executor, case_id: str) -> None:
-    """Make an archived case active again, as it was.
+    """Make an archived case active again.
 
     Raises:
         NotFound: there is no such case, or it is not archived.
@@ -28,5 +28,5 @@ def restore(executor: Executor, case_id: str) -> None:
 
 
 def warn_of_archived(case_id: str) -> None:
-    """Note that somebody asked for an archived case."""
-    log.warning("the archived case %s was asked for; it can be restored", case_id)
+    """Log that an archived case was read or found."""
+    log.warning("the archived case %s was requested; it can be restored", case_id)

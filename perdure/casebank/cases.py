@@ -1,7 +1,7 @@
-"""Cases: added once, read by id.
+"""Adding, reading and listing cases.
 
-A case comes from an import or is learnt from a turn that somebody praised. Either way it is
-checked here, before it is a row; what is there already is never overwritten.
+A case is imported, or learnt from a turn that a user rated positively. `check` validates both kinds before they are
+stored. An existing case is never overwritten.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ LONGEST_EMBEDDER = 255
 LONGEST_CATEGORY = 255
 LONGEST_USER = 200
 MOST_USES = 2**53
-"""So that a program that reads the count as a float reads the same number."""
+"""The largest count that a float64 represents exactly, as JSON readers may use."""
 
 _WHOLE = 100
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _SKEW = timedelta(minutes=1)
-"""How far ahead of ours the clock of whoever says a time may be."""
+"""By how much the clock of the system that supplied a time may be ahead of this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewCase:
-    """A case to be added. `embedder` names what made the vector, and is given exactly where a vector is.
+    """A case to be added. `embedder` names the embedder that made `query_vector`; both are given or neither.
 
-    `user_id` is the key of its author; `None`: it is everybody's who has no tenant (`tenants.everybodys`: who has that
-    one); empty: the author is unknown, and it is nobody's. `shared_at` is when an administrator shared the author's
-    case with all users of the author's tenant.
+    `user_id` is the key of its author. `None`: the case belongs to all users without a tenant. A key of
+    `tenants.everybodys`: to all users of that tenant. Empty: the author is unknown, and no user sees it. `shared_at`:
+    when an administrator shared the author's case with all users of the author's tenant.
     """
 
     case_id: str
@@ -63,12 +63,12 @@ class NewCase:
 
 
 def add(executor: Executor, case: NewCase, *, now: datetime, dimensions: int | None = None) -> bool:
-    """Add a case; False if there is one of that id, or learnt from that turn, already.
+    """Add a case; False if a case with that id, or learnt from that turn, exists.
 
-    `dimensions` are those of the case's embedder, where they are known.
+    `dimensions`: the size of the embedder's vectors, if it is known.
 
     Raises:
-        InvalidRequest: something about it is wrong; the message says what.
+        InvalidRequest: a field is invalid; the message names it.
     """
     vector = check(case, now=now, dimensions=dimensions)
     added = executor.run(
@@ -107,12 +107,12 @@ def learn(
     query_vector: Sequence[float] | None = None,
     embedder: str | None = None,
 ) -> str | None:
-    """Store in `bank` what a turn answered, after praise: the case's id, None if it was stored before.
+    """Store the answer of a turn that was rated positively; returns the case's id, None if it was stored before.
 
-    Without a vector it is found once it has been given one (`embedding`).
+    A case without a vector is found by no search until `embedding` adds one.
 
     Raises:
-        InvalidRequest: the question or the answer is empty, or the vector is none.
+        InvalidRequest: the question or the answer is empty, or the vector is invalid.
     """
     case = NewCase(
         case_id=str(new_id(clock)),
@@ -128,10 +128,10 @@ def learn(
 
 
 def check(case: NewCase, *, now: datetime, dimensions: int | None = None) -> str | None:
-    """The vector of a case in which nothing is wrong, as a parameter.
+    """Validate a case; returns its vector as an SQL parameter.
 
     Raises:
-        InvalidRequest: something is; the message says what.
+        InvalidRequest: a field is invalid; the message names it.
     """
     _check_name("case_id", case.case_id, 1, LONGEST_ID)
     _check_readers(case)
@@ -142,7 +142,7 @@ def check(case: NewCase, *, now: datetime, dimensions: int | None = None) -> str
         raise InvalidRequest(f"category_path has more than {LONGEST_CATEGORY} characters.")
     if not 0 <= case.usage_count <= MOST_USES:
         raise InvalidRequest(f"usage_count is {case.usage_count}; accepted: 0 to {MOST_USES}.")
-    if case.success_rate is not None and not 0 <= case.success_rate <= _WHOLE:  # NaN is not, either
+    if case.success_rate is not None and not 0 <= case.success_rate <= _WHOLE:  # rejects NaN, too
         raise InvalidRequest(f"success_rate is {case.success_rate:g}; accepted: 0 to 100 percent, or null.")
     for name, at in (
         ("last_accessed_at", case.last_accessed_at),
@@ -154,7 +154,7 @@ def check(case: NewCase, *, now: datetime, dimensions: int | None = None) -> str
 
 
 def read(executor: Executor, case_id: str) -> dict[str, Any]:
-    """One case with its history. Asking for an archived one is noted in the log.
+    """One case with its history. Reading an archived case logs a warning.
 
     Raises:
         NotFound: there is no such case.
@@ -178,7 +178,7 @@ def list_cases(
     tenant: str | None = None,
     bank: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Cases behind the id `after`, in the order of their ids; those of one status, tenant or bank, or only flagged."""
+    """Cases after the id `after`, in the order of their ids, filtered by the other parameters."""
     parameters = {
         "after": after, "most": most, "status": status, "flagged": flagged, "tenant": tenant, "bank": bank,
     }  # fmt: skip
@@ -186,7 +186,7 @@ def list_cases(
 
 
 def shown(row: Row[Any]) -> dict[str, Any]:
-    """A case as the outside sees it."""
+    """A case as the HTTP routes and the CLI return it."""
     return {
         "case_id": row.case_id,
         "query": row.query,
@@ -226,7 +226,7 @@ def _check_readers(case: NewCase) -> None:
     if not is_identifier(case.bank):
         raise InvalidRequest(f"bank must be {IDENTIFIER}.")
     if case.shared_at is not None and author is None:
-        raise InvalidRequest("shared_at goes with user_id only: a case without an author is everybody's.")
+        raise InvalidRequest("shared_at needs a user_id: a case without an author is available to all users.")
 
 
 def _check_name(field: str, name: str, shortest: int, longest: int) -> None:
@@ -239,7 +239,7 @@ def _check_time(name: str, at: datetime | None, now: datetime) -> None:
         return
     if at.tzinfo is None:
         raise InvalidRequest(f"{name} has no time zone.")
-    if at < _EARLIEST:  # some that Python can write it cannot read again from the database, whose calendar is longer
+    if at < _EARLIEST:  # the driver cannot read every early time back that PostgreSQL stores
         raise InvalidRequest(f"{name} is before 1970: {at.isoformat()}.")
     if at > now + _SKEW:
         raise InvalidRequest(f"{name} is in the future: {at.isoformat()}.")
@@ -249,5 +249,7 @@ def _check_vector(case: NewCase, dimensions: int | None) -> str | None:
     if case.query_vector is None:
         return None
     if not case.embedder or len(case.embedder) > LONGEST_EMBEDDER:
-        raise InvalidRequest("A query_vector needs the name of its embedder: vectors of different ones do not compare.")
+        raise InvalidRequest(
+            "A query_vector needs the name of its embedder: vectors of different embedders cannot be compared."
+        )
     return vectors.literal(case.query_vector, dimensions)

@@ -1,7 +1,7 @@
-"""Vectors for cases that came without one: those learnt from turns, and imported ones.
+"""Computes the vectors of cases that have none: cases learnt from turns, and imported ones.
 
-A vector that a case came with is kept, whoever made it, until somebody asks for it to be made
-anew (`others`): it is what the case's duplicates are told by.
+An existing vector is kept, whichever embedder made it, unless the caller passes `reembed`: the search for duplicates
+compares it.
 """
 
 from __future__ import annotations
@@ -24,46 +24,46 @@ _PAGE = 100
 
 
 def embed_cases(
-    executor: Executor, embedder: Embedder, *, others: bool = False, call: ModelCall | None = None
+    executor: Executor, embedder: Embedder, *, reembed: bool = False, call: ModelCall | None = None
 ) -> Iterator[int]:
-    """Give active cases without a vector theirs; yields how many have been looked at, page by page.
+    """Compute the missing vectors of active cases; yields the number of cases processed after each page.
 
-    With `others`, cases whose vectors another embedder made get new ones, too. A question that the
-    embedder refuses stays without one, which is reported.
+    With `reembed`, also replaces vectors that another embedder made. A case whose question the embedder rejects stays
+    without a vector, with a warning in the log.
 
     Raises:
         CallAborted: `call` was ended.
-        PerdureError: the embedder or the database cannot be reached; doing it again goes on.
+        PerdureError: the embedder or the database cannot be reached; another call continues.
     """
-    looked, after = 0, ""
-    asked = {"embedder": embedder.name if others else None, "most": _PAGE}
-    while rows := executor.run(queries.WITHOUT_VECTOR, {**asked, "after": after}):
-        _give(executor, embedder, rows, call)
-        looked, after = looked + len(rows), rows[-1].case_id
-        yield looked
+    processed, after = 0, ""
+    parameters = {"embedder": embedder.name if reembed else None, "most": _PAGE}
+    while rows := executor.run(queries.WITHOUT_VECTOR, {**parameters, "after": after}):
+        _embed_page(executor, embedder, rows, call)
+        processed, after = processed + len(rows), rows[-1].case_id
+        yield processed
 
 
 def embed_case(executor: Executor, embedder: Embedder, case_id: str, query: str, call: ModelCall | None = None) -> None:
-    """Give one case the vector of its question.
+    """Compute and store the vector of one case's question.
 
     Raises:
         CallAborted: `call` was ended.
-        PerdureError: the embedder or the database cannot be reached, or the embedder refuses the question.
+        PerdureError: the embedder or the database cannot be reached, or the embedder rejects the question.
     """
     _store(executor, embedder.name, case_id, query, embedder.embed([query], call)[0])
 
 
-def _give(executor: Executor, embedder: Embedder, rows: Sequence[Row[Any]], call: ModelCall | None) -> None:
+def _embed_page(executor: Executor, embedder: Embedder, rows: Sequence[Row[Any]], call: ModelCall | None) -> None:
     try:
         made = embedder.embed([row.query for row in rows], call)
     except InvalidRequest:
-        _give_singly(executor, embedder, rows, call)
+        _embed_singly(executor, embedder, rows, call)
         return
     for row, vector in zip(rows, made, strict=True):
         _store(executor, embedder.name, row.case_id, row.query, vector)
 
 
-def _give_singly(executor: Executor, embedder: Embedder, rows: Sequence[Row[Any]], call: ModelCall | None) -> None:
+def _embed_singly(executor: Executor, embedder: Embedder, rows: Sequence[Row[Any]], call: ModelCall | None) -> None:
     for row in rows:
         try:
             embed_case(executor, embedder, row.case_id, row.query, call)
@@ -72,6 +72,6 @@ def _give_singly(executor: Executor, embedder: Embedder, rows: Sequence[Row[Any]
 
 
 def _store(executor: Executor, embedder: str, case_id: str, query: str, vector: Sequence[float]) -> None:
-    """Store a vector, unless the case has been archived or erased meanwhile."""
+    """Store a vector, unless the case was archived or erased while it was computed."""
     given = {"case_id": case_id, "query": query, "query_vector": vectors.literal(vector), "embedder": embedder}
     executor.run(queries.GIVE_VECTOR, given)

@@ -1,8 +1,8 @@
 """Executions: which turns had a case in their prompt, and how those turns ended.
 
-The statement that settles a turn appends them (`queries.WITH_USES`) and locks no case, so no user's turn waits for
-another user's. `count` adds them to the cases afterwards: in the task `casebank.count`, and before reflection.
-Feedback comes later or never; where it is given, it overrides how the turn ended.
+The statement that settles a turn inserts them (`queries.WITH_USES`) and locks no case, so turns of different users
+do not wait for each other. `count` adds them to the cases later: in the task `casebank.count`, and before reflection.
+Feedback, if a user gives it, overrides how the turn ended.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from perdure.database.engine import Database, Executor
 _PAGE = 100
 
 
-def count(database: Database, go_on: Callable[[], bool] = lambda: True) -> int:
-    """Add the uses that are not counted yet to their cases, a page of cases a commit; returns how many were added.
+def count(database: Database, should_continue: Callable[[], bool] = lambda: True) -> int:
+    """Add uncounted uses to their cases, one page of cases per commit; returns the number of uses added.
 
-    Each use is counted once, however often and concurrently this runs. Between pages `go_on` is asked; the rest is
-    left to the next call, as are cases that another transaction has locked.
+    Each use is counted once, also if calls overlap. `should_continue` is called before each page; the next call
+    continues where it returned False, and takes the cases that another transaction had locked.
 
     Raises:
         Unavailable: the database cannot be reached.
     """
     counted, after = 0, ""
-    while go_on():
+    while should_continue():
         page = database.run(queries.COUNT_USES, {"after": after, "most": _PAGE})[0]
         if page.last is None:
             database.run(queries.FORGET_USES, {})
@@ -36,6 +36,6 @@ def count(database: Database, go_on: Callable[[], bool] = lambda: True) -> int:
 
 
 def feedback(executor: Executor, turn_id: UUID, score: int) -> list[str]:
-    """Let a person's word, -1 or 1, decide what came of the turn; the cases that it counts for."""
+    """Record a user's `score`, -1 or 1, on the turn's executions; returns the ids of their cases."""
     rows = executor.run(queries.FEEDBACK, {"turn_id": turn_id, "score": score})
     return sorted(row.case_id for row in rows)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from perdure.access.tenants import OF_TENANT
 from perdure.database.engine import Statement
 
-_COPIED = """query, response_text, category_path, query_vector, embedder, usage_count, success_rate, last_accessed_at,
-           created_at, user_id, turn_id, review"""
+ARCHIVED_COLUMNS = """query, response_text, category_path, query_vector, embedder, usage_count, success_rate,
+           last_accessed_at, created_at, user_id, turn_id, review"""
 """The columns that a case and its archive row share."""
 
 FRESH = """
@@ -15,16 +15,16 @@ FRESH = """
         WHERE e.case_id = c.case_id AND NOT e.counted
     ) AS fresh ON true
 """
-"""A case's uses that are not counted yet."""
+"""Joins the executions that are not added to a case's use count yet."""
 
 USAGE = "c.usage_count + fresh.uses AS usage_count, greatest(c.last_accessed_at, fresh.at) AS last_accessed_at"
 
-_RESTORED_AT = "(SELECT max(a.restored_at) FROM case_archive AS a WHERE a.case_id = c.case_id) AS restored_at"
+RESTORED_AT = "(SELECT max(a.restored_at) FROM case_archive AS a WHERE a.case_id = c.case_id) AS restored_at"
 
 NOW = Statement("casebank.now", "SELECT perdure_now() AS now", writes=False)
 
-# A case that is there already, by its id or by the turn that it was learnt from, is left alone.
-# One that comes archived has its archive row, so that it can be restored.
+# Inserts nothing if a case with this id, or learnt from this turn, exists. A case that is imported as archived gets an
+# archive row, so that it can be restored.
 ADD = Statement(
     "casebank.add",
     f"""
@@ -36,10 +36,11 @@ ADD = Statement(
                 %(user_id)s, %(turn_id)s::uuid, %(status)s, %(bank)s, %(shared_at)s)
         ON CONFLICT DO NOTHING
         RETURNING *
-    ), kept AS (
-        INSERT INTO case_archive (case_id, {_COPIED}, archived_at, archived_reason)
-        SELECT case_id, {_COPIED}, perdure_now(), 'archived when it was imported' FROM added WHERE status = 'archived'
-    ), told AS (
+    ), archived AS (
+        INSERT INTO case_archive (case_id, {ARCHIVED_COLUMNS}, archived_at, archived_reason)
+        SELECT case_id, {ARCHIVED_COLUMNS}, perdure_now(), 'archived when it was imported'
+        FROM added WHERE status = 'archived'
+    ), recorded AS (
         INSERT INTO case_history (case_id, event, reason, at)
         SELECT case_id, 'added', %(reason)s, perdure_now() FROM added
     )
@@ -49,7 +50,7 @@ ADD = Statement(
 
 _CASE = f"""
     SELECT c.case_id, c.query, c.response_text, c.category_path, c.embedder, c.user_id, c.bank, c.shared_at,
-           {USAGE}, c.success_rate, c.status, c.created_at, c.review, {_RESTORED_AT}
+           {USAGE}, c.success_rate, c.status, c.created_at, c.review, {RESTORED_AT}
     FROM cases AS c {FRESH}
 """  # noqa: S608 (constants)
 
@@ -92,7 +93,7 @@ HISTORY = Statement(
     writes=False,
 )
 
-# Cases that no search finds; with an embedder, those that none by it does.
+# Active cases without a vector; given an embedder, also those whose vector another embedder made.
 WITHOUT_VECTOR = Statement(
     "casebank.without_vector",
     """
@@ -140,7 +141,7 @@ def index(size: int, part: str) -> str:
 
 
 def index_is_broken(size: int, part: str) -> str:
-    """The SQL that asks whether building that index was interrupted, or is under way elsewhere."""
+    """The SQL that tells whether that index is incomplete: its build was interrupted, or another process builds it."""
     return f"""
         SELECT EXISTS (SELECT FROM pg_index
                        WHERE indexrelid = to_regclass('{index_name(size, part)}') AND NOT indisvalid)
@@ -148,17 +149,17 @@ def index_is_broken(size: int, part: str) -> str:
 
 
 def drop_index_of_all(size: int) -> str:
-    """Drop the index over all cases, which releases before revision 0018 searched."""
+    """The SQL that drops the index over all cases, which releases before revision 0018 used."""
     return f"DROP INDEX CONCURRENTLY IF EXISTS cases_nearest_{size}_idx"
 
 
 def drop_index(size: int, part: str) -> str:
-    """The SQL that drops it without blocking readers and writers."""
+    """The SQL that drops that index without blocking readers and writers."""
     return f"DROP INDEX CONCURRENTLY IF EXISTS {index_name(size, part)}"
 
 
-# One process at a time builds indexes: to another, one that is being built looks like one that was broken off.
-# The lock is the connection's, and goes with it.
+# One process at a time builds indexes: PostgreSQL shows an index under construction and an interrupted one alike.
+# The lock ends with the connection.
 _BUILDING = "hashtextextended('perdure casebank indexes', 0)"
 
 TAKE_BUILDING = f"SELECT pg_try_advisory_lock({_BUILDING})"
@@ -166,7 +167,7 @@ TAKE_BUILDING = f"SELECT pg_try_advisory_lock({_BUILDING})"
 END_BUILDING = f"SELECT pg_advisory_unlock({_BUILDING})"
 
 # A CTE for the statement that settles a turn, after the CTE `fenced`: one row for each case that was in the turn's
-# prompt. It reads and locks no case; a case that is archived or erased at that moment does not stop it.
+# prompt. It reads and locks no case, so a concurrent archiving or erasure of a case does not block it.
 WITH_USES = """
     used AS (
         INSERT INTO case_executions (case_id, turn_id, succeeded, error, executed_at, counted)
@@ -195,8 +196,8 @@ _COUNTED = """
 """
 
 # Adds uses to a page of active cases; returns the page's last case, NULL after the last page. A use is counted by the
-# transaction that marks it, so exactly once. What another transaction has locked (a run a case, feedback a use) is left
-# to the next round, and the uses of an archived case until it is restored.
+# transaction that marks it, so exactly once. Rows that another transaction has locked (a run locks cases, feedback
+# locks uses) are left to the next call; the uses of an archived case are left until it is restored.
 COUNT_USES = Statement(
     "casebank.count_uses",
     f"""
@@ -222,7 +223,7 @@ COUNT_USES_OF = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# What a turn recorded of a case that was erased at that moment.
+# Deletes executions that a turn recorded while their case was being erased.
 FORGET_USES = Statement(
     "casebank.forget_uses",
     """
@@ -236,8 +237,8 @@ FEEDBACK = Statement(
     "UPDATE case_executions SET feedback = %(score)s WHERE turn_id = %(turn_id)s::uuid RETURNING case_id",
 )
 
-# Sets the rate of a page of cases from their newest executions, and says of those that fail
-# more often than not how. A suggestion stays while the case is flagged.
+# Sets the rate of a page of cases from their newest executions, and flags those below `flag_below` percent with their
+# most frequent errors. A suggestion stays while the case is flagged.
 REFLECT = Statement(
     "casebank.reflect",
     """
@@ -282,7 +283,7 @@ REFLECT = Statement(
     """,
 )
 
-# Whoever moves the minute ahead may ask the model for this minute's suggestions.
+# Returns a row to one caller a minute: that caller asks the model for this minute's suggestions.
 TAKE_MINUTE = Statement(
     "casebank.take_minute",
     """
@@ -318,7 +319,7 @@ SUGGEST = Statement(
     """,
 )
 
-# Returns the case, and whether this changed it: one that is shared already keeps its time.
+# Returns the case, and whether the statement changed it: a case that is shared already keeps its `shared_at`.
 SHARE = Statement(
     "casebank.share",
     """
@@ -330,7 +331,7 @@ SHARE = Statement(
         WHERE c.case_id = locked.case_id AND locked.user_id IS NOT NULL
               AND (locked.shared_at IS NOT NULL) IS DISTINCT FROM %(shared)s
         RETURNING c.case_id, c.shared_at
-    ), told AS (
+    ), recorded AS (
         INSERT INTO case_history (case_id, event, reason, details, at)
         SELECT case_id, CASE WHEN %(shared)s THEN 'shared' ELSE 'unshared' END, %(reason)s,
                jsonb_build_object('by', %(by)s::text), perdure_now()
@@ -352,7 +353,7 @@ RESTORE = Statement(
         WHERE a.restored_at IS NULL ORDER BY a.archive_id DESC LIMIT 1
     ), marked AS (
         UPDATE case_archive AS a SET restored_at = perdure_now() FROM newest WHERE a.archive_id = newest.archive_id
-    ), told AS (
+    ), recorded AS (
         INSERT INTO case_history (case_id, event, reason, details, at)
         SELECT case_id, 'restored', 'on request', jsonb_build_object('archive_id', archive_id), perdure_now()
         FROM newest

@@ -1,8 +1,7 @@
-"""Reflection: how well a case serves, from what came of its newest uses.
+"""Reflection: each case's success rate, from the outcomes of its newest uses.
 
-Sets the rate of each case that was used, flags those that fail more often than not with the
-errors they failed by most, and, where a model is given, has it suggest how such a case could
-be better. Cases without executions stay as they are.
+`reflect` sets the rate of each case that was used, and flags those below `FLAG_BELOW_PERCENT` with their most frequent
+errors. `suggest` asks a model how to improve flagged cases. Cases without executions are unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from perdure.text.untrusted import cut, storable
 log = logging.getLogger(__name__)
 
 EXECUTIONS = 100
-"""The rate is that of so many of a case's newest executions."""
+"""The number of a case's newest executions that its rate is computed from."""
 
 FLAG_BELOW_PERCENT = 50
 MOST_ERRORS = 3
@@ -47,7 +46,7 @@ class Reflected:
 
 
 def reflect(database: Database) -> Reflected:
-    """Count the uses of cases, then rate every active case that was used, a page at a time."""
+    """Count uncounted uses, then rate every active case that was used, a page at a time."""
     executions.count(database)
     rated, flagged, after = 0, list[str](), ""
     parameters = {
@@ -65,10 +64,10 @@ def reflect(database: Database) -> Reflected:
 
 
 def suggest(database: Database, clock: Clock, model: Model, timeout_s: float) -> int | None:
-    """Ask the model how flagged cases could be better: at most five a minute, whoever asks.
+    """Ask the model how to improve flagged cases, at most `SUGGESTIONS_A_MINUTE` in all processes.
 
-    How many it answered; None if this minute's are somebody else's. A case is asked about
-    once a day until there is an answer, and again once it was flagged anew.
+    Returns the number of answers; None if another process asked within this minute. A case is asked about
+    once a day until there is an answer, and again when it is flagged again.
     """
     if not database.run(queries.TAKE_MINUTE, {}):
         return None
@@ -77,7 +76,7 @@ def suggest(database: Database, clock: Clock, model: Model, timeout_s: float) ->
 
 
 def _suggest(database: Database, clock: Clock, model: Model, timeout_s: float, row: Row[Any]) -> bool:
-    request = ModelRequest((Message(Role.SYSTEM, _INSTRUCTIONS), Message(Role.USER, _told(row))))
+    request = ModelRequest((Message(Role.SYSTEM, _INSTRUCTIONS), Message(Role.USER, _case_text(row))))
     try:
         reply = model.respond(request, ModelCall(clock, timeout_s))
     except PerdureError as error:
@@ -87,10 +86,10 @@ def _suggest(database: Database, clock: Clock, model: Model, timeout_s: float, r
     return bool(suggestion and database.run(queries.SUGGEST, {"case_id": row.case_id, "suggestion": suggestion}))
 
 
-def _told(row: Row[Any]) -> str:
+def _case_text(row: Row[Any]) -> str:
     errors = [f"- {each['count']} times: {each['error']}" for each in row.review.get("errors", [])]
     quoter = Quoter()
     texts = (("Question", [cut(row.query, _LONGEST_TEXT)]), ("Answer", [cut(row.response_text, _LONGEST_TEXT)]))
     parts = [quoter.quote(CASE, title, pieces) for title, pieces in (*texts, ("Errors", errors))]
-    told = f"It succeeded in {row.success_rate:.0f} % of its last uses."
-    return "\n\n".join([NOTE, told, *filter(None, parts)])
+    rate = f"It succeeded in {row.success_rate:.0f} % of its last uses."
+    return "\n\n".join([NOTE, rate, *filter(None, parts)])

@@ -1,9 +1,9 @@
 """Search: the cases nearest to a question, by their vectors.
 
-Vectors are compared within one embedder and size only. Few cases are compared one by one, which is exact; many have
-an index for each size of vector, which `build_indexes` makes: one over the shared cases, one over those learnt from
-users. So a search for one user meets the shared cases and the user's own, and never walks past the other users'. Few
-cases of a bank, and those that an administrator shared, are compared one by one.
+Vectors are compared within one embedder and size only. Up to `INDEX_FROM` cases are compared one by one, which is
+exact; above that, `build_indexes` makes two indexes for each size of vector: over the cases without an author, and over
+those with one, so that a search for one user does not read other users' cases. Up to `FEW_OF_BANK` cases of a bank, and
+all cases that an administrator shared, are compared one by one.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from perdure.casebank.search_queries import Scope
 from perdure.database.engine import Database, Statement
 
 INDEX_FROM = 10_000
-"""Active cases from which on a scan is slower than one would wait for: some five milliseconds."""
+"""The number of active cases from which a vector index is built: a scan of them takes about 5 ms."""
 
 FEW_OF_BANK = 2_000
-"""Cases of a bank up to which they are compared one by one. With more of them, a vector index over the cases of all
-banks finds some of this bank among the 20,000 rows that it looks at, and counting them takes longer."""
+"""The number of a bank's cases up to which they are compared one by one. With more of them, the vector index over all
+banks finds some of this bank among the 20,000 rows that it reads."""
 
 MOST_INDEXED_DIMENSIONS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A case and its cosine with what was asked, from -1 to 1."""
+    """A case and its cosine with the query, from -1 to 1."""
 
     case_id: str
     query: str
@@ -44,13 +44,13 @@ class Found:
     status: str
     similarity: float
     author: str | None = None
-    """The key of the author; `None`: the case is everybody's who has no tenant."""
+    """The key of the author; `None`: the case belongs to all users without a tenant."""
     bank: str = COMMON
     shared_at: str | None = None
     """When an administrator shared it with all users of the author's tenant (ISO 8601)."""
 
     def record(self) -> dict[str, Any]:
-        """The case for callers, with its author's id and tenant in place of the key."""
+        """The case as the routes return it, with the author's id and tenant instead of the key."""
         made = asdict(self)
         key = made.pop("author")
         return {**made, "tenant": tenant_of(key), "user_id": author_of(key)}
@@ -58,14 +58,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """Whose cases a search sees: those of the users of `tenant`, or of the users without one; `everybody`: all."""
+    """Whose cases a search covers: users of `tenant`, or users without a tenant; `everybody`: all users."""
 
     tenant: str | None
     everybody: bool = False
 
     @property
     def scope(self) -> Scope:
-        """The kind of condition that this takes."""
+        """The kind of condition for the statement."""
         if self.everybody:
             return Scope.EVERYBODY
         return Scope.NO_TENANT if self.tenant is None else Scope.TENANT
@@ -87,15 +87,21 @@ def search(
 ) -> list[Found]:
     """The `k` nearest cases of the users `within`, nearest first, with a similarity of at least `least`.
 
-    Those of some `banks`, or of all. Active cases, and on request archived ones, which are logged. One statement.
+    Searches active cases in `banks`, or in all banks; `include_archived` adds archived ones, and logs those found.
 
     Raises:
         InvalidRequest: the vector is invalid.
     """
     statement = _nearest(len(vector), within.scope, banks is not None, include_archived)
-    asked = {"vector": vectors.literal(vector), "embedder": embedder, "k": k, "least": least, "tenant": within.tenant}
-    asked["banks"] = list(banks or ())
-    found = [_found(row) for row in database.run(statement, asked)]
+    parameters = {
+        "vector": vectors.literal(vector),
+        "embedder": embedder,
+        "k": k,
+        "least": least,
+        "tenant": within.tenant,
+        "banks": list(banks or ()),
+    }
+    found = [_found(row) for row in database.run(statement, parameters)]
     for each in found:
         if each.status == "archived":
             warn_of_archived(each.case_id)
@@ -114,29 +120,36 @@ def search_for_user(
 ) -> list[Found]:
     """The `k` nearest active cases in `banks` that `user` (a user's key) may see, nearest first; as `search`.
 
-    The user may see their own, everybody's and those that an administrator shared, of their tenant.
+    These are the user's own cases, those without an author, and those that an administrator shared, in the tenant.
 
     Raises:
         InvalidRequest: the vector is invalid.
     """
     tenant = tenant_of(user)
     statement = _nearest_for_user(len(vector), tenant is not None)
-    asked = {"vector": vectors.literal(vector), "embedder": embedder, "k": k, "least": least, "authors": authors(user)}
-    asked |= {"tenant": tenant, "banks": list(banks)}
-    return [_found(row) for row in database.run(statement, asked)]
+    parameters = {
+        "vector": vectors.literal(vector),
+        "embedder": embedder,
+        "k": k,
+        "least": least,
+        "authors": authors(user),
+        "tenant": tenant,
+        "banks": list(banks),
+    }
+    return [_found(row) for row in database.run(statement, parameters)]
 
 
 def authors(user: str) -> list[str]:
-    """The keys of the authors whose cases the user with this key sees, besides those without an author."""
+    """The keys of the authors whose cases this user sees: the user and, in a tenant, the tenant's shared key."""
     tenant = tenant_of(user)
     return [user] if tenant is None else [user, everybodys(tenant)]
 
 
 def build_indexes(database: Database, index_from: int = INDEX_FROM) -> list[str]:
-    """Build the indexes for each size of vector of which there are `index_from` cases or more; returns their names.
+    """Build the indexes for each size of vector with at least `index_from` cases; returns their names.
 
-    Readers and writers are not blocked. An index whose building was interrupted is built again. Returns at once while
-    another process builds.
+    Does not block readers or writers. Rebuilds an index whose build was interrupted. Returns `[]` at once while another
+    process builds.
     """
     wanted = [
         (row.size, part)
@@ -158,11 +171,11 @@ def build_indexes(database: Database, index_from: int = INDEX_FROM) -> list[str]
 
 
 def _build(connection: Connection, size: int, part: str) -> None:
-    """Build an index unless it exists. One that another process left half-built is dropped first."""
+    """Build an index unless it exists. Drops an incomplete one first."""
     if connection.exec_driver_sql(queries.index_is_broken(size, part)).scalar_one():
         connection.exec_driver_sql(queries.drop_index(size, part))
     connection.exec_driver_sql(queries.index(size, part))
-    # A worker of the release before may have built its index over all cases again while both ran.
+    # During a rolling deployment, a worker of the previous release may have rebuilt its index over all cases.
     connection.exec_driver_sql(queries.drop_index_of_all(size))
 
 

@@ -1,10 +1,10 @@
-"""The statements that find the cases nearest to a vector: of everybody, of a tenant, in some banks, or for one user.
+"""The statements that find the cases nearest to a vector: of all users, of a tenant, in some banks, or for one user.
 
 A search is a union of arms, each of which finds the nearest cases of one condition. Up to `few` rows of a condition
 are compared exactly: a btree index finds them. More are searched by a vector index, of which there are two for each
 size of vector: over the cases without an author (`shared`) and over the others (`learnt`). An index returns rows in
 approximate order, so the outer query sorts again. Each connection has `hnsw.iterative_scan` on; without it an index
-returns only the first rows that it meets, wanted or not.
+scan stops after its first candidates, even if the condition excludes them.
 
 Parameters: `vector`, `embedder`, `k`, `least`; `tenant`, `banks` and `authors` where a condition names them.
 """
@@ -20,7 +20,7 @@ from perdure.database.engine import Statement
 
 
 class Scope(StrEnum):
-    """Whose cases a search sees: everybody's, those of the users of one tenant, or of the users without one."""
+    """Whose cases a search covers: all users', those of the users of one tenant, or of the users without one."""
 
     EVERYBODY = "everybody"
     TENANT = "tenant"
@@ -52,7 +52,7 @@ _MANY = """
     {name}_many AS MATERIALIZED (SELECT EXISTS (SELECT FROM cases AS c WHERE {condition} OFFSET {few}) AS many)
 """
 
-# OFFSET 0 keeps the planner from the vector index, which would walk past everybody else's cases.
+# OFFSET 0 keeps the planner from using the vector index, which would read all other users' cases.
 _FEW = """
     {name}_few AS MATERIALIZED (
         SELECT found.case_id, found.query_vector::vector({size}) <=> %(vector)s::vector({size}) AS distance
@@ -87,9 +87,9 @@ _WITHIN = {
 def nearest(
     size: int, few: int, few_of_bank: int, scope: Scope, *, in_banks: bool, include_archived: bool
 ) -> Statement:
-    """The cases nearest to a vector of `size` dimensions, of the users that `scope` names: active ones, or all.
+    """The active cases, or all cases, nearest to a vector of `size` dimensions, of the users in `scope`.
 
-    Up to `few` cases of a tenant, else up to `few_of_bank` of some banks, are searched exactly.
+    Up to `few` cases of a tenant, or up to `few_of_bank` cases in the banks, are searched exactly.
     """
     wanted = f"{_WITHIN[scope]} AND {_IN_BANKS}" if in_banks else _WITHIN[scope]
     if scope is Scope.TENANT:
@@ -117,10 +117,10 @@ def nearest(
 def nearest_for_user(size: int, few: int, few_of_bank: int, *, of_tenant: bool = False) -> Statement:
     """The active cases in some banks nearest to a vector of `size` dimensions that a user may see.
 
-    These are the cases of the `authors` (the user's own and, with a tenant, those that are everybody's there), without
-    a tenant those without an author, and those that an administrator shared with all users of the user's tenant, or
-    without one. Up to `few` of the authors', and up to `few_of_bank` of everybody's in these banks, are searched
-    exactly; so are all that an administrator shared.
+    These are the cases of the `authors` (the user and, in a tenant, the tenant's shared key); for users without a
+    tenant, those without an author; and those that an administrator shared with all users of the tenant, or with all
+    users without one. Up to `few` cases of the authors, up to `few_of_bank` without an author in these banks, and all
+    that an administrator shared are searched exactly.
     """
     mine = f"c.status = 'active' AND {_OF_AUTHORS}"
     neighbours = _OF_TENANT if of_tenant else f"c.user_id IS NOT NULL AND {_WITHOUT_TENANT}"
@@ -138,7 +138,7 @@ def nearest_for_user(size: int, few: int, few_of_bank: int, *, of_tenant: bool =
 
 
 def _nearest(name: str, arms: Mapping[str, str]) -> Statement:
-    """The statement of that name, over CTEs by their names. `…_many` are conditions, the others find cases."""
+    """The statement over these CTEs. Those named `…_many` are conditions; the others find cases."""
     union = " UNION ALL ".join(f"SELECT * FROM {arm}" for arm in arms if not arm.endswith("_many"))  # noqa: S608 (constants)
     sql = _NEAREST.format(arms=",".join(arms.values()), union=union, usage=USAGE, fresh=FRESH)
     return Statement(f"casebank.{name}", sql, writes=False)
@@ -149,7 +149,7 @@ def _arm(name: str, size: int, condition: str) -> dict[str, str]:
 
 
 def _indexed(name: str, size: int, indexed: str, many: str, wanted: str) -> dict[str, str]:
-    """An arm by a vector index, for `many` rows; CASE has the planner expect half of the index's rows to be wanted."""
+    """An arm over a vector index, for `many` rows; CASE makes the planner estimate that half of them match."""
     condition = f"{indexed} AND (SELECT many FROM {many}_many) AND CASE WHEN {wanted} THEN true ELSE false END"  # noqa: S608 (constants)
     return _arm(name, size, condition)
 
@@ -159,7 +159,7 @@ def _few(name: str, size: int, condition: str) -> dict[str, str]:
 
 
 def _few_or_many(name: str, size: int, few: int, *, counted: str, condition: str) -> dict[str, str]:
-    """Whether `counted` are more than `few`, and the nearest of `condition` if not."""
+    """Whether more than `few` rows match `counted`, and the nearest rows of `condition` if not."""
     many = _MANY.format(name=name, condition=counted, few=int(few))
     return {
         f"{name}_many": many,

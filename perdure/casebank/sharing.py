@@ -1,6 +1,6 @@
-"""Sharing: an administrator lets a case that was made from one user's words enter everybody's prompts, or ends that.
+"""Sharing: an administrator makes a case learnt from one user available to all users of its bank, or revokes that.
 
-Who did it and when stands in the case's history. A case without an author is everybody's anyway.
+The case's history records who did it and when. A case without an author is available to all users anyway.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def share(executor: Executor, case_id: str, by: str) -> datetime:
-    """Share a case with all users of its bank; since when it is shared. Sharing it again changes nothing.
+    """Share a case with all users of its bank; returns when it was first shared. Idempotent.
 
     Raises:
         NotFound: there is no such case.
@@ -24,12 +24,12 @@ def share(executor: Executor, case_id: str, by: str) -> datetime:
     """
     at = _set(executor, case_id, by, shared=True)
     if at is None:
-        raise LookupError("a case that was shared has no time")
+        raise LookupError(f"case {case_id} was shared but has no shared_at")
     return at
 
 
 def unshare(executor: Executor, case_id: str, by: str) -> None:
-    """Let a case enter its author's prompts only. Doing it again changes nothing.
+    """Restrict a case to its author's prompts. Idempotent.
 
     Raises:
         NotFound: there is no such case.

@@ -1,7 +1,7 @@
-"""Cases as lines of JSON: in from a file, out to one.
+"""Import and export of cases as JSON lines.
 
-A bad line is told of with its number and reason, and the good ones are kept; a line whose
-case is there already changes nothing, so that a file may be imported twice.
+An invalid line is reported with its number and reason; the valid ones are imported. A line whose case exists changes
+nothing, so importing a file twice is safe.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Line(BaseModel):
 
 @dataclass(slots=True)
 class Imported:
-    """What became of a file's lines. `bad` has the numbers of lines, from 1, and what is wrong with each."""
+    """Counts of an import. `bad`: the number of each invalid line, from 1, and its error."""
 
     added: int = 0
     unchanged: int = 0
@@ -63,9 +63,9 @@ def import_lines(
     dimensions: Callable[[str], int | None] = lambda _embedder: None,
     tenant: str | None = None,
 ) -> Imported:
-    """Add the cases of a file, each by itself. `dimensions` says those of an embedder, where they are known.
+    """Add the cases of a file, one by one. `dimensions` returns the size of an embedder's vectors, if it is known.
 
-    A line that names no tenant is of `tenant`.
+    A line without a tenant belongs to `tenant`.
     """
     imported = Imported()
     for number, text in enumerate(lines, start=1):
@@ -84,7 +84,7 @@ def import_lines(
 
 
 def export_lines(executor: Executor, *, tenant: str | None = None, bank: str | None = None) -> Iterator[dict[str, Any]]:
-    """Every case, or every one of a tenant or a bank, archived ones included, in the order of their ids."""
+    """All cases, or those of a tenant or a bank, archived ones included, in the order of their ids."""
     after = ""
     while rows := executor.run(queries.EXPORT, {"after": after, "most": _PAGE, "tenant": tenant, "bank": bank}):
         yield from map(_line, rows)
@@ -108,7 +108,7 @@ def _add(executor: Executor, line: _Line, now: datetime, dimensions: int | None,
         return True
     for row in executor.run(queries.AUTHOR, {"case_id": case.case_id}):
         if tenant_of(row.user_id) != tenant:
-            raise InvalidRequest(f"case_id {case.case_id!r} is that of a case of another tenant, or of one without.")
+            raise InvalidRequest(f"case_id {case.case_id!r} belongs to a case of another tenant, or of none.")
     return False
 
 

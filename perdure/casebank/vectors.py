@@ -1,4 +1,4 @@
-"""Vectors, checked when they come in. Their arithmetic is in `cosines`, which takes longer to import."""
+"""Validation of incoming vectors. Arithmetic is in `plan.cosines`, which imports numpy."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from collections.abc import Sequence
 from perdure.errors import InvalidRequest
 
 MOST_DIMENSIONS = 16_000
-"""What pgvector's type `vector` holds."""
+"""The limit of pgvector's type `vector`."""
 
 _LARGEST = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 _SMALLEST = struct.unpack("<f", b"\x01\x00\x00\x00")[0]
-"""Of the numbers that a float32 holds, beside zero: half of it and less becomes zero."""
+"""The smallest positive float32; half of it and less is rounded to zero."""
 
 
 def literal(values: Sequence[float], dimensions: int | None = None) -> str:
     """`values` as a parameter for `::vector`.
 
     Raises:
-        InvalidRequest: they are no vector, have no direction or another size; the message says which.
+        InvalidRequest: a value is no finite float32, all values are zero, or the size is wrong.
     """
     if not 1 <= len(values) <= MOST_DIMENSIONS:
         raise InvalidRequest(f"The vector has {len(values)} dimensions; accepted: 1 to {MOST_DIMENSIONS:,}.")
     if dimensions is not None and len(values) != dimensions:
         raise InvalidRequest(f"The vector has {len(values)} dimensions, its embedder's have {dimensions}.")
     if not all(math.isfinite(value) and abs(value) <= _LARGEST for value in values):
-        raise InvalidRequest("The vector holds NaN, infinity, or a number that is no float32.")
+        raise InvalidRequest("The vector holds NaN, infinity, or a number outside the range of float32.")
     if all(abs(value) <= _SMALLEST / 2 for value in values):
         raise InvalidRequest("The vector has no length: all of its numbers are zero.")
     return f"[{','.join(map(repr, map(float, values)))}]"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from perdure.casebank.runs.notify import NotifyFailed
-from perdure.casebank.runs.prune import Bank
+from perdure.casebank.runs.prune import RunContext
 from perdure.channels.callback import UrlCarrier
 from perdure.network.reply_urls import ANYWHERE
 from perdure.runtime import Runtime
@@ -19,8 +19,8 @@ from perdure.turns.outbox import DeliveryFailed
 _ID_DIGITS = 32
 
 
-def bank_of(runtime: Runtime, pause: Callable[[float], object] = time.sleep) -> Bank:
-    """The `Bank` of this process, with its notices and `pause`. Threads may share it."""
+def bank_of(runtime: Runtime, pause: Callable[[float], object] = time.sleep) -> RunContext:
+    """The `RunContext` of this process, with its notices and `pause`. Threads may share it."""
 
     def post(url: str, body: bytes) -> None:
         settings = runtime.settings
@@ -32,4 +32,4 @@ def bank_of(runtime: Runtime, pause: Callable[[float], object] = time.sleep) -> 
         except DeliveryFailed as error:
             raise NotifyFailed(str(error)) from error
 
-    return Bank(runtime.database, runtime.clock, runtime.settings.casebank, post, pause)
+    return RunContext(runtime.database, runtime.clock, runtime.settings.casebank, post, pause)

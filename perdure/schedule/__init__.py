@@ -1,12 +1,13 @@
-"""Scheduled work: when a slot is, who has taken it, and that it is done once.
+"""Scheduled work: runs each slot of an entry once.
 
-    cadence.py   slots in local time, daylight saving included: pure arithmetic
-    entry.py     an entry of the schedule: a cadence and the task that does the work
-    queries.py   the ledger's statements
-    ledger.py    one slot's life: taken, kept, settled
-    sweep.py     what is due and nobody works on is fired again
-    reading.py   what `perdure schedules list` shows
+    cadence.py   slots in local time, including daylight saving time: pure arithmetic
+    entry.py     an entry of the schedule: a cadence and a task
+    queries.py   the statements
+    ledger.py    claims a slot, renews its lease, settles it
+    sweep.py     fires due slots that no worker has claimed
+    reading.py   the output of `perdure schedules list`
 
-A slot is settled by the work, not by the firing. Whoever fires may do so twice, late or
-never: the ledger decides, and the sweeper of any worker fires what nobody took.
+The task's work settles a slot, not the message that fires it. Messages may be duplicate, late or lost: the ledger runs
+each slot once, and the sweeper of any worker fires unclaimed slots again. Beat (`schedules`), the workers' sweeper and
+`tasks.scheduled` call this room.
 """

@@ -1,10 +1,9 @@
-"""When an entry's slots are: pure arithmetic over instants and a zone's local time.
+"""Computes the slots of an entry, in UTC or in a zone's local time. Pure.
 
-A slot is an instant. `Each` counts minutes and heeds no local clock. `At` names local times
-of day: one that does not exist on its day (the clocks go forward over it) means the first
-instant after the gap; one that occurs twice means the first. Slots that fall on the same
-instant in this way are one. For every cadence `previous(t) <= t < next(t)`, and no slot lies
-between the two.
+A slot is an instant. `Every` counts minutes since the epoch, independent of a zone. `AtTimes` has local times of day: a
+time in a gap (the clocks go forward) means the first instant after the gap, and a time that occurs twice means the
+first occurrence. Times that map to the same instant are one slot. For every cadence `previous(t) <= t < next(t)`, and
+no slot lies between the two.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from typing import Protocol
 from zoneinfo import ZoneInfo
 
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-"""By `date.weekday()`."""
+"""Indexed by `date.weekday()`."""
 
 _DAY = timedelta(days=1)
 _SECOND = timedelta(seconds=1)
 
-# Within so many days of any instant, on either side, lies a slot of every cadence: a week,
-# a day for a date that a zone left out, one for the distance between local dates and UTC's.
+# The most days from any instant to the nearest slot on either side: a week, a day for a date that a zone skipped, and
+# one for the difference between local dates and UTC dates.
 _DAYS_TO_A_SLOT = 9
 
 
 class Cadence(Protocol):
-    """Infinitely many slots in both directions, strictly ascending. Instants are aware, in UTC."""
+    """An infinite, strictly ascending sequence of slots. Instants are aware, in UTC."""
 
     def previous(self, at: datetime) -> datetime:
         """The newest slot at or before `at`."""
@@ -38,14 +37,14 @@ class Cadence(Protocol):
         """The first slot after `at`."""
         ...
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """How a person would say it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Each:
-    """Every so many minutes since the epoch, whatever local clocks show."""
+class Every:
+    """Every `minutes` minutes since the epoch."""
 
     minutes: int = 1
 
@@ -61,7 +60,7 @@ class Each:
         """The first slot after `at`."""
         return self.previous(at) + self._step
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """How a person would say it."""
         return "each minute" if self.minutes == 1 else f"every {self.minutes} minutes"
 
@@ -71,8 +70,8 @@ class Each:
 
 
 @dataclass(frozen=True, slots=True)
-class At:
-    """At local times of day in a zone, each day or on one weekday (Monday is 0)."""
+class AtTimes:
+    """Local times of day in a zone, each day or on one weekday (Monday is 0)."""
 
     zone: ZoneInfo
     times: tuple[time, ...]
@@ -92,17 +91,17 @@ class At:
         """The first slot after `at`."""
         return next(slot for slot in self._slots(at) if slot > at)
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """How a person would say it."""
         *others, last = [f"{each:%H:%M}" for each in self.times]
         clock = f"{', '.join(others)} and {last}" if others else last
         return f"{'daily' if self.weekday is None else WEEKDAYS[self.weekday] + 's'} at {clock} {self.zone.key}"
 
     def _slots(self, at: datetime, *, backwards: bool = False) -> Iterator[datetime]:
-        """Slots around `at`, in order, beginning safely on its other side."""
+        """Slots around `at` in order, or in reverse order; begins a day on the other side of `at`."""
         sign = -1 if backwards else 1
         today = at.astimezone(self.zone).date()
-        days = (today + _DAY * sign * away for away in range(-1, _DAYS_TO_A_SLOT))
+        days = (today + _DAY * sign * days for days in range(-1, _DAYS_TO_A_SLOT))
         return chain.from_iterable(self._slots_of(day)[::sign] for day in days)
 
     def _slots_of(self, day: date) -> list[datetime]:
@@ -112,21 +111,21 @@ class At:
 
 
 def times_every(hours: int) -> tuple[time, ...]:
-    """The times of day every so many hours from local midnight; the last span of the day may be shorter."""
+    """Times of day every `hours` hours from midnight; the last interval of the day may be shorter."""
     return tuple(time(hour) for hour in range(0, 24, hours))
 
 
 def instant(local: datetime, zone: ZoneInfo) -> datetime:
     """The instant in UTC at which the zone's clocks show `local` (naive), to the second.
 
-    The first of two, whatever its `fold` says; where none does, the first instant after the gap.
+    Ignores `fold`: of two instants, returns the first. In a gap, returns the first instant after it.
     """
     local = local.replace(fold=0)
     found = local.replace(tzinfo=zone).astimezone(UTC)
     if _local(found, zone) == local:
         return found
-    # In a gap, fold=0 reckons with the offset before it and fold=1 with the one after it: the
-    # change itself lies between, the clocks showing less than `local` before and more after.
+    # In a gap, fold=0 uses the offset before the gap and fold=1 the one after it, so the transition lies between the
+    # two instants. Bisect for the first one at which the local time is not below `local`.
     before, after = local.replace(tzinfo=zone, fold=1).astimezone(UTC), found
     while after - before > _SECOND:
         middle = before + (after - before) // _SECOND // 2 * _SECOND

@@ -1,4 +1,4 @@
-"""An entry of the schedule: a name for ever, a cadence, and the task that does a slot's work."""
+"""An entry of the schedule: a name, a cadence, and the task that does a slot's work."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from perdure.schedule.cadence import Cadence
 
 @dataclass(frozen=True)
 class Entry:
-    """What runs when. `name` keys the ledger: an entry that is renamed is a new one.
+    """A scheduled task. `name` is the key in the ledger: a renamed entry is a new one.
 
-    A slot's lease is renewed for at most `within_s` seconds: work that takes longer is taken
-    to hang, and another worker begins it again.
+    A slot's lease is renewed for at most `within_s` seconds: longer work counts as hung, and another worker repeats it.
     """
 
     name: str

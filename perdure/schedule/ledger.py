@@ -1,9 +1,8 @@
-"""One slot's life: taken, kept while its work runs, settled.
+"""Claims a slot, renews its lease while the work runs, and settles it, so that each slot runs once.
 
-Keeps the law that a slot runs once. Which slot is meant is not said by whoever fires but
-reckoned here, from the database's clock: the newest one, so that of those missed only one is
-caught up, and a message that comes late, twice or after the clock was set back finds its slot
-done. The lease is renewed by a thread beside the work, no longer than the entry allows.
+The message that fires a slot does not name it: `claim` computes the newest slot from the database's clock. So of
+several missed slots only the newest runs, and a message that is late, duplicate or follows a clock set back finds its
+slot done. A thread renews the lease during the work, for at most `Entry.within_s`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ LONGEST_RETRY_S = 3_600.0
 
 KEPT_DAYS = 14
 KEPT_SLOTS = 100
-"""Of each entry the ledger keeps the slots of so many days, and so many slots at the least."""
+"""The ledger keeps an entry's slots for `KEPT_DAYS`, and at least the newest `KEPT_SLOTS`."""
 
 _LONGEST_ERROR = 1_000
 
@@ -38,8 +37,8 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """A slot that is ours to work on, under `token`, for the `attempts`-th time."""
+class ClaimedSlot:
+    """A slot that this process has claimed under `token`; `attempts` includes this one."""
 
     entry: str
     slot: datetime
@@ -49,7 +48,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Done(Generic[Result]):
-    """The slot's work was done here, with this result."""
+    """This process did the slot's work, with this result."""
 
     slot: datetime
     result: Result
@@ -57,33 +56,33 @@ class Done(Generic[Result]):
 
 @dataclass(frozen=True, slots=True)
 class NotDue:
-    """The entry's newest slot is done, is being worked on, or waits after a failure."""
+    """The entry's newest slot is done, claimed by another worker, or waits for its next attempt."""
 
 
 def run_slot(
     database: Database, clock: Clock, limits: TurnSettings, entry: Entry, work: Callable[[], Result]
 ) -> Done[Result] | NotDue:
-    """Do the work of the entry's newest slot, if it waits for somebody to do it.
+    """Do the work of the entry's newest slot, if it is due.
 
     Raises:
-        Unavailable: the database cannot be reached; a slot that was taken is free when its lease has run out.
-        Exception: whatever the work raised; the slot is due again after a while.
+        Unavailable: the database cannot be reached; a claimed slot is free when its lease expires.
+        Exception: raised by the work; the slot is due again after a delay.
     """
-    taken = take(database, entry, limits.lease_s)
-    if taken is None:
+    claimed = claim(database, entry, limits.lease_s)
+    if claimed is None:
         return NotDue()
     try:
-        with _kept(database, clock, limits, taken, entry.within_s):
+        with _renewed(database, clock, limits, claimed, entry.within_s):
             result = work()
     except Exception as error:
-        fail(database, taken, error)
+        fail(database, claimed, error)
         raise
-    settle(database, taken)
-    return Done(taken.slot, result)
+    settle(database, claimed)
+    return Done(claimed.slot, result)
 
 
 def register(database: Database, entries: list[Entry], lease_s: float) -> datetime:
-    """Note which entries exist, and return the database's time.
+    """Store the entries that are new, and return the database's time.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -94,8 +93,8 @@ def register(database: Database, entries: list[Entry], lease_s: float) -> dateti
     return now
 
 
-def take(database: Database, entry: Entry, lease_s: float) -> Taken | None:
-    """Take the entry's newest slot for `lease_s` seconds; None if it does not wait for anybody.
+def claim(database: Database, entry: Entry, lease_s: float) -> ClaimedSlot | None:
+    """Claim the entry's newest slot for `lease_s` seconds; None if it is not due.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -103,58 +102,60 @@ def take(database: Database, entry: Entry, lease_s: float) -> Taken | None:
     slot = entry.cadence.previous(register(database, [entry], lease_s))
     retries = {"first_retry_s": FIRST_RETRY_S, "longest_retry_s": LONGEST_RETRY_S}
     rows = database.run(queries.TAKE, {"entry": entry.name, "slot": slot, "lease_s": lease_s, **retries})
-    return Taken(entry.name, slot, rows[0].token, rows[0].attempts) if rows else None
+    return ClaimedSlot(entry.name, slot, rows[0].token, rows[0].attempts) if rows else None
 
 
-def renew(database: Database, taken: Taken, lease_s: float) -> bool:
-    """Keep the slot for `lease_s` seconds from now; False if it is somebody else's.
+def renew(database: Database, claimed: ClaimedSlot, lease_s: float) -> bool:
+    """Renew the lease for `lease_s` seconds; False if another worker has claimed the entry.
 
     Raises:
         Unavailable: the database cannot be reached.
     """
-    return bool(database.run(queries.RENEW, {"entry": taken.entry, "token": taken.token, "lease_s": lease_s}))
+    return bool(database.run(queries.RENEW, {"entry": claimed.entry, "token": claimed.token, "lease_s": lease_s}))
 
 
-def settle(database: Database, taken: Taken) -> bool:
-    """Mark the slot done; False if it was taken over, and its new holder will mark it.
+def settle(database: Database, claimed: ClaimedSlot) -> bool:
+    """Mark the slot done; False if another worker has claimed it.
 
     Raises:
         Unavailable: the database cannot be reached.
     """
     kept = {"kept_days": KEPT_DAYS, "kept_slots": KEPT_SLOTS}
-    held = bool(database.run(queries.SETTLE, {**_names(taken), **kept}))
+    held = bool(database.run(queries.SETTLE, {**_identity(claimed), **kept}))
     if not held:
-        log.warning("%s of %s took longer than its lease: another worker took it over", taken.entry, taken.slot)
+        log.warning("%s of %s took longer than its lease: another worker claimed it", claimed.entry, claimed.slot)
     return held
 
 
-def fail(database: Database, taken: Taken, error: Exception) -> None:
-    """Free the slot, whose work failed, for another attempt after a while.
+def fail(database: Database, claimed: ClaimedSlot, error: Exception) -> None:
+    """Release the slot after its work failed, for another attempt after a delay.
 
     Raises:
         Unavailable: the database cannot be reached.
     """
     reason = loggable(error)[:_LONGEST_ERROR].replace("\0", "")
     retries = {"first_retry_s": FIRST_RETRY_S, "longest_retry_s": LONGEST_RETRY_S}
-    rows = database.run(queries.FAIL, {**_names(taken), **retries, "error": reason})
-    again = f"again at {rows[0].retry_at}" if rows else "another worker took it over"
-    log.warning("%s of %s failed at attempt %d: %s; %s", taken.entry, taken.slot, taken.attempts, reason, again)
+    rows = database.run(queries.FAIL, {**_identity(claimed), **retries, "error": reason})
+    outlook = f"next attempt at {rows[0].retry_at}" if rows else "another worker claimed it"
+    log.warning("%s of %s failed at attempt %d: %s; %s", claimed.entry, claimed.slot, claimed.attempts, reason, outlook)
 
 
 @contextmanager
-def _kept(database: Database, clock: Clock, limits: TurnSettings, taken: Taken, within_s: float) -> Iterator[None]:
+def _renewed(
+    database: Database, clock: Clock, limits: TurnSettings, claimed: ClaimedSlot, within_s: float
+) -> Iterator[None]:
     over = threading.Event()
     deadline = clock.monotonic() + within_s
 
     def keep() -> None:
         while not over.wait(limits.heartbeat_s) and clock.monotonic() < deadline:
             try:
-                if not renew(database, taken, limits.lease_s):
+                if not renew(database, claimed, limits.lease_s):
                     return
             except Unavailable as error:
-                log.warning("could not keep %s of %s: %s", taken.entry, taken.slot, error.message)
+                log.warning("could not renew the lease on %s of %s: %s", claimed.entry, claimed.slot, error.message)
 
-    keeper = threading.Thread(target=keep, name=f"perdure-keep-{taken.entry}", daemon=True)
+    keeper = threading.Thread(target=keep, name=f"perdure-keep-{claimed.entry}", daemon=True)
     keeper.start()
     try:
         yield
@@ -163,5 +164,5 @@ def _kept(database: Database, clock: Clock, limits: TurnSettings, taken: Taken, 
         keeper.join()
 
 
-def _names(taken: Taken) -> dict[str, object]:
-    return {"entry": taken.entry, "slot": taken.slot, "token": taken.token}
+def _identity(claimed: ClaimedSlot) -> dict[str, object]:
+    return {"entry": claimed.entry, "slot": claimed.slot, "token": claimed.token}

@@ -1,17 +1,16 @@
-"""The ledger's statements, named, in the order of a slot's life.
+"""The statements of schedules, in the order in which a slot passes through them.
 
-`schedule_entries` has one row an entry: since when it exists, and the lease on whichever
-slot of it is being worked on, so that two slots of an entry never run at once.
-`schedule_slots` has what became of each slot. Locks are always taken entry first, then slot.
+`schedule_entries` has one row for each entry: when it was first seen, and the lease on the slot that a worker has
+claimed, so that two slots of an entry never run concurrently. `schedule_slots` has the outcome of each slot. Every
+statement locks the entry before the slot.
 """
 
 from __future__ import annotations
 
 from perdure.database.engine import Statement
 
-# Notes entries at first sight. What a clock that was since set back left in the future comes
-# back to where it would be, had it happened now: an entry's beginning, a lease (its holder, if
-# alive, renews it before it runs out), a retry. Says what time it is.
+# Inserts new entries, and returns the time. Also corrects times in the future, from before the clock was set back, as
+# if they were set now: an entry's `since`, a lease (its holder, if alive, renews it before it expires), a retry.
 REGISTER = Statement(
     "slots.register",
     """
@@ -37,10 +36,9 @@ REGISTER = Statement(
     """,
 )
 
-# Takes a slot that nobody has taken, or takes over one whose worker's lease ran out or whose
-# work failed a while ago. Only one taker gets a row: the entry's row is locked first and read
-# as it then is, and the conflict on the slot sees the newest version, not the statement's
-# snapshot.
+# Claims a new slot, one whose lease expired, or one that failed and is due again. One caller gets a row: the statement
+# locks the entry's row first and reads its latest version, and ON CONFLICT reads the slot's latest version, not the
+# statement's snapshot.
 TAKE = Statement(
     "slots.take",
     """
@@ -67,7 +65,7 @@ TAKE = Statement(
     """,
 )
 
-# An expired lease that nobody took is still its holder's: only the token decides.
+# An expired lease that no worker has claimed still belongs to its holder: only the token decides.
 RENEW = Statement(
     "slots.renew",
     """
@@ -77,8 +75,7 @@ RENEW = Statement(
     """,
 )
 
-# The work is done. Slots that nobody will ask for again leave with it: those of long ago, less
-# an entry's newest few, which for a rare entry reach back further.
+# Marks a slot done. Also deletes the entry's old slots, except its newest ones.
 SETTLE = Statement(
     "slots.settle",
     """
@@ -100,8 +97,8 @@ SETTLE = Statement(
     """,
 )
 
-# The work failed: the slot is due again after a while that grows with each attempt, unless the
-# next slot comes first.
+# Records a failure: the slot is due again after a delay that doubles with each attempt, unless the next slot is due
+# first.
 FAIL = Statement(
     "slots.fail",
     """
@@ -121,8 +118,8 @@ FAIL = Statement(
 
 # --- sweep -------------------------------------------------------------------------------
 
-# Whoever moves the row ahead sweeps this round. A due time further ahead than a round was set
-# before the clock went back; by less than a second, two rounds only began in another order than they ran.
+# Returns a row to the one worker that sweeps this round. A due time more than a round ahead was set before the clock
+# was set back; a difference of up to a second is the normal effect of concurrent rounds.
 TAKE_ROUND = Statement(
     "slots.take_round",
     """
@@ -134,8 +131,8 @@ TAKE_ROUND = Statement(
     """,
 )
 
-# Of each entry's newest slot, whether it waits for somebody to work on it. What was fired and
-# not taken is fired again after a pause that doubles, so that a queue without workers fills slowly.
+# The entries whose newest slot is due and not claimed. A slot that was fired and not claimed is fired again after a
+# delay that doubles, so that a queue without workers fills slowly.
 DUE = Statement(
     "slots.due",
     """
@@ -166,8 +163,7 @@ FIRED = Statement(
 
 # --- reading -----------------------------------------------------------------------------
 
-# What became of each entry: when it was first seen, its newest slot in the ledger, and the
-# newest that was done.
+# The status of each entry: when it was first seen, its newest slot in the ledger, and the newest one that is done.
 STANDING = Statement(
     "slots.standing",
     """

@@ -1,4 +1,4 @@
-"""What `perdure schedules list` shows: each entry, the last slot run, the next one due."""
+"""The status of each entry, for `perdure schedules list`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from perdure.schedule.entry import Entry
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Where an entry stands. Times are instants in UTC; a slot is None where there is none yet.
+class EntryStatus:
+    """The status of an entry. Times are in UTC; a slot is None if there is none yet.
 
-    `next_due` lies in the past where the newest slot waits: to be taken, or for its next attempt.
-    `running` says that somebody works on a slot now; `error` is of the newest slot's last attempt.
+    `next_due` is in the past if the newest slot waits to be claimed, or for its next attempt. `running`: a worker has a
+    lease on a slot. `error`: of the newest slot's last attempt.
     """
 
     entry: str
@@ -35,22 +35,22 @@ class Standing:
     next_due: datetime
 
 
-def read_schedules(database: Database, entries: Iterable[Entry]) -> list[Standing]:
-    """Each entry's standing, in the entries' order.
+def read_schedules(database: Database, entries: Iterable[Entry]) -> list[EntryStatus]:
+    """The status of each entry, in the order given.
 
     Raises:
         Unavailable: the database cannot be reached.
     """
     known = list(entries)
     rows = {row.entry: row for row in database.run(queries.STANDING, {"entries": [entry.name for entry in known]})}
-    return [_standing(entry, rows[entry.name]) for entry in known]
+    return [_status(entry, rows[entry.name]) for entry in known]
 
 
-def _standing(entry: Entry, row: Row[Any]) -> Standing:
-    return Standing(
+def _status(entry: Entry, row: Row[Any]) -> EntryStatus:
+    return EntryStatus(
         entry=entry.name,
         task=entry.task,
-        schedule=entry.cadence.in_words(),
+        schedule=entry.cadence.describe(),
         since=row.since,
         last_slot=row.slot,
         last_done_slot=row.done_slot,

@@ -1,7 +1,7 @@
-"""The sweeper's part in schedules: a slot that is due and has nobody working on it is fired again.
+"""Fires due slots that no worker has claimed.
 
-Runs in every worker beside the sweep of turns; one of them takes the round. It needs no beat:
-with every beat dead, slots run as late as a sweep is apart.
+Runs in every worker, in addition to the sweep of turns; one of them executes each round. It does not need beat: without
+beat, slots are late by at most the interval of the sweep.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from perdure.settings import TurnSettings
 log = logging.getLogger(__name__)
 
 Fire = Callable[[Entry], bool]
-"""Publishes the entry's task within about a second; whether the broker took it. Never raises."""
+"""Publishes the entry's task within about a second; returns whether the broker accepted it. Never raises."""
 
 
 def sweep_slots(database: Database, limits: TurnSettings, entries: Iterable[Entry], fire: Fire) -> list[Entry] | None:
-    """One round: the entries that were fired, or None if the round is somebody else's.
+    """Execute one round; returns the entries fired, or None if another worker executes it.
 
-    An entry's slot is due if it is the newest one, not before the entry was first seen, and
-    not taken, or taken under a lease that ran out. Fired again, if nobody takes it, after a
-    pause that doubles with each time.
+    An entry's newest slot is due unless it is before the entry was first seen, done, or claimed under a valid lease. It
+    is fired again, while no worker claims it, after a delay that doubles each time.
 
     Raises:
         Unavailable: the database cannot be reached.

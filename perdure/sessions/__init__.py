@@ -1,1 +1,6 @@
-"""Sessions: the conversation that turns belong to, its states, and how it is found."""
+"""Sessions: the conversations that turns belong to.
+
+`states` has the table of transitions, from which `diagram` draws the one in `docs/sessions.md`. `ending` and `summary`
+end a session, `forking` copies one, `reading` serves the routes. `turns` opens and claims sessions with the statements
+in `queries`; the tasks in `tasks/sessions.py` end them.
+"""

@@ -1,4 +1,4 @@
-"""The states of a session as a drawing, made from the table that the statements are made from.
+"""Draws the states of a session from `states.TRANSITIONS`.
 
     python -m perdure.sessions.diagram
 
@@ -13,7 +13,7 @@ from perdure.sessions.states import TRANSITIONS, State
 
 
 def draw() -> str:
-    """The table of transitions in Mermaid's words. What leaves a state as it is has no arrow."""
+    """The table of transitions as a Mermaid diagram, without those from a state to itself."""
     arrows: dict[tuple[State, State], list[str]] = {}
     for (before, trigger), after in TRANSITIONS.items():
         if before is not after:

@@ -2,10 +2,9 @@
 
     active ─▶ summarizing ─▶ ending ─▶ ended
 
-Each arrow is a commit under the session's fencing token, so that a crash in between is
-resumed where it was and a stale process writes nothing. The model is called between two
-commits, never inside one. A session ends only with no unsettled turn; later messages go to
-the next session, which waits for nothing.
+Each arrow is a commit under the session's fencing token: after a crash another process resumes at the last state, and a
+stale process writes nothing. The model is called between commits, never within a transaction. A session ends only when
+all of its turns are settled; later messages go to the next session at once.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from perdure.sessions.summary import Summary, extract, summarise
 log = logging.getLogger(__name__)
 
 IDLE = "idle"
-"""The reason for an end that nobody asked for."""
+"""The reason for an end by inactivity."""
 
 MAX_ATTEMPTS = 3
-"""Attempts at a summary by the model; then it is extractive."""
+"""Attempts at a summary by the model; after these it is extractive."""
 
 MAX_MESSAGES = 400
-"""Messages, the newest, that a summary is made of."""
+"""The number of newest messages that the summary covers."""
 
 _OWNER = "ending"
 _MOST_A_ROUND = 500
@@ -45,45 +44,45 @@ _MOST_A_ROUND = 500
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The session is over, and waits to be consolidated."""
+    """The session has ended, and waits for consolidation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """There is no summary yet, or what is to be cleaned cannot be reached; it is tried again."""
+    """The summary failed, or a store that is to be cleaned is unavailable; the sweeper tries again."""
 
 
 @dataclass(frozen=True, slots=True)
-class HandedOn:
-    """This process shuts down, and has given the session back as it was: somebody else may go on at once."""
+class Released:
+    """This process shuts down and has released the session: another process may continue at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotDue:
-    """Not asked to end, not yet to be, ended already, or being ended elsewhere."""
+    """No end is requested, a turn is unsettled, the session has ended, or another process is ending it."""
 
 
-Outcome = Ended | Postponed | HandedOn | NotDue
+EndOutcome = Ended | Postponed | Released | NotDue
 
 
 class Waker(Protocol):
-    """Whoever hears that a session may go on. Hints, which may be lost: the sweeper issues them again."""
+    """Publishes wake-ups for sessions. They may be lost: the sweeper issues them again."""
 
     def session(self, session_id: UUID, priority: int) -> bool:
-        """It has turns to run."""
+        """Wake a worker to run the session's turns."""
         ...
 
     def ending(self, session_id: UUID) -> bool:
-        """It has none left, and is to end."""
+        """Wake a worker to end the session."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """An end is asked for. Whoever asked is to wake those whom that sets free, once it is committed.
+    """A recorded request to end a session. After the commit, the caller passes a `Waker` to `wake`.
 
-    `may_end` says that it can begin now, else the session's turns are run first; `freed` is the priority
-    of the one that waited for a person and waits no more.
+    `may_end`: no turn is unsettled, so ending can begin; else the turns run first. `freed`: the priority of the turn
+    that waited for an approval and continues now; None if none did.
     """
 
     session_id: UUID
@@ -91,7 +90,7 @@ class Requested:
     freed: int | None
 
     def wake(self, waker: Waker) -> None:
-        """Have a worker end the session, or go on with its turn; where a turn runs, its runner sees to both."""
+        """Publish the wake-up to end the session or to continue its turn; a running turn needs none."""
         if self.may_end:
             waker.ending(self.session_id)
         elif self.freed is not None:
@@ -99,24 +98,23 @@ class Requested:
 
 
 class Hold(Protocol):
-    """What ending a session knows of its lease, which somebody else keeps."""
+    """The lease of the session that is ending; its keeper renews it."""
 
     def step_within(self, seconds: float) -> None:
-        """The step that begins now ends within `seconds`; later, its lease is not renewed."""
+        """Begin a step of at most `seconds`; after that the lease is not renewed."""
         ...
 
     def calling(self, call: ModelCall) -> AbstractContextManager[None]:
-        """Have `call` ended when its time is up or the process shuts down."""
+        """Abort `call` when its time is up or the process shuts down."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ender:
-    """What ending a session takes.
+    """Ends sessions.
 
-    A summary may take the model `timeout_s`. `holding` keeps the lease that was taken under a fence;
-    `clean`, given the session and that fence, removes what is kept of it outside PostgreSQL, and may be
-    called again after a crash.
+    `timeout_s` bounds the model's call for a summary. `holding` renews the lease that was claimed under a fence.
+    `clean` removes the session's data outside PostgreSQL under that fence; it is idempotent.
     """
 
     database: Database
@@ -127,28 +125,28 @@ class Ender:
     holding: Callable[[UUID, Fence], AbstractContextManager[Hold]]
     clean: Callable[[UUID, Fence], None]
 
-    def end(self, session_id: UUID) -> Outcome:
-        """Take the session to its end, from wherever it stands.
+    def end(self, session_id: UUID) -> EndOutcome:
+        """End the session, from its present state.
 
         Raises:
-            Unavailable: the database cannot be reached; it goes on later.
+            Unavailable: the database cannot be reached; the sweeper tries again.
         """
-        asked = {"session_id": session_id, "owner": _OWNER, "lease_s": self.lease_s}
-        rows = self.database.run(queries.CLAIM_ENDING, asked)
+        parameters = {"session_id": session_id, "owner": _OWNER, "lease_s": self.lease_s}
+        rows = self.database.run(queries.CLAIM_ENDING, parameters)
         if not rows:
             return NotDue()
         fence = Fence(rows[0].token, rows[0].nonce)
         with self.holding(session_id, fence) as hold:
             return self._end(session_id, fence, rows[0], hold)
 
-    def _end(self, session_id: UUID, fence: Fence, claim: Row[Any], hold: Hold) -> Outcome:
+    def _end(self, session_id: UUID, fence: Fence, claim: Row[Any], hold: Hold) -> EndOutcome:
         state, attempt, tenure = claim.state, claim.end_attempts, fence.on(session_id)
         if state == State.SUMMARIZING:
             try:
                 summary = self._summary(session_id, attempt, hold)
             except CallAborted:
-                given_back = self.database.run(queries.RELEASE_ENDING, {**tenure, "forgiven": True})
-                return HandedOn() if given_back else NotDue()  # or it was somebody's claim that ended the call
+                released = self.database.run(queries.RELEASE_ENDING, {**tenure, "forgiven": True})
+                return Released() if released else NotDue()  # not released: another claim aborted the call
             if summary is None:
                 self.database.run(queries.RELEASE_ENDING, {**tenure, "forgiven": False})
                 return Postponed()
@@ -161,7 +159,7 @@ class Ender:
         return Ended() if self.database.run(queries.FINISH_ENDING, tenure) else NotDue()
 
     def _cleaned(self, session_id: UUID, fence: Fence) -> bool:
-        """Whether all that is kept outside PostgreSQL is gone. A session never ends with something left."""
+        """Whether `clean` removed all data outside PostgreSQL; a session does not end before."""
         try:
             self.clean(session_id, fence)
         except Unavailable as error:
@@ -170,7 +168,7 @@ class Ender:
         return True
 
     def _summary(self, session_id: UUID, attempt: int, hold: Hold) -> Summary | None:
-        """The summary; None if the model failed and is to be asked again.
+        """The summary; None if the model failed and attempts remain.
 
         Raises:
             CallAborted: the process shuts down, or has lost the session.
@@ -178,7 +176,7 @@ class Ender:
         conversation = read_conversation(self.database, session_id, MAX_MESSAGES)
         if not conversation:
             return Summary("", (), extractive=True)
-        if attempt > MAX_ATTEMPTS:  # the last one ended with its process
+        if attempt > MAX_ATTEMPTS:  # the process of the last attempt died
             return extract(conversation)
         call = ModelCall(self.clock, self.timeout_s)
         hold.step_within(self.timeout_s)
@@ -193,9 +191,7 @@ class Ender:
 
 
 def request_end(executor: Executor, session_id: UUID, reason: str) -> Requested:
-    """Ask for a session to end.
-
-    Asking again while it has not ended changes nothing: the first reason stays.
+    """Record that a session is to end. The first reason stays if the end is requested again.
 
     Raises:
         NotFound: there is no such session.
@@ -210,9 +206,9 @@ def request_end(executor: Executor, session_id: UUID, reason: str) -> Requested:
 
 
 def leave(executor: Executor, session_id: UUID, channel: str, idle_s: float) -> Requested | None:
-    """Ask for a session to end that its user leaves, unless another channel was used within `idle_s` seconds.
+    """Request the end of a session whose user leaves `channel`, unless another channel was used within `idle_s`.
 
-    Returns None where that was not asked for, or had been before.
+    Returns None if this call requested no end.
     """
     parameters = {"session_id": session_id, "channel": channel, "idle_s": idle_s, "reason": f"left {channel}"}
     rows = executor.run(queries.LEAVE, parameters)
@@ -220,20 +216,22 @@ def leave(executor: Executor, session_id: UUID, channel: str, idle_s: float) -> 
 
 
 def expire_idle(database: Database, idle_s: float) -> list[UUID]:
-    """Ask for the sessions to end in which nothing happened for `idle_s` seconds; returns them."""
+    """Request the end of sessions without activity for `idle_s` seconds; returns their ids."""
     ahead = database.run(queries.COUNT_FROM_NOW, {})
     if ahead:
-        log.warning("the clock was set back: %d sessions were used in the future, and idle from now on", len(ahead))
-    found: list[UUID] = []
+        log.warning(
+            "the clock was set back: the last activity of %d sessions was in the future, and is set to now", len(ahead)
+        )
+    expired: list[UUID] = []
     while True:
         rows = database.run(queries.EXPIRE_IDLE, {"idle_s": idle_s, "most": _MOST_A_ROUND, "reason": IDLE})
-        found += [row.session_id for row in rows]
+        expired += [row.session_id for row in rows]
         if len(rows) < _MOST_A_ROUND:
-            return found
+            return expired
 
 
 def endings_due(database: Database, most: int, backoff_s: float, lease_s: float) -> list[UUID]:
-    """Sessions that should be ending and that nobody is at work on; at most `most`."""
+    """Up to `most` sessions that are to end and that no worker has claimed; marks them as woken."""
     rows = database.run(queries.ENDINGS_DUE, {"most": most, "backoff_s": backoff_s, "lease_s": lease_s})
     return [row.session_id for row in rows]
 

@@ -1,4 +1,4 @@
-"""The statements that find, open and read sessions."""
+"""The statements that open, find, read, end and fork sessions."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from perdure.database.engine import Statement
 from perdure.database.fencing import HELD, RAISED
 from perdure.sessions.states import State, Trigger, sql
 
-# Opens the live session of a scope, behind the last one that was there: the newest that none
-# follows yet, so that a clock set back makes no gap. A session opened by somebody else meanwhile
-# is as good: then nothing is inserted.
+# Opens the live session of a scope after the previous one: the newest without a successor, so that a clock set back
+# leaves no gap. Inserts nothing if a concurrent transaction opened the session.
 OPEN = Statement(
     "sessions.open",
     f"""
@@ -30,8 +29,8 @@ OPEN = Statement(
     """,
 )
 
-# A session of another installation, under its own id and at its tick. It takes the user's next messages, too, unless
-# the user has a live session here.
+# Opens a session of another installation, under its id and at its tick. The user's next messages are routed to it,
+# unless the user has a live session here.
 OPEN_RESTORED = Statement(
     "sessions.open_restored",
     f"""
@@ -52,8 +51,8 @@ OPEN_RESTORED = Statement(
     """,
 )
 
-# The session that a message is for, locked until the transaction ends. Found by its primary key, whether the
-# caller names it or not: a condition on either would read every session of the user.
+# Locks the session that a message is for until the transaction ends. The subquery makes this a lookup by primary key
+# in both cases; a condition with OR would read every session of the user.
 LOCK_TARGET = Statement(
     "sessions.lock_target",
     """
@@ -148,9 +147,9 @@ MESSAGES = Statement(
 
 # --- ending ------------------------------------------------------------------------------
 
-# A turn that waits for a person waits no more: what is undecided is denied by the end that was asked for,
-# and the turn goes on from there. A session that may end is due for the sweeper at once.
-_NOBODY_DECIDES = f"""
+# The end of a session denies its undecided approvals, and the waiting turn continues. A session without unsettled turns
+# is due for the sweeper at once.
+_DENY_APPROVALS = f"""
         state = CASE s.state WHEN '{State.WAITING_APPROVAL}' THEN {sql(Trigger.APPROVAL_DECIDED, column="s.state")}
                              ELSE s.state END,
         not_before = CASE s.state WHEN '{State.WAITING_APPROVAL}' THEN NULL ELSE s.not_before END,
@@ -159,14 +158,14 @@ _NOBODY_DECIDES = f"""
         wakes = CASE WHEN s.unsettled = 0 AND s.end_requested_at IS NULL THEN 0 ELSE s.wakes END
 """.strip()
 
-# The priority of the turn that waited for a person until now, and is to be woken; NULL if none did.
+# The priority of the turn that waited for an approval until now, and is to be woken; NULL if none did.
 _FREED = f"""
     CASE found.state WHEN '{State.WAITING_APPROVAL}' THEN (
         SELECT t.priority FROM turns AS t
         WHERE t.session_id = s.session_id AND t.settled_at IS NULL ORDER BY t.seq LIMIT 1) END AS freed
 """.strip()
 
-# Asks for the end: no message is routed here any more. The first who asks says why.
+# Requests the end: no further message is routed to the session. The first request sets the reason.
 REQUEST_END = Statement(
     "sessions.request_end",
     f"""
@@ -178,13 +177,13 @@ REQUEST_END = Statement(
     UPDATE sessions AS s
     SET end_requested_at = coalesce(end_requested_at, perdure_now()), end_reason = coalesce(end_reason, %(reason)s),
         routable = false,
-        {_NOBODY_DECIDES}
+        {_DENY_APPROVALS}
     FROM found WHERE s.session_id = found.session_id
     RETURNING s.unsettled = 0 AS may_end, {_FREED}
     """,
 )
 
-# The same when somebody leaves a channel, unless another one was used a while ago or still owes an answer.
+# The same when a user leaves a channel, unless another one has an unsettled turn, or one settled within `idle_s`.
 LEAVE = Statement(
     "sessions.leave",
     f"""
@@ -195,7 +194,7 @@ LEAVE = Statement(
     )
     UPDATE sessions AS s
     SET end_requested_at = perdure_now(), end_reason = %(reason)s, routable = false,
-        {_NOBODY_DECIDES}
+        {_DENY_APPROVALS}
     FROM found
     WHERE s.session_id = found.session_id
       AND NOT EXISTS (
@@ -206,8 +205,8 @@ LEAVE = Statement(
     """,
 )
 
-# Last used at a time that is still to come: the server's clock was ahead, and nobody can tell how long ago that
-# was. From now on, then. By less, a transaction only began later and was first.
+# Sets a last activity in the future, from when the server's clock was ahead, to now. A difference of up to a second is
+# the normal effect of concurrent transactions.
 COUNT_FROM_NOW = Statement(
     "sessions.count_from_now",
     """
@@ -222,8 +221,7 @@ COUNT_FROM_NOW = Statement(
     """,
 )
 
-# Sessions that nobody has used, forks as well. Reads the live ones only, which are few: whatever is found here is
-# one no more.
+# Requests the end of idle sessions, forks included. Its index covers the live sessions only, which are few.
 EXPIRE_IDLE = Statement(
     "sessions.expire_idle",
     """
@@ -247,16 +245,15 @@ _UNLEASED = """
                OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
 """.strip()
 
-# Takes the lease of a session that is to end and has nothing left to run. A lease that lies too
-# far ahead was given while the server's clock was wrong, and is none.
+# Claims a session that is to end and has no unsettled turn. A lease further ahead than two lease times was granted
+# while the server's clock was wrong, and counts as expired.
 CLAIM_ENDING = Statement(
     "sessions.claim_ending",
     f"""
     WITH candidate AS (
         SELECT session_id FROM sessions
         WHERE session_id = %(session_id)s AND end_requested_at IS NOT NULL AND ended_at IS NULL AND unsettled = 0
-          AND (lease_until IS NULL OR lease_until <= perdure_now()
-               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
+          AND {_UNLEASED}
         FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE sessions AS s
@@ -269,7 +266,8 @@ CLAIM_ENDING = Statement(
     """,
 )
 
-# Gives it back as it is, to be tried again after a while; a `forgiven` attempt was none, and that is at once.
+# Releases the session. The sweeper tries again after a backoff; a `forgiven` attempt is not counted, and is retried at
+# once.
 RELEASE_ENDING = Statement(
     "sessions.release_ending",
     f"""
@@ -305,7 +303,7 @@ FINISH_ENDING = Statement(
     """,
 )
 
-# Sessions that are to end, have nothing left to run and are held by no worker. As in `turns.queries.WAKE_DUE`, the
+# Sessions that are to end, with no unsettled turn and no valid lease. As in `turns.queries.WAKE_DUE`, the
 # pause between two wake-ups doubles, those woken less often come first, and each level is one range of
 # `sessions_ending_wake_idx`, read up to the limit.
 ENDINGS_DUE = Statement(
@@ -352,10 +350,8 @@ NEWEST_MESSAGES = Statement(
 
 # --- forking -----------------------------------------------------------------------------
 
-# The turns to copy, in order: those that had begun and were settled at the tick. They follow each
-# other without a gap, since a session's turns run one after another; one that was cancelled
-# before it began has said nothing. No tick was noted by releases that knew no forks: those turns
-# count as settled from the beginning.
+# The turns to copy, in order: those that had begun and were settled at the tick. A turn that was cancelled before it
+# began has no messages. Releases without forks stored no `settled_tick`: their turns count as settled at tick 0.
 PLAN_FORK = Statement(
     "sessions.plan_fork",
     """
@@ -371,8 +367,8 @@ PLAN_FORK = Statement(
     writes=False,
 )
 
-# The whole of a fork: the session, its turns under new ids, their messages, the variables. Turns
-# keep their ticks, so that a fork can be forked where its source could.
+# Writes a fork: the session, its turns under new ids, their messages, the variables. Turns keep their ticks, so that a
+# fork can be forked at the same ticks as its source.
 FORK = Statement(
     "sessions.fork",
     f"""

@@ -1,4 +1,4 @@
-"""Sessions and transcripts as the outside sees them."""
+"""Sessions and transcripts as the routes and the CLI return them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_session(executor: Executor, session_id: UUID) -> dict[str, Any]:
 
 
 def owner(executor: Executor, session_id: UUID) -> str:
-    """The key of the user whose session it is.
+    """The key of the session's user.
 
     Raises:
         NotFound: there is no such session.
@@ -41,7 +41,7 @@ def owner(executor: Executor, session_id: UUID) -> str:
 
 
 def find_live(executor: Executor, user_id: str, scope: str, idle_s: float) -> tuple[UUID, int] | None:
-    """The session that this user's next message goes to and its number of messages, if there is one."""
+    """The session that the user's next message goes to, and its number of messages; None: a new one."""
     rows = executor.run(queries.LIVE, {"user_id": user_id, "scope": scope, "idle_s": idle_s})
     return (rows[0].session_id, rows[0].message_count) if rows else None
 
@@ -56,7 +56,7 @@ def list_sessions(
 ) -> list[dict[str, Any]]:
     """Sessions of the user with the key `user`, of a tenant's users, or of all; newest first, at most `limit`.
 
-    `given_up` lists only those whose consolidation was given up, by the time of that.
+    `given_up` lists only those whose consolidation was abandoned, newest first by that time.
     """
     if user is not None:
         statement = queries.LIST_GIVEN_UP_OF_USER if given_up else queries.LIST_OF_USER
@@ -70,7 +70,7 @@ def list_sessions(
 def read_messages(
     executor: Executor, session_id: UUID, after: int = 0, limit: int | None = None
 ) -> list[dict[str, Any]]:
-    """The committed transcript behind message number `after`, in order.
+    """The committed transcript after message number `after`, in order.
 
     Raises:
         NotFound: there is no such session.
@@ -103,14 +103,14 @@ def _session(row: Row[Any]) -> dict[str, Any]:
 
 
 def _summary_kind(row: Row[Any]) -> str | None:
-    """Who wrote the summary: the `model`, or nobody, and it is made of the conversation's own lines (`extractive`)."""
+    """`model`, or `extractive`: quoted from the conversation; None without a summary."""
     if not row.summary:
         return None
     return "extractive" if row.summary_extractive else "model"
 
 
 def _consolidation(row: Row[Any]) -> dict[str, Any] | None:
-    """Whether memories were drawn from an ended session; `None` while it has not ended."""
+    """The state of an ended session's consolidation; `None` while the session has not ended."""
     if row.ended_at is None:
         return None
     if row.consolidated_at is not None:
@@ -141,7 +141,7 @@ def _message(row: Row[Any]) -> dict[str, Any]:
 
 
 def _call(call: dict[str, str]) -> dict[str, Any]:
-    """A stored call; its arguments as an object where they are one, else the text as it came."""
+    """A stored call, with its arguments as an object if they are one, else as text."""
     try:
         arguments: Any = load_object(call["arguments"])
     except ValueError:

@@ -1,7 +1,6 @@
-"""What is kept of a session in a few sentences: its summary and its key topics.
+"""A session's summary and key topics.
 
-Written by the summary model. Where that fails for good, the summary is extractive (the
-conversation's own lines) and says so, and nothing waits for ever.
+The summary model writes them. If all attempts fail, the summary is extractive: it quotes the conversation, and says so.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ MAX_SUMMARY_CHARS = 4_000
 MAX_TOPICS = 8
 
 MAX_PROMPT_CHARS = 120_000
-"""Of a longer conversation the model is shown the newest messages that fit into so many characters."""
+"""The model is sent the newest messages that fit into this number of characters."""
 
 PROMPT = """Summarise the conversation below for whoever talks to this user next: what they asked, what was
 answered or decided, and what is still open. A few sentences, in the conversation's own language. Each line begins with
@@ -36,7 +35,7 @@ _EXTRACT_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`extractive` says that no model wrote it."""
+    """`extractive`: quoted from the conversation, not written by a model."""
 
     text: str
     key_topics: tuple[str, ...]
@@ -44,12 +43,12 @@ class Summary:
 
 
 def summarise(model: Model, call: ModelCall, conversation: Sequence[Message]) -> Summary:
-    """Have `model` summarise; what it says is taken as it is where it is not the JSON asked for.
+    """Have `model` summarise. A reply that is not the requested JSON becomes the summary as it is.
 
     Raises:
-        PerdureError: the model failed.
+        PerdureError: the model failed, or its summary is empty.
     """
-    request = ModelRequest((Message(Role.SYSTEM, PROMPT), Message(Role.USER, _shown(conversation))))
+    request = ModelRequest((Message(Role.SYSTEM, PROMPT), Message(Role.USER, _prompt_text(conversation))))
     reply = model.respond(request, call).content.strip()
     try:
         given = load_object(_without_fence(reply))
@@ -62,7 +61,7 @@ def summarise(model: Model, call: ModelCall, conversation: Sequence[Message]) ->
 
 
 def extract(conversation: Sequence[Message]) -> Summary:
-    """The first and the last things that were said, marked as no model's work."""
+    """An extractive summary: the first and the last lines of the conversation."""
     said = [message.content for message in conversation if message.role in {Role.USER, Role.ASSISTANT}]
     lines = [cut(" ".join(line.split()), _EXTRACT_CHARS) for line in said if line.strip()]
     chosen = lines if len(lines) <= _EXTRACT_LINES else [*lines[:2], "...", *lines[2 - _EXTRACT_LINES :]]
@@ -70,13 +69,13 @@ def extract(conversation: Sequence[Message]) -> Summary:
     return Summary(_bounded(text), _topics(None, conversation), extractive=True)
 
 
-def _shown(conversation: Sequence[Message]) -> str:
+def _prompt_text(conversation: Sequence[Message]) -> str:
     lines: list[str] = []
-    room = MAX_PROMPT_CHARS
+    remaining = MAX_PROMPT_CHARS
     for message in reversed(conversation):
         line = label_lines(message.role, cut(message.content, _MESSAGE_CHARS))
-        room -= len(line)
-        if room < 0:
+        remaining -= len(line)
+        if remaining < 0:
             break
         if line:
             lines.append(line)
@@ -84,7 +83,7 @@ def _shown(conversation: Sequence[Message]) -> str:
 
 
 def _topics(given: object, conversation: Sequence[Message]) -> tuple[str, ...]:
-    """The topics that the model named, or the words that the user used most."""
+    """The topics that the model returned, else the user's most frequent words."""
     if isinstance(given, list):
         named = [storable(topic.strip())[:80] for topic in given if isinstance(topic, str) and topic.strip()]
         if named:
@@ -100,7 +99,7 @@ def _topics(given: object, conversation: Sequence[Message]) -> tuple[str, ...]:
 
 
 def _without_fence(text: str) -> str:
-    # No pattern: one that tries every end of a run of blanks takes hours over a reply of megabytes.
+    # No regular expression: backtracking over a run of blanks takes hours for a reply of megabytes.
     if len(text) < 2 * len(_FENCE) or not (text.startswith(_FENCE) and text.endswith(_FENCE)):
         return text
     return text.removeprefix(_FENCE).removesuffix(_FENCE).removeprefix("json").strip()

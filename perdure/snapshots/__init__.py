@@ -1,1 +1,6 @@
-"""Snapshots: what an agent is in the middle of, written down so that it survives its process."""
+"""Snapshots: the state of a running session, stored so that it survives a crash.
+
+`snapshot` defines `AgentSnapshot` and `codec` its JSON. `store` is the protocol; `postgres`, `redis`, `sqlite` and
+`file` implement it, and `resolve` chooses one. `exchange` exports and imports snapshots, `pending` adds the queued
+messages, `forgetting` deletes snapshots. `turns.run.snapshot` saves and loads them.
+"""

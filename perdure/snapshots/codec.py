@@ -1,10 +1,10 @@
-"""Snapshots as JSON text and back, strictly: what cannot be read back is not written.
+"""Snapshots as JSON text and back, for stores, exports and imports.
 
-Members that this release does not know are no fault: a newer release wrote them. They are kept, and written back.
+`dump` writes only what `parse` reads. Members that this release does not know are from a newer release; they are kept
+and written back.
 
-Stores, exports and imports all come through here. A text that was cut off, is of another
-schema, of another agent, or holds what a database cannot store is refused with the reason,
-as `InvalidRequest`; where in the document the fault lies is said, what stands there is not.
+`parse` rejects a text that is truncated, of another schema or agent, or holds characters that a database cannot store.
+The `InvalidRequest` names the position in the document, not the value.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from perdure.text.untrusted import first_line, load_object
 _UUID = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 _Natural = Annotated[int, Field(ge=0, lt=LIMIT)]
 
-Wire = TypeVar("Wire", bound=BaseModel)
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def dump(snapshot: AgentSnapshot, *, indent: int | None = None) -> str:
-    """`snapshot` as one JSON document, on one line unless `indent` (spaces) is given.
+    """`snapshot` as a JSON document, on one line unless `indent` (spaces) is given.
 
     Raises:
-        InvalidRequest: it holds what has no place in a snapshot; the message says what.
+        InvalidRequest: it holds a value that a snapshot cannot hold; the message names it.
         TooLarge: the working variables are over `MAX_VARIABLES_BYTES`.
     """
     text = _json(_record(snapshot), "The snapshot", indent)
@@ -48,27 +48,27 @@ def dump(snapshot: AgentSnapshot, *, indent: int | None = None) -> str:
 
 
 def parse(text: str, expected_agent_id: UUID | None = None) -> AgentSnapshot:
-    """The snapshot that `text` is; of the agent `expected_agent_id`, where one is given.
+    """Parse `text`; if `expected_agent_id` is given, the snapshot must be of that agent.
 
     Raises:
-        InvalidRequest: it is no snapshot, of an unknown schema version, or of another agent.
+        InvalidRequest: the text is not a snapshot, of an unknown schema version, or of another agent.
         TooLarge: its working variables are over `MAX_VARIABLES_BYTES`.
     """
-    wire = _wire(text)
-    if expected_agent_id is not None and wire.agent_id != str(expected_agent_id):
-        raise InvalidRequest(f"The snapshot is of the agent {wire.agent_id}, not of {expected_agent_id}.")
-    _require_room(wire.memory.working_variables)
-    return _domain(wire)
+    model = _read_model(text)
+    if expected_agent_id is not None and model.agent_id != str(expected_agent_id):
+        raise InvalidRequest(f"The snapshot is of the agent {model.agent_id}, not of {expected_agent_id}.")
+    _require_room(model.memory.working_variables)
+    return _domain(model)
 
 
 def checked_variables(variables: object) -> dict[str, Any]:
-    """`variables` as a snapshot gives them back: a copy of what their JSON says.
+    """A copy of `variables` after a round trip through JSON.
 
-    Whoever sets variables keeps this copy, so that they are the same before a crash and after
-    it: a tuple is a list at once, a key that is a number is text.
+    The engine continues with this copy, so that variables are the same before and after a crash: a tuple becomes a
+    list, a numeric key becomes text.
 
     Raises:
-        InvalidRequest: they are no JSON object, or hold what cannot be stored; the message says what.
+        InvalidRequest: they are not a JSON object, or hold a value that cannot be stored; the message names it.
         TooLarge: they are over `MAX_VARIABLES_BYTES`.
     """
     given = dict(variables) if isinstance(variables, Mapping) else variables
@@ -81,30 +81,30 @@ def checked_variables(variables: object) -> dict[str, Any]:
 
 
 def checked_events(events: Sequence[Event]) -> list[dict[str, Any]]:
-    """`events` as records that a snapshot can hold.
+    """`events` as JSON records for a snapshot.
 
     Raises:
-        InvalidRequest: one holds what cannot be stored; the message says what.
+        InvalidRequest: an event holds a value that cannot be stored; the message names it.
     """
     records: list[dict[str, Any]] = _checked(
         {"event_queue_backup": [_event_record(each) for each in events]}, "The pending events"
     )["event_queue_backup"]
     for record in records:
-        _valid(_Event, record)
+        _valid(_EventModel, record)
     return records
 
 
 def events_of(records: Sequence[Mapping[str, Any]]) -> tuple[Event, ...]:
-    """The events that `records`, as `checked_events` makes them, stand for.
+    """The events in `records`, which `checked_events` made.
 
     Raises:
-        InvalidRequest: they are no such records.
+        InvalidRequest: a record is invalid.
     """
-    return tuple(_event(_valid(_Event, record)) for record in records)
+    return tuple(_event(_valid(_EventModel, record)) for record in records)
 
 
-class _Strict(BaseModel):
-    """Strict in what it knows. What it does not know, a newer release wrote: that is kept."""
+class _StrictModel(BaseModel):
+    """Strict for known members; keeps unknown ones, which a newer release wrote."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
@@ -114,43 +114,43 @@ class _Strict(BaseModel):
         return self.model_extra or {}
 
 
-class _Call(_Strict):
+class _CallModel(_StrictModel):
     id: str
     name: str
     arguments: str
 
 
-class _Said(_Strict):
+class _MessageModel(_StrictModel):
     role: Literal["user", "assistant", "tool"]
     content: str
-    tool_calls: list[_Call] = []
+    tool_calls: list[_CallModel] = []
     tool_call_id: str | None = None
 
 
-class _Memory(_Strict):
-    short_term_history: list[_Said]
+class _MemoryModel(_StrictModel):
+    short_term_history: list[_MessageModel]
     working_variables: dict[str, Any]
 
 
-class _Event(_Strict):
+class _EventModel(_StrictModel):
     source: str
     type: str
     payload: Any
 
 
-class _Snapshot(_Strict):
+class _SnapshotModel(_StrictModel):
     """The document, key by key."""
 
     schema_version: Literal[1]
     agent_id: Annotated[str, Field(pattern=_UUID)]
     tick_index: _Natural
     timestamp: _Natural
-    status: Annotated[Status, Strict(False)]  # noqa: FBT003 (pydantic's name for: text will do)
-    memory: _Memory
-    event_queue_backup: list[_Event]
+    status: Annotated[Status, Strict(False)]  # noqa: FBT003 (pydantic's API)
+    memory: _MemoryModel
+    event_queue_backup: list[_EventModel]
 
 
-def _wire(text: str) -> _Snapshot:
+def _read_model(text: str) -> _SnapshotModel:
     if not text.strip():
         raise InvalidRequest("The snapshot cannot be read: it is empty.")
     try:
@@ -163,10 +163,10 @@ def _wire(text: str) -> _Snapshot:
             f"The snapshot is of schema version {first_line(repr(version), 40)}; "
             f"this release reads version {SCHEMA_VERSION}."
         )
-    return _valid(_Snapshot, document)
+    return _valid(_SnapshotModel, document)
 
 
-def _valid(kind: type[Wire], document: Any) -> Wire:
+def _valid(kind: type[Model], document: Any) -> Model:
     try:
         return kind.model_validate(document)
     except ValidationError as error:
@@ -176,29 +176,29 @@ def _valid(kind: type[Wire], document: Any) -> Wire:
         raise InvalidRequest(f"The snapshot is not valid: {first_line(where, 200)}: {message}.") from error
 
 
-def _domain(wire: _Snapshot) -> AgentSnapshot:
+def _domain(model: _SnapshotModel) -> AgentSnapshot:
     return AgentSnapshot(
-        agent_id=UUID(wire.agent_id),
-        tick_index=wire.tick_index,
-        timestamp=wire.timestamp,
-        status=wire.status,
+        agent_id=UUID(model.agent_id),
+        tick_index=model.tick_index,
+        timestamp=model.timestamp,
+        status=model.status,
         memory=Memory(
-            tuple(_message(said) for said in wire.memory.short_term_history),
-            wire.memory.working_variables,
-            wire.memory.unknown,
+            tuple(_message(record) for record in model.memory.short_term_history),
+            model.memory.working_variables,
+            model.memory.unknown,
         ),
-        event_queue_backup=tuple(_event(event) for event in wire.event_queue_backup),
-        schema_version=wire.schema_version,
-        extra=wire.unknown,
+        event_queue_backup=tuple(_event(event) for event in model.event_queue_backup),
+        schema_version=model.schema_version,
+        extra=model.unknown,
     )
 
 
-def _message(said: _Said) -> Message:
-    calls = tuple(ToolCall(call.id, call.name, call.arguments, call.unknown) for call in said.tool_calls)
-    return Message(Role(said.role), said.content, calls, said.tool_call_id, said.unknown)
+def _message(record: _MessageModel) -> Message:
+    calls = tuple(ToolCall(call.id, call.name, call.arguments, call.unknown) for call in record.tool_calls)
+    return Message(Role(record.role), record.content, calls, record.tool_call_id, record.unknown)
 
 
-def _event(event: _Event) -> Event:
+def _event(event: _EventModel) -> Event:
     return Event(event.source, event.type, event.payload, event.unknown)
 
 
@@ -233,7 +233,7 @@ def _event_record(event: Event) -> dict[str, Any]:
 
 
 def _checked(part: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """`part` of a snapshot as its JSON reads, no deeper than it may be at its place there."""
+    """`part` of a snapshot after a round trip through JSON, within the limit on nesting at its place."""
     try:
         return load_object(_json(part, what))
     except ValueError as error:

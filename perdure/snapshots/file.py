@@ -1,12 +1,11 @@
 """Snapshots as files: `DIR/<session>/<token>-<tick>.json`, each one `AgentSnapshot`.
 
-A file is written beside its place, synced, and renamed into it; its directory is synced then.
-So it is there whole or not at all, and there is nothing to lock: the order of two snapshots
-is in their names, `load` takes the highest, and a paused or killed writer neither holds
-anybody up nor puts an old snapshot in the place of a new one. Lower ones are removed once a
-higher one is durable; at rest there is one file a session.
+`save` writes a temporary file in the same directory, syncs it, renames it, and syncs the directory, so a snapshot is
+complete or absent. No lock is needed: the version is in the name, and `load` reads the highest. A paused or killed
+writer blocks no other, and cannot replace a newer snapshot. Lower versions are removed once a higher one is durable; a
+session normally has one file.
 
-Bounds of the disk's own (a network file system that hangs) are not perdure's to set.
+Operations have no timeout of their own: a network file system that hangs blocks them.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from perdure.snapshots.store import (
     SnapshotUnavailable,
     Stored,
     Version,
+    parse_stored,
     refuse_stale,
     report_set_aside,
-    restored,
     version_of,
 )
 from perdure.text.patterns import compiled
@@ -42,23 +41,22 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class FileSnapshots:
-    """A directory of snapshots. Many threads and processes may use it at once."""
+    """A directory of snapshots. Threads and processes may use it concurrently."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.name = directory.as_uri()
 
     def save(self, snapshot: AgentSnapshot, token: int) -> None:
-        """Store `snapshot` in place of an older one; see `SnapshotStore.save`."""
+        """See `SnapshotStore.save`."""
         data = dump(snapshot).encode()
         version = version_of(snapshot, token)
         folder = self._folder(snapshot.agent_id)
-        with self._explained():
+        with self._mapped_errors():
             for _ in range(_TRIES):
                 refuse_stale(snapshot.agent_id, version, _newest(folder))
                 self._make(folder)
-                # What stands beside the place may be removed by whoever saves a newer one or
-                # deletes the agent at this moment: then look again.
+                # A concurrent save of a newer version, or a delete, may remove the temporary file: then try again.
                 with suppress(FileNotFoundError):
                     _write_whole(folder / _file(version), data)
                     _remove_below(folder, version)
@@ -68,35 +66,35 @@ class FileSnapshots:
         )
 
     def load(self, agent_id: UUID) -> Stored | None:
-        """The agent's newest snapshot, or None; see `SnapshotStore.load`."""
+        """See `SnapshotStore.load`."""
         folder = self._folder(agent_id)
-        with self._explained():
+        with self._mapped_errors():
             while (version := _newest(folder)) is not None:
                 path = folder / _file(version)
                 try:
                     data = path.read_bytes()
                 except FileNotFoundError:
-                    continue  # a newer one has taken its place
+                    continue  # a newer one replaced it
                 try:
-                    return restored(data, agent_id, version)
+                    return parse_stored(data, agent_id, version)
                 except InvalidRequest as error:
                     self._keep(agent_id, path, error.message, damaged=data)
             self._require_directory()
         return None
 
     def set_aside(self, agent_id: UUID, upto: Version, reason: str) -> None:
-        """Rename what is no newer than `upto`; see `SnapshotStore.set_aside`."""
+        """See `SnapshotStore.set_aside`; renames the file."""
         folder = self._folder(agent_id)
-        with self._explained():
+        with self._mapped_errors():
             version = _newest(folder)
             if version is not None and version <= upto:
                 self._keep(agent_id, folder / _file(version), reason)
                 _remove_below(folder, version)
 
     def delete(self, agent_id: UUID) -> None:
-        """Remove the agent's directory; see `SnapshotStore.delete`."""
+        """See `SnapshotStore.delete`; removes the agent's directory."""
         folder = self._folder(agent_id)
-        with self._explained():
+        with self._mapped_errors():
             for _ in range(_TRIES):
                 try:
                     shutil.rmtree(folder)
@@ -109,13 +107,13 @@ class FileSnapshots:
         raise SnapshotUnavailable(self.name, f"{folder} is written to while it is removed", "Try again.")
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Nothing to close."""
 
     def _folder(self, agent_id: UUID) -> Path:
         return self.directory / str(agent_id)
 
     def _make(self, folder: Path) -> None:
-        """Make the agent's directory, not its parent: a disk that is not mounted must not be imitated."""
+        """Create the agent's directory, but not its parent: that would hide a disk that is not mounted."""
         self._require_directory()
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
@@ -128,14 +126,14 @@ class FileSnapshots:
             )
 
     def _keep(self, agent_id: UUID, path: Path, reason: str, damaged: bytes | None = None) -> None:
-        """Rename what is at `path`; not so if it is no longer `damaged`, where that is given."""
+        """Set the file at `path` aside; if `damaged` is given, only while the file has these bytes."""
         kept = path.with_name(path.name + _ASIDE)
         try:
             path.rename(kept)
         except FileNotFoundError:
             return
         if damaged is not None and kept.read_bytes() != damaged:
-            kept.rename(path)  # the same version was saved again meanwhile, whole
+            kept.rename(path)  # the same version was saved again since it was read
             return
         report_set_aside(self.name, agent_id, str(kept), reason)
         for other in path.parent.glob(f"*{_ASIDE}"):
@@ -143,20 +141,20 @@ class FileSnapshots:
                 other.unlink(missing_ok=True)
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _mapped_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             what = error.strerror or str(error)
-            raise SnapshotUnavailable(self.name, what[:1].lower() + what[1:], _way_out(error)) from error
+            raise SnapshotUnavailable(self.name, what[:1].lower() + what[1:], _remedy(error)) from error
 
 
-def _way_out(error: OSError) -> str:
+def _remedy(error: OSError) -> str:
     if error.errno in _FULL:
         return "Make room on its disk."
     if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
-        return "Let perdure's account write there."
-    return "See to its disk, or set PERDURE_SNAPSHOTS to another store."
+        return "Give perdure's account write permission there."
+    return "Check its disk, or set PERDURE_SNAPSHOTS to another store."
 
 
 def _file(version: Version) -> str:
@@ -164,7 +162,7 @@ def _file(version: Version) -> str:
 
 
 def _versions(folder: Path) -> Iterator[tuple[Version, str]]:
-    """The version and name of each file in `folder`, those that are being written included."""
+    """The version and name of each file in `folder`, temporary ones included."""
     try:
         names = [path.name for path in folder.iterdir()]
     except FileNotFoundError:
@@ -185,7 +183,7 @@ def _remove_below(folder: Path, version: Version) -> None:
 
 
 def _write_whole(path: Path, data: bytes) -> None:
-    """Have `path` hold `data`, durably; never a part of it, not even after a power cut."""
+    """Write `data` to `path` atomically and durably."""
     beside = path.with_name(f"{path.stem}.{secrets.token_hex(8)}.tmp")
     try:
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

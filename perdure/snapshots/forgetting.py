@@ -1,8 +1,4 @@
-"""Forgetting a session's snapshot: the last thing that is done with it, when the session ends.
-
-State is there to survive a crash, and an ended session has nothing left to survive. Both are
-deleted: what PostgreSQL keeps of every session, whatever the store, and what the store keeps.
-"""
+"""Deletes the snapshots of a session that ends: the rows that PostgreSQL has with every store, and the store's copy."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ def forget(executor: Executor, store: SnapshotStore, session_id: UUID) -> None:
     """Delete the session's working variables, their history, and its snapshot. Safe to repeat.
 
     Raises:
-        SnapshotUnavailable: the store cannot be used now; what PostgreSQL kept is gone.
+        SnapshotUnavailable: the store cannot be used now; the rows in PostgreSQL are deleted.
         Unavailable: the database cannot be reached.
     """
     executor.run(queries.DELETE, {"session_id": session_id})

@@ -1,8 +1,8 @@
-"""Pending messages as the events of a snapshot: what was accepted in a session and has not begun.
+"""Pending messages, accepted but not begun, as the events of a snapshot.
 
-The queue of a session is in PostgreSQL (`turns` and `inbox`), whatever the store, so nobody keeps a second one: the
-events are read from there whenever a snapshot is made (`queries.pending`). An event has what it takes to accept its
-message again, in this installation or another one: that is what an import does (`turns.restoring`).
+The queue of a session is in PostgreSQL (`turns` and `inbox`) with every store; each snapshot reads it from there
+(`queries.pending`). An event holds all that is needed to accept its message again, here or in another installation: an
+import does that (`turns.restoring`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from perdure.access.tenants import tenant_of, user_of
 from perdure.snapshots.snapshot import Event
 
 MESSAGE = "message"
-"""The type of the events made here. Their source is the message's channel."""
-
+"""The type of these events. Their source is the message's channel."""
 
 _MEMBERS = ("message_id", "text", "agent", "priority", "reply_to", "metadata", "merged")
 
 
 def events(queued: Iterable[Mapping[str, Any]]) -> tuple[Event, ...]:
-    """The events for the rows of `queries.pending`, in the order accepted; members without a value are left out."""
+    """The events for the rows of `queries.pending`, oldest first; members without a value are omitted."""
     return tuple(Event(row["channel"], MESSAGE, _payload(row)) for row in queued)
 
 

@@ -1,10 +1,9 @@
-"""Snapshots in PostgreSQL, next to what they are of.
+"""Snapshots in PostgreSQL.
 
-Only what is nowhere else is stored: the working variables. The history is the transcript's last turns, the pending
-events are the session's queue, tick and status are the session's row; they are assembled when a snapshot is asked
-for. Events that a caller of `save` brings are kept until the session's next commit. The engine does not call `save`:
-it adds `queries.WITH_STEP` to the statement that commits a step, so that the snapshot is of that step by construction.
-It does so whatever store is set, so that a snapshot that is lost elsewhere is built again from here.
+Only the working variables are stored. `load` assembles the rest: the history from the transcript's last turns, the
+pending events from the session's queue, tick and status from the session's row. Events passed to `save` are kept until
+the session's next commit. The engine does not call `save`: it adds `queries.WITH_STEP` to the statement that commits a
+step. It does so with every store, so that a snapshot that another store lost can be rebuilt from here.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from perdure.text.untrusted import first_line, load_object
 
 _READ_ONLY = "25006"
 _OUT_OF_RESOURCES = "53"
-"""The class of codes for a full disk, memory, or too many connections."""
+"""The class of SQLSTATE codes for a full disk or memory, or too many connections."""
 
 
 class PostgresSnapshots:
@@ -63,36 +62,36 @@ class PostgresSnapshots:
             "tick": offered.tick,
             "timestamp": snapshot.timestamp,
         }
-        with _explained(), self._database.transaction("snapshots.save") as transaction:
+        with _mapped_errors(), self._database.transaction("snapshots.save") as transaction:
             refuse_stale(session_id, offered, _committed(transaction, session_id))
             kept = transaction.run(queries.KEPT, {"session_id": session_id})
             refuse_stale(session_id, offered, _version(kept[0]) if kept else None)
             transaction.run(queries.SAVE, parameters)
 
     def load(self, agent_id: UUID) -> Stored | None:
-        """The session's snapshot, or None; see `SnapshotStore.load`."""
+        """See `SnapshotStore.load`."""
         while rows := self._run(queries.LOAD, session_id=agent_id, history_turns=self._history_turns):
             try:
-                return put_together(agent_id, rows[0])
+                return assemble(agent_id, rows[0])
             except InvalidRequest as error:
                 self._move(agent_id, error.message, _still(rows[0]))
         return None
 
     def set_aside(self, agent_id: UUID, upto: Version, reason: str) -> None:
-        """Mark what is no newer than `upto` as set aside; see `SnapshotStore.set_aside`."""
+        """See `SnapshotStore.set_aside`; marks the row."""
         self._move(agent_id, reason, lambda kept: _version(kept) <= upto)
 
     def delete(self, agent_id: UUID) -> None:
-        """Delete the session's rows; see `SnapshotStore.delete`."""
+        """See `SnapshotStore.delete`; deletes the session's rows."""
         self._run(queries.DELETE, session_id=agent_id)
 
     def close(self) -> None:
-        """Nothing: the database is the engine's."""
+        """Nothing to close: the engine owns the database."""
 
     def _move(self, session_id: UUID, reason: str, wanted: Callable[[Row[Any]], bool]) -> None:
-        """Mark what is kept of the session as set aside, if there is something and it is `wanted` so."""
+        """Mark the session's row as set aside, if there is one and `wanted` accepts it."""
         parameters = {"session_id": session_id}
-        with _explained(), self._database.transaction("snapshots.set_aside") as transaction:
+        with _mapped_errors(), self._database.transaction("snapshots.set_aside") as transaction:
             transaction.run(queries.LOCK_SESSION, parameters)
             kept = transaction.run(queries.KEPT, parameters)
             if not (kept and wanted(kept[0])):
@@ -102,12 +101,12 @@ class PostgresSnapshots:
         report_set_aside(self.name, session_id, "its row with set_aside", reason)
 
     def _run(self, statement: Any, **parameters: Any) -> Any:
-        with _explained():
+        with _mapped_errors():
             return self._database.run(statement, parameters)
 
 
 def _committed(executor: Executor, session_id: UUID) -> Version:
-    """Lock the session; its version."""
+    """Lock the session; returns its version."""
     rows = executor.run(queries.LOCK_SESSION, {"session_id": session_id})
     if not rows:
         raise NotFound("There is no such session.")
@@ -119,15 +118,15 @@ def _version(row: Row[Any]) -> Version:
 
 
 def _still(damaged: Row[Any]) -> Callable[[Row[Any]], bool]:
-    """Whether what is kept is what was read: nobody has saved anything in its place."""
+    """A check that a row still has the damaged content that was read."""
     return lambda kept: (kept.variables, kept.events) == (damaged.variables, damaged.events)
 
 
-def put_together(session_id: UUID, row: Row[Any]) -> Stored:
-    """The snapshot that `row`, as `queries.LOAD` and `queries.PRESENT` return it, stands for.
+def assemble(session_id: UUID, row: Row[Any]) -> Stored:
+    """The snapshot in a row of `queries.LOAD` or `queries.PRESENT`.
 
     Raises:
-        InvalidRequest: what was kept is damaged.
+        InvalidRequest: the stored variables or events are damaged.
     """
     try:
         kept = load_object(f'{{"variables":{row.variables},"events":{row.events}}}')
@@ -136,7 +135,7 @@ def put_together(session_id: UUID, row: Row[Any]) -> Stored:
     except (ValueError, TooLarge) as error:
         raise InvalidRequest(f"The snapshot cannot be read: {error}.") from error
     if not isinstance(events, list):
-        raise InvalidRequest("The snapshot cannot be read: its events are no list.")
+        raise InvalidRequest("The snapshot cannot be read: its events are not a list.")
     snapshot = AgentSnapshot(
         agent_id=session_id,
         tick_index=row.tick,
@@ -149,7 +148,7 @@ def put_together(session_id: UUID, row: Row[Any]) -> Stored:
 
 
 def _events(saved: list[dict[str, Any]], row: Row[Any]) -> tuple[Event, ...]:
-    """What was saved with the snapshot, unless the session has gone on since, and the queue of the session."""
+    """The events saved with the snapshot, unless the session has committed since, and the session's queue."""
     kept = () if row.gone_on else events_of(saved)
     return (*kept, *(event for event in pending.events(row.pending) if event not in kept))
 
@@ -160,7 +159,7 @@ def _message(said: dict[str, Any]) -> Message:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def _mapped_errors() -> Iterator[None]:
     try:
         yield
     except Unavailable as error:
@@ -169,11 +168,11 @@ def _explained() -> Iterator[None]:
             raise SnapshotUnavailable(
                 "postgres", "the database is read-only", "PERDURE_DATABASE_URL must name the primary server."
             ) from error
-        raise SnapshotUnavailable("postgres", _cause(error), "See to the database server.") from error
+        raise SnapshotUnavailable("postgres", _cause(error), "Check the database server.") from error
 
 
 def _cause(error: Unavailable) -> str:
-    """What the server says of itself, where it says something that is no address."""
+    """The server's own message about a lack of resources; else the text of the error."""
     cause = error.__cause__
     code = _code(cause) if isinstance(cause, DBAPIError) else ""
     if isinstance(cause, DBAPIError) and code.startswith(_OUT_OF_RESOURCES):

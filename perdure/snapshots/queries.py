@@ -1,9 +1,8 @@
-"""The statements on the table of snapshots, and the pieces that write one along with a step.
+"""The statements on the table of snapshots, and the fragments that write a snapshot with a step.
 
-A row says what the variables are from its tick on; `sessions.variables_tick` says which row is the
-present one, and is NULL where there is none. Rows are appended, one for a step that changed
-something, so that a fork finds the variables as they were at any tick. Whoever writes a row holds
-its session's row locked: the writers of a session come one after another.
+A row holds the variables from its tick on; `sessions.variables_tick` is the tick of the present row, NULL if there is
+none. Each step that changes variables appends a row, so that a fork finds the variables of any tick. A writer holds the
+lock on the session's row, which serialises the writers of a session.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from __future__ import annotations
 from perdure.database.engine import Statement
 from perdure.database.fencing import HELD, RAISED
 
-# Two pieces of a statement that commits a step: what it sets in the session's row, and a CTE behind
-# `fenced`, the CTE that does so and returns session_id, token and tick. `%(variables)s` is JSON as
-# `checked_variables` leaves it, or NULL where the step changed none: then no row is written.
+# Two fragments of a statement that commits a step: a value for the session's row, and a CTE after the CTE `fenced`,
+# which updates that row and returns session_id, token and tick. `%(variables)s` is the JSON of `checked_variables`, or
+# NULL if the step changed no variable: then no row is written.
 NEXT_VARIABLES_TICK = "CASE WHEN %(variables)s::json IS NULL THEN variables_tick ELSE tick + 1 END"
 
 WITH_STEP = """
@@ -37,12 +36,11 @@ def pending(session_id: str, most: str = "ALL") -> str:
                   FROM turns AS t JOIN inbox AS i USING (turn_id)
                   WHERE t.session_id = {session_id} AND t.settled_at IS NULL AND t.status = 'accepted'
                   ORDER BY t.seq, i.position LIMIT {most}) AS queued)
-    """.strip()  # noqa: S608 (names of ours)
+    """.strip()  # noqa: S608 (constants)
 
 
-# The present variables of the session that a statement holds as {held}, read along with it. By the
-# tick that its row says, since that is read under its lock, and the table of snapshots as it
-# stood a moment before: a row that is not to be seen yet is missing, never an older one instead.
+# The present variables of the session in the statement's row {held}. The tick is read under the row's lock, the table
+# of snapshots from the statement's older view: a row that is not visible yet gives NULL, never an older row.
 PRESENT_VARIABLES = """
     (SELECT k.variables::text FROM snapshots AS k
      WHERE k.session_id = {held}.session_id AND NOT k.set_aside AND k.tick = {held}.variables_tick)
@@ -63,8 +61,8 @@ KEPT = Statement(
     writes=False,
 )
 
-# Under the session's lock. What stands at later ticks was of a runner that has lost the session; and
-# in a store elsewhere no other version counts from now on.
+# Requires the session's lock. Rows at later ticks are from a worker that lost the session. `saved_token` and
+# `saved_tick` invalidate every other version in another store.
 SAVE = Statement(
     "snapshots.save",
     """
@@ -83,8 +81,8 @@ SAVE = Statement(
     """,
 )
 
-# The snapshot, assembled from where its parts are: what was kept, the session's row, the last turns' messages, the
-# queue. The session may have gone on since the variables last changed; events that were saved with them are void then.
+# Assembles a snapshot from the stored variables, the session's row, the messages of the last turns, and the queue. If
+# the session has committed since the variables last changed (`gone_on`), the events saved with them are void.
 _PARTS = f"""
     SELECT s.state, coalesce(k.variables::text, '{{{{}}}}') AS variables, coalesce(k.events::text, '[]') AS events,
            coalesce(k.tick < s.tick, false) AS gone_on, {pending("s.session_id")} AS pending,
@@ -102,11 +100,11 @@ _PARTS = f"""
     FROM sessions AS s {{join}} snapshots AS k
       ON k.session_id = s.session_id AND k.tick = s.variables_tick AND NOT k.set_aside
     WHERE s.session_id = %(session_id)s
-"""  # noqa: S608 (a fragment of this package's own)
+"""  # noqa: S608 (constants)
 
 LOAD = Statement("snapshots.load", _PARTS.format(join="JOIN"), writes=False)
 
-# The same of any session, whether it keeps variables or not.
+# The same for any session, with or without variables.
 PRESENT = Statement("snapshots.present", _PARTS.format(join="LEFT JOIN"), writes=False)
 
 FORGET_SET_ASIDE = Statement(
@@ -114,7 +112,7 @@ FORGET_SET_ASIDE = Statement(
     "DELETE FROM snapshots WHERE session_id = %(session_id)s AND set_aside",
 )
 
-# Under the session's lock.
+# Requires the session's lock.
 SET_ASIDE = Statement(
     "snapshots.set_aside",
     """
@@ -137,9 +135,9 @@ DELETE = Statement(
     """,
 )
 
-# --- back from a file --------------------------------------------------------------------
+# --- import ------------------------------------------------------------------------------
 
-# Only where no turn has begun, no end was requested, and nothing was committed since. Turns may be queued.
+# Claims a session if no turn has begun, no end is requested, and it is still at `tick`. Turns may be queued.
 TAKE = Statement(
     "snapshots.take_session",
     f"""
@@ -160,7 +158,7 @@ TAKE = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# What is put back counts from here on; what came in meanwhile is due at once.
+# Writes the restored variables and releases the session; turns accepted during the import are due at once.
 PUT_BACK = Statement(
     "snapshots.put_back",
     f"""

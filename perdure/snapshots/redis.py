@@ -1,8 +1,7 @@
 """Snapshots in Redis: one hash a session, compared and written by one script.
 
-Durable as far as the server is: with `appendfsync everysec` a power cut takes the last second,
-and the snapshot that is then an older one is recognised as such and built again. Every wait
-is bounded: a Redis that is silent is given up after a second.
+As durable as the server: with `appendfsync everysec` a power failure loses the last second; the engine recognises that
+the remaining snapshot is outdated, and rebuilds it. Every wait is bounded: a request times out after a second.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from perdure.snapshots.store import (
     StaleSnapshot,
     Stored,
     Version,
+    parse_stored,
     report_set_aside,
-    restored,
     version_of,
 )
 from perdure.text.untrusted import first_line
 
-_WAY_OUT = "See to that server, or set PERDURE_SNAPSHOTS to another store."
+_REMEDY = "Check that server, or set PERDURE_SNAPSHOTS to another store."
 
-# A field as a number, exactly where `_stored` reads one as well.
+# A field as a number. It must accept exactly what `_stored` accepts.
 _NUMBER = """
 local function number(field) return field and string.match(field, '^%d+$') and tonumber(field) end
 """
 
-# All scripts: KEYS[1] is the snapshot, KEYS[2] where it is kept when it is set aside.
+# All scripts: KEYS[1] is the snapshot, KEYS[2] the snapshot that was set aside.
 
-# ARGV: token, tick, snapshot. Returns what became of it, and the version in its way.
+# ARGV: token, tick, snapshot. Returns the outcome; if it is `stale`, also the stored version.
 _SAVE = f"""
 {_NUMBER}local kind = redis.call('TYPE', KEYS[1]).ok
 local outcome = 'saved'
@@ -57,7 +56,7 @@ redis.call('HSET', KEYS[1], 'token', ARGV[1], 'tick', ARGV[2], 'snapshot', ARGV[
 return {{outcome}}
 """
 
-# ARGV: the three fields as they were read, '' for one that is missing. Returns 1 if it was they.
+# ARGV: the three fields as they were read, '' for a missing one. Returns 1 if they were unchanged and set aside.
 _SET_DAMAGED_ASIDE = """
 local kind = redis.call('TYPE', KEYS[1]).ok
 if kind == 'none' then return 0 end
@@ -71,7 +70,7 @@ redis.call('RENAME', KEYS[1], KEYS[2])
 return 1
 """
 
-# ARGV: token, tick. Returns 1 if what is stored was no newer.
+# ARGV: token, tick. Returns 1 if the stored version was not newer and was set aside.
 _SET_ASIDE = f"""
 {_NUMBER}if redis.call('TYPE', KEYS[1]).ok ~= 'hash' then return 0 end
 local found = redis.call('HMGET', KEYS[1], 'token', 'tick')
@@ -97,11 +96,11 @@ class RedisSnapshots:
         self._set_aside = self._client.register_script(_SET_ASIDE)
 
     def save(self, snapshot: AgentSnapshot, token: int) -> None:
-        """Store `snapshot` in place of an older one; see `SnapshotStore.save`."""
+        """See `SnapshotStore.save`."""
         text = dump(snapshot)
         offered = version_of(snapshot, token)
         keys = self._keys(snapshot.agent_id)
-        with self._explained():
+        with self._mapped_errors():
             outcome, *stored = self._save(keys, [offered.token, offered.tick, text])
         if outcome == b"stale":
             raise StaleSnapshot(snapshot.agent_id, offered, Version(*map(int, stored)))
@@ -109,9 +108,9 @@ class RedisSnapshots:
             report_set_aside(self.name, snapshot.agent_id, f"the key {keys[1]}", "its version cannot be read")
 
     def load(self, agent_id: UUID) -> Stored | None:
-        """The agent's snapshot, or None; see `SnapshotStore.load`."""
+        """See `SnapshotStore.load`."""
         keys = self._keys(agent_id)
-        with self._explained():
+        with self._mapped_errors():
             while (fields := self._read(keys[0])) is not None:
                 try:
                     return _stored(fields, agent_id)
@@ -121,15 +120,15 @@ class RedisSnapshots:
         return None
 
     def set_aside(self, agent_id: UUID, upto: Version, reason: str) -> None:
-        """Rename the key of what is no newer than `upto`; see `SnapshotStore.set_aside`."""
+        """See `SnapshotStore.set_aside`; renames the key."""
         keys = self._keys(agent_id)
-        with self._explained():
+        with self._mapped_errors():
             if self._set_aside(keys, [upto.token, upto.tick]):
                 report_set_aside(self.name, agent_id, f"the key {keys[1]}", reason)
 
     def delete(self, agent_id: UUID) -> None:
-        """Delete the agent's keys; see `SnapshotStore.delete`."""
-        with self._explained():
+        """See `SnapshotStore.delete`; deletes the agent's keys."""
+        with self._mapped_errors():
             self._client.unlink(*self._keys(agent_id))
 
     def close(self) -> None:
@@ -142,7 +141,7 @@ class RedisSnapshots:
         return key, f"{key}:set-aside"
 
     def _read(self, key: str) -> _Fields | None:
-        """The fields, '' for one that is missing; None if there is nothing. Another type has none of them."""
+        """The fields, '' for a missing one; None if the key does not exist. A key of another type has no field."""
         try:
             found: Any = self._client.hmget(key, ["token", "tick", "snapshot"])
         except redis.ResponseError as error:
@@ -153,15 +152,15 @@ class RedisSnapshots:
         return (token, tick, snapshot) if any(field is not None for field in found) else None
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _mapped_errors(self) -> Iterator[None]:
         try:
             yield
         except redis.RedisError as error:
-            raise SnapshotUnavailable(self.name, first_line(str(error)), way_out(error, _WAY_OUT)) from error
+            raise SnapshotUnavailable(self.name, first_line(str(error)), way_out(error, _REMEDY)) from error
 
 
 def _stored(fields: _Fields, agent_id: UUID) -> Stored:
     token, tick, snapshot = fields
     if not (token.isdigit() and tick.isdigit()):
-        raise InvalidRequest("The snapshot cannot be read: its version is no pair of numbers.")
-    return restored(snapshot, agent_id, Version(int(token), int(tick)))
+        raise InvalidRequest("The snapshot cannot be read: its version is not a pair of numbers.")
+    return parse_stored(snapshot, agent_id, Version(int(token), int(tick)))

@@ -1,7 +1,7 @@
-"""From `PERDURE_SNAPSHOTS` to a store.
+"""Makes the store that `PERDURE_SNAPSHOTS` names.
 
-A third party adds a store by an entry point of the group `perdure.snapshots`: its name is the
-URL's scheme, and its object is called with the whole value and the settings.
+A third party adds a store with an entry point of the group `perdure.snapshots`: its name is the URL's scheme, and its
+object is called with the whole value and the settings.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _CREDENTIALS = compiled("://[^/@]*@")
 
 
 def resolve(url: str, settings: Settings, database: Database, redis_url: str) -> SnapshotStore:
-    """Make the store that `url`, as in `PERDURE_SNAPSHOTS`, names.
+    """Make the store that `url`, the value of `PERDURE_SNAPSHOTS`, names.
 
     Args:
-        url: `postgres`, `redis`, `sqlite:///PATH`, `file:///DIR`, or a third party's.
-        settings: For a third party's store.
-        database: The engine's own.
-        redis_url: Where Redis is, in kombu's spelling.
+        url: `postgres`, `redis`, `sqlite:///PATH`, `file:///DIR`, or the URL of a third party's store.
+        settings: Passed to a third party's store.
+        database: For `postgres`.
+        redis_url: For `redis`, in kombu's spelling.
 
     Raises:
         SettingsError: there is no such store, or it cannot be set up.
@@ -61,7 +61,7 @@ def resolve(url: str, settings: Settings, database: Database, redis_url: str) ->
 
 
 def _sqlite_path(url: str) -> Path:
-    """The file that `url` means, as SQLAlchemy reads it: an absolute one has four slashes."""
+    """The path in `url`, as SQLAlchemy reads it: four slashes for an absolute path."""
     given = url.removeprefix(_SQLITE)
     path = Path(given).absolute()
     if not given or given == ":memory:" or path.is_dir():
@@ -73,13 +73,13 @@ def _sqlite_path(url: str) -> Path:
 
 
 def _directory(url: str) -> Path:
-    """The directory that `url` means (RFC 8089): an absolute one of this machine."""
+    """The directory in `url` (RFC 8089): an absolute path on this machine."""
     try:
         parts = urlsplit(url)
-        plain = parts.netloc in {"", "localhost"} and not (parts.query or parts.fragment)
+        local = parts.netloc in {"", "localhost"} and not (parts.query or parts.fragment)
     except ValueError:
-        plain = False
-    if not plain or not url.startswith("file://") or not parts.path.strip("/"):
+        local = False
+    if not local or not url.startswith("file://") or not parts.path.strip("/"):
         raise _refused(url, "accepted: file:///DIR with an absolute path, such as file:///var/lib/perdure/snapshots")
     path = Path("/", unquote(parts.path).lstrip("/"))
     _make(url, path)
@@ -90,7 +90,7 @@ def _make(url: str, directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     except (OSError, ValueError) as error:
-        raise _refused(url, f"the directory {directory} cannot be made: {error}") from error
+        raise _refused(url, f"the directory {directory} cannot be created: {error}") from error
 
 
 def _load(url: str, entry_point: EntryPoint) -> SnapshotStoreFactory:
@@ -102,6 +102,6 @@ def _load(url: str, entry_point: EntryPoint) -> SnapshotStoreFactory:
 
 
 def _refused(url: str, why: str) -> SettingsError:
-    """What is wrong with the setting; what a third party's URL holds of a password is left out."""
+    """The error for this setting, without the credentials in its URL."""
     shown = _CREDENTIALS.sub(lambda _: "://…@", url)
     return SettingsError(f"PERDURE_SNAPSHOTS is {shown!r}: {why}")

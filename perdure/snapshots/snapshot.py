@@ -1,8 +1,7 @@
-"""What an agent is in the middle of: `AgentSnapshot`, the contract between the engine and the stores.
+"""`AgentSnapshot`: the state of a session between two steps, as the engine passes it to a store.
 
-The engine makes it, a store keeps it, and neither knows more of the other. Its keys, in JSON,
-are those that `dump` in `codec` writes. State is not memory: a snapshot is there to survive a
-crash and is gone when its session has ended.
+`codec.dump` writes it as JSON. A snapshot serves recovery after a crash, and is deleted when its session ends. It is
+not the user's memory, which outlives sessions.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from uuid import UUID
 from perdure.models.protocol import Message
 
 SCHEMA_VERSION = 1
-"""Of the JSON that this release writes, and the only one that it reads."""
+"""The version of the JSON that this release writes, and the only one that it reads."""
 
 HISTORY_TURNS = 20
-"""Turns, the newest ones, whose messages a snapshot holds: the default of `PERDURE_MEMORY__WORKING_TURNS`."""
+"""The number of newest turns whose messages a snapshot holds: the default of `PERDURE_MEMORY__WORKING_TURNS`."""
 
 MAX_VARIABLES_BYTES = 64 * 1024
-"""Bytes of the working variables as JSON. They are written anew with each change."""
+"""The limit for the working variables as JSON. Each change writes all of them."""
 
 LIMIT = 2**53
-"""Ticks, tokens and milliseconds stay below it: exact in every reader of JSON, in Lua as well."""
+"""Ticks, tokens and milliseconds stay below it, so that readers of JSON, and Lua, represent them exactly."""
 
 
 class Status(StrEnum):
-    """A session's state in capitals; an active one waits for its next event."""
+    """A session's state in capitals; `active` is `WAITING_FOR_EVENT`."""
 
     INITIALIZING = "INITIALIZING"
     WAITING_FOR_EVENT = "WAITING_FOR_EVENT"
@@ -42,15 +41,15 @@ class Status(StrEnum):
 
     @classmethod
     def of(cls, session_state: str) -> Self:
-        """The status of a session in `session_state`, as the table of sessions spells it."""
+        """The status for the column `sessions.state`."""
         return cls("WAITING_FOR_EVENT" if session_state == "active" else session_state.upper())
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that has arrived and is not worked on yet. `payload` is any JSON value.
+    """An event that has arrived and is not processed yet. `payload` is any JSON value.
 
-    `extra`, here and below, holds the members that this release does not know.
+    `extra`, here and below, holds the JSON members that this release does not know.
     """
 
     source: str
@@ -61,7 +60,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What the agent has in mind: the last turns' messages, and the variables that its tools keep."""
+    """The messages of the last turns, and the working variables of the tools."""
 
     short_term_history: tuple[Message, ...]
     working_variables: Mapping[str, Any]
@@ -70,7 +69,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class AgentSnapshot:
-    """One agent at one tick. `agent_id` is its session's id, `timestamp` Unix milliseconds."""
+    """The state at one tick. `agent_id` is the session's id, `timestamp` Unix milliseconds."""
 
     agent_id: UUID
     tick_index: int

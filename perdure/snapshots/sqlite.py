@@ -1,14 +1,11 @@
 """Snapshots in one SQLite file: for one machine, with any number of threads and processes.
 
-Each change is a transaction that holds the file's write lock from its beginning, so that the
-version is compared and the snapshot written in one piece; it is synced before it counts (WAL,
-synchronous FULL). Whoever finds the file locked waits two seconds, no longer: a process that
-was stopped in the middle of a save keeps the others from saving until it goes on or dies.
-Threads have one connection for writing and one for reading, each used by one at a time: a load
-waits for no save.
+Each change is a transaction that holds the file's write lock from its beginning, so that comparing the version and
+writing the snapshot are atomic; the commit syncs (WAL, synchronous FULL). A writer waits at most two seconds for the
+lock: a process that is stopped during a save blocks the other writers until it continues or dies. A process has one
+connection for writing and one for reading, each used by one thread at a time, so a load does not wait for a save.
 
-A single row that is damaged is set aside. A damaged file is not replaced behind the back of
-the processes that have it open: that is the operator's to do.
+A damaged row is set aside. A damaged file is left for the operator to replace, since other processes may have it open.
 """
 
 from __future__ import annotations
@@ -27,28 +24,28 @@ from perdure.snapshots.store import (
     SnapshotUnavailable,
     Stored,
     Version,
+    parse_stored,
     refuse_stale,
     report_set_aside,
-    restored,
     version_of,
 )
 from perdure.text.untrusted import first_line
 
 _WAIT_S = 2.0
 _QUEUE_S = 10.0
-"""For the threads before one, of which each may wait for the file."""
+"""The limit for a thread that waits for other threads, each of which may wait for the file."""
 _TRIES = 20
 _COLUMNS = "(agent_id TEXT PRIMARY KEY, token INTEGER NOT NULL, tick INTEGER NOT NULL, snapshot TEXT NOT NULL)"
 _PRIMARY = 0xFF
-"""Of a result code: what is above it only refines it."""
+"""Masks the primary part of an extended result code."""
 _SET_UP = (
     f"PRAGMA busy_timeout = {int(_WAIT_S * 1000)}",
     "PRAGMA synchronous = FULL",
-    "PRAGMA secure_delete = ON",  # else what is deleted stays in the file's free pages
+    "PRAGMA secure_delete = ON",  # else deleted data stays in the file's free pages
     f"CREATE TABLE IF NOT EXISTS snapshots {_COLUMNS}",
     f"CREATE TABLE IF NOT EXISTS set_aside {_COLUMNS}",
 )
-# As bytes: text that is not UTF-8 is damaged, which is for `restored` to say.
+# As bytes: `parse_stored` reports text that is not UTF-8.
 _READ = "SELECT token, tick, CAST(snapshot AS BLOB) FROM snapshots WHERE agent_id = ?"
 _WRITE = "INSERT OR REPLACE INTO snapshots (agent_id, token, tick, snapshot) VALUES (?, ?, ?, ?)"
 _KEEP = "INSERT OR REPLACE INTO set_aside SELECT * FROM snapshots WHERE agent_id = ?"
@@ -57,7 +54,7 @@ _Row = tuple[object, object, object]
 
 
 class SqliteSnapshots:
-    """The snapshots in the file `path`, which is made when it is missing; its directory is not."""
+    """The snapshots in the file `path`, which is created if it is missing; its directory is not."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -66,7 +63,7 @@ class SqliteSnapshots:
         self._writing = _Connection(path, self.name)
 
     def save(self, snapshot: AgentSnapshot, token: int) -> None:
-        """Store `snapshot` in place of an older one; see `SnapshotStore.save`."""
+        """See `SnapshotStore.save`."""
         text = dump(snapshot)
         offered = version_of(snapshot, token)
         agent_id = snapshot.agent_id
@@ -78,7 +75,7 @@ class SqliteSnapshots:
             connection.execute(_WRITE, (str(agent_id), offered.token, offered.tick, text))
 
     def load(self, agent_id: UUID) -> Stored | None:
-        """The agent's snapshot, or None; see `SnapshotStore.load`."""
+        """See `SnapshotStore.load`."""
         with self._reading.used() as connection:
             row = _row(connection, agent_id)
         while row is not None:
@@ -89,18 +86,20 @@ class SqliteSnapshots:
         return None
 
     def set_aside(self, agent_id: UUID, upto: Version, reason: str) -> None:
-        """Move what is no newer than `upto` to the table `set_aside`; see `SnapshotStore.set_aside`."""
+        """See `SnapshotStore.set_aside`; moves the row to the table `set_aside`."""
         with self._transaction() as connection:
             stored = _version(_row(connection, agent_id))
             if stored is not None and stored <= upto:
                 self._keep(connection, agent_id, reason)
 
     def delete(self, agent_id: UUID) -> None:
-        """Delete the agent's rows; see `SnapshotStore.delete`."""
+        """See `SnapshotStore.delete`; deletes the agent's rows."""
         with self._transaction() as connection:
             for table in ("snapshots", "set_aside"):
                 connection.execute(f"DELETE FROM {table} WHERE agent_id = ?", (str(agent_id),))  # noqa: S608 (ours)
-        with self._writing.used() as connection:  # else the log keeps the pages; not done while another one reads
+        with (
+            self._writing.used() as connection
+        ):  # else the WAL keeps the pages; SQLite skips this while another process reads
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
     def close(self) -> None:
@@ -109,7 +108,7 @@ class SqliteSnapshots:
         self._writing.close()
 
     def _replaced(self, agent_id: UUID, damaged: _Row, reason: str) -> _Row | None:
-        """Set `damaged` aside, unless another row has taken its place: then that one."""
+        """Set `damaged` aside, unless another row has replaced it; returns that row."""
         with self._transaction() as connection:
             now = _row(connection, agent_id)
             if now != damaged:
@@ -136,7 +135,7 @@ class SqliteSnapshots:
 
 
 class _Connection:
-    """A connection to the file, opened when it is needed, for one thread at a time."""
+    """A connection to the file, opened on first use, for one thread at a time."""
 
     def __init__(self, path: Path, name: str) -> None:
         self._path = path
@@ -146,10 +145,10 @@ class _Connection:
 
     @contextmanager
     def used(self) -> Iterator[sqlite3.Connection]:
-        """The connection, for this thread alone; it is given up after an error.
+        """The connection, exclusively for this thread; closed after an error.
 
         Raises:
-            SnapshotUnavailable: The file cannot be used.
+            SnapshotUnavailable: the file cannot be used.
         """
         if not self._lock.acquire(timeout=_QUEUE_S):
             raise SnapshotUnavailable(self._name, "other threads keep it busy", "Try again, or use another store.")
@@ -157,12 +156,12 @@ class _Connection:
             yield self._connected()
         except sqlite3.Error as error:
             self._disconnect()
-            raise SnapshotUnavailable(self._name, first_line(str(error)), _way_out(error)) from error
+            raise SnapshotUnavailable(self._name, first_line(str(error)), _remedy(error)) from error
         finally:
             self._lock.release()
 
     def close(self) -> None:
-        """Close it, after the thread that uses it."""
+        """Close the connection once no thread uses it."""
         with self._lock:
             self._disconnect()
 
@@ -183,7 +182,7 @@ class _Connection:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Switch a new file to WAL. Of those that do so at once, SQLite refuses some without waiting."""
+    """Switch a new file to WAL; tries again, since SQLite does not wait if processes do so concurrently."""
     for _ in range(_TRIES - 1):
         try:
             connection.execute("PRAGMA journal_mode = WAL")
@@ -201,7 +200,7 @@ def _row(connection: sqlite3.Connection, agent_id: UUID) -> _Row | None:
 
 
 def _version(row: _Row | None) -> Version | None:
-    """The row's version; None if there is no row, or none that can be read: a column takes any type."""
+    """The row's version; None if there is no row, or its version cannot be read: SQLite columns take any type."""
     match row:
         case (int(token), int(tick), _):
             return Version(token, tick)
@@ -213,10 +212,10 @@ def _stored(row: _Row, agent_id: UUID) -> Stored:
     version, data = _version(row), row[2]
     if version is None or not isinstance(data, bytes):
         raise InvalidRequest("The snapshot cannot be read: a column is of another type.")
-    return restored(data, agent_id, version)
+    return parse_stored(data, agent_id, version)
 
 
-def _way_out(error: sqlite3.Error) -> str:
+def _remedy(error: sqlite3.Error) -> str:
     match getattr(error, "sqlite_errorcode", 0) & _PRIMARY:
         case sqlite3.SQLITE_FULL:
             return "Make room on its disk."
@@ -227,4 +226,4 @@ def _way_out(error: sqlite3.Error) -> str:
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
             return "Stop the workers and move the file away: they begin with a new one and lose nothing."
         case _:
-            return "See to its disk, or set PERDURE_SNAPSHOTS to another store."
+            return "Check its disk, or set PERDURE_SNAPSHOTS to another store."

@@ -1,15 +1,14 @@
-"""What every store of snapshots does, and what its failures are called.
+"""The protocol of snapshot stores, and their errors.
 
     Conflict
-    └── StaleSnapshot          a newer snapshot is stored already
+    └── StaleSnapshot          a newer snapshot is stored
     Unavailable
-    └── SnapshotUnavailable    the store is full, read-only, damaged or away
+    └── SnapshotUnavailable    the store is full, read-only, damaged or unavailable
 
-The law that every store keeps: a snapshot is saved whole or not at all, it is durable (as far
-as the store can promise it) when `save` returns, and one of a lower version never takes the
-place of one of a higher version, whoever is paused or killed at whatever moment. What is
-stored and cannot be read is set aside for the operator, reported, and then counts as absent:
-PostgreSQL is the truth, and what is lost here is built again from it.
+The invariant of every store: `save` is atomic, the snapshot is durable (as far as the store supports it) when `save`
+returns, and a lower version never replaces a higher one, even if writers are paused or killed at any moment. A stored
+snapshot that cannot be read is set aside for the operator, logged, and then counts as absent: the engine rebuilds it
+from PostgreSQL.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, order=True, slots=True)
 class Version:
-    """Which of two snapshots of an agent is the newer: by fencing token, then by tick."""
+    """Orders the snapshots of an agent: by fencing token, then by tick."""
 
     token: int
     tick: int
@@ -39,19 +38,19 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A snapshot as a store gives it back, with the fencing token it was saved under."""
+    """A stored snapshot, with the fencing token under which it was saved."""
 
     snapshot: AgentSnapshot
     token: int
 
     @property
     def version(self) -> Version:
-        """Its place in the order of the agent's snapshots."""
+        """The snapshot's version."""
         return Version(self.token, self.snapshot.tick_index)
 
 
 class StaleSnapshot(Conflict):
-    """A newer snapshot of the agent is stored: whoever saved this one has lost the session."""
+    """A newer snapshot of the agent is stored: the process that saved this one has lost the session."""
 
     def __init__(self, agent_id: UUID, offered: Version, stored: Version) -> None:
         super().__init__(f"The snapshot of {agent_id} at {offered} is older than the one stored, at {stored}.")
@@ -60,38 +59,38 @@ class StaleSnapshot(Conflict):
 
 
 class SnapshotUnavailable(Unavailable):
-    """The store cannot be used now; what was under way may or may not have happened."""
+    """The store cannot be used now; the operation may or may not have taken effect."""
 
-    def __init__(self, store: str, what: str, way_out: str) -> None:
-        super().__init__(f"The snapshot store {store} cannot be used: {what}. {way_out}")
+    def __init__(self, store: str, what: str, remedy: str) -> None:
+        super().__init__(f"The snapshot store {store} cannot be used: {what}. {remedy}")
 
 
 class SnapshotStore(Protocol):
-    """Where snapshots are kept. Threads share a store; a process that was forked makes its own.
+    """Stores snapshots. Threads may share a store; a forked process opens its own.
 
-    Each method answers, or raises `SnapshotUnavailable`, within about two seconds; PostgreSQL's has
-    the bounds of the engine's own connections.
+    Each method returns, or raises `SnapshotUnavailable`, within about two seconds; the one for PostgreSQL has the
+    timeouts of the engine's connections.
     """
 
     @property
     def name(self) -> str:
-        """Which one it is, for messages and logs; without a password."""
+        """The store's name for messages and logs, without a password."""
         ...
 
     def save(self, snapshot: AgentSnapshot, token: int) -> None:
-        """Store `snapshot`, taken under the fencing `token`, in place of an older one.
+        """Store `snapshot`, taken under the fencing `token`, and replace an older one.
 
         Saving the same version again replaces it. It is safe to repeat a save that failed.
 
         Raises:
-            StaleSnapshot: one of a higher (token, tick) is stored.
-            InvalidRequest: it cannot be stored; the message says why.
+            StaleSnapshot: a snapshot with a higher (token, tick) is stored.
+            InvalidRequest: the snapshot cannot be stored; the message says why.
             SnapshotUnavailable: the store cannot be used.
         """
         ...
 
     def load(self, agent_id: UUID) -> Stored | None:
-        """The agent's newest snapshot, or None. One that cannot be read is set aside.
+        """The agent's newest snapshot, or None. Sets aside one that cannot be read.
 
         Raises:
             SnapshotUnavailable: the store cannot be used.
@@ -99,9 +98,9 @@ class SnapshotStore(Protocol):
         ...
 
     def set_aside(self, agent_id: UUID, upto: Version, reason: str) -> None:
-        """Keep what is stored for the operator, if it is no newer than `upto`, out of `load`'s way.
+        """Move the stored snapshot aside for the operator, unless it is newer than `upto`, so that `load` skips it.
 
-        One is kept for each agent, the last; `reason` goes to the log.
+        Only the last one of each agent is kept. Logs `reason`.
 
         Raises:
             SnapshotUnavailable: the store cannot be used.
@@ -109,7 +108,7 @@ class SnapshotStore(Protocol):
         ...
 
     def delete(self, agent_id: UUID) -> None:
-        """Forget the agent, what was set aside included. One that is not there is no error.
+        """Delete the agent's snapshots, those set aside included. Idempotent.
 
         Raises:
             SnapshotUnavailable: the store cannot be used.
@@ -117,15 +116,15 @@ class SnapshotStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of connections and files. A store that is used again opens them again."""
+        """Close connections and files. The next use opens them again."""
         ...
 
 
 def version_of(snapshot: AgentSnapshot, token: int) -> Version:
-    """The version that `snapshot` has under `token`.
+    """The version of `snapshot` under `token`.
 
     Raises:
-        InvalidRequest: no store could keep such a token.
+        InvalidRequest: `token` is out of range.
     """
     if not 0 <= token < LIMIT:
         raise InvalidRequest(f"A fencing token is a whole number from 0 to below {LIMIT}, not {token}.")
@@ -133,20 +132,20 @@ def version_of(snapshot: AgentSnapshot, token: int) -> Version:
 
 
 def refuse_stale(agent_id: UUID, offered: Version, stored: Version | None) -> None:
-    """Nothing, if `offered` may take the place of `stored`.
+    """Check that `offered` may replace `stored`.
 
     Raises:
-        StaleSnapshot: it is older.
+        StaleSnapshot: `offered` is older.
     """
     if stored is not None and offered < stored:
         raise StaleSnapshot(agent_id, offered, stored)
 
 
-def restored(data: bytes, agent_id: UUID, version: Version) -> Stored:
-    """The snapshot of `agent_id` that was stored as `data`, under a name or key that says `version`.
+def parse_stored(data: bytes, agent_id: UUID, version: Version) -> Stored:
+    """Parse `data`, stored for `agent_id` under a name or key with `version`.
 
     Raises:
-        InvalidRequest: it is damaged, or something else; the message says what.
+        InvalidRequest: the data is damaged, or does not match `agent_id` or `version`.
     """
     try:
         text = data.decode()
@@ -162,5 +161,5 @@ def restored(data: bytes, agent_id: UUID, version: Version) -> Stored:
 
 
 def report_set_aside(store: str, agent_id: UUID, kept_as: str, reason: str) -> None:
-    """Tell the operator that a snapshot does not count, why, and where it is now."""
+    """Log that a snapshot was set aside, why, and where it is."""
     log.error("the snapshot of session %s in %s was set aside as %s: %s", agent_id, store, kept_as, reason)

@@ -1,4 +1,4 @@
-"""The built-in tools: a calculator that cannot be made to hang, and a clock."""
+"""The built-in tools `calculator`, with bounded work for any expression, and `clock`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from perdure.tools.registry import Effect, Tool, tool
 Number = int | float
 
 MAX_DIGITS = 1_000
-"""Decimal digits that a whole number may have, at every step of a calculation."""
+"""The most decimal digits of a whole number, at every step of a calculation."""
 
 MAX_DEPTH = 50
-"""Levels of parentheses and operators in one expression."""
+"""The most levels of nesting in an expression."""
 
 _MAX_BITS = math.ceil(MAX_DIGITS * math.log2(10))
 _AS_TYPED = str.maketrans({"\u00d7": "*", "\u00b7": "*", "\u00f7": "/", "\u2212": "-", "\u2013": "-", "^": "**"})
@@ -90,14 +90,14 @@ def _bounded(value: Number) -> Number:
 
 
 def _divide(left: Number, right: Number) -> Number:
-    """Divide; whole where it comes out even, so that large whole numbers stay exact."""
+    """Divide; returns an int if there is no remainder, so that large whole numbers stay exact."""
     if isinstance(left, int) and isinstance(right, int) and left % right == 0:
         return left // right
     return left / right
 
 
 def _power(base: Number, exponent: Number) -> Number:
-    # The size is judged before the work: 9 ** 9 ** 9 would never come back to be judged after it.
+    # Checks the size of the result first: computing 9 ** 9 ** 9 would not end.
     if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1 and exponent > 0:
         if (abs(base).bit_length() - 1) * exponent > _MAX_BITS:
             raise OverflowError

@@ -1,8 +1,8 @@
-"""Calls of tools that need somebody else, through the breaker `tool:NAME` that they declare.
+"""Calls tools through the circuit breaker `tool:NAME` that they declare.
 
-What a tool refuses in its own words is no failure of whoever is behind it; what it meets there
-(an error of another kind, or one with such a cause), a broken-off call and a time-out are. Tools
-of MCP servers have the breaker of their server already.
+A `ToolError` that a tool raises by itself does not count as a failure of the service behind it. An error of another
+kind, or a `ToolError` with such a cause, an interrupted call and a time-out do. Tools of MCP servers use the breaker of
+their server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perdure.tools.sources import RunnableTool
 
 
 class _Late(Abandoned):
-    """What came after its time, and counts neither way: a text, or the error that is its cause."""
+    """A result, or an error as the cause, after the time-out: it counts neither as success nor as failure."""
 
     def __init__(self, text: str | None = None) -> None:
         super().__init__("The tool ran past its time.")
@@ -35,13 +35,13 @@ def call(
     lease_s: float,
     is_over: Callable[[], bool],
 ) -> str:
-    """What the tool returns; see `RunnableTool.call`. After `lease_s` it is over, or counts as overdue.
+    """Call the tool; see `RunnableTool.call`. `lease_s` bounds the breaker's wait for the outcome.
 
-    What it comes to when its time `is_over` counts neither way: that it is overdue is noted, and once.
+    An outcome after `is_over` returns True does not count: `note_overdue` counts the time-out.
 
     Raises:
-        ToolError: as the tool does, or because its breaker lets no call through.
-        OutcomeUnknown: as the tool does.
+        ToolError: the tool raised it, or its breaker is open.
+        OutcomeUnknown: the tool raised it.
     """
     breaker = _breaker_of(tool, breakers)
     if breaker is None:
@@ -53,11 +53,11 @@ def call(
             return late.text
         raise late.__cause__ or late from None
     except CircuitBreakerOpen as error:
-        raise ToolError(f"Not called: {tool.breaker} failed too often of late.{_in(error)}") from error
+        raise ToolError(f"Not called: {tool.breaker} failed too often recently.{_in(error)}") from error
 
 
 def note_overdue(tool: RunnableTool, breakers: BreakerRegistry | None) -> None:
-    """A call of the tool ran past its time: a failure, though nobody knows whether it will ever end."""
+    """Count a call that ran past its time as a failure of the tool's breaker."""
     breaker = _breaker_of(tool, breakers)
     if breaker is not None:
         with contextlib.suppress(DeadlineExceeded, CircuitBreakerOpen):
@@ -89,12 +89,12 @@ def _called(tool: RunnableTool, arguments: Mapping[str, Any], context: ToolConte
         raise
     except ToolError as error:
         if _is_the_tools_own(error):
-            error.transient = False  # a refusal, which counts neither way
+            error.transient = False  # the tool's own error counts neither way
         raise
 
 
 def _is_the_tools_own(error: BaseException | None) -> bool:
-    """Whether nothing but the tool's own words is in the chain of causes."""
+    """Whether the chain of causes consists of `ToolError`s of the tool only."""
     while isinstance(error, ToolError) and error.transient is None:
         error = error.__cause__
     return error is None

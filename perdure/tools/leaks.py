@@ -1,7 +1,6 @@
-"""Threads of tools and hooks that ran past their time: nobody can end them, so they are counted.
+"""Counts threads of tools and hooks that ran past their time. Python cannot end them.
 
-A process that has more than `PERDURE_TURN__MAX_LEAKED_THREADS` of them is asked to leave, before it has no room
-left for turns.
+A worker with more than `PERDURE_TURN__MAX_LEAKED_THREADS` of them shuts down, before it has no capacity left for turns.
 """
 
 from __future__ import annotations
@@ -14,32 +13,32 @@ log = logging.getLogger(__name__)
 
 
 class Leaks:
-    """The threads of one process that no turn waits for any more, as far as they still run."""
+    """The threads of this process that still run although no turn waits for them."""
 
     def __init__(self, most: int) -> None:
         self.on_too_many: Callable[[], None] | None = None
-        """Called once, in the thread of whoever leaked one too many."""
+        """Called once, when the limit is exceeded, in the thread that calls `add`."""
         self._most = most
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._told = False
+        self._reported = False
 
     @property
     def count(self) -> int:
-        """How many there are now."""
+        """The number of these threads that still run."""
         with self._lock:
             self._threads = [each for each in self._threads if each.is_alive()]
             return len(self._threads)
 
     def add(self, thread: threading.Thread) -> None:
-        """Count a thread that nobody waits for from now on."""
+        """Count a thread that no turn waits for any longer."""
         with self._lock:
             self._threads = [each for each in (*self._threads, thread) if each.is_alive()]
             count = len(self._threads)
-            tell = count > self._most and not self._told
-            self._told = self._told or tell
+            exceeded = count > self._most and not self._reported
+            self._reported = self._reported or exceeded
         if not thread.is_alive():
             return
-        log.warning("%s goes on though nobody waits for it: the process has %d such threads", thread.name, count)
-        if tell and self.on_too_many is not None:
+        log.warning("%s still runs although no turn waits for it: the process has %d such threads", thread.name, count)
+        if exceeded and self.on_too_many is not None:
             self.on_too_many()

@@ -1,6 +1,6 @@
-"""The tools by which an agent remembers, recalls and forgets by itself, for the user it talks to.
+"""The built-in tools `remember`, `recall` and `forget`, on the memory of the turn's user.
 
-What is recalled is quoted, so that it is data to the model and never learnt again.
+Results of `recall` are quoted: the model treats them as data, and consolidation does not learn them again.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from perdure.text.untrusted import cut
 from perdure.tools.registry import Effect, ToolContext, tool
 
 MOST = 20
-"""Results of one recall."""
+"""The most results of one recall."""
 
 _MAX_QUERY_CHARS = 2_000
 _PIECE_CHARS = 1_000
 
 
 @tool(effect=Effect.IDEMPOTENT)
-def remember(  # noqa: D417 (the context is no argument of the model's)
+def remember(  # noqa: D417 (the model does not pass the context)
     content: Annotated[str, Field(min_length=1, max_length=MAX_CONTENT_CHARS, pattern=r"\S")],
     context: ToolContext,
     kind: MemoryKind = MemoryKind.FACT,

@@ -1,10 +1,10 @@
-"""What a tool is: a plain function with type hints and a docstring, and what it declares.
+"""`@tool`: makes a tool of a function with type hints and a docstring.
 
-A tool declares what becomes of it when a crash leaves its effect in doubt: `pure` (repeat
-freely), `idempotent` (repeat with the same id) or `unsafe` (never repeat; ask its probe, or
-tell the model that the outcome is unknown). And it declares whether a person must approve of a
-call before it runs. Nothing that a tool does or returns may wedge a
-session: arguments are parsed strictly, results are made storable and bounded, and every
+A tool declares how the engine proceeds if a crash leaves the outcome of a call unknown: `pure` (repeat), `idempotent`
+(repeat with the same id) or `unsafe` (do not repeat; call its probe, or report to the model that the outcome is
+unknown). It also declares whether calls need a person's approval.
+
+No tool can block a session: arguments are parsed strictly, results are made storable and are bounded, and every
 exception becomes a `ToolError` whose message the model reads.
 """
 
@@ -37,15 +37,15 @@ from perdure.tools.variables import WorkingVariables
 log = logging.getLogger(__name__)
 
 MAX_RESULT_CHARS = 32_000
-"""Characters of a result that reach the transcript, unless the tool says otherwise."""
+"""The default limit for a result in the transcript."""
 
 _NAME = compiled(r"[a-zA-Z0-9_-]{1,64}")
 _FIELD = "argument_"
-"""In front of each parameter's name in the pydantic model, where `copy` or `_x` would collide."""
+"""Prefix of the fields of the pydantic model, since parameters such as `copy` or `_x` would collide."""
 
 
 class Effect(StrEnum):
-    """What a tool does to the world, and so what may be done when its outcome is in doubt."""
+    """The kind of a tool's side effect, which decides whether a call with an unknown outcome is repeated."""
 
     PURE = "pure"
     IDEMPOTENT = "idempotent"
@@ -54,13 +54,12 @@ class Effect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """On whose behalf a tool runs. A parameter annotated with this class receives it.
+    """The context of a call. A parameter annotated with this class receives it.
 
-    `effect_id` is the idempotency key: the same for every attempt at the same call.
-    `cancelled` is set when the turn no longer wants the result. `working_variables` are kept from
-    one call to the next, until the session ends. `memory` is that of the user, for good; None in a
-    process that has none. Users of two tenants may have the same `user_id`: where a tool keeps something by user, its
-    key is `tenant` and `user_id`.
+    `effect_id` is the idempotency key: the same for every attempt at the same call. `cancelled` is set when the turn no
+    longer needs the result. `working_variables` persist until the session ends, `memory` (the user's) beyond it;
+    `memory` is None in a process without memory. Users of two tenants may have the same `user_id`: a tool that stores
+    data by user must use both `tenant` and `user_id` as the key.
     """
 
     user_id: str
@@ -76,7 +75,7 @@ class ToolContext:
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """A probe's answer: the effect took place, and this was its result."""
+    """A probe's answer: the effect took place, with this result."""
 
     result: str
 
@@ -88,22 +87,22 @@ class DidNotHappen:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A probe's answer: the outside world cannot tell."""
+    """A probe's answer: the outcome cannot be determined."""
 
 
 ProbeOutcome = Happened | DidNotHappen | Unknown
 Probe = Callable[[ToolContext], ProbeOutcome]
 Approval = bool | Callable[[Mapping[str, Any]], bool]
-"""Whether a call waits for a person: always, never, or as its arguments, by name, say."""
+"""Whether calls need a person's approval: True, False, or a function of the arguments by name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tool:
     """A function that a model may call. Make one with `@tool`.
 
-    `parameters` is a JSON schema of type object; `timeout_s` overrides the setting, in
-    seconds; `probe` asks the outside world whether an effect in doubt took place; `breaker` names
-    that of whoever the tool calls, which several tools may share.
+    `parameters` is a JSON schema of type object. `timeout_s` overrides the setting, in seconds. `probe` finds out
+    whether a call with an unknown outcome took effect. `breaker` is the NAME of the breaker `tool:NAME` of the service
+    that the tool calls; tools may share it.
     """
 
     name: str
@@ -120,20 +119,20 @@ class Tool:
     _context_parameter: str | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function itself, as its author's own tests do."""
+        """Call the function itself, for unit tests."""
         return self.function(*args, **kwargs)
 
     def schema(self) -> ToolSchema:
-        """The tool as a model sees it."""
+        """The schema for the model."""
         return ToolSchema(self.name, self.description, self.parameters)
 
     def parse(self, arguments: str) -> dict[str, Any]:
-        """Check what a model wrote as arguments against the function's signature.
+        """Check the arguments that a model wrote against the function's signature.
 
         Returns the arguments by name, converted to the types of the signature, defaults filled in.
 
         Raises:
-            ToolError: they are no strict JSON object or do not fit; the message says what is wrong and expected.
+            ToolError: they are not a strict JSON object or do not fit; the message names the problem and the schema.
         """
         try:
             model = self._arguments.model_validate(untrusted.load_object(arguments))
@@ -145,15 +144,15 @@ class Tool:
         return {name.removeprefix(_FIELD): getattr(model, name) for name in self._arguments.model_fields}
 
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether a person must approve of a call with what `parse` returned."""
+        """Whether a call with these arguments, from `parse`, needs a person's approval."""
         return must_be_approved(self.name, self.requires_approval, arguments)
 
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str:
-        """Run the function with what `parse` returned and render its result for the model.
+        """Run the function with arguments from `parse`, and render its result for the model.
 
         Raises:
             ToolError: it failed, or its result has no JSON form; the message is for the model.
-            OutcomeUnknown: it says that nobody knows whether it took effect.
+            OutcomeUnknown: the function raised it: the call may or may not have taken effect.
         """
         injected = {self._context_parameter: context} if self._context_parameter else {}
         try:
@@ -211,13 +210,13 @@ def tool(
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function with type hints and a docstring: `@tool` or `@tool(effect="pure")`.
 
-    The docstring's text becomes the description, its entries for parameters (Google, NumPy or Sphinx
-    style) describe them, and a parameter annotated `ToolContext` is injected. `requires_approval` is True, or a
-    function of the arguments that says so: such a call waits until a person has approved of it. Calls go through
-    the circuit breaker `tool:NAME` if `breaker` gives a name.
+        The docstring's text becomes the description, its `Args:` section (Google style) describes
+    the parameters, and a parameter annotated `ToolContext` is injected. With `requires_approval` (True, or a function
+    that returns True for the arguments) a call waits for a person's approval. Calls go through the circuit breaker
+    `tool:NAME` if `breaker` gives a name.
 
     Raises:
-        SettingsError: the function cannot be a tool; the message names it and says why.
+        SettingsError: the function is not usable as a tool; the message says why.
     """
 
     def make(given: Callable[..., Any]) -> Tool:
@@ -252,13 +251,13 @@ def tool(
 
 
 def must_be_approved(tool: str, declared: Approval, arguments: Mapping[str, Any]) -> bool:
-    """Whether a call of `tool` waits for a person, as its author `declared`. Where that cannot be told, it does."""
+    """Whether a call of `tool` needs approval, by its declaration; True if the declared function raises."""
     if not callable(declared):
         return declared
     try:
         return bool(declared(arguments))
     except Exception:
-        log.exception("tool %s cannot tell whether a call needs approval, so it does", tool)
+        log.exception("the requires_approval of tool %s failed, so the call needs approval", tool)
         return True
 
 
@@ -284,7 +283,7 @@ def _check_declaration(
 
 
 def _signature(function: Callable[..., Any], descriptions: Mapping[str, str]) -> tuple[type[BaseModel], str | None]:
-    """A pydantic model of the parameters, and the name of the one that wants the context."""
+    """A pydantic model of the parameters, and the name of the parameter for the context."""
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except (NameError, AttributeError, TypeError, SyntaxError) as error:
@@ -326,7 +325,7 @@ def _check_parameter(function: Callable[..., Any], parameter: inspect.Parameter)
 
 
 class _WithoutTitles(GenerateJsonSchema):
-    """JSON schema without the titles that repeat each name, since every prompt pays for them."""
+    """JSON schema without titles: they repeat the names, and cost tokens in every prompt."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 (as the parent declares it)
 

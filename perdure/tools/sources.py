@@ -1,7 +1,7 @@
-"""What a turn needs of a tool, whatever the tool is made of.
+"""The interface of tools that turns use, and the set of tools for one prompt.
 
-`registry.Tool` is a function of this process, `mcp.tool.RemoteTool` a tool of a server. A
-server's tools come and go, so an agent's are gathered anew for each prompt: a `Toolset`.
+`registry.Tool` is a function in this process, `mcp.tool.RemoteTool` a tool of an MCP server. The tools of a server
+change, so each prompt has a `Toolset` of its own.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from perdure.tools.registry import Effect, Probe, ToolContext
 
 
 class RunnableTool(Protocol):
-    """A tool that a model may call and the ledger may run; the attributes are `registry.Tool`'s."""
+    """A tool that a model may call. The attributes are those of `registry.Tool`."""
 
     @property
     def name(self) -> str:
-        """What the model calls it."""
+        """The name for the model."""
         ...
 
     @property
     def effect(self) -> Effect:
-        """What may be done when its outcome is in doubt."""
+        """Whether a call may be repeated if its outcome is unknown."""
         ...
 
     @property
     def timeout_s(self) -> float | None:
-        """Seconds for one call; None means the setting."""
+        """Seconds for one call; None: the setting."""
         ...
 
     @property
     def probe(self) -> Probe | None:
-        """Asks the outside world whether an effect in doubt took place."""
+        """Finds out whether a call with an unknown outcome took effect."""
         ...
 
     @property
     def breaker(self) -> str | None:
-        """The breaker `tool:NAME` of whoever the tool needs; None if it needs nobody, or has a breaker of its own."""
+        """NAME of the breaker `tool:NAME` for calls; None if the tool needs none, or has its own."""
         ...
 
     @property
     def max_result_chars(self) -> int:
-        """Characters of a result that reach the transcript."""
+        """The limit for a result in the transcript."""
         ...
 
     def schema(self) -> ToolSchema:
@@ -51,29 +51,29 @@ class RunnableTool(Protocol):
         ...
 
     def parse(self, arguments: str) -> dict[str, Any]:
-        """Check what a model wrote as arguments.
+        """Parse and check the arguments that a model wrote.
 
         Raises:
-            ToolError: they cannot be used; the message is for the model.
+            ToolError: they are invalid; the message is for the model.
         """
         ...
 
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether a person must approve of a call with what `parse` returned."""
+        """Whether a call with these arguments, from `parse`, needs a person's approval."""
         ...
 
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str:
-        """Run it with what `parse` returned.
+        """Run the tool with arguments from `parse`.
 
         Raises:
             ToolError: it failed; the message is for the model.
-            OutcomeUnknown: it was broken off, and nobody knows whether it took effect.
+            OutcomeUnknown: it was interrupted, and may or may not have taken effect.
         """
         ...
 
 
 class Toolset:
-    """The tools of one prompt, by name. Of two that have one name the first stays."""
+    """The tools of one prompt, by name. Of two with the same name, the first is used."""
 
     def __init__(self, tools: Iterable[RunnableTool] = ()) -> None:
         self._by_name: dict[str, RunnableTool] = {}
@@ -81,7 +81,7 @@ class Toolset:
             self._by_name.setdefault(each.name, each)
 
     def find(self, name: str) -> RunnableTool | None:
-        """The tool of that name, if there is one."""
+        """The tool with that name, or None."""
         return self._by_name.get(name)
 
     @property
@@ -90,5 +90,5 @@ class Toolset:
         return tuple(self._by_name)
 
     def schemas(self) -> tuple[ToolSchema, ...]:
-        """The tools as a model sees them."""
+        """The schemas for the model."""
         return tuple(each.schema() for each in self._by_name.values())

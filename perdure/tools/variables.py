@@ -1,8 +1,8 @@
-"""Working variables: what a session's tools keep from one call to the next.
+"""Working variables: values that a session's tools store between calls.
 
-A call sees them through a `WorkingVariables` of its own; those of one turn's calls share one
-set, so calls side by side see what the others change. The engine commits what a step changed
-together with the step. A call whose time is up has no say any more, and holds up nobody.
+Each call accesses them through its own `WorkingVariables`; the calls of a turn share one `VariableSet`, so concurrent
+calls see each other's changes. The engine commits the changes of a step with the step. A call that timed out can change
+nothing, and releases its lock.
 """
 
 from __future__ import annotations
@@ -21,56 +21,56 @@ from perdure.snapshots.codec import checked_variables
 log = logging.getLogger(__name__)
 
 Change = tuple[int, str] | tuple[int, str, Any]
-"""The number of a change, the name of a variable, and its new value; without one it was removed."""
+"""The number of a change, the name of a variable, and its new value; without a value it was removed."""
 
 
 class VariableSet:
-    """The working variables as a turn finds and changes them; its calls share one."""
+    """The working variables of a turn, shared by its calls."""
 
-    def __init__(self, found: Mapping[str, Any] | None = None) -> None:
-        self._values: dict[str, Any] = dict(found or {})
+    def __init__(self, initial: Mapping[str, Any] | None = None) -> None:
+        self._values: dict[str, Any] = dict(initial or {})
         self._committed = self._values
         self._last = 0
         self._holder: object | None = None
         self._free = Condition()
 
     def changed(self) -> dict[str, Any] | None:
-        """The variables as a step that is committed now leaves them; None if it changes none."""
+        """The variables to commit with the next step; None if nothing changed since the last one."""
         values = self._values
         return None if values is self._committed else values
 
     def kept(self) -> Mapping[str, Any]:
-        """The variables as the last committed step left them; not to be changed."""
+        """The variables of the last committed step; read-only."""
         return self._committed
 
     def committed(self, values: dict[str, Any] | None) -> None:
-        """Note that a step was committed with what `changed` had returned."""
+        """Record that a step was committed with `values`, the result of `changed`."""
         if values is not None:
             self._committed = values
 
     def replay(self, changes: Iterable[Change]) -> None:
-        """Make the changes of calls whose results were recorded by another runner, in their order."""
+        """Apply, in their order, the changes of calls whose results another worker recorded."""
         for number, name, *value in sorted(changes, key=lambda change: change[0]):
             self._last = number
             after = {key: kept for key, kept in self._values.items() if key != name}
             try:
                 self._values = checked_variables({**after, name: value[0]} if value else after)
-            except TooLarge as error:  # they had room beside what another call took away, of which there is no result
-                log.warning("the working variable %r is left as it was: %s", name, error.message)
+            except TooLarge as error:  # a call without a recorded result had removed variables
+                log.warning("the working variable %r is not changed: %s", name, error.message)
 
-    def take(self, holder: WorkingVariables) -> dict[str, Any]:
-        """Wait until no other call is changing them; a copy to change."""
+    def lock(self, holder: WorkingVariables) -> dict[str, Any]:
+        """Wait for the exclusive right to change the variables; returns a copy to change."""
         with self._free:
             self._free.wait_for(lambda: holder.revoked or self._holder is None)
             holder.require_time()
             self._holder = holder
             return deepcopy(self._values)
 
-    def put(self, holder: WorkingVariables, draft: Mapping[str, Any]) -> list[Change]:
-        """Let `draft` be the variables from now on; what that changed.
+    def update(self, holder: WorkingVariables, draft: Mapping[str, Any]) -> list[Change]:
+        """Replace the variables by `draft`; returns the changes.
 
         Raises:
-            ToolError: they cannot be kept, or the call's time is up; nothing is changed.
+            ToolError: `draft` cannot be stored, or the call timed out; nothing is changed.
         """
         try:
             values = checked_variables(draft)
@@ -88,28 +88,28 @@ class VariableSet:
                 self._values = values
             return changes
 
-    def leave(self, holder: object) -> None:
-        """Let the next one change them, if `holder` was at it."""
+    def unlock(self, holder: object) -> None:
+        """Release the exclusive right, if `holder` has it."""
         with self._free:
             if self._holder is holder:
                 self._holder = None
             self._free.notify_all()
 
     def values(self) -> Mapping[str, Any]:
-        """The variables as they are; not to be changed."""
+        """The present variables; read-only."""
         return self._values
 
 
 class WorkingVariables(MutableMapping[str, Any]):
-    """The session's working variables, as one call of a tool reads and sets them.
+    """The session's working variables, for one call of a tool.
 
-    A mapping of names to JSON values, at most 64 KiB in all. What is read is a copy: assign it to
-    change it. For a change that depends on what is there, or several that belong together,
+    A mapping of names to JSON values, at most 64 KiB in total. Reading returns a copy: assign it to change a variable.
+    For a change that depends on a present value, or several changes that belong together,
 
         with context.working_variables as variables:
             variables["count"] = variables.get("count", 0) + 1
 
-    keeps other calls from changing them meanwhile; if the block raises, nothing is changed.
+    excludes changes by other calls during the block; if the block raises, nothing is changed.
     """
 
     def __init__(self, shared: VariableSet | None = None) -> None:
@@ -118,26 +118,26 @@ class WorkingVariables(MutableMapping[str, Any]):
         self._depth = 0
         self._changes: dict[str, Change] = {}
         self.revoked = False
-        """The call's time is up: it changes nothing any more."""
+        """The call timed out: it can change nothing."""
 
     def __enter__(self) -> dict[str, Any]:
-        """The variables, to be changed in place, while no other call changes them."""
+        """Lock the variables; returns a copy to change in place."""
         if self._draft is None:
-            self._draft = self._shared.take(self)
+            self._draft = self._shared.lock(self)
         self._depth += 1
         return self._draft
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Keep what was changed, unless the block raised."""
+        """Store the changes, unless the block raised."""
         self._depth -= 1
         if self._depth or self._draft is None:
             return
         draft, self._draft = self._draft, None
         try:
             if error is None:
-                self._changes.update((change[1], change) for change in self._shared.put(self, draft))
+                self._changes.update((change[1], change) for change in self._shared.update(self, draft))
         finally:
-            self._shared.leave(self)
+            self._shared.unlock(self)
 
     def __getitem__(self, name: str) -> Any:
         return deepcopy(self._present()[name])
@@ -160,27 +160,27 @@ class WorkingVariables(MutableMapping[str, Any]):
         return f"WorkingVariables({dict(self._present())!r})"
 
     def changes(self) -> list[Change]:
-        """What this call has changed so far, by name; nothing if its time was up before."""
+        """The last change of each variable by this call; empty if the call timed out."""
         return [] if self.revoked else list(self._changes.values())
 
     def revoke(self) -> None:
-        """The call's time is up."""
+        """Record that the call timed out, and release its lock."""
         self.revoked = True
-        self._shared.leave(self)
+        self._shared.unlock(self)
 
     def require_time(self) -> None:
-        """Nothing, while the call has time.
+        """Check that the call has not timed out.
 
         Raises:
-            ToolError: it has none any more.
+            ToolError: it has.
         """
         if self.revoked:
-            raise ToolError("The call's time is up; it can set no working variables any more.")
+            raise ToolError("The call's time is up; it can no longer set working variables.")
 
     def _present(self) -> Mapping[str, Any]:
         return self._shared.values() if self._draft is None else self._draft
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether the two are the same JSON: 1, 1.0 and true are not."""
+    """Whether both are the same JSON: 1, 1.0 and true differ."""
     return json.dumps(one) == json.dumps(other)

@@ -16,11 +16,13 @@ from perdure.casebank.plan.compute import Candidate
 from perdure.casebank.plan.policy import Facts
 from perdure.casebank.queries import WITH_USES
 from perdure.casebank.runs.notify import NotifyFailed
-from perdure.casebank.runs.prune import Bank
+from perdure.casebank.runs.prune import RunContext
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Statement
 from perdure.database.tables import metadata
 from perdure.settings import CasebankSettings
+
+NORTH, NEARLY, EAST, UP = [1.0, 0, 0, 0], [0.99, 0.01, 0, 0], [0, 1.0, 0, 0], [0, 0, 1.0, 0]
 
 NOW = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
 LIMITS = CasebankSettings(load_percent=100)
@@ -145,7 +147,40 @@ class Post:
         self.sent.append((url, body))
 
 
-def bank(database: Database, clock: MovedClock, post: Post | None = None, **limits: Any) -> Bank:
+def bank(database: Database, clock: MovedClock, post: Post | None = None, **limits: Any) -> RunContext:
     """A bank at full speed that never waits."""
     settings = CasebankSettings(**{"load_percent": 100, **limits})
-    return Bank(database, clock, settings, post or Post(), pause=lambda _seconds: None)
+    return RunContext(database, clock, settings, post or Post(), pause=lambda _seconds: None)
+
+
+def fill(database: Database) -> None:
+    """One of each: a low performer, two duplicates, a sleeper, and those that are spared."""
+    put(database, "good", vector=NORTH, usage=20, rate=80.0)
+    put(database, "twin", vector=NEARLY, usage=10, rate=50.0, idle_days=20)
+    put(database, "low", vector=EAST, usage=11, rate=20.0)
+    put(database, "low but new", vector=EAST, usage=11, rate=20.0, idle_days=1)
+    put(database, "unknown", vector=UP, usage=50)
+    put(database, "sleeper", usage=100, idle_days=91)
+    put(database, "old friend", usage=101, idle_days=91)
+    put(database, "pillar", usage=501, rate=1.0, idle_days=200)
+
+
+def details(told: dict[str, Any]) -> dict[str, Any]:
+    """What a plan or an outcome says, its sentences aside."""
+    said: dict[str, Any] = dict(told["details"])
+    said["spared"] = [(each["case_id"], each["rule"]) for each in said["spared"]]
+    said["merged"] = [(each["keeper"], each["removed"]) for each in said["merged"]]
+    return said
+
+
+EXPECTED = {
+    "removed": ["low"],
+    "merged": [("good", "twin")],
+    "archived": ["sleeper"],
+    "spared": [
+        ("low but new", "recent_access"),
+        ("old friend", "exempt_usage"),
+        ("pillar", "protected_usage"),
+        ("pillar", "protected_usage"),
+    ],
+}

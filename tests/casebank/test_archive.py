@@ -49,7 +49,7 @@ def test_restoring_gives_back_the_identical_row(  # noqa: PLR0917 (each is drawn
     idle: int | None,
     number: int,
 ) -> None:
-    """@REQ:CONSOLIDATION-001.6: the whole row as text, and the vector bit for bit, for any case that goes."""
+    """The whole row as text, and the vector bit for bit, for any case that goes."""
     with database.engine.connect() as connection:
         connection.exec_driver_sql(f"TRUNCATE {', '.join(TABLES)}")
         connection.execute(
@@ -79,7 +79,7 @@ def test_restoring_gives_back_the_identical_row(  # noqa: PLR0917 (each is drawn
 
 
 def test_restoring_marks_the_archive_and_tells_the_history(database: Database, clock: MovedClock) -> None:
-    """@REQ:CONSOLIDATION-001.6: the archive's row stays, and the case is spared for 7 days."""
+    """The archive's row stays, and the case is spared for 7 days."""
     put(database, "c", usage=20, rate=10.0)
     prune.run(bank(database, clock))
     archive.restore(database, "c")
@@ -94,7 +94,7 @@ def test_restoring_marks_the_archive_and_tells_the_history(database: Database, c
 
 
 def test_what_is_not_archived_cannot_be_restored(database: Database) -> None:
-    """@REQ:CONSOLIDATION-001.6: neither an active case nor one that does not exist."""
+    """Neither an active case nor one that does not exist."""
     put(database, "c")
     for case_id in ("c", "nobody", ""):
         with pytest.raises(NotFound):
@@ -102,7 +102,7 @@ def test_what_is_not_archived_cannot_be_restored(database: Database) -> None:
 
 
 def test_a_keeper_keeps_what_it_took_over(database: Database, clock: MovedClock) -> None:
-    """@REQ:CONSOLIDATION-001.6: the loser comes back as it was; the keeper's counts stay."""
+    """The loser comes back as it was; the keeper's counts stay."""
     put(database, "keeper", vector=[1, 2, 3], usage=20, rate=80.0)
     put(database, "loser", vector=[1, 2, 3], usage=10, rate=50.0)
     before = column(database, ROW, id="loser")
@@ -116,7 +116,7 @@ def test_a_keeper_keeps_what_it_took_over(database: Database, clock: MovedClock)
 def test_asking_for_an_archived_case_is_noted(
     database: Database, clock: MovedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """@REQ:CONSOLIDATION-001.6: by id and by search; a search finds it only if it is asked to."""
+    """By id and by search; a search finds it only if it is asked to."""
     put(database, "gone", vector=[1, 2, 3, 4], usage=20, rate=10.0)
     put(database, "there", vector=[1, 2, 3, 5], usage=20, rate=90.0)
     prune.run(bank(database, clock))

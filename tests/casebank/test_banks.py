@@ -165,7 +165,7 @@ def test_a_bank_is_an_identifier_and_a_shared_case_has_an_author(
     line = json.dumps({"case_id": "a", "query": "q", "response_text": "a", "user_id": "ana", **wrong})
     imported = transfer.import_lines(database, [line], now=clock.now())
     assert (imported.added, [number for number, _ in imported.bad]) == (0, [1])
-    assert imported.bad[0][1].startswith(("bank must be", "shared_at goes with"))
+    assert imported.bad[0][1].startswith(("bank must be", "shared_at needs"))
     with pytest.raises(InvalidRequest):
         add(database, NewCase("a", "q", "a", bank="no bank"), now=clock.now())
 

@@ -112,7 +112,7 @@ def test_vectors_are_kept_until_new_ones_are_asked_for(database: Database) -> No
     made = "SELECT embedder FROM cases ORDER BY case_id"
     assert list(embed_cases(database, _Refusing(16))) == [2]
     assert column(database, made) == ["other:2", None, "hash:16"]
-    assert list(embed_cases(database, _Refusing(16), others=True)) == [2]
+    assert list(embed_cases(database, _Refusing(16), reembed=True)) == [2]
     assert column(database, made) == ["hash:16", None, "hash:16"]
 
 

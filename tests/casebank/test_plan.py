@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.casebank.plan import duplicates, policy
-from perdure.casebank.plan.compute import Candidate, Item, compute
+from perdure.casebank.plan.compute import Candidate, PlanItem, compute
 from perdure.casebank.plan.cosines import cosine
 from perdure.casebank.plan.policy import Action, Facts, Rule
 from perdure.settings import CasebankSettings, CaseScope
@@ -23,13 +23,13 @@ from perdure.text import contradiction
 from tests.casebank.bank import LIMITS, NOW, candidate, facts, unit
 
 
-def planned(cases: Sequence[Candidate], limits: CasebankSettings = LIMITS, page: int = 100) -> list[Item]:
+def planned(cases: Sequence[Candidate], limits: CasebankSettings = LIMITS, page: int = 100) -> list[PlanItem]:
     """The plan for these cases."""
     pages = (cases[start : start + page] for start in range(0, len(cases), page))
     return compute(pages, limits, NOW, len(cases), lambda _done, _total: None)
 
 
-def told(items: Sequence[Item]) -> list[tuple[Action, str, Rule, str | None]]:
+def told(items: Sequence[PlanItem]) -> list[tuple[Action, str, Rule, str | None]]:
     """What a plan says, without its sentences."""
     return [(item.action, item.facts.case_id, item.rule, item.keeper_id) for item in items]
 
@@ -134,7 +134,7 @@ def banks(draw: st.DrawFn) -> list[Candidate]:
 @settings(max_examples=100)
 @given(banks(), st.booleans(), st.sampled_from(CaseScope))
 def test_it_is_what_the_policy_says_by_its_letter(cases: list[Candidate], guard: bool, scope: CaseScope) -> None:
-    """@REQ:CONSOLIDATION-001.2: blocks, sketches and batches are ways to be fast, and decide nothing."""
+    """Blocks, sketches and batches are ways to be fast, and decide nothing."""
     limits = CasebankSettings(duplicate_guard=guard, scope=scope)
     assert set(told(planned(cases, limits))) == reference(cases, limits)
 
@@ -144,14 +144,14 @@ def test_it_is_what_the_policy_says_by_its_letter(cases: list[Candidate], guard:
 def test_the_same_data_give_the_same_plan(
     cases: list[Candidate], shuffle: random.Random, batch: int, page: int
 ) -> None:
-    """@REQ:CONSOLIDATION-001.10: whatever the order of rows, the size of pages and the size of batches."""
+    """Whatever the order of rows, the size of pages and the size of batches."""
     expected = planned(cases)
     shuffle.shuffle(cases)
     assert planned(cases, CasebankSettings(load_percent=100, duplicate_batch=batch), page) == expected
 
 
 def test_0_95_is_no_duplicate_and_the_next_number_is() -> None:
-    """@REQ:CONSOLIDATION-001.2: 380 / (20 * 20) is 0.95 exactly."""
+    """380 / (20 * 20) is 0.95 exactly."""
     keeper, at = [20.0, 0, 0, 0, 0], [19.0, 6, 1, 1, 1]
     over = [float(np.nextafter(np.float32(19), np.float32(20))), 6, 1, 1, 1]
     assert cosine(np.asarray(keeper, dtype=np.float32), np.asarray(at, dtype=np.float32)) == 0.95
@@ -162,7 +162,7 @@ def test_0_95_is_no_duplicate_and_the_next_number_is() -> None:
 
 
 def test_a_chain_is_cut_where_the_keeper_is_no_more_near() -> None:
-    """@REQ:CONSOLIDATION-001.2: groups collapse to one keeper, and nothing goes for being near to what went."""
+    """Groups collapse to one keeper, and nothing goes for being near to what went."""
     step = math.acos(0.96)
     chain = [
         candidate(facts(name, usage=usage), [math.cos(at * step), math.sin(at * step), 0, 0])
@@ -188,7 +188,7 @@ def test_what_cannot_be_compared_is_no_duplicate() -> None:
 
 @pytest.mark.long
 def test_ten_thousand_identical_cases_collapse_to_one() -> None:
-    """@REQ:CONSOLIDATION-001.10: fifty million pairs, none of them held or looked at one by one."""
+    """Fifty million pairs, none of them held or looked at one by one."""
     cases = [candidate(facts(f"{number:05}", usage=1, rate=50.0), [1.0, 2.0, 3.0, 4.0]) for number in range(10_000)]
     items = planned(cases)
     assert len(items) == 9_999
@@ -205,7 +205,7 @@ def _spelt(number: int) -> str:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["numbers", "names", "protected"])
 def test_a_crowd_that_stays_is_not_looked_at_pair_by_pair(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """@REQ:CONSOLIDATION-001.10: a quarter of a million pairs are near, and are told apart in blocks."""
+    """A quarter of a million pairs are near, and are told apart in blocks."""
     asked = {
         "numbers": "where is order {0}".format,
         "names": "who is X{1}".format,
@@ -227,7 +227,7 @@ def test_a_crowd_that_stays_is_not_looked_at_pair_by_pair(kind: str, monkeypatch
 
 
 def test_merged_values_decide_about_inactivity() -> None:
-    """@REQ:CONSOLIDATION-001.3: a sleeper that takes over a later access, or enough uses, is awake."""
+    """A sleeper that takes over a later access, or enough uses, is awake."""
     vector = [1.0, 2.0, 3.0, 4.0]
     sleepers = [facts("a", usage=60, idle_days=100), facts("b", usage=50, idle_days=100)]
     items = planned([candidate(each, vector) for each in sleepers])
@@ -251,7 +251,7 @@ def test_a_removed_case_takes_part_in_nothing_further() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("dimensions", [2, 64, 130, 384, 1_536])
 def test_sketches_rule_out_nothing_that_is_near(dimensions: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """@REQ:CONSOLIDATION-001.2: of any size, on both sides of the threshold, in a bank of several blocks."""
+    """Of any size, on both sides of the threshold, in a bank of several blocks."""
     monkeypatch.setattr(duplicates, "_BLOCK", 64)
     monkeypatch.setattr(duplicates, "_VERIFIED", 16)
     rng = np.random.default_rng(dimensions)

@@ -28,7 +28,7 @@ MICROSECOND = timedelta(microseconds=1)
     ],
 )
 def test_low_performance_boundaries(usage: int, rate: float | None, goes: bool) -> None:
-    """@REQ:CONSOLIDATION-001.1: under 30 % after more than 10 uses; an unknown rate is never a low one."""
+    """Under 30 % after more than 10 uses; an unknown rate is never a low one."""
     assert (policy.low_performance(facts(usage=usage, rate=rate), LIMITS) is not None) is goes
 
 
@@ -37,12 +37,12 @@ def test_low_performance_boundaries(usage: int, rate: float | None, goes: bool) 
     [(timedelta(days=90), False), (timedelta(days=90) + MICROSECOND, True), (-timedelta(days=1), False)],
 )
 def test_inactivity_boundaries(idle: timedelta, goes: bool) -> None:
-    """@REQ:CONSOLIDATION-001.3: not accessed for more than 90 days."""
+    """Not accessed for more than 90 days."""
     assert (policy.inactivity(facts(last_accessed_at=NOW - idle), LIMITS, NOW) is not None) is goes
 
 
 def test_a_case_that_was_never_accessed_counts_from_its_creation() -> None:
-    """@REQ:CONSOLIDATION-001.3: else a case that nobody ever used would stay for ever."""
+    """Else a case that nobody ever used would stay for ever."""
     young = facts(last_accessed_at=None, created_at=NOW - timedelta(days=90))
     assert policy.inactivity(young, LIMITS, NOW) is None
     assert policy.inactivity(replace(young, created_at=young.created_at - MICROSECOND), LIMITS, NOW) is not None
@@ -50,13 +50,13 @@ def test_a_case_that_was_never_accessed_counts_from_its_creation() -> None:
 
 @pytest.mark.parametrize(("usage", "stays"), [(100, False), (101, True)])
 def test_the_exemption_from_inactivity(usage: int, stays: bool) -> None:
-    """@REQ:CONSOLIDATION-001.3: more than 100 uses exempt from inactivity, and from nothing else."""
+    """More than 100 uses exempt from inactivity, and from nothing else."""
     assert (policy.exemption(facts(usage=usage), LIMITS) is not None) is stays
 
 
 @pytest.mark.parametrize(("usage", "stays"), [(500, False), (501, True)])
 def test_protection_by_usage(usage: int, stays: bool) -> None:
-    """@REQ:CONSOLIDATION-001.9: more than 500 uses protect from everything."""
+    """More than 500 uses protect from everything."""
     verdict = policy.protection(facts(usage=usage), LIMITS, NOW)
     assert (verdict is not None and verdict.rule is Rule.PROTECTED_USAGE) is stays
 
@@ -70,20 +70,20 @@ def test_protection_by_usage(usage: int, stays: bool) -> None:
     ],
 )
 def test_protection_by_access(idle: timedelta, stays: bool) -> None:
-    """@REQ:CONSOLIDATION-001.9: an access within 7 days protects; one in the future counts as just now."""
+    """An access within 7 days protects; one in the future counts as just now."""
     verdict = policy.protection(facts(last_accessed_at=NOW - idle), LIMITS, NOW)
     assert (verdict is not None and verdict.rule is Rule.RECENT_ACCESS) is stays
 
 
 @pytest.mark.parametrize(("since", "stays"), [(timedelta(days=7), True), (timedelta(days=7) + MICROSECOND, False)])
 def test_protection_by_restoring(since: timedelta, stays: bool) -> None:
-    """@REQ:CONSOLIDATION-001.6: what was restored is not archived again before anybody could use it."""
+    """What was restored is not archived again before anybody could use it."""
     verdict = policy.protection(facts(restored_at=NOW - since), LIMITS, NOW)
     assert (verdict is not None and verdict.rule is Rule.RECENTLY_RESTORED) is stays
 
 
 def test_who_keeps() -> None:
-    """@REQ:CONSOLIDATION-001.2, @REQ:CONSOLIDATION-001.5: usage, then rate with unknown last, age, id."""
+    """Usage, then rate with unknown last, age, id."""
     old = NOW - timedelta(days=500)
     ranked = [
         facts("z", usage=9, rate=None),
@@ -97,7 +97,7 @@ def test_who_keeps() -> None:
 
 
 def test_a_merge_adds_usage_weighs_rates_and_takes_the_later_access() -> None:
-    """@REQ:CONSOLIDATION-001.5: unknown rates weigh nothing, and none of them counts as 0."""
+    """Unknown rates weigh nothing, and none of them counts as 0."""
     keeper = facts("k", usage=30, rate=80.0, idle_days=50)
     merged = policy.merged(keeper, [facts("a", usage=10, rate=40.0, idle_days=20), facts("b", usage=5, idle_days=60)])
     assert (merged.usage_count, merged.success_rate) == (45, 70.0)

@@ -23,57 +23,28 @@ from perdure.casebank.runs.state import Phase
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import Conflict, NotFound
-from perdure.settings import PruneApproval
 from tests import forked
-from tests.casebank.bank import TABLES, Post, bank, column, everything, put, statuses, use
+from tests.casebank.bank import (
+    EXPECTED,
+    NORTH,
+    TABLES,
+    Post,
+    bank,
+    column,
+    details,
+    everything,
+    fill,
+    put,
+    statuses,
+    use,
+)
 
-NORTH, NEARLY, EAST, UP = [1.0, 0, 0, 0], [0.99, 0.01, 0, 0], [0, 1.0, 0, 0], [0, 0, 1.0, 0]
 URL = "https://hooks.example/casebank"
-
-
-def fill(database: Database) -> None:
-    """One of each: a low performer, two duplicates, a sleeper, and those that are spared."""
-    put(database, "good", vector=NORTH, usage=20, rate=80.0)
-    put(database, "twin", vector=NEARLY, usage=10, rate=50.0, idle_days=20)
-    put(database, "low", vector=EAST, usage=11, rate=20.0)
-    put(database, "low but new", vector=EAST, usage=11, rate=20.0, idle_days=1)
-    put(database, "unknown", vector=UP, usage=50)
-    put(database, "sleeper", usage=100, idle_days=91)
-    put(database, "old friend", usage=101, idle_days=91)
-    put(database, "pillar", usage=501, rate=1.0, idle_days=200)
-
-
-@pytest.fixture
-def filled(database: Database) -> Database:
-    """A bank with one of each."""
-    fill(database)
-    return database
-
-
-def details(told: dict[str, Any]) -> dict[str, Any]:
-    """What a plan or an outcome says, its sentences aside."""
-    said: dict[str, Any] = dict(told["details"])
-    said["spared"] = [(each["case_id"], each["rule"]) for each in said["spared"]]
-    said["merged"] = [(each["keeper"], each["removed"]) for each in said["merged"]]
-    return said
-
-
 LASTING = {"cases", "case_executions", "case_archive", "case_history"}
-EXPECTED = {
-    "removed": ["low"],
-    "merged": [("good", "twin")],
-    "archived": ["sleeper"],
-    "spared": [
-        ("low but new", "recent_access"),
-        ("old friend", "exempt_usage"),
-        ("pillar", "protected_usage"),
-        ("pillar", "protected_usage"),
-    ],
-}
 
 
 def test_a_dry_run_says_what_would_go_and_changes_nothing(filled: Database, clock: MovedClock) -> None:
-    """@REQ:CONSOLIDATION-001.8: every table is the same before and after."""
+    """Every table is the same before and after."""
     before = everything(filled)
     assert set(TABLES) < set(before)
     told = prune.dry_run(bank(filled, clock))
@@ -88,7 +59,7 @@ def test_a_dry_run_says_what_would_go_and_changes_nothing(filled: Database, cloc
 def test_a_run_does_what_the_dry_run_said(
     filled: Database, clock: MovedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """@REQ:CONSOLIDATION-001.4 (with .1, .2, .3, .5): low performers, duplicates, sleepers go, and it is told."""
+    """Low performers, duplicates, sleepers go, and it is told."""
     caplog.set_level(logging.INFO)
     told = prune.run(bank(filled, clock))
     assert details(told) == EXPECTED
@@ -103,7 +74,7 @@ def test_a_run_does_what_the_dry_run_said(
 
 
 def test_the_keeper_takes_over_the_counts(filled: Database, clock: MovedClock) -> None:
-    """@REQ:CONSOLIDATION-001.5: usage adds up, the rate is weighted by it, the later access counts."""
+    """Usage adds up, the rate is weighted by it, the later access counts."""
     prune.run(bank(filled, clock))
     assert column(filled, "SELECT usage_count FROM cases WHERE case_id = 'good'") == [30]
     assert column(filled, "SELECT success_rate FROM cases WHERE case_id = 'good'") == [70.0]
@@ -126,7 +97,7 @@ def test_a_second_run_finds_nothing_more(filled: Database, clock: MovedClock) ->
 
 
 def test_the_row_of_a_run_tells_its_phase_plan_and_outcome(filled: Database, clock: MovedClock) -> None:
-    """@REQ:CONSOLIDATION-001.7: whoever watches learns how far it is, and afterwards what it did."""
+    """Whoever watches learns how far it is, and afterwards what it did."""
     seen: list[tuple[str, int, int]] = []
 
     def look(moment: str, name: str) -> None:
@@ -162,11 +133,11 @@ def planned_then(database: Database, clock: MovedClock, change: Any) -> dict[str
         post(url, body)
 
     parts = bank(database, clock, notify_url=URL)
-    return prune.run(prune.Bank(parts.database, parts.clock, parts.limits, tell, parts.pause))
+    return prune.run(prune.RunContext(parts.database, parts.clock, parts.limits, tell, parts.pause))
 
 
 def test_a_case_used_between_plan_and_apply_is_spared(filled: Database, clock: MovedClock) -> None:
-    """@REQ:CONSOLIDATION-001.9: each row is asked again under its lock."""
+    """Each row is asked again under its lock."""
     told = planned_then(filled, clock, lambda: use(filled, ["low", "twin", "sleeper"], UUID(int=7)))
     assert (told["removed_cases"], told["merged_cases"], told["archived_cases"]) == (0, 0, 0)
     assert {(each["case_id"], each["rule"]) for each in told["details"]["spared"]} >= {
@@ -179,7 +150,7 @@ def test_a_case_used_between_plan_and_apply_is_spared(filled: Database, clock: M
 
 
 def test_a_keeper_rated_while_its_plan_waits_weighs_as_it_is_then(filled: Database, clock: MovedClock) -> None:
-    """@REQ:CONSOLIDATION-001.5: a plan may wait for days, and keepers are in use."""
+    """A plan may wait for days, and keepers are in use."""
     put(filled, "unrated", vector=[0, 0, 0, 1.0], usage=40)
     put(filled, "its twin", vector=[0, 0, 0, 1.0], usage=10, rate=50.0)
 
@@ -222,7 +193,7 @@ def test_whatever_changed_since_the_plan_is_spared(
 
 
 def test_a_case_restored_while_a_run_plans_to_archive_it_stays(filled: Database, clock: MovedClock) -> None:
-    """@REQ:CONSOLIDATION-001.6: somebody wanted it back after the plan was made."""
+    """Somebody wanted it back after the plan was made."""
 
     def archive_and_restore() -> None:
         with filled.engine.connect() as connection:
@@ -246,7 +217,7 @@ def test_a_case_restored_while_a_run_plans_to_archive_it_stays(filled: Database,
 def test_a_run_killed_anywhere_is_resumed_and_nothing_is_done_twice(
     database: Database, database_url: str, clock: MovedClock, tmp_path: Path
 ) -> None:
-    """@REQ:CONSOLIDATION-001.4: a process, by SIGKILL, before and after each of its commits; a batch is one case."""
+    """A process, by SIGKILL, before and after each of its commits; a batch is one case."""
     parts = bank(database, clock, duplicate_batch=1)
     for boundary in itertools.count():
         clear(database)
@@ -281,7 +252,7 @@ def _killed_at(boundary: int, database_url: str, directory: Path) -> bool:
     return process.exitcode != 0
 
 
-def gone_on(parts: prune.Bank, clock: MovedClock) -> dict[str, Any]:
+def gone_on(parts: prune.RunContext, clock: MovedClock) -> dict[str, Any]:
     """What becomes of a run whose process was killed: nobody takes it up before its lease is over."""
     left = state.list_runs(parts.database)
     if left and left[0]["finished_at"]:  # killed after its very last commit
@@ -301,7 +272,7 @@ def clear(database: Database) -> None:
 
 
 def test_a_group_merged_over_many_batches_has_the_planned_counts(database: Database, clock: MovedClock) -> None:
-    """@REQ:CONSOLIDATION-001.10: the keeper's rate is the same as if all had been merged at once."""
+    """The keeper's rate is the same as if all had been merged at once."""
     for number in range(30):
         put(
             database, f"{number:02}", vector=NORTH, usage=30 - number, rate=[None, 10.0, 95.0][number % 3], idle_days=95
@@ -316,7 +287,7 @@ def test_a_group_merged_over_many_batches_has_the_planned_counts(database: Datab
 
 
 def test_of_two_runs_at_once_the_second_says_that_one_is_under_way(filled: Database, clock: MovedClock) -> None:
-    """@REQ:CONSOLIDATION-001.7: and the first is not disturbed."""
+    """And the first is not disturbed."""
     inside, go_on = threading.Event(), threading.Event()
 
     def wait(_url: str, _body: bytes) -> None:
@@ -324,7 +295,7 @@ def test_of_two_runs_at_once_the_second_says_that_one_is_under_way(filled: Datab
         assert go_on.wait(60)
 
     parts = bank(filled, clock, notify_url=URL)
-    first = prune.Bank(parts.database, parts.clock, parts.limits, wait, parts.pause)
+    first = prune.RunContext(parts.database, parts.clock, parts.limits, wait, parts.pause)
     told: list[dict[str, Any]] = []
     thread = threading.Thread(target=lambda: told.append(prune.run(first)))
     thread.start()
@@ -371,7 +342,7 @@ def test_a_failure_gives_the_run_back_at_once(
 
 
 def test_cases_are_searched_used_and_added_during_a_run(filled: Database, clock: MovedClock) -> None:
-    """@REQ:CONSOLIDATION-001.7: between any two commits of a run there is no lock that anybody would wait for."""
+    """Between any two commits of a run there is no lock that anybody would wait for."""
     number = iter(range(1_000))
 
     def look(_moment: str, _name: str) -> None:
@@ -390,113 +361,3 @@ def test_cases_are_searched_used_and_added_during_a_run(filled: Database, clock:
 
 
 # --- notices and approval -----------------------------------------------------------------
-
-
-def test_the_administrator_is_told_before_and_after(filled: Database, clock: MovedClock) -> None:
-    """@REQ:CONSOLIDATION-001.1: of the plan before anything is removed, and of the results."""
-    active: list[int] = []
-    post = Post()
-
-    def tell(url: str, body: bytes) -> None:
-        active.append(list(statuses(filled).values()).count("active"))
-        post(url, body)
-
-    parts = bank(filled, clock, notify_url=URL)
-    told = prune.run(prune.Bank(parts.database, parts.clock, parts.limits, tell, parts.pause))
-    assert active == [8, 5]
-    before, after = (json.loads(body) for _, body in post.sent)
-    assert [url for url, _ in post.sent] == [URL, URL]
-    assert (before["event"], after["event"]) == ("casebank.plan", "casebank.outcome")
-    assert before["run_id"] == after["run_id"] == told["run_id"]
-    assert (before["removed_cases"], before["spared_cases"], before["complete"]) == (1, 4, True)
-    assert before["details"]["removed"] == ["low"]
-    assert (before["approval_within_s"], after["approval_within_s"]) == (None, None)
-
-
-def test_without_the_notice_nothing_is_removed(filled: Database, clock: MovedClock) -> None:
-    """@REQ:CONSOLIDATION-001.1: the run says so, and the next one tries again."""
-    post, pauses = Post(), list[float]()
-    post.away = True
-    parts = bank(filled, clock, post, notify_url=URL)
-    told = prune.run(prune.Bank(parts.database, parts.clock, parts.limits, post, pauses.append))
-    assert told["phase"] == "withheld"
-    assert set(statuses(filled).values()) == {"active"}
-    run = state.read_run(filled, UUID(told["run_id"]))
-    assert "nothing was removed" in run["error"]
-    assert run["outcome"]["removed_cases"] == 0
-    assert len([each for each in pauses if each]) == 2, "three attempts"
-    post.away = False
-    assert details(prune.run(parts)) == EXPECTED
-
-
-def test_a_notice_of_the_results_that_does_not_arrive_is_noted(filled: Database, clock: MovedClock) -> None:
-    """What was done is done; the row says that nobody was told."""
-    post = Post()
-
-    def once(url: str, body: bytes) -> None:
-        post.away = bool(post.sent)
-        post(url, body)
-
-    parts = bank(filled, clock, notify_url=URL)
-    told = prune.run(prune.Bank(parts.database, parts.clock, parts.limits, once, parts.pause))
-    assert told["phase"] == "done"
-    assert "did not arrive" in state.read_run(filled, UUID(told["run_id"]))["error"]
-
-
-def waiting(database: Database, clock: MovedClock) -> tuple[prune.Bank, UUID]:
-    """A run whose plan waits for approval."""
-    parts = bank(database, clock, approval=PruneApproval.MANUAL, notify_url=URL)
-    told = prune.run(parts)
-    assert told["phase"] == "waiting_approval"
-    assert told["removed_cases"] == 1, "the plan"
-    assert set(statuses(database).values()) == {"active"}
-    return parts, UUID(told["run_id"])
-
-
-def test_a_plan_that_is_approved_is_applied(filled: Database, clock: MovedClock) -> None:
-    """Until then nothing changes, and no other run begins; who is told of the plan learns that it waits."""
-    parts, run_id = waiting(filled, clock)
-    assert isinstance(parts.post, Post)
-    assert json.loads(parts.post.sent[0][1])["approval_within_s"] == parts.limits.approval_expires_s
-    with pytest.raises(Conflict, match="waiting_approval"):
-        prune.run(parts)
-    assert prune.advance(parts) is None
-    state.approve(filled, run_id, "ana")
-    told = prune.advance(parts)
-    assert told is not None
-    assert details(told) == EXPECTED
-    assert state.read_run(filled, run_id)["decided_by"] == "ana"
-    with pytest.raises(Conflict):
-        state.approve(filled, run_id, "bob")
-    with pytest.raises(NotFound):
-        state.approve(filled, UUID(int=1), "bob")
-
-
-def test_a_plan_that_is_rejected_is_void(filled: Database, clock: MovedClock) -> None:
-    """And the way is free for another."""
-    parts, run_id = waiting(filled, clock)
-    state.reject(filled, run_id, "ana")
-    assert prune.advance(parts) is None
-    run = state.read_run(filled, run_id)
-    assert (run["phase"], run["outcome"]) == ("rejected", None)
-    with pytest.raises(Conflict):
-        state.approve(filled, run_id, "bob")
-    waiting(filled, clock)
-
-
-def test_a_plan_that_nobody_approves_expires(filled: Database, clock: MovedClock) -> None:
-    """It would be a plan for cases that have changed."""
-    parts, run_id = waiting(filled, clock)
-    clock.advance(timedelta(seconds=parts.limits.approval_expires_s + 1))
-    with pytest.raises(Conflict, match="expired"):
-        state.approve(filled, run_id, "ana")
-    assert state.read_run(filled, run_id)["phase"] == "expired"
-    _, another = waiting(filled, clock)
-    assert another != run_id
-    clock.advance(timedelta(seconds=parts.limits.approval_expires_s + 1))
-    assert state.expire(filled) == 1
-
-
-def test_a_plan_of_nothing_waits_for_nobody(database: Database, clock: MovedClock) -> None:
-    """Nobody is asked to approve that nothing happens."""
-    assert prune.run(bank(database, clock, approval=PruneApproval.MANUAL))["phase"] == "done"

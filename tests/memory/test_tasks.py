@@ -120,7 +120,7 @@ def test_the_interval_is_a_setting(settings: Settings) -> None:
         update={"consolidation": settings.consolidation.model_copy(update={"interval_hours": 8})}
     )
     listed = entries({"memory.consolidate", "memory.decay", "memory.refresh_hot"}, changed)
-    assert {entry.cadence.in_words() for entry in listed.values()} == {"daily at 00:00, 08:00 and 16:00 UTC"}
+    assert {entry.cadence.describe() for entry in listed.values()} == {"daily at 00:00, 08:00 and 16:00 UTC"}
     assert {entry.queue for entry in listed.values()} == {"memory"}
 
 

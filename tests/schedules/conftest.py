@@ -11,13 +11,13 @@ from sqlalchemy import Row
 
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Statement
-from perdure.schedule.cadence import Each
+from perdure.schedule.cadence import Every
 from perdure.schedule.entry import Entry
 from perdure.settings import Settings, TurnSettings
 
 START = datetime(2027, 3, 1, 12, 0, 30, tzinfo=UTC)
 
-HOURLY = Entry("hourly", Each(60), "tests.hourly", "maintenance")
+HOURLY = Entry("hourly", Every(60), "tests.hourly", "maintenance")
 
 Ask = Callable[..., Any]
 

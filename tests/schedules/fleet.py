@@ -17,7 +17,7 @@ from perdure.runtime import Runtime
 from perdure.schedule.entry import Entry
 from perdure.schedule.reading import read_schedules
 from perdure.schedule.sweep import sweep_slots
-from perdure.schedules.beat import give_to_beat
+from perdure.schedules.beat import configure_beat
 from perdure.tasks.process import Process
 from perdure.tasks.scheduled import ScheduledTask, options
 from perdure.turns.run.runner import Runner
@@ -64,7 +64,7 @@ def make_app(
         app.tasks.pop(name, None)
     for name in names:
         add(name)
-    found = give_to_beat(app, runtime.settings, runtime.clock)
+    found = configure_beat(app, runtime.settings, runtime.clock)
     process = Process(runtime, Runner(runtime, "tests"), {}, lambda _: True, found)
     app.perdure = lambda: process
     return app

@@ -15,9 +15,9 @@ from perdure.database.engine import Database
 from perdure.models.resolve import Models
 from perdure.runtime import Runtime
 from perdure.schedule import ledger
-from perdure.schedule.cadence import At, Each
+from perdure.schedule.cadence import AtTimes, Every
 from perdure.schedules import entries
-from perdure.schedules.beat import SlotSchedule, beat_schedule, give_to_beat
+from perdure.schedules.beat import SlotSchedule, beat_schedule, configure_beat
 from perdure.settings import Settings
 from perdure.snapshots.postgres import PostgresSnapshots
 from tests.conftest import RecordingWaker
@@ -184,7 +184,7 @@ def test_the_schedule_is_the_documented_one(settings: Settings) -> None:
     """Each minute, six-hourly from midnight, daily, Sundays at two, in the configured zone."""
     berlin = settings.model_copy(update={"timezone": BERLIN})
 
-    words = {entry.task: entry.cadence.in_words() for entry in entries(TASKS, berlin).values()}
+    words = {entry.task: entry.cadence.describe() for entry in entries(TASKS, berlin).values()}
 
     assert words == {
         "sessions.expire_idle": "each minute",
@@ -201,7 +201,7 @@ def test_the_schedule_is_the_documented_one(settings: Settings) -> None:
 
 def test_an_entry_is_asked_for_when_its_slot_has_come(clock: MovedClock) -> None:
     """What Celery's scheduler is told: whether to fire, and when to ask again."""
-    schedule = SlotSchedule(At(ZoneInfo(BERLIN), (time(2),), 6), clock)
+    schedule = SlotSchedule(AtTimes(ZoneInfo(BERLIN), (time(2),), 6), clock)
     move_to(clock, datetime(2027, 3, 28, 0, 59, 50, tzinfo=UTC))
     since = clock.now()
 
@@ -220,9 +220,9 @@ def test_an_entry_is_asked_for_when_its_slot_has_come(clock: MovedClock) -> None
 
 def test_schedules_are_equal_by_their_cadence(clock: MovedClock) -> None:
     """Celery begins its waiting anew when an entry's schedule is another one than before."""
-    assert SlotSchedule(Each(), clock) == SlotSchedule(Each(), MovedClock())
-    assert SlotSchedule(Each(), clock) != SlotSchedule(Each(2), clock)
-    assert repr(SlotSchedule(Each(), clock)) == "<each minute>"
+    assert SlotSchedule(Every(), clock) == SlotSchedule(Every(), MovedClock())
+    assert SlotSchedule(Every(), clock) != SlotSchedule(Every(2), clock)
+    assert repr(SlotSchedule(Every(), clock)) == "<each minute>"
 
 
 def test_a_firing_says_whose_it_is(settings: Settings, clock: MovedClock) -> None:
@@ -244,5 +244,5 @@ def test_a_task_that_would_not_settle_its_slots_is_refused(settings: Settings) -
     app.tasks.pop("memory.decay", None)  # the real one, if another test of this process has imported it
     app.task(decay, name="memory.decay", shared=False)
 
-    with pytest.raises(TypeError, match=r"memory\.decay is no ScheduledTask"):
-        give_to_beat(app, settings)
+    with pytest.raises(TypeError, match=r"memory\.decay is not a ScheduledTask"):
+        configure_beat(app, settings)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from perdure.schedule.cadence import At, Cadence, Each, instant, times_every
+from perdure.schedule.cadence import AtTimes, Cadence, Every, instant, times_every
 
 ZONES = {
     name: ZoneInfo(name)
@@ -69,10 +69,10 @@ def zoned_moments(draw: st.DrawFn) -> tuple[ZoneInfo, datetime]:
 def cadences(draw: st.DrawFn, zone: ZoneInfo) -> Cadence:
     """A cadence of either kind."""
     if draw(st.integers(0, 4)) == 0:
-        return Each(draw(st.integers(1, 1_500)))
+        return Every(draw(st.integers(1, 1_500)))
     minutes = draw(st.sets(st.integers(0, 24 * 60 - 1), min_size=1, max_size=6))
     times = tuple(time(minute // 60, minute % 60) for minute in sorted(minutes))
-    return At(zone, times, draw(st.none() | st.integers(0, 6)))
+    return AtTimes(zone, times, draw(st.none() | st.integers(0, 6)))
 
 
 @given(st.data(), zoned_moments())
@@ -125,8 +125,8 @@ def test_each_slot_shows_a_time_that_was_asked_for(data: st.DataObject, moment: 
     """Away from a gap, what a person wrote down is what the clock on the wall shows."""
     zone, at = moment
     cadence = data.draw(cadences(zone))
-    assume(isinstance(cadence, At))
-    assert isinstance(cadence, At)
+    assume(isinstance(cadence, AtTimes))
+    assert isinstance(cadence, AtTimes)
 
     slot = cadence.next(at)
 
@@ -138,7 +138,7 @@ def test_each_slot_shows_a_time_that_was_asked_for(data: st.DataObject, moment: 
 
 def test_a_time_that_does_not_exist_is_the_end_of_the_gap() -> None:
     """Sunday 02:00 on the day that the clocks go forward over it."""
-    prune = At(BERLIN, (time(2),), 6)
+    prune = AtTimes(BERLIN, (time(2),), 6)
 
     slot = prune.next(datetime(2027, 3, 27, 12, tzinfo=UTC))
 
@@ -148,7 +148,7 @@ def test_a_time_that_does_not_exist_is_the_end_of_the_gap() -> None:
 
 def test_a_time_that_occurs_twice_is_its_first() -> None:
     """Sunday 02:00 on the day that the clocks go back to it."""
-    prune = At(BERLIN, (time(2),), 6)
+    prune = AtTimes(BERLIN, (time(2),), 6)
 
     first = prune.next(datetime(2027, 10, 30, 12, tzinfo=UTC))
 
@@ -158,7 +158,7 @@ def test_a_time_that_occurs_twice_is_its_first() -> None:
 
 def test_midnight_may_come_before_the_evening_is_over() -> None:
     """In St John's the clocks went back at 00:01: at 23:30, for the second time, tomorrow had begun already."""
-    daily = At(ZONES["America/St_Johns"], (time(0),))
+    daily = AtTimes(ZONES["America/St_Johns"], (time(0),))
     midnight = datetime(2009, 11, 1, 2, 30, tzinfo=UTC)
 
     assert daily.previous(midnight + timedelta(minutes=30)) == midnight
@@ -167,7 +167,7 @@ def test_midnight_may_come_before_the_evening_is_over() -> None:
 
 def test_a_day_that_never_was_is_one_slot() -> None:
     """Samoa went from the 29th to the 31st: the 30th's four times and the 31st's midnight are one instant."""
-    every_six_hours = At(ZONES["Pacific/Apia"], times_every(6))
+    every_six_hours = AtTimes(ZONES["Pacific/Apia"], times_every(6))
     last = every_six_hours.previous(datetime(2011, 12, 30, 9, tzinfo=UTC))
 
     following = every_six_hours.next(last)
@@ -182,7 +182,7 @@ def test_each_minute_goes_on_while_the_clocks_go_back() -> None:
     start = datetime(2027, 10, 31, tzinfo=UTC)
     slots = [start]
     while slots[-1] < start + timedelta(hours=3):
-        slots.append(Each().next(slots[-1]))
+        slots.append(Every().next(slots[-1]))
 
     assert {other - one for one, other in pairwise(slots)} == {MINUTE}
 
@@ -197,33 +197,33 @@ def test_six_hours_are_counted_from_local_midnight() -> None:
 @pytest.mark.parametrize(
     ("cadence", "words"),
     [
-        (Each(), "each minute"),
-        (Each(15), "every 15 minutes"),
-        (At(BERLIN, (time(3, 30),)), "daily at 03:30 Europe/Berlin"),
-        (At(BERLIN, (time(2),), 6), "Sundays at 02:00 Europe/Berlin"),
-        (At(BERLIN, times_every(6)), "daily at 00:00, 06:00, 12:00 and 18:00 Europe/Berlin"),
+        (Every(), "each minute"),
+        (Every(15), "every 15 minutes"),
+        (AtTimes(BERLIN, (time(3, 30),)), "daily at 03:30 Europe/Berlin"),
+        (AtTimes(BERLIN, (time(2),), 6), "Sundays at 02:00 Europe/Berlin"),
+        (AtTimes(BERLIN, times_every(6)), "daily at 00:00, 06:00, 12:00 and 18:00 Europe/Berlin"),
     ],
 )
 def test_a_person_reads_it_at_once(cadence: Cadence, words: str) -> None:
     """`perdure schedules list` says when, not five stars."""
-    assert cadence.in_words() == words
+    assert cadence.describe() == words
 
 
 @pytest.mark.parametrize("minutes", [0, -1])
 def test_a_span_of_nothing_is_refused(minutes: int) -> None:
     """It would be due for ever."""
     with pytest.raises(ValueError, match=f"minutes is {minutes}"):
-        Each(minutes)
+        Every(minutes)
 
 
 @pytest.mark.parametrize("times", [(), (time(2), time(1)), (time(2), time(2))])
 def test_times_out_of_order_are_refused(times: tuple[time, ...]) -> None:
     """The newest slot is found by walking them in order."""
     with pytest.raises(ValueError, match="ascending"):
-        At(BERLIN, times)
+        AtTimes(BERLIN, times)
 
 
 def test_a_weekday_that_is_none_is_refused() -> None:
     """It would never be due, silently."""
     with pytest.raises(ValueError, match="Monday"):
-        At(BERLIN, (time(2),), 7)
+        AtTimes(BERLIN, (time(2),), 7)

@@ -13,23 +13,23 @@ from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import ProviderError, Unavailable
 from perdure.schedule import queries
-from perdure.schedule.cadence import Each
+from perdure.schedule.cadence import Every
 from perdure.schedule.entry import Entry
 from perdure.schedule.ledger import (
     FIRST_RETRY_S,
     KEPT_SLOTS,
     LONGEST_RETRY_S,
+    ClaimedSlot,
     Done,
     NotDue,
-    Taken,
+    claim,
     fail,
     register,
     renew,
     run_slot,
     settle,
-    take,
 )
-from perdure.schedule.reading import Standing, read_schedules
+from perdure.schedule.reading import EntryStatus, read_schedules
 from perdure.settings import TurnSettings
 from tests.schedules.conftest import HOURLY, START, Ask, hours, move_to, seconds
 
@@ -51,19 +51,19 @@ def at_one(clock: MovedClock) -> None:
     move_to(clock, ONE_O_CLOCK + seconds(60))
 
 
-def _taken(database: Database, entry: Entry = HOURLY) -> Taken:
-    found = take(database, entry, LEASE_S)
+def _taken(database: Database, entry: Entry = HOURLY) -> ClaimedSlot:
+    found = claim(database, entry, LEASE_S)
     assert found is not None
     return found
 
 
-def _standing(database: Database, entry: Entry = HOURLY) -> Standing:
+def _standing(database: Database, entry: Entry = HOURLY) -> EntryStatus:
     return read_schedules(database, [entry])[0]
 
 
 def test_no_slot_from_before_the_entry_existed(database: Database) -> None:
     """A new release does not run at its start what would have been due an hour ago."""
-    assert take(database, HOURLY, LEASE_S) is None
+    assert claim(database, HOURLY, LEASE_S) is None
     assert _standing(database).next_due == ONE_O_CLOCK
 
 
@@ -83,9 +83,9 @@ def test_of_eight_threads_one_takes_it(database: Database, clock: MovedClock) ->
     """The compare-and-set is the database's, not this process's; tried again for each of many slots."""
     gate = threading.Barrier(THREADS)
 
-    def contend(_: int) -> Taken | None:
+    def contend(_: int) -> ClaimedSlot | None:
         gate.wait(PATIENCE_S)
-        return take(database, HOURLY, LEASE_S)
+        return claim(database, HOURLY, LEASE_S)
 
     with ThreadPoolExecutor(THREADS) as pool:
         for number in range(1, 11):
@@ -121,14 +121,14 @@ def test_a_crash_between_take_and_done_is_taken_over_after_the_lease(database: D
     first = _taken(database)
 
     clock.advance(seconds(LEASE_S - 2))
-    assert take(database, HOURLY, LEASE_S) is None
+    assert claim(database, HOURLY, LEASE_S) is None
     clock.advance(seconds(3))
     second = _taken(database)
 
     assert (second.slot, second.attempts) == (ONE_O_CLOCK, 2)
     assert not settle(database, first), "a worker that was thought dead must not speak for its successor"
     assert settle(database, second)
-    assert take(database, HOURLY, LEASE_S) is None
+    assert claim(database, HOURLY, LEASE_S) is None
 
 
 @pytest.mark.usefixtures("at_one")
@@ -138,7 +138,7 @@ def test_a_slot_that_keeps_killing_its_worker_comes_ever_more_rarely(database: D
     waits = []
     for _ in range(4):
         waited = 0
-        while take(database, HOURLY, LEASE_S) is None:
+        while claim(database, HOURLY, LEASE_S) is None:
             clock.advance(seconds(10))
             waited += 10
         waits.append(waited)
@@ -157,7 +157,7 @@ def test_whoever_renews_keeps_it(database: Database, clock: MovedClock) -> None:
     for _ in range(6):
         clock.advance(seconds(LEASE_S - 5))
         assert renew(database, taken, LEASE_S)
-        assert take(database, HOURLY, LEASE_S) is None
+        assert claim(database, HOURLY, LEASE_S) is None
     assert settle(database, taken)
 
 
@@ -172,7 +172,7 @@ def test_work_is_kept_while_it_runs(database: Database, clock: MovedClock, limit
         clock.advance(seconds(LEASE_S + 1))
         renewed.clear()
         assert renewed.wait(PATIENCE_S)
-        assert take(database, HOURLY, LEASE_S) is None
+        assert claim(database, HOURLY, LEASE_S) is None
         return "worked"
 
     assert run_slot(database, clock, eager, HOURLY, work) == Done(ONE_O_CLOCK, "worked")
@@ -224,7 +224,7 @@ def test_a_failed_slot_gives_way_to_the_next(database: Database, clock: MovedClo
     for _ in range(8):
         fail(database, taken, RuntimeError("no"))
         clock.advance(seconds(LONGEST_RETRY_S / 4))
-        taken = take(database, HOURLY, LEASE_S) or taken
+        taken = claim(database, HOURLY, LEASE_S) or taken
 
     move_to(clock, ONE_O_CLOCK + hours(5) + seconds(1))
 
@@ -240,7 +240,7 @@ def test_a_longer_run_is_not_joined_by_the_next_slot(database: Database, clock: 
     assert renew(database, slow, LEASE_S)
     clock.advance(seconds(10))
 
-    assert take(database, HOURLY, LEASE_S) is None
+    assert claim(database, HOURLY, LEASE_S) is None
     assert settle(database, slow)
     assert _taken(database).slot == ONE_O_CLOCK + hours(1)
 
@@ -273,7 +273,7 @@ def test_a_clock_set_back_runs_nothing_twice(database: Database, clock: MovedClo
 
 def test_a_clock_that_was_years_ahead_blocks_nothing(database: Database, clock: MovedClock, ask: Ask) -> None:
     """An entry first seen, a lease and a retry of a wrong clock come back to where they belong."""
-    far = Entry("seen by a wrong clock", Each(60), "tests.far", "maintenance")
+    far = Entry("seen by a wrong clock", Every(60), "tests.far", "maintenance")
     move_to(clock, START + hours(24 * 365 * 4))
     register(database, [far], LEASE_S)
     clock.advance(hours(1))
@@ -284,7 +284,7 @@ def test_a_clock_that_was_years_ahead_blocks_nothing(database: Database, clock: 
     register(database, [HOURLY, far], LEASE_S)
 
     assert ask("SELECT count(*) FROM schedule_entries WHERE since <= perdure_now()")[0].count == 2
-    assert take(database, HOURLY, LEASE_S) is None, "its holder may be alive, and has a lease to say so in"
+    assert claim(database, HOURLY, LEASE_S) is None, "its holder may be alive, and has a lease to say so in"
     clock.advance(seconds(LEASE_S + 1))
     assert _taken(database).slot == ONE_O_CLOCK
     move_to(clock, ONE_O_CLOCK + hours(1) + seconds(1))
@@ -300,7 +300,7 @@ def test_a_clock_set_back_leaves_a_living_worker_its_slot(database: Database, cl
     for _ in range(5):
         clock.advance(seconds(10))
         assert renew(database, taken, LEASE_S)
-        assert take(database, HOURLY, LEASE_S) is None
+        assert claim(database, HOURLY, LEASE_S) is None
     assert settle(database, taken)
 
 
@@ -321,7 +321,7 @@ def test_a_database_that_is_away_is_no_failure_of_the_work(
         run_slot(database, clock, limits, HOURLY, lambda: state.update(away=True))
 
     state["away"] = False
-    assert take(database, HOURLY, LEASE_S) is None
+    assert claim(database, HOURLY, LEASE_S) is None
     clock.advance(seconds(LEASE_S + 1))
     assert _taken(database).attempts == 2
 
@@ -330,7 +330,7 @@ def test_the_ledger_does_not_grow_for_ever(
     database: Database, clock: MovedClock, limits: TurnSettings, ask: Ask
 ) -> None:
     """Each minute is half a million slots a year; a weekly one is kept for two years."""
-    often = Entry("often", Each(60 * 12), "tests.often", "maintenance")
+    often = Entry("often", Every(60 * 12), "tests.often", "maintenance")
     register(database, [often], LEASE_S)
     for _ in range(KEPT_SLOTS + 20):
         clock.advance(hours(12))

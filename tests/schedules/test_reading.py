@@ -9,21 +9,21 @@ import pytest
 
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
-from perdure.schedule.ledger import register, run_slot, take
-from perdure.schedule.reading import Standing, read_schedules
+from perdure.schedule.ledger import claim, register, run_slot
+from perdure.schedule.reading import EntryStatus, read_schedules
 from perdure.settings import TurnSettings
 from tests.schedules.conftest import HOURLY, START, hours, move_to, seconds
 
 ONE_O_CLOCK = datetime(2027, 3, 1, 13, tzinfo=UTC)
 
 
-def _read(database: Database) -> Standing:
+def _read(database: Database) -> EntryStatus:
     return read_schedules(database, [HOURLY])[0]
 
 
 def test_an_entry_that_nobody_has_seen_yet_is_due_next_time(database: Database) -> None:
     """A fresh installation lists its schedule before any worker ran."""
-    assert _read(database) == Standing(
+    assert _read(database) == EntryStatus(
         entry="hourly",
         task="tests.hourly",
         schedule="every 60 minutes",
@@ -43,7 +43,7 @@ def test_a_slots_way_through_the_list(database: Database, clock: MovedClock, lim
     register(database, [HOURLY], limits.lease_s)
     move_to(clock, ONE_O_CLOCK + seconds(60))
     waiting = _read(database)
-    seen: list[Standing] = []
+    seen: list[EntryStatus] = []
     run_slot(database, clock, limits, HOURLY, lambda: seen.append(_read(database)))
     done = _read(database)
 
@@ -62,7 +62,7 @@ def test_a_worker_that_died_is_not_running(database: Database, clock: MovedClock
     move_to(clock, ONE_O_CLOCK + seconds(60))
     run_slot(database, clock, limits, HOURLY, lambda: None)
     move_to(clock, ONE_O_CLOCK + hours(1) + seconds(60))
-    take(database, HOURLY, limits.lease_s)
+    claim(database, HOURLY, limits.lease_s)
     clock.advance(seconds(limits.lease_s + 1))
 
     read = _read(database)

@@ -12,14 +12,14 @@ import pytest
 
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
-from perdure.schedule.cadence import At
+from perdure.schedule.cadence import AtTimes
 from perdure.schedule.entry import Entry
-from perdure.schedule.ledger import FIRST_RETRY_S, register, run_slot, settle, take
+from perdure.schedule.ledger import FIRST_RETRY_S, claim, register, run_slot, settle
 from perdure.schedule.sweep import sweep_slots
 from perdure.settings import TurnSettings
 from tests.schedules.conftest import HOURLY, hours, move_to, seconds
 
-OTHER = replace(HOURLY, name="other", cadence=At(ZoneInfo("Asia/Kolkata"), (time(18, 30),)))  # 13:00 UTC
+OTHER = replace(HOURLY, name="other", cadence=AtTimes(ZoneInfo("Asia/Kolkata"), (time(18, 30),)))  # 13:00 UTC
 ONE_O_CLOCK = datetime(2027, 3, 1, 13, tzinfo=UTC)
 
 Sweep = Callable[[], list[str] | None]
@@ -107,13 +107,13 @@ def test_a_slot_in_work_is_left_alone_until_its_lease_runs_out(
 ) -> None:
     """Then its worker is dead, and the next is called within a sweep."""
     sweep()
-    assert take(database, HOURLY, limits.lease_s) is not None
+    assert claim(database, HOURLY, limits.lease_s) is not None
     taken_at, fired_at = clock.now(), None
     while fired_at is None:
         fired_at = clock.now() if "hourly" in (sweep() or []) else None
 
     assert limits.lease_s - 1 < (fired_at - taken_at).total_seconds() < limits.lease_s + 2 * limits.sweep_s + 1
-    second = take(database, HOURLY, limits.lease_s)
+    second = claim(database, HOURLY, limits.lease_s)
     assert second is not None
     assert second.attempts == 2
     assert settle(database, second)
@@ -207,5 +207,5 @@ def test_it_registers_what_it_sees(database: Database, sweep: Sweep, clock: Move
     move_to(clock, ONE_O_CLOCK + hours(1))
     register(database, [late], 30)
 
-    assert take(database, late, 30) is None
+    assert claim(database, late, 30) is None
     assert sweep() == ["other", "hourly"]

@@ -19,17 +19,17 @@ from perdure.clock import MovedClock
 from perdure.embedded.redis import client_url
 from perdure.errors import ProviderError
 from perdure.runtime import Runtime
-from perdure.schedule.cadence import Each
+from perdure.schedule.cadence import Every
 from perdure.schedule.entry import Entry
 from perdure.schedule.ledger import register
-from perdure.schedule.reading import Standing, read_schedules
+from perdure.schedule.reading import EntryStatus, read_schedules
 from perdure.schedule.sweep import sweep_slots
 from perdure.tasks.process import Process
 from perdure.tasks.scheduled import HEADER, ScheduledTask, fire
 from perdure.turns.run.runner import Runner
 
 PATIENCE_S = 30
-ENTRY = Entry("hourly", Each(60), "tests.work", "maintenance", {"dry_run": False})
+ENTRY = Entry("hourly", Every(60), "tests.work", "maintenance", {"dry_run": False})
 
 
 class Work:
@@ -96,7 +96,7 @@ def worker(app: Celery) -> Iterator[Publisher]:
     setup_logging.disconnect(leave_logging_alone)
 
 
-def _standing(runtime: Runtime) -> Standing:
+def _standing(runtime: Runtime) -> EntryStatus:
     return read_schedules(runtime.database, [ENTRY])[0]
 
 

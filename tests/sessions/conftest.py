@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from perdure.database.fencing import Fence
-from perdure.sessions.ending import Ender, Hold, Outcome
+from perdure.sessions.ending import Ender, EndOutcome, Hold
 from perdure.turns.lease.claim import Claimed
 from perdure.turns.lease.keeper import Keeper
 from tests.turns.conftest import stage
@@ -17,7 +17,7 @@ from tests.turns.stage import Stage
 
 __all__ = ["stage"]
 
-End = Callable[[UUID], Outcome]
+End = Callable[[UUID], EndOutcome]
 
 
 @pytest.fixture

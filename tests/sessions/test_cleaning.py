@@ -13,7 +13,7 @@ from sqlalchemy import Row
 
 from perdure.memory.redis.memory import RedisMemory
 from perdure.memory.redis.stream import StreamEvent, StreamEventKind
-from perdure.sessions.ending import Ended, NotDue, Outcome, Postponed, endings_due, request_end
+from perdure.sessions.ending import Ended, EndOutcome, NotDue, Postponed, endings_due, request_end
 from perdure.sessions.forking import fork
 from perdure.snapshots.file import FileSnapshots
 from perdure.snapshots.store import SnapshotStore
@@ -39,7 +39,7 @@ class Scene:
     over: UUID
     snapshots: SnapshotStore
 
-    def end(self, redis_memory: RedisMemory | None = None) -> Outcome:
+    def end(self, redis_memory: RedisMemory | None = None) -> EndOutcome:
         """End it as the task does, with the scene's Redis unless another one is given."""
         runtime = replace(self.stage.runtime, redis_memory=redis_memory or self.redis_memory, snapshots=self.snapshots)
         return ender(Process(runtime, Runner(runtime, "tests"), {}, lambda _: True)).end(self.over)

@@ -14,10 +14,10 @@ from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest
 from perdure.sessions.ending import (
     MAX_ATTEMPTS,
     Ended,
-    HandedOn,
+    EndOutcome,
     NotDue,
-    Outcome,
     Postponed,
+    Released,
     endings_due,
     expire_idle,
     leave,
@@ -223,7 +223,7 @@ def test_a_worker_that_shuts_down_hands_the_ending_on(stage: Stage, keeper: Keep
         raise AssertionError("the call was not ended")
 
     stage.script(interrupted)
-    assert end(session_id) == HandedOn()
+    assert end(session_id) == Released()
     row = stage.session(session_id)
     assert (row.state, row.end_attempts, row.lease_until) == ("summarizing", 0, None)
     assert endings_due(stage.database, 10, 5, 30) == [session_id]
@@ -249,7 +249,7 @@ def test_what_a_clock_that_was_a_day_ahead_left_is_gone_on_from(stage: Stage, en
 def test_a_clock_that_jumps_while_a_session_ends_makes_no_second_summary(stage: Stage, end: End, days: int) -> None:
     """Ahead, the lease seems to have run out, and another worker may take over; one of them writes."""
     session_id = _over(stage)
-    outcomes: list[Outcome] = []
+    outcomes: list[EndOutcome] = []
 
     def jumping(request: ModelRequest, call: ModelCall) -> ModelReply:
         stage.move(days * DAY_S)

@@ -328,9 +328,9 @@ def test_what_cannot_be_forked_is_refused(stage: Stage) -> None:
         _fork(stage, uuid4())
     with pytest.raises(InvalidRequest, match="tick"):
         _fork(stage, source, -1)
-    with pytest.raises(Conflict, match="no turn at tick 0; the first was settled at tick 1"):
+    with pytest.raises(Conflict, match="no settled turn at tick 0; the first was settled at tick 1"):
         _fork(stage, source, 0)
     for tick in (None, 0):
-        with pytest.raises(Conflict, match="no turn yet"):
+        with pytest.raises(Conflict, match="no settled turn yet"):
             _fork(stage, fresh, tick)
     assert stage.counts() == before

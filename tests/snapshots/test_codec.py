@@ -15,7 +15,7 @@ from perdure.database.tables import SESSION_STATES
 from perdure.errors import InvalidRequest, TooLarge
 from perdure.snapshots.codec import checked_events, checked_variables, dump, events_of, parse
 from perdure.snapshots.snapshot import MAX_VARIABLES_BYTES, Event, Status
-from perdure.snapshots.store import Version, restored
+from perdure.snapshots.store import Version, parse_stored
 from perdure.testing.suites.snapshots import EVENTS, VARIABLES, snapshot_of
 
 AGENT = UUID("018cd1a2-7c00-7000-8000-000000000001")
@@ -130,19 +130,19 @@ def test_a_truncated_snapshot_is_refused(cut: int) -> None:
     """A disk that filled up, a download that broke off: at no place does the beginning pass for the whole."""
     data = dump(snapshot_of(AGENT, 42)).encode()
     with pytest.raises(InvalidRequest, match="cannot be read"):
-        restored(data[:cut], AGENT, Version(1, 42))
+        parse_stored(data[:cut], AGENT, Version(1, 42))
 
 
 def test_bytes_that_are_no_text_are_refused() -> None:
     """A bad sector seldom holds UTF-8."""
     with pytest.raises(InvalidRequest, match="not UTF-8 at byte 1"):
-        restored(b"{\xff}", AGENT, Version(1, 42))
+        parse_stored(b"{\xff}", AGENT, Version(1, 42))
 
 
 def test_a_snapshot_under_another_tick_is_refused() -> None:
     """Then name and content contradict each other, and the order of snapshots would be a matter of luck."""
     with pytest.raises(InvalidRequest, match="of tick 42 and stored as one of tick 43"):
-        restored(dump(snapshot_of(AGENT, 42)).encode(), AGENT, Version(1, 43))
+        parse_stored(dump(snapshot_of(AGENT, 42)).encode(), AGENT, Version(1, 43))
 
 
 def test_a_snapshot_of_another_agent_is_refused() -> None:

@@ -172,7 +172,7 @@ def test_whoever_was_overtaken_puts_nothing_back(stage: Stage, session_id: UUID)
         stage.move(LEASE_S + 1)
         stage.ask("meanwhile")
 
-    with pytest.raises(Conflict, match="taken over"):
+    with pytest.raises(Conflict, match="Another process claimed"):
         _restore(stage, Meanwhile(overtaken), _changed(stage, session_id))
     snapshot = read(stage.database, session_id)
     assert (snapshot.tick_index, snapshot.memory.working_variables) == (3, {})

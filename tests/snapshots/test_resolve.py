@@ -88,13 +88,13 @@ def test_a_wrong_value_says_what_is_accepted(url: str) -> None:
 def test_a_place_that_cannot_be_made_stops_the_start(tmp_path: Path) -> None:
     """Found at the start, not at the first turn."""
     (tmp_path / "taken").write_text("a file")
-    with pytest.raises(SettingsError, match=r"PERDURE_SNAPSHOTS is .*/taken/dir': the directory .* cannot be made"):
+    with pytest.raises(SettingsError, match=r"PERDURE_SNAPSHOTS is .*/taken/dir': the directory .* cannot be created"):
         made(f"file://{tmp_path}/taken/dir")
-    with pytest.raises(SettingsError, match="cannot be made"):
+    with pytest.raises(SettingsError, match="cannot be created"):
         made(f"sqlite:///{tmp_path}/taken/s.db")
     with pytest.raises(SettingsError, match="path of a file"):
         made(f"sqlite:///{tmp_path}")
-    with pytest.raises(SettingsError, match="cannot be made"):
+    with pytest.raises(SettingsError, match="cannot be created"):
         made("file:///nul%00")
 
 

@@ -230,7 +230,7 @@ def test_a_redis_that_is_silent_is_given_up_in_time(own_redis: Running) -> None:
     ("setting", "wrong", "right", "way_out"),
     [
         ("maxmemory", "1", "0", "maxmemory"),
-        ("min-replicas-to-write", "1", "0", "See to that server"),
+        ("min-replicas-to-write", "1", "0", "Check that server"),
     ],
 )
 def test_a_redis_that_takes_no_writes_is_said(

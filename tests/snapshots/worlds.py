@@ -29,9 +29,9 @@ from perdure.snapshots.store import (
     SnapshotStore,
     Stored,
     Version,
+    parse_stored,
     refuse_stale,
     report_set_aside,
-    restored,
     version_of,
 )
 from perdure.testing.suites.snapshots import HISTORY
@@ -193,7 +193,7 @@ class MemorySnapshots:
     def load(self, agent_id: UUID) -> Stored | None:
         while (stored := self._snapshots.get(agent_id)) is not None:
             try:
-                return restored(stored[1], agent_id, stored[0])
+                return parse_stored(stored[1], agent_id, stored[0])
             except InvalidRequest as error:
                 self._keep(agent_id, error.message, partial(is_, stored))
         return None

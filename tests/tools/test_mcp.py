@@ -21,19 +21,15 @@ from typing import Any
 import anyio
 import pytest
 from mcp.shared.message import SessionMessage
-from mcp_types import CallToolResult, JSONRPCRequest, JSONRPCResponse, ToolAnnotations
-from mcp_types import Tool as Listed
+from mcp_types import JSONRPCRequest, JSONRPCResponse
 
 from perdure import Agent, McpServer, OutcomeUnknown, ToolContext, ToolError, tool
 from perdure.clock import MovedClock
-from perdure.errors import SettingsError
 from perdure.resilience.registry import Breakers
 from perdure.settings import Settings
 from perdure.tools.mcp.connections import Connections
-from perdure.tools.mcp.inbox import Guarded, Item, Streams
-from perdure.tools.mcp.server import check
+from perdure.tools.mcp.filtering import FilteredTransport, Item, Streams
 from perdure.tools.mcp.stdio import _too_long
-from perdure.tools.mcp.tool import fit
 from perdure.tools.registry import Effect
 from perdure.tools.sources import RunnableTool
 
@@ -49,7 +45,7 @@ class Rig:
         breaker = {"failure_threshold": failure_threshold}
         settings = Settings.model_validate({"mcp": {"commands": sys.executable}, "breaker": breaker})
         self.breakers = Breakers(settings.breaker, self.clock)
-        self.connections = Connections(settings, self.breakers, self.clock, draw=lambda: 0.5)
+        self.connections = Connections(settings, self.breakers, self.clock, jitter=lambda: 0.5)
 
     def tool(self, server: McpServer, name: str) -> RunnableTool:
         """One of the server's tools, once it is connected."""
@@ -201,7 +197,7 @@ def test_a_call_that_is_given_up_is_cancelled_at_the_server(rig: Rig, local: Mcp
         call = pool.submit(hang.call, {"mark": str(mark)}, given)
         rig_waits(mark.with_suffix(".begun").exists)
         given.cancelled.set()
-        with pytest.raises(OutcomeUnknown, match="the turn no longer wants it"):
+        with pytest.raises(OutcomeUnknown, match="the turn no longer needs it"):
             call.result(WAIT_S)
     rig_waits(mark.with_suffix(".cancelled").exists)
 
@@ -276,7 +272,7 @@ def test_a_server_that_fails_again_and_again_is_left_alone(local: McpServer) -> 
             return [(each.name, each.state) for each in rig.breakers.list()] == [("mcp:local", "open")]
 
         rig.until(opened)
-        with pytest.raises(ToolError, match=r"Not called: the server local failed too often of late\. Try again in"):
+        with pytest.raises(ToolError, match=r"Not called: the server local failed too often recently\. Try again in"):
             add.call({"a": 1, "b": 2}, context())
         rig.answers(local)
         assert [(each.name, each.state) for each in rig.breakers.list()] == [("mcp:local", "closed")]
@@ -293,12 +289,12 @@ def test_a_server_that_floods_is_held_up_and_ended() -> None:
     rig = Rig()
     try:
         assert rig.connections.tools([server]) == ()
-        groups = set(rig.connections._groups)
+        groups = set(rig.connections._process_groups)
     finally:
         rig.connections.close()
 
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40_000  # KiB
-    rig_waits(lambda: not any(alive(group) for group in groups | rig.connections._groups))
+    rig_waits(lambda: not any(alive(group) for group in groups | rig.connections._process_groups))
 
 
 def test_a_server_that_is_not_there_is_waited_for_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -360,7 +356,7 @@ def test_closing_leaves_no_process(rig: Rig, local: McpServer) -> None:
     """
     rig.answers(local)
     started = int(rig.tool(local, "child").call({}, context()))
-    (group,) = rig.connections._groups
+    (group,) = rig.connections._process_groups
     hang, add = rig.tool(local, "hang"), rig.tool(local, "add")
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(hang.call, {"mark": "/nowhere/mark"}, context())
@@ -385,7 +381,7 @@ def test_what_a_server_asks_is_answered_one_by_one() -> None:
         await incoming.send(ValueError("a line that was no message"))
         await incoming.send(SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=7, result={})))
         ended = anyio.Event()
-        async with Guarded(_Plain(read, write), ended) as (inbox, _):
+        async with FilteredTransport(_Plain(read, write), ended) as (inbox, _):
             passed = await inbox.receive()
             incoming.close()
             with pytest.raises(anyio.EndOfStream):
@@ -420,110 +416,6 @@ def test_the_call_is_found_whose_answer_is_too_long(head: bytes, tail: bytes, fo
     assert (None if said is None else getattr(said.message, "id", None)) == found
 
 
-def test_unfit_tools_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """Every prompt would be refused for one of them; the others stay."""
-    server = McpServer("s", url="http://localhost/mcp", effects={"good": "pure", "typo": "pure"})
-    fine: dict[str, Any] = {"type": "object"}
-    listed = [
-        Listed(name="good", input_schema=fine, description="First."),
-        Listed(name="good", input_schema=fine, description="Second."),
-        Listed(name="bad name", input_schema=fine),
-        Listed(name="n" * 70, input_schema=fine),
-        Listed(name="array", input_schema={"type": "array"}),
-        Listed(name="huge", input_schema={"type": "object", "description": "x" * 40_000}),
-        Listed(name="endless", input_schema={"type": "object", "maximum": float("inf")}),
-    ]
-
-    made = fit(server, listed, no_answer)
-
-    assert [(each.name, each.description, each.effect) for each in made] == [("s:good", "First.", Effect.PURE)]
-    assert caplog.text.count("is left out") == 6
-    assert "has no tool 'typo'" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("declared", "expected"),
-    [
-        ({}, Effect.UNSAFE),
-        ({"trust_hints": True}, Effect.PURE),
-        ({"effect": "idempotent"}, Effect.IDEMPOTENT),
-        ({"trust_hints": True, "effects": {"t": "unsafe"}}, Effect.UNSAFE),
-    ],
-)
-def test_a_servers_own_word_counts_only_where_the_author_says_so(declared: dict[str, Any], expected: Effect) -> None:
-    """A server that calls its payment harmless would have it repeated."""
-    server = McpServer("s", url="http://localhost/mcp", **declared)
-    listed = Listed(name="t", input_schema={"type": "object"}, annotations=ToolAnnotations(read_only_hint=True))
-
-    (made,) = fit(server, [listed], no_answer)
-
-    assert made.effect is expected
-
-
-def test_approval_is_declared_for_all_tools_or_for_single_ones(caplog: pytest.LogCaptureFixture) -> None:
-    """A name that the server does not have is reported: a call that should wait would not."""
-    listed = [Listed(name=name, input_schema={"type": "object"}) for name in ("look", "pay")]
-
-    def waits(declared: Any) -> list[bool]:
-        server = McpServer("s", url="http://localhost/mcp", requires_approval=declared)
-        return [each.needs_approval({"cents": 5}) for each in fit(server, listed, no_answer)]
-
-    assert waits(False) == [False, False]
-    assert waits(True) == [True, True]
-    assert waits(lambda arguments: arguments["cents"] > 1) == [True, True]
-    assert waits({"pay": lambda arguments: arguments["no such"]}) == [False, True]
-    assert waits({"pey": True}) == [False, False]
-    assert "has no tool 'pey'" in caplog.text
-    with pytest.raises(SettingsError, match="requires_approval"):
-        waits({"pay": "yes"})
-
-
-def test_a_command_must_be_allowed() -> None:
-    """An agent's module does not decide alone what runs on a machine: the refusal says what to set."""
-    servers = [McpServer("w", command=["uvx", "weather"]), McpServer("s", url="https://s.example/mcp")]
-    settings = Settings.model_validate({"mcp": {"commands": "npx, uvx"}}).mcp
-
-    check(servers, settings)
-    with pytest.raises(SettingsError, match=r"^PERDURE_MCP__COMMANDS is 'npx'.*'w' would start 'uvx'.*=npx,uvx"):
-        check(servers, Settings.model_validate({"mcp": {"commands": "npx"}}).mcp)
-
-
-def test_two_servers_of_one_name_are_refused() -> None:
-    """Nobody could tell whose tool is meant."""
-    one, other = McpServer("w", url="http://one/mcp"), McpServer("w", url="http://other/mcp")
-
-    with pytest.raises(SettingsError, match="named 'w'"):
-        check([one, other], Settings().mcp)
-    with pytest.raises(SettingsError, match="two MCP servers of one name"):
-        Agent("a", "x", tools=[one, other])
-
-
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        ({}, "needs either"),
-        ({"command": ["x"], "url": "http://x"}, "needs either"),
-        ({"command": "uvx x"}, "list of strings"),
-        ({"url": "ftp://x/mcp"}, "begins with http"),
-        ({"url": "http://x:none/mcp"}, "begins with http"),
-        ({"url": "http://x", "effect": "mostly"}, "mostly"),
-        ({"url": "http://x", "timeout_s": 0}, "seconds above 0"),
-        ({"url": "http://x", "max_result_chars": 0}, "1 or more"),
-    ],
-)
-def test_a_declaration_that_cannot_work_says_so_at_once(given: dict[str, Any], why: str) -> None:
-    """The author reads it at the start, not in the log of the first turn."""
-    with pytest.raises(SettingsError, match=why):
-        McpServer("s", **given)
-
-
-def test_secrets_are_not_shown() -> None:
-    """A declaration may be logged."""
-    shown = repr(McpServer("s", url="http://x/mcp", headers={"authorization": "Bearer SECRET"}, env={"K": "SECRET"}))
-
-    assert "SECRET" not in shown
-
-
 class _Plain:
     """Streams as a transport."""
 
@@ -536,11 +428,6 @@ class _Plain:
 
     async def __aexit__(self, *_: object) -> None:
         """Nothing to leave."""
-
-
-def no_answer(*_: Any) -> CallToolResult:
-    """For tools that are not called."""
-    raise AssertionError
 
 
 def rig_waits(condition: Callable[[], bool]) -> None:

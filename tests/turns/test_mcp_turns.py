@@ -118,7 +118,7 @@ def test_a_server_that_dies_in_the_middle_of_a_call_that_may_be_repeated(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is repeated once the server is back, with the same key, and the model learns nothing of all that."""
-    monkeypatch.setattr("perdure.tools.mcp.link.RETURN_S", PATIENCE_S)  # however busy this machine is
+    monkeypatch.setattr("perdure.tools.mcp.server_connection.RETURN_S", PATIENCE_S)  # however busy this machine is
     server = replace(SERVER, timeout_s=PATIENCE_S * 2)
     stage.equip(server)
     settings = Settings.model_validate({"mcp": {"commands": sys.executable}})

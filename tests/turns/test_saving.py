@@ -22,7 +22,7 @@ from perdure.settings import Settings
 from perdure.snapshots import queries as snapshots
 from perdure.snapshots.file import FileSnapshots
 from perdure.snapshots.forgetting import forget
-from perdure.snapshots.postgres import put_together
+from perdure.snapshots.postgres import assemble
 from perdure.snapshots.redis import RedisSnapshots
 from perdure.snapshots.snapshot import AgentSnapshot, Event
 from perdure.snapshots.sqlite import SqliteSnapshots
@@ -110,7 +110,7 @@ def spy(stage: Stage) -> Spy:
 def _committed(stage: Stage, session_id: UUID) -> Stored:
     """The snapshot of the last commit, as PostgreSQL has it."""
     asked = {"session_id": session_id, "history_turns": 20}
-    return put_together(session_id, stage.database.run(snapshots.PRESENT, asked)[0])
+    return assemble(session_id, stage.database.run(snapshots.PRESENT, asked)[0])
 
 
 def _count(stage: Stage, **given: Any) -> dict[str, Any]:

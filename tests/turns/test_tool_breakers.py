@@ -18,7 +18,7 @@ from tests.turns.scripted import calls, says
 from tests.turns.stage import PATIENCE_S, Stage
 
 COOLDOWN_S = 60
-REFUSED = "Error: Not called: bank failed too often of late. Try again in 60 s."
+REFUSED = "Error: Not called: bank failed too often recently. Try again in 60 s."
 
 
 class Bank:

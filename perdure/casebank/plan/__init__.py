@@ -1,1 +1,5 @@
-"""The pruning plan: which cases go, which stay, which are duplicates. Reads; never writes."""
+"""The pruning plan: which cases to remove, merge, archive or spare, and why. Reads only.
+
+`compute` makes the plan from the rules in `policy` and the pairs from `duplicates`; `packed_cases` and
+`temporary_files` bound its memory. `casebank.runs` calls it.
+"""

@@ -1,8 +1,8 @@
-"""The plan: what goes, what is spared, and why. One computation for the dry run and the run.
+"""Computes the plan, for dry runs and for runs.
 
-The same cases give the same plan, in the same order, whatever the order in which they come
-and the size of the pages and batches. What it keeps in memory is some fifty bytes a case and
-its id, a few blocks, and the plan itself; vectors and texts are in temporary files.
+The plan depends on the cases and the settings only, not on the order of the cases or the sizes of pages and batches.
+Memory holds about fifty bytes and the id of each case, a few blocks, and the plan; vectors and texts are in temporary
+files.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from perdure.access.tenants import tenant_of
 from perdure.casebank import COMMON
 from perdure.casebank.plan import policy, queries
 from perdure.casebank.plan.cosines import Vector, from_wire, has_direction
-from perdure.casebank.plan.duplicates import Found, Group, Step
+from perdure.casebank.plan.duplicates import Duplicates, Group, OnProgress
 from perdure.casebank.plan.policy import Action, Facts, Rule, Verdict
 from perdure.database.engine import Executor
 from perdure.settings import CasebankSettings, CaseScope
 
 _Key = tuple[str, int]
-"""Of vectors that can be compared: their embedder and size."""
+"""Embedder and size: vectors with the same key can be compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An active case, as the planner reads it."""
+    """An active case, with what the planner needs."""
 
     facts: Facts
     query: str
@@ -44,10 +44,10 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """One line of the plan. `facts` are what it was decided on, merges of this plan included.
+class PlanItem:
+    """One decision of the plan. `facts` are those that it was based on, merges of this plan included.
 
-    `keeper_weight` is the number of uses that the keeper's own rate speaks for.
+    `keeper_weight` is the number of uses behind the keeper's own rate.
     """
 
     action: Action
@@ -60,7 +60,7 @@ class Item:
 
 
 def read_candidates(executor: Executor, page: int) -> Iterator[list[Candidate]]:
-    """The active cases, a page at a time. Each page is a statement of its own: nobody waits for the reader."""
+    """The active cases, a page at a time. Each page is a separate statement, so no transaction stays open."""
     after = ""
     while rows := executor.run(queries.CANDIDATES, {"after": after, "most": page}):
         yield [_candidate(row) for row in rows]
@@ -68,19 +68,19 @@ def read_candidates(executor: Executor, page: int) -> Iterator[list[Candidate]]:
 
 
 def seen_by(author: str | None, scope: CaseScope) -> str | None:
-    """Who sees a case of this author: the author alone, or with the scope `all` the author's tenant."""
+    """The key of those who see a case: its author, or with the scope `all` the author's tenant."""
     return author if scope is CaseScope.USER else tenant_of(author)
 
 
 def facts_of(row: queries.CaseRow) -> Facts:
-    """What the policy knows of a case, from any row that has it."""
+    """The facts of the case in a row."""
     return Facts(row.case_id, row.usage_count, row.success_rate, row.last_accessed_at, row.created_at, row.restored_at)
 
 
 def compute(
-    pages: Iterable[Sequence[Candidate]], limits: CasebankSettings, now: datetime, total: int, step: Step
-) -> list[Item]:
-    """The plan for these cases at the time `now`. `total` says roughly how many cases there are."""
+    pages: Iterable[Sequence[Candidate]], limits: CasebankSettings, now: datetime, total: int, on_progress: OnProgress
+) -> list[PlanItem]:
+    """The plan for these cases at the time `now`. `total` is an estimate, for `on_progress`."""
     planner = _Planner(limits, now)
     with ExitStack() as files:
         groups: dict[_Key, Group] = {}
@@ -89,36 +89,38 @@ def compute(
             for candidate in page:
                 planner.consider(candidate, groups, files)
             read += len(page)
-            step(read, total + read)
+            on_progress(read, total + read)
         for key in sorted(groups):
-            found = groups[key].duplicates(limits, planner.protection, lambda done, of: step(read + done, read + of))
+            found = groups[key].duplicates(
+                limits, planner.protection, lambda done, of: on_progress(read + done, read + of)
+            )
             planner.merge(groups[key], found)
     return planner.items()
 
 
 class _Planner:
-    """The three rules in their order, over cases that come one by one."""
+    """Applies the three rules, in their order, to a stream of cases."""
 
     def __init__(self, limits: CasebankSettings, now: datetime) -> None:
         self._limits = limits
         self._now = now
-        self._removed: list[Item] = []
-        self._merged: list[Item] = []
-        self._archived: list[Item] = []
-        self._spared: list[Item] = []
+        self._removed: list[PlanItem] = []
+        self._merged: list[PlanItem] = []
+        self._archived: list[PlanItem] = []
+        self._spared: list[PlanItem] = []
 
     def protection(self, case: Facts) -> Verdict | None:
-        """The safety rule that speaks for the case."""
+        """The safety rule that protects the case, if one does."""
         return policy.protection(case, self._limits, self._now)
 
     def consider(self, candidate: Candidate, groups: dict[_Key, Group], files: ExitStack) -> None:
-        """Remove a low performer; put what is left with those that it can be compared with, if any."""
+        """Decide on a low performer; add any other case to the group that it can be compared with."""
         case, vector = candidate.facts, candidate.vector
         verdict = policy.low_performance(case, self._limits)
         if verdict is not None:
             protected = self.protection(case)
             if protected is None:
-                self._removed.append(Item(Action.REMOVE, case, verdict.rule, verdict.reason))
+                self._removed.append(PlanItem(Action.REMOVE, case, verdict.rule, verdict.reason))
                 return
             self._spare(case, verdict, protected)
         if candidate.embedder is None or vector is None or not has_direction(vector):
@@ -130,24 +132,24 @@ class _Planner:
         groups[key].add(case, candidate.query, vector, self._readers(candidate))
 
     def _readers(self, candidate: Candidate) -> str:
-        """Whose prompts of which agents the case may enter: only cases with the same readers are compared."""
+        """Identifies the users and agents whose prompts the case may enter; cases are compared within these."""
         readers = seen_by(candidate.user_id, self._limits.scope)
         shared = self._limits.scope is CaseScope.USER and candidate.shared
         return json.dumps([candidate.bank, readers, shared])
 
-    def merge(self, group: Group, found: Found) -> None:
-        """Take the group's duplicates into the plan, and judge what is left of it by its merged values."""
-        roster = group.roster
+    def merge(self, group: Group, found: Duplicates) -> None:
+        """Add the group's duplicates to the plan, and judge the remaining cases by their merged values."""
+        cases = group.cases
         losers: dict[int, list[int]] = defaultdict(list)
         gone: set[int] = set()
         for pair in found.absorbed:
             losers[pair.keeper].append(pair.loser)
             gone.add(pair.loser)
-            keeper = roster[pair.keeper]
+            keeper = cases[pair.keeper]
             self._merged.append(
-                Item(
+                PlanItem(
                     Action.MERGE,
-                    roster[pair.loser],
+                    cases[pair.loser],
                     Rule.DUPLICATE,
                     f"a duplicate of {keeper.case_id} (similarity {pair.similarity:.4f})",
                     keeper.case_id,
@@ -156,35 +158,35 @@ class _Planner:
                 )
             )
         for pair, why in found.spared:
-            keeper_id = roster[pair.keeper].case_id
+            keeper_id = cases[pair.keeper].case_id
             reason = f"near {keeper_id} (similarity {pair.similarity:.4f}), but {why.reason}"
-            self._spared.append(Item(Action.SPARE, roster[pair.loser], why.rule, reason, keeper_id, pair.similarity))
-        for number in range(len(roster)):
+            self._spared.append(PlanItem(Action.SPARE, cases[pair.loser], why.rule, reason, keeper_id, pair.similarity))
+        for number in range(len(cases)):
             if number in losers:
-                self.judge_activity(policy.merged(roster[number], [roster[loser] for loser in losers[number]]))
+                self.judge_activity(policy.merged(cases[number], [cases[loser] for loser in losers[number]]))
             elif number not in gone:
-                self.judge_activity(roster[number])
+                self.judge_activity(cases[number])
 
     def judge_activity(self, case: Facts) -> None:
-        """Archive a case that sleeps, unless something speaks for it."""
+        """Archive an inactive case, unless it is protected or exempt."""
         verdict = policy.inactivity(case, self._limits, self._now)
         if verdict is None:
             return
         spared = self.protection(case) or policy.exemption(case, self._limits)
         if spared is None:
-            self._archived.append(Item(Action.ARCHIVE, case, verdict.rule, verdict.reason))
+            self._archived.append(PlanItem(Action.ARCHIVE, case, verdict.rule, verdict.reason))
         else:
             self._spare(case, verdict, spared)
 
-    def items(self) -> list[Item]:
-        """The plan in the order in which it is applied; what is spared comes last."""
+    def items(self) -> list[PlanItem]:
+        """The plan in the order in which it is applied; spared cases come last."""
         for part in (self._removed, self._archived):
             part.sort(key=lambda item: item.facts.case_id)
         self._spared.sort(key=lambda item: (item.facts.case_id, item.rule, item.reason))
         return [*self._removed, *self._merged, *self._archived, *self._spared]
 
     def _spare(self, case: Facts, verdict: Verdict, spared: Verdict) -> None:
-        self._spared.append(Item(Action.SPARE, case, spared.rule, f"{verdict.reason}, but {spared.reason}"))
+        self._spared.append(PlanItem(Action.SPARE, case, spared.rule, f"{verdict.reason}, but {spared.reason}"))
 
 
 def _candidate(row: Row[Any]) -> Candidate:

@@ -1,9 +1,7 @@
-"""Cosines, exactly rounded: what decides whether two cases are duplicates.
+"""The cosine that decides whether two cases are duplicates.
 
-The cosine of two stored vectors is computed here and nowhere else, exactly rounded sum by
-sum, so that it is the same whatever came before, whichever of the two is first and however
-the work was cut into blocks. What is stored is float32; products of two such numbers are
-exact in float64.
+Each sum is exactly rounded, so the result does not depend on the order of the two vectors or on the size of blocks.
+Vectors are stored as float32; products of two float32 numbers are exact in float64.
 """
 
 from __future__ import annotations
@@ -20,12 +18,12 @@ Vector = NDArray[np.float32]
 
 
 def from_wire(sent: bytes | memoryview) -> Vector:
-    """A vector from what `vector_send` gives: two header words, then big-endian float32."""
+    """A vector from the output of `vector_send`: two header words, then big-endian float32."""
     return np.frombuffer(sent, dtype=">f4", offset=_HEADER_BYTES).astype(np.float32)
 
 
 def has_direction(vector: Vector) -> bool:
-    """Whether it can be compared: finite, and not all zero."""
+    """Whether the vector can be compared: finite, and not all zero."""
     return bool(np.all(np.isfinite(vector)) and np.any(vector))
 
 

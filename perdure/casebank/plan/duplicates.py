@@ -1,17 +1,14 @@
-"""Duplicates: which case absorbs which, exactly, in memory that does not grow with their pairs.
+"""Finds duplicates: which case absorbs which. Exact; memory does not grow with the number of pairs.
 
-Greedy, in keeper order: each case that is left absorbs those left that are nearer to it than
-the threshold. Cases are taken a batch at a time, and a batch is compared with all later ones
-block by block: first by sketches, then what is left by the vectors themselves.
+Greedy, in keeper order: each remaining case absorbs the remaining cases whose cosine with it exceeds the threshold. A
+batch of cases is compared with all later cases block by block: first by sketches, then the candidates by their vectors.
 
-A sketch is a vector's part in a few directions and the length of the rest. By Cauchy and
-Schwarz the inner product of two sketches is at least that of the vectors, so what it rules
-out is ruled out for certain, for a sixth of the work or less. The directions are those in
-which a sample of the cases extends most; which ones they are decides how fast this is and
-never what is found. What remains near the threshold is decided by `cosines.cosine`, which
-knows nothing of blocks: the result is a function of the cases alone.
+A sketch is the projection of a vector on a few directions, and the length of the rest. By the Cauchy-Schwarz inequality
+the inner product of two sketches is at least that of the vectors, so a pair that sketches exclude is certainly apart,
+for a sixth of the work or less. The directions are the principal ones of a sample; the choice affects speed only.
+`cosines.cosine` decides the remaining pairs, so the result depends on the cases only, not on batches or blocks.
 
-Only cases with the same readers are compared: a merge would take a case from the users who may see it.
+Only cases with the same readers are compared: a merge would hide a case from users who may see it.
 """
 
 from __future__ import annotations
@@ -27,34 +24,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perdure.casebank.plan.cosines import Vector, cosine
-from perdure.casebank.plan.packed_cases import Roster
+from perdure.casebank.plan.packed_cases import PackedCases
 from perdure.casebank.plan.policy import Facts, Rule, Verdict
-from perdure.casebank.plan.spool import Rows, Texts
+from perdure.casebank.plan.temporary_files import TextFile, VectorFile
 from perdure.settings import CasebankSettings
 from perdure.text import contradiction
 
-Step = Callable[[int, int], None]
-"""Called after each piece of work with what is done and the total: to report, to rest, to stop."""
+OnProgress = Callable[[int, int], None]
+"""Called after each piece of work with the work done and the total; may report, pause, or raise to stop."""
 
 _BLOCK = 4_096
 _VERIFIED = 512
 _SAMPLE = 512
 _FEWEST_DIRECTIONS = 64
 _DIRECTIONS_IN = 6
-"""A sketch has one direction for so many dimensions."""
+"""Dimensions of the vector for each direction of its sketch."""
 
 _SKETCH_ERROR = 1e-4
-"""By which float32 may put the product of two sketches too low, with much to spare."""
+"""A generous bound on the rounding error of a product of two sketches in float32."""
 
 _PRODUCT_ERROR = 1e-9
-"""The same for the product of two unit vectors in float64."""
+"""The same bound for two unit vectors in float64."""
 
 _READINGS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A case and the one that absorbs it, or would: by their numbers in the group's roster."""
+    """Two near cases, by their numbers in `Group.cases`: the keeper absorbs the loser, unless that is spared."""
 
     keeper: int
     loser: int
@@ -62,21 +59,21 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What absorbs what, in keeper order, and which pairs were left as they are, and why."""
+class Duplicates:
+    """The pairs to merge, in keeper order, and the near pairs that are spared, with the reason."""
 
     absorbed: list[Pair]
     spared: list[tuple[Pair, Verdict]]
 
 
 class Group:
-    """Cases whose vectors may be compared: of one embedder and size. Holds files; use it in a `with`."""
+    """Cases whose vectors can be compared: of one embedder and size. Holds open files; use it in a `with`."""
 
     def __init__(self, dimensions: int) -> None:
-        self.roster = Roster()
+        self.cases = PackedCases()
         self._files = ExitStack()
-        self._vectors = self._files.enter_context(Rows(dimensions))
-        self._texts = self._files.enter_context(Texts())
+        self._vectors = self._files.enter_context(VectorFile(dimensions))
+        self._texts = self._files.enter_context(TextFile())
         self._pending: list[Vector] = []
 
     def __enter__(self) -> Self:
@@ -88,19 +85,21 @@ class Group:
         self._files.close()
 
     def add(self, case: Facts, query: str, vector: Vector, readers: str | None = None) -> None:
-        """Add a case whose vector has a direction. It is compared with the cases of the same readers only."""
-        self.roster.append(case, readers)
+        """Add a case whose vector has a direction. It is compared with cases of the same `readers` only."""
+        self.cases.append(case, readers)
         self._texts.append(query)
         self._pending.append(vector)
         if len(self._pending) == _VERIFIED:
             self._flush()
 
-    def duplicates(self, limits: CasebankSettings, protection: Callable[[Facts], Verdict | None], step: Step) -> Found:
-        """Who absorbs whom. A loser that `protection` speaks for is left as it is."""
+    def duplicates(
+        self, limits: CasebankSettings, protection: Callable[[Facts], Verdict | None], on_progress: OnProgress
+    ) -> Duplicates:
+        """Find the duplicates. A loser for which `protection` returns a verdict is spared."""
         self._flush()
         with ExitStack() as files:
-            ordered = _Ordered(self.roster, self._vectors, self._texts, files, step)
-            return _Search(ordered, limits, protection, step).run()
+            ordered = _OrderedGroup(self.cases, self._vectors, self._texts, files, on_progress)
+            return _Search(ordered, limits, protection, on_progress).run()
 
     def _flush(self) -> None:
         if self._pending:
@@ -108,37 +107,39 @@ class Group:
             self._pending.clear()
 
 
-class _Ordered:
-    """A group in keeper order. Positions, from here on, are places in that order."""
+class _OrderedGroup:
+    """A group in keeper order. A position is an index in that order."""
 
-    def __init__(self, roster: Roster, vectors: Rows, texts: Texts, files: ExitStack, step: Step) -> None:
-        self.numbers = roster.keeper_order()
-        self.readers = roster.readers()[self.numbers]
-        self._roster = roster
+    def __init__(
+        self, cases: PackedCases, vectors: VectorFile, texts: TextFile, files: ExitStack, on_progress: OnProgress
+    ) -> None:
+        self.numbers = cases.keeper_order()
+        self.readers = cases.readers()[self.numbers]
+        self._cases = cases
         self._texts = texts
         self._directions = _directions(vectors)
-        self.vectors = files.enter_context(Rows(vectors.width))
-        self.sketches = files.enter_context(Rows(_sketch_width(vectors.width)))
-        for start in range(0, len(roster), _VERIFIED):
+        self.vectors = files.enter_context(VectorFile(vectors.width))
+        self.sketches = files.enter_context(VectorFile(_sketch_width(vectors.width)))
+        for start in range(0, len(cases), _VERIFIED):
             self._copy(vectors, start)
-            step(0, len(roster))
+            on_progress(0, len(cases))
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def facts(self, position: int) -> Facts:
-        """What the policy knows of the case there."""
-        return self._roster[int(self.numbers[position])]
+        """The facts of the case at a position."""
+        return self._cases[int(self.numbers[position])]
 
     def reading(self, position: int) -> contradiction.Features:
-        """Its question, read for what decides its sense."""
+        """The parsed question of the case at a position."""
         return contradiction.features(self._texts[int(self.numbers[position])])
 
     def units(self, positions: NDArray[np.intp]) -> NDArray[np.float64]:
         """`(k, d)` vectors of length 1."""
         return _unit(self.vectors.take(positions))
 
-    def _copy(self, vectors: Rows, start: int) -> None:
+    def _copy(self, vectors: VectorFile, start: int) -> None:
         numbers = self.numbers[start : start + _VERIFIED]
         block = vectors.take(numbers)
         self.vectors.append(block)
@@ -148,14 +149,14 @@ class _Ordered:
 class _Keepers:
     """The cases of a batch that may absorb others."""
 
-    def __init__(self, ordered: _Ordered, positions: NDArray[np.intp]) -> None:
+    def __init__(self, ordered: _OrderedGroup, positions: NDArray[np.intp]) -> None:
         self.positions = positions
         self.sketches = ordered.sketches.take(positions)
         self._ordered = ordered
 
     @cached_property
     def units(self) -> NDArray[np.float64]:
-        """Their vectors, of length 1; needed only where a sketch does not decide."""
+        """Their vectors, scaled to length 1; computed only if sketches do not decide."""
         return self._ordered.units(self.positions)
 
 
@@ -164,39 +165,39 @@ class _Search:
 
     def __init__(
         self,
-        ordered: _Ordered,
+        ordered: _OrderedGroup,
         limits: CasebankSettings,
         protection: Callable[[Facts], Verdict | None],
-        step: Step,
+        on_progress: OnProgress,
     ) -> None:
         self._cases = ordered
         self._limits = limits
         self._threshold = limits.duplicate_similarity
         self._protection = protection
-        self._step = step
+        self._on_progress = on_progress
         self._left = np.ones(len(ordered), dtype=np.bool_)
         self._absorbed: list[Pair] = []
         self._spared: dict[int, tuple[Pair, Verdict]] = {}
         self._reading = lru_cache(_READINGS)(ordered.reading)
-        self._senses = _Senses(len(ordered), self._reading)
+        self._signatures = _Signatures(len(ordered), self._reading)
         self._refused = np.zeros(len(ordered), dtype=np.bool_)
         self._protected = np.zeros(len(ordered), dtype=np.bool_)
 
-    def run(self) -> Found:
-        """All of it."""
+    def run(self) -> Duplicates:
+        """Compare all cases of the group."""
         for batch in self._batches():
             keepers = _Keepers(self._cases, self._among(batch))
             for start in range(int(batch[-1]) + 1, len(self._cases), _BLOCK):
                 self._against(keepers, start, min(start + _BLOCK, len(self._cases)))
-                self._step(int(batch[0]), len(self._cases))
+                self._on_progress(int(batch[0]), len(self._cases))
         spared = [self._spared[position] for position in sorted(self._spared) if self._left[position]]
         place = np.empty(len(self._cases), dtype=np.intp)
         place[self._cases.numbers] = np.arange(len(self._cases))
         self._absorbed.sort(key=lambda pair: (place[pair.keeper], place[pair.loser]))
-        return Found(self._absorbed, spared)
+        return Duplicates(self._absorbed, spared)
 
     def _batches(self) -> Iterator[NDArray[np.intp]]:
-        """The positions that are left, from the first on, so many at a time."""
+        """The remaining positions in order, `duplicate_batch` at a time."""
         after = 0
         while (ahead := np.flatnonzero(self._left[after:])[: self._limits.duplicate_batch]).size:
             batch = ahead + after
@@ -204,7 +205,7 @@ class _Search:
             after = int(batch[-1]) + 1
 
     def _among(self, batch: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Let the batch absorb of itself; those that are left of it."""
+        """Merge duplicates within the batch; returns the remaining positions."""
         units = self._cases.units(batch)
         near = np.triu(units @ units.T > self._threshold - _PRODUCT_ERROR, k=1) & self._same_readers(batch, batch)
         for at in np.flatnonzero(near.any(axis=0) & ~self._protected[batch]).tolist():
@@ -214,7 +215,7 @@ class _Search:
         return batch[self._left[batch]]
 
     def _against(self, keepers: _Keepers, start: int, stop: int) -> None:
-        """Let the keepers absorb of a block of later cases."""
+        """Merge duplicates of the keepers in a block of later cases."""
         open_ = self._left[start:stop] & ~self._protected[start:stop]
         if not open_.any():
             return
@@ -231,34 +232,34 @@ class _Search:
     def _worth_deciding(
         self, near: NDArray[np.bool_], keepers: NDArray[np.intp], losers: NDArray[np.intp]
     ) -> NDArray[np.bool_]:
-        """Of the `(keepers, losers)` that are near those that may merge, and all of a loser that was never refused.
+        """Drop near `(keepers, losers)` pairs that differ for certain, unless the loser has no recorded difference yet.
 
-        In blocks, since a thousand questions that differ in a number are half a million pairs.
+        Vectorised: a thousand questions that differ in a number only are half a million pairs.
         """
         if not self._limits.duplicate_guard or not near.any():
             return near
         rows, columns = np.flatnonzero(near.any(axis=1)), np.flatnonzero(near.any(axis=0))
         apart = np.zeros(near.shape, dtype=np.bool_)
-        apart[np.ix_(rows, columns)] = self._senses.apart(keepers[rows], losers[columns])
+        apart[np.ix_(rows, columns)] = self._signatures.apart(keepers[rows], losers[columns])
         worth: NDArray[np.bool_] = near & ~(apart & self._refused[losers])
         return worth
 
     def _same_readers(self, keepers: NDArray[np.intp], losers: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """`(keepers, losers)`: which pairs have the same readers."""
+        """`(keepers, losers)` bool: which pairs have the same readers."""
         readers = self._cases.readers
         same: NDArray[np.bool_] = readers[keepers][:, None] == readers[losers][None, :]
         return same
 
     def _decide(self, keepers: NDArray[np.intp], loser: int) -> None:
-        """Let the first of the keepers that may absorb the loser do so."""
+        """Have the first suitable keeper absorb the loser."""
         for keeper in keepers.tolist():
             if self._absorbs(keeper, loser):
                 return
 
     def _absorbs(self, keeper: int, loser: int) -> bool:
-        """Whether the loser's fate is decided by this keeper: absorbed, or left because it is protected."""
+        """Whether this keeper decides the loser: it is absorbed, or spared because it is protected."""
         if self._refused[loser] and self._difference(keeper, loser) is not None:
-            return False  # as by one before, which was told
+            return False  # a difference from an earlier keeper is recorded already
         similarity = cosine(self._vector(keeper), self._vector(loser))
         if similarity <= self._threshold:
             return False
@@ -269,7 +270,7 @@ class _Search:
             return False
         if (protected := self._protection(self._cases.facts(loser))) is not None:
             self._spared[loser] = (pair, protected)
-            self._protected[loser] = True  # nobody absorbs it: it is not looked at again
+            self._protected[loser] = True  # no keeper may absorb it: skip it from now on
             return True
         self._left[loser] = False
         self._absorbed.append(pair)
@@ -286,8 +287,8 @@ class _Search:
         return vector
 
 
-class _Senses:
-    """What can be told of the questions from a few numbers each, read when it is first asked for."""
+class _Signatures:
+    """A few numbers for each question that show some differences without its text; computed on first use."""
 
     def __init__(self, count: int, reading: Callable[[int], contradiction.Features]) -> None:
         self._reading = reading
@@ -295,16 +296,16 @@ class _Senses:
         self._fingerprints, self._names, self._words = (np.zeros(count, dtype=np.int64) for _ in range(3))
 
     def apart(self, left: NDArray[np.intp], right: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """`(left, right)`: which pairs differ for certain, in numbers, negations or a name."""
-        self._know(left)
-        self._know(right)
+        """`(left, right)` bool: which pairs differ for certain, in numbers, negations or a name."""
+        self._load(left)
+        self._load(right)
         rows, columns = left[:, None], right[None, :]
         differ: NDArray[np.bool_] = self._fingerprints[rows] != self._fingerprints[columns]
         differ |= (self._names[rows] & ~self._words[columns]) != 0
         differ |= (self._names[columns] & ~self._words[rows]) != 0
         return differ
 
-    def _know(self, positions: NDArray[np.intp]) -> None:
+    def _load(self, positions: NDArray[np.intp]) -> None:
         for position in positions[~self._read[positions]].tolist():
             reading = self._reading(position)
             self._fingerprints[position] = reading.fingerprint
@@ -318,13 +319,13 @@ def _sketch_width(dimensions: int) -> int:
     return dimensions if dimensions <= 2 * directions else directions + 1
 
 
-def _directions(vectors: Rows) -> NDArray[np.float64] | None:
-    """Orthonormal directions, `(d, m)`; None where the vectors are as short as sketches."""
+def _directions(vectors: VectorFile) -> NDArray[np.float64] | None:
+    """Orthonormal directions, `(d, m)`; None if the vectors are as short as sketches."""
     width = _sketch_width(vectors.width)
     if width == vectors.width:
         return None
     sample = np.unique(np.linspace(0, len(vectors) - 1, _SAMPLE).astype(np.intp))
-    # Completed by the axes, for a sample that spans too few dimensions.
+    # The axes complete a sample that spans too few dimensions.
     spanned = np.concatenate([_unit(vectors.take(sample)), np.eye(width - 1, vectors.width) * 1e-6])
     _, _, directions = np.linalg.svd(spanned, full_matrices=False)
     chosen: NDArray[np.float64] = np.ascontiguousarray(directions[: width - 1].T)

@@ -1,4 +1,4 @@
-"""Many cases in little memory: what the policy knows of each, packed into some fifty bytes and its id."""
+"""The facts of many cases, packed into about fifty bytes and the id for each."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _TICK = timedelta(microseconds=1)
 _NEVER = -(2**63)
 
 
-class Roster:
-    """Cases by number, in the order in which they came."""
+class PackedCases:
+    """Facts by number, in the order in which they were appended."""
 
     def __init__(self) -> None:
         self._ids: list[str] = []
@@ -33,7 +33,7 @@ class Roster:
         return len(self._ids)
 
     def append(self, case: Facts, readers: str | None = None) -> None:
-        """Add a case at the end. `readers` says whose prompts it may enter; `None`: everybody's."""
+        """Append a case. `readers` identifies whose prompts it may enter; `None`: all users'."""
         self._readers.append(_mark(readers))
         self._ids.append(case.case_id)
         self._usage.append(case.usage_count)
@@ -53,7 +53,7 @@ class Roster:
         )
 
     def readers(self) -> NDArray[np.int64]:
-        """A number for each case; cases with the same readers have the same."""
+        """A number for each case, equal for cases with the same readers."""
         return np.asarray(self._readers, dtype=np.int64)
 
     def keeper_order(self) -> NDArray[np.intp]:
@@ -61,15 +61,15 @@ class Roster:
         alphabetical = np.empty(len(self), dtype=np.intp)
         alphabetical[sorted(range(len(self)), key=self._ids.__getitem__)] = np.arange(len(self))
         rate = np.asarray(self._rate)
-        falling_rate = np.where(np.isnan(rate), np.inf, -rate)  # unknown last
-        keys = (alphabetical, np.asarray(self._created), falling_rate, -np.asarray(self._usage))
-        return np.lexsort(keys)  # the last key is the first to count
+        descending_rate = np.where(np.isnan(rate), np.inf, -rate)  # unknown last
+        keys = (alphabetical, np.asarray(self._created), descending_rate, -np.asarray(self._usage))
+        return np.lexsort(keys)  # the last key is the primary one
 
 
 def _mark(readers: str | None) -> int:
-    """A number that stands for the readers: 8 bytes a case, however many there are.
+    """A hash of the readers: 8 bytes for a case.
 
-    Two share a number once in some 10^19 pairs; applying the plan compares the cases' authors themselves.
+    Two different readers collide with a probability of about 10^-19; applying the plan compares the authors themselves.
     """
     if readers is None:
         return 0

@@ -1,8 +1,8 @@
-"""The policy: which cases go, which are spared, and why. Pure: facts in, verdicts out.
+"""The pruning policy: which cases are removed or archived, which are spared, and why. Pure functions.
 
-Three rules, in this order, each seeing what the earlier ones left: low performance,
-duplicates, inactivity. The safety rules bind all three. The plan is made by these functions,
-and applying it asks them again about each row under its lock.
+Three rules in this order, each over the cases that the earlier ones left: low performance, duplicates, inactivity. The
+safety rules (`protection`) override all three. `compute` calls these functions to make the plan, and `runs.apply` calls
+them again for each row under its lock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from perdure.settings import CasebankSettings
 
 
 class Rule(StrEnum):
-    """Why a case goes, or why one that would have gone is spared."""
+    """Why a case is removed or archived, or why it is spared."""
 
     LOW_PERFORMANCE = "low_performance"
     DUPLICATE = "duplicate"
@@ -32,7 +32,7 @@ class Rule(StrEnum):
 
 
 class Action(StrEnum):
-    """What the plan says of a case."""
+    """What the plan does with a case."""
 
     REMOVE = "remove"
     MERGE = "merge"
@@ -42,7 +42,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the policy knows of a case. `success_rate` is in percent, None while unknown."""
+    """The facts that the policy uses. `success_rate` is in percent, None while unknown."""
 
     case_id: str
     usage_count: int
@@ -52,21 +52,21 @@ class Facts:
     restored_at: datetime | None = None
 
     @property
-    def awake_at(self) -> datetime:
+    def last_active_at(self) -> datetime:
         """When it was last accessed, or else created."""
         return self.last_accessed_at or self.created_at
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A rule that holds for a case, and the sentence that says so."""
+    """A rule that applies to a case, and the reason as text."""
 
     rule: Rule
     reason: str
 
 
 def low_performance(case: Facts, limits: CasebankSettings) -> Verdict | None:
-    """Rate below the limit after more uses than the limit. An unknown rate is no low one."""
+    """The rate is below the limit after more than the minimum of uses. An unknown rate does not count as low."""
     if case.success_rate is None or case.usage_count <= limits.low_success_min_usage:
         return None
     if case.success_rate >= limits.low_success_percent:
@@ -78,17 +78,17 @@ def low_performance(case: Facts, limits: CasebankSettings) -> Verdict | None:
 
 
 def inactivity(case: Facts, limits: CasebankSettings, now: datetime) -> Verdict | None:
-    """Not accessed for more days than the limit; never accessed counts from its creation."""
-    if now - case.awake_at <= timedelta(days=limits.inactive_days):
+    """Not accessed for more than `inactive_days`; for a case never accessed, since its creation."""
+    if now - case.last_active_at <= timedelta(days=limits.inactive_days):
         return None
     since = "not accessed since" if case.last_accessed_at else "never accessed since it was created on"
     return Verdict(
-        Rule.INACTIVE, f"{since} {case.awake_at.date().isoformat()}, more than {limits.inactive_days} days ago"
+        Rule.INACTIVE, f"{since} {case.last_active_at.date().isoformat()}, more than {limits.inactive_days} days ago"
     )
 
 
 def exemption(case: Facts, limits: CasebankSettings) -> Verdict | None:
-    """Whether an inactive case was used so often that it stays."""
+    """The verdict that spares an inactive case because of its use count."""
     if case.usage_count <= limits.inactive_exempt_usage:
         return None
     return Verdict(Rule.EXEMPT_USAGE, f"used {case.usage_count} times, more than {limits.inactive_exempt_usage}")
@@ -97,7 +97,7 @@ def exemption(case: Facts, limits: CasebankSettings) -> Verdict | None:
 def protection(case: Facts, limits: CasebankSettings, now: datetime) -> Verdict | None:
     """The safety rule that spares the case from all three rules, if one does.
 
-    A time in the future counts as just now: a clock that was wrong costs no case.
+    A time in the future counts as recent, so a wrong clock archives no case.
     """
     recent = timedelta(days=limits.recent_access_days)
     if case.usage_count > limits.protected_usage:
@@ -110,22 +110,21 @@ def protection(case: Facts, limits: CasebankSettings, now: datetime) -> Verdict 
 
 
 def keeper_order(case: Facts) -> tuple[int, bool, float, datetime, str]:
-    """Sorts by who keeps: higher usage, higher rate with unknown last, older, case id."""
+    """Sort key, best keeper first: higher usage, higher rate with unknown last, older, case id."""
     known = case.success_rate is not None
     return -case.usage_count, not known, -(case.success_rate or 0.0), case.created_at, case.case_id
 
 
 def weight(case: Facts) -> int:
-    """The uses that its rate speaks for: none while the rate is unknown."""
+    """The number of uses behind the rate: 0 while the rate is unknown."""
     return case.usage_count if case.success_rate is not None else 0
 
 
 def merged(keeper: Facts, losers: Iterable[Facts], keeper_weight: int | None = None) -> Facts:
-    """The keeper with what it takes over: usage adds up, the later access counts, and the rate is
-    the mean of the known ones, weighted by usage.
+    """The keeper after the merge: summed usage, the latest access, and the mean of the known rates, weighted by usage.
 
-    `keeper_weight` says what the keeper's rate speaks for, where that is not its present usage.
-    """  # noqa: D205 (one thought)
+    `keeper_weight`: the number of uses behind the keeper's rate, if that is not its present usage.
+    """
     absorbed = sorted(losers, key=keeper_order)
     rated = [(each.success_rate, weight(each)) for each in absorbed if each.success_rate is not None]
     if keeper.success_rate is not None:
@@ -140,7 +139,7 @@ def merged(keeper: Facts, losers: Iterable[Facts], keeper_weight: int | None = N
 
 
 def _mean(rated: list[tuple[float, int]]) -> float | None:
-    """The weighted mean, whatever the order; of rates that nothing speaks for, the plain one."""
+    """The weighted mean, independent of the order; unweighted if all weights are 0."""
     if not rated:
         return None
     uses = sum(count for _, count in rated)
@@ -151,12 +150,12 @@ def _mean(rated: list[tuple[float, int]]) -> float | None:
     return min(max(mean, min(rate for rate, _ in rated)), max(rate for rate, _ in rated))
 
 
-def unchanged(planned: Facts, found: Facts) -> bool:
-    """Whether nothing that the plan was made from has changed since, rounding of a merged rate aside."""
-    if (planned.success_rate is None) != (found.success_rate is None):
+def unchanged(planned: Facts, current: Facts) -> bool:
+    """Whether the facts behind the plan still hold, up to rounding of a merged rate."""
+    if (planned.success_rate is None) != (current.success_rate is None):
         return False
     return (
-        planned.usage_count == found.usage_count
-        and planned.last_accessed_at == found.last_accessed_at
-        and math.isclose(planned.success_rate or 0.0, found.success_rate or 0.0, rel_tol=1e-9, abs_tol=1e-9)
+        planned.usage_count == current.usage_count
+        and planned.last_accessed_at == current.last_accessed_at
+        and math.isclose(planned.success_rate or 0.0, current.success_rate or 0.0, rel_tol=1e-9, abs_tol=1e-9)
     )

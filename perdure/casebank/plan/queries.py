@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from perdure.casebank.queries import _RESTORED_AT, FRESH, USAGE
+from perdure.casebank.queries import FRESH, RESTORED_AT, USAGE
 from perdure.database.engine import Statement
 
 
 class CaseRow(Protocol):
-    """A row of any statement here that returns what the policy knows of a case."""
+    """The columns that `compute.facts_of` reads; also of `runs.queries.LOCKED_CASES`."""
 
     case_id: str
     usage_count: int
@@ -23,7 +23,7 @@ CANDIDATES = Statement(
     "casebank.candidates",
     f"""
     SELECT c.case_id, c.query, c.user_id, c.bank, c.shared_at, c.embedder, vector_send(c.query_vector) AS vector,
-           {USAGE}, c.success_rate, c.created_at, {_RESTORED_AT}
+           {USAGE}, c.success_rate, c.created_at, {RESTORED_AT}
     FROM cases AS c {FRESH}
     WHERE c.status = 'active' AND c.case_id > %(after)s
     ORDER BY c.case_id LIMIT %(most)s

@@ -1,9 +1,8 @@
-"""Applying a plan: that very plan, batch by batch, each row asked again under its lock.
+"""Applies a plan batch by batch, checking each row again under its lock.
 
-A batch is one transaction: the archive rows, the cases' status, the keepers' counts, the
-history, and the plan's own lines, which say that they are done. So a run that is killed
-goes on behind the last batch, and nothing is done twice or by halves. What has changed since
-the plan was made is spared.
+A batch is one transaction: archive rows, the cases' status, the keepers' counts, the history, and the outcome of the
+plan's items. A run that is killed continues after the last committed batch, and applies nothing twice or in part. A
+case that changed since the plan was made is spared.
 """
 
 from __future__ import annotations
@@ -24,19 +23,21 @@ from perdure.casebank.plan.cosines import cosine, from_wire
 from perdure.casebank.plan.policy import Action, Facts, Rule, Verdict
 from perdure.casebank.runs import queries as runs_queries
 from perdure.casebank.runs import state
-from perdure.casebank.runs.state import Held, RunLost
+from perdure.casebank.runs.state import ClaimedRun, RunLost
 from perdure.database.engine import Database, Transaction, as_json
 from perdure.settings import CasebankSettings, CaseScope
 from perdure.text import contradiction
 
 
-def apply(database: Database, run: Held, limits: CasebankSettings, step: Callable[[int, int], None]) -> None:
-    """Do what is left of the run's plan, at most `limits.duplicate_batch` lines a transaction.
+def apply(
+    database: Database, run: ClaimedRun, limits: CasebankSettings, on_progress: Callable[[int, int], None]
+) -> None:
+    """Apply the rest of the run's plan, at most `limits.duplicate_batch` items per transaction.
 
-    After each transaction it calls `step` with the lines done and their total.
+    Calls `on_progress` after each transaction with the items done and their total.
 
     Raises:
-        RunLost: the run is somebody else's.
+        RunLost: another process has the run.
     """
     total, done = state.count_planned(database, run.run_id)
     after = -1
@@ -44,22 +45,22 @@ def apply(database: Database, run: Held, limits: CasebankSettings, step: Callabl
         after, handled = last
         done += handled
         state.progress(database, run, done, total)
-        step(done, total)
+        on_progress(done, total)
 
 
-def _apply_batch(database: Database, run: Held, limits: CasebankSettings, after: int) -> tuple[int, int] | None:
-    """One batch: the position of its last line and how many lines it had; None if nothing was left."""
+def _apply_batch(database: Database, run: ClaimedRun, limits: CasebankSettings, after: int) -> tuple[int, int] | None:
+    """One batch: the position of its last item and the number of its items; None if no item is left."""
     with database.transaction("casebank.apply") as transaction:
         fence = transaction.run(runs_queries.FENCE, run.fence)
         if not fence:
             raise RunLost
-        lines = transaction.run(
+        items = transaction.run(
             runs_queries.PENDING, {"run_id": run.run_id, "after": after, "most": limits.duplicate_batch}
         )
-        if not lines:
+        if not items:
             return None
-        # A keeper's counts are written at the end of a batch, and archiving it looks at them.
-        pending = list(takewhile(lambda line: line.action == lines[0].action, lines))
+        # One action for each batch: archiving reads the keepers' counts, which a batch of merges writes at its end.
+        pending = list(takewhile(lambda item: item.action == items[0].action, items))
         batch = _Batch(pending, _locked(transaction, pending), limits, fence[0].now)
         batch.judge()
         batch.write(transaction, run)
@@ -67,13 +68,13 @@ def _apply_batch(database: Database, run: Held, limits: CasebankSettings, after:
 
 
 def _locked(transaction: Transaction, pending: Sequence[Row[Any]]) -> dict[str, Row[Any]]:
-    """The cases that these lines name, locked, their uses counted; with their vectors where they are compared.
+    """Lock the cases of these items and count their uses; returns their rows, those of merges with vectors.
 
-    Three statements: only one that begins after the locks are held sees what was counted before.
+    Three statements: only a statement that begins after the locks are held sees what others counted before.
     """
-    merges = [line for line in pending if line.action == Action.MERGE]
-    compared = {line.case_id for line in merges} | {line.keeper_id for line in merges}
-    wanted = compared | {line.case_id for line in pending}
+    merges = [item for item in pending if item.action == Action.MERGE]
+    compared = {item.case_id for item in merges} | {item.keeper_id for item in merges}
+    wanted = compared | {item.case_id for item in pending}
     named = {"case_ids": sorted(wanted), "compared": sorted(compared)}
     transaction.run(runs_queries.LOCK_CASES, named)
     transaction.run(casebank_queries.COUNT_USES_OF, named)
@@ -83,80 +84,80 @@ def _locked(transaction: Transaction, pending: Sequence[Row[Any]]) -> dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class _Merge:
-    line: Row[Any]
+    item: Row[Any]
     loser: Facts
 
 
 class _Batch:
-    """Some lines of the plan, the rows that they speak of, and what becomes of each."""
+    """Some items of the plan, the locked rows of their cases, and the decision on each item."""
 
     def __init__(
-        self, lines: Sequence[Row[Any]], rows: Mapping[str, Row[Any]], limits: CasebankSettings, now: datetime
+        self, items: Sequence[Row[Any]], rows: Mapping[str, Row[Any]], limits: CasebankSettings, now: datetime
     ) -> None:
-        self._lines = lines
+        self._items = items
         self._rows = rows
         self._limits = limits
         self._now = now
-        self._going: list[Row[Any]] = []
+        self._accepted: list[Row[Any]] = []
         self._spared: list[tuple[Row[Any], Verdict]] = []
         self._merges: dict[str, list[_Merge]] = defaultdict(list)
 
     def judge(self) -> None:
-        """Ask again about each line."""
-        for line in self._lines:
-            spared = self._speaks_against(line)
+        """Decide on each item by the locked rows."""
+        for item in self._items:
+            spared = self._objection(item)
             if spared is not None:
-                self._spared.append((line, spared))
+                self._spared.append((item, spared))
                 continue
-            self._going.append(line)
-            if line.action == Action.MERGE:
-                self._merges[line.keeper_id].append(_Merge(line, facts_of(self._rows[line.case_id])))
+            self._accepted.append(item)
+            if item.action == Action.MERGE:
+                self._merges[item.keeper_id].append(_Merge(item, facts_of(self._rows[item.case_id])))
 
-    def write(self, transaction: Transaction, run: Held) -> None:
-        """Do it."""
+    def write(self, transaction: Transaction, run: ClaimedRun) -> None:
+        """Write the decisions."""
         keepers = self._merged_keepers(transaction, run)
         if keepers:
             transaction.run(runs_queries.ABSORB, {"run_id": run.run_id, "keepers": as_json(keepers)})
-        if self._going:
-            going = [_going(line) for line in self._going]
-            transaction.run(runs_queries.ARCHIVE, {"run_id": run.run_id, "going": as_json(going)})
+        if self._accepted:
+            accepted = [_accepted(item) for item in self._accepted]
+            transaction.run(runs_queries.ARCHIVE, {"run_id": run.run_id, "going": as_json(accepted)})
         if self._spared:
-            spared = [{"position": line.position, "rule": why.rule, "reason": why.reason} for line, why in self._spared]
+            spared = [{"position": item.position, "rule": why.rule, "reason": why.reason} for item, why in self._spared]
             transaction.run(runs_queries.SPARE, {"run_id": run.run_id, "spared": as_json(spared)})
 
-    def _speaks_against(self, line: Row[Any]) -> Verdict | None:
-        """Why a line of the plan is not carried out, if anything speaks against it now."""
-        row = self._rows.get(line.case_id)
+    def _objection(self, item: Row[Any]) -> Verdict | None:
+        """Why an item can no longer be applied; None if it can."""
+        row = self._rows.get(item.case_id)
         if row is None or row.status != "active":
-            return _changed("it is not active any more")
+            return _changed("it is no longer active")
         case = facts_of(row)
         protected = policy.protection(case, self._limits, self._now)
         if protected is not None:
-            return Verdict(protected.rule, f"{protected.reason} by now")
-        planned = Facts(case.case_id, line.usage_count, line.success_rate, line.last_accessed_at, case.created_at)
+            return Verdict(protected.rule, f"now {protected.reason}")
+        planned = Facts(case.case_id, item.usage_count, item.success_rate, item.last_accessed_at, case.created_at)
         if not policy.unchanged(planned, case):
             return _changed("it was used or rated since the plan was made")
-        return self._rule_fails(Action(line.action), line, case)
+        return self._rule_objection(Action(item.action), item, case)
 
-    def _rule_fails(self, action: Action, line: Row[Any], case: Facts) -> Verdict | None:
+    def _rule_objection(self, action: Action, item: Row[Any], case: Facts) -> Verdict | None:
         match action:
             case Action.REMOVE:
                 held = policy.low_performance(case, self._limits) is not None
-                return None if held else _changed("it is no low performer any more")
+                return None if held else _changed("it is no longer a low performer")
             case Action.ARCHIVE:
                 held = policy.inactivity(case, self._limits, self._now) is not None
                 exempt = policy.exemption(case, self._limits)
-                return exempt if held else _changed("it is not inactive any more")
+                return exempt if held else _changed("it is no longer inactive")
             case Action.MERGE:
-                return self._no_duplicate(self._rows[line.case_id], self._rows.get(line.keeper_id))
+                return self._merge_objection(self._rows[item.case_id], self._rows.get(item.keeper_id))
             case Action.SPARE:
-                raise AssertionError("what is spared is never applied")
+                raise AssertionError("spared items are not applied")
             case _:
                 assert_never(action)
 
-    def _no_duplicate(self, loser: Row[Any], keeper: Row[Any] | None) -> Verdict | None:
+    def _merge_objection(self, loser: Row[Any], keeper: Row[Any] | None) -> Verdict | None:
         if keeper is None or keeper.status != "active":
-            return _changed("its keeper is not active any more")
+            return _changed("its keeper is no longer active")
         if (apart := self._readers_differ(loser, keeper)) is not None:
             return _changed(apart)
         if keeper.vector is None or loser.vector is None or keeper.embedder != loser.embedder:
@@ -169,7 +170,7 @@ class _Batch:
         return None
 
     def _readers_differ(self, loser: Row[Any], keeper: Row[Any]) -> str | None:
-        """Why the keeper would not enter the same prompts as the loser, if that is so."""
+        """Why the keeper would not enter the same prompts as the loser; None if it would."""
         if keeper.bank != loser.bank:
             return "its keeper is in another bank"
         scope = self._limits.scope
@@ -179,8 +180,8 @@ class _Batch:
             return "only one of it and its keeper is shared"
         return None
 
-    def _merged_keepers(self, transaction: Transaction, run: Held) -> list[dict[str, Any]]:
-        """The keepers' new counts. A batch may continue what an earlier one began for the same keeper."""
+    def _merged_keepers(self, transaction: Transaction, run: ClaimedRun) -> list[dict[str, Any]]:
+        """The keepers' new counts. An earlier batch may have merged other cases into the same keeper."""
         if not self._merges:
             return []
         so_far = transaction.run(runs_queries.TAKEN_OVER, {"run_id": run.run_id, "keeper_ids": sorted(self._merges)})
@@ -188,17 +189,17 @@ class _Batch:
         return [self._merged_keeper(keeper_id, *taken.get(keeper_id, (0, 0))) for keeper_id in sorted(self._merges)]
 
     def _merged_keeper(self, keeper_id: str, uses: int, rated: int) -> dict[str, Any]:
-        """The keeper, of whose uses so many are taken over in this run, with a rate for so many of these."""
+        """The keeper's new counts. This run has added `uses` to it so far, `rated` of them with a known rate."""
         keeper, merges = facts_of(self._rows[keeper_id]), self._merges[keeper_id]
-        own = policy.weight(keeper) - uses  # as it is now: it may have been used or rated since the plan was made
-        if rated and not merges[0].line.keeper_weight:
-            own = 0  # its rate is that of what it took over, and it had none of its own
-        merged = policy.merged(keeper, [merge.loser for merge in merges], max(own, 0) + rated)
+        own_weight = policy.weight(keeper) - uses  # current: it may have been used or rated since the plan was made
+        if rated and not merges[0].item.keeper_weight:
+            own_weight = 0  # it had no rate; the present one comes from the cases that it absorbed
+        merged = policy.merged(keeper, [merge.loser for merge in merges], max(own_weight, 0) + rated)
         return {
             "case_id": keeper_id,
             **_values(merged),
             "before": _values(keeper),
-            "losers": [merge.line.case_id for merge in merges],
+            "losers": [merge.item.case_id for merge in merges],
         }
 
 
@@ -215,6 +216,6 @@ def _values(case: Facts) -> dict[str, Any]:
     }
 
 
-def _going(line: Row[Any]) -> dict[str, Any]:
+def _accepted(item: Row[Any]) -> dict[str, Any]:
     names = ("position", "case_id", "rule", "reason", "keeper_id", "similarity")
-    return {name: getattr(line, name) for name in names}
+    return {name: getattr(item, name) for name in names}

@@ -1,7 +1,7 @@
-"""Telling the administrator: of the plan before anything is removed, and of the results after.
+"""Notices to the administrator: the plan before cases are removed, and the outcome afterwards.
 
-How a notice travels is handed in (`Post`): over HTTP it is a POST, signed as every callback
-is. Without a URL the run's row and a warning in the log are the notice.
+The caller passes the transport (`Post`): a POST over HTTP, signed like every callback. Without a URL the notice is the
+run's row and a warning in the log.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 3
 RETRY_S = 2.0
 
-MOST_TOLD = 100
-"""Lines of each kind in a notice; all of them are in the run."""
+MOST_DETAILS = 100
+"""The most items of each kind in a notice; the run has all of them."""
 
 Event = Literal["casebank.plan", "casebank.outcome"]
 
 
 class NotifyFailed(Exception):
-    """The notice did not arrive, as far as is known; the message says why."""
+    """The receiver did not confirm the notice; the message says why."""
 
 
 Post = Callable[[str, bytes], None]
@@ -34,25 +34,27 @@ Post = Callable[[str, bytes], None]
 def notify(
     event: Event,
     run: dict[str, Any],
-    told: dict[str, Any],
+    summary: dict[str, Any],
     *,
     url: str | None,
     post: Post,
     pause: Callable[[float], object] = time.sleep,
     approval_within_s: float | None = None,
 ) -> None:
-    """Tell of a run's plan or outcome; `approval_within_s` says that the plan is void unless somebody approves it.
+    """Send a run's plan or outcome. `approval_within_s`: the plan expires unless it is approved within these seconds.
 
     Raises:
-        NotifyFailed: it did not arrive at any of the attempts.
+        NotifyFailed: all `ATTEMPTS` failed.
     """
-    counts = f"{told['removed_cases']} removed, {told['merged_cases']} merged, {told['archived_cases']} archived"
-    spared = len(told["details"]["spared"])
+    counts = (
+        f"{summary['removed_cases']} removed, {summary['merged_cases']} merged, {summary['archived_cases']} archived"
+    )
+    spared = len(summary["details"]["spared"])
     what = "plans" if event == "casebank.plan" else "is over"
     log.warning("run %s of the CaseBank %s: %s, %d spared", run["run_id"], what, counts, spared)
     if url is None:
         return
-    body = json.dumps({**_body(event, run, told), "approval_within_s": approval_within_s}).encode()
+    body = json.dumps({**_body(event, run, summary), "approval_within_s": approval_within_s}).encode()
     for attempt in range(1, ATTEMPTS + 1):
         try:
             post(url, body)
@@ -65,14 +67,14 @@ def notify(
             return
 
 
-def _body(event: Event, run: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
-    details: dict[str, list[Any]] = told["details"]
+def _body(event: Event, run: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
+    details: dict[str, list[Any]] = summary["details"]
     return {
         "event": event,
         "run_id": run["run_id"],
         "phase": run["phase"],
-        **{name: told[name] for name in ("removed_cases", "merged_cases", "archived_cases")},
+        **{name: summary[name] for name in ("removed_cases", "merged_cases", "archived_cases")},
         "spared_cases": len(details["spared"]),
-        "details": {name: lines[:MOST_TOLD] for name, lines in details.items()},
-        "complete": all(len(lines) <= MOST_TOLD for lines in details.values()),
+        "details": {name: items[:MOST_DETAILS] for name, items in details.items()},
+        "complete": all(len(items) <= MOST_DETAILS for items in details.values()),
     }

@@ -1,4 +1,4 @@
-"""Pace: a run works a share of the time and rests in between, so that others hardly notice it."""
+"""Limits the load of a run: it works a share of the time and pauses for the rest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SHORTEST_REST_S = 0.001
 
 
 class Pace:
-    """Works `load_percent` of the time. `pause` waits for so many seconds; what it raises ends the work."""
+    """Keeps the work at `load_percent` of the time. `pause` waits the given seconds, or raises to stop the work."""
 
     def __init__(
         self,
@@ -23,8 +23,8 @@ class Pace:
         self._since = monotonic()
 
     def rest(self) -> None:
-        """Rest for what was worked since the last rest, once it is worth it; who owes nothing pauses for nothing."""
-        owed_s = (self._monotonic() - self._since) * self._rest_per_work
-        if owed_s >= _SHORTEST_REST_S or not self._rest_per_work:
-            self._pause(owed_s)
+        """Pause in proportion to the work since the last pause, if at least a millisecond is due; at 100 %, for 0 s."""
+        due_s = (self._monotonic() - self._since) * self._rest_per_work
+        if due_s >= _SHORTEST_REST_S or not self._rest_per_work:
+            self._pause(due_s)
             self._since = self._monotonic()

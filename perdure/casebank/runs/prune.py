@@ -1,7 +1,7 @@
-"""A run from its beginning to its end: plan, notify, approve, apply, report; and the dry run.
+"""Takes a run through its phases: plan, notify, approve, apply, report. Also computes dry runs.
 
-Each phase begins with a commit and may be entered again: whoever takes up a run goes on from
-the phase that its row names. A dry run computes the same plan and writes nothing at all.
+Each phase begins with a commit and is restartable: a worker that claims a run continues with the phase in its row. A
+dry run computes the same plan and writes nothing.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from functools import partial
 from typing import Any
 
 from perdure.casebank import queries as casebank_queries
-from perdure.casebank.plan.compute import Item, compute, read_candidates
+from perdure.casebank.plan.compute import PlanItem, compute, read_candidates
 from perdure.casebank.runs import queries as runs_queries
 from perdure.casebank.runs import state
 from perdure.casebank.runs.apply import apply
 from perdure.casebank.runs.notify import NotifyFailed, Post, notify
 from perdure.casebank.runs.pace import Pace
-from perdure.casebank.runs.state import Held, Line, Phase, RunLost
+from perdure.casebank.runs.state import ClaimedRun, Phase, ReportedItem, RunLost
 from perdure.clock import Clock
 from perdure.database.engine import Database, as_json
 from perdure.errors import loggable
@@ -30,11 +30,11 @@ from perdure.settings import CasebankSettings, PruneApproval
 log = logging.getLogger(__name__)
 
 _PAGE = 100
-_TOLD_EVERY_S = 1.0
+_WRITE_EVERY_S = 1.0
 
 
 class Interrupted(Exception):
-    """What `pause` raises where the process is told to leave: the run is somebody else's from here."""
+    """`pause` raises this when the process shuts down: the run is released for another process."""
 
 
 def _silent(_phase: Phase, _done: int, _total: int) -> None:
@@ -42,11 +42,11 @@ def _silent(_phase: Phase, _done: int, _total: int) -> None:
 
 
 @dataclass(frozen=True)
-class Bank:
+class RunContext:
     """What a run needs.
 
-    `post` sends a notice; `pause` waits for that many seconds, or raises `Interrupted`; `tell` is called with phase,
-    done and total after each piece of work.
+    `post` sends a notice. `pause` waits the given seconds, or raises `Interrupted`. `on_progress` is called after each
+    piece of work with the phase, the work done and the total.
     """
 
     database: Database
@@ -54,114 +54,118 @@ class Bank:
     limits: CasebankSettings
     post: Post
     pause: Callable[[float], object] = time.sleep
-    tell: Callable[[Phase, int, int], object] = _silent
+    on_progress: Callable[[Phase, int, int], object] = _silent
 
 
-def dry_run(bank: Bank) -> dict[str, Any]:
-    """The plan as a run would make it now. Nothing is written, not even a run."""
-    pace = _pace(bank)
+def dry_run(context: RunContext) -> dict[str, Any]:
+    """The plan that a run would make now. Writes nothing, no run either."""
+    pace = _pace(context)
 
-    def step(done: int, total: int) -> None:
-        bank.tell(Phase.PLANNING, done, total)
+    def on_progress(done: int, total: int) -> None:
+        context.on_progress(Phase.PLANNING, done, total)
         pace.rest()
 
-    items = _compute(bank, bank.database.run(casebank_queries.NOW, {})[0].now, step)
-    told = state.summed(map(_line, items))
-    _log("a dry run of the CaseBank would have", told)
-    return {**told, "dry_run": True, "run_id": None}
+    items = _compute(context, context.database.run(casebank_queries.NOW, {})[0].now, on_progress)
+    summary = state.summarize(map(_reported, items))
+    _log("a dry run of the CaseBank would have", summary)
+    return {**summary, "dry_run": True, "run_id": None}
 
 
-def run(bank: Bank) -> dict[str, Any]:
-    """Begin a run, or go on with one that was broken off, as far as it goes now; the run route's answer.
+def run(context: RunContext) -> dict[str, Any]:
+    """Begin a run, or continue an interrupted one, until it finishes or waits; returns the body of the run route.
 
-    With approval `manual` that is as far as its plan: the answer's `phase` says so.
+    With approval `manual` the run stops after its plan: `phase` is then `waiting_approval`.
 
     Raises:
         Conflict: a run is under way or waits for approval.
     """
-    return _advance(bank, state.begin_or_resume(bank.database, bank.clock))
+    return _advance(context, state.begin_or_resume(context.database, context.clock))
 
 
-def advance(bank: Bank) -> dict[str, Any] | None:
-    """Go on with a run that was requested, approved or interrupted, if there is one."""
-    held = state.resume(bank.database)
-    return None if held is None else _advance(bank, held)
+def advance(context: RunContext) -> dict[str, Any] | None:
+    """Continue a run that was requested, approved or interrupted, if there is one."""
+    held = state.resume(context.database)
+    return None if held is None else _advance(context, held)
 
 
-def _advance(bank: Bank, held: Held) -> dict[str, Any]:
-    """Phase by phase, until the run is finished or waits."""
+def _advance(context: RunContext, held: ClaimedRun) -> dict[str, Any]:
+    """Run phase by phase until the run finishes or waits."""
     try:
-        while (step := _STEPS.get(held.phase)) is not None:
-            held = step(bank, held)
+        while (execute := _PHASES.get(held.phase)) is not None:
+            held = execute(context, held)
     except RunLost:
         log.warning("run %s was taken over by another process", held.run_id)
     except Interrupted:
-        state.release(bank.database, held)
-        log.info("run %s is left to another process, which goes on with it within a minute", held.run_id)
+        state.release(context.database, held)
+        log.info("run %s was released; another process continues it within a minute", held.run_id)
     except Exception as error:
-        state.release(bank.database, held, loggable(error))
+        state.release(context.database, held, loggable(error))
         raise
-    return state.result(bank.database, held.run_id)
+    return state.result(context.database, held.run_id)
 
 
-def _plan(bank: Bank, held: Held) -> Held:
-    """Make the plan and write it down."""
-    rows = bank.database.run(runs_queries.PLANNED_AT, held.fence)
+def _plan(context: RunContext, held: ClaimedRun) -> ClaimedRun:
+    """Compute and store the plan."""
+    rows = context.database.run(runs_queries.PLANNED_AT, held.fence)
     if not rows:
         raise RunLost
-    telling = _Telling(bank, held)
-    items = _compute(bank, rows[0].planned_at, telling.step)
+    writer = _ProgressWriter(context, held)
+    items = _compute(context, rows[0].planned_at, writer.report)
     for start in range(0, len(items), _PAGE):
-        page = [_written(number, items[number]) for number in range(start, min(start + _PAGE, len(items)))]
-        if not bank.database.run(runs_queries.WRITE_ITEMS, {**held.fence, "items": as_json(page)}):
+        page = [_item_as_json(number, items[number]) for number in range(start, min(start + _PAGE, len(items)))]
+        if not context.database.run(runs_queries.WRITE_ITEMS, {**held.fence, "items": as_json(page)}):
             raise RunLost
-        telling.step(start + len(page), len(items))
-    _log(f"run {held.run_id} of the CaseBank plans to have", state.summed(map(_line, items)))
+        writer.report(start + len(page), len(items))
+    _log(f"run {held.run_id} of the CaseBank plans to have", state.summarize(map(_reported, items)))
     planned = replace(held, planned_at=rows[0].planned_at)
-    return state.enter(bank.database, planned, Phase.DONE if held.dry_run else Phase.NOTIFYING)
+    return state.enter(context.database, planned, Phase.DONE if held.dry_run else Phase.NOTIFYING)
 
 
-def _notify(bank: Bank, held: Held) -> Held:
-    """Tell of the plan. If that fails nothing is removed."""
-    run = state.read_run(bank.database, held.run_id)
+def _notify(context: RunContext, held: ClaimedRun) -> ClaimedRun:
+    """Send the plan to the administrator. If that fails, the run removes nothing."""
+    run = state.read_run(context.database, held.run_id)
     total = _total(run["plan"])
-    waits_s = bank.limits.approval_expires_s if bank.limits.approval is PruneApproval.MANUAL and total else None
-    tell = partial(notify, url=_url(bank), post=bank.post, pause=bank.pause)
+    waits_s = context.limits.approval_expires_s if context.limits.approval is PruneApproval.MANUAL and total else None
+    send = partial(notify, url=_url(context), post=context.post, pause=context.pause)
     try:
-        tell("casebank.plan", run, run["plan"], approval_within_s=waits_s)
+        send("casebank.plan", run, run["plan"], approval_within_s=waits_s)
     except NotifyFailed as error:
         withheld = f"nothing was removed, because the notice of the plan did not arrive: {error}"
         log.error("run %s of the CaseBank: %s", held.run_id, withheld)  # noqa: TRY400 (a receiver's failure, not ours)
-        return state.enter(bank.database, held, Phase.WITHHELD, error=withheld)
+        return state.enter(context.database, held, Phase.WITHHELD, error=withheld)
     if waits_s is not None:
-        return state.enter(bank.database, held, Phase.WAITING_APPROVAL, total=total, notified=True, expires_s=waits_s)
-    return state.enter(bank.database, held, Phase.APPLYING, total=total, notified=True)
+        return state.enter(
+            context.database, held, Phase.WAITING_APPROVAL, total=total, notified=True, expires_s=waits_s
+        )
+    return state.enter(context.database, held, Phase.APPLYING, total=total, notified=True)
 
 
-def _apply(bank: Bank, held: Held) -> Held:
-    """Carry out what is left of the plan."""
-    pace = _pace(bank)
+def _apply(context: RunContext, held: ClaimedRun) -> ClaimedRun:
+    """Apply the rest of the plan."""
+    pace = _pace(context)
 
-    def step(done: int, total: int) -> None:
-        bank.tell(Phase.APPLYING, done, total)
+    def on_progress(done: int, total: int) -> None:
+        context.on_progress(Phase.APPLYING, done, total)
         pace.rest()
 
-    apply(bank.database, held, bank.limits, step)
-    return state.enter(bank.database, held, Phase.REPORTING)
+    apply(context.database, held, context.limits, on_progress)
+    return state.enter(context.database, held, Phase.REPORTING)
 
 
-def _report(bank: Bank, held: Held) -> Held:
-    """Tell of the results. What was done is done, whether or not that arrives."""
-    run = state.read_run(bank.database, held.run_id)
+def _report(context: RunContext, held: ClaimedRun) -> ClaimedRun:
+    """Send the outcome. A notice that fails does not fail the run."""
+    run = state.read_run(context.database, held.run_id)
     _log(f"run {held.run_id} of the CaseBank has", run["outcome"])
     try:
-        notify("casebank.outcome", run, run["outcome"], url=_url(bank), post=bank.post, pause=bank.pause)
+        notify("casebank.outcome", run, run["outcome"], url=_url(context), post=context.post, pause=context.pause)
     except NotifyFailed as error:
-        return state.enter(bank.database, held, Phase.DONE, error=f"the notice of the results did not arrive: {error}")
-    return state.enter(bank.database, held, Phase.DONE)
+        return state.enter(
+            context.database, held, Phase.DONE, error=f"the notice of the results did not arrive: {error}"
+        )
+    return state.enter(context.database, held, Phase.DONE)
 
 
-_STEPS: dict[Phase, Callable[[Bank, Held], Held]] = {
+_PHASES: dict[Phase, Callable[[RunContext, ClaimedRun], ClaimedRun]] = {
     Phase.PLANNING: _plan,
     Phase.NOTIFYING: _notify,
     Phase.APPLYING: _apply,
@@ -169,35 +173,35 @@ _STEPS: dict[Phase, Callable[[Bank, Held], Held]] = {
 }
 
 
-class _Telling:
-    """Says how far the planning is, every second or so, and rests in between."""
+class _ProgressWriter:
+    """Stores the progress of planning, once a second, and keeps the pace."""
 
-    def __init__(self, bank: Bank, held: Held) -> None:
-        self._bank = bank
-        self._held = held
-        self._pace = _pace(bank)
-        self._told_at = time.monotonic()
+    def __init__(self, context: RunContext, held: ClaimedRun) -> None:
+        self._context = context
+        self._run = held
+        self._pace = _pace(context)
+        self._written_at = time.monotonic()
 
-    def step(self, done: int, total: int) -> None:
-        """A piece of work is done."""
-        self._bank.tell(Phase.PLANNING, done, total)
-        if time.monotonic() - self._told_at >= _TOLD_EVERY_S:
-            state.progress(self._bank.database, self._held, done, total)
-            self._told_at = time.monotonic()
+    def report(self, done: int, total: int) -> None:
+        """Report the work done."""
+        self._context.on_progress(Phase.PLANNING, done, total)
+        if time.monotonic() - self._written_at >= _WRITE_EVERY_S:
+            state.progress(self._context.database, self._run, done, total)
+            self._written_at = time.monotonic()
         self._pace.rest()
 
 
-def _compute(bank: Bank, now: datetime, step: Callable[[int, int], None]) -> list[Item]:
-    total = bank.database.run(runs_queries.COUNT_ACTIVE, {})[0].cases
-    return compute(read_candidates(bank.database, _PAGE), bank.limits, now, total, step)
+def _compute(context: RunContext, now: datetime, on_progress: Callable[[int, int], None]) -> list[PlanItem]:
+    total = context.database.run(runs_queries.COUNT_ACTIVE, {})[0].cases
+    return compute(read_candidates(context.database, _PAGE), context.limits, now, total, on_progress)
 
 
-def _pace(bank: Bank) -> Pace:
-    return Pace(bank.limits.load_percent, bank.pause)
+def _pace(context: RunContext) -> Pace:
+    return Pace(context.limits.load_percent, context.pause)
 
 
-def _url(bank: Bank) -> str | None:
-    url = bank.limits.notify_url
+def _url(context: RunContext) -> str | None:
+    url = context.limits.notify_url
     return None if url is None else url.get_secret_value()
 
 
@@ -205,11 +209,11 @@ def _total(plan: dict[str, Any]) -> int:
     return int(plan["removed_cases"] + plan["merged_cases"] + plan["archived_cases"])
 
 
-def _line(item: Item) -> Line:
-    return Line(item.action, item.facts.case_id, item.rule, item.reason, item.keeper_id, item.similarity)
+def _reported(item: PlanItem) -> ReportedItem:
+    return ReportedItem(item.action, item.facts.case_id, item.rule, item.reason, item.keeper_id, item.similarity)
 
 
-def _written(position: int, item: Item) -> dict[str, Any]:
+def _item_as_json(position: int, item: PlanItem) -> dict[str, Any]:
     accessed = item.facts.last_accessed_at
     return {
         "position": position,
@@ -226,12 +230,12 @@ def _written(position: int, item: Item) -> dict[str, Any]:
     }
 
 
-def _log(who: str, told: dict[str, Any]) -> None:
+def _log(subject: str, summary: dict[str, Any]) -> None:
     log.info(
         "%s removed %d, merged %d and archived %d cases, and spared %d",
-        who,
-        told["removed_cases"],
-        told["merged_cases"],
-        told["archived_cases"],
-        len(told["details"]["spared"]),
+        subject,
+        summary["removed_cases"],
+        summary["merged_cases"],
+        summary["archived_cases"],
+        len(summary["details"]["spared"]),
     )

@@ -1,8 +1,8 @@
-"""The statements of a run, in the order of its life."""
+"""The statements of pruning runs, in the order in which a run executes them."""
 
 from __future__ import annotations
 
-from perdure.casebank.queries import _COPIED, _RESTORED_AT
+from perdure.casebank.queries import ARCHIVED_COLUMNS, RESTORED_AT
 from perdure.database.engine import Statement
 
 COUNT_ACTIVE = Statement(
@@ -35,8 +35,8 @@ LIST_RUNS = Statement(
     "casebank.list_runs", _RUN + " ORDER BY started_at DESC, run_id DESC LIMIT %(most)s", writes=False
 )
 
-# Takes up an unfinished run that no process holds, a dry run last; with `dry_runs` false no dry run. One that waits for
-# approval is not taken up.
+# Claims an unfinished run without a valid lease, runs before dry runs; with `dry_runs` false, no dry run. A run that
+# waits for approval is not claimed.
 TAKE_OVER = Statement(
     "casebank.take_over",
     """
@@ -51,7 +51,7 @@ TAKE_OVER = Statement(
     """,
 )
 
-# A run that stands still holds its lease no longer than this: each piece of work renews it.
+# Each report of progress renews the lease, so a run that hangs loses it.
 PROGRESS = Statement(
     "casebank.progress",
     """
@@ -101,7 +101,7 @@ WRITE_ITEMS = Statement(
     """,
 )
 
-# From one phase to the next; the last ones finish the run. A run that waits holds no lease.
+# Enters the next phase; a final phase finishes the run. A run that waits for approval has no lease.
 ENTER = Statement(
     "casebank.enter",
     """
@@ -157,7 +157,7 @@ ITEMS = Statement(
     writes=False,
 )
 
-# The plan's lines with the texts that they speak of, for people.
+# The plan's items with the texts of their cases, for the administrator.
 REPORT = Statement(
     "casebank.report",
     """
@@ -204,13 +204,13 @@ LOCKED_CASES = Statement(
     SELECT c.case_id, c.status, c.query, c.user_id, c.bank, c.shared_at, c.embedder, c.usage_count, c.success_rate,
            c.last_accessed_at, c.created_at,
            CASE WHEN c.case_id = ANY (%(compared)s::text[]) THEN vector_send(c.query_vector) END AS vector,
-           {_RESTORED_AT}
+           {RESTORED_AT}
     FROM cases AS c WHERE c.case_id = ANY (%(case_ids)s::text[])
     """,  # noqa: S608 (constants)
     writes=False,
 )
 
-# What the keepers have taken over in this run so far, and the uses of it that a rate speaks for.
+# The uses that each keeper has absorbed in this run so far, and how many of them have a known rate.
 TAKEN_OVER = Statement(
     "casebank.taken_over",
     """
@@ -224,8 +224,8 @@ TAKEN_OVER = Statement(
     writes=False,
 )
 
-# A batch goes: archive rows as the cases were, then their status, their history, their lines
-# of the plan, and the keepers' new counts.
+# Archives a batch: copies the cases to the archive, then sets their status, and writes their history and the outcome of
+# their items.
 ARCHIVE = Statement(
     "casebank.archive",
     f"""
@@ -233,14 +233,14 @@ ARCHIVE = Statement(
         SELECT * FROM jsonb_to_recordset(%(going)s::jsonb) AS g (
             position int, case_id text, rule text, reason text, keeper_id text, similarity float8)
     ), kept AS (
-        INSERT INTO case_archive (case_id, {_COPIED}, archived_at, archived_reason, keeper_id, run_id)
-        SELECT case_id, {_COPIED}, perdure_now(), going.reason, going.keeper_id, %(run_id)s::uuid
+        INSERT INTO case_archive (case_id, {ARCHIVED_COLUMNS}, archived_at, archived_reason, keeper_id, run_id)
+        SELECT case_id, {ARCHIVED_COLUMNS}, perdure_now(), going.reason, going.keeper_id, %(run_id)s::uuid
         FROM cases JOIN going USING (case_id) WHERE status = 'active'
         ORDER BY going.position
     ), archived AS (
         UPDATE cases AS c SET status = 'archived' FROM going WHERE c.case_id = going.case_id AND c.status = 'active'
         RETURNING c.case_id
-    ), told AS (
+    ), recorded AS (
         INSERT INTO case_history (case_id, event, reason, details, run_id, at)
         SELECT case_id, 'archived', reason, jsonb_strip_nulls(jsonb_build_object(
                    'rule', rule, 'keeper', keeper_id, 'similarity', similarity)), %(run_id)s::uuid, perdure_now()
@@ -259,7 +259,7 @@ ABSORB = Statement(
         SELECT * FROM jsonb_to_recordset(%(keepers)s::jsonb) AS k (
             case_id text, usage_count bigint, success_rate float8, last_accessed_at timestamptz, losers jsonb,
             before jsonb)
-    ), told AS (
+    ), recorded AS (
         INSERT INTO case_history (case_id, event, reason, details, run_id, at)
         SELECT case_id, 'absorbed', 'took over the counts of its duplicates',
                jsonb_build_object('losers', losers, 'before', before), %(run_id)s::uuid, perdure_now()

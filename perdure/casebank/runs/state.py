@@ -1,9 +1,9 @@
-"""Runs: one at a time, under a lease, resumable, and what the outside sees of them.
+"""The stored state of runs: claiming, progress, approval, and the views that routes return.
 
-A run is a row. The process that works on it holds its lease by a token that grows with each claim, and
-writes only under that token. A run whose process died is taken up where it stood; one that
-waits for approval is taken up once it is approved, and is void after its time. A dry run that was asked for over
-HTTP is a row, too: it makes its plan and is done, next to a run that is under way.
+At most one run is unfinished. The process that executes it holds a lease under a token that grows with each claim, and
+writes only under that token. Another process resumes a run whose lease expired. A run that waits for approval continues
+once it is approved, and expires after `approval_expires_s`. A dry run requested over HTTP is a row, too; it may overlap
+with a run.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from perdure.errors import Conflict, NotFound
 from perdure.ids import new_id
 
 LEASE_S = 60.0
-"""Seconds after which a run that shows no progress is somebody else's."""
+"""Seconds without progress after which another process may claim a run."""
 
 _PAGE = 1_000
 _TRIES = 3
 
 
 class Phase(StrEnum):
-    """Where a run stands. The last four are final."""
+    """The phase of a run. The last four are final."""
 
     PLANNING = "planning"
     NOTIFYING = "notifying"
@@ -50,8 +50,8 @@ _BEFORE_APPLYING = frozenset({Phase.PLANNING, Phase.NOTIFYING, Phase.WAITING_APP
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One line of a plan or of its outcome, as it is told."""
+class ReportedItem:
+    """One item of a plan or of its outcome, as routes and notices show it."""
 
     action: Action
     case_id: str
@@ -62,12 +62,12 @@ class Line:
 
 
 class RunLost(Exception):
-    """The run is somebody else's now: stop, and write nothing."""
+    """Another process claimed the run: stop, and write nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A run that is ours under `token`."""
+class ClaimedRun:
+    """A run that this process claimed under `token`."""
 
     run_id: UUID
     token: int
@@ -77,15 +77,15 @@ class Held:
 
     @property
     def fence(self) -> dict[str, Any]:
-        """The parameters by which a statement makes sure that it still is."""
+        """Parameters of statements that write only while the claim is valid."""
         return {"run_id": self.run_id, "token": self.token, "lease_s": LEASE_S}
 
 
-def begin_or_resume(database: Database, clock: Clock) -> Held:
-    """Take up the run that nobody works on, or begin a new one.
+def begin_or_resume(database: Database, clock: Clock) -> ClaimedRun:
+    """Claim the interrupted run, or begin a new one.
 
     Raises:
-        Conflict: one is under way, or waits for approval; the message names it.
+        Conflict: a run is under way, or waits for approval; the message names it.
     """
     database.run(queries.EXPIRE, {})
     held = resume(database, dry_runs=False)
@@ -93,14 +93,14 @@ def begin_or_resume(database: Database, clock: Clock) -> Held:
         return held
     begun = database.run(queries.BEGIN, {"run_id": new_id(clock), "dry_run": False, "lease_s": LEASE_S})
     if begun:
-        return _held(begun[0])
+        return _claimed_run(begun[0])
     raise _under_way(database)
 
 
 def request(database: Database, clock: Clock, *, dry_run: bool) -> UUID:
-    """Write down that a run is wanted, for a worker to take up (`prune.advance`); returns the run's id.
+    """Store a request for a run, which a worker claims (`prune.advance`); returns the run's id.
 
-    Where a run was interrupted, or a dry run is unfinished, that one's id: it goes on.
+    If a run was interrupted, or a dry run is unfinished, returns the id of that one, which continues.
 
     Raises:
         Conflict: a run is under way, or waits for approval; the message names it.
@@ -118,10 +118,10 @@ def request(database: Database, clock: Clock, *, dry_run: bool) -> UUID:
     raise _under_way(database)  # runs began and finished between these statements
 
 
-def resume(database: Database, *, dry_runs: bool = True) -> Held | None:
-    """Take up an unfinished run that no process holds, if there is one; `dry_runs` says whether a dry run will do."""
+def resume(database: Database, *, dry_runs: bool = True) -> ClaimedRun | None:
+    """Claim an unfinished run without a valid lease, if there is one; `dry_runs` includes dry runs."""
     taken = database.run(queries.TAKE_OVER, {"lease_s": LEASE_S, "dry_runs": dry_runs})
-    return _held(taken[0]) if taken else None
+    return _claimed_run(taken[0]) if taken else None
 
 
 def _under_way(database: Database) -> Conflict:
@@ -130,35 +130,35 @@ def _under_way(database: Database) -> Conflict:
     return Conflict(f"A run of the CaseBank is under way already:{named}.")
 
 
-def progress(database: Database, run: Held, done: int, total: int) -> None:
-    """Say how far the phase is, and go on holding the run.
+def progress(database: Database, run: ClaimedRun, done: int, total: int) -> None:
+    """Store the progress of the phase, and renew the lease.
 
     Raises:
-        RunLost: it is somebody else's.
+        RunLost: another process has the run.
     """
     if not database.run(queries.PROGRESS, {**run.fence, "done": done, "total": total}):
         raise RunLost
 
 
-def release(database: Database, run: Held, error: str | None = None) -> None:
-    """Give the run back, after a failure or on the way out, for anybody to take up at once."""
+def release(database: Database, run: ClaimedRun, error: str | None = None) -> None:
+    """Release the lease, after a failure or at shutdown, so that another process can claim the run at once."""
     database.run(queries.RELEASE, {**run.fence, "error": error})
 
 
 def enter(
     database: Database,
-    run: Held,
+    run: ClaimedRun,
     phase: Phase,
     *,
     total: int = 0,
     error: str | None = None,
     notified: bool = False,
     expires_s: float = 0,
-) -> Held:
-    """Go on to a phase.
+) -> ClaimedRun:
+    """Enter a phase.
 
     Raises:
-        RunLost: the run is somebody else's.
+        RunLost: another process has the run.
     """
     parameters = {
         **run.fence,
@@ -175,27 +175,27 @@ def enter(
 
 
 def approve(database: Database, run_id: UUID, by: str) -> None:
-    """Let the plan be applied. Whoever approves then has somebody take the run up (`prune.advance`).
+    """Approve the plan. The caller then wakes a worker to apply it (`prune.advance`).
 
     Raises:
         NotFound: there is no such run.
-        Conflict: its plan does not wait for approval, or not any more.
+        Conflict: the run does not wait for approval.
     """
     _decide(database, run_id, Phase.APPLYING, by)
 
 
 def reject(database: Database, run_id: UUID, by: str) -> None:
-    """Let the plan be void.
+    """Reject the plan.
 
     Raises:
         NotFound: there is no such run.
-        Conflict: its plan does not wait for approval, or not any more.
+        Conflict: the run does not wait for approval.
     """
     _decide(database, run_id, Phase.REJECTED, by)
 
 
 def expire(database: Database) -> int:
-    """Void the plan that waited too long; how many there were."""
+    """Expire plans that waited too long for approval; returns their number."""
     return len(database.run(queries.EXPIRE, {}))
 
 
@@ -209,23 +209,23 @@ def read_run(executor: Executor, run_id: UUID) -> dict[str, Any]:
     planned = row.phase != Phase.PLANNING
     applied = not row.dry_run and row.phase not in _BEFORE_APPLYING | {Phase.REJECTED, Phase.EXPIRED}
     return {
-        **_shown(row),
+        **_as_json(row),
         "plan": _details(executor, run_id, applied=False) if planned else None,
         "outcome": _details(executor, run_id, applied=True) if applied else None,
     }
 
 
 def read_progress(executor: Executor, run_id: UUID) -> dict[str, Any]:
-    """Where a run stands, without its plan: what `list_runs` has of it.
+    """A run without its plan, as in `list_runs`.
 
     Raises:
         NotFound: there is no such run.
     """
-    return _shown(_row(executor, run_id))
+    return _as_json(_row(executor, run_id))
 
 
 def at_rest(executor: Executor, run_id: UUID) -> bool:
-    """Whether a run is finished or waits for approval: no worker goes on with it by itself.
+    """Whether a run is finished or waits for approval, so that no worker continues it.
 
     Raises:
         NotFound: there is no such run.
@@ -236,22 +236,22 @@ def at_rest(executor: Executor, run_id: UUID) -> bool:
 
 def list_runs(executor: Executor, most: int = 20) -> list[dict[str, Any]]:
     """Runs, newest first, without their plans."""
-    return [_shown(row) for row in executor.run(queries.LIST_RUNS, {"most": most})]
+    return [_as_json(row) for row in executor.run(queries.LIST_RUNS, {"most": most})]
 
 
 def result(executor: Executor, run_id: UUID) -> dict[str, Any]:
-    """The answer of the run route: what was done, or the plan while it is not applied.
+    """The body of the run route: the outcome, or the plan while it is not applied.
 
     Raises:
         NotFound: there is no such run.
     """
     run = read_run(executor, run_id)
-    told = run["outcome"] or run["plan"] or summed(())
-    return {**told, "dry_run": run["dry_run"], "run_id": str(run_id), "phase": run["phase"]}
+    summary = run["outcome"] or run["plan"] or summarize(())
+    return {**summary, "dry_run": run["dry_run"], "run_id": str(run_id), "phase": run["phase"]}
 
 
 def count_planned(executor: Executor, run_id: UUID) -> tuple[int, int]:
-    """How many cases the plan takes away, and how many of them have been handled."""
+    """The number of items that the plan applies, and how many of them are handled."""
     row = executor.run(queries.COUNTS, {"run_id": run_id})[0]
     return row.planned, row.handled
 
@@ -259,9 +259,9 @@ def count_planned(executor: Executor, run_id: UUID) -> tuple[int, int]:
 def read_report(
     executor: Executor, run_id: UUID, *, action: str | None = None, after: int = -1, most: int = 100
 ) -> list[dict[str, Any]]:
-    """The plan's lines for people, in order: reasons, outcome, and the texts side by side.
+    """The plan's items for the administrator, in order: reason, outcome, and the texts of both cases.
 
-    `action` is one of remove, merge, archive, spare, or None for all of them.
+    `action` is remove, merge, archive or spare; None: all.
 
     Raises:
         NotFound: there is no such run.
@@ -271,28 +271,28 @@ def read_report(
     return [dict(row._mapping) for row in rows]  # noqa: SLF001 (SQLAlchemy's public name for it)
 
 
-def summed(lines: Iterable[Line]) -> dict[str, Any]:
-    """Counts and details, as every route that tells of a plan or its outcome shapes them."""
-    told: dict[str, list[Any]] = {"removed": [], "merged": [], "archived": [], "spared": []}
-    for line in lines:
-        match line.action:
+def summarize(items: Iterable[ReportedItem]) -> dict[str, Any]:
+    """Counts and details of a plan or an outcome, in the shape of routes and notices."""
+    details: dict[str, list[Any]] = {"removed": [], "merged": [], "archived": [], "spared": []}
+    for item in items:
+        match item.action:
             case Action.REMOVE:
-                told["removed"].append(line.case_id)
+                details["removed"].append(item.case_id)
             case Action.MERGE:
-                told["merged"].append(
-                    {"keeper": line.keeper_id, "removed": line.case_id, "similarity": line.similarity}
+                details["merged"].append(
+                    {"keeper": item.keeper_id, "removed": item.case_id, "similarity": item.similarity}
                 )
             case Action.ARCHIVE:
-                told["archived"].append(line.case_id)
+                details["archived"].append(item.case_id)
             case Action.SPARE:
-                told["spared"].append({"case_id": line.case_id, "rule": line.rule, "reason": line.reason})
+                details["spared"].append({"case_id": item.case_id, "rule": item.rule, "reason": item.reason})
             case _:
-                assert_never(line.action)
+                assert_never(item.action)
     return {
-        "removed_cases": len(told["removed"]),
-        "merged_cases": len(told["merged"]),
-        "archived_cases": len(told["archived"]),
-        "details": told,
+        "removed_cases": len(details["removed"]),
+        "merged_cases": len(details["merged"]),
+        "archived_cases": len(details["archived"]),
+        "details": details,
     }
 
 
@@ -311,11 +311,11 @@ def _row(executor: Executor, run_id: UUID) -> Row[Any]:
     return rows[0]
 
 
-def _held(row: Row[Any]) -> Held:
-    return Held(row.run_id, row.token, Phase(row.phase), row.planned_at, row.dry_run)
+def _claimed_run(row: Row[Any]) -> ClaimedRun:
+    return ClaimedRun(row.run_id, row.token, Phase(row.phase), row.planned_at, row.dry_run)
 
 
-def _shown(row: Row[Any]) -> dict[str, Any]:
+def _as_json(row: Row[Any]) -> dict[str, Any]:
     times = ("started_at", "planned_at", "notified_at", "expires_at", "finished_at")
     return {
         "run_id": str(row.run_id),
@@ -331,23 +331,23 @@ def _shown(row: Row[Any]) -> dict[str, Any]:
 
 
 def _details(executor: Executor, run_id: UUID, *, applied: bool) -> dict[str, Any]:
-    lines = _lines(executor, run_id)
-    return summed(filter(None, map(_as_applied, lines)) if applied else map(_as_planned, lines))
+    items = _items(executor, run_id)
+    return summarize(filter(None, map(_as_applied, items)) if applied else map(_as_planned, items))
 
 
-def _lines(executor: Executor, run_id: UUID) -> Iterator[Row[Any]]:
+def _items(executor: Executor, run_id: UUID) -> Iterator[Row[Any]]:
     after = -1
     while rows := executor.run(queries.ITEMS, {"run_id": run_id, "after": after, "most": _PAGE}):
         yield from rows
         after = rows[-1].position
 
 
-def _as_planned(row: Row[Any]) -> Line:
-    return Line(Action(row.action), row.case_id, row.rule, row.reason, row.keeper_id, row.similarity)
+def _as_planned(row: Row[Any]) -> ReportedItem:
+    return ReportedItem(Action(row.action), row.case_id, row.rule, row.reason, row.keeper_id, row.similarity)
 
 
-def _as_applied(row: Row[Any]) -> Line | None:
-    """What came of a line of the plan; None where nothing has yet."""
+def _as_applied(row: Row[Any]) -> ReportedItem | None:
+    """The outcome of an item; None if it has none yet."""
     if row.outcome == "spared":
-        return Line(Action.SPARE, row.case_id, row.outcome_rule, row.outcome_reason)
+        return ReportedItem(Action.SPARE, row.case_id, row.outcome_rule, row.outcome_reason)
     return _as_planned(row) if row.outcome == "done" or row.action == Action.SPARE else None

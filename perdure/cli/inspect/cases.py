@@ -32,7 +32,7 @@ from perdure.errors import PerdureError, Unavailable
 from perdure.runtime import Runtime
 
 if TYPE_CHECKING:
-    from perdure.casebank.runs.prune import Bank
+    from perdure.casebank.runs.prune import RunContext
 
 commands = typer.Typer(help="The CaseBank: answered questions.", no_args_is_help=True)
 of_runs = typer.Typer(help="Runs of the weekly policy, newest first.", invoke_without_command=True)
@@ -292,7 +292,7 @@ def reflect(
 
 
 @contextmanager
-def _told_bank(runtime: Runtime) -> Iterator[Bank]:
+def _told_bank(runtime: Runtime) -> Iterator[RunContext]:
     """The CaseBank, whose work moves a progress bar."""
     from perdure.channels.notices import bank_of  # noqa: PLC0415 (it imports the arithmetic, too)
 
@@ -301,7 +301,7 @@ def _told_bank(runtime: Runtime) -> Iterator[Bank]:
         def tell(phase: state.Phase, done: int, total: int) -> None:
             shown.update(task, description=phase.value, completed=done, total=total)
 
-        yield replace(bank_of(runtime), tell=tell)
+        yield replace(bank_of(runtime), on_progress=tell)
 
 
 def _imported(runtime: Runtime, lines: TextIO, tenant: str | None) -> transfer.Imported:
@@ -326,7 +326,7 @@ def _make_findable(runtime: Runtime, *, others: bool = False) -> None:
     """Vectors for cases that lack one, and the index that a large bank is searched by."""
     with _progress("vectors") as (shown, task):
         try:
-            for looked in embed_cases(runtime.database, runtime.embedder, others=others):
+            for looked in embed_cases(runtime.database, runtime.embedder, reembed=others):
                 shown.update(task, completed=looked)
         except Unavailable:
             raise

@@ -1,15 +1,15 @@
-"""Tools of MCP servers: declared beside an agent, connected by the process that runs it.
+"""Tools of MCP servers: declared with an agent, connected by the process that runs it.
 
-    server.py       what an author declares
-    connections.py  the connections of one process: their thread, their end
-    link.py         one server: connect, list, stay connected, ask
-    tool.py         one tool of a server
-    stdio.py        a server that is a child process
-    http.py         a server at a URL
-    inbox.py        what a server may send unasked
-    results.py      what a server answers, as text for a model
-    faults.py       how a call fails
+    server.py             the declaration by an agent's author
+    connections.py        the connections of one process, and their thread
+    server_connection.py  one server: connect, list tools, reconnect, call
+    tool.py               one tool of a server
+    stdio.py              transport to a child process
+    http.py               transport to a URL
+    filtering.py          drops unsolicited messages of a server
+    results.py            a server's answer as text for a model
+    faults.py             the ways in which a call fails
 
-A server is a stranger. It may be away, hang, die in the middle of a call, list nonsense and
-send without end: none of it costs more than its own tools.
+A server is untrusted. It may be unavailable, hang, die during a call, list invalid tools or send without end: all of
+these affect its own tools only.
 """

@@ -1,7 +1,7 @@
 """The MCP connections of one process: one thread with one event loop for all of them.
 
-Made once by whoever starts the process (after any fork), closed when it ends. Nothing is
-connected, and no SDK imported, before a server is opened.
+The process creates it at its start (after any fork) and closes it at its end. The SDK is imported when the first server
+is opened.
 """
 
 from __future__ import annotations
@@ -21,92 +21,92 @@ from perdure.tools.mcp.server import McpServer, check
 from perdure.tools.sources import RunnableTool
 
 if TYPE_CHECKING:
-    from perdure.tools.mcp.link import Link
+    from perdure.tools.mcp.server_connection import ServerConnection
 
 log = logging.getLogger(__name__)
 
 CLOSE_S = 5.0
-"""Seconds after which what is still there of a server is killed; more than a server has to end."""
+"""Seconds after which the remaining processes of servers are killed; longer than `stdio.END_S`."""
 
 _STOP_S = 1.0
 
 
 class Connections:
-    """Servers by name. Threads may share it."""
+    """The connected servers, by name. Threads may share it."""
 
     def __init__(
         self,
         settings: Settings,
         breakers: BreakerRegistry,
         clock: Clock,
-        draw: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
         self._settings = settings
         self._breakers = breakers
         self._clock = clock
-        self._draw = draw
+        self._jitter = jitter
         self._lock = threading.Lock()
-        self._links: dict[str, Link] = {}
-        self._keeping: list[Future[None]] = []
-        self._groups: set[int] = set()
+        self._connections: dict[str, ServerConnection] = {}
+        self._tasks: list[Future[None]] = []
+        self._process_groups: set[int] = set()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
     def open(self, servers: Iterable[McpServer]) -> None:
-        """Begin to connect to `servers`, and return at once. Those that are open stay as they are.
+        """Start connecting to `servers` that are not open yet, without waiting.
 
         Raises:
-            SettingsError: one of them may not be started here.
+            SettingsError: the settings do not allow one of them.
         """
         wanted = list(servers)
         check(wanted, self._settings.mcp)
         with self._lock:
             for server in wanted:
-                if server.name not in self._links and not self._closed:
-                    self._links[server.name] = self._begun(server)
+                if server.name not in self._connections and not self._closed:
+                    self._connections[server.name] = self._start(server)
 
     def tools(self, servers: Sequence[McpServer]) -> tuple[RunnableTool, ...]:
-        """What `servers` are known to offer; the first time this waits for each, within its connect timeout."""
+        """The tools of `servers`; the first call waits for each, up to its connect timeout."""
         self.open(servers)
-        links = [link for each in servers if (link := self._links.get(each.name)) is not None]
-        return tuple(tool for link in links for tool in link.tools())
+        connections = [connection for each in servers if (connection := self._connections.get(each.name)) is not None]
+        return tuple(tool for connection in connections for tool in connection.tools())
 
     def close(self, within_s: float = CLOSE_S) -> None:
-        """End every connection and every process that was started; returns after `within_s` and a second at most."""
+        """Close all connections and end all server processes; takes at most `within_s` and a second."""
         with self._lock:
             self._closed = True
             thread, loop = self._thread, self._loop
         if thread is None or loop is None or not thread.is_alive():
             return
-        for link in self._links.values():
-            loop.call_soon_threadsafe(link.end)
-        late = wait(self._keeping, within_s).not_done
+        for connection in self._connections.values():
+            loop.call_soon_threadsafe(connection.end)
+        late = wait(self._tasks, within_s).not_done
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_STOP_S)
         if late:
             from perdure.tools.mcp.stdio import kill  # noqa: PLC0415 (as below)
 
             log.warning("%d MCP servers did not end within %g s and are killed", len(late), within_s)
-            for group in tuple(self._groups):
+            for group in tuple(self._process_groups):
                 kill(group)
 
-    def _begun(self, server: McpServer) -> Link:
+    def _start(self, server: McpServer) -> ServerConnection:
         # The SDK takes a second to import, and most processes have no server.
-        from perdure.tools.mcp.link import Link  # noqa: PLC0415
+        from perdure.tools.mcp.server_connection import ServerConnection  # noqa: PLC0415
 
-        link = Link(
+        connection = ServerConnection(
             server,
             breaker=self._breakers.get(f"mcp:{server.name}"),
             clock=self._clock,
-            draw=self._draw,
+            jitter=self._jitter,
             timeout_s=self._settings.turn.tool_timeout_s,
-            groups=self._groups,
+            process_groups=self._process_groups,
         )
-        keeping = asyncio.run_coroutine_threadsafe(link.keep(), self._running())
-        keeping.add_done_callback(_tell)
-        self._keeping.append(keeping)
-        return link
+        task = asyncio.run_coroutine_threadsafe(connection.keep(), self._running())
+        task.add_done_callback(_log_failure)
+        self._tasks.append(task)
+        return connection
 
     def _running(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
@@ -117,11 +117,11 @@ class Connections:
 
     @staticmethod
     def _run(loop: asyncio.AbstractEventLoop) -> None:
-        with asyncio.Runner(loop_factory=lambda: loop):  # which on leaving cancels what is left, and waits for it
+        with asyncio.Runner(loop_factory=lambda: loop):  # on exit, cancels the remaining tasks and waits for them
             loop.run_forever()
 
 
-def _tell(keeping: Future[None]) -> None:
-    """Nothing ends a link but closing; anything else is a mistake in this program, and must not be silent."""
-    if not keeping.cancelled() and (error := keeping.exception()) is not None:
-        log.error("an MCP server is kept no longer", exc_info=error)
+def _log_failure(task: Future[None]) -> None:
+    """Log the error of a connection's task, which is a bug: it ends only when it is closed."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("the task of an MCP connection failed", exc_info=error)

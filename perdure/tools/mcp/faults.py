@@ -1,7 +1,7 @@
-"""How a call of an MCP server fails, told apart by what is known of the call.
+"""The ways in which a call of an MCP server fails.
 
-Ours travel through the SDK as JSON-RPC errors, since nothing else finds its way to the one
-call that it concerns. A server may send the same codes; it fools nobody but its own calls.
+The transports report failures as JSON-RPC errors, since the SDK assigns only these to a single call. A server that
+sends the same codes affects its own calls only.
 """
 
 from __future__ import annotations
@@ -9,27 +9,27 @@ from __future__ import annotations
 from mcp_types import CONNECTION_CLOSED, INTERNAL_ERROR, PARSE_ERROR, REQUEST_TIMEOUT
 
 MAX_MESSAGE_BYTES = 4_000_000
-"""Bytes of one message from a server; of a longer one no more is ever held."""
+"""The limit for one message from a server, and for the memory that a longer one takes."""
 
 NOT_SENT = -32_010
-"""The request did not leave: the server cannot be reached."""
+"""The request was not sent: the server cannot be reached."""
 LOST = -32_011
-"""The request left, and no answer came or ever will."""
+"""The request was sent, and no answer will come."""
 TOO_LONG = -32_012
 """The answer is longer than `MAX_MESSAGE_BYTES`."""
 
 UNANSWERED = frozenset({LOST, CONNECTION_CLOSED, REQUEST_TIMEOUT})
 UNREADABLE = frozenset({TOO_LONG, PARSE_ERROR})
-AILING = frozenset({INTERNAL_ERROR})
+UNHEALTHY = frozenset({INTERNAL_ERROR})
 
 
-class Away(ConnectionError):
-    """There is no connection: the call did not begin."""
+class NotConnected(ConnectionError):
+    """The server is not connected; the call was not sent."""
 
 
-class Lost(ConnectionError):
-    """The call began, and there is no answer to it."""
+class NoAnswer(ConnectionError):
+    """The call was sent, and no answer will come."""
 
 
-class Unreadable(Exception):
-    """There is an answer, and it is none."""
+class MalformedAnswer(Exception):
+    """The server's answer is malformed."""

@@ -1,8 +1,7 @@
-"""An MCP server at a URL, through the SDK's transport, over connections that have bounds.
+"""The transport to an MCP server at a URL: the SDK's, over an HTTP client with limits.
 
-The SDK reads a JSON answer however long it is, and lets one broken connection end all calls
-of its server. Here, below it, an answer is cut off where it is too long, and what breaks is an
-error of the one request that broke.
+The SDK reads a JSON answer of any length, and one broken connection ends all calls of its server. The HTTP transport
+below it rejects an answer that is too long, and turns a broken connection into the error of one request.
 """
 
 from __future__ import annotations
@@ -18,24 +17,27 @@ from mcp_types import PARSE_ERROR
 
 from perdure.text.untrusted import first_line
 from perdure.tools.mcp.faults import LOST, MAX_MESSAGE_BYTES, NOT_SENT
-from perdure.tools.mcp.inbox import Streams
+from perdure.tools.mcp.filtering import Streams
 from perdure.tools.mcp.server import McpServer
 
 _SILENCE_S = 300.0
-"""Seconds of silence after which a connection counts as broken; a call's own time is shorter, as a rule."""
+"""Seconds without data after which a connection counts as broken; most calls have a shorter time-out."""
 _GOODBYE_S = 1.0
 _SESSION = "mcp-session-id"
 
 
 @asynccontextmanager
 async def http(server: McpServer, url: str, ended: anyio.Event) -> AsyncIterator[Streams]:
-    """Talk to `server` at `url`; `ended` is set once it is found to be away or to have forgotten us."""
+    """Connect to `server` at `url`; sets `ended` if the server is unavailable or has dropped the session."""
     silence_s = max(_SILENCE_S, server.timeout_s or 0)
-    gate = _Gate(httpx2.AsyncHTTPTransport(limits=httpx2.Limits(max_connections=None)), ended)
+    gate = _SafeTransport(httpx2.AsyncHTTPTransport(limits=httpx2.Limits(max_connections=None)), ended)
     async with (
         httpx2.AsyncClient(
             transport=gate,
-            headers={**server.headers, "accept-encoding": "identity"},  # a bound on what is sent bounds what is held
+            headers={
+                **server.headers,
+                "accept-encoding": "identity",
+            },  # so that the limit on bytes received bounds memory
             timeout=httpx2.Timeout(server.connect_timeout_s, read=silence_s),
         ) as client,
         streamable_http_client(url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES) as streams,
@@ -43,46 +45,46 @@ async def http(server: McpServer, url: str, ended: anyio.Event) -> AsyncIterator
         yield streams
 
 
-class _Gate(httpx2.AsyncBaseTransport):
-    """Makes of every failure an answer, and of no answer more than fits."""
+class _SafeTransport(httpx2.AsyncBaseTransport):
+    """Turns every failure into an error response, and bounds every response."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport, ended: anyio.Event) -> None:
         self._inner = inner
         self._ended = ended
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        if request.method == "DELETE":  # leaving must not wait for a server that hangs
+        if request.method == "DELETE":  # disconnecting must not wait for a server that hangs
             request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), _GOODBYE_S)
         try:
             response = await self._inner.handle_async_request(request)
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
             self._ended.set()
-            return _instead(NOT_SENT, f"{type(error).__name__}: {error}")
+            return _error_response(NOT_SENT, f"{type(error).__name__}: {error}")
         except httpx2.TransportError as error:
-            return _instead(LOST, f"{type(error).__name__}: {error}")
+            return _error_response(LOST, f"{type(error).__name__}: {error}")
         return await self._checked(request, response)
 
     async def _checked(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
         kind = response.headers.get("content-type", "").lower()
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
-            return _instead(PARSE_ERROR, "compressed, which was not asked for")
+            return _error_response(PARSE_ERROR, "compressed, although identity was requested")
         if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR and not kind.startswith("application/json"):
             await response.aclose()
-            return _instead(LOST, f"HTTP status {response.status_code}")
+            return _error_response(LOST, f"HTTP status {response.status_code}")
         if response.status_code == HTTPStatus.NOT_FOUND and _SESSION in request.headers:
-            self._ended.set()  # the session is over: another one must be begun
+            self._ended.set()  # the server dropped the session: connect again
         if isinstance(response.stream, httpx2.AsyncByteStream):
-            events = kind.startswith("text/event-stream")  # of which the SDK bounds each
-            response.stream = _Bounded(response.stream, None if events else MAX_MESSAGE_BYTES)
+            events = kind.startswith("text/event-stream")  # the SDK bounds each event
+            response.stream = _BoundedStream(response.stream, None if events else MAX_MESSAGE_BYTES)
         return response
 
     async def aclose(self) -> None:
         await self._inner.aclose()
 
 
-class _Bounded(httpx2.AsyncByteStream):
-    """A body whose every fault is one that the SDK takes for the fault of this answer alone."""
+class _BoundedStream(httpx2.AsyncByteStream):
+    """A body that raises only errors that the SDK attributes to this one response."""
 
     def __init__(self, inner: httpx2.AsyncByteStream, limit: int | None) -> None:
         self._inner = inner
@@ -97,13 +99,13 @@ class _Bounded(httpx2.AsyncByteStream):
                     raise httpx2.StreamError(f"longer than {self._limit:,} bytes")
                 yield chunk
         except httpx2.TransportError as error:
-            raise httpx2.StreamError(f"broken off ({type(error).__name__})") from error
+            raise httpx2.StreamError(f"interrupted ({type(error).__name__})") from error
 
     async def aclose(self) -> None:
         await self._inner.aclose()
 
 
-def _instead(code: int, message: str) -> httpx2.Response:
-    """An answer that the SDK turns into the error of one request."""
+def _error_response(code: int, message: str) -> httpx2.Response:
+    """A response that the SDK turns into the error of one request."""
     error = {"code": code, "message": first_line(message)}
     return httpx2.Response(HTTPStatus.BAD_GATEWAY, json={"jsonrpc": "2.0", "id": None, "error": error})

@@ -1,4 +1,4 @@
-"""What an MCP server answers, as text for a model. Nothing of it is believed, all of it is bounded."""
+"""Renders the answer of an MCP server as text for a model. The answer is untrusted and bounded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from perdure.text.untrusted import cut, dump, first_line, storable
 
 
 def render(result: CallToolResult, limit: int) -> str:
-    """A result as text of at most `limit` characters; of what is no text, what and how much it is."""
+    """A result as text of at most `limit` characters; other content is named with its type and size."""
     text = "\n\n".join(_block(each) for each in result.content)
     if not result.content and result.structured_content is not None:
         return dump(result.structured_content, limit)

@@ -1,4 +1,4 @@
-"""An MCP server as an agent's author declares it. Declaring one connects nothing."""
+"""The declaration of an MCP server by an agent's author. A declaration does not connect."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ class McpServer:
         McpServer("weather", command=["uvx", "weather-server"], effect="pure")
         McpServer("shop", url="https://shop.example/mcp", effects={"price": "pure"})
 
-    A `command` must be allowed by `PERDURE_MCP__COMMANDS`; it runs as a child of each process
-    that runs turns, with `env` besides PATH, HOME and the like, and none of our own variables.
-    `effect` is the class of the server's tools, `effects` that of single ones by the server's
-    name for them. What the server itself says of its tools (`readOnlyHint`, `idempotentHint`)
-    counts between the two, and only with `trust_hints`: a server may say anything.
-    `requires_approval` is that of all its tools, or a mapping with that of single ones.
+    `PERDURE_MCP__COMMANDS` must allow a `command`. It runs as a child of each process that runs turns, with `env`,
+    PATH, HOME and the like, and without perdure's own variables. `effect` is the effect of the server's tools,
+    `effects` that of single tools by the server's name for them. With `trust_hints`, the server's own hints
+    (`readOnlyHint`, `idempotentHint`) override `effect`, but not `effects`. `requires_approval` applies to all of its
+    tools, or maps single tools to their own.
     """
 
     name: str
@@ -47,7 +46,7 @@ class McpServer:
     max_result_chars: int = MAX_RESULT_CHARS
 
     def __post_init__(self) -> None:
-        """Raise SettingsError if this declares nothing that could be connected."""
+        """Raise SettingsError if the declaration is invalid."""
         if not _NAME.fullmatch(self.name):
             raise self._unfit(f"is named {self.name!r}; accepted: 1 to 32 of a-z, A-Z, 0-9, _ and -")
         if isinstance(self.command, str) or not all(isinstance(part, str) for part in self.command):
@@ -68,18 +67,18 @@ class McpServer:
         self._check_limits()
 
     @property
-    def spoken_of(self) -> frozenset[str]:
-        """The tools of which the declaration speaks, by the server's names for them."""
+    def configured_tools(self) -> frozenset[str]:
+        """The tools that the declaration names, by the server's names for them."""
         return frozenset({*self.effects, *self.probes, *self._approvals})
 
     def effect_of(self, tool: str, hinted: Effect | None) -> Effect:
-        """The class of the server's tool named `tool`, of which the server itself says `hinted`."""
+        """The effect of the server's `tool`; `hinted` is the server's own hint."""
         if tool in self.effects:
             return Effect(self.effects[tool])
         return hinted if self.trust_hints and hinted is not None else Effect(self.effect)
 
     def approval_of(self, tool: str) -> Approval:
-        """Whether calls of the server's tool named `tool` wait for a person."""
+        """Whether calls of the server's `tool` need a person's approval."""
         if isinstance(self.requires_approval, Mapping):
             return self.requires_approval.get(tool, False)
         return self.requires_approval
@@ -100,7 +99,7 @@ class McpServer:
 
 
 def check(servers: Iterable[McpServer], settings: McpSettings) -> None:
-    """Refuse servers that this installation may not start; called when a program starts.
+    """Check that this installation may start the servers; called when a program starts.
 
     Raises:
         SettingsError: a command is not allowed, or two different servers have one name.
@@ -122,5 +121,5 @@ def _is_http(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # no port is called that
+    except ValueError:  # an invalid port
         return False

@@ -1,9 +1,8 @@
-"""An MCP server that is a child process: one JSON message a line on its stdin and stdout.
+"""The transport to an MCP server that is a child process: one JSON message per line on stdin and stdout.
 
-In place of the SDK's own transport, which reads a line however long it is. Here a line has a
-bound, a server that writes faster than it is read waits (its pipe fills), and what it writes
-on stderr is read for the log's sake and forgotten. The server has a process group of its own;
-leaving ends the whole group, within `END_S`.
+It replaces the SDK's own transport, which reads lines of any length. Here lines are bounded, a server that writes
+faster than it is read blocks on its pipe, and only the end of its stderr is kept, for the log. The server runs in its
+own process group; disconnecting ends the whole group within `END_S`.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from mcp_types import ErrorData, JSONRPCError, jsonrpc_message_adapter
 from perdure.text.patterns import compiled
 from perdure.text.untrusted import first_line
 from perdure.tools.mcp.faults import MAX_MESSAGE_BYTES, TOO_LONG
-from perdure.tools.mcp.inbox import Item
+from perdure.tools.mcp.filtering import Item
 from perdure.tools.mcp.server import McpServer
 
 log = logging.getLogger(__name__)
 
 END_S = 3.0
-"""Seconds that ending a server takes at most: by itself, by SIGTERM, by SIGKILL, a third each."""
+"""The most seconds for ending a server: a third each for closing stdin, SIGTERM and SIGKILL."""
 
 _POLL_S = 0.02
 _CHUNK = 65_536
 _SHOWN = 500
-_EDGE = 200  # bytes in which an answer's id stands, at the beginning of a line or at its end
-# Quotes inside a string are escaped, so what looks like this at a line's edge belongs to the message itself.
+_EDGE = 200  # bytes at both ends of a line in which the id of an answer is searched
+# Quotes inside a string are escaped, so a match at the edge of a line belongs to the message itself.
 _ID = compiled(
     r'^\{\s*(?:"jsonrpc":\s*"2\.0",\s*)?"id":\s*(\d+)\s*,'
     r'|,\s*"id":\s*(\d+)\s*(?:,\s*"jsonrpc":\s*"2\.0"\s*)?\}\s*$'
@@ -47,9 +46,9 @@ _ID = compiled(
 
 @asynccontextmanager
 async def stdio(
-    server: McpServer, groups: set[int]
+    server: McpServer, process_groups: set[int]
 ) -> AsyncIterator[tuple[MemoryObjectReceiveStream[Item], MemoryObjectSendStream[SessionMessage]]]:
-    """Start `server` and end it; its process group is in `groups` meanwhile.
+    """Start `server`, and end it on exit; its process group is in `process_groups` while it runs.
 
     Raises:
         OSError: it cannot be started.
@@ -64,15 +63,15 @@ async def stdio(
         cwd=server.cwd,
         start_new_session=True,
     )
-    groups.add(process.pid)
+    process_groups.add(process.pid)
     incoming, read = anyio.create_memory_object_stream[Item](0)
     write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
-    said = _Said()
+    stderr_tail = _StderrTail()
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_read, server.name, process, incoming)
-            tasks.start_soon(_write, process, outgoing, said)
-            tasks.start_soon(_note, process, said.words)
+            tasks.start_soon(_write, process, outgoing, stderr_tail)
+            tasks.start_soon(_keep_stderr_tail, process, stderr_tail.data)
             try:
                 yield read, write
             finally:
@@ -82,44 +81,44 @@ async def stdio(
             stream.close()
         try:
             with anyio.CancelScope(shield=True):
-                await _end(server.name, process, said)
-        except BaseException:  # asyncio's own cancellation, which knows no shield
+                await _end(server.name, process, stderr_tail)
+        except BaseException:  # asyncio's own cancellation ignores the shield
             kill(process.pid)
             raise
         finally:
-            groups.discard(process.pid)
+            process_groups.discard(process.pid)
 
 
 @dataclass(slots=True)
-class _Said:
-    """The last of what a server wrote to stderr. Once a tool was called it may quote arguments: it is not logged."""
+class _StderrTail:
+    """The end of a server's stderr. Not logged after a call of a tool, since it may quote the arguments."""
 
-    words: bytearray = field(default_factory=bytearray)
+    data: bytearray = field(default_factory=bytearray)
     may_quote: bool = False
 
     def shown(self) -> str:
         if self.may_quote:
-            return "(not shown, for it may quote the arguments of tools)"
-        return first_line(" ".join(self.words[-_SHOWN:].decode(errors="replace").split())) or "nothing"
+            return "(not shown: it may quote the arguments of tools)"
+        return first_line(" ".join(self.data[-_SHOWN:].decode(errors="replace").split())) or "nothing"
 
 
 def kill(group: int) -> None:
-    """End a process group at once, if there is still one."""
+    """Kill a process group, if it still exists."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 
 
 async def _read(name: str, process: Process, incoming: MemoryObjectSendStream[Item]) -> None:
-    """Hand on what the server writes, one message at a time."""
+    """Pass the server's messages on, one at a time."""
     stdout = process.stdout
-    assert stdout is not None  # noqa: S101 (it was asked for)
+    assert stdout is not None  # noqa: S101 (started with a pipe)
     with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError), incoming:
         while item := await _next(name, stdout):
             await incoming.send(item)
 
 
 async def _next(name: str, stdout: asyncio.StreamReader) -> SessionMessage | None:
-    """The next message, over whatever is none; nothing at the end."""
+    """The next valid message; skips malformed lines. None at EOF."""
     while True:
         try:
             line = await stdout.readuntil()
@@ -130,11 +129,11 @@ async def _next(name: str, stdout: asyncio.StreamReader) -> SessionMessage | Non
         try:
             return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
         except ValueError:
-            log.debug("the MCP server %s wrote a line of %d bytes that is no message", name, len(line))
+            log.debug("the MCP server %s wrote a line of %d bytes that is not a message", name, len(line))
 
 
 async def _skip(stdout: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    """Read a line to its end without keeping it; its first and its last bytes."""
+    """Read a line to its end without storing it; returns its first and its last bytes."""
     head = tail = b""
     while True:
         try:
@@ -150,7 +149,7 @@ async def _skip(stdout: asyncio.StreamReader) -> tuple[bytes, bytes]:
 
 
 def _too_long(name: str, edges: tuple[bytes, bytes]) -> SessionMessage | None:
-    """What the call is told whose answer was too long to read; nothing if it cannot be told which."""
+    """An error for the call whose answer was too long; None if its id is not found."""
     log.warning("the MCP server %s sent a message of more than %d bytes, which was not read", name, MAX_MESSAGE_BYTES)
     found = next((match for edge in edges if (match := _ID.search(edge.decode("latin-1")))), None)
     if found is None:
@@ -159,60 +158,67 @@ def _too_long(name: str, edges: tuple[bytes, bytes]) -> SessionMessage | None:
     return SessionMessage(JSONRPCError(jsonrpc="2.0", id=int(found[1] or found[2]), error=error))
 
 
-async def _write(process: Process, outgoing: MemoryObjectReceiveStream[SessionMessage], said: _Said) -> None:
+async def _write(
+    process: Process, outgoing: MemoryObjectReceiveStream[SessionMessage], stderr_tail: _StderrTail
+) -> None:
     stdin = process.stdin
-    assert stdin is not None  # noqa: S101 (it was asked for)
+    assert stdin is not None  # noqa: S101 (started with a pipe)
     with suppress(ConnectionError), outgoing:
         async for item in outgoing:
-            said.may_quote = said.may_quote or getattr(item.message, "method", None) == "tools/call"
+            stderr_tail.may_quote = stderr_tail.may_quote or getattr(item.message, "method", None) == "tools/call"
             stdin.write(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
             await stdin.drain()
 
 
-async def _note(process: Process, words: bytearray) -> None:
-    """Read what the server says to people, and keep the last of it."""
+async def _keep_stderr_tail(process: Process, data: bytearray) -> None:
+    """Read the server's stderr, and keep its end."""
     stderr = process.stderr
-    assert stderr is not None  # noqa: S101 (it was asked for)
-    while said := await stderr.read(_CHUNK):
-        words += said
-        del words[:-_CHUNK]
+    assert stderr is not None  # noqa: S101 (started with a pipe)
+    while chunk := await stderr.read(_CHUNK):
+        data += chunk
+        del data[:-_CHUNK]
 
 
 async def _discard(process: Process) -> None:
-    """Read on, lest the server never be done with writing, nor its pipe with us."""
+    """Read and drop stdout, so that a server that still writes can end."""
     stdout = process.stdout
-    assert stdout is not None  # noqa: S101 (it was asked for)
+    assert stdout is not None  # noqa: S101 (started with a pipe)
     while await stdout.read(_CHUNK):
         pass
 
 
-async def _end(name: str, process: Process, said: _Said) -> None:
-    """End the server and all that it started."""
+async def _end(name: str, process: Process, stderr_tail: _StderrTail) -> None:
+    """End the server and its process group."""
     by_itself = process.returncode is not None
     if process.stdin is not None:
         process.stdin.close()
     async with anyio.create_task_group() as reading:
         reading.start_soon(_discard, process)
-        reading.start_soon(_note, process, said.words)
+        reading.start_soon(_keep_stderr_tail, process, stderr_tail.data)
         if not await _exits(process):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGTERM)
             await _exits(process)
-        kill(process.pid)  # also for what a server left behind that ended by itself
-        # Both pipes reach their ends now, unless somebody holds them who left the group.
+        kill(process.pid)  # a server that has ended may have left child processes
+        # Both pipes reach EOF now, unless a process that left the group holds them.
         reading.cancel_scope.deadline = anyio.current_time() + END_S / 3
     if reading.cancel_scope.cancel_called:
         log.warning("the MCP server %s left a process behind that holds its pipes", name)
     if by_itself or (process.returncode or 0) > 0:
-        log.warning("the MCP server %s ended with status %s; it said: %s", name, process.returncode, said.shown())
+        log.warning(
+            "the MCP server %s ended with status %s; end of its stderr: %s",
+            name,
+            process.returncode,
+            stderr_tail.shown(),
+        )
 
 
 async def _exits(process: Process) -> bool:
-    """Whether the process itself is gone within a third of `END_S`.
+    """Whether the process ends within a third of `END_S`.
 
-    Not by `wait`, which also waits for whoever inherited its pipes.
+    `Process.wait` is not used: it also waits for processes that inherited the pipes.
     """
     with anyio.move_on_after(END_S / 3):
-        while process.returncode is None:  # noqa: ASYNC110 (nothing tells of it)
+        while process.returncode is None:  # noqa: ASYNC110 (there is no event for it)
             await anyio.sleep(_POLL_S)
     return process.returncode is not None

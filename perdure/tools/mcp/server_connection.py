@@ -1,8 +1,8 @@
-"""One MCP server as one process sees it: connected, listed, asked, and connected again.
+"""The connection of one process to one MCP server: connects, lists tools, calls them, and reconnects.
 
-`keep` runs on the event loop for as long as the process does; threads of turns ask. What was
-listed last stays known while the server is away, so that a turn's tools do not come and go
-with it; calls fail then with a sentence for the model.
+`keep` runs on the event loop as long as the process; threads of turns use `tools` and `call_tool`. The last list of
+tools stays valid while the server is unavailable, so that the tools of turns do not change with it; calls then fail
+with a message for the model.
 """
 
 from __future__ import annotations
@@ -38,36 +38,44 @@ from perdure.resilience.registry import Breaker
 from perdure.resilience.retry import backoff_s
 from perdure.settings import RetrySettings
 from perdure.text.untrusted import first_line
-from perdure.tools.mcp.faults import AILING, NOT_SENT, UNANSWERED, UNREADABLE, Away, Lost, Unreadable
+from perdure.tools.mcp.faults import (
+    NOT_SENT,
+    UNANSWERED,
+    UNHEALTHY,
+    UNREADABLE,
+    MalformedAnswer,
+    NoAnswer,
+    NotConnected,
+)
+from perdure.tools.mcp.filtering import FilteredTransport, Streams
 from perdure.tools.mcp.http import http
-from perdure.tools.mcp.inbox import Guarded, Streams
 from perdure.tools.mcp.server import McpServer
 from perdure.tools.mcp.stdio import stdio
-from perdure.tools.mcp.tool import RemoteTool, fit
+from perdure.tools.mcp.tool import RemoteTool, usable_tools
 from perdure.tools.registry import ToolContext
 
 log = logging.getLogger(__name__)
 
 EFFECT_ID = "perdure/effect_id"
-"""Where a call carries its idempotency key: in `_meta`, as MCP calls it."""
+"""The key in MCP's `_meta` that carries a call's idempotency key."""
 
 RECONNECTS = RetrySettings(base_s=0.5, multiplier=2, cap_s=60, jitter=0.25)
-"""How long to wait before connecting again; `max_attempts` counts for nothing, for it never ends."""
+"""The backoff before reconnecting. `max_attempts` is not used: attempts do not end."""
 
 RETURN_S = 10.0
-"""Seconds after a connection was lost for which calls wait for the next one: most servers are back at once."""
+"""Seconds after the loss of a connection for which calls wait for the next one."""
 
-_STEADY_S = 60.0  # a connection that held so long was a good one: the waits begin anew
+_STEADY_S = 60.0  # after a connection of this length, the backoff restarts
 _MAX_PAGES = 20
 _MAX_TOOLS = 200
-_NEWS_S = 1.0  # a server whose tools change all the time is asked no more often
+_RELIST_PAUSE_S = 1.0  # the pause between two listings
 _LISTEN_S = 30.0
 _BEFORE_S, _BEFORE = 0.5, 0.9
 _LOOK_UP_S = 0.1
 
 
-class Link:
-    """A server, its connection and its tools."""
+class ServerConnection:
+    """A server, its present connection and its tools."""
 
     def __init__(
         self,
@@ -75,44 +83,44 @@ class Link:
         *,
         breaker: Breaker,
         clock: Clock,
-        draw: Callable[[], float],
+        jitter: Callable[[], float],
         timeout_s: float,
-        groups: set[int],
+        process_groups: set[int],
     ) -> None:
-        """`draw`: a number from [0, 1), for the jitter; `timeout_s`: of a call, where the server has none."""
+        """`jitter` returns a number from [0, 1), for the backoff; `timeout_s`: for calls, unless the server has one."""
         self._server = server
         self._breaker = breaker
         self._clock = clock
-        self._draw = draw
+        self._jitter = jitter
         self._timeout_s = server.timeout_s or timeout_s
-        self._groups = groups
-        self._known_by = clock.monotonic() + server.connect_timeout_s
-        self._settled = threading.Event()
+        self._process_groups = process_groups
+        self._first_deadline = clock.monotonic() + server.connect_timeout_s
+        self._first_attempt_over = threading.Event()
         self._tools: tuple[RemoteTool, ...] = ()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._session: ClientSession | None = None
         self._ended = anyio.Event()
         self._scope: anyio.CancelScope | None = None
-        self._over = False
-        self._back_by = -math.inf
-        self._doubted = anyio.Event()
+        self._closing = False
+        self._reconnected_by = -math.inf
+        self._listing_due = anyio.Event()
 
     def tools(self) -> tuple[RemoteTool, ...]:
-        """What the server is known to offer; waits while it is still being connected for the first time."""
-        left_s = self._known_by - self._clock.monotonic()
-        if not self._settled.wait(max(0.0, left_s)) and left_s > 0:
+        """The tools of the last listing; waits for the first attempt to connect, within its time-out."""
+        left_s = self._first_deadline - self._clock.monotonic()
+        if not self._first_attempt_over.wait(max(0.0, left_s)) and left_s > 0:
             log.warning("MCP server %s is not connected yet; agents lack its tools until it is", self._server.name)
         return self._tools
 
-    def ask(self, tool: str, arguments: Mapping[str, Any], context: ToolContext) -> CallToolResult:
-        """What the server answers to a call of its `tool`.
+    def call_tool(self, tool: str, arguments: Mapping[str, Any], context: ToolContext) -> CallToolResult:
+        """Call the server's `tool`, and return its answer.
 
         Raises:
-            CircuitBreakerOpen: it failed too often of late, somewhere in the fleet.
-            Away: it is not connected.
-            Lost, TimeoutError, Abandoned, CancelledError: it was asked, and there is no answer.
-            Unreadable: its answer is none.
-            MCPError: it refuses.
+            CircuitBreakerOpen: the server failed too often recently, in any process.
+            NotConnected: the server is not connected; the call was not sent.
+            NoAnswer, TimeoutError, Abandoned, CancelledError: the call was sent, and there is no answer.
+            MalformedAnswer: the answer is malformed.
+            MCPError: the server rejects the call.
         """
         answer = self._breaker.execute(lambda: self._answer(tool, arguments, context), self._timeout_s)
         if isinstance(answer, MCPError):
@@ -120,9 +128,8 @@ class Link:
         return answer
 
     def _answer(self, tool: str, arguments: Mapping[str, Any], context: ToolContext) -> CallToolResult | MCPError:
-        """The result, or a refusal, from which nothing is to be learnt of the server's health."""
-        # A little less than the turn waits: else the turn would find this thread still at it, and count it as one
-        # that a tool has left behind.
+        """The result, or a rejection, which the breaker does not count as a failure."""
+        # A little less than the turn's time-out: else the turn would count this thread as leaked.
         until = self._clock.monotonic() + max(self._timeout_s - _BEFORE_S, self._timeout_s * _BEFORE)
         patient_until = until - self._timeout_s / 2
         meta = {EFFECT_ID: str(context.effect_id)}
@@ -132,22 +139,24 @@ class Link:
             session, loop = self._connected(patient_until, context)
             try:
                 return self._answer_of(session, loop, request, context, until)
-            except Away:  # it was not sent; where that is news, the connection is made anew
+            except NotConnected:  # not sent: try again on the next connection
                 if not self._ended.is_set() or self._clock.monotonic() >= patient_until:
                     raise
 
     def _connected(self, patient_until: float, context: ToolContext) -> tuple[ClientSession, asyncio.AbstractEventLoop]:
-        """The connection. One that was lost a moment ago is waited for, until `patient_until` at the most.
+        """The session and its loop. Waits until `patient_until` for a connection that was lost recently.
 
         Raises:
-            Away: there is none.
+            NotConnected: the server is not connected.
         """
         while True:
             session, loop = self._session, self._loop
             if session is not None and loop is not None and not self._ended.is_set():
                 return session, loop
-            if self._clock.monotonic() >= min(self._back_by, patient_until) or context.cancelled.wait(_LOOK_UP_S):
-                raise Away("not connected")
+            if self._clock.monotonic() >= min(self._reconnected_by, patient_until) or context.cancelled.wait(
+                _LOOK_UP_S
+            ):
+                raise NotConnected("not connected")
 
     def _answer_of(
         self,
@@ -157,100 +166,100 @@ class Link:
         context: ToolContext,
         until: float,
     ) -> CallToolResult | MCPError:
-        asked = session.send_request(request, CallToolResult)
+        sending = session.send_request(request, CallToolResult)
         try:
-            future = asyncio.run_coroutine_threadsafe(asked, loop)
+            future = asyncio.run_coroutine_threadsafe(sending, loop)
         except RuntimeError as error:  # the loop is closed: the process is ending
-            asked.close()
-            raise Away("not connected") from error
+            sending.close()
+            raise NotConnected("not connected") from error
         try:
             return self._await(future, context, until)
         except MCPError as error:
-            return _sorted_out(error)
+            return _classify(error)
         except ValidationError as error:
-            raise Unreadable("it is no result of a tool") from error
+            raise MalformedAnswer("it is not the result of a tool") from error
 
     def _await(self, future: Future[CallToolResult], context: ToolContext, until: float) -> CallToolResult:
-        """Wait for an answer; a call that is given up is cancelled, of which the SDK tells the server."""
+        """Wait for an answer; cancels a call without one, and the SDK notifies the server."""
         try:
             while not future.done():
                 left_s = until - self._clock.monotonic()
                 if context.cancelled.is_set():
-                    raise Abandoned("the turn no longer wants it")
+                    raise Abandoned("the turn no longer needs it")
                 if left_s <= 0:
-                    self._doubt()
+                    self._request_listing()
                     raise TimeoutError(f"none within {self._timeout_s:g} s")
                 wait([future], timeout=min(left_s, _LOOK_UP_S))
             return future.result()
         finally:
             future.cancel()
 
-    def _doubt(self) -> None:
-        """Have the server list its tools again: it has to answer that, or it is connected anew."""
+    def _request_listing(self) -> None:
+        """List the server's tools again; if it does not answer, the connection is replaced."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._doubted.set)
+            self._loop.call_soon_threadsafe(self._listing_due.set)
 
     async def keep(self) -> None:
-        """Stay connected, until `end`."""
+        """Connect and reconnect until `end` is called."""
         self._loop = asyncio.get_running_loop()
         try:
             with anyio.CancelScope() as self._scope:
-                await self._stay_for_good()
+                await self._stay_connected()
         finally:
-            self._back_by = -math.inf
-            self._settled.set()
+            self._reconnected_by = -math.inf
+            self._first_attempt_over.set()
 
     def end(self) -> None:
-        """Have `keep` disconnect and return; called on its loop.
+        """Make `keep` disconnect and return; called on its loop.
 
-        Not by cancelling its task: asyncio's cancellation would break off the ending of a process, too.
+        Does not cancel the task: asyncio's cancellation would also interrupt the ending of the server's process.
         """
-        self._over = True
+        self._closing = True
         if self._scope is not None:
             self._scope.cancel()
 
-    async def _stay_for_good(self) -> None:
+    async def _stay_connected(self) -> None:
         tried = 0
-        while not self._over:
+        while not self._closing:
             since = self._clock.monotonic()
-            why = await self._stayed()
+            why = await self._connect_until_lost()
             tried = 1 if self._clock.monotonic() - since >= _STEADY_S else tried + 1
-            pause_s = backoff_s(RECONNECTS, tried, self._draw())
-            text = "MCP server %s is not connected (%s); agents have %d tools of it, which fail; again in %.1f s"
+            pause_s = backoff_s(RECONNECTS, tried, self._jitter())
+            text = "MCP server %s is not connected (%s); calls of its %d tools fail; next attempt in %.1f s"
             log.warning(text, self._server.name, why, len(self._tools), pause_s)
-            self._settled.set()
+            self._first_attempt_over.set()
             await self._pause(pause_s)
 
-    async def _stayed(self) -> str:
-        """Be connected for as long as it lasts; why it is over."""
+    async def _connect_until_lost(self) -> str:
+        """Connect, and wait until the connection ends; returns why."""
         try:
-            await self._stay()
+            await self._connect()
         except Exception as error:
             log.debug("MCP server %s", self._server.name, exc_info=error)
-            return _named(_first(error))
+            return _describe(_first(error))
         else:
-            return "it ended the connection"
+            return "the server closed the connection"
         finally:
             if self._session is not None:
-                self._back_by = self._clock.monotonic() + RETURN_S
+                self._reconnected_by = self._clock.monotonic() + RETURN_S
             self._session = None
 
-    async def _stay(self) -> None:
+    async def _connect(self) -> None:
         """Connect, and return or raise when the connection is over."""
         self._ended = ended = anyio.Event()
-        self._doubted = anyio.Event()
+        self._listing_due = anyio.Event()
         with anyio.fail_after(self._server.connect_timeout_s) as limit:
             async with Client(
-                Guarded(self._transport(ended), ended),
+                FilteredTransport(self._transport(ended), ended),
                 client_info=Implementation(name="perdure", version=version("perdure")),
-                message_handler=self._hear,
+                message_handler=self._on_message,
                 cache=None,
             ) as client:
                 await self._list(client)
                 limit.deadline = math.inf
-                self._back_by = math.inf  # for whoever finds it lost before this does
+                self._reconnected_by = math.inf  # a call may notice the loss of the connection before this task
                 self._session = client.session
-                self._settled.set()
+                self._first_attempt_over.set()
                 log.info("MCP server %s is connected: %d tools", self._server.name, len(self._tools))
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._listen, client)
@@ -260,10 +269,10 @@ class Link:
 
     def _transport(self, ended: anyio.Event) -> AbstractAsyncContextManager[Streams]:
         url = self._server.url
-        return stdio(self._server, self._groups) if url is None else http(self._server, url, ended)
+        return stdio(self._server, self._process_groups) if url is None else http(self._server, url, ended)
 
     async def _list(self, client: Client) -> None:
-        """Learn what the server offers."""
+        """List the server's tools."""
         listed: list[Listed] = []
         cursor: str | None = None
         if client.server_capabilities.tools is not None:
@@ -274,21 +283,21 @@ class Link:
                 if cursor is None or len(listed) > _MAX_TOOLS:
                     break
         if len(listed) > _MAX_TOOLS or cursor is not None:
-            text = "MCP server %s lists more tools than the %d that are read"
+            text = "MCP server %s lists more tools than the %d that are used"
             log.warning(text, self._server.name, min(len(listed), _MAX_TOOLS))
-        self._tools = fit(self._server, listed[:_MAX_TOOLS], self.ask)
+        self._tools = usable_tools(self._server, listed[:_MAX_TOOLS], self.call_tool)
 
     async def _list_again(self, client: Client) -> None:
-        """List anew whenever there is news, or doubt. A server that does not answer is not connected."""
+        """List the tools again on request. Ends the connection if the server does not answer."""
         while True:
-            await self._doubted.wait()
-            self._doubted = anyio.Event()
+            await self._listing_due.wait()
+            self._listing_due = anyio.Event()
             with anyio.fail_after(self._server.connect_timeout_s):
                 await self._list(client)
-            await anyio.sleep(_NEWS_S)
+            await anyio.sleep(_RELIST_PAUSE_S)
 
     async def _listen(self, client: Client) -> None:
-        """Hear of changes from a server that tells only who asks for them; older ones tell everybody."""
+        """Subscribe to changes of the tools; servers of older protocols notify without a subscription."""
         offered = client.server_capabilities.tools
         if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or offered is None or not offered.list_changed:
             return
@@ -296,42 +305,42 @@ class Link:
             try:
                 async with client.listen(tools_list_changed=True) as news:
                     async for _ in news:
-                        self._doubted.set()
+                        self._listing_due.set()
             except (MCPError, SubscriptionLost) as error:
-                log.debug("MCP server %s no longer tells of changes: %s", self._server.name, _named(error))
+                log.debug("MCP server %s ended the subscription to changes: %s", self._server.name, _describe(error))
             await anyio.sleep(_LISTEN_S)
-            self._doubted.set()  # nobody told of what changed meanwhile
+            self._listing_due.set()  # changes without a subscription were not reported
 
-    async def _hear(self, message: IncomingMessage) -> None:
+    async def _on_message(self, message: IncomingMessage) -> None:
         if isinstance(message, ToolListChangedNotification):
-            self._doubted.set()
+            self._listing_due.set()
 
     async def _pause(self, seconds: float) -> None:
-        """Let so many seconds of the clock pass."""
+        """Wait `seconds` by the injected clock."""
         until = self._clock.monotonic() + seconds
-        while (left_s := until - self._clock.monotonic()) > 0:  # noqa: ASYNC110 (a clock that a test moves tells nobody)
+        while (left_s := until - self._clock.monotonic()) > 0:  # noqa: ASYNC110 (a clock that a test moves has no event)
             await anyio.sleep(min(left_s, _LOOK_UP_S))
 
 
-def _sorted_out(error: MCPError) -> MCPError:
-    """`error`, if the server is well and refuses; otherwise raises what it means."""
+def _classify(error: MCPError) -> MCPError:
+    """Return `error` if a healthy server rejects the call; otherwise raise the matching exception."""
     if error.code == NOT_SENT:
-        raise Away(error.message) from error
+        raise NotConnected(error.message) from error
     if error.code in UNANSWERED:
-        raise Lost(error.message) from error
+        raise NoAnswer(error.message) from error
     if error.code in UNREADABLE:
-        raise Unreadable(first_line(error.message)) from error
-    if error.code in AILING:
+        raise MalformedAnswer(first_line(error.message)) from error
+    if error.code in UNHEALTHY:
         raise error
     return error
 
 
 def _first(error: BaseException) -> BaseException:
-    """The error that began it: what breaks in a task group comes wrapped."""
+    """The first error in nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
-def _named(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return first_line(f"{type(error).__name__}: {error}").removesuffix(":")

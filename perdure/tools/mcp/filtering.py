@@ -1,9 +1,8 @@
-"""What reaches the SDK of all that a server sends.
+"""Filters the messages of a server before they reach the SDK.
 
-The SDK starts a task for whatever a server sends unasked, and there is no end to what a
-server may send. Here only answers go through, and news that the tools changed. A server's
-questions are answered on the spot, one after the other: one that floods us with them, or does
-not read the answers, holds up nobody but itself.
+The SDK starts a task for each unsolicited message, without a limit. This filter passes only answers, and notifications
+that the tools changed. It answers a server's requests itself, one at a time: a server that sends many, or does not read
+the answers, delays only its own connection.
 """
 
 from __future__ import annotations
@@ -28,23 +27,23 @@ TOOLS_CHANGED = "notifications/tools/list_changed"
 
 _WANTED = frozenset({TOOLS_CHANGED, "notifications/subscriptions/acknowledged", "notifications/cancelled"})
 _ANSWER_S = 5
-"""Seconds after which the answer to a server's question is given up."""
+"""Seconds after which sending the answer to a server's request is abandoned."""
 
 Item = SessionMessage | Exception
 Streams = TransportStreams
 
 
-class Guarded:
-    """A transport behind this inbox. `ended` is set when nothing more will come from the server."""
+class FilteredTransport:
+    """A transport with this filter. `ended` is set when the server sends no further messages."""
 
     def __init__(self, transport: AbstractAsyncContextManager[Streams], ended: anyio.Event) -> None:
         self._transport = transport
         self._ended = ended
 
     async def __aenter__(self) -> Streams:
-        """Connect; what to read from, and what to write to."""
+        """Connect; returns the streams to read from and to write to."""
         read, write = await self._transport.__aenter__()
-        return _Inbox(read, write, self._ended), write
+        return _FilteredStream(read, write, self._ended), write
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -54,8 +53,8 @@ class Guarded:
         return await self._transport.__aexit__(kind, error, traceback)
 
 
-class _Inbox:
-    """The stream of what may pass."""
+class _FilteredStream:
+    """The stream of messages that pass the filter."""
 
     def __init__(self, read: ReadStream[Item], write: WriteStream[SessionMessage], ended: anyio.Event) -> None:
         self._read = read
@@ -63,10 +62,10 @@ class _Inbox:
         self._ended = ended
 
     async def receive(self) -> Item:
-        """The next message that may pass.
+        """The next message that passes.
 
         Raises:
-            EndOfStream: the server is gone.
+            EndOfStream: the server closed the connection.
         """
         while True:
             try:
@@ -74,7 +73,7 @@ class _Inbox:
             except (anyio.EndOfStream, anyio.ClosedResourceError):
                 self._ended.set()
                 raise
-            if isinstance(item, Exception):  # something that was no message at all
+            if isinstance(item, Exception):  # not a valid message
                 continue
             match item.message:
                 case JSONRPCRequest():
@@ -84,14 +83,14 @@ class _Inbox:
                 case _:
                     return item
 
-    async def _answer(self, asked: JSONRPCRequest) -> None:
-        """Say that we are alive; anything else a server may ask is not offered."""
+    async def _answer(self, request: JSONRPCRequest) -> None:
+        """Answer a ping; reject any other request."""
         answer: JSONRPCResponse | JSONRPCError
-        if asked.method == "ping":
-            answer = JSONRPCResponse(jsonrpc="2.0", id=asked.id, result={})
+        if request.method == "ping":
+            answer = JSONRPCResponse(jsonrpc="2.0", id=request.id, result={})
         else:
             error = ErrorData(code=METHOD_NOT_FOUND, message="This client does not offer that.")
-            answer = JSONRPCError(jsonrpc="2.0", id=asked.id, error=error)
+            answer = JSONRPCError(jsonrpc="2.0", id=request.id, error=error)
         with anyio.move_on_after(_ANSWER_S):
             try:
                 await self._write.send(SessionMessage(answer))

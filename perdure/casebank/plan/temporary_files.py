@@ -1,7 +1,6 @@
-"""Where the planner keeps what would not stay small in memory: unlinked temporary files.
+"""Unlinked temporary files that hold the planner's vectors and texts.
 
-Read and written in blocks by offset, so that what a run holds in memory is a few blocks,
-however many cases there are.
+Reads and writes are blocks by offset, so memory does not grow with the number of cases.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class _File:
-    """A temporary file that nobody else sees, gone with the block or the process."""
+class _TemporaryFile:
+    """An unlinked temporary file; its space is freed on exit."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (closed by close)
@@ -32,7 +31,7 @@ class _File:
         self.close()
 
     def close(self) -> None:
-        """Give the space back."""
+        """Close the file, which frees its space."""
         self._file.close()
 
     def _append(self, data: bytes | memoryview) -> None:
@@ -43,18 +42,18 @@ class _File:
             view = view[written:]
 
     def _read(self, start: int, size: int) -> bytes:
-        """The bytes from `start`; a read may return fewer than it was asked for."""
+        """`size` bytes from `start`; loops, since `pread` may return fewer."""
         parts = []
         while size:
             part = os.pread(self._file.fileno(), size, start)
             if not part:
-                raise EOFError(f"the spool ends before byte {start + size}")
+                raise EOFError(f"the temporary file ends before byte {start + size}")
             parts.append(part)
             start, size = start + len(part), size - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-class Rows(_File):
+class VectorFile(_TemporaryFile):
     """Rows of one width: `(n, width)` float32."""
 
     def __init__(self, width: int) -> None:
@@ -66,7 +65,7 @@ class Rows(_File):
         return self._end // self._row_bytes
 
     def append(self, rows: NDArray[np.float32]) -> None:
-        """Add `(k, width)` rows at the end."""
+        """Append `(k, width)` rows."""
         self._append(np.ascontiguousarray(rows, dtype=np.float32).data)
 
     def block(self, start: int, stop: int) -> NDArray[np.float32]:
@@ -75,22 +74,22 @@ class Rows(_File):
         return np.frombuffer(data, dtype=np.float32).reshape(stop - start, self.width)
 
     def take(self, numbers: NDArray[np.intp]) -> NDArray[np.float32]:
-        """The rows of these numbers, in this order."""
+        """The rows with these numbers, in this order."""
         taken = np.empty((len(numbers), self.width), dtype=np.float32)
         for at, number in enumerate(numbers.tolist()):
             taken[at] = np.frombuffer(self._read(number * self._row_bytes, self._row_bytes), dtype=np.float32)
         return taken
 
 
-class Texts(_File):
-    """Texts by their number, eight bytes of memory each."""
+class TextFile(_TemporaryFile):
+    """Texts by number; memory holds eight bytes for each."""
 
     def __init__(self) -> None:
         super().__init__()
         self._starts = array("q", [0])
 
     def append(self, text: str) -> None:
-        """Add a text."""
+        """Append a text."""
         self._append(text.encode("utf-8", "surrogatepass"))
         self._starts.append(self._end)
 

@@ -1,0 +1,134 @@
+"""Notices to the administrator, and the approval of plans."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from perdure.casebank.runs import prune, state
+from perdure.clock import MovedClock
+from perdure.database.engine import Database
+from perdure.errors import Conflict, NotFound
+from perdure.settings import PruneApproval
+from tests.casebank.bank import (
+    EXPECTED,
+    Post,
+    bank,
+    details,
+    statuses,
+)
+
+URL = "https://hooks.example/casebank"
+
+
+def test_the_administrator_is_told_before_and_after(filled: Database, clock: MovedClock) -> None:
+    """Of the plan before anything is removed, and of the results."""
+    active: list[int] = []
+    post = Post()
+
+    def tell(url: str, body: bytes) -> None:
+        active.append(list(statuses(filled).values()).count("active"))
+        post(url, body)
+
+    parts = bank(filled, clock, notify_url=URL)
+    told = prune.run(prune.RunContext(parts.database, parts.clock, parts.limits, tell, parts.pause))
+    assert active == [8, 5]
+    before, after = (json.loads(body) for _, body in post.sent)
+    assert [url for url, _ in post.sent] == [URL, URL]
+    assert (before["event"], after["event"]) == ("casebank.plan", "casebank.outcome")
+    assert before["run_id"] == after["run_id"] == told["run_id"]
+    assert (before["removed_cases"], before["spared_cases"], before["complete"]) == (1, 4, True)
+    assert before["details"]["removed"] == ["low"]
+    assert (before["approval_within_s"], after["approval_within_s"]) == (None, None)
+
+
+def test_without_the_notice_nothing_is_removed(filled: Database, clock: MovedClock) -> None:
+    """The run says so, and the next one tries again."""
+    post, pauses = Post(), list[float]()
+    post.away = True
+    parts = bank(filled, clock, post, notify_url=URL)
+    told = prune.run(prune.RunContext(parts.database, parts.clock, parts.limits, post, pauses.append))
+    assert told["phase"] == "withheld"
+    assert set(statuses(filled).values()) == {"active"}
+    run = state.read_run(filled, UUID(told["run_id"]))
+    assert "nothing was removed" in run["error"]
+    assert run["outcome"]["removed_cases"] == 0
+    assert len([each for each in pauses if each]) == 2, "three attempts"
+    post.away = False
+    assert details(prune.run(parts)) == EXPECTED
+
+
+def test_a_notice_of_the_results_that_does_not_arrive_is_noted(filled: Database, clock: MovedClock) -> None:
+    """What was done is done; the row says that nobody was told."""
+    post = Post()
+
+    def once(url: str, body: bytes) -> None:
+        post.away = bool(post.sent)
+        post(url, body)
+
+    parts = bank(filled, clock, notify_url=URL)
+    told = prune.run(prune.RunContext(parts.database, parts.clock, parts.limits, once, parts.pause))
+    assert told["phase"] == "done"
+    assert "did not arrive" in state.read_run(filled, UUID(told["run_id"]))["error"]
+
+
+def waiting(database: Database, clock: MovedClock) -> tuple[prune.RunContext, UUID]:
+    """A run whose plan waits for approval."""
+    parts = bank(database, clock, approval=PruneApproval.MANUAL, notify_url=URL)
+    told = prune.run(parts)
+    assert told["phase"] == "waiting_approval"
+    assert told["removed_cases"] == 1, "the plan"
+    assert set(statuses(database).values()) == {"active"}
+    return parts, UUID(told["run_id"])
+
+
+def test_a_plan_that_is_approved_is_applied(filled: Database, clock: MovedClock) -> None:
+    """Until then nothing changes, and no other run begins; who is told of the plan learns that it waits."""
+    parts, run_id = waiting(filled, clock)
+    assert isinstance(parts.post, Post)
+    assert json.loads(parts.post.sent[0][1])["approval_within_s"] == parts.limits.approval_expires_s
+    with pytest.raises(Conflict, match="waiting_approval"):
+        prune.run(parts)
+    assert prune.advance(parts) is None
+    state.approve(filled, run_id, "ana")
+    told = prune.advance(parts)
+    assert told is not None
+    assert details(told) == EXPECTED
+    assert state.read_run(filled, run_id)["decided_by"] == "ana"
+    with pytest.raises(Conflict):
+        state.approve(filled, run_id, "bob")
+    with pytest.raises(NotFound):
+        state.approve(filled, UUID(int=1), "bob")
+
+
+def test_a_plan_that_is_rejected_is_void(filled: Database, clock: MovedClock) -> None:
+    """And the way is free for another."""
+    parts, run_id = waiting(filled, clock)
+    state.reject(filled, run_id, "ana")
+    assert prune.advance(parts) is None
+    run = state.read_run(filled, run_id)
+    assert (run["phase"], run["outcome"]) == ("rejected", None)
+    with pytest.raises(Conflict):
+        state.approve(filled, run_id, "bob")
+    waiting(filled, clock)
+
+
+def test_a_plan_that_nobody_approves_expires(filled: Database, clock: MovedClock) -> None:
+    """It would be a plan for cases that have changed."""
+    parts, run_id = waiting(filled, clock)
+    clock.advance(timedelta(seconds=parts.limits.approval_expires_s + 1))
+    with pytest.raises(Conflict, match="expired"):
+        state.approve(filled, run_id, "ana")
+    assert state.read_run(filled, run_id)["phase"] == "expired"
+    _, another = waiting(filled, clock)
+    assert another != run_id
+    clock.advance(timedelta(seconds=parts.limits.approval_expires_s + 1))
+    assert state.expire(filled) == 1
+
+
+def test_a_plan_of_nothing_waits_for_nobody(database: Database, clock: MovedClock) -> None:
+    """Nobody is asked to approve that nothing happens."""
+    assert prune.run(bank(database, clock, approval=PruneApproval.MANUAL))["phase"] == "done"

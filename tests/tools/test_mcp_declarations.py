@@ -1,0 +1,125 @@
+"""What an author declares of an MCP server, and which of its tools are offered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from mcp_types import CallToolResult, ToolAnnotations
+from mcp_types import Tool as Listed
+
+from perdure import Agent, McpServer
+from perdure.errors import SettingsError
+from perdure.settings import Settings
+from perdure.tools.mcp.server import check
+from perdure.tools.mcp.tool import usable_tools
+from perdure.tools.registry import Effect
+
+
+def test_unfit_tools_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Every prompt would be refused for one of them; the others stay."""
+    server = McpServer("s", url="http://localhost/mcp", effects={"good": "pure", "typo": "pure"})
+    fine: dict[str, Any] = {"type": "object"}
+    listed = [
+        Listed(name="good", input_schema=fine, description="First."),
+        Listed(name="good", input_schema=fine, description="Second."),
+        Listed(name="bad name", input_schema=fine),
+        Listed(name="n" * 70, input_schema=fine),
+        Listed(name="array", input_schema={"type": "array"}),
+        Listed(name="huge", input_schema={"type": "object", "description": "x" * 40_000}),
+        Listed(name="endless", input_schema={"type": "object", "maximum": float("inf")}),
+    ]
+
+    made = usable_tools(server, listed, no_answer)
+
+    assert [(each.name, each.description, each.effect) for each in made] == [("s:good", "First.", Effect.PURE)]
+    assert caplog.text.count("is left out") == 6
+    assert "has no tool 'typo'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [
+        ({}, Effect.UNSAFE),
+        ({"trust_hints": True}, Effect.PURE),
+        ({"effect": "idempotent"}, Effect.IDEMPOTENT),
+        ({"trust_hints": True, "effects": {"t": "unsafe"}}, Effect.UNSAFE),
+    ],
+)
+def test_a_servers_own_word_counts_only_where_the_author_says_so(declared: dict[str, Any], expected: Effect) -> None:
+    """A server that calls its payment harmless would have it repeated."""
+    server = McpServer("s", url="http://localhost/mcp", **declared)
+    listed = Listed(name="t", input_schema={"type": "object"}, annotations=ToolAnnotations(read_only_hint=True))
+
+    (made,) = usable_tools(server, [listed], no_answer)
+
+    assert made.effect is expected
+
+
+def test_approval_is_declared_for_all_tools_or_for_single_ones(caplog: pytest.LogCaptureFixture) -> None:
+    """A name that the server does not have is reported: a call that should wait would not."""
+    listed = [Listed(name=name, input_schema={"type": "object"}) for name in ("look", "pay")]
+
+    def waits(declared: Any) -> list[bool]:
+        server = McpServer("s", url="http://localhost/mcp", requires_approval=declared)
+        return [each.needs_approval({"cents": 5}) for each in usable_tools(server, listed, no_answer)]
+
+    assert waits(False) == [False, False]
+    assert waits(True) == [True, True]
+    assert waits(lambda arguments: arguments["cents"] > 1) == [True, True]
+    assert waits({"pay": lambda arguments: arguments["no such"]}) == [False, True]
+    assert waits({"pey": True}) == [False, False]
+    assert "has no tool 'pey'" in caplog.text
+    with pytest.raises(SettingsError, match="requires_approval"):
+        waits({"pay": "yes"})
+
+
+def test_a_command_must_be_allowed() -> None:
+    """An agent's module does not decide alone what runs on a machine: the refusal says what to set."""
+    servers = [McpServer("w", command=["uvx", "weather"]), McpServer("s", url="https://s.example/mcp")]
+    settings = Settings.model_validate({"mcp": {"commands": "npx, uvx"}}).mcp
+
+    check(servers, settings)
+    with pytest.raises(SettingsError, match=r"^PERDURE_MCP__COMMANDS is 'npx'.*'w' would start 'uvx'.*=npx,uvx"):
+        check(servers, Settings.model_validate({"mcp": {"commands": "npx"}}).mcp)
+
+
+def test_two_servers_of_one_name_are_refused() -> None:
+    """Nobody could tell whose tool is meant."""
+    one, other = McpServer("w", url="http://one/mcp"), McpServer("w", url="http://other/mcp")
+
+    with pytest.raises(SettingsError, match="named 'w'"):
+        check([one, other], Settings().mcp)
+    with pytest.raises(SettingsError, match="two MCP servers of one name"):
+        Agent("a", "x", tools=[one, other])
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({}, "needs either"),
+        ({"command": ["x"], "url": "http://x"}, "needs either"),
+        ({"command": "uvx x"}, "list of strings"),
+        ({"url": "ftp://x/mcp"}, "begins with http"),
+        ({"url": "http://x:none/mcp"}, "begins with http"),
+        ({"url": "http://x", "effect": "mostly"}, "mostly"),
+        ({"url": "http://x", "timeout_s": 0}, "seconds above 0"),
+        ({"url": "http://x", "max_result_chars": 0}, "1 or more"),
+    ],
+)
+def test_a_declaration_that_cannot_work_says_so_at_once(given: dict[str, Any], why: str) -> None:
+    """The author reads it at the start, not in the log of the first turn."""
+    with pytest.raises(SettingsError, match=why):
+        McpServer("s", **given)
+
+
+def test_secrets_are_not_shown() -> None:
+    """A declaration may be logged."""
+    shown = repr(McpServer("s", url="http://x/mcp", headers={"authorization": "Bearer SECRET"}, env={"K": "SECRET"}))
+
+    assert "SECRET" not in shown
+
+
+def no_answer(*_: Any) -> CallToolResult:
+    """For tools that are not called."""
+    raise AssertionError
