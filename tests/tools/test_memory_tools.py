@@ -139,7 +139,7 @@ def test_of_a_user_who_was_erased_nothing_is_remembered(stage: Stage) -> None:
     with pytest.raises(ToolError, match="was erased"):
         _call(remember, context, content="Ana lives in Lyon")
     stage.send("I am back")
-    with pytest.raises(ToolError, match="nobody"):
+    with pytest.raises(ToolError, match="was erased"):
         _call(remember, context, content="Ana lives in Lyon")
     assert _contents(stage) == []
 

@@ -89,12 +89,12 @@ def transcript_fault(messages: Sequence[RememberedMessage], *, replied: bool) ->
     `replied`: the last message must be the reply.
     """
     if not messages or messages[0].role is not Role.USER:
-        return "it does not begin with what the user said"
+        return "it does not begin with a user message"
     if any(
         message.role is Role.SYSTEM or (message.tool_calls and message.role is not Role.ASSISTANT)
         for message in messages
     ):
-        return "a message says what its role may not"
+        return "a message has a role or tool calls that a settled turn cannot have"
     if not _all_answered(messages):
         return "its tool calls and their results do not match"
     if replied and (messages[-1].role is not Role.ASSISTANT or messages[-1].tool_calls):
@@ -141,7 +141,7 @@ def _writable(session_id: UUID, remembered: Sequence[RememberedTurn], row: Row[A
         if turn.token < newest:
             reason = f"it was written under token {turn.token}, and another turn under {newest}"
         elif turn.turn_id in row.accepted:
-            reason = "its message was accepted again since"
+            reason = "its message was accepted again"
         if reason is not None:
             log.error("session %s: the remembered turn %s is not written: %s", session_id, turn.turn_id, reason)
             continue
