@@ -45,7 +45,7 @@ class Served:
 
     def waiting(self) -> int:
         """Turns that somebody waits for."""
-        return len(self.app.state.gateway._watch._waiting)
+        return len(self.app.state.gateway._settlements._waiting)
 
     def until(self, waiting: int) -> None:
         """Return when so many turns are waited for."""
