@@ -24,10 +24,10 @@ _Future = asyncio.Future[Any]
 
 
 class Threads:
-    """At most `most` threads, started as they are needed. Belongs to one event loop."""
+    """At most `max_threads` threads, started as they are needed. Belongs to one event loop."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_threads: int) -> None:
+        self._max_threads = max_threads
         self._threads: list[threading.Thread] = []
         self._queue: SimpleQueue[tuple[_Future, _Work] | None] = SimpleQueue()
         self._finished: deque[tuple[_Future, Any, BaseException | None]] = deque()
@@ -38,7 +38,7 @@ class Threads:
         """Run `work` in a thread; what it returns or raises. If the caller is cancelled, the result is dropped."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._unfinished += 1
-        if self._unfinished > len(self._threads) and len(self._threads) < self._most:
+        if self._unfinished > len(self._threads) and len(self._threads) < self._max_threads:
             self._start()
         self._queue.put((future, work))
         return await future
