@@ -17,8 +17,8 @@ from fastapi import Request
 from starlette.testclient import TestClient
 
 from perdure.channels.http.app import create_app
-from perdure.channels.http.auth import Caller, Keys, Kind
-from perdure.channels.http.throttle import MOST, MOST_ADDRESSES, WITHIN_S, WrongKeys
+from perdure.channels.http.auth import Caller, KeyKind, Keys
+from perdure.channels.http.throttle import MAX_ADDRESSES, MAX_WRONG_KEYS, WINDOW_S, WrongKeys
 from perdure.clock import MovedClock
 from perdure.errors import RateLimited, SettingsError, Unauthorized
 from perdure.runtime import Runtime
@@ -263,10 +263,10 @@ def test_a_keys_tenant_is_its_callers(runtime: Runtime, tmp_path: Path) -> None:
     def caller(key: str) -> Caller:
         return made.caller(Request({"type": "http", "headers": [(b"authorization", f"Bearer {key}".encode())]}))
 
-    assert {caller(key) for key in (SERVICE, HASHED)} == {Caller(Kind.SERVICE, "acme")}
-    assert {caller(key) for key in (FILED, FRESH)} == {Caller(Kind.SERVICE, "bolt")}
-    assert caller(f"Not-A-Tenant={OTHER}") == Caller(Kind.SERVICE)
-    assert caller(ADMIN) == Caller(Kind.ADMIN, "acme")
+    assert {caller(key) for key in (SERVICE, HASHED)} == {Caller(KeyKind.SERVICE, "acme")}
+    assert {caller(key) for key in (FILED, FRESH)} == {Caller(KeyKind.SERVICE, "bolt")}
+    assert caller(f"Not-A-Tenant={OTHER}") == Caller(KeyKind.SERVICE)
+    assert caller(ADMIN) == Caller(KeyKind.ADMIN, "acme")
     for text in (f"acme={SERVICE}", OTHER, "acme="):
         with pytest.raises(Unauthorized):
             caller(text)
@@ -297,23 +297,23 @@ def test_a_short_key_that_is_added_later_is_refused(
 
 def test_wrong_keys_are_throttled(guarded: TestClient, clock: MovedClock) -> None:
     """429 with `Retry-After`; a right key from that address, and a request without a key, are not throttled."""
-    answers = [guarded.get(PATH, headers=_as(f"wrong {number}")) for number in range(MOST + 2)]
+    answers = [guarded.get(PATH, headers=_as(f"wrong {number}")) for number in range(MAX_WRONG_KEYS + 2)]
 
-    assert [each.status_code for each in answers] == [401] * MOST + [429] * 2
+    assert [each.status_code for each in answers] == [401] * MAX_WRONG_KEYS + [429] * 2
     assert answers[-1].json()["code"] == "RATE_LIMITED"
-    assert int(answers[-1].headers["retry-after"]) == WITHIN_S
+    assert int(answers[-1].headers["retry-after"]) == WINDOW_S
     assert guarded.get(PATH, headers=_as(SERVICE)).status_code == 200
     assert guarded.get(PATH).status_code == 401
-    clock.advance(timedelta(seconds=WITHIN_S / 2))
-    assert int(guarded.get(PATH, headers=_as("wrong")).headers["retry-after"]) == WITHIN_S / 2
-    clock.advance(timedelta(seconds=WITHIN_S / 2))
+    clock.advance(timedelta(seconds=WINDOW_S / 2))
+    assert int(guarded.get(PATH, headers=_as("wrong")).headers["retry-after"]) == WINDOW_S / 2
+    clock.advance(timedelta(seconds=WINDOW_S / 2))
     assert guarded.get(PATH, headers=_as("wrong")).status_code == 401
 
 
 def test_wrong_keys_are_counted_by_address(clock: MovedClock) -> None:
     """One address cannot have another's requests refused; an IPv6 client has a network of addresses."""
     wrong = WrongKeys(clock)
-    for number in range(MOST):
+    for number in range(MAX_WRONG_KEYS):
         wrong.count("192.0.2.1")
         wrong.count(f"2001:db8::{number}")
     wrong.count("192.0.2.2")
@@ -326,11 +326,11 @@ def test_wrong_keys_are_counted_by_address(clock: MovedClock) -> None:
 def test_wrong_keys_take_bounded_memory(clock: MovedClock) -> None:
     """For any number of addresses; the most recent one is kept."""
     wrong = WrongKeys(clock)
-    for number in range(MOST_ADDRESSES + 100):
+    for number in range(MAX_ADDRESSES + 100):
         wrong.count(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
-        if number % 1_000 == 0 and number < 1_000 * MOST:
+        if number % 1_000 == 0 and number < 1_000 * MAX_WRONG_KEYS:
             wrong.count("192.0.2.1")
 
-    assert len(wrong) == MOST_ADDRESSES
+    assert len(wrong) == MAX_ADDRESSES
     with pytest.raises(RateLimited):
         wrong.count("192.0.2.1")

@@ -1,4 +1,4 @@
-"""The CLI channel: what is said is accepted once, what is heard is committed text of that answer alone."""
+"""The CLI channel: a line is accepted once, and only the committed text of its own reply is shown."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.conftest import RecordingWaker
 
 @pytest.fixture
 def troubles() -> list[str]:
-    """What the person was told about the database."""
+    """The messages about the database that the user sees."""
     return []
 
 
 @pytest.fixture
 def conversation(runtime: Runtime, troubles: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Conversation]:
-    """A conversation of the user `local`, which does not pause between tries."""
+    """A conversation of the user `local`, without a pause between attempts."""
     monkeypatch.setattr("perdure.channels.cli._AGAIN_S", 0)
     made = Conversation(runtime, "local", None, troubles.append)
     yield made
@@ -34,7 +34,7 @@ def conversation(runtime: Runtime, troubles: list[str], monkeypatch: pytest.Monk
 
 @pytest.fixture
 def worker(runtime: Runtime, waker: RecordingWaker) -> Iterator[Any]:
-    """Runs what was woken, in a thread."""
+    """Runs woken sessions, in a thread."""
     runner = Runner(runtime, owner="test")
     threads: list[threading.Thread] = []
 
@@ -50,7 +50,7 @@ def worker(runtime: Runtime, waker: RecordingWaker) -> Iterator[Any]:
 
 
 def test_an_answer_is_heard_message_by_message(conversation: Conversation, worker: Any) -> None:
-    """The tool that was called, its result, the reply: committed, in order, each once."""
+    """The tool call, its result and the reply: committed, in order, each once."""
     conversation.say("what is 12*7+5?")
     worker()
     heard: list[dict[str, Any]] = []
@@ -62,7 +62,7 @@ def test_an_answer_is_heard_message_by_message(conversation: Conversation, worke
 
 
 def test_what_others_are_answered_is_not_heard(conversation: Conversation, runtime: Runtime, worker: Any) -> None:
-    """The session is shared with the user's other channels; their answers go there."""
+    """The user's other channels share the session; their replies go there."""
     inbox.accept(runtime, Incoming(user_id="local", text="what is 2+2?", channel="http"))
     conversation.say("what is 3*3?")
     worker()
@@ -74,7 +74,7 @@ def test_what_others_are_answered_is_not_heard(conversation: Conversation, runti
 
 
 def test_it_goes_on_where_it_stopped(runtime: Runtime, conversation: Conversation, worker: Any) -> None:
-    """Another start finds the conversation and counts its messages, but does not repeat them."""
+    """A second start finds the conversation and counts its messages, but does not show them again."""
     assert conversation.resume() == 0
     conversation.say("hello")
     worker()
@@ -89,7 +89,7 @@ def test_it_goes_on_where_it_stopped(runtime: Runtime, conversation: Conversatio
 def test_a_message_is_said_once_though_the_answer_was_lost(
     conversation: Conversation, troubles: list[str], runtime: Runtime, monkeypatch: pytest.MonkeyPatch, worker: Any
 ) -> None:
-    """The commit went through and the connection broke: the next try must not say it again."""
+    """The commit succeeded and the connection broke: the next attempt must not send the line twice."""
     accept, tries = inbox.accept, 0
 
     def breaking(*given: Any) -> Any:
@@ -110,7 +110,7 @@ def test_a_message_is_said_once_though_the_answer_was_lost(
 
 
 def test_what_is_being_answered_can_be_cancelled(conversation: Conversation) -> None:
-    """Nobody has begun it: it is settled at once, and the wait ends."""
+    """No worker has begun the turn: it is settled at once, and the wait ends."""
     assert not conversation.cancel()
     conversation.say("hello")
 
@@ -119,7 +119,7 @@ def test_what_is_being_answered_can_be_cancelled(conversation: Conversation) -> 
 
 
 def test_a_refusal_reaches_the_person(conversation: Conversation) -> None:
-    """With the sentence that any other channel would give."""
+    """With the message that the other channels give."""
     with pytest.raises(InvalidRequest, match="NUL"):
         conversation.say("a\x00b")
 
@@ -127,7 +127,7 @@ def test_a_refusal_reaches_the_person(conversation: Conversation) -> None:
 def test_leaving_ends_the_conversation(
     runtime: Runtime, conversation: Conversation, worker: Any, waker: RecordingWaker
 ) -> None:
-    """Who comes back begins the next one; there is nothing to leave before the first word."""
+    """The next start begins another session; before the first line there is no session to leave."""
     assert not conversation.leave()
     conversation.say("hello")
     worker()
@@ -140,7 +140,7 @@ def test_leaving_ends_the_conversation(
 
 
 def test_ending_it_begins_another(conversation: Conversation, worker: Any, waker: RecordingWaker) -> None:
-    """`/end` is for who stays and wants to talk about something else."""
+    """`/end` is for a user who stays and changes the subject."""
     assert not conversation.end()
     conversation.say("hello")
     first = conversation.session_id
@@ -153,7 +153,7 @@ def test_ending_it_begins_another(conversation: Conversation, worker: Any, waker
 
 
 def test_a_tenants_user_goes_on_in_their_own_conversation(runtime: Runtime, conversation: Conversation) -> None:
-    """Another tenant's user of that name, and the one without a tenant, have conversations of their own."""
+    """A user of that name of another tenant, or without a tenant, has other conversations."""
     conversation.say("hello")
     acmes, bolts = (
         Conversation(runtime, "local", None, lambda _note: None, tenant=tenant) for tenant in ("acme", "bolt")

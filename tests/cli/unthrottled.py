@@ -10,5 +10,5 @@ from perdure.channels.http import throttle
 
 def main() -> None:
     """Run the command."""
-    with mock.patch.object(throttle, "MOST", 1_000_000):
+    with mock.patch.object(throttle, "MAX_WRONG_KEYS", 1_000_000):
         cli.main()

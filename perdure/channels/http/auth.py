@@ -33,8 +33,8 @@ from perdure.settings import Settings
 log = logging.getLogger(__name__)
 
 
-class Kind(StrEnum):
-    """The kind of a key: a service acts for any user that it names, an administrator operates the installation."""
+class KeyKind(StrEnum):
+    """A service acts for any user that it names, an administrator operates the installation."""
 
     SERVICE = "service"
     ADMIN = "admin"
@@ -44,13 +44,13 @@ class Kind(StrEnum):
 class Caller:
     """The holder of a key. `tenant`: the key gives access to the users of that tenant; `None`: to those without one."""
 
-    kind: Kind
+    kind: KeyKind
     tenant: str | None = None
 
     @property
     def is_operator(self) -> bool:
         """Whether this is an administrator of all tenants, with access to everything."""
-        return self.kind is Kind.ADMIN and self.tenant is None
+        return self.kind is KeyKind.ADMIN and self.tenant is None
 
 
 class _Entry(Protocol):
@@ -126,7 +126,7 @@ class Keys:
     def __init__(self, settings: Settings, clock: Clock) -> None:
         admin = _entries("PERDURE_ADMIN_KEYS", settings.admin_keys)
         service = _entries("PERDURE_API_KEYS", settings.api_keys)
-        self._entries = [(Kind.ADMIN, entry) for entry in admin] + [(Kind.SERVICE, entry) for entry in service]
+        self._entries = [(KeyKind.ADMIN, entry) for entry in admin] + [(KeyKind.SERVICE, entry) for entry in service]
         self._wrong_keys = WrongKeys(clock)
         tenants: dict[bytes, str | None] = {}
         for _, entry in self._entries:
@@ -144,7 +144,7 @@ class Keys:
         """
         if not self._entries:
             _refuse_other_sites(request)
-            return Caller(Kind.ADMIN)
+            return Caller(KeyKind.ADMIN)
         given = _bearer(request)
         if given is None:
             raise Unauthorized("A key is needed: send it as `Authorization: Bearer KEY`.")

@@ -15,7 +15,7 @@ from uuid import UUID
 from fastapi import Depends, Query, Request
 
 from perdure.access.tenants import PATTERN, parse_tenant, tenant_of, user_key
-from perdure.channels.http.auth import Caller, Kind
+from perdure.channels.http.auth import Caller, KeyKind
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.parameters import IdPath, parse_id
 from perdure.errors import Forbidden, NotFound
@@ -63,7 +63,7 @@ TheCaller = Annotated[Caller, Depends(caller_of)]
 
 async def _administrator(caller: TheCaller) -> Caller:
     if not caller.is_operator:
-        wanted = "an admin key without a tenant" if caller.kind is Kind.ADMIN else "an admin key"
+        wanted = "an admin key without a tenant" if caller.kind is KeyKind.ADMIN else "an admin key"
         raise Forbidden(f"This concerns the whole installation: it takes {wanted}.")
     return caller
 

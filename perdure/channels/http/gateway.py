@@ -32,7 +32,7 @@ from perdure.turns.reading import SettlementWatch
 
 log = logging.getLogger(__name__)
 
-_THREADS = 32
+_MAX_THREADS = 32
 _POLL_S = 0.25
 _SHUTTING_DOWN = "This gateway is shutting down. Send the message again, to another gateway or a little later."
 _INTAKE_CLOSED = "This installation takes no messages while it is drained. Send the message again later."
@@ -55,7 +55,7 @@ class Gateway:
         self._no_request_waits.set()
         self._stop_waiting = asyncio.Event()
         self._drain_timer: asyncio.TimerHandle | None = None
-        self._threads = Threads(_THREADS)
+        self._threads = Threads(_MAX_THREADS)
 
     def admit(self) -> None:
         """Check that the gateway takes messages.

@@ -12,8 +12,8 @@ from perdure.channels.http.middleware import unescaped
 from perdure.errors import NotFound
 from perdure.text.untrusted import NOT_BLANK_PATTERN, STORABLE_PATTERN, is_storable
 
-LONGEST_WAIT_S = 300.0
-MOST_SESSIONS = 1_000
+MAX_WAIT_S = 300.0
+MAX_SESSIONS = 1_000
 
 _MAX_BIGINT = 2**63 - 1
 
@@ -32,7 +32,7 @@ Wait = Annotated[
     Query(
         ge=0,
         allow_inf_nan=False,
-        description=f"Seconds to wait for the turn to be settled; {LONGEST_WAIT_S:g} at most.",
+        description=f"Seconds to wait for the turn to be settled; {MAX_WAIT_S:g} at most.",
     ),
 ]
 RunWait = Annotated[
@@ -40,7 +40,7 @@ RunWait = Annotated[
     Query(
         ge=0,
         allow_inf_nan=False,
-        description=f"Seconds to wait for the run to finish; {LONGEST_WAIT_S:g} at most.",
+        description=f"Seconds to wait for the run to finish; {MAX_WAIT_S:g} at most.",
     ),
 ]
 RunLimit = Annotated[int, Query(ge=1, le=1_000, description="How many, newest first.")]
@@ -62,7 +62,7 @@ UserId = Annotated[
     User | None,
     Query(description="Only sessions of this user; without it those of all users, which takes an admin key."),
 ]
-SessionLimit = Annotated[int, Query(ge=1, le=MOST_SESSIONS, description="How many, newest first.")]
+SessionLimit = Annotated[int, Query(ge=1, le=MAX_SESSIONS, description="How many, newest first.")]
 After = Annotated[int, Query(ge=0, le=_MAX_BIGINT, description="Only messages with a `seq` above this.")]
 MessageLimit = Annotated[int | None, Query(ge=1, le=_MAX_BIGINT, description="How many; without it all of them.")]
 

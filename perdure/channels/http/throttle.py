@@ -16,12 +16,12 @@ from perdure.errors import RateLimited
 
 log = logging.getLogger(__name__)
 
-MOST = 10
-"""Wrong keys of one address within `WITHIN_S` that are answered with 401."""
+MAX_WRONG_KEYS = 10
+"""Wrong keys of one address within `WINDOW_S` that are answered with 401."""
 
-WITHIN_S = 60.0
+WINDOW_S = 60.0
 
-MOST_ADDRESSES = 10_000
+MAX_ADDRESSES = 10_000
 """Addresses that are tracked. Beyond, the one whose last wrong key is the oldest is dropped."""
 
 _IPV6_NETWORK = 64
@@ -42,17 +42,22 @@ class WrongKeys:
         """
         now = self._clock.monotonic()
         client = _client(address)
-        times = self._seen.setdefault(client, deque(maxlen=MOST))
+        times = self._seen.setdefault(client, deque(maxlen=MAX_WRONG_KEYS))
         self._seen.move_to_end(client)
-        while times and times[0] <= now - WITHIN_S:
+        while times and times[0] <= now - WINDOW_S:
             times.popleft()
-        if len(times) >= MOST:
-            left_s = math.ceil(times[0] + WITHIN_S - now)
+        if len(times) >= MAX_WRONG_KEYS:
+            left_s = math.ceil(times[0] + WINDOW_S - now)
             raise RateLimited("Too many wrong keys. Try again later.", retry_after_s=left_s)
         times.append(now)
-        if len(times) == MOST:
-            log.warning("%d wrong keys within %g s from %s: further ones get 429", MOST, WITHIN_S, client or "a client")
-        while len(self._seen) > MOST_ADDRESSES:
+        if len(times) == MAX_WRONG_KEYS:
+            log.warning(
+                "%d wrong keys within %g s from %s: further ones get 429",
+                MAX_WRONG_KEYS,
+                WINDOW_S,
+                client or "a client",
+            )
+        while len(self._seen) > MAX_ADDRESSES:
             self._seen.popitem(last=False)
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from perdure.casebank import sharing
 from perdure.casebank.search import EVERYBODY, Within
 from perdure.channels.http import parameters
-from perdure.channels.http.auth import Kind
+from perdure.channels.http.auth import KeyKind
 from perdure.channels.http.dependencies import TheAdministrator, TheCaller, TheGateway, TheUsers, Users
 from perdure.channels.http.schemas.answer import WITH_EMBEDDING, WITH_KEY, problems
 from perdure.channels.http.schemas.casebank import NearCases, SharedCase
@@ -51,7 +51,7 @@ async def search(
     include_archived: IncludeArchived = False,
 ) -> NearCases:
     """Search the cases whose questions are nearest to `q`, nearest first; a case's `user_id` is its author."""
-    if user_id is None and caller.kind is not Kind.ADMIN:
+    if user_id is None and caller.kind is not KeyKind.ADMIN:
         raise Forbidden("Name a user_id: only an admin key searches the cases of all users.")
     if include_archived and user_id is not None:
         raise Forbidden("Archived cases enter no prompt: search them with an admin key and without user_id.")

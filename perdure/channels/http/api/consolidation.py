@@ -132,7 +132,7 @@ async def _run(gateway: Gateway, request: Request, wait: float, *, dry_run: bool
     run_id = await gateway.in_thread(partial(state.request, runtime.database, runtime.clock, dry_run=dry_run))
     await gateway.in_thread(runtime.wake.casebank)
     at_rest = partial(state.at_rest, runtime.database, run_id)
-    await gateway.until(at_rest, min(wait, parameters.LONGEST_WAIT_S), request)
+    await gateway.until(at_rest, min(wait, parameters.MAX_WAIT_S), request)
     return await gateway.json_response_and_status(partial(_result_or_progress, gateway, run_id))
 
 

@@ -10,7 +10,7 @@ from uuid import UUID
 from fastapi import APIRouter, Body, Response
 
 from perdure.channels.http import parameters
-from perdure.channels.http.auth import Kind
+from perdure.channels.http.auth import KeyKind
 from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheSession, TheUsers, Users
 from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
@@ -37,7 +37,7 @@ async def list_(
     limit: parameters.SessionLimit = _DEFAULT_LIMIT,
 ) -> list[Session]:
     """List a user's sessions, newest first; with an admin key also those of all users that it has access to."""
-    if user_id is None and caller.kind is not Kind.ADMIN:
+    if user_id is None and caller.kind is not KeyKind.ADMIN:
         raise Forbidden(_NAME_ONE)
     return await gateway.in_thread(partial(_list, gateway.runtime, users, user_id, limit))
 

@@ -31,7 +31,7 @@ async def read(turn_id: TheTurn, request: Request, gateway: TheGateway, wait: pa
     turn = await gateway.in_thread(partial(_read, gateway, turn_id))
     if not wait or turn.status in SETTLED:
         return turn
-    await gateway.until_settled(turn_id, min(wait, parameters.LONGEST_WAIT_S), request)
+    await gateway.until_settled(turn_id, min(wait, parameters.MAX_WAIT_S), request)
     return await gateway.in_thread(partial(_read, gateway, turn_id))
 
 
