@@ -58,7 +58,7 @@ class SnapshotSuite:
     def test_what_is_saved_is_what_is_loaded(
         self, world: World, store: SnapshotStore, variables: Any, events: Any, version: Version
     ) -> None:
-        """Compared as text: a float that came back as an integer would be equal and yet another value."""
+        """Compared as text: a float read back as an integer would compare equal."""
         saved = snapshot_of(world.session(), version.tick, variables, events)
         store.save(saved, version.token)
         loaded = store.load(saved.agent_id)
@@ -196,7 +196,7 @@ class SnapshotSuite:
     def test_a_good_snapshot_is_not_set_aside_for_the_damaged_one_it_replaced(
         self, world: World, store: SnapshotStore, tick: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A runner may save between the reading and the moving away: what is moved must be what was read."""
+        """A worker may save between the read and the move: only what was read may be set aside."""
         agent_id = world.session()
         store.save(snapshot_of(agent_id, 4), 4)
         world.spoil(agent_id)
@@ -244,13 +244,13 @@ class SnapshotSuite:
         assert world.kept(agent_id) is None
 
     def test_setting_aside_nothing_is_no_error(self, world: World, store: SnapshotStore) -> None:
-        """Somebody else may have done it already."""
+        """Another process may have done it already."""
         agent_id = world.session()
         store.set_aside(agent_id, Version(9, 9), "gone")
         assert world.kept(agent_id) is None
 
     def test_two_runners_race_and_the_newer_one_prevails(self, world: World, store: SnapshotStore) -> None:
-        """The stale one, paused and gone on, saves beside its successor; no reader ever sees time go back."""
+        """A stale process resumes and saves concurrently with its successor; readers never see an older version."""
         agent_id = world.session()
         other = world.open()
         begin, done = threading.Barrier(3, timeout=30), threading.Event()
