@@ -165,7 +165,7 @@ def read(executor: Executor, case_id: str) -> dict[str, Any]:
     if rows[0].status == "archived":
         warn_of_archived(case_id)
     history = executor.run(queries.HISTORY, {"case_id": case_id})
-    return {**shown(rows[0]), "history": [_event(row) for row in history]}
+    return {**case_as_json(rows[0]), "history": [_event(row) for row in history]}
 
 
 def list_cases(
@@ -182,10 +182,10 @@ def list_cases(
     parameters = {
         "after": after, "most": most, "status": status, "flagged": flagged, "tenant": tenant, "bank": bank,
     }  # fmt: skip
-    return [shown(row) for row in executor.run(queries.LIST, parameters)]
+    return [case_as_json(row) for row in executor.run(queries.LIST, parameters)]
 
 
-def shown(row: Row[Any]) -> dict[str, Any]:
+def case_as_json(row: Row[Any]) -> dict[str, Any]:
     """A case as the HTTP routes and the CLI return it."""
     return {
         "case_id": row.case_id,

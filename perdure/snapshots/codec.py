@@ -73,11 +73,11 @@ def checked_variables(variables: object) -> dict[str, Any]:
     """
     given = dict(variables) if isinstance(variables, Mapping) else variables
     made = _checked({"memory": {"working_variables": given}}, "The working variables")
-    found = made["memory"]["working_variables"]
-    if not isinstance(found, dict):
+    copied = made["memory"]["working_variables"]
+    if not isinstance(copied, dict):
         raise InvalidRequest("The working variables must be a JSON object.")
-    _require_room(found)
-    return found
+    _require_room(copied)
+    return copied
 
 
 def checked_events(events: Sequence[Event]) -> list[dict[str, Any]]:

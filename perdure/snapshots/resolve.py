@@ -42,7 +42,7 @@ def resolve(url: str, settings: Settings, database: Database, redis_url: str) ->
         SettingsError: there is no such store, or it cannot be set up.
     """
     scheme = url.partition(":")[0]
-    found = entry_points(group=ENTRY_POINT_GROUP)
+    third_party = entry_points(group=ENTRY_POINT_GROUP)
     if url == "postgres":
         return PostgresSnapshots(database, settings.memory.working_turns)
     if url == "redis":
@@ -51,9 +51,9 @@ def resolve(url: str, settings: Settings, database: Database, redis_url: str) ->
         return SqliteSnapshots(_sqlite_path(url))
     if url.startswith("file:"):
         return FileSnapshots(_directory(url))
-    if scheme in found.names:
-        return _load(url, found[scheme])(url, settings)
-    accepted = ["postgres", "redis", "sqlite:///PATH", "file:///DIR", *sorted(found.names)]
+    if scheme in third_party.names:
+        return _load(url, third_party[scheme])(url, settings)
+    accepted = ["postgres", "redis", "sqlite:///PATH", "file:///DIR", *sorted(third_party.names)]
     raise _refused(
         url,
         f"accepted: {', '.join(accepted)}, or the scheme of an installed entry point of the group {ENTRY_POINT_GROUP}",

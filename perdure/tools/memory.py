@@ -42,7 +42,7 @@ def remember(  # noqa: D417 (the model does not pass the context)
         kind: A fact, a preference, or an insight (something decided or learnt).
         importance: How much it matters, from 0 to 1.
     """
-    memory_id = _within(context).remember(content.strip(), kind, importance)
+    memory_id = _memory_of(context).remember(content.strip(), kind, importance)
     return f"Remembered as {memory_id}."
 
 
@@ -58,7 +58,7 @@ def recall(  # noqa: D417 (the same)
         query: What you look for, in words that may have been used; a time such as "last week" counts.
         k: How many results.
     """
-    found = _within(context).recall(query, k)
+    found = _memory_of(context).recall(query, k)
     return quoted(MEMORY, "Recalled, the likeliest first", [_line(each) for each in found]) or "Nothing was found."
 
 
@@ -69,11 +69,11 @@ def forget(memory_id: UUID, context: ToolContext) -> str:  # noqa: D417 (the sam
     Args:
         memory_id: The memory's id, as `recall` gives it.
     """
-    gone = _within(context).forget(memory_id)
+    gone = _memory_of(context).forget(memory_id)
     return "It is forgotten." if gone else "There is no such memory, or not any more."
 
 
-def _within(context: ToolContext) -> OwnMemory:
+def _memory_of(context: ToolContext) -> OwnMemory:
     if context.memory is None:
         raise ToolError("This process has no memory to look into.")
     return context.memory

@@ -33,7 +33,7 @@ _SEQUENCES = "SELECT concat_ws(' ', sequencename, last_value) FROM pg_sequences 
 def facts(
     case_id: str = "a", *, usage: int = 0, rate: float | None = None, idle_days: float = 30, **more: Any
 ) -> Facts:
-    """A case that was last accessed so many days before `NOW`."""
+    """A case that was last accessed `idle_days` before `NOW`."""
     made = Facts(case_id, usage, rate, NOW - timedelta(days=idle_days), NOW - timedelta(days=400))
     return replace(made, **more)
 
@@ -134,7 +134,7 @@ def unit(rng: random.Random, dimensions: int = 4) -> list[float]:
 
 
 class Post:
-    """Where notices go: remembers them, and refuses while `away`."""
+    """A receiver of notices: stores them, and fails while `away`."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, bytes]] = []

@@ -62,7 +62,7 @@ def test_without_the_notice_nothing_is_removed(filled: Database, clock: MovedClo
 
 
 def test_a_notice_of_the_results_that_does_not_arrive_is_noted(filled: Database, clock: MovedClock) -> None:
-    """What was done is done; the row says that nobody was told."""
+    """The outcome stands; the row records that the notice failed."""
     post = Post()
 
     def once(url: str, body: bytes) -> None:
@@ -86,7 +86,7 @@ def waiting(database: Database, clock: MovedClock) -> tuple[prune.RunContext, UU
 
 
 def test_a_plan_that_is_approved_is_applied(filled: Database, clock: MovedClock) -> None:
-    """Until then nothing changes, and no other run begins; who is told of the plan learns that it waits."""
+    """Until then nothing changes, and no other run begins; the notice says that the plan waits."""
     parts, run_id = waiting(filled, clock)
     assert isinstance(parts.post, Post)
     assert json.loads(parts.post.sent[0][1])["approval_within_s"] == parts.limits.approval_expires_s
@@ -130,5 +130,5 @@ def test_a_plan_that_nobody_approves_expires(filled: Database, clock: MovedClock
 
 
 def test_a_plan_of_nothing_waits_for_nobody(database: Database, clock: MovedClock) -> None:
-    """Nobody is asked to approve that nothing happens."""
+    """An empty plan needs no approval."""
     assert prune.run(bank(database, clock, approval=PruneApproval.MANUAL))["phase"] == "done"

@@ -1,4 +1,4 @@
-"""Archive and restore: what comes back is what went."""
+"""Archive and restore: a restored case equals the archived one."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_what_is_not_archived_cannot_be_restored(database: Database) -> None:
 
 
 def test_a_keeper_keeps_what_it_took_over(database: Database, clock: MovedClock) -> None:
-    """The loser comes back as it was; the keeper's counts stay."""
+    """The loser is restored unchanged; the keeper's counts stay."""
     put(database, "keeper", vector=[1, 2, 3], usage=20, rate=80.0)
     put(database, "loser", vector=[1, 2, 3], usage=10, rate=50.0)
     before = column(database, ROW, id="loser")

@@ -199,7 +199,7 @@ def test_the_author_goes_out_and_comes_back(database: Database, clock: MovedCloc
 
 
 def test_cases_from_before_get_their_authors_and_counts(databases: Databases) -> None:
-    """Up: the turn tells the author, else nobody is. Down: what is not counted yet is counted, then the column goes."""
+    """Up: the author comes from the turn, else it is unknown. Down: uses are counted, then the column is dropped."""
     with databases.empty() as url:
         migrate(url, "0013")
         engine = create_engine(url, isolation_level="AUTOCOMMIT")

@@ -74,7 +74,7 @@ def test_a_small_bank_next_to_a_large_one_is_found(database: Database, few: int,
 
 
 def test_sharing_is_recorded_and_survives_archiving(database: Database) -> None:
-    """An archived case is found by nobody; restored it is shared as it was, or given back meanwhile."""
+    """No search finds an archived case; a restored one is shared as before, unless that was revoked."""
     _filled(database)
     with database.engine.connect() as connection:
         connection.exec_driver_sql(
@@ -103,7 +103,7 @@ def test_sharing_is_recorded_and_survives_archiving(database: Database) -> None:
 
 @pytest.mark.parametrize("scope", CaseScope)
 def test_duplicates_of_two_banks_are_not_merged(database: Database, clock: MovedClock, scope: CaseScope) -> None:
-    """Whoever may see them: a merge would take a case from the agents of the other bank."""
+    """A merge would hide a case from the agents of the other bank, also if the readers are the same users."""
     put(database, "a", vector=NEAR, user_id="ana", usage=9)
     put(database, "b", vector=NEAR, user_id="ana", usage=8, bank="support")
     put(database, "c", vector=NEAR, user_id="ana", usage=7, bank="support")

@@ -68,7 +68,7 @@ def test_what_is_wrong_with_a_case_is_said(change: dict[str, Any], said: str) ->
 
 
 def test_a_vector_of_another_size_than_its_embedders_is_refused() -> None:
-    """It would never be compared with anything, and nobody would know why."""
+    """Else it would silently never be compared."""
     cases.check(GOOD, now=NOW, dimensions=2)
     with pytest.raises(InvalidRequest, match="2 dimensions, its embedder's have 3"):
         cases.check(GOOD, now=NOW, dimensions=3)
@@ -125,7 +125,7 @@ def line(**fields: Any) -> str:
 
 
 def test_a_file_with_bad_lines(database: Database, clock: MovedClock) -> None:
-    """Each bad line is told of by its number, and every good one is kept."""
+    """Each invalid line is reported with its number, and every valid one is imported."""
     lines = [
         line(case_id="1", query_vector=[1, 2], embedder="hash:2", usage_count=4, success_rate=50),
         "not json",
@@ -298,7 +298,7 @@ def test_the_most_frequent_errors_come_first(database: Database, clock: MovedClo
 
 
 class Adviser:
-    """A model that remembers what it was asked, and fails while `away`."""
+    """A model that records its requests, and fails while `away`."""
 
     name = "adviser"
 
@@ -315,7 +315,7 @@ class Adviser:
 
 
 def test_suggestions_are_at_most_five_a_minute(database: Database, clock: MovedClock) -> None:
-    """Whoever asks: the minute is taken by one. An answer stays while the case is flagged."""
+    """One process takes the minute. A suggestion stays while the case is flagged."""
     for number in range(7):
         put(database, f"{number}", query=f"question {number}")
         use(database, [f"{number}"], UUID(int=number), succeeded=False, error="it broke")

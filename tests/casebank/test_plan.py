@@ -205,7 +205,7 @@ def _spelt(number: int) -> str:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["numbers", "names", "protected"])
 def test_a_crowd_that_stays_is_not_looked_at_pair_by_pair(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quarter of a million pairs are near, and are told apart in blocks."""
+    """A quarter of a million near pairs are decided in blocks."""
     asked = {
         "numbers": "where is order {0}".format,
         "names": "who is X{1}".format,

@@ -42,7 +42,7 @@ def test_inactivity_boundaries(idle: timedelta, goes: bool) -> None:
 
 
 def test_a_case_that_was_never_accessed_counts_from_its_creation() -> None:
-    """Else a case that nobody ever used would stay for ever."""
+    """Else a case that was never used would stay for ever."""
     young = facts(last_accessed_at=None, created_at=NOW - timedelta(days=90))
     assert policy.inactivity(young, LIMITS, NOW) is None
     assert policy.inactivity(replace(young, created_at=young.created_at - MICROSECOND), LIMITS, NOW) is not None
@@ -77,7 +77,7 @@ def test_protection_by_access(idle: timedelta, stays: bool) -> None:
 
 @pytest.mark.parametrize(("since", "stays"), [(timedelta(days=7), True), (timedelta(days=7) + MICROSECOND, False)])
 def test_protection_by_restoring(since: timedelta, stays: bool) -> None:
-    """What was restored is not archived again before anybody could use it."""
+    """A restored case is not archived again before it could be used."""
     verdict = policy.protection(facts(restored_at=NOW - since), LIMITS, NOW)
     assert (verdict is not None and verdict.rule is Rule.RECENTLY_RESTORED) is stays
 

@@ -59,7 +59,7 @@ def test_a_dry_run_says_what_would_go_and_changes_nothing(filled: Database, cloc
 def test_a_run_does_what_the_dry_run_said(
     filled: Database, clock: MovedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Low performers, duplicates, sleepers go, and it is told."""
+    """Low performers, duplicates and inactive cases are archived, and the answer says so."""
     caplog.set_level(logging.INFO)
     told = prune.run(bank(filled, clock))
     assert details(told) == EXPECTED
@@ -97,7 +97,7 @@ def test_a_second_run_finds_nothing_more(filled: Database, clock: MovedClock) ->
 
 
 def test_the_row_of_a_run_tells_its_phase_plan_and_outcome(filled: Database, clock: MovedClock) -> None:
-    """Whoever watches learns how far it is, and afterwards what it did."""
+    """The row shows the progress, and afterwards the outcome."""
     seen: list[tuple[str, int, int]] = []
 
     def look(moment: str, name: str) -> None:
@@ -193,7 +193,7 @@ def test_whatever_changed_since_the_plan_is_spared(
 
 
 def test_a_case_restored_while_a_run_plans_to_archive_it_stays(filled: Database, clock: MovedClock) -> None:
-    """Somebody wanted it back after the plan was made."""
+    """An administrator restored it after the plan was made."""
 
     def archive_and_restore() -> None:
         with filled.engine.connect() as connection:
@@ -253,7 +253,7 @@ def _killed_at(boundary: int, database_url: str, directory: Path) -> bool:
 
 
 def gone_on(parts: prune.RunContext, clock: MovedClock) -> dict[str, Any]:
-    """What becomes of a run whose process was killed: nobody takes it up before its lease is over."""
+    """Resume a run whose process was killed, once its lease has expired."""
     left = state.list_runs(parts.database)
     if left and left[0]["finished_at"]:  # killed after its very last commit
         return state.result(parts.database, UUID(left[0]["run_id"]))
@@ -342,7 +342,7 @@ def test_a_failure_gives_the_run_back_at_once(
 
 
 def test_cases_are_searched_used_and_added_during_a_run(filled: Database, clock: MovedClock) -> None:
-    """Between any two commits of a run there is no lock that anybody would wait for."""
+    """Between two commits a run holds no lock."""
     number = iter(range(1_000))
 
     def look(_moment: str, _name: str) -> None:

@@ -40,7 +40,7 @@ Call = Callable[..., Any]
 
 
 def _calling(runtime: Runtime, entry: str | None = None, leaving: threading.Event | None = None) -> Call:
-    """Call tasks by hand, or for an entry of the schedule, in a process that is told when to leave."""
+    """Call tasks directly, or for an entry of the schedule, in a process that can be shut down."""
     app = Celery("tests", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.loader.import_default_modules()
     assert casebank.prune.name in app.tasks
@@ -104,7 +104,7 @@ def test_an_approved_run_is_taken_up_and_an_old_plan_is_void(runtime: Runtime, c
 def test_a_week_in_which_a_plan_still_waits_is_left_out(
     runtime: Runtime, clock: MovedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its slot is done, and nobody tries again each hour; by hand one is told."""
+    """Its slot is done and is not repeated each hour; a direct call raises."""
     caplog.set_level("INFO")
     manual = _with(runtime, approval=PruneApproval.MANUAL, approval_expires_s=30 * 86_400)
     put(runtime.database, "bad", usage=20, rate=10)
@@ -142,7 +142,7 @@ def test_a_process_that_leaves_hands_its_run_on(runtime: Runtime) -> None:
 
 
 def test_the_notice_travels_signed(runtime: Runtime, receiver: Receiver, tmp_path: Path) -> None:
-    """As every callback does, so that its receiver can tell it from anybody's."""
+    """As every callback is, so that its receiver can verify the sender."""
     put(runtime.database, "bad", usage=20, rate=10)
     settings = runtime.settings.model_copy(update={"data_dir": tmp_path})
     parts = _with(replace(runtime, settings=settings), notify_url=receiver.url)
@@ -159,7 +159,7 @@ def test_the_notice_travels_signed(runtime: Runtime, receiver: Receiver, tmp_pat
 
 
 def test_reflection_rates_and_makes_findable(runtime: Runtime) -> None:
-    """An embedder that is away keeps no rate from being set."""
+    """Rates are set while the embedder is unavailable."""
     parts = replace(runtime, embedder=HashEmbedder(16))
     put(runtime.database, "a", query="how to do it")
     use(runtime.database, ["a"], UUID(int=1), succeeded=False, error="TOOL_ERROR")

@@ -52,10 +52,10 @@ def ask(database: Database) -> Ask:
 
 
 def hours(number: float) -> timedelta:
-    """So many hours."""
+    """A timedelta of hours."""
     return timedelta(hours=number)
 
 
 def seconds(number: float) -> timedelta:
-    """So many seconds."""
+    """A timedelta of seconds."""
     return timedelta(seconds=number)

@@ -155,5 +155,5 @@ def _between(entry: Entry, begin: datetime, end: datetime) -> Iterator[datetime]
 
 
 def weeks(number: float) -> timedelta:
-    """So many weeks."""
+    """A timedelta of weeks."""
     return timedelta(weeks=number)

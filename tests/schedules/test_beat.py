@@ -174,7 +174,7 @@ def test_a_clock_set_back_fires_nothing_that_runs_twice(clock: MovedClock, runti
 
 
 def test_entries_are_those_whose_task_exists(settings: Settings) -> None:
-    """A release that has no CaseBank yet must not fire at nobody."""
+    """A release without the CaseBank must not fire its tasks."""
     assert entries(set(), settings) == {}
     found = entries({"memory.decay", "casebank.prune", "turns.run"}, settings)
     assert [entry.task for entry in found.values()] == ["memory.decay", "casebank.prune"]
@@ -200,7 +200,7 @@ def test_the_schedule_is_the_documented_one(settings: Settings) -> None:
 
 
 def test_an_entry_is_asked_for_when_its_slot_has_come(clock: MovedClock) -> None:
-    """What Celery's scheduler is told: whether to fire, and when to ask again."""
+    """The answer to Celery's scheduler: whether to fire, and when to check again."""
     schedule = SlotSchedule(AtTimes(ZoneInfo(BERLIN), (time(2),), 6), clock)
     move_to(clock, datetime(2027, 3, 28, 0, 59, 50, tzinfo=UTC))
     since = clock.now()

@@ -122,7 +122,7 @@ def test_a_local_time_means_the_first_instant_that_shows_it_or_later(
 
 @given(st.data(), zoned_moments())
 def test_each_slot_shows_a_time_that_was_asked_for(data: st.DataObject, moment: tuple[ZoneInfo, datetime]) -> None:
-    """Away from a gap, what a person wrote down is what the clock on the wall shows."""
+    """Outside a gap, the local time of a slot is the configured time."""
     zone, at = moment
     cadence = data.draw(cadences(zone))
     assume(isinstance(cadence, AtTimes))

@@ -1,4 +1,4 @@
-"""A slot runs once: whoever takes it, whatever dies, wherever the clock is moved."""
+"""A slot runs once, also with concurrent claims, crashes and changes of the clock."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_crash_between_take_and_done_is_taken_over_after_the_lease(database: D
 
 @pytest.mark.usefixtures("at_one")
 def test_a_slot_that_keeps_killing_its_worker_comes_ever_more_rarely(database: Database, clock: MovedClock) -> None:
-    """Each death costs what ran beside it; the next slot begins anew."""
+    """Each crash costs the attempt that ran; the next slot starts afresh."""
     _taken(database)
     waits = []
     for _ in range(4):
@@ -163,7 +163,7 @@ def test_whoever_renews_keeps_it(database: Database, clock: MovedClock) -> None:
 
 @pytest.mark.usefixtures("at_one")
 def test_work_is_kept_while_it_runs(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
-    """The renewing is done beside the work, which need not know."""
+    """A thread renews the lease during the work."""
     eager = limits.model_copy(update={"heartbeat_s": 0.01})
     renewed = threading.Event()
     database.observe = lambda moment, name: renewed.set() if (moment, name) == ("after", queries.RENEW.name) else None
@@ -201,7 +201,7 @@ def test_work_that_hangs_is_not_kept_for_ever(database: Database, clock: MovedCl
 def test_work_that_fails_is_tried_again_after_a_while(
     database: Database, clock: MovedClock, limits: TurnSettings
 ) -> None:
-    """Its error is on record, the task fails with it, and nobody hammers what is down."""
+    """Its error is stored, the task fails with it, and attempts back off."""
 
     def work() -> None:
         raise ProviderError("the provider refused")
@@ -234,7 +234,7 @@ def test_a_failed_slot_gives_way_to_the_next(database: Database, clock: MovedClo
 
 @pytest.mark.usefixtures("at_one")
 def test_a_longer_run_is_not_joined_by_the_next_slot(database: Database, clock: MovedClock) -> None:
-    """Two consolidations side by side would only meet each other; the next waits until the first is done."""
+    """Two slots of an entry do not run concurrently; the next waits until the first is done."""
     slow = _taken(database)
     move_to(clock, ONE_O_CLOCK + hours(1) - seconds(5))
     assert renew(database, slow, LEASE_S)

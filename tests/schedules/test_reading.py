@@ -39,7 +39,7 @@ def test_an_entry_that_nobody_has_seen_yet_is_due_next_time(database: Database) 
 
 
 def test_a_slots_way_through_the_list(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
-    """Waiting, running, done: each is told apart, and a slot that waits is due, not next."""
+    """Waiting, running and done differ, and a slot that waits is due, not next."""
     register(database, [HOURLY], limits.lease_s)
     move_to(clock, ONE_O_CLOCK + seconds(60))
     waiting = _read(database)

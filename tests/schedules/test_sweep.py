@@ -1,4 +1,4 @@
-"""The sweeper fires what is due and nobody works on: beat may be dead, messages may be lost."""
+"""The sweeper fires due slots that no worker has claimed: beat may be dead, messages may be lost."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_failure_is_fired_again_after_its_pause(
 def test_what_the_broker_refuses_is_fired_next_round(
     database: Database, clock: MovedClock, limits: TurnSettings, sweep: Sweep
 ) -> None:
-    """One refusal is enough to know that the broker is away; nothing counts as fired."""
+    """After one refusal the broker counts as unavailable; no slot counts as fired."""
     asked: list[str] = []
 
     def refuse(entry: Entry) -> bool:

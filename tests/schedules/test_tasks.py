@@ -141,7 +141,7 @@ def test_a_firing_that_a_flush_of_redis_swallows_is_fired_again(
 
 
 def test_a_call_by_hand_takes_no_slot(runtime: Runtime, work: Work, worker: Publisher) -> None:
-    """Whoever calls the task by its name wants its work now, whatever beat did or will do."""
+    """A direct call of the task does its work at once, independent of its slots."""
     worker.publish("tests.work", {}, queue="maintenance")
 
     assert work.ran.wait(PATIENCE_S)

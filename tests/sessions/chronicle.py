@@ -1,4 +1,4 @@
-"""What becomes of sessions, written down by the database itself: no commit goes by unseen, whoever makes it."""
+"""A record of all changes of sessions, which triggers in the database write at every commit."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Chronicle:
         assert {(row.before, row.after) for row in moved} <= ARROWS
 
     def check_ended(self, session_id: object) -> None:
-        """It came to its end as every session does: with one summary, and marked once for whoever consolidates."""
+        """It ended with one summary, and was marked once for consolidation."""
         assert self.states(session_id)[-3:] == [State.SUMMARIZING, State.ENDING, State.ENDED]
         for what in ONCE:
             assert self._before(session_id, what) == [None], what

@@ -28,7 +28,7 @@ def cleaned() -> list[UUID]:
 
 @pytest.fixture
 def keeper(stage: Stage) -> Keeper:
-    """Keeps the leases, when told to beat."""
+    """Renews the leases when `beat` is called."""
     return Keeper(stage.database, stage.clock, stage.settings.turn)
 
 

@@ -1,4 +1,4 @@
-"""What an ending leaves outside PostgreSQL: nothing, whatever dies or is away meanwhile."""
+"""An ended session leaves no data outside PostgreSQL, also after crashes and outages."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_an_ending_waits_for_the_store_of_snapshots(scene: Scene, tmp_path: Path
 
 
 def test_a_stale_ender_removes_nothing(scene: Scene) -> None:
-    """Whoever holds the session now cleans up."""
+    """The present holder of the session cleans up."""
     kept = scene.keys
 
     def overtaken(moment: str, name: str) -> None:

@@ -104,7 +104,7 @@ def test_an_end_in_the_middle_of_a_turn_waits_for_its_reply(stage: Stage, end: E
 
 
 def test_cancelling_the_last_turn_lets_the_session_end(stage: Stage) -> None:
-    """Whoever takes the last turn away wakes the ending."""
+    """The cancellation of the last turn wakes the ending."""
     sent = stage.send()
     request_end(stage.database, sent.session_id, "enough")
     cancel(stage.runtime, sent.turn_id)
@@ -112,7 +112,7 @@ def test_cancelling_the_last_turn_lets_the_session_end(stage: Stage) -> None:
 
 
 def test_asking_again_changes_nothing_and_after_the_end_is_refused(stage: Stage, end: End) -> None:
-    """A request whose answer was lost is safe to repeat; one that comes too late is told so."""
+    """A request is safe to repeat; after the end it is a conflict."""
     session_id = _over(stage)
     assert request_end(stage.database, session_id, "again").may_end
     stage.script(SUMMARY)
@@ -139,7 +139,7 @@ def test_of_several_workers_one_ends_it(stage: Stage, end: End, cleaned: list[UU
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("commit", ["sessions.claim_ending", "sessions.save_summary", "sessions.finish_ending"])
 def test_a_crash_at_each_commit_is_gone_on_from(stage: Stage, end: End, moment: str, commit: str) -> None:
-    """The sweeper finds what nobody is at work on; the session ends with one summary."""
+    """The sweeper finds sessions without a worker; each ends with one summary."""
     session_id = _over(stage)
     stage.script(SUMMARY)
     with stage.crashing("before" if moment == "before" else "after", commit):
@@ -157,7 +157,7 @@ def test_a_crash_at_each_commit_is_gone_on_from(stage: Stage, end: End, moment: 
 
 
 def test_a_stale_ender_writes_nothing(stage: Stage, end: End) -> None:
-    """A process that was paused in the model call comes back when another has ended the session."""
+    """A process that was paused in the model call resumes after another has ended the session."""
     session_id = _over(stage)
 
     def overtaken(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -214,7 +214,7 @@ def test_a_summary_that_kills_its_process_is_given_up(stage: Stage, end: End) ->
 
 
 def test_a_worker_that_shuts_down_hands_the_ending_on(stage: Stage, keeper: Keeper, end: End) -> None:
-    """The model call is given up at once, no attempt is burnt, and the next sweep finds it."""
+    """The model call is aborted at once, no attempt is counted, and the next sweep finds it."""
     session_id = _over(stage)
 
     def interrupted(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -231,7 +231,7 @@ def test_a_worker_that_shuts_down_hands_the_ending_on(stage: Stage, keeper: Keep
 
 @pytest.mark.parametrize("state", ["summarizing", "ending"])
 def test_what_a_clock_that_was_a_day_ahead_left_is_gone_on_from(stage: Stage, end: End, state: str) -> None:
-    """A lease and a wake-up that lie in tomorrow keep nobody away today."""
+    """A lease and a wake-up dated tomorrow do not block the ending today."""
     session_id = _over(stage)
     stage.move(DAY_S)
     stage.script(SUMMARY)

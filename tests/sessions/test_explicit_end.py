@@ -1,4 +1,4 @@
-"""An end that somebody asks for: by whichever way, whatever the session is doing, without waiting for a sweep."""
+"""Explicit ends: by every way, in every state of the session, without a sweep."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _waiting(stage: Stage, *amounts: int, then: tuple[Line, ...] = ()) -> tuple[
 
 
 def _follow(stage: Stage, end: End) -> None:
-    """Do what was woken, and what that wakes; nobody sweeps."""
+    """Do what was woken, and what that wakes, without a sweep."""
     while stage.waker.sessions or stage.waker.endings:
         sessions, stage.waker.sessions[:] = list(stage.waker.sessions), []
         endings, stage.waker.endings[:] = list(stage.waker.endings), []
@@ -120,7 +120,7 @@ def _results(stage: Stage, session_id: UUID) -> list[str]:
 def test_what_waits_for_a_person_goes_on_at_once(
     stage: Stage, end: End, ask: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Denied, answered; then what was queued behind it; then the end. Later messages go elsewhere meanwhile."""
+    """Denied, answered; then the queued turns; then the end. Later messages go to another session."""
     session_id, turn_id = _waiting(stage)
     behind = stage.send("behind", channel="cli")
     stage.waker.sessions.clear()
@@ -141,7 +141,7 @@ def test_what_waits_for_a_person_goes_on_at_once(
 def test_in_the_middle_of_a_turn_nobody_else_is_woken(
     stage: Stage, end: End, ask: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its runner goes on, finds that nobody will decide about its call, runs what is queued, and has it ended."""
+    """Its runner continues, finds its call denied, runs the queued turns, and wakes the ending."""
     behind: list[UUID] = []
 
     def asked_meanwhile(_: ModelRequest, __: ModelCall) -> ModelReply:
@@ -225,7 +225,7 @@ def test_a_freed_turn_may_still_be_cancelled(stage: Stage, end: End) -> None:
 
 
 def test_a_freed_turn_whose_wake_up_was_lost_is_swept(stage: Stage, end: End) -> None:
-    """The broker was away at that moment."""
+    """The broker was unavailable at that moment."""
     session_id, _ = _waiting(stage)
     stage.waker.away = True
     _ask(stage, session_id)

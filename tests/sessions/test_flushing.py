@@ -63,7 +63,7 @@ def test_an_error_of_one_session_is_told_and_costs_the_others_nothing(caplog: py
 
 
 def test_what_is_left_to_others_is_seen_to_and_not_flushed() -> None:
-    """Whoever has claimed the session since flushes it: no reason to warn of this process's leaving."""
+    """The process that has claimed the session since flushes it: no warning at this one's shutdown."""
     one, other = Recorder(1), Recorder(10)
     one.leaves.add(SECOND)
     flushed = flush(TOUCHED, [one, other], PATIENCE_S)

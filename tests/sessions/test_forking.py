@@ -167,7 +167,7 @@ def test_a_fork_is_never_routed_to(stage: Stage) -> None:
 
 
 def test_nothing_of_a_copy_runs_or_is_delivered_again(stage: Stage) -> None:
-    """It is over: the sweep finds nothing, effects and deliveries stay the source's, nobody else may speak to it."""
+    """The sweep finds nothing, effects and deliveries stay with the source, and other users may not write to it."""
     stage.equip(act)
     stage.script(calls(("act", {})), says("done"))
     asked = {"message_id": "m1", "reply_to": {"url": "https://a.example/x"}}
@@ -221,7 +221,7 @@ def test_the_source_goes_on_while_it_is_copied(stage: Stage) -> None:
 
 
 def test_the_variables_are_those_of_the_last_turn_copied(stage: Stage) -> None:
-    """As that turn left them, and the fork's own from there on; of a session that has ended there are none."""
+    """As that turn left them, then the fork's own; a session that has ended has none."""
 
     @tool(effect="pure")
     def note(text: str, ctx: ToolContext) -> str:

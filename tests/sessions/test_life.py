@@ -82,7 +82,7 @@ def pay(number: int) -> int:
 
 @dataclass(frozen=True)
 class World:
-    """What sessions are in: a process's parts, a Redis that may be away, and what was written down."""
+    """The parts of a process, a Redis that may be unavailable, and the record of the sessions."""
 
     stage: Stage
     redis_memory: RedisMemory
@@ -202,7 +202,7 @@ class Life(RuleBasedStateMachine):
         redis_is_there: bool = True,
         crash: int | None = None,
     ) -> None:
-        """A worker ends a session, or dies of it, or finds Redis away."""
+        """A worker ends a session, or dies, or finds Redis unavailable."""
         session_id = self.sessions[-1 - which % len(self.sessions)]
         hands, keeper = self.world.ender(redis_is_there=redis_is_there)
         self.stage.script(self._line(meanwhile, keeper, FAULTS[fault] or says('{"summary": "They met."}')))
@@ -240,7 +240,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def only_what_the_table_holds_is_seen(self) -> None:
-        """By whoever reads, at any commit."""
+        """Checked after every commit."""
         self.chronicle.check_arrows()
 
     def teardown(self) -> None:

@@ -81,7 +81,7 @@ def test_a_summary_takes_no_longer_than_a_call_of_the_model_may(stage: Stage, ta
 def test_a_summary_that_a_shutdown_cuts_short_is_somebody_elses_at_once(
     stage: Stage, process: Process, task: Any, over: UUID
 ) -> None:
-    """The call is given up when the drain's time is up; another worker is woken and needs no sweep."""
+    """The call is aborted when the drain's time is up; another worker is woken without a sweep."""
 
     def interrupted(_: ModelRequest, call: ModelCall) -> ModelReply:
         process.runner.keeper.drain()
@@ -96,7 +96,7 @@ def test_a_summary_that_a_shutdown_cuts_short_is_somebody_elses_at_once(
 
 
 def test_a_summary_that_is_no_longer_ours_wakes_nobody(stage: Stage, process: Process, task: Any, over: UUID) -> None:
-    """Somebody else has claimed the ending, which is how the call ended."""
+    """Another process has claimed the ending, which aborted the call."""
 
     def overtaken(_: ModelRequest, call: ModelCall) -> ModelReply:
         stage.sql("UPDATE sessions SET token = token + 1 WHERE session_id = %(id)s", id=over)

@@ -45,7 +45,7 @@ def test_a_scope_has_one_live_session(stage: Stage, scope: Scope, same: bool) ->
 
 
 def test_an_idle_session_ends_at_the_next_message(stage: Stage) -> None:
-    """Nobody waits for beat: the message finds the session idle and begins the next, linked to it."""
+    """No beat is needed: the message finds the session idle and begins the next, linked to it."""
     old = stage.send()
     stage.run(old.session_id)
     stage.move(IDLE_S - 1)
@@ -119,7 +119,7 @@ def test_messages_go_to_the_next_session_once_an_end_is_asked_for(stage: Stage, 
 
 @pytest.mark.parametrize("state", ["summarizing", "ending"])
 def test_a_message_in_the_middle_of_ending_waits_for_nothing(stage: Stage, end: End, state: str) -> None:
-    """Another process summarises at this moment; the message is answered meanwhile."""
+    """The message is answered while another process summarises."""
     old = stage.send("remember the number 7")
     stage.run(old.session_id)
     request_end(stage.database, old.session_id, "enough")

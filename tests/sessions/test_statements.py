@@ -1,4 +1,4 @@
-"""A net over every statement there is: whoever writes a session's state goes through the table of states.
+"""Checks that every statement that writes a session's state uses the table of states.
 
 It reads SQL as text, so it knows the ways in which this code base writes it, and refuses a way that it does
 not know.
@@ -108,7 +108,7 @@ def _filled(statement: str) -> str:
 
 
 def test_every_state_comes_from_the_table() -> None:
-    """A statement that is added anywhere, and forgets it, is found here; so is a permission that nobody needs."""
+    """Finds a new statement that does not, and an exception that no statement needs."""
     faults = {name for name, statement in _statements().items() if _faults(statement.sql)}
     assert faults == set(BY_ITSELF)
 

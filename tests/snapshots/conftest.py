@@ -16,7 +16,7 @@ from tests.snapshots.worlds import FileWorld, MemorySnapshots, PostgresWorld, Re
 
 @pytest.fixture
 def file_world(tmp_path: Path) -> FileWorld:
-    """A directory that nobody else uses."""
+    """A directory of this test's own."""
     directory = tmp_path / "snapshots"
     directory.mkdir()
     return FileWorld(directory)

@@ -93,7 +93,7 @@ def in_a_child(kind: str, address: str, session: UUID, countdown: Countdown) -> 
             save(world_of(kind, address), session, countdown)
             status = 0
         except (StaleSnapshot, SnapshotUnavailable):
-            status = 2  # stopped, and passed by its successor meanwhile
+            status = 2  # stopped, and its successor saved a newer version
         finally:
             os._exit(status)
     return child
@@ -124,7 +124,7 @@ def killed_at(point: int, kind: str, address: str, session: UUID) -> str:
 
 
 def stopped_at(point: int, kind: str, address: str, session: UUID) -> str:
-    """Stop a save at `point`, save a newer version beside it, let it go on; what counts in the end."""
+    """Stop a save at `point`, save a newer version concurrently, continue; returns the stored version."""
     child = in_a_child(kind, address, session, Countdown(point, signal.SIGSTOP))
     _, status = os.waitpid(child, os.WUNTRACED)
     if not os.WIFSTOPPED(status):

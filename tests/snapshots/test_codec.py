@@ -54,7 +54,7 @@ def test_every_state_of_a_session_is_a_status(state: str) -> None:
 
 @given(variables=VARIABLES, events=EVENTS, indent=st.sampled_from([None, 2]))
 def test_what_is_dumped_is_what_is_parsed(variables: Any, events: Any, indent: int | None) -> None:
-    """An export that cannot be imported is none."""
+    """Every export can be imported."""
     snapshot = snapshot_of(AGENT, 1, variables, events)
     assert parse(dump(snapshot, indent=indent), AGENT) == snapshot
 
@@ -91,7 +91,7 @@ def test_checked_variables_are_a_copy() -> None:
     ],
 )
 def test_variables_that_are_no_json_are_refused(variables: Any, reason: str) -> None:
-    """The tool that set them is told; the turn goes on."""
+    """The tool that set them gets the error; the turn continues."""
     with pytest.raises(InvalidRequest, match=reason):
         checked_variables(variables)
 
@@ -204,7 +204,7 @@ def put(path: tuple[Any, ...], value: Any) -> str:
     ],
 )
 def test_a_wrong_type_or_key_is_refused_with_its_place(path: tuple[Any, ...], value: Any, reason: str) -> None:
-    """Whoever made the file by hand needs to know where to look."""
+    """The author of an edited file needs the position of the error."""
     with pytest.raises(InvalidRequest) as caught:
         parse(put(path, value))
     assert f"{'.'.join(map(str, path))}: {reason}" in caught.value.message

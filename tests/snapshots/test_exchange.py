@@ -118,7 +118,7 @@ def test_what_was_put_back_is_there_and_the_conversation_as_it_was(
 
 
 def test_it_may_be_put_back_again(stage: Stage, session_id: UUID, store: SnapshotStore) -> None:
-    """Whoever lost the answer does it once more; a later file of the same tick takes its place."""
+    """An import can be repeated; a later file of the same tick replaces it."""
     _restore(stage, store, _changed(stage, session_id))
     once = read(stage.database, session_id)
     emptied = replace(once, memory=replace(once.memory, working_variables={}), event_queue_backup=())

@@ -72,7 +72,7 @@ def test_a_save_that_is_killed_leaves_the_old_snapshot_or_the_new(kind: str, add
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_save_that_is_stopped_neither_holds_up_its_successor_nor_undoes_its_work(kind: str, address: str) -> None:
-    """A paused process goes on when its session is long somebody else's. SQLite has one lock, which it may hold."""
+    """A paused process resumes after it has lost its session. It may hold SQLite's one lock."""
     report = at_every_point("stop", kind, address)
     assert report["found"].keys() <= {"passed", "held up"} if kind == "sqlite" else report["found"].keys() == {"passed"}
     assert sum(report["found"].values()) == report["events"] >= 8

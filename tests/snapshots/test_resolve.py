@@ -99,7 +99,7 @@ def test_a_place_that_cannot_be_made_stops_the_start(tmp_path: Path) -> None:
 
 
 def test_a_third_party_adds_a_store_by_entry_point(installed: None) -> None:
-    """The list of stores is open to whoever installs a package."""
+    """An installed package can add a store."""
     store = made("acme://host/place")
     assert isinstance(store, MemorySnapshots)
     assert store.name == "acme://host/place"

@@ -1,4 +1,4 @@
-"""Stores that are full, read-only, locked or away: said which, what and the way out; used again when that is over."""
+"""Full, read-only, locked or unavailable stores: the error names store, cause and remedy, and the stores recover."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_disk_that_is_not_mounted_is_not_taken_for_an_empty_one(kind: str, tmp
 
 
 def test_a_locked_sqlite_file_is_given_up_in_time(tmp_path: Path) -> None:
-    """A process that was stopped in the middle of a save keeps the lock; it can be read meanwhile."""
+    """A process that was stopped during a save keeps the lock; reads still work."""
     store = SqliteSnapshots(tmp_path / "snapshots.db")
     agent_id = uuid4()
     store.save(snapshot_of(agent_id, 1), 1)
@@ -173,7 +173,7 @@ def test_a_load_waits_for_no_save(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_sqlite_file_is_left_to_the_operator(tmp_path: Path) -> None:
-    """Other processes may have it open, and it may be somebody else's: it is not replaced, and the way out is said."""
+    """Other processes may have it open, or it may be another program's: it stays; the error names the remedy."""
     path = tmp_path / "snapshots.db"
     path.write_bytes(b"these are the accounts of 1998" * 100)
     store = SqliteSnapshots(path)
@@ -236,7 +236,7 @@ def test_a_redis_that_is_silent_is_given_up_in_time(own_redis: Running) -> None:
 def test_a_redis_that_takes_no_writes_is_said(
     own_redis: Running, setting: str, wrong: str, right: str, way_out: str
 ) -> None:
-    """Full, or without the replicas that it was told to have: what is stored stays readable."""
+    """Full, or without its required replicas: stored snapshots stay readable."""
     store = RedisSnapshots(own_redis.url)
     agent_id = uuid4()
     store.save(snapshot_of(agent_id, 1), 1)
@@ -252,7 +252,7 @@ def test_a_redis_that_takes_no_writes_is_said(
 def test_a_redis_key_of_another_type_or_without_a_version_is_set_aside(
     own_redis: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Somebody else's program wrote there; it must not wedge the session, whether it is loaded or saved first."""
+    """A value of another program must not block the session, whether it is loaded or saved first."""
     store = RedisSnapshots(own_redis.url)
     with redis_py.Redis.from_url(redis.client_url(own_redis.url)) as client:
         for load_first in (True, False):

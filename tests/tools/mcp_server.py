@@ -76,7 +76,7 @@ def die_once(mark: str) -> str:
 
 @server.tool(structured_output=False)
 async def hang(mark: str) -> str:
-    """Never answer; leave a mark when told that nobody waits any more."""
+    """Never answer; write a file when the call is cancelled."""
     leave(f"{mark}.begun")
     try:
         await asyncio.sleep(3_600)

@@ -42,7 +42,7 @@ def test_any_text_is_an_object_or_refused_with_a_reason(text: str) -> None:
 
 @given(OBJECTS, TEXT, VALUES, VALUES)
 def test_a_key_given_twice_is_refused(value: dict[str, Any], key: str, one: Any, other: Any) -> None:
-    """The last would win silently, and which of the two was meant nobody knows."""
+    """The last would win silently, although it is unknown which of the two was meant."""
     pairs = [*value.items(), (key, one), (key, other)]
     text = "{" + ", ".join(f"{json.dumps(name)}: {json.dumps(each)}" for name, each in pairs) + "}"
     with pytest.raises(ValueError, match="given twice"):

@@ -103,7 +103,7 @@ def test_calculates(expression: str, value: str) -> None:
     ],
 )
 def test_refuses_what_is_no_sum_or_would_not_end(expression: str, reason: str) -> None:
-    """A model's arguments are anybody's words: nothing is evaluated but arithmetic, and that within bounds."""
+    """A model's arguments are untrusted: only arithmetic is evaluated, within bounds."""
     with pytest.raises(ToolError) as caught:
         calculate(expression)
     assert reason in caught.value.message
@@ -137,7 +137,7 @@ def test_always_answers(expression: str) -> None:
 
 
 def test_is_bounded_in_length() -> None:
-    """The schema says so to the model, and the check to whoever ignores it."""
+    """The schema states the limit, and the check enforces it."""
     with pytest.raises(ToolError, match="at most 500 characters"):
         calculator.parse('{"expression": "' + "1+" * 300 + '1"}')
 
@@ -171,6 +171,6 @@ def test_refuses_what_is_no_time_zone(zone: str) -> None:
 
 
 def test_both_may_be_repeated_freely() -> None:
-    """After a crash they run again without asking anybody."""
+    """After a crash they run again without an approval."""
     assert calculator.effect is Effect.PURE
     assert clock.effect is Effect.PURE

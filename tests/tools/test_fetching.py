@@ -140,7 +140,7 @@ REFUSED = f"{NOT_PUBLIC}|not a name of the public Internet|The URL is refused|In
 
 @pytest.mark.parametrize("host", [*LOOPBACKS, *PRIVATE])
 def test_what_is_not_public_is_refused(site: str, context: ToolContext, host: str) -> None:
-    """Every spelling of a private address is one; nobody is connected to, though somebody listens."""
+    """Every spelling of a private address is refused without a connection, although a server listens."""
     with pytest.raises(ToolError, match=REFUSED):
         http_get.call({"url": f"http://{host}:{site.rpartition(':')[2]}/"}, context)
     assert _Site.asked == []
@@ -156,7 +156,7 @@ def test_a_redirect_to_a_private_address_is_refused(site: str, context: ToolCont
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "gopher://127.0.0.1/", "http://", "nonsense", ""])
 def test_what_is_no_address_of_a_page_is_refused(url: str, context: ToolContext) -> None:
-    """The model is told what is expected."""
+    """The error tells the model what is expected."""
     with pytest.raises(ToolError, match="expected an address that begins with http"):
         http_get.call({"url": url}, context)
 
@@ -165,7 +165,7 @@ def test_what_is_no_address_of_a_page_is_refused(url: str, context: ToolContext)
 def test_a_name_of_a_private_address_is_refused(
     site: str, context: ToolContext, monkeypatch: pytest.MonkeyPatch, inside: str
 ) -> None:
-    """Whoever owns a domain may point it anywhere; it is refused as well where a redirect names it."""
+    """The owner of a domain may point it anywhere; it is refused in a redirect, too."""
     real = socket.getaddrinfo
 
     def look_up(host: str, *rest: Any, **named: Any) -> Any:
@@ -267,7 +267,7 @@ def test_a_server_that_drips_gains_nothing(site: str, context: ToolContext) -> N
 
 
 def test_a_resolver_that_is_silent_gains_nothing(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would take half a minute, and nothing can wake whoever asks it."""
+    """It would take half a minute, and the caller cannot be interrupted."""
     answered = threading.Event()
 
     def silent(*_: Any, **__: Any) -> Any:

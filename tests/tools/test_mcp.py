@@ -109,7 +109,7 @@ def local() -> McpServer:
 
 
 def test_a_server_over_stdio_is_listed_and_called(rig: Rig, local: McpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tools stand beside the agent's own, with its prefix, its schema and its description."""
+    """Its tools are next to the agent's own, with its prefix, its schema and its description."""
     monkeypatch.setenv("PERDURE_SECRET_KEY", "ours")
 
     @tool
@@ -129,7 +129,7 @@ def test_a_server_over_stdio_is_listed_and_called(rig: Rig, local: McpServer, mo
 
 
 def test_a_child_sees_no_variable_of_ours(rig: Rig, local: McpServer) -> None:
-    """Keys of ours are none of a stranger's business."""
+    """An untrusted server must not see perdure's keys."""
     names = rig.tool(local, "environment").call({}, context()).split()
 
     assert "GIVEN" in names
@@ -144,7 +144,7 @@ def test_a_call_carries_its_idempotency_key(rig: Rig, local: McpServer) -> None:
 
 
 def test_what_is_no_text_is_said_to_be_there(rig: Rig, local: McpServer) -> None:
-    """A model is told of a picture rather than sent its bytes; what cannot be stored is replaced."""
+    """The result names a picture instead of its bytes; characters that cannot be stored are replaced."""
     text = rig.tool(local, "things").call({}, context())
 
     assert text == (
@@ -190,7 +190,7 @@ def test_a_result_too_long_for_the_transcript_is_cut_visibly(rig: Rig, local: Mc
 
 
 def test_a_call_that_is_given_up_is_cancelled_at_the_server(rig: Rig, local: McpServer, tmp_path: Path) -> None:
-    """The turn goes on at once, and the server need not work for nobody."""
+    """The turn continues at once, and the server can stop its work."""
     hang, given, mark = rig.tool(local, "hang"), context(), tmp_path / "mark"
 
     with ThreadPoolExecutor(1) as pool:
@@ -203,7 +203,7 @@ def test_a_call_that_is_given_up_is_cancelled_at_the_server(rig: Rig, local: Mcp
 
 
 def test_a_call_without_an_answer_ends_at_its_time(rig: Rig, local: McpServer, tmp_path: Path) -> None:
-    """Nobody knows what became of it; the server is asked for a sign of life and keeps its connection."""
+    """The outcome is unknown; the server answers a listing, so the connection is kept."""
     hang, mark = rig.tool(local, "hang"), tmp_path / "mark"
 
     with ThreadPoolExecutor(1) as pool:
@@ -216,7 +216,7 @@ def test_a_call_without_an_answer_ends_at_its_time(rig: Rig, local: McpServer, t
 
 
 def test_a_server_tells_of_a_new_tool(rig: Rig, local: McpServer) -> None:
-    """The next prompt has it; nobody restarts a worker for that."""
+    """The next prompt has it, without a restart."""
     assert rig.tool(local, "grow").call({}, context()) == "grown"
 
     assert rig.tool(local, "grown").call({}, context()) == "new"
@@ -314,7 +314,7 @@ def test_a_server_that_is_not_there_is_waited_for_once(caplog: pytest.LogCapture
 
 @pytest.mark.long
 def test_a_server_over_http_is_called_goes_and_returns(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    """While it is away its tools are known and fail; a call that could not be sent is no unknown outcome."""
+    """While it is unavailable its tools are listed and fail; a call that was not sent has a known outcome."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -456,6 +456,6 @@ def serve(port: int) -> subprocess.Popen[bytes]:
 
 
 def listens(port: int) -> bool:
-    """Whether somebody listens there."""
+    """Whether a server listens on the port."""
     with closing(socket.socket()) as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -85,7 +85,7 @@ def test_a_command_must_be_allowed() -> None:
 
 
 def test_two_servers_of_one_name_are_refused() -> None:
-    """Nobody could tell whose tool is meant."""
+    """The owner of a tool would be ambiguous."""
     one, other = McpServer("w", url="http://one/mcp"), McpServer("w", url="http://other/mcp")
 
     with pytest.raises(SettingsError, match="named 'w'"):

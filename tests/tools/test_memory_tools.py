@@ -1,4 +1,4 @@
-"""An agent's own memory: of the user it talks to and nobody else, once per call, quoted when it comes back."""
+"""The memory tools: only the turn's user, once per call, with quoted results."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_what_is_recalled_is_the_users_own_and_quoted(stage: Stage) -> None:
 
 
 def test_one_memory_is_forgotten_with_all_that_only_it_named(stage: Stage) -> None:
-    """Twice is no error; somebody else's is not there."""
+    """Idempotent; another user's memory is not found."""
     ana, bob = _context(stage), _context(stage, "bob")
     memory_id = _call(remember, ana, content="Ana's boss is Zoltan").split()[-1].rstrip(".")
     stage.sql(
@@ -164,7 +164,7 @@ def test_bad_arguments_are_refused_with_a_reason(tool: Tool, arguments: dict[str
 
 
 def test_without_a_memory_the_model_is_told_so(stage: Stage) -> None:
-    """A context that somebody makes for a test of their own."""
+    """A context that an author makes for a test."""
     context = replace(_context(stage), memory=None)
     with pytest.raises(ToolError, match="no memory"):
         _call(recall, context, query="x")

@@ -245,7 +245,7 @@ def bare(a) -> str:  # type: ignore[no-untyped-def]  # noqa: ANN001 (the very mi
 
 
 def unresolved(a: Nowhere) -> str:  # type: ignore[name-defined]  # noqa: F821 (the very mistake)
-    """Take what nobody defined."""
+    """Has an annotation that is not defined."""
     return ""
 
 

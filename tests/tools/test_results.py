@@ -102,7 +102,7 @@ def _endless_number() -> int:
 
 @pytest.mark.parametrize("make", [object, _circle, _deep, _keyed_by_tuples, _endless_number])
 def test_a_result_without_a_json_form_is_an_error_that_says_so(make: Callable[[], Any]) -> None:
-    """The effect has happened: the model is told that it ran, lest it try again."""
+    """The effect has happened: the error says that the tool ran, so that the model does not repeat it."""
     with pytest.raises(ToolError, match="The tool returns ran, but its result of type"):
         returning(make()).call({}, CONTEXT)
 
@@ -138,7 +138,7 @@ def test_a_tool_error_reaches_the_model_in_the_authors_words() -> None:
     ],
 )
 def test_any_other_error_is_told_in_one_line(error: Exception, message: str) -> None:
-    """A type and a line help the model; a stack trace helps only whoever reads the log, where the cause is kept."""
+    """The model gets a type and a line; the stack trace goes to the log with the cause."""
     with pytest.raises(ToolError) as caught:
         raising(error).call({}, CONTEXT)
     assert caught.value.message == message

@@ -91,10 +91,10 @@ def compute(
             read += len(page)
             on_progress(read, total + read)
         for key in sorted(groups):
-            found = groups[key].duplicates(
+            duplicates = groups[key].duplicates(
                 limits, planner.protection, lambda done, of: on_progress(read + done, read + of)
             )
-            planner.merge(groups[key], found)
+            planner.merge(groups[key], duplicates)
     return planner.items()
 
 
@@ -137,12 +137,12 @@ class _Planner:
         shared = self._limits.scope is CaseScope.USER and candidate.shared
         return json.dumps([candidate.bank, readers, shared])
 
-    def merge(self, group: Group, found: Duplicates) -> None:
+    def merge(self, group: Group, duplicates: Duplicates) -> None:
         """Add the group's duplicates to the plan, and judge the remaining cases by their merged values."""
         cases = group.cases
         losers: dict[int, list[int]] = defaultdict(list)
         gone: set[int] = set()
-        for pair in found.absorbed:
+        for pair in duplicates.absorbed:
             losers[pair.keeper].append(pair.loser)
             gone.add(pair.loser)
             keeper = cases[pair.keeper]
@@ -157,7 +157,7 @@ class _Planner:
                     policy.weight(keeper),
                 )
             )
-        for pair, why in found.spared:
+        for pair, why in duplicates.spared:
             keeper_id = cases[pair.keeper].case_id
             reason = f"near {keeper_id} (similarity {pair.similarity:.4f}), but {why.reason}"
             self._spared.append(PlanItem(Action.SPARE, cases[pair.loser], why.rule, reason, keeper_id, pair.similarity))

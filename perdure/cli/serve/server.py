@@ -54,6 +54,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                ws="none",  # no route is a WebSocket: an upgrade gets the 404 of any unknown route
                 http=protocol(door),  # type: ignore[arg-type]  # uvicorn calls it and asks for no class
                 backlog=ACCEPTED_AT_ONCE,
                 log_config=None,

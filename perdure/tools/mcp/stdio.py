@@ -96,7 +96,7 @@ class _StderrTail:
     data: bytearray = field(default_factory=bytearray)
     may_quote: bool = False
 
-    def shown(self) -> str:
+    def loggable(self) -> str:
         if self.may_quote:
             return "(not shown: it may quote the arguments of tools)"
         return first_line(" ".join(self.data[-_SHOWN:].decode(errors="replace").split())) or "nothing"
@@ -209,7 +209,7 @@ async def _end(name: str, process: Process, stderr_tail: _StderrTail) -> None:
             "the MCP server %s ended with status %s; end of its stderr: %s",
             name,
             process.returncode,
-            stderr_tail.shown(),
+            stderr_tail.loggable(),
         )
 
 
