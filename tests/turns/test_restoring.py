@@ -25,7 +25,7 @@ from perdure.snapshots.snapshot import AgentSnapshot, Event
 from perdure.snapshots.sqlite import SqliteSnapshots
 from perdure.snapshots.store import SnapshotStore
 from perdure.turns.cancel import cancel
-from perdure.turns.run.restore_snapshot import Restored, restore
+from perdure.turns.restore_snapshot import Restored, restore
 from perdure.turns.run.runner import Ran
 from tests.conftest import RecordingWaker
 from tests.databases import Databases

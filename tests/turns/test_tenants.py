@@ -16,7 +16,7 @@ from perdure.snapshots import exchange
 from perdure.snapshots.codec import dump, parse
 from perdure.turns.feedback import Feedback, give_feedback
 from perdure.turns.inbox.incoming import parse_incoming
-from perdure.turns.run.restore_snapshot import restore
+from perdure.turns.restore_snapshot import restore
 from tests.turns.scripted import calls, says
 from tests.turns.stage import Stage
 

@@ -14,7 +14,7 @@ from perdure.cli.files import write_whole
 from perdure.errors import InvalidRequest
 from perdure.snapshots import exchange
 from perdure.snapshots.codec import dump, parse
-from perdure.turns.run.restore_snapshot import Restored, restore
+from perdure.turns.restore_snapshot import Restored, restore
 
 commands = typer.Typer(help="What an agent is in the middle of, as a file.", no_args_is_help=True)
 
