@@ -1,1 +1,4 @@
-"""Accepting messages: validation, rate limits, double-texting, and the row that makes a message durable."""
+"""Messages accepted for sessions: parsed, rate-limited and stored; a restored snapshot's messages, too.
+
+Called by the channels and the commands.
+"""

@@ -1,1 +1,4 @@
-"""Who runs a session: claiming, renewing, fencing, parking, and a user's share of the workers."""
+"""The lease on a session: claimed, renewed, parked, and each user's share of the running turns.
+
+Called by the runner, the sweeper and the tasks.
+"""

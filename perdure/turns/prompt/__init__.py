@@ -1,1 +1,1 @@
-"""What the model is sent besides the transcript: instructions, summary, recalled memories and cases."""
+"""The system message of a turn: the agent's instructions, recalled memories and cases. Called by the step loop."""

@@ -1,1 +1,4 @@
-"""Running a claimed turn: the step loop, its commits, its settlement and its snapshot."""
+"""Running a session's turns: the step loop, the commit of each step, the snapshot and the settlement.
+
+Called by the Celery task of a session; `Runner.run` is its entry.
+"""

@@ -82,7 +82,7 @@ Outcome = Ran | NotNeeded | NeedsIsolation | Queued
 
 
 @dataclass(frozen=True, slots=True)
-class _LostSight:
+class _DatabaseLost:
     """The database was away in the middle of a turn that had taken `spent_s` under lease by then."""
 
     turn_id: UUID
@@ -168,7 +168,9 @@ class Runner:
             return False
         if ref.cancel_requested_at is not None:
             ending = Cancelled()
-        verdict = _held(ref) or conclude_unread(self._runtime.database, hold.session_id, ref, self._worded(ref, ending))
+        verdict = _held(ref) or conclude_unread(
+            self._runtime.database, hold.session_id, ref, self._render_error(ref, ending)
+        )
         settled = self._settle(ref, hold, verdict, saved=False)
         if settled.unsettled:
             self._runtime.wake.session(hold.session_id, DEFAULT_PRIORITY)
@@ -192,13 +194,13 @@ class Runner:
         try:
             while (turn := claimed.turn) is not None:
                 left = self._run_turn(claimed, turn, hold)
-                if isinstance(left, _LostSight):
+                if isinstance(left, _DatabaseLost):
                     if losses < _MOST_LOSSES:
-                        claimed = self._look_again(hold, left, losses)
+                        claimed = self._reread(hold, left, losses)
                         losses += 1
                         continue
                     left = self._strike(hold, turn, left.spent_s)
-                self._left(turn, left, hold)
+                self._count_end(turn, left, hold)
                 if isinstance(left, Parked):
                     return settled, False
                 settled, losses = settled + 1, 0
@@ -212,7 +214,7 @@ class Runner:
             log.warning("session %s was taken over; nothing more is written here", hold.session_id)
         return settled, False
 
-    def _left(self, turn: TurnRef, ended: Settled | Parked, hold: Hold) -> None:
+    def _count_end(self, turn: TurnRef, ended: Settled | Parked, hold: Hold) -> None:
         """Count how a turn ended here. One that waits frees its user's place; settling one has done so already."""
         if isinstance(ended, Parked) and not hold.draining:
             user_share.admit_next(self._runtime, turn.user_id)
@@ -222,7 +224,7 @@ class Runner:
             else:
                 self._turns = replace(self._turns, settled=self._turns.settled + 1)
 
-    def _run_turn(self, claimed: Claimed, ref: TurnRef, hold: Hold) -> Settled | Parked | _LostSight:
+    def _run_turn(self, claimed: Claimed, ref: TurnRef, hold: Hold) -> Settled | Parked | _DatabaseLost:
         """Run one turn to its commit, or until the database is lost sight of.
 
         Any other error is a strike against the turn; once the strikes are used up, it is given up.
@@ -235,11 +237,11 @@ class Runner:
         began = self._runtime.clock.monotonic() - claimed.spent_s
         try:
             if claimed.strikes > self._limits.max_attempts:
-                return self._give_up(claimed, ref, hold)
+                return self._abandon(claimed, ref, hold)
             return self._run_to_its_end(claimed, ref, hold, began)
         except Unavailable as error:
             log.warning("turn %s: %s", ref.turn_id, error.message)
-            return _LostSight(ref.turn_id, self._runtime.clock.monotonic() - began)
+            return _DatabaseLost(ref.turn_id, self._runtime.clock.monotonic() - began)
         except LeaseLost:
             raise
         except Exception:
@@ -258,7 +260,7 @@ class Runner:
             if isinstance(ending, Stop):
                 return self._stop(hold, ref, began, ending)
             _report(ref, ending)
-            ending = self._worded(ref, ending)
+            ending = self._render_error(ref, ending)
             verdict = conclude(self._runtime.database, hold.session_id, ref, transcript, ending, case_ids=case_ids)
         memory = Memory(transcript.committed_messages(), variables.kept())
         saved = is_elsewhere(self._runtime.snapshots)
@@ -266,14 +268,14 @@ class Runner:
             try:
                 save(self._runtime, hold, ref, verdict, memory)
             except NotSaved as error:
-                return self._put_off(claimed, ref, hold, str(error))
+                return self._postpone(claimed, ref, hold, str(error))
         settled = self._settle(ref, hold, verdict, saved=saved)
         self._remember(ref, hold, transcript, verdict)
         if settled.may_end:  # after the turn is remembered: ending the session removes what is remembered
             self._runtime.wake.ending(hold.session_id)
         return settled
 
-    def _give_up(self, claimed: Claimed, ref: TurnRef, hold: Hold) -> Settled:
+    def _abandon(self, claimed: Claimed, ref: TurnRef, hold: Hold) -> Settled:
         """Settle a turn whose strikes are used up. Needs nothing but its claimed row.
 
         An ending that is held is settled as it is, unless that was tried before.
@@ -281,9 +283,9 @@ class Runner:
         verdict = _held(ref) if claimed.strikes == self._limits.max_attempts + 1 else None
         if verdict is None:
             cancelled = ref.cancel_requested_at is not None
-            ending = Cancelled() if cancelled else Failed(_given_up(self._limits.max_attempts))
+            ending = Cancelled() if cancelled else Failed(_out_of_attempts(self._limits.max_attempts))
             log.error("turn %s is given up after %d attempts", ref.turn_id, self._limits.max_attempts)
-            verdict = conclude_unread(self._runtime.database, hold.session_id, ref, self._worded(ref, ending))
+            verdict = conclude_unread(self._runtime.database, hold.session_id, ref, self._render_error(ref, ending))
         settled = self._settle(ref, hold, verdict, saved=False)
         if settled.may_end:
             self._runtime.wake.ending(hold.session_id)
@@ -300,7 +302,7 @@ class Runner:
             return Failed(error if isinstance(error, PerdureError) else _misconfigured()), ()
         return turn.run(), turn.case_ids
 
-    def _worded(self, ref: TurnRef, ending: Ending) -> Ending:
+    def _render_error(self, ref: TurnRef, ending: Ending) -> Ending:
         """A failure in the agent's own words, where it has some."""
         agent = next((each for each in self._runtime.agents if each.name == ref.agent), None)
         if not isinstance(ending, Failed) or agent is None or agent.error_messages is None:
@@ -359,7 +361,7 @@ class Runner:
             case _:
                 assert_never(stop)
 
-    def _put_off(self, claimed: Claimed, ref: TurnRef, hold: Hold, reason: str) -> Parked:
+    def _postpone(self, claimed: Claimed, ref: TurnRef, hold: Hold, reason: str) -> Parked:
         """Give the session back with its turn held; the sweeper wakes it later and later."""
         wakes = min(claimed.kept.wakes, _MOST_DOUBLINGS)
         rows = self._runtime.database.run(
@@ -379,7 +381,7 @@ class Runner:
 
     def _park(self, hold: Hold, ref: TurnRef, began: float) -> Parked:
         """Give the session back in the middle of its turn, at no cost to the turn."""
-        self._give_back(queries.PARK, hold, ref, {"spent_s": self._runtime.clock.monotonic() - began})
+        self._release_turn(queries.PARK, hold, ref, {"spent_s": self._runtime.clock.monotonic() - began})
         self._runtime.wake.session(hold.session_id, DEFAULT_PRIORITY)
         return Parked()
 
@@ -391,7 +393,7 @@ class Runner:
         """
         try:
             given = {"spent_s": spent_s, "max_attempts": self._limits.max_attempts}
-            row = self._give_back(queries.STRIKE, hold, ref, given)
+            row = self._release_turn(queries.STRIKE, hold, ref, given)
         except Unavailable as error:
             log.warning("turn %s cannot be parked: %s", ref.turn_id, error.message)
             raise LeaseLost from error
@@ -401,7 +403,7 @@ class Runner:
         )
         return Parked()
 
-    def _give_back(self, statement: Statement, hold: Hold, ref: TurnRef, given: dict[str, Any]) -> Row[Any]:
+    def _release_turn(self, statement: Statement, hold: Hold, ref: TurnRef, given: dict[str, Any]) -> Row[Any]:
         rows = self._runtime.database.run(statement, {**hold.held, "turn_id": ref.turn_id, **given})
         if not rows:
             raise LeaseLost
@@ -419,7 +421,7 @@ class Runner:
             return False
         return not self._runtime.wake.session(hold.session_id, rows[0].priority)
 
-    def _look_again(self, hold: Hold, lost: _LostSight, losses: int) -> Claimed:
+    def _reread(self, hold: Hold, lost: _DatabaseLost, losses: int) -> Claimed:
         """Where the session stands now: at once the first time, then less and less often.
 
         A database that answers and yet refuses the commit (its disk is full) would otherwise
@@ -454,7 +456,7 @@ def _report(ref: TurnRef, ending: Ending) -> None:
         log.warning("turn %s failed: %s", ref.turn_id, loggable(error), exc_info=error.__cause__)
 
 
-def _given_up(attempts: int) -> PerdureError:
+def _out_of_attempts(attempts: int) -> PerdureError:
     return BudgetExhausted(f"I tried this {attempts} times without getting anywhere, so I gave up.")
 
 
