@@ -64,15 +64,26 @@ COMMANDS = {
 
 def main() -> None:
     """Run the command of the process's arguments, and exit with its status."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)  # for the module of PERDURE_AGENTS; last, so that it hides no library
+    _add_working_directory()
     name, *arguments = sys.argv[1:] or [""]
     if name in {"", "--help", "-h"}:
         sys.stdout.write(_help())
         sys.exit(WRONG_USAGE if not name else 0)
     with reported():
         load(name)([name, *arguments], prog_name="perdure")
+
+
+def _add_working_directory() -> None:
+    """Put the working directory, for the module of `PERDURE_AGENTS`, on the path behind libraries.
+
+    It precedes a checkout that perdure is imported from, whose `tasks` would hide the application's.
+    """
+    here = str(Path.cwd())
+    if here in sys.path:
+        return
+    root = Path(__file__).resolve().parents[2]
+    is_checkout = (root / "pyproject.toml").exists() and str(root) in sys.path
+    sys.path.insert(sys.path.index(str(root)) if is_checkout else len(sys.path), here)
 
 
 def load(name: str) -> typer.Typer:

@@ -1,0 +1,160 @@
+"""The wheel beside an application that has modules named `tasks`, `workers` and `schedules` of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Environment
+from tests.cli.test_up import free_ports
+from tests.repository.source import ROOT
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
+
+APPLICATION = {
+    "tasks.py": """
+from celery import Celery
+
+app = Celery("shop", broker="memory://", set_as_current=True)
+
+
+@app.task
+def answer(expression):
+    return 1234
+""",
+    "workers.py": "OWNER = 'shop'\n",
+    "schedules.py": "OWNER = 'shop'\n",
+    "shop.py": """
+import schedules
+import tasks
+import workers
+from perdure import Agent, tool
+
+assert workers.OWNER == "shop"
+assert schedules.OWNER == "shop"
+
+
+@tool(effect="pure")
+def calculator(expression: str) -> str:
+    \"\"\"Calculate.\"\"\"
+    return str(tasks.answer(expression))
+
+
+assistant = Agent("assistant", "You calculate.", tools=[calculator])
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout."""
+    directory = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    (made,) = directory.glob("*.whl")
+    return made
+
+
+@pytest.fixture
+def installation(wheel: Path, tmp_path: Path) -> Path:
+    """A virtual environment with the wheel; what perdure needs is taken from the tests' own environment."""
+    venv.create(tmp_path / "env", with_pip=False)
+    libraries = next((tmp_path / "env" / "lib").iterdir()) / "site-packages"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(libraries)
+    # A path file is read in site-packages of an interpreter only: the checkout's own one, over there, has no effect.
+    (libraries / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return tmp_path / "env" / "bin" / "python"
+
+
+@pytest.fixture
+def application(tmp_path: Path) -> Path:
+    """The directory of an application."""
+    directory = tmp_path / "shop"
+    directory.mkdir()
+    for name, text in APPLICATION.items():
+        (directory / name).write_text(text)
+    return directory
+
+
+def test_the_wheel_installs_one_name(wheel: Path) -> None:
+    """A second name would hide a module of an application, or be hidden by it."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name.split("/")[0] for name in archive.namelist()}
+        modules = set(archive.namelist())
+    assert {name for name in names if not name.endswith(".dist-info")} == {"perdure"}
+    assert {"perdure/tasks/turns.py", "perdure/workers/celery.py", "perdure/schedules/beat.py"} <= modules
+    assert "perdure/migrations/env.py" in modules
+
+
+def test_an_installed_perdure_runs_beside_an_applications_modules(
+    installation: Path, application: Path, nowhere: Environment
+) -> None:
+    """The agent's tool calls the application's `tasks`; perdure's own run its turn."""
+    environment = {name: value for name, value in nowhere.items() if name != "PYTHONPATH"}
+    environment |= {"PERDURE_AGENTS": "shop", "PERDURE_DATA_DIR": "data"}
+    gateway, flower = free_ports(2)
+
+    def perdure(*arguments: str) -> list[str]:
+        return [str(installation), "-P", "-m", "perdure.cli", *arguments]
+
+    where = [str(installation), "-P", "-c", "import perdure; print(perdure.__file__)"]
+    printed = subprocess.run(where, cwd=application, env=environment, check=True, capture_output=True, text=True)
+    assert not Path(printed.stdout.strip()).is_relative_to(ROOT)
+
+    started = subprocess.Popen(
+        perdure("up", "--port", str(gateway), "--flower-port", str(flower)),
+        cwd=application,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert started.stdout is not None
+    try:
+        lines = []
+        for line in started.stdout:
+            lines.append(line)
+            if "perdure chat" in line:
+                break
+        else:
+            raise AssertionError("".join(lines))
+        sent = subprocess.run(
+            perdure("send", "what is 12*7+5?", "--wait", "60"),
+            cwd=application, env=environment, capture_output=True, text=True, check=False, timeout=90,
+        )  # fmt: skip
+        assert (sent.returncode, sent.stderr) == (0, "")
+        assert "1234" in sent.stdout
+    finally:
+        started.terminate()
+        started.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("application_name", ["perdure", "workers"])
+def test_celery_finds_the_application_in_a_checkout(application_name: str, environment: Environment) -> None:
+    """`celery -A workers`, as releases before were started, and `celery -A perdure`."""
+    command = [sys.executable, "-m", "celery", "-A", application_name, "report"]
+    ended = subprocess.run(
+        command, cwd=ROOT, env={**environment, "PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False,
+        timeout=60,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "perdure.workers.consumer.consumer:Consumer" in ended.stdout
+
+
+def test_the_applications_modules_precede_a_checkout(application: Path, nowhere: Environment) -> None:
+    """An editable installation has the repository's root, with a `tasks` of its own, on the path."""
+    code = (
+        "import sys; from perdure.cli import _add_working_directory as add; add(); import tasks; print(tasks.__file__)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=application, env=nowhere, check=True, capture_output=True, text=True
+    )
+    assert Path(ended.stdout.strip()) == application / "tasks.py"
