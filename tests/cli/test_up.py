@@ -62,11 +62,17 @@ def up(
         process.wait(timeout=60)
 
 
+STARTED = ("perdure chat", "worker1@", "worker2@", "beat: Starting")
+"""What the welcome and each process say once they have started. A process that is stopped earlier logs no phases."""
+
+
 def _until_up(output: Any) -> list[str]:
     lines: list[str] = []
+    missing = set(STARTED)
     for line in output:
         lines.append(line)
-        if "perdure chat" in line:
+        missing -= {each for each in missing if each in line and ("@" not in each or "ready" in line)}
+        if not missing:
             return lines
     raise AssertionError("".join(lines))
 

@@ -18,6 +18,8 @@ from tests.processes.scene import done, wait_until
 
 SLOW_TOOL = {"PERDURE_TURN__TOOL_TIMEOUT_S": "60"}
 
+PARKS = "the intake is closed: parks 1 turns"
+
 
 @pytest.fixture
 def perdure(installation: Installation, tmp_path: Path) -> Perdure:
@@ -64,6 +66,8 @@ def test_a_fleet_amid_a_model_call_and_a_tool_is_drained(installation: Installat
     draining = Draining(perdure)
     wait_until(lambda: _status(installation, asking.turn_id) == "parked", "the model call is given up")
     assert (draining.waits(), _status(installation, acting.turn_id)) == (True, "running")
+    for worker in (first, second):
+        wait_until(lambda worker=worker: PARKS in worker.logs(), "each worker has noticed the drain")  # type: ignore[misc]
     late = installation.accept("late", user="late")
     installation.scene.let_go()
     report = draining.report()
@@ -71,9 +75,6 @@ def test_a_fleet_amid_a_model_call_and_a_tool_is_drained(installation: Installat
     counts = {name: report[name] for name in report if name.startswith(("turns", "workers"))}
     assert counts == {"turns_finished": 0, "turns_parked": 2, "turns_running": 0, "turns_waiting": 3, "workers": 2}
     assert (report["quiet"], report["flushed_sessions"]) == (True, 3)
-    for worker in (first, second):
-        assert "the intake is closed: parks 1 turns" in worker.logs()
-
     ended = perdure("drain", "--end-sessions", "--json")
     assert (ended.returncode, json.loads(ended.stdout)["sessions_held_back"]) == (1, 3)
     assert read_session(installation.database, earlier.session_id)["state"] == "ended"
