@@ -1,6 +1,6 @@
-"""Cancel: at once where nobody runs a turn's calls or asks its model, at its next safe point where somebody does.
+"""Cancelling a turn: at once if no worker runs its calls or its model call, else at its next safe point.
 
-And the settling of turns that are begun and that nobody runs, which an interrupting message needs too.
+Also settles turns that have begun and that no worker runs, for a message that interrupts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Whether the fleet takes in work: one row in PostgreSQL, which `perdure drain` closes and opens.
 
-Keeps the law that PostgreSQL is the truth: while the row says closed, no turn is claimed, by
-whichever process, since the claim itself looks there; it holds over restarts until somebody
-opens it. Accepting does not look: what a process accepts that does not know yet, waits. Every
-process reads the row now and then, so as to refuse what is new and to finish what runs.
+While the row is closed no turn is claimed, since the claim itself reads it, also after restarts, until it is opened.
+Accepting does not read it: messages that a process still accepts wait. Every process reads the row regularly, to refuse
+new work and to finish running turns.
 """
 
 from __future__ import annotations

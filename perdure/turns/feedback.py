@@ -1,7 +1,7 @@
-"""Feedback: what a person says of a reply, and what the CaseBank makes of it.
+"""Feedback: a person's score of a reply, and its effect on the CaseBank.
 
-It decides over what became of the turn for the cases that had a part in it, and what was praised is
-a case from then on. The last word about a turn counts; a case that was learnt is judged by its uses.
+It overrides the turn's outcome for the cases in its prompt, and a praised turn becomes a case. The last feedback on a
+turn counts; a learnt case is judged by its uses.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Deliver: what a settled turn owes to whoever asked, sent at least once.
+"""The outbox: delivers a settled turn's reply to its receiver, at least once.
 
-A delivery is claimed by moving its due time ahead of the attempt, so that nobody else tries
-meanwhile and a crash in the middle is tried again. What is sent carries the delivery's id,
-by which a receiver can tell a repetition.
+An attempt first moves the delivery's due time ahead, so no other worker tries it, and it is repeated if this one dies.
+The receiver recognises a repetition by the delivery's id.
 """
 
 from __future__ import annotations

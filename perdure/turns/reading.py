@@ -1,7 +1,7 @@
-"""Turns as the outside sees them, and waiting for one to be settled.
+"""Turns as callers see them, and waiting for one to be settled.
 
-Waiting costs the database one small statement a round for the whole process, however many
-wait, and works when Redis is away.
+Waiting costs the database one small statement a round for the whole process, whatever the number of waiting callers,
+and does not need Redis.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _instant(value: datetime | None) -> str | None:
 
 
 class SettlementWatch:
-    """Tells whoever waits in this process that a turn is settled. One thread, while anyone waits."""
+    """Notifies waiting callers of this process when a turn is settled. One thread, while any caller waits."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -183,7 +183,7 @@ class SettlementWatch:
         return future
 
     def close(self) -> None:
-        """Stop watching; whoever still waits is cancelled."""
+        """Stop watching; waiting callers are cancelled."""
         with self._lock:
             self._closed = True
             futures = [future for waiting in self._waiting.values() for future in waiting]

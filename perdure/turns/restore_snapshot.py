@@ -1,8 +1,8 @@
 """Restoring a session from a snapshot: its working variables, and its pending messages.
 
-What `perdure sessions snapshot import` calls. The pending messages are accepted like any others, under their own
-`message_id`: so each is answered once, however often a file is imported and whether or not the original is still
-queued. A session that this installation does not have is opened under its id. Every step may be repeated after a crash.
+Called by `perdure sessions snapshot import`. Pending messages are accepted like any others, under their own
+`message_id`, so each is answered once, even if a file is imported twice or the original is still queued. A session that
+this installation does not have is opened under its id. Every step may be repeated after a crash.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The sweeper: whatever is due and has nobody working on it is issued again.
+"""The sweeper: issues wake-ups again for work that is due and that no worker runs.
 
-Runs in every worker, every few seconds; one of them takes the round by a compare-and-set on
-a row, so no lock outlives a statement and a sweeper that is paused stops nobody. Wakes a
-bounded number a round and backs off per session, so that a long backlog makes no storm.
+Runs in every worker, every few seconds. One worker takes a round by a compare-and-set on a row, so no lock outlives a
+statement, and a paused sweeper blocks no other. A round issues a bounded number of wake-ups and backs off per session.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Approvals: calls that wait for a person, and cost nobody anything meanwhile.
+"""Approvals: calls that wait for a person's decision, without a worker.
 
-A reply with such a call is committed with its calls `asked` (a person decides) or `approved` (no
-one needs to); nothing of it has begun. The turn then waits: no lease, no worker, no attempt; the
-session is nobody's before the approval expires. The last decision wakes it, and whoever claims it
-begins what is approved, all side by side. Whatever else comes, comes in one commit: an approval
-that has expired and a session that is to end deny what is undecided, in the commit that begins the
-rest; a cancelled turn is closed with its calls.
+A reply with such a call is committed with its calls `asked` (a person decides) or `approved` (no decision needed), and
+none of them begins. The turn then waits: no lease, no worker, no attempt, and no worker claims the session before the
+approval expires. The last decision wakes the session; the next worker begins the approved calls concurrently. The
+commit that begins them also denies undecided calls if the approval has expired or the session's end is requested.
+Cancelling closes the turn with its calls.
 
-Each statement holds the session's row, so that decisions, an end and a cancellation come one
-after another; a decision counts only while the turn waits.
+Each statement locks the session's row, so decisions, an end and a cancellation are serialised. A decision counts only
+while the turn waits.
 """
 
 from __future__ import annotations

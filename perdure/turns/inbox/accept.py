@@ -1,10 +1,9 @@
-"""Accept: a message is accepted when its row is committed, and not before.
+"""Accepting a message: it is accepted when its row is committed.
 
-Idempotent by `(user_id, channel, message_id)`. The common case, a message that joins a
-session that exists, is one statement and one commit. Whatever needs a decision first (a new
-session, an idle one, a repeated message, a busy session that is not to queue) takes the session's row
-lock and a transaction. So does every message where a rate is set (`guarding`). Only then is a worker
-woken; that hint may be lost.
+Idempotent by `(user_id, channel, message_id)`. The common case, a message to an existing session, is one statement and
+one commit. A message that needs a decision first (a new or idle session, a repeated message, a busy session that must
+not queue) locks the session's row in a transaction; so does every message if a rate limit is set (`rate_limit`). After
+the commit a worker is woken; that hint may be lost.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class _Commit:
 
 
 def accept(runtime: Runtime, message: Incoming) -> Accepted:
-    """Accept a message: after this returns it is answered, whatever dies.
+    """Accept a message: after this returns it will be answered, also after a crash.
 
     Raises:
         InvalidRequest, TooLarge: the message itself is refused.

@@ -1,4 +1,4 @@
-"""A message as it comes in, from whatever channel: checked here, once, before anything is written."""
+"""Incoming messages of every channel: validated here, once, before anything is written."""
 
 from __future__ import annotations
 

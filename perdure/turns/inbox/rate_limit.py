@@ -1,7 +1,7 @@
-"""The guard at the door: how many messages of one user are accepted in a minute and in an hour.
+"""Rate limits: messages of one user that are accepted per minute and per hour.
 
-Off, it costs nothing. On, a user's messages are accepted one after another, so that the count is
-exact however many come in at once; what was accepted before and is sent again is no further one.
+Without a limit this costs nothing. With one, a user's messages are accepted one after another, so the count is exact
+under concurrency. A repeated message is not counted again.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from perdure.snapshots.store import Version
 from perdure.turns.lease import queries
 
 ISOLATE_FROM_CLAIM = 2
-"""Claims of one turn after which it runs in a process of its own, whatever it got done in them."""
+"""Claims of one turn after which it runs in a process of its own."""
 
 _NO_LIMIT = 2**31 - 1
 
@@ -102,7 +102,7 @@ Claim = Claimed | NotNeeded | NeedsIsolation | Queued
 
 
 class LeaseLost(Exception):
-    """The session is somebody else's now: stop, and write nothing."""
+    """Another worker has the session: stop, and write nothing."""
 
 
 def claim(database: Database, session_id: UUID, owner: str, limits: TurnSettings, *, alone: bool = False) -> Claim:

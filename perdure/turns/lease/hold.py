@@ -66,7 +66,7 @@ class Hold:
         return self._clock.monotonic() < self._step_until
 
     def begin(self, turn_id: UUID) -> None:
-        """Go on to the session's next turn, which nobody has cancelled yet."""
+        """Begin the session's next turn, which is not cancelled."""
         with self._lock:
             self.turn_id = turn_id
             self.cancelled = False
@@ -111,7 +111,7 @@ class Hold:
         _end(call)
 
     def drain(self) -> None:
-        """The process shuts down: a model call is given up, a tool call is awaited."""
+        """The process shuts down: abort a model call, await tool calls."""
         with self._lock:
             self.draining = True
             call = self._stop()

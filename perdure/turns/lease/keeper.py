@@ -103,7 +103,7 @@ class Keeper:
         return [(row.session_id, State(row.state)) for row in rows]
 
     def park(self) -> int:
-        """Have the turns that run now given up at their next safe point, and no ending of a session; how many."""
+        """Stop the running turns at their next safe point, and no session's ending; the number of turns."""
         with self._lock:
             holds = [hold for hold in self._holds.values() if hold.turn_id is not None]
         for hold in holds:
@@ -111,7 +111,7 @@ class Keeper:
         return len(holds)
 
     def drain(self) -> None:
-        """Have every turn given up at its next safe point, those that begin from now on as well."""
+        """Stop every turn at its next safe point, including those that begin later."""
         with self._lock:
             self._draining = True
             holds = list(self._holds.values())

@@ -1,10 +1,8 @@
-"""Parking: a turn for which no model answers waits until one may, where it was told to.
+"""Parking: a turn whose models are all unavailable waits, if `on_unavailable` is `park`.
 
-`PERDURE_TURN__ON_UNAVAILABLE=park`, or an agent that says so. The turn is given back with a moment
-before which nobody claims its session: neither attempts nor time are used up, the session's other
-turns wait behind it. A breaker that closes recalls what is parked, from whichever process it is
-seen; then, and when the moment has come, the sweeper wakes a few a round, the oldest first, since a
-model that has just recovered is not to be overrun.
+The turn is released with a time before which no worker claims its session. It uses up neither attempts nor its time
+limit, and the session's other turns wait behind it. When a breaker closes, in whichever process, parked turns become
+due. The sweeper wakes a few per round, the oldest first, so that a recovered model is not overloaded.
 """
 
 from __future__ import annotations

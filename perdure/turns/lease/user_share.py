@@ -1,9 +1,9 @@
-"""A user's share of the fleet: at most `PERDURE_TURN__USER_CONCURRENCY` turns of one user run at once.
+"""A user's share of the fleet: at most `PERDURE_TURN__USER_CONCURRENCY` turns of one user run concurrently.
 
-Further sessions of the user wait without a wake-up in the broker's queue and without a worker's thread: one user's
-flood does not delay the wake-ups of others. Accepting a message and claiming a session queue them; here a runner that
-has freed a place admits the next one, after its commit. The sweeper admits what this misses (a place that was freed
-while the session was being queued, a process that died before it published).
+Further sessions of the user wait without a wake-up and without a thread, so one user's flood does not delay others.
+Accepting a message and claiming a session queue them. A runner that frees a place admits the next one here, after its
+commit. The sweeper admits what this misses: a place that was freed while the session was being queued, or a process
+that died before it published the wake-up.
 """
 
 from __future__ import annotations

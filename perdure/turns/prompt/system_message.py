@@ -1,10 +1,9 @@
-"""What a model is told before the conversation itself: who it is, where the user writes, what came before.
+"""The system message: the agent's instructions, the user's channel, and the past.
 
-Made once a turn. The past speaks through sections of bounded size (`memory.gathering`), the session
-before last of all: through its summary, or through its last messages while that is being written.
-Next to what is known of the user come the cases of the CaseBank that are near enough to what they ask.
-All of it is quoted (`quoting`), as what was said and not as what to do. A memory that cannot be reached costs a
-turn a bounded wait and what it would have recalled, never the turn.
+Made once per turn. The past is in sections of bounded size (`memory.sections`); the previous session comes last, as its
+summary, or as its last messages until the summary exists. Cases that are near to the question follow what is known of
+the user. All of it is quoted (`text.quoting`) as data. If memory cannot be reached, the turn waits for a bounded time
+and continues without it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Commits that a passing database error does not undo.
+"""Commits that survive a transient database error.
 
-A model's reply and a tool's result are paid for before they are committed. Where the database refuses the
-commit for now (a lock timeout, a deadlock, a restart, a lost connection), the runner keeps what it has in hand,
-reads what is true, and commits again for as long as the session is as it was: held under the same fence, in the
-same turn, at the same tick. An error is ambiguous: if the session has moved on, the commit had happened.
+A model's reply and a tool's result are paid for before they are committed. If the database refuses the commit (a lock
+timeout, a deadlock, a restart, a lost connection), the runner keeps them, reads the session's state, and commits again
+as long as that is unchanged: the same fence, turn and tick. The error is ambiguous: if the session has advanced, the
+commit had succeeded.
 
 Called by the step loop for steps, and by the runner for holding and settling.
 """
@@ -35,7 +35,7 @@ def persist(runtime: Runtime, hold: Hold, turn_id: UUID, commit: Callable[[], Co
     Tries for as long as a turn may take; a process that shuts down tries twice.
 
     Raises:
-        LeaseLost: the session is another runner's now, or the database is unavailable for a whole lease.
+        LeaseLost: another worker has the session, or the database is unavailable for a whole lease.
         Unavailable: the database answers and refused the commit until the time was over.
     """
     until = runtime.clock.monotonic() + runtime.settings.turn.timeout_s
@@ -72,7 +72,7 @@ def find_again(runtime: Runtime, hold: Hold) -> Claimed:
     """The session with its oldest unsettled turn, for as long as `hold` has it; renews the lease.
 
     Raises:
-        LeaseLost: the session is another runner's now, or the database is unavailable for a whole lease.
+        LeaseLost: another worker has the session, or the database is unavailable for a whole lease.
     """
     limits = runtime.settings.turn
     until = runtime.clock.monotonic() + limits.lease_s

@@ -1,8 +1,7 @@
-"""Turns that run in a process of their own, as the worker sees them that started the process.
+"""Turns that run in a child process, as seen by the worker that started it.
 
-Such a process may hold its interpreter's lock: then it sees no cancellation, no lost lease and no time limit, and its
-parent decides whether it is to end. `Watch.see` decides; `perdure.workers.isolated.kill` kills, and has the turn
-settled.
+A child may hold its interpreter's lock and then sees no cancellation, lost lease or time limit, so its parent decides
+when it must end. `Watch.see` decides; `perdure.workers.isolated.kill` kills the child and settles the turn.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The step loop (ReAct): ask the model, run the tools it asks for, ask again.
+"""The step loop (ReAct): ask the model, run the tools that it asks for, ask again.
 
-Keeps the law "save, then act": a reply is committed, with the intents of its tool calls,
-before a tool begins, and the tools' results before the model is asked again. No connection
-is held while a model or a tool is at work.
+A reply is committed with the intents of its tool calls before a tool begins, and the tools' results before the model is
+asked again. No connection is held during a model call or a tool call.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from perdure.turns.run.transcript import Entry, Transcript, result_of, said
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """The worker shuts down: another one goes on from what is committed."""
+    """The worker shuts down: another one continues after the last commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +98,14 @@ class Turn:
 
     @property
     def case_ids(self) -> tuple[str, ...]:
-        """The cases of the CaseBank that the model was told of."""
+        """The cases in the prompt."""
         return () if self._briefing is None else self._briefing.case_ids
 
     def run(self) -> Ending | Stop:
         """Step until the turn ends.
 
         Raises:
-            LeaseLost: the session is somebody else's now.
+            LeaseLost: another worker has the session.
             Unavailable: the database cannot be reached; what is committed must be read again.
         """
         left = self._refused() or self._loop()
@@ -125,7 +124,7 @@ class Turn:
         """Whether a required hook keeps the turn from beginning. Once the user's words are committed, all have passed.
 
         Raises:
-            LeaseLost: the session is somebody else's now.
+            LeaseLost: another worker has the session.
         """
         uncommitted = self.transcript.uncommitted
         if not self._agent.before_turn or not uncommitted or self._hold.stopping.is_set():
@@ -166,7 +165,7 @@ class Turn:
         return TurnStarted(user, self._hold.session_id, ref.turn_id, ref.agent, ref.channel, text, tenant)
 
     def _step_or_stop(self) -> Ending | Stop | None:
-        """One step, and what it comes to, if the turn does not go on to the next one."""
+        """One step; its ending, or `None` if the turn continues."""
         try:
             reply = self._step()
         except Undecided:
@@ -288,7 +287,7 @@ class Turn:
         """Commit a step; False if it was committed a while ago, by a try whose answer was lost.
 
         Raises:
-            LeaseLost: the session is another runner's now.
+            LeaseLost: another worker has the session.
             Unavailable: the database refuses the commit.
         """
         variables = self._variables.changed()
@@ -347,7 +346,7 @@ def out_of_time(limit_s: float) -> DeadlineExceeded:
 
 
 def _broken_off(error: Exception) -> PerdureError:
-    """A model said that its call was ended, and nobody had ended it."""
+    """A model reported an aborted call that was not aborted."""
     broken = ProviderError("The model broke off.")
     broken.__cause__ = error
     return broken

@@ -1,7 +1,7 @@
-"""What a settled turn leaves in the memory that is quick and may be lost.
+"""Writing a settled turn to working memory in Redis, which may be lost.
 
-Called after the commit that settles, so that PostgreSQL always comes first. A Redis that is
-away is reported and costs the turn a bounded wait, no more.
+Called after the commit that settles the turn, so PostgreSQL always has it first. If Redis is unavailable, that is
+logged and costs the turn a bounded wait.
 """
 
 from __future__ import annotations

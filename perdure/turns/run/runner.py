@@ -1,7 +1,7 @@
-"""Running a session: claim it, run its turns in order, settle each, give it back.
+"""Running a session: claim it, run its turns in order, settle each, release it.
 
-What a Celery task calls, and all that it calls. Every way in which a run can end is one of
-the outcomes below; a turn that fails is no exception here, since its failure is committed.
+Called by the task `turns.run`. Every way in which a run can end is one of the outcomes below. A failed turn is not an
+exception here, since its failure is committed.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Runner:
         self.keeper.close()
 
     def run(self, session_id: UUID, *, alone: bool = False) -> Outcome:
-        """Run what the session has to run, if nobody else does.
+        """Run the session's turns, if no other worker does.
 
         `alone` says that this process is the session's own and may be killed by it.
 
@@ -183,12 +183,12 @@ class Runner:
         for _ in range(_LOCKED_TRIES):
             if not isinstance(found, NotNeeded) or not is_claimable(self._runtime.database, session_id, self._limits):
                 break
-            time.sleep(_LOCKED_PAUSE_S)  # somebody held the row for the length of a commit
+            time.sleep(_LOCKED_PAUSE_S)  # another transaction held the row for the length of a commit
             found = claim(self._runtime.database, session_id, self._owner, self._limits, alone=alone)
         return found
 
     def _run_turns(self, claimed: Claimed, hold: Hold) -> tuple[int, bool]:
-        """How many turns were settled, and whether the session is free, has more of them, and no worker was told."""
+        """The number of settled turns, and whether the session is free and has more that no wake-up announces."""
         settled, losses = 0, 0
         until = self._runtime.clock.monotonic() + _SLICE_S
         try:
@@ -230,7 +230,7 @@ class Runner:
         Any other error is a strike against the turn; once the strikes are used up, it is given up.
 
         Raises:
-            LeaseLost: the session is another runner's now.
+            LeaseLost: another worker has the session.
         """
         hold.begin(ref.turn_id)
         hold.tick = claimed.kept.tick
@@ -346,7 +346,7 @@ class Runner:
             log.exception("turn %s is settled, and is not kept in working memory", ref.turn_id)
 
     def _stop(self, hold: Hold, ref: TurnRef, began: float, stop: Stop) -> Parked:
-        """Leave a turn where it is, for whoever goes on with it."""
+        """Leave a turn as it is, for the next worker."""
         match stop:
             case Parked():
                 return self._park(hold, ref, began)
@@ -389,7 +389,7 @@ class Runner:
         """Give the session back after an error; the sweeper wakes it later after each one.
 
         Raises:
-            LeaseLost: the session is another runner's now, or the database is unavailable: then the lease runs out.
+            LeaseLost: another worker has the session, or the database is unavailable: then the lease runs out.
         """
         try:
             given = {"spent_s": spent_s, "max_attempts": self._limits.max_attempts}

@@ -1,13 +1,10 @@
-"""How a turn ends: one commit that says all of it.
+"""Settling a turn: one commit with its last messages, outcome and delivery.
 
-Keeps the laws that what is settled is a transcript that a provider accepts (open calls are
-closed in the same commit, saying how) and that nothing reaches a channel before its commit
-(the reply and what is owed to its receiver are one statement). Called by the runner, and by
-accept when a message interrupts.
+A settled transcript is valid for providers: the same commit closes open calls with the reason. Nothing reaches a
+channel before this commit. Called by the runner, and by accept when a message interrupts.
 
-The same statement records the cases of the CaseBank that were in the prompt, with how the turn ended. What that commit
-writes is put together first, as a `Verdict`: JSON, which can wait in the turn's row
-while the session's snapshot is saved elsewhere.
+The same statement records the cases in the prompt, with the turn's outcome. Its data is first assembled as a `Verdict`:
+JSON, which can wait in the turn's row while the session's snapshot is saved in another store.
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ class Replied:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The turn cannot go on. The error's message is the reply that the sender gets."""
+    """The turn failed. The error's message is the sender's reply."""
 
     error: PerdureError
 
@@ -129,7 +126,7 @@ def conclude(
 ) -> Verdict:
     """What is to be written of a turn that ends so; calls that are still open are answered in it.
 
-    `case_ids` are the cases of the CaseBank that its model was told of.
+    `case_ids` are the cases in its prompt.
     """
     closing, variables = _closed(executor, session_id, turn, transcript)
     entries = [*transcript.uncommitted, *closing, *_reply(turn.turn_id, ending)]

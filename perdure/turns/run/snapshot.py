@@ -1,10 +1,9 @@
-"""A session's snapshot, in whatever store: found at a claim, saved before the reply.
+"""A session's snapshot in the configured store: found at a claim, saved before the reply.
 
-PostgreSQL keeps the working variables with every step, so with its own store there is nothing
-more to do. With a store elsewhere, how a turn ends is committed first and shown to nobody
-(`queries.HOLD`); then the snapshot is saved, under the token and at the tick that settling makes;
-then the turn is settled. Whoever dies between leaves a held turn, which the next runner saves and
-settles without asking the model again. Called by the runner.
+PostgreSQL has the working variables with every step, so its own store needs no more. With another store, the turn's
+ending is committed first, invisible to callers (`queries.HOLD`); then the snapshot is saved under the token and at the
+tick that settling makes; then the turn is settled. A crash in between leaves a held turn, which the next worker saves
+and settles without asking the model again. Called by the runner.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def hydrate(runtime: Runtime, claimed: Claimed, hold: Hold) -> VariableSet:
     in the middle, is not.
 
     Raises:
-        LeaseLost: the session is somebody else's now.
+        LeaseLost: another worker has the session.
         Unavailable: the database cannot be reached.
     """
     found = _stored(runtime, claimed, hold) if is_elsewhere(runtime.snapshots) else None
@@ -90,7 +89,7 @@ def save(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict, memory: 
 
     Raises:
         NotSaved: the store would not take it; the ending is held.
-        LeaseLost: the session is somebody else's now.
+        LeaseLost: another worker has the session.
         Unavailable: the database cannot be reached.
     """
     rows = persist(runtime, hold, turn.turn_id, lambda: _held(runtime, hold, turn, verdict))

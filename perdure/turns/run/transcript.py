@@ -1,9 +1,8 @@
-"""The transcript of a turn: what is committed, what is asked and not yet answered.
+"""The transcript of a turn: committed messages, and calls without a result.
 
-Keeps the law that what is sent to a model, and what is settled, is a transcript that a
-provider accepts: every tool call has exactly one result, in the order asked, right behind
-the message that asked. What is pending is derived from the entries themselves: a call
-without a result. So resuming after a crash needs no state but the rows.
+Every transcript that is sent to a model or settled is valid for providers: each tool call has exactly one result, in
+the order of the calls, right after the message that asks for them. Pending work is derived from the entries (a call
+without a result), so resuming after a crash needs only the rows.
 """
 
 from __future__ import annotations
