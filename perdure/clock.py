@@ -1,10 +1,8 @@
-"""Time, given and never taken.
+"""Time, passed to every module, so that a test can move it.
 
-Every module of the domain asks a `Clock` for the time, so that a test can move it. The
-database has the same seam: SQL calls `perdure_now()`, which adds the connection's
-`perdure.clock_offset` (a setting that only tests give) to the server's clock. Leases are
-measured by the database's clock; whether a lease *still* holds inside this process is
-measured by the monotonic one, which no administrator can set back.
+SQL calls `perdure_now()`, which adds the connection's `perdure.clock_offset` (only tests set it) to the server's clock.
+Leases are measured by the database's clock. Whether a lease still holds within this process is measured by the
+monotonic clock, which no administrator can set back.
 """
 
 from __future__ import annotations

@@ -20,15 +20,14 @@
     │   └── IncompatibleDatabase     UNAVAILABLE           503
     ├── BudgetExhausted              BUDGET_EXHAUSTED      500
     ├── TurnCancelled                TURN_CANCELLED        409
-    └── Abandoned                    (reaches nobody: whoever made the call has given it up)
+    └── Abandoned                    (internal: the caller has aborted the call)
 
-An error's `message` is a sentence for the person who asked: no stack trace, no query, no
-secret. What an operator needs besides goes to the log with the exception itself. Foreign
-errors (a driver's, a provider's SDK's) are mapped to this tree once, at the edge that met
-them; nothing above that edge knows them.
+An error's `message` is for the caller: no stack trace, no query, no secret. The log has the
+exception itself for the operator. Foreign errors (of a driver, of a provider's SDK) are mapped
+to this tree once, where they are caught first.
 
-`transient` says whether the same call may succeed if it is simply made again, and
-`retry_after_s` after how long whoever was called asks for that; see `perdure.resilience.failures`.
+`transient`: whether the same call may succeed if it is repeated. `retry_after_s`: seconds after
+which the callee requests that; see `perdure.resilience.failures`.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ from typing import ClassVar
 
 
 class PerdureError(Exception):
-    """Any failure that has a code. `message` may be shown to whoever asked.
+    """Any failure with a code. The caller may see `message`.
 
-    `transient` is None where this error alone does not tell, and its cause may. `retry_after_s`
-    is in seconds from when the error was made, None if nothing was said.
+    `transient` is `None` if the error's cause decides. `retry_after_s`: seconds from the error's
+    creation, `None` if not known.
     """
 
     code: ClassVar[str] = "UNKNOWN"
@@ -68,7 +67,7 @@ class RateLimited(PerdureError):
 
 
 class DeadlineExceeded(PerdureError):
-    """A call or a turn took longer than it may."""
+    """A call or a turn exceeded its time limit."""
 
     code = "TIMEOUT"
     http_status = 504
@@ -84,14 +83,14 @@ class ContextTooLong(PerdureError):
 
 
 class ToolError(PerdureError):
-    """A tool failed; the message is what the model is told."""
+    """A tool failed; the model gets the message."""
 
     code = "TOOL_ERROR"
     http_status = 500
 
 
 class OutcomeUnknown(ToolError):
-    """A tool was broken off after it had begun: it may have taken effect, and may not."""
+    """A tool was interrupted after it had begun: it may or may not have taken effect."""
 
 
 class GuardRejected(PerdureError):
@@ -103,7 +102,7 @@ class GuardRejected(PerdureError):
 
 
 class InvalidRequest(PerdureError):
-    """The request is wrong in itself; sending it again changes nothing."""
+    """The request is invalid; repeating it does not help."""
 
     code = "INVALID_REQUEST"
     http_status = 400
@@ -111,7 +110,7 @@ class InvalidRequest(PerdureError):
 
 
 class Unauthorized(PerdureError):
-    """No key, or one that is not known."""
+    """No key, or an unknown one."""
 
     code = "UNAUTHORIZED"
     http_status = 401
@@ -127,7 +126,7 @@ class Forbidden(PerdureError):
 
 
 class NotFound(PerdureError):
-    """There is no such thing, or none that the caller may see."""
+    """It does not exist, or the caller may not see it."""
 
     code = "NOT_FOUND"
     http_status = 404
@@ -135,7 +134,7 @@ class NotFound(PerdureError):
 
 
 class Conflict(PerdureError):
-    """What was asked does not agree with what is."""
+    """The request conflicts with the current state."""
 
     code = "CONFLICT"
     http_status = 409
@@ -151,7 +150,7 @@ class TooLarge(PerdureError):
 
 
 class InvalidResponse(PerdureError):
-    """A provider answered with something that is not an answer."""
+    """A provider's answer is malformed."""
 
     code = "INVALID_RESPONSE"
     http_status = 502
@@ -171,7 +170,7 @@ class ProviderError(PerdureError):
 
 
 class CircuitBreakerOpen(PerdureError):
-    """A breaker lets no call through before `until`, `retry_after_s` seconds from now, if that is known."""
+    """A breaker admits no call before `until`, in `retry_after_s` seconds, if that is known."""
 
     code = "CIRCUIT_BREAKER_OPEN"
     http_status = 503
@@ -190,7 +189,7 @@ class CircuitBreakerOpen(PerdureError):
 
 
 class Unavailable(PerdureError):
-    """A service that this needs (PostgreSQL, the broker) cannot be reached, or takes nothing in just now."""
+    """A required service (PostgreSQL, the broker) cannot be reached, or refuses work at present."""
 
     code = "UNAVAILABLE"
     http_status = 503
@@ -216,7 +215,7 @@ class BudgetExhausted(PerdureError):
 
 
 class TurnCancelled(PerdureError):
-    """The turn was cancelled by whoever may."""
+    """The turn was cancelled."""
 
     code = "TURN_CANCELLED"
     http_status = 409
@@ -224,13 +223,13 @@ class TurnCancelled(PerdureError):
 
 
 class Abandoned(PerdureError):
-    """Whoever made a call has given it up. Nobody is at fault: it is no failure of what was called."""
+    """The caller aborted the call. This is not a failure of the callee."""
 
     transient = False
 
 
 def reworded(error: PerdureError, message: str) -> PerdureError:
-    """The same error, saying `message` to whoever asked."""
+    """The same error with another `message`."""
     other = copy(error)
     other.message = message
     other.__cause__ = error
@@ -284,7 +283,7 @@ class SettingsError(Exception):
 
 
 class MissingKey(SettingsError):
-    """A model or an embedder is named whose vendor's key is not set. Processes that ask none go on without."""
+    """A model or an embedder is named whose vendor's key is not set. Processes that do not call it start without."""
 
 
 class IllegalTransition(Exception):

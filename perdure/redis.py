@@ -1,8 +1,7 @@
-"""Redis as the domain reaches it: for what is quick and may be lost, never for the truth.
+"""Redis clients, for caches and hints that may be lost.
 
-One place says how a client is made (every wait bounded to a second, in kombu's spelling of an
-address or redis-py's) and what a person can do about each of its errors. Called by what keeps
-something there: snapshots, the first two layers of memory.
+Makes clients (every wait bounded to a second, addresses in kombu's or redis-py's form) and maps each of their errors to
+a message with a way out. Used by snapshots, breakers and the first two layers of memory.
 """
 
 from __future__ import annotations

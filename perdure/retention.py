@@ -1,10 +1,10 @@
-"""Retention: rows that nothing reads any more are deleted after a fixed number of days.
+"""Retention: deletes rows that are no longer read, after a fixed number of days.
 
-Deliveries that are sent or have failed, snapshots that were set aside for the operator, snapshots of ended sessions,
-messages of the inbox whose text is in a transcript, uses of cases beyond those that a success rate is computed from,
-and dry runs of the CaseBank. Transcripts, turns, memories and cases stay until their user is erased.
+Delivered or failed deliveries, snapshots that were set aside, snapshots of ended sessions, messages of the inbox whose
+text is in a transcript, executions of cases beyond those that a success rate is computed from, and dry runs of the
+CaseBank. Transcripts, turns, memories and cases stay until their user is erased.
 
-Each statement reads and deletes a bounded number of rows through an index. A table that has no index for its rule is
+Each statement reads and deletes a bounded number of rows through an index. A table without an index for its rule is
 walked page by page in the order of its key, once in each call of `retain`.
 """
 

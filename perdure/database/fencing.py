@@ -1,10 +1,10 @@
-"""The fence on a session: what every write of its holder is conditional on.
+"""The fence on a session: every write of its holder is conditional on it.
 
-A claim raises the token and draws a random nonce. The token orders claims; the nonce tells two claims of one token
-apart. There can be two after a failover to a standby that had not received the first: its holder still runs, and the
+A claim raises the token and draws a random nonce. The token orders claims; the nonce distinguishes two claims of one
+token. There can be two after a failover to a standby that had not received the first: its holder still runs, and the
 next claim raises the same token again.
 
-A worker of a release that knows no nonce raises the token alone, so its claim shuts out every earlier holder, too.
+A worker of a release without the nonce raises the token alone, so its claim also shuts out every earlier holder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keep one embedded server running: `python -m perdure.embedded postgres|redis DIRECTORY`.
 
-For a supervisor: it ends with status 1 when the server dies, so that starting it again starts
-the server again; on SIGTERM or SIGINT it leaves, and stops the server if nobody else uses it.
+For a supervisor: exits with status 1 when the server dies, so that a restart restarts the server. On SIGTERM or SIGINT
+it exits, and stops the server if no other process uses it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The one error of the embedded servers, and the sentences for what stands in their way.
+"""The error of the embedded servers, and its messages.
 
-Its reader is whoever typed `perdure up`: each message names the server, the directory,
-`PERDURE_DATA_DIR` and a way out.
+Each message names the server, the directory, `PERDURE_DATA_DIR` and a way out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Both servers in a temporary directory, for tests and benchmarks: real, durable, gone afterwards."""
+"""Both servers in a temporary directory, for tests and benchmarks."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Calls that fail well: a breaker around retries around the call, and then somebody else's answer."""
+"""Failing calls: a breaker around retries around the call, and then other models' answers."""

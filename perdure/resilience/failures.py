@@ -1,8 +1,8 @@
-"""What a failure says about whoever was called: can it pass, does it count, is anybody at fault?
+"""Classifying a failure: is it transient, and does it count for the breaker?
 
-Decided by the first error down the chain of causes that knows: an error of `perdure.errors` by
-its `transient`, a foreign one by its HTTP status or by being Python's own for connections and
-timeouts. Retries and breakers ask here, so that they can never disagree.
+The first error in the chain of causes with a known class decides: an error of `perdure.errors` by `transient`, a
+foreign one by its HTTP status or by being Python's own for connections and timeouts. Retries and breakers both ask
+here, so they cannot disagree.
 """
 
 from __future__ import annotations

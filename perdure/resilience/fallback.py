@@ -1,6 +1,6 @@
-"""When a call has failed for good: somebody else's answer, or the original error.
+"""Fallbacks: another answer after a call has finally failed, or the original error.
 
-The strategy may do what it likes, and nothing that becomes of it hides why it was needed.
+A failure of the strategy itself never hides the original error.
 """
 
 from __future__ import annotations

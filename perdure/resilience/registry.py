@@ -1,10 +1,10 @@
 """Circuit breakers by name, such as `llm:openai:gpt-5`, `embed:openai:NAME`, `mcp:weather`, `tool:bank`.
 
-One circuit per name for the whole fleet while Redis answers, one per process while it does not.
-A breaker is never the reason for which a call fails, but by being open.
+One circuit per name for the whole fleet while Redis answers, one per process otherwise. A breaker fails a call only by
+being open.
 
-`Breaker` and `BreakerRegistry` are protocols: whoever wants other breakers gives another registry,
-and to a whole process a `Switchboard` (`resolve.py`).
+`Breaker` and `BreakerRegistry` are protocols: a program may pass its own registry, and a process takes its registry
+from a `Switchboard` (`resolve.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """From `PERDURE_BREAKER__REGISTRY` to the breakers of a process.
 
-A third party adds a registry by an entry point of the group `perdure.breakers`: its name is the
-setting's value, and its object is called with the settings, the clock and who is to be told when a
-breaker changes its state (a model's breaker that closes brings parked turns back).
+A third party adds a registry by an entry point of the group `perdure.breakers`: its name is the setting's value, and
+its object is called with the settings, the clock and a callback for changes of a breaker's state (a model's breaker
+that closes resumes parked turns).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Trying again: only what can pass, each time after a longer wait, never beyond the call's time.
+"""Retries: only of transient failures, with growing delays, within the call's time limit.
 
-A breaker stands around this, so that all the tries of a call count there once.
+The breaker is outside, so all tries of a call count there once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The fleet's circuits while Redis answers, this process's own while it does not.
 
-When Redis is back, its state stands. That it is away or silent costs one call of the process
-half a second, and the others nothing until it is asked again.
+When Redis answers again, its state counts. An unavailable Redis costs one call of the process half a second, and the
+others nothing until it is asked again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where circuits are kept: what every store of them does, and the one in a process's own memory.
+"""The store protocol of circuits, and the store in a process's memory.
 
-A store makes each transition whole: no other call comes between what it reads and what it
-writes. `fleet.py` keeps them in Redis for all workers.
+Each transition is atomic: no other call comes between its read and its write. `fleet.py` stores circuits in Redis for
+all workers.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Whom PostgreSQL runs as. It refuses root, so root lends it an unprivileged account.
+"""The account that PostgreSQL runs as: it refuses root, so root uses an unprivileged account.
 
-The account that owns the data goes on owning it; new data goes to `postgres`, else `nobody`.
-That account may be unable to reach the data (a checkout under `/root`, which is 0700). No
-permission of a parent directory is ever changed for that: the server is given the one capability
-that lets it pass (read and search; where a container withholds that one, the broader override),
-and the server lets only the account that started it connect (see `postgres`). Where it cannot
-reach its programs either, see `programs`.
+The account that owns the data keeps owning it; new data belongs to `postgres`, else `nobody`. That account may be
+unable to reach the data (a checkout under `/root`, which is 0700). The permissions of parent directories are never
+changed. Instead the server gets the one capability that lets it pass (read and search; if a container withholds that,
+the broader override), and admits only the account that started it (see `postgres`). If it cannot reach its programs,
+see `programs`.
 """
 
 from __future__ import annotations

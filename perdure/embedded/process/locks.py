@@ -1,8 +1,7 @@
-"""File locks that the kernel gives back when their holder dies, however it dies.
+"""File locks that the kernel releases when their holder dies.
 
-`flock` belongs to the open file, not to the process: a child that inherits the descriptor
-holds the lock too, and it is free when the last of them has ended. The embedded servers'
-liveness stands on exactly that.
+`flock` belongs to the open file, not to the process: a child that inherits the descriptor holds the lock, too, and it
+is free when the last of them has ended. The embedded servers' liveness depends on that.
 """
 
 from __future__ import annotations

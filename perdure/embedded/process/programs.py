@@ -1,9 +1,9 @@
-"""Programs that a lent account can run: where they were installed, or in a copy that root keeps.
+"""Programs that the unprivileged account can run: where they were installed, or in a copy that root owns.
 
-PostgreSQL asks access(2) whether it may run its own file, and access(2) knows nothing of the
-capability that takes the server through closed directories (see `account`). So where the
-installation lies behind one, as in a checkout under `/root`, the programs run from a copy that
-everybody may read and root alone may write. Later starts use the same copy, checked anew.
+PostgreSQL checks by access(2) whether it may run its own file, and access(2) ignores the capability that takes the
+server through closed directories (see `account`). If the installation is behind one, as in a checkout under `/root`,
+the programs run from a copy that every account may read and only root may write. Later starts check the copy and reuse
+it.
 """
 
 from __future__ import annotations
