@@ -1,4 +1,4 @@
-"""Hooks: what an agent's author has called before and after a turn, and before and after a tool.
+"""Hooks: functions of an agent's author that run before and after a turn, and before and after a tool call.
 
     def blocklist(turn: TurnStarted) -> None:
         if "forbidden" in turn.text:
@@ -6,13 +6,12 @@
 
     Agent("assistant", "You help.", before_turn=[required(blocklist), count_it])
 
-A hook that fails is logged and stops nothing, unless it is `required`: then the turn fails with its
-error (or `GUARD_REJECTED`), or the tool is not run or its result withheld, which the model is told.
-One that is not back within `PERDURE_TURN__HOOK_TIMEOUT_S` has failed; it runs in a thread of its own, which
-nobody can end and which is counted among the leaked ones.
+A failed hook is logged and stops nothing, unless it is `required`: then the turn fails with its error (or
+`GUARD_REJECTED`), or the tool does not run or its result is withheld, and the model gets the error.
+A hook that exceeds `PERDURE_TURN__HOOK_TIMEOUT_S` has failed; its thread cannot be ended and counts as leaked.
 
-`before_turn` is called once for a turn, however often that is parked: that it was is committed with the
-user's words. After a crash any hook may be called again for the same turn or call, with the same ids.
+`before_turn` is called once per turn, also if the turn is parked: its call is committed with the user's message.
+After a crash any hook may be called again for the same turn or call, with the same ids.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Seen = TypeVar("Seen")
 
 @dataclass(frozen=True, slots=True)
 class TurnStarted:
-    """A turn as hooks see it. `text` is what the user wrote, `tenant` the user's."""
+    """A turn before its first model call. `text` is the user's message, `tenant` the user's."""
 
     user_id: str
     session_id: UUID
@@ -49,7 +48,7 @@ class TurnStarted:
 
 @dataclass(frozen=True, slots=True)
 class TurnEnding:
-    """A turn about to end: `status` is `done`, `failed` or `cancelled`, `reply` what would be said, if anything."""
+    """A turn before it is settled: `status` is `done`, `failed` or `cancelled`, `reply` its reply, if any."""
 
     turn: TurnStarted
     status: str
@@ -58,7 +57,7 @@ class TurnEnding:
 
 @dataclass(frozen=True, slots=True)
 class ToolCalling:
-    """A tool call as hooks see it: `arguments` are by name, `effect_id` is the same for every attempt.
+    """A tool call before it runs: `arguments` by name; `effect_id` is the same for every attempt.
 
     `tenant` is the user's.
     """
@@ -74,7 +73,7 @@ class ToolCalling:
 
 @dataclass(frozen=True, slots=True)
 class ToolCalled:
-    """A tool call that has come back with a result, as the model is told it."""
+    """A tool call with the result that the model will get."""
 
     call: ToolCalling
     result: str
@@ -82,7 +81,7 @@ class ToolCalled:
 
 @dataclass(frozen=True, slots=True)
 class Required(Generic[Seen]):
-    """A hook whose failure stops what it was called for."""
+    """A hook whose failure stops the turn or the tool call."""
 
     function: Callable[[Seen], object]
 
@@ -92,19 +91,19 @@ Hooks = Sequence[Hook[Seen]]
 
 
 def required(function: Callable[[Seen], object]) -> Required[Seen]:
-    """The hook `function`, whose failure stops what it is called for."""
+    """The hook `function`, whose failure stops the turn or the tool call."""
     return Required(function)
 
 
-class _NotBack(Exception):
-    """A hook took too long, or ended its thread instead of returning."""
+class _Unfinished(Exception):
+    """A hook exceeded its time limit, or ended its thread instead of returning."""
 
 
 def call_hooks(hooks: Hooks[Seen], seen: Seen, within_s: float, leaks: Leaks) -> None:
-    """Call each in order, and wait `within_s` seconds for each at the most.
+    """Call each in order, each for at most `within_s` seconds.
 
     Raises:
-        PerdureError: a required one failed, as it says, or as `GuardRejected` where it says nothing for people.
+        PerdureError: a required hook failed, with its own error or as `GuardRejected`.
     """
     for hook in hooks:
         function = hook.function if isinstance(hook, Required) else hook
@@ -113,7 +112,7 @@ def call_hooks(hooks: Hooks[Seen], seen: Seen, within_s: float, leaks: Leaks) ->
             _call(function, seen, name, within_s, leaks)
         except Exception as error:
             if not isinstance(hook, Required):
-                log.exception("the hook %s failed; what it was called for goes on", name)
+                log.exception("the hook %s failed; the turn continues", name)
                 continue
             log.warning("the required hook %s failed: %s", name, loggable(error))
             if isinstance(error, PerdureError):
@@ -126,7 +125,7 @@ def _call(function: Callable[[Seen], object], seen: Seen, name: str, within_s: f
 
     Raises:
         Exception: the hook's own.
-        _NotBack: it has none, and has not returned.
+        _Unfinished: it has not returned in time.
     """
     ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
     context = contextvars.copy_context()
@@ -145,8 +144,8 @@ def _call(function: Callable[[Seen], object], seen: Seen, name: str, within_s: f
         error = ended.get(timeout=within_s)
     except queue.Empty:
         leaks.add(thread)
-        raise _NotBack(f"it is not back within {within_s:g} s") from None
+        raise _Unfinished(f"it is not back within {within_s:g} s") from None
     if isinstance(error, Exception):
         raise error
     if error is not None:
-        raise _NotBack(f"it ended its thread by {type(error).__name__}") from error
+        raise _Unfinished(f"it ended its thread by {type(error).__name__}") from error
