@@ -1,4 +1,4 @@
-"""How the arguments of a task look to those who watch the workers: ids, never texts.
+"""The arguments of tasks as Flower, events and `celery inspect` show them: ids, never texts.
 
 Celery copies what a publisher sends as `argsrepr` and `kwargsrepr` into events, which Flower keeps. Publishers of
 perdure set both from here. For the tasks of other publishers the worker does (`perdure.tasks.request`).

@@ -46,7 +46,7 @@ def prune(self: ScheduledTask, *, dry_run: bool = True) -> dict[str, Any] | None
 
 @shared_task(name="casebank.advance", bind=True, base=ScheduledTask)
 def advance(self: ScheduledTask) -> dict[str, Any] | None:
-    """Void a plan that nobody approved in time; go on with a run that was approved or broken off."""
+    """Expire a plan that was not approved in time; continue an approved or interrupted run."""
     runtime = self.process.runtime
     if state.expire(runtime.database):
         log.warning("a plan of the CaseBank was not approved in time, and is void")

@@ -1,4 +1,4 @@
-"""What is done once a day to keep the tables small."""
+"""The daily retention task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done to memories: sessions are consolidated, memories decay, hot ones are reckoned anew."""
+"""Tasks of memory: consolidation, decay, hot memories."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def decay(self: ScheduledTask) -> int:
 
 @shared_task(name="memory.refresh_hot", bind=True, base=ScheduledTask)
 def refresh_hot(self: ScheduledTask) -> int:
-    """Reckon everybody's hot memories anew; returns how many there are. Indexes their vectors once they are many."""
+    """Recompute all users' hot memories; returns their number. Indexes vectors once there are many."""
     runtime = self.process.runtime
     hot = refresh(runtime.database)
     embedder = runtime.embedder

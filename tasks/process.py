@@ -15,9 +15,9 @@ from perdure.turns.outbox import Carrier
 from perdure.turns.run.runner import Runner
 
 Flusher = Callable[[UUID, Fence], int | None]
-"""Writes down what is kept of a session outside of PostgreSQL only, if the token is current; how much that was.
+"""Writes a session's turns that only Redis has to PostgreSQL; their number.
 
-None where it was left to whoever works on the session next: the token is none any more, or a turn comes first.
+`None` if that is left to the session's next worker: the token is stale, or a turn comes first.
 """
 
 DELIVERIES = 20

@@ -1,7 +1,7 @@
-"""A task message in a worker. Its arguments are hidden before the first event or line of the log is made.
+"""A task message in a worker. Its arguments are hidden before the first event or log line.
 
-Publishers that are not perdure's send their arguments in full (`argsrepr`, `kwargsrepr`), and `celery inspect`
-answers with the arguments themselves: the worker hides them whoever published.
+Other publishers send arguments in full (`argsrepr`, `kwargsrepr`), and `celery inspect` reports the arguments
+themselves, so the worker hides them for every publisher.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`sessions.end` ends one session; `sessions.expire_idle` asks for the idle ones to end, each minute."""
+"""`sessions.end` ends one session; `sessions.expire_idle` requests the end of idle sessions, each minute."""
 
 from __future__ import annotations
 

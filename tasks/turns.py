@@ -45,7 +45,7 @@ def submit(self: PerdureTask, *positional: Any, **message: Any) -> dict[str, Any
 
 @shared_task(name="turns.run", bind=True, base=PerdureTask)
 def run(self: PerdureTask, session_id: str) -> None:
-    """Run what a session has to run, if nobody else does."""
+    """Run a session's turns, if no other worker does."""
     outcome = self.process.runner.run(UUID(session_id))
     match outcome:
         case Ran() | NotNeeded() | Queued():

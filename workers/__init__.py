@@ -1,1 +1,1 @@
-"""Processes: the Celery application, the worker's life, embedded servers, the commands."""
+"""The Celery worker: the application, its consumer, its lifecycle and its shutdown."""

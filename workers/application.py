@@ -1,8 +1,7 @@
-"""The Celery application: one, the same for workers, beat, Flower and whoever publishes.
+"""The Celery application: the same for workers, beat, Flower and publishers.
 
-JSON only. Wake-ups are acknowledged as they arrive, since PostgreSQL knows what is due;
-messages that others submit are acknowledged when they are accepted. Every wait on the
-broker has a bound, so that one that falls silent hangs nobody.
+JSON only. Wake-ups are acknowledged early, since PostgreSQL has what is due; submitted messages are acknowledged when
+they are accepted. Every wait for the broker is bounded.
 """
 
 from __future__ import annotations
@@ -147,15 +146,15 @@ def broker_priority(broker_url: str, priority: int) -> int:
 def restored_level(level: int) -> int:
     """The level on Redis at which a message of `level` is written back to its queue.
 
-    kombu computes the list from the message's own priority and the steps of whoever writes it back. With the ten
-    steps of perdure's workers, a message that a default publisher put in the list of level 3 would return to level
+    kombu computes the list from the message's own priority and the steps of the process that writes it back. With the
+    ten steps of perdure's workers, a message that a default publisher put in the list of level 3 would return to level
     4 or 5, which no default consumer reads.
     """
     return level // 3 * 3
 
 
 def _routes(broker_url: str) -> dict[str, dict[str, Any]]:
-    """Queue and priority of each task, whoever publishes it with this application: gateway, worker or beat."""
+    """Queue and priority of each task that is published with this application: by the gateway, a worker or beat."""
     return {
         task: {"queue": queue, "priority": broker_priority(broker_url, PRIORITIES[queue])}
         for task, queue in ROUTES.items()

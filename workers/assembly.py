@@ -1,4 +1,4 @@
-"""Putting a process together: which servers it talks to, and the parts that share them.
+"""Assembling a process: the addresses of its servers, and the runtime's parts.
 
 Addresses come from the settings; where one is unset, the embedded server under the data
 directory is meant, which `perdure up` keeps running. Everything that a process holds open is
@@ -37,7 +37,7 @@ from perdure.turns.lease.parking import recall
 log = logging.getLogger(__name__)
 
 _NO_REDIS = "redis://127.0.0.1:0"
-"""Stands in where none runs: whoever needs it is told so then."""
+"""Replaces the URL if no Redis runs: a command that needs it fails with a message."""
 
 _NO_DATABASE = "postgresql://"
 """Stands in where a process needs none."""
@@ -176,7 +176,7 @@ def assemble(
         redis_file=_embedded_file(settings, redis_url),
     )
     if connections is not None:
-        connections.open(servers)  # last: this starts processes, which nobody would end if anything failed after it
+        connections.open(servers)  # last: this starts processes, which no code would end if a later step failed
     return made
 
 

@@ -1,4 +1,4 @@
-"""What `celery -A perdure inspect perdure` answers: turns that run here, leaked threads, the intake, the tallies."""
+"""`celery -A perdure inspect perdure`: running turns, leaked threads, the intake, and task counts of each worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was said gets its vectors in the background, by the worker whose turn it is to sweep.
+"""Embeds new messages in the background, in the worker that sweeps.
 
 Search by words needs none of it, so nothing waits for this; an embedder that is slow or away
 holds up neither the sweep nor a turn.

@@ -1,4 +1,4 @@
-"""A worker process from its first signal to its last: assembled, swept for, seen out.
+"""A worker process from its start to its end: assembles the runtime, starts the sweeper, runs the shutdown.
 
 Celery's signals call in here. `worker_shutting_down` fires inside the signal handler, where
 no I/O may be done, so it only leaves word for the thread that sees the process out (`shutdown`).

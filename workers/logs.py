@@ -30,7 +30,7 @@ class _WithTask(logging.Filter):
 
 
 def configure(level: int = logging.INFO) -> None:
-    """Send this process's log to stderr. Called once, by whoever starts the process."""
+    """Send this process's log to stderr. Called once, at the start of a process."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_WithoutTexts(_FORMAT))
     handler.addFilter(_WithTask())

@@ -37,7 +37,7 @@ def printable(text: str) -> str:
 
 
 def write_text(text: str) -> None:
-    """Print a text of somebody's: as it is into a pipe, printable on a terminal."""
+    """Print a foreign text: unchanged into a pipe, printable on a terminal."""
     sys.stdout.write((printable(text) if sys.stdout.isatty() else text) + "\n")
     sys.stdout.flush()
 

@@ -17,7 +17,7 @@ STDIO = Path("-")
 
 
 def write_whole(file: Path, text: str | Iterable[str]) -> None:
-    """Write beside it, then put it in its place: whoever reads `file` finds all of it, or what was there."""
+    """Write a temporary file and rename it: a reader of `file` finds the new content in full, or the old one."""
     file = file.resolve()
     parts = [text] if isinstance(text, str) else text
     try:

@@ -1,4 +1,4 @@
-"""What a worker does with its connection to the broker: Celery's consumer, with a bound for each queue.
+"""A worker's consumer: Celery's, with a bound for each queue.
 
 It survives the loss of a Redis, and keys of Redis that another program broke or uses (see
 `perdure.workers.consumer.broken_keys`). It takes from a queue only what it can begin at once (see

@@ -1,4 +1,4 @@
-"""Items on a queue that no worker can read: dropped, each kind with a line of the log that quotes none of their text.
+"""Malformed items on a queue: dropped and counted, logged without their text.
 
 Any program with the broker's address can put anything on a queue. kombu and Celery parse an item in the worker's
 event loop, where an error that they do not expect ends the worker; Redis has popped the item by then, so the next

@@ -1,4 +1,4 @@
-"""Messages that a release before `PERDURE_REDIS_PREFIX` left unacknowledged, put back into their queues.
+"""Restores messages that a release before `PERDURE_REDIS_PREFIX` left unacknowledged.
 
 That release kept what its workers had taken under kombu's default keys, `unacked` and `unacked_index`, which
 every application on a Redis database shares. Workers of this release use keys of their own, so a message that

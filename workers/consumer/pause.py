@@ -1,4 +1,4 @@
-"""What a worker takes from the broker: told to stop, to pause, to go on; and the signals that say so.
+"""Starting, pausing and stopping a worker's consumption, and the signals that cause it.
 
 A step among Celery's own, between its pool and its consumer. So it is told to stop when
 nothing is consumed any more and the pool has not been joined yet: what was prefetched and has
@@ -140,7 +140,7 @@ def is_supervisor(worker: Any) -> bool:
 
 
 def hand_back(requests: Iterable[Request]) -> int:
-    """Have the broker give these to somebody else; how many it took. Each is but a hint, or comes again by itself."""
+    """Return these messages to the broker; the number that it took. Each is a hint, or is delivered again."""
     count = 0
     for request in requests:
         try:

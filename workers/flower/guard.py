@@ -1,4 +1,4 @@
-"""Which requests Flower answers, and what it keeps of the events that it receives.
+"""Which requests Flower answers, and which events it stores.
 
 Any page that a browser on this machine shows can send it to a name of the page's own that resolves to 127.0.0.1 (DNS
 rebinding). A request that names another host than Flower's is refused, whatever it is for: `/metrics` and

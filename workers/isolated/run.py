@@ -1,10 +1,10 @@
-"""A turn in a process of its own: what kills it takes nobody else's turns with it.
+"""A turn in a child process, so that a crash harms no other turn.
 
-From the third claim without progress a turn runs here. `python -m perdure.workers.isolated.run SESSION_ID`
-claims the session, runs what it has, and ends; its parent waits. Only a few run at once; a
-session that finds no room is issued again by the sweeper.
+From the third claim without progress a turn runs here. `python -m perdure.workers.isolated.run SESSION_ID` claims the
+session, runs its turns, and exits; the parent waits. Only a few run concurrently; the sweeper wakes a session again if
+there was no room.
 
-A process that cannot end by itself is killed: by its parent when its turn is cancelled, lost or out of time
+A child that cannot end by itself is killed: by its parent when its turn is cancelled, lost or past its time limit
 (`perdure.workers.isolated.kill`), by the kernel when its parent ends (Linux only).
 """
 

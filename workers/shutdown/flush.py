@@ -1,8 +1,7 @@
-"""Flush: what is known of a session outside of PostgreSQL only is written there, before a process goes.
+"""The flush: writes turns that only Redis has to PostgreSQL before the process ends.
 
-For each session that the process worked on, under the fence that it had: where somebody else
-has claimed the session since, nothing is written. Bounded in time as a whole, since it
-talks to servers that may have fallen silent.
+For each session that the process held, under its fence: if another worker has claimed the session since, nothing is
+written. The whole flush has a time limit, since it calls servers that may be unresponsive.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The hard limit of a process's end: past it the process is gone, with status 1, whatever hangs.
+"""The hard limit of a shutdown: the process exits with status 1, whatever hangs.
 
-`os._exit` on a thread of its own: neither a thread that never returns, nor an event loop that is
-stuck, nor a log that nobody reads any more stands in its way.
+`os._exit` on a thread of its own: neither a thread that never returns, nor a blocked event loop, nor a log pipe without
+a reader prevents it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a process of Celery's ends when it cannot start: a message on stderr and an exit status.
+"""A Celery process that cannot start: a message on stderr and an exit status.
 
 Celery would print a traceback for an error in the application's module, and log and ignore one of a signal's
 receiver. The statuses are those of the `perdure` command: 2 for a wrong setting, 3 for a missing server.

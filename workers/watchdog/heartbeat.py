@@ -71,7 +71,7 @@ class Heartbeat:
         )
 
     def _beat(self, pipe: IO[bytes]) -> None:
-        """Write until nobody reads any more.
+        """Write until the watchdog has ended.
 
         Raises:
             BrokenPipeError: the watchdog has ended.

@@ -21,7 +21,7 @@ from perdure.cli.display import printable
 _HEADINGS = {
     Action.REMOVE: "Removed, for they fail too often",
     Action.MERGE: "Merged into a more used duplicate",
-    Action.ARCHIVE: "Archived, for nobody asks for them",
+    Action.ARCHIVE: "Archived, since they are not used",
     Action.SPARE: "Spared",
 }
 _COUNTS = ("removed", "merged", "archived")

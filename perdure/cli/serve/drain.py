@@ -121,7 +121,7 @@ class _Drain:
             try:
                 requested = request_end(self._database, session_id, _REASON)
             except Conflict:
-                continue  # it has ended meanwhile
+                continue  # it has ended since
             self._asked_to_end += 1
             requested.wake(self._runtime.wake)
 

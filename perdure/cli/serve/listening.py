@@ -9,7 +9,7 @@ import socket
 from perdure.cli.errors import WRONG_USAGE, Failure
 
 FINISH_S = 5
-"""Seconds that a gateway takes for sending what it answers, once nobody waits for a turn any more."""
+"""Seconds for sending responses, once no client waits for a turn."""
 
 ACCEPTED_AT_ONCE = 128
 """Connections that the event loop accepts in one round; where descriptors run out, also its attempts in one round."""

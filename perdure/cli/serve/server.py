@@ -1,15 +1,14 @@
-"""Serving the gateway on an address, until a signal: what is new is refused, what runs is finished.
+"""Serving the gateway on an address, until a signal.
 
-A gateway leaves in four phases, as a worker does, each a line of its log:
+A gateway shuts down in four phases, each a log line:
 
-    1  nothing is taken in: new messages get 503 and when to come again
-    2  drain: whoever waits for a turn is answered once it is settled, at the deadline with its present status
-    3  what is being answered is sent; what is not read within `FINISH_S` is cut off
-    4  connections are closed; exit 0, or 1 if anything was cut off
+    1  new messages get 503 with `Retry-After`
+    2  drain: waiting clients are answered when their turn is settled, at the deadline with its current status
+    3  responses are sent; a response that the client has not read within `FINISH_S` is cut off
+    4  connections are closed; exit 0, or 1 if a response was cut off
 
-On the first SIGINT or SIGTERM the gateway goes on listening for as long as somebody waits for
-a turn, at most for the drain's budget; a second one has those answered at once; a third one
-cuts off whatever is still being sent. At the hard limit it leaves with status 1, whatever hangs.
+After the first SIGINT or SIGTERM the gateway keeps listening while clients wait for turns, at most for the drain's time
+limit. A second signal answers them at once; a third one cuts off responses. At the hard limit it exits with status 1.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ class Server(uvicorn.Server):
 def serve(app: FastAPI, listener: socket.socket, budget: ShutdownSettings, close: Callable[[], None]) -> int:
     """Serve `app` until SIGINT or SIGTERM, then `close` what it stands on; the exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        # uvicorn takes them over, and in the end raises them once more for whoever had them before.
+        # uvicorn replaces the handlers, and at its end raises the signals again for the previous ones.
         signal.signal(number, lambda _number, _frame: None)
     logs.repeat_sparingly(
         "uvicorn.error", "asyncio", "perdure.channels.http.errors", "perdure.cli.serve.connection_limits"

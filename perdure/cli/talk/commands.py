@@ -1,4 +1,4 @@
-"""`perdure send` and `perdure chat`: talking to an agent from a terminal, through the same queue as everybody."""
+"""`perdure send` and `perdure chat`: talking to an agent from a terminal, through the ordinary queue."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The terminal's side of `perdure chat`: a line in, committed text out.
+"""The terminal of `perdure chat`: reads lines, prints committed text.
 
-On a terminal it shows who is asked, the tools that are called, and that somebody thinks; into
-a pipe go the replies alone. Ctrl-C cancels what is being answered, and leaves when nothing is.
-Closing the terminal (SIGHUP) and SIGTERM leave the conversation as `/exit` does: it ends, unless another channel was
-used a short time ago. What was sent is accepted, and is answered before that.
+On a terminal it shows the agent, tool calls and progress; a pipe gets the replies only. Ctrl-C cancels the running
+turn, or exits if there is none. SIGHUP (a closed terminal) and SIGTERM leave the conversation as `/exit` does: it ends,
+unless another channel was used shortly before. Messages already sent are answered first.
 """
 
 from __future__ import annotations
