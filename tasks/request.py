@@ -1,4 +1,4 @@
-"""A task message in a worker. Its arguments are hidden before the first event or log line.
+"""A task message in a worker. The worker masks its arguments before it emits an event or a log line.
 
 Other publishers send arguments in full (`argsrepr`, `kwargsrepr`), and `celery inspect` reports the arguments
 themselves, so the worker hides them for every publisher.

@@ -1,8 +1,7 @@
-"""`perdure drain`: the whole fleet lets go of its work, and takes none in until it is told to.
+"""`perdure drain`: every worker finishes or parks its turns and starts none, until `perdure drain --resume`.
 
-The intake is closed in PostgreSQL, so it stays closed over restarts and whatever becomes of this
-command, which from then on only watches: what runs is what PostgreSQL says; whether a worker
-has flushed is what the worker itself says, if it can be asked.
+The closed intake is a row in PostgreSQL, so it survives restarts and the end of this command. The command then polls
+PostgreSQL for running turns, and each reachable worker for its flush.
 """
 
 from __future__ import annotations
