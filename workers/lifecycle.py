@@ -1,7 +1,7 @@
 """A worker process from its start to its end: assembles the runtime, starts the sweeper, runs the shutdown.
 
-Celery's signals call this module. `worker_shutting_down` fires inside the operating system's signal handler, where I/O is
-unsafe, so it only sets an event for the shutdown thread (`shutdown`).
+Celery's signals call this module. `worker_shutting_down` fires inside the operating system's signal handler, where I/O
+is unsafe, so it only sets an event for the shutdown thread (`shutdown`).
 """
 
 from __future__ import annotations
