@@ -82,8 +82,9 @@ def _add_working_directory() -> None:
     if here in sys.path:
         return
     root = Path(__file__).resolve().parents[2]
-    is_checkout = (root / "pyproject.toml").exists() and str(root) in sys.path
-    sys.path.insert(sys.path.index(str(root)) if is_checkout else len(sys.path), here)
+    is_checkout = (root / "pyproject.toml").exists()
+    checkouts = [at for at, entry in enumerate(sys.path) if is_checkout and entry and Path(entry).resolve() == root]
+    sys.path.insert(checkouts[0] if checkouts else len(sys.path), here)
 
 
 def load(name: str) -> typer.Typer:

@@ -149,12 +149,20 @@ def test_celery_finds_the_application_in_a_checkout(application_name: str, envir
     assert "perdure.workers.consumer.consumer:Consumer" in ended.stdout
 
 
-def test_the_applications_modules_precede_a_checkout(application: Path, nowhere: Environment) -> None:
+@pytest.mark.parametrize("linked", [False, True])
+def test_the_applications_modules_precede_a_checkout(
+    application: Path, nowhere: Environment, tmp_path: Path, *, linked: bool
+) -> None:
     """An editable installation has the repository's root, with a `tasks` of its own, on the path."""
+    root = ROOT
+    if linked:
+        root = tmp_path / "checkout"
+        root.symlink_to(ROOT)
+    environment = {**nowhere, "PYTHONPATH": str(root)}
     code = (
         "import sys; from perdure.cli import _add_working_directory as add; add(); import tasks; print(tasks.__file__)"
     )
     ended = subprocess.run(
-        [sys.executable, "-P", "-c", code], cwd=application, env=nowhere, check=True, capture_output=True, text=True
+        [sys.executable, "-P", "-c", code], cwd=application, env=environment, check=True, capture_output=True, text=True
     )
     assert Path(ended.stdout.strip()) == application / "tasks.py"
