@@ -28,9 +28,9 @@ from benchmarks import (
     waiting,
 )
 from benchmarks.report import Section, console
-from benchmarks.stage import BenchmarkFailed, Progress, Stage, stage
+from benchmarks.setup import BenchmarkFailed, Progress, Setup, setup
 
-SECTIONS: dict[str, Callable[[Stage], Section]] = {
+SECTIONS: dict[str, Callable[[Setup], Section]] = {
     module.NAME: module.measure
     for module in (
         throughput,
@@ -57,7 +57,7 @@ def main() -> int:
     if not given.json:
         console().print(" · ".join(machine.values()), style="bold")
     try:
-        with _showing_progress() as progress, stage(progress, quick=given.quick) as made:
+        with _showing_progress() as progress, setup(progress, quick=given.quick) as made:
             for name in wanted:
                 section = SECTIONS[name](made)
                 found.append(section)

@@ -13,7 +13,7 @@ from statistics import median
 
 from benchmarks.agents import InProcessModel
 from benchmarks.report import Section
-from benchmarks.stage import Stage
+from benchmarks.setup import Setup
 from benchmarks.statements import bench
 from perdure.clock import SystemClock
 from perdure.models.resilient import GuardedModel
@@ -42,21 +42,21 @@ class Cost:
         return [name, f"{self.ms:.2f}", f"{self.cpu_ms:.2f}"]
 
 
-def measure(stage: Stage) -> Section:
+def measure(setup: Setup) -> Section:
     """The section."""
-    calls, turns = stage.scaled(_CALLS), stage.scaled(_TURNS)
+    calls, turns = setup.scaled(_CALLS), setup.scaled(_TURNS)
     settings = Settings(_env_file=None)
-    with stage.database("bench_breaker") as url, bench(url) as made:
-        breakers = Breakers(settings.breaker, SystemClock(), stage.servers.redis.url)
+    with setup.database("bench_breaker") as url, bench(url) as made:
+        breakers = Breakers(settings.breaker, SystemClock(), setup.servers.redis.url)
         guarded, bare = breakers.get("llm:benchmark"), Unguarded()
-        stage.progress("calls through a closed breaker")
+        setup.progress("calls through a closed breaker")
         _, _, a_call = _compared(lambda: guarded.execute(_nothing, 120), lambda: bare.execute(_nothing, 120), calls)
 
         def turn(breaker: Breaker, user_id: str) -> None:
             made.model = GuardedModel(InProcessModel(), breaker, settings.retry, settings.model_timeout_s)
             made.turn(user_id)
 
-        stage.progress("turns with a breaker and without")
+        setup.progress("turns with a breaker and without")
         with_it, without, added = _compared(lambda: turn(guarded, "with"), lambda: turn(bare, "without"), turns)
         breakers.close()
     return Section(

@@ -28,7 +28,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import URL
 
 from benchmarks.report import Section
-from benchmarks.stage import BenchmarkFailed, Stage, until
+from benchmarks.setup import BenchmarkFailed, Setup, until
 from perdure.casebank import search
 from perdure.casebank.runs import prune, state
 from perdure.casebank.runs.notify import NotifyFailed
@@ -157,18 +157,18 @@ class Watched:
             self._most = max(self._most, self._process.memory_info().rss)
 
 
-def measure(stage: Stage) -> Section:
+def measure(setup: Setup) -> Section:
     """The section."""
-    count = stage.scaled(_CASES)
-    small_s, small_mib = _planned(stage, count // 10)
-    with stage.database("bench_casebank") as url:
-        made = _filled(stage, url, count)
+    count = setup.scaled(_CASES)
+    small_s, small_mib = _planned(setup, count // 10)
+    with setup.database("bench_casebank") as url:
+        made = _filled(setup, url, count)
         database = Database(url)
-        stage.progress(f"planning over {count:,} cases")
+        setup.progress(f"planning over {count:,} cases")
         with Watched() as watched:
             seconds, plan = _timed(database)
         recall = _checked(plan, made.truth)
-        quiet, during, run_s = _searches(stage, database, made.truth)
+        quiet, during, run_s = _searches(setup, database, made.truth)
         database.close()
     before_ms, during_ms = _p99(quiet), _p99(during)
     return Section(
@@ -207,10 +207,10 @@ def measure(stage: Stage) -> Section:
     )
 
 
-def _planned(stage: Stage, count: int) -> tuple[float, float]:
+def _planned(setup: Setup, count: int) -> tuple[float, float]:
     """Seconds and MiB of a plan over so many cases, which must be right."""
-    with stage.database("bench_casebank") as url:
-        made = _filled(stage, url, count)
+    with setup.database("bench_casebank") as url:
+        made = _filled(setup, url, count)
         database = Database(url)
         _timed(database)  # what is loaded once is loaded
         with Watched() as watched:
@@ -237,16 +237,16 @@ def _checked(plan: dict[str, Any], truth: Truth) -> float:
     return len(merged) / len(truth.merged)
 
 
-def _searches(stage: Stage, database: Database, truth: Truth) -> tuple[list[float], list[float], float]:
+def _searches(setup: Setup, database: Database, truth: Truth) -> tuple[list[float], list[float], float]:
     """What searches took in ms, without a run and during it; and the seconds that the run worked and rested."""
-    stage.progress("building the index of the search (minutes, at full size)")
+    setup.progress("building the index of the search (minutes, at full size)")
     search.build_indexes(database, index_from=1)
     asked = cycle(np.random.default_rng(_SEED + 1).normal(size=(_QUESTIONS, _DIMENSIONS)).tolist())
     _taken(database, asked, _QUIET_S)  # what is loaded once is loaded
     quiet, during, run_s = list[float](), list[float](), 0.0
     with _pruning(database.url) as run:
         while run.is_running() and run.status() != psutil.STATUS_ZOMBIE:
-            stage.progress(f"searching during a run, {run_s:.0f} s so far")
+            setup.progress(f"searching during a run, {run_s:.0f} s so far")
             during += _taken(database, asked, _DURING_S)
             run_s += _DURING_S
             with suppress(psutil.NoSuchProcess):
@@ -296,9 +296,9 @@ def _p99(taken: Sequence[float]) -> float:
     return quantiles(taken, n=100)[-1]
 
 
-def _filled(stage: Stage, url: URL, count: int) -> Made:
+def _filled(setup: Setup, url: URL, count: int) -> Made:
     """The made bank, written by COPY."""
-    stage.progress(f"making {count:,} cases")
+    setup.progress(f"making {count:,} cases")
     made = Made(count)
     engine = create_engine(url)
     with engine.connect() as connection:

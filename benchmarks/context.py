@@ -19,7 +19,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import URL
 
 from benchmarks.report import Section
-from benchmarks.stage import Stage, connected, scalar
+from benchmarks.setup import Setup, connected, scalar
 from benchmarks.statements import bench
 from perdure.clock import SystemClock
 from perdure.database.engine import Database
@@ -72,10 +72,10 @@ class Cost:
     rows: float
 
 
-def measure(stage: Stage) -> Section:
+def measure(setup: Setup) -> Section:
     """The section."""
-    long = stage.scaled(_LONG)
-    short_cost, long_cost = _cost(stage, _SHORT), _cost(stage, long)
+    long = setup.scaled(_LONG)
+    short_cost, long_cost = _cost(setup, _SHORT), _cost(setup, long)
     return Section(
         name=NAME,
         title=f"A turn's context with {_SHORT} and with {long:,} turns of history",
@@ -103,9 +103,9 @@ def measure(stage: Stage) -> Section:
     )
 
 
-def _cost(stage: Stage, turns: int) -> Cost:
-    stage.progress(f"a history of {turns:,} turns")
-    with stage.database("bench_context") as url:
+def _cost(setup: Setup, turns: int) -> Cost:
+    setup.progress(f"a history of {turns:,} turns")
+    with setup.database("bench_context") as url:
         _fill(url, turns)
         before, took = scalar(url, _READ), []
         with bench(url) as made:

@@ -27,7 +27,7 @@ from sqlalchemy.engine import URL
 from benchmarks import bare
 from benchmarks.agents import QUESTION
 from benchmarks.report import Section
-from benchmarks.stage import BenchmarkFailed, Stage, connected, until
+from benchmarks.setup import BenchmarkFailed, Setup, connected, until
 
 NAME = "gateway"
 
@@ -71,17 +71,17 @@ class Loop(StrEnum):
 Loops = dict[Loop, Rounds]
 
 
-def measure(stage: Stage) -> Section:
+def measure(setup: Setup) -> Section:
     """The section."""
-    with stage.database("bench_gateway") as url, _servers(stage, url) as ports, _client(stage, url) as client:
+    with setup.database("bench_gateway") as url, _servers(setup, url) as ports, _client(setup, url) as client:
         read = _warmed_up(client, ports)
-        accepting = _loops(stage, client, {side: _accept(ports, side) for side in _PREFIXES})
-        reading = _loops(stage, client, {side: _read(ports, side, read[side]) for side in _PREFIXES})
+        accepting = _loops(setup, client, {side: _accept(ports, side) for side in _PREFIXES})
+        reading = _loops(setup, client, {side: _read(ports, side, read[side]) for side in _PREFIXES})
     return Section(
         name=NAME,
         title="The gateway's requests a second, on connections that are kept alive",
         method=(
-            f"{_round_count(stage)} rounds of {_ROUND_S:g} s in which the sides alternate; one client process. Rate: "
+            f"{_round_count(setup)} rounds of {_ROUND_S:g} s in which the sides alternate; one client process. Rate: "
             f"{_CONNECTIONS} connections, each with one request at a time. Milliseconds: requests at {_LOAD:g} of the "
             f"gateway's rate on {_OPEN_CONNECTIONS} connections, whatever the answers' times, measured from the "
             "time at which a request is due; at equal intervals, and at random ones (a Poisson process), the same for "
@@ -100,29 +100,29 @@ def measure(stage: Stage) -> Section:
 
 
 @contextmanager
-def _servers(stage: Stage, url: URL) -> Iterator[dict[str, int]]:
+def _servers(setup: Setup, url: URL) -> Iterator[dict[str, int]]:
     """The port of each side's process."""
-    stage.progress("starting the gateway and the bare routes")
+    setup.progress("starting the gateway and the bare routes")
     with connected(url) as connection:
         connection.execute(text(bare.TABLE))
     gateway, other = _free_port(), _free_port()
-    environment = stage.environment(url)
+    environment = setup.environment(url)
     with (
-        stage.process("perdure.cli", "gateway", "--port", str(gateway), environment=environment),
-        stage.process("benchmarks.bare", str(other), environment=environment),
+        setup.process("perdure.cli", "gateway", "--port", str(gateway), environment=environment),
+        setup.process("benchmarks.bare", str(other), environment=environment),
     ):
         until(lambda: _answers(gateway, "/healthz") and _answers(other, "/openapi.json"), _START_S)
         yield {_GATEWAY: gateway, _COMMITTED: other, _VALIDATED: other}
 
 
 @contextmanager
-def _client(stage: Stage, url: URL) -> Iterator[_Client]:
+def _client(setup: Setup, url: URL) -> Iterator[_Client]:
     """Carries out an order in the client's process."""
     with ExitStack() as stack:
         process = stack.enter_context(
-            stage.process(
+            setup.process(
                 "benchmarks.requester",
-                environment=stage.environment(url),
+                environment=setup.environment(url),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
@@ -166,23 +166,23 @@ def _warmed_up(client: _Client, ports: dict[str, int]) -> dict[str, str]:
     return {side: client(**_accept(ports, side))["last"]["turn_id"] for side in _PREFIXES}
 
 
-def _loops(stage: Stage, client: _Client, orders: dict[str, dict[str, Any]]) -> Loops:
-    closed = _rounds(stage, client, orders, Loop.CLOSED)
+def _loops(setup: Setup, client: _Client, orders: dict[str, dict[str, Any]]) -> Loops:
+    closed = _rounds(setup, client, orders, Loop.CLOSED)
     load = {"per_s": _LOAD * median(each.per_s for each in closed[_GATEWAY]), "connections": _OPEN_CONNECTIONS}
     even = {side: {**order, **load} for side, order in orders.items()}
     at_random = {side: {**order, "random": True} for side, order in even.items()}
     return {
         Loop.CLOSED: closed,
-        Loop.EVEN: _rounds(stage, client, even, Loop.EVEN),
-        Loop.RANDOM: _rounds(stage, client, at_random, Loop.RANDOM),
+        Loop.EVEN: _rounds(setup, client, even, Loop.EVEN),
+        Loop.RANDOM: _rounds(setup, client, at_random, Loop.RANDOM),
     }
 
 
-def _rounds(stage: Stage, client: _Client, orders: dict[str, dict[str, Any]], loop: Loop) -> Rounds:
+def _rounds(setup: Setup, client: _Client, orders: dict[str, dict[str, Any]], loop: Loop) -> Rounds:
     found: Rounds = {side: [] for side in orders}
-    for number in range(_round_count(stage)):
+    for number in range(_round_count(setup)):
         for side, order in orders.items():
-            stage.progress(f"{order['method']}, {side}, {loop}, round {number + 1}")
+            setup.progress(f"{order['method']}, {side}, {loop}, round {number + 1}")
             found[side].append(_round(client(**order)))
     return found
 
@@ -193,8 +193,8 @@ def _round(answer: dict[str, Any]) -> Round:
     return Round(len(latencies) / answer["seconds"], percentiles[49], percentiles[98])
 
 
-def _round_count(stage: Stage) -> int:
-    return max(stage.scaled(_ROUNDS), 2)
+def _round_count(setup: Setup) -> int:
+    return max(setup.scaled(_ROUNDS), 2)
 
 
 def _ratio(rounds: Rounds, side: str) -> float:

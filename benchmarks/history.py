@@ -17,7 +17,7 @@ from sqlalchemy import Connection, text
 
 from benchmarks import langgraph_peer
 from benchmarks.report import Section
-from benchmarks.stage import Stage, connected
+from benchmarks.setup import Setup, connected
 from benchmarks.statements import bench
 
 NAME = "history"
@@ -58,10 +58,10 @@ class Growth:
         return self.late.wal_bytes / self.early.wal_bytes
 
 
-def measure(stage: Stage) -> Section:
+def measure(setup: Setup) -> Section:
     """The section."""
-    late = _LATE // 4 if stage.quick else _LATE
-    mine, theirs = _perdure(stage, late), _langgraph(stage, late)
+    late = _LATE // 4 if setup.quick else _LATE
+    mine, theirs = _perdure(setup, late), _langgraph(setup, late)
     return Section(
         name=NAME,
         title=f"A turn after {_EARLY} and after {late} turns of one conversation",
@@ -77,16 +77,16 @@ def measure(stage: Stage) -> Section:
     )
 
 
-def _perdure(stage: Stage, late: int) -> Growth:
-    stage.progress(f"perdure: a conversation of {late} turns")
-    with stage.database("bench_history") as url, connected(url) as admin, bench(url) as made:
+def _perdure(setup: Setup, late: int) -> Growth:
+    setup.progress(f"perdure: a conversation of {late} turns")
+    with setup.database("bench_history") as url, connected(url) as admin, bench(url) as made:
         return _compared(admin, made.turn, late)
 
 
-def _langgraph(stage: Stage, late: int) -> Growth:
-    stage.progress(f"LangGraph: a conversation of {late} turns")
+def _langgraph(setup: Setup, late: int) -> Growth:
+    setup.progress(f"LangGraph: a conversation of {late} turns")
     with (
-        stage.database("bench_history", tables=False) as url,
+        setup.database("bench_history", tables=False) as url,
         connected(url) as admin,
         langgraph_peer.agent(url) as compiled,
     ):

@@ -22,7 +22,7 @@ from sqlalchemy.engine import URL
 
 from benchmarks.agents import ANSWER, QUESTION
 from benchmarks.report import Rate
-from benchmarks.stage import Stage, ledger
+from benchmarks.setup import Setup, ledger
 
 _TURNS_A_CONVERSATION = 5
 """As many as the conversations of `throughput` have: 2,600 turns over 500 sessions."""
@@ -33,10 +33,10 @@ METHOD = (
 )
 
 
-def rate(stage: Stage, conversations: int, threads: int) -> Rate:
+def rate(setup: Setup, conversations: int, threads: int) -> Rate:
     """Turns a second over so many conversations, each on one of `threads`."""
-    stage.progress(f"LangGraph: {conversations * _TURNS_A_CONVERSATION} turns on {threads} threads")
-    with stage.database("bench_langgraph", tables=False) as url, ThreadPoolExecutor(threads) as pool:
+    setup.progress(f"LangGraph: {conversations * _TURNS_A_CONVERSATION} turns on {threads} threads")
+    with setup.database("bench_langgraph", tables=False) as url, ThreadPoolExecutor(threads) as pool:
         with ExitStack() as agents:
             made = [agents.enter_context(agent(url)) for _ in range(threads)]
             for number, each in enumerate(made):

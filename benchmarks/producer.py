@@ -16,7 +16,7 @@ from sqlalchemy.engine import make_url
 
 from benchmarks import floor
 from benchmarks.agents import QUESTION
-from benchmarks.stage import connected
+from benchmarks.setup import connected
 from perdure.settings import Settings
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import Incoming

@@ -30,7 +30,7 @@ from typing import Any
 from sqlalchemy.engine import URL
 
 from benchmarks.report import Section, console
-from benchmarks.stage import Stage
+from benchmarks.setup import Setup
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.database.migrate import migrate
@@ -72,11 +72,11 @@ class Asked:
         return self.evidence <= set(self.found[:k])
 
 
-def measure(stage: Stage) -> Section:
+def measure(setup: Setup) -> Section:
     """The section: of the set that is shipped, with the built-in embedder."""
-    stage.progress("recall: importing a set of conversations, asking its questions")
+    setup.progress("recall: importing a set of conversations, asking its questions")
     samples = json.loads(SHIPPED.read_text(encoding="utf-8"))
-    with stage.database("bench_recall") as url:
+    with setup.database("bench_recall") as url:
         return evaluate(url, samples, _EMBEDDER, _KS, SHIPPED.name)
 
 

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import create_engine
 
 from benchmarks.report import Section
-from benchmarks.stage import Stage, connected
+from benchmarks.setup import Setup, connected
 from perdure.clock import SystemClock
 from perdure.database.engine import Database
 from perdure.ids import new_id
@@ -144,22 +144,22 @@ _THINGS = [
 ]
 
 
-def measure(stage: Stage) -> Section:
+def measure(setup: Setup) -> Section:
     """The section."""
-    memories = stage.scaled(_MEMORIES)
+    memories = setup.scaled(_MEMORIES)
     owners = {"half": memories // 2, "hundredth": memories // 100}
-    with stage.database("bench_recall_at_scale") as url:
+    with setup.database("bench_recall_at_scale") as url:
         database = Database(url)
-        stage.progress(f"recall at scale: writing {memories:,} memories with their vectors")
+        setup.progress(f"recall at scale: writing {memories:,} memories with their vectors")
         embedder_id = _fill(database, memories, owners)
-        stage.progress("recall at scale: building the index (minutes, at full size)")
+        setup.progress("recall at scale: building the index (minutes, at full size)")
         build_index(database, register(database, _EMBEDDER.name, _EMBEDDER.dimensions), _INDEX_FROM)
         with connected(url) as admin:
             admin.exec_driver_sql("VACUUM ANALYZE")
             admin.exec_driver_sql("CHECKPOINT")
-        stage.progress("recall at scale: a pause, then asking")
-        time.sleep(stage.scaled(_PAUSE_S))
-        section = _measure(stage, database, owners, embedder_id)
+        setup.progress("recall at scale: a pause, then asking")
+        time.sleep(setup.scaled(_PAUSE_S))
+        section = _measure(setup, database, owners, embedder_id)
         database.close()
     return section
 
@@ -213,8 +213,8 @@ def _fill(database: Database, memories: int, owners: dict[str, int]) -> int:
     return embedder_id
 
 
-def _measure(stage: Stage, database: Database, owners: dict[str, int], embedder_id: int) -> Section:
-    questions = stage.scaled(_QUESTIONS)
+def _measure(setup: Setup, database: Database, owners: dict[str, int], embedder_id: int) -> Section:
+    questions = setup.scaled(_QUESTIONS)
     recall = Recall(database, _EMBEDDER, MemorySettings(), SystemClock())
     rows, figures = [], {}
     for user_id, count in owners.items():
@@ -236,9 +236,9 @@ def _measure(stage: Stage, database: Database, owners: dict[str, int], embedder_
         )
     return Section(
         NAME,
-        f"Recall among {stage.scaled(_MEMORIES):,} memories",
+        f"Recall among {setup.scaled(_MEMORIES):,} memories",
         f"{questions} questions to each; {_EMBEDDER.name}; the ten nearest against an exact scan, the time of it all; "
-        f"asked {stage.scaled(_PAUSE_S)} s after the index was built.",
+        f"asked {setup.scaled(_PAUSE_S)} s after the index was built.",
         ["", f"recall@{K}", "p50 ms", "p95 ms", "p99 ms"],
         rows,
         figures,

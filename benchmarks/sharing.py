@@ -19,7 +19,7 @@ from sqlalchemy.engine import URL
 
 from benchmarks.agents import PATIENT, QUESTION
 from benchmarks.report import Section
-from benchmarks.stage import Stage, connected, scalar, until
+from benchmarks.setup import Setup, connected, scalar, until
 from perdure.settings import Scope, SessionSettings, Settings, TurnSettings
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import Incoming
@@ -62,10 +62,10 @@ _KINDS = (
 )
 
 
-def measure(stage: Stage) -> Section:
+def measure(setup: Setup) -> Section:
     """The section."""
-    found = [(kind, *_measured(stage, kind)) for kind in _KINDS]
-    asked, flood = stage.scaled(_ASKED), stage.scaled(_FLOOD)
+    found = [(kind, *_measured(setup, kind)) for kind in _KINDS]
+    asked, flood = setup.scaled(_ASKED), setup.scaled(_FLOOD)
     return Section(
         name=NAME,
         title="An ordinary user's turn while another user floods the fleet",
@@ -92,52 +92,52 @@ def _share(times: list[float], percent: int) -> float:
     return statistics.quantiles(times, n=100, method="inclusive")[percent - 1] * 1000
 
 
-def _measured(stage: Stage, kind: Kind) -> tuple[list[float], float]:
+def _measured(setup: Setup, kind: Kind) -> tuple[list[float], float]:
     """The ordinary users' times in seconds, and how long the flood took."""
-    stage.progress(kind.title)
+    setup.progress(kind.title)
     variables = {
         "PERDURE_MODEL": f"benchmark:{_LATENCY_S:g}",
         "PERDURE_SESSION__SCOPE": "channel",
         "PERDURE_TURN__USER_CONCURRENCY": str(kind.at_once),
     }
-    with stage.database("bench_sharing") as url, ExitStack() as workers:
+    with setup.database("bench_sharing") as url, ExitStack() as workers:
 
         def start() -> None:
             for number in range(_WORKERS):
                 arguments = ("-A", "perdure", "worker", "-n", f"w{number}@%h", "--concurrency", str(_THREADS))
                 workers.enter_context(
-                    stage.process("celery", *arguments, environment=stage.environment(url, **variables))
+                    setup.process("celery", *arguments, environment=setup.environment(url, **variables))
                 )
 
-        _play(stage, url, kind, start)
+        _play(setup, url, kind, start)
         with connected(url) as connection:
             times = [float(row[0]) for row in connection.execute(text(_TIMES))]
             took = connection.execute(text(_TOOK)).scalar_one()
     return times, float(took or 0)
 
 
-def _play(stage: Stage, url: URL, kind: Kind, start: Callable[[], None]) -> None:
+def _play(setup: Setup, url: URL, kind: Kind, start: Callable[[], None]) -> None:
     settings = Settings(
         _env_file=None,
         agents="benchmarks.agents",
         session=SessionSettings(scope=Scope.CHANNEL),
         turn=TurnSettings(user_concurrency=kind.at_once),
     )
-    broker = stage.servers.redis.url
+    broker = setup.servers.redis.url
     waker = CeleryWaker(settings, Addresses(str(url), broker, broker))
     runtime = assemble(settings, url.render_as_string(hide_password=False), waker)
 
     def send(user: str, channel: str, words: str) -> None:
         accept(runtime, Incoming(user_id=user, channel=channel, text=words))
 
-    for number in range(stage.scaled(_FLOOD) if kind.conversations else 0):
+    for number in range(setup.scaled(_FLOOD) if kind.conversations else 0):
         send("flood", f"channel {number % kind.conversations}", PATIENT + QUESTION)
     start()
     if not kind.conversations:
         send("warm-up", "http", QUESTION)
     until(lambda: bool(scalar(url, _SETTLED) > 0), _DONE_S)
     asking = [
-        threading.Thread(target=_ask, args=(url, send, f"ordinary {number}", stage.scaled(_ASKED) // 4 or 1))
+        threading.Thread(target=_ask, args=(url, send, f"ordinary {number}", setup.scaled(_ASKED) // 4 or 1))
         for number in range(4)
     ]
     for each in asking:

@@ -18,7 +18,7 @@ from sqlalchemy.engine import URL
 
 from benchmarks.agents import QUESTION, InProcessModel, assistant
 from benchmarks.report import Section
-from benchmarks.stage import Stage, ledger
+from benchmarks.setup import Setup, ledger
 from perdure.agents import Agents
 from perdure.clock import SystemClock
 from perdure.database.engine import Database, Moment, Statement
@@ -133,10 +133,10 @@ class Counts:
         return round(sum(self.committed.values()) - self.committed[_ACCEPTING])
 
 
-def count(stage: Stage, turns: int) -> Counts:
+def count(setup: Setup, turns: int) -> Counts:
     """Count the statements of so many turns of a session that exists."""
-    stage.progress("counting statements")
-    with stage.database("bench_statements") as url:
+    setup.progress("counting statements")
+    with setup.database("bench_statements") as url:
         before = ledger(url)
         with bench(url) as made:
             made.turn()
@@ -152,9 +152,9 @@ def count(stage: Stage, turns: int) -> Counts:
     )
 
 
-def measure(stage: Stage) -> Section:
+def measure(setup: Setup) -> Section:
     """The section."""
-    counts = count(stage, stage.scaled(200))
+    counts = count(setup, setup.scaled(200))
     sent, committed = sum(counts.sent.values()), sum(counts.committed.values())
     return Section(
         name=NAME,

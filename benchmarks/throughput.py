@@ -14,7 +14,7 @@ from sqlalchemy.engine import URL
 
 from benchmarks import floor, langgraph_peer, statements
 from benchmarks.report import Rate, Section
-from benchmarks.stage import Ledger, Stage, connected, ledger, scalar
+from benchmarks.setup import Ledger, Setup, connected, ledger, scalar
 
 NAME = "turns"
 
@@ -46,19 +46,19 @@ class Sides:
     done: str
 
 
-def measure(stage: Stage) -> Section:
+def measure(setup: Setup) -> Section:
     """The section."""
-    commits = statements.count(stage, stage.scaled(100)).worker_commits
-    turns = Load(stage.scaled(1_200), warm_up=2 * _WINDOW)
-    tasks = Load(stage.scaled(2_500), warm_up=2 * _WINDOW)
+    commits = statements.count(setup, setup.scaled(100)).worker_commits
+    turns = Load(setup.scaled(1_200), warm_up=2 * _WINDOW)
+    tasks = Load(setup.scaled(2_500), warm_up=2 * _WINDOW)
     rounds = [
         (
-            perdure_rate(stage, turns),
-            floor_rate(stage, tasks, commits),
-            langgraph_peer.rate(stage, conversations=stage.scaled(60), threads=1),
-            langgraph_peer.rate(stage, conversations=stage.scaled(120), threads=16),
+            perdure_rate(setup, turns),
+            floor_rate(setup, tasks, commits),
+            langgraph_peer.rate(setup, conversations=setup.scaled(60), threads=1),
+            langgraph_peer.rate(setup, conversations=setup.scaled(120), threads=16),
         )
-        for _ in range(1 if stage.quick else _ROUNDS)
+        for _ in range(1 if setup.quick else _ROUNDS)
     ]
     mine, bare, one, sixteen = (max(rates, key=_speed) for rates in zip(*rounds, strict=True))
     peer = max(one, sixteen, key=_speed)
@@ -93,38 +93,38 @@ def measure(stage: Stage) -> Section:
     )
 
 
-def perdure_rate(stage: Stage, load: Load) -> Rate:
+def perdure_rate(setup: Setup, load: Load) -> Rate:
     """Turns through perdure, by the moments at which they were settled."""
     sides = Sides("perdure", ["perdure", "--users", str(_USERS)], "SELECT count(settled_at) FROM turns")
-    with stage.database("bench_turns") as url:
-        counted = _run(stage, url, sides, load)
+    with setup.database("bench_turns") as url:
+        counted = _run(setup, url, sides, load)
         unanswered = scalar(url, "SELECT count(*) FROM turns WHERE status <> 'done' OR steps <> 2")
         assert unanswered == 0, f"{unanswered} turns did not end as they should"
         seconds = _seconds(url, "SELECT settled_at FROM turns ORDER BY settled_at", load)
     return _rate(load, seconds, counted)
 
 
-def floor_rate(stage: Stage, load: Load, commits: int) -> Rate:
+def floor_rate(setup: Setup, load: Load, commits: int) -> Rate:
     """Bare tasks, by the moments of their last commit."""
     last = f"FROM floor_rows WHERE step = {commits}"
     sides = Sides("benchmarks.floor", ["floor", "--commits", str(commits)], f"SELECT count(*) {last}")
-    with stage.database("bench_floor", tables=False) as url:
+    with setup.database("bench_floor", tables=False) as url:
         with connected(url) as connection:
             connection.exec_driver_sql(floor.TABLE)
-        counted = _run(stage, url, sides, load)
+        counted = _run(setup, url, sides, load)
         seconds = _seconds(url, f"SELECT at {last} ORDER BY at", load)
     return _rate(load, seconds, counted)
 
 
-def _run(stage: Stage, url: URL, sides: Sides, load: Load) -> Ledger:
+def _run(setup: Setup, url: URL, sides: Sides, load: Load) -> Ledger:
     """Have a worker do all that a producer sends; what PostgreSQL counted during that time."""
-    before, environment = ledger(url), stage.environment(url)
+    before, environment = ledger(url), setup.environment(url)
     sending = [*sides.producer, "--total", str(load.total), "--window", str(_WINDOW)]
     with (
-        stage.process("celery", "-A", sides.application, "worker", environment=environment),
-        stage.process("benchmarks.producer", *sending, environment=environment) as sender,
+        setup.process("celery", "-A", sides.application, "worker", environment=environment),
+        setup.process("benchmarks.producer", *sending, environment=environment) as sender,
     ):
-        stage.finish(sender, _TIMEOUT_S, lambda: f"{sides.producer[0]}: {scalar(url, sides.done)} of {load.total}")
+        setup.finish(sender, _TIMEOUT_S, lambda: f"{sides.producer[0]}: {scalar(url, sides.done)} of {load.total}")
     return ledger(url) - before
 
 

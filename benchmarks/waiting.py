@@ -16,7 +16,7 @@ from sqlalchemy.engine import URL
 
 from benchmarks.agents import PATIENT, QUESTION
 from benchmarks.report import Section
-from benchmarks.stage import Stage, scalar, until
+from benchmarks.setup import Setup, scalar, until
 from perdure.settings import Settings
 from perdure.turns.inbox.accept import Accepted, accept
 from perdure.turns.inbox.incoming import Incoming
@@ -59,12 +59,12 @@ class Waited:
         return (self.during.kib - self.before.kib) / self.turns
 
 
-def measure(stage: Stage) -> Section:
+def measure(setup: Setup) -> Section:
     """The section."""
-    turns = stage.scaled(_TURNS)
-    inside = _wait(stage, turns, {"PERDURE_MODEL": f"benchmark:{_LATENCY_S:g}"})
+    turns = setup.scaled(_TURNS)
+    inside = _wait(setup, turns, {"PERDURE_MODEL": f"benchmark:{_LATENCY_S:g}"})
     with OpenAIServer(player=_slow_first()) as server:
-        outside = _wait(stage, turns, {"PERDURE_MODEL": "openai:test", "OPENAI_BASE_URL": server.base_url})
+        outside = _wait(setup, turns, {"PERDURE_MODEL": "openai:test", "OPENAI_BASE_URL": server.base_url})
     return Section(
         name=NAME,
         title=f"{turns} turns waiting at once on a slow model, in one worker process",
@@ -80,26 +80,26 @@ def measure(stage: Stage) -> Section:
     )
 
 
-def _wait(stage: Stage, turns: int, model: dict[str, str]) -> Waited:
+def _wait(setup: Setup, turns: int, model: dict[str, str]) -> Waited:
     with (
-        stage.database("bench_waiting") as url,
-        stage.process(
+        setup.database("bench_waiting") as url,
+        setup.process(
             "celery",
             "-A",
             "perdure",
             "worker",
             "--concurrency",
             str(turns),
-            environment=stage.environment(url, **model),
+            environment=setup.environment(url, **model),
         ) as worker,
-        _sender(stage, url) as send,
+        _sender(setup, url) as send,
     ):
-        stage.progress("warming the worker up")
+        setup.progress("warming the worker up")
         for number in range(_WARM_UP):
             send(f"warm-up {number}", QUESTION)
         until(lambda: bool(scalar(url, _ANSWERED) == _WARM_UP), _DONE_S)
         before = _size(worker)
-        stage.progress(f"{turns} turns wait on {model['PERDURE_MODEL']}")
+        setup.progress(f"{turns} turns wait on {model['PERDURE_MODEL']}")
         for number in range(turns):
             send(f"user {number}", PATIENT + QUESTION)
         until(lambda: bool(scalar(url, _BEGUN_AND_NO_FURTHER) == turns), _LATENCY_S)
@@ -109,10 +109,10 @@ def _wait(stage: Stage, turns: int, model: dict[str, str]) -> Waited:
 
 
 @contextmanager
-def _sender(stage: Stage, url: URL) -> Iterator[Callable[[str, str], Accepted]]:
+def _sender(setup: Setup, url: URL) -> Iterator[Callable[[str, str], Accepted]]:
     """Accepts a user's message, in this process."""
     settings = Settings(_env_file=None, agents="benchmarks.agents")
-    broker = stage.servers.redis.url
+    broker = setup.servers.redis.url
     waker = CeleryWaker(settings, Addresses(str(url), broker, broker))
     runtime = assemble(settings, url.render_as_string(hide_password=False), waker)
     yield lambda user_id, words: accept(runtime, Incoming(user_id=user_id, text=words))

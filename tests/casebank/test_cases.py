@@ -24,7 +24,7 @@ from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Vector
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from tests.casebank.bank import NOW, bank, column, put, use
-from tests.turns.stage import side_by_side
+from tests.turns.harness import side_by_side
 
 GOOD = NewCase("c", "a question", "an answer", query_vector=[1.0, 2.0], embedder="hash:2", usage_count=3)
 

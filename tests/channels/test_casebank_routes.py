@@ -28,7 +28,7 @@ from tests.casebank.bank import put, statuses
 from tests.channels.conftest import ADMIN_KEY, BASE_URL, SERVICE_KEY
 from tests.channels.test_bad_input import refused
 from tests.conftest import RecordingWaker
-from tests.turns.stage import until
+from tests.turns.harness import until
 
 _WAITING = 40
 """More requests than the gateway has threads."""

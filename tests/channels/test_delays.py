@@ -23,9 +23,9 @@ from perdure.turns.reading import DELAYED
 from perdure.turns.run.runner import Runner
 from tests.channels.conftest import BASE_URL
 from tests.conftest import RecordingWaker
-from tests.processes.scene import wait_until
+from tests.processes.faults import wait_until
+from tests.turns.harness import PATIENCE_S
 from tests.turns.scripted import Scripted
-from tests.turns.stage import PATIENCE_S
 
 COOLDOWN_S = 60
 

@@ -43,7 +43,7 @@ class Ana:
         return (self.secret, self.turn_id, self.session_id, "\x1f", "\\u001f")
 
 
-class World:
+class Tenants:
     """A gateway with keys of two tenants and of none, each with a user `ana`."""
 
     def __init__(self, client: TestClient, anas: dict[str | None, Ana], runtime: Runtime) -> None:
@@ -76,14 +76,14 @@ class World:
 
 
 @pytest.fixture
-def world(runtime: Runtime) -> Iterator[World]:
+def tenants(runtime: Runtime) -> Iterator[Tenants]:
     """Each ana has sent a message, got a reply, and praised it."""
     services = ",".join(key if tenant is None else f"{tenant}={key}" for tenant, key in SERVICES.items())
     admins = ",".join(key if tenant is None else f"{tenant}={key}" for tenant, key in ADMINS.items())
     settings = Settings(_env_file=None, api_keys=services, admin_keys=admins)  # type: ignore[arg-type]
     runtime = replace(runtime, settings=settings)
     with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as client:
-        made = World(client, {}, runtime)
+        made = Tenants(client, {}, runtime)
         runner = Runner(runtime, owner="test")
         for tenant in TENANTS:
             made.anas[tenant] = _live(made, runner, tenant)
@@ -91,15 +91,15 @@ def world(runtime: Runtime) -> Iterator[World]:
         yield made
 
 
-def _live(world: World, runner: Runner, tenant: str | None) -> Ana:
+def _live(tenants: Tenants, runner: Runner, tenant: str | None) -> Ana:
     secret = f"under the {tenant or 'plain'} flowerpot"
     key = SERVICES[tenant]
     message = {"user_id": "ana", "text": f"{QUESTION}? It is {secret}", "message_id": "the same"}
-    sent = world.ask(key, "POST", "/v1/messages", json=message)
+    sent = tenants.ask(key, "POST", "/v1/messages", json=message)
     assert sent.status_code == 202, sent.text
     ids = sent.json()
     runner.run(UUID(ids["session_id"]))
-    praised = world.ask(key, "POST", f"/v1/turns/{ids['turn_id']}/feedback", json={"score": 1})
+    praised = tenants.ask(key, "POST", f"/v1/turns/{ids['turn_id']}/feedback", json={"score": 1})
     assert praised.status_code == 202, praised.text
     return Ana(tenant, secret, ids["turn_id"], ids["session_id"])
 
@@ -176,41 +176,41 @@ BY_USER = [(method, path, kind) for (method, path), kind in ROUTES.items() if is
 FLEET = [(method, path) for (method, path), kind in ROUTES.items() if isinstance(kind, Fleet)]
 
 
-def test_every_route_is_in_the_matrix(world: World) -> None:
+def test_every_route_is_in_the_matrix(tenants: Tenants) -> None:
     """A new route must be added here with the keys that have access to it."""
-    assert world.routes() == set(ROUTES)
+    assert tenants.routes() == set(ROUTES)
 
 
 @pytest.mark.parametrize(("method", "path", "route"), BY_ID, ids=[f"{method} {path}" for method, path, _ in BY_ID])
-def test_an_id_of_another_tenant_does_not_exist(world: World, method: str, path: str, route: ById) -> None:
+def test_an_id_of_another_tenant_does_not_exist(tenants: Tenants, method: str, path: str, route: ById) -> None:
     """404 with the same body as for an unknown id, and nothing changes; the tenant's own key acts."""
-    for ana in world.anas.values():
-        before = world.kept(ana)
-        for key in world.others(ana):
+    for ana in tenants.anas.values():
+        before = tenants.kept(ana)
+        for key in tenants.others(ana):
             theirs, nothings = (
-                world.ask(key, method, route.path(whose), json=route.body and route.body(whose))
+                tenants.ask(key, method, route.path(whose), json=route.body and route.body(whose))
                 for whose in (ana, route.missing())
             )
             assert (theirs.status_code, theirs.content) == (NOT_THERE, nothings.content), (path, key)
             assert not [trace for trace in ana.traces if trace in theirs.text]
-        assert world.kept(ana) == before
+        assert tenants.kept(ana) == before
         for key in (SERVICES[ana.tenant], ADMINS[ana.tenant], ADMINS[None]):
-            own = world.ask(key, method, route.path(ana), json=route.body and route.body(ana))
+            own = tenants.ask(key, method, route.path(ana), json=route.body and route.body(ana))
             assert own.content != nothings.content, (path, key, own.text)
 
 
 @pytest.mark.parametrize(("method", "path", "route"), BY_USER, ids=[f"{method} {path}" for method, path, _ in BY_USER])
-def test_a_user_of_another_tenant_is_another_user(world: World, method: str, path: str, route: ByUser) -> None:
+def test_a_user_of_another_tenant_is_another_user(tenants: Tenants, method: str, path: str, route: ByUser) -> None:
     """The same `user_id` with another tenant's key is another user: nothing of the first is shown or changed."""
-    ana = world.anas["acme"]
-    before = world.kept(ana)
+    ana = tenants.anas["acme"]
+    before = tenants.kept(ana)
     if route.shows:
-        assert ana.secret in world.ask(SERVICES["acme"], method, route.path, json=route.body).text, path
-    for key in world.others(ana):
-        answer = world.ask(key, method, route.path, json=route.body)
+        assert ana.secret in tenants.ask(SERVICES["acme"], method, route.path, json=route.body).text, path
+    for key in tenants.others(ana):
+        answer = tenants.ask(key, method, route.path, json=route.body)
         assert answer.status_code in {200, 409}, answer.text  # 409: their own message_id "the same" had another text
         assert not [trace for trace in ana.traces if trace in answer.text], (path, key)
-    assert _without_accesses(world.kept(ana)) == _without_accesses(before)
+    assert _without_accesses(tenants.kept(ana)) == _without_accesses(before)
 
 
 def _without_accesses(tables: dict[str, Any]) -> dict[str, Any]:
@@ -218,83 +218,83 @@ def _without_accesses(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("method", "path", "route"), BY_USER, ids=[f"{method} {path}" for method, path, _ in BY_USER])
-def test_no_user_id_reaches_into_a_tenant(world: World, method: str, path: str, route: ByUser) -> None:
+def test_no_user_id_reaches_into_a_tenant(tenants: Tenants, method: str, path: str, route: ByUser) -> None:
     """The stored key of a tenant's user is no `user_id`, and only the operator may name a tenant."""
     smuggled = route.body and {name: "acme\x1fana" if name == "user_id" else each for name, each in route.body.items()}
     where = route.path.replace("/ana", "/acme%1Fana").replace("user_id=ana", "user_id=acme%1Fana")
     if (where, smuggled) != (route.path, route.body):
         for key in (*SERVICES.values(), *ADMINS.values()):
-            answer = world.ask(key, method, where, json=smuggled)
+            answer = tenants.ask(key, method, where, json=smuggled)
             assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST"), (path, key)
     named = f"{route.path}{'&' if '?' in route.path else '?'}tenant="
     for key in (SERVICES[None], SERVICES["bolt"], ADMINS["bolt"]):
-        answer = world.ask(key, method, f"{named}acme", json=route.body)
+        answer = tenants.ask(key, method, f"{named}acme", json=route.body)
         assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN"), (path, key)
-    assert world.ask(ADMINS[None], method, f"{named}Acme!", json=route.body).status_code == 400
+    assert tenants.ask(ADMINS[None], method, f"{named}Acme!", json=route.body).status_code == 400
     for key in (SERVICES["acme"], ADMINS["acme"], ADMINS[None]):
-        answer = world.ask(key, method, f"{named}acme", json=route.body)
+        answer = tenants.ask(key, method, f"{named}acme", json=route.body)
         assert answer.status_code in {200, 409}, answer.text
         if route.shows:
-            assert world.anas["acme"].secret in answer.text, (path, key)
-            assert world.anas["bolt"].secret not in answer.text
+            assert tenants.anas["acme"].secret in answer.text, (path, key)
+            assert tenants.anas["bolt"].secret not in answer.text
 
 
 @pytest.mark.parametrize(("method", "path"), FLEET)
-def test_what_concerns_all_tenants_takes_a_key_without_one(world: World, method: str, path: str) -> None:
+def test_what_concerns_all_tenants_takes_a_key_without_one(tenants: Tenants, method: str, path: str) -> None:
     """Runs of the CaseBank and breakers concern all tenants: an administrator of one tenant gets 403."""
     where = path.replace("{run_id}", str(uuid4())).replace("{name}", "a").replace("{case_id}", "a")
     for key in (SERVICES["acme"], ADMINS["acme"], SERVICES[None]):
-        answer = world.ask(key, method, where)
+        answer = tenants.ask(key, method, where)
         assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN"), key
     wait = {"params": {"wait": 0}} if method == "POST" and where.endswith("run") else {}
-    assert world.ask(ADMINS[None], method, where, **wait).status_code != 403
+    assert tenants.ask(ADMINS[None], method, where, **wait).status_code != 403
 
 
-def test_the_same_message_id_is_another_tenants_message(world: World) -> None:
+def test_the_same_message_id_is_another_tenants_message(tenants: Tenants) -> None:
     """Each ana's "the same" was accepted once; a repetition finds that of the same tenant."""
-    assert len({ana.turn_id for ana in world.anas.values()}) == 3
-    for ana in world.anas.values():
+    assert len({ana.turn_id for ana in tenants.anas.values()}) == 3
+    for ana in tenants.anas.values():
         message = {"user_id": "ana", "text": f"{QUESTION}? It is {ana.secret}", "message_id": "the same"}
-        again = world.ask(SERVICES[ana.tenant], "POST", "/v1/messages", json=message)
+        again = tenants.ask(SERVICES[ana.tenant], "POST", "/v1/messages", json=message)
         assert (again.status_code, again.json()["turn_id"]) == (200, ana.turn_id)
 
 
-def test_a_message_cannot_enter_another_tenants_session(world: World) -> None:
+def test_a_message_cannot_enter_another_tenants_session(tenants: Tenants) -> None:
     """Nor can the operator put one there under another user's name."""
-    ana = world.anas["acme"]
+    ana = tenants.anas["acme"]
     message = {"user_id": "ana", "text": "hello", "session_id": ana.session_id}
-    for key in world.others(ana):
-        assert world.ask(key, "POST", "/v1/messages", json=message).status_code == NOT_THERE
-    assert world.ask(SERVICES["acme"], "POST", "/v1/messages", json=message).status_code == 202
+    for key in tenants.others(ana):
+        assert tenants.ask(key, "POST", "/v1/messages", json=message).status_code == NOT_THERE
+    assert tenants.ask(SERVICES["acme"], "POST", "/v1/messages", json=message).status_code == 202
 
 
-def test_sessions_are_listed_within_the_tenant(world: World) -> None:
+def test_sessions_are_listed_within_the_tenant(tenants: Tenants) -> None:
     """An administrator of the tenant lists all of them; the operator those of all tenants, or of one."""
 
     def listed(key: str, query: str = "") -> dict[str, tuple[str | None, str]]:
-        answer = world.ask(key, "GET", f"/v1/sessions{query}")
+        answer = tenants.ask(key, "GET", f"/v1/sessions{query}")
         assert answer.status_code == 200, answer.text
         return {each["session_id"]: (each["tenant"], each["user_id"]) for each in answer.json()}
 
-    own = {ana.session_id: (tenant, "ana") for tenant, ana in world.anas.items()}
-    acmes = {world.anas["acme"].session_id: ("acme", "ana")}
+    own = {ana.session_id: (tenant, "ana") for tenant, ana in tenants.anas.items()}
+    acmes = {tenants.anas["acme"].session_id: ("acme", "ana")}
     assert listed(ADMINS["acme"]) == listed(ADMINS[None], "?tenant=acme") == acmes
     assert listed(SERVICES["acme"], "?user_id=ana") == listed(ADMINS[None], "?tenant=acme&user_id=ana") == acmes
-    assert listed(SERVICES[None], "?user_id=ana") == {world.anas[None].session_id: (None, "ana")}
+    assert listed(SERVICES[None], "?user_id=ana") == {tenants.anas[None].session_id: (None, "ana")}
     assert listed(ADMINS[None]) == own
-    assert world.ask(SERVICES["acme"], "GET", "/v1/sessions").status_code == 403
+    assert tenants.ask(SERVICES["acme"], "GET", "/v1/sessions").status_code == 403
     assert listed(ADMINS["bolt"], "?user_id=eve") == {}
 
 
-def test_memories_are_consolidated_by_batch_only_without_a_tenant(world: World) -> None:
+def test_memories_are_consolidated_by_batch_only_without_a_tenant(tenants: Tenants) -> None:
     """A batch is of all tenants' sessions."""
-    answers = {tenant: world.ask(key, "POST", "/v1/memory/consolidate", json={}) for tenant, key in SERVICES.items()}
+    answers = {tenant: tenants.ask(key, "POST", "/v1/memory/consolidate", json={}) for tenant, key in SERVICES.items()}
     assert {tenant: answer.status_code for tenant, answer in answers.items()} == {"acme": 403, "bolt": 403, None: 202}
 
 
-def test_a_tenants_shared_cases_are_its_own(world: World) -> None:
+def test_a_tenants_shared_cases_are_its_own(tenants: Tenants) -> None:
     """A case without an author belongs to all users of its tenant; one without a tenant belongs to no tenant."""
-    runtime = world.runtime
+    runtime = tenants.runtime
     for tenant in TENANTS:
         case = NewCase(
             f"faq {tenant}",
@@ -311,35 +311,35 @@ def test_a_tenants_shared_cases_are_its_own(world: World) -> None:
             if tenant is None and "user_id" not in more:
                 continue  # that administrator is the operator
             key = SERVICES[tenant] if "user_id" in more else ADMINS[tenant]
-            answer = world.ask(key, "GET", f"{asked}{more}")
+            answer = tenants.ask(key, "GET", f"{asked}{more}")
             found = {each["case_id"]: each for each in answer.json()["results"]}
             assert [each for each in found if each.startswith("faq")] == [f"faq {tenant}"]
             assert {each["tenant"] for each in found.values()} == {tenant}
             assert {each["user_id"] for each in found.values()} == {"ana", None}
-    everything = world.ask(ADMINS[None], "GET", asked).json()
+    everything = tenants.ask(ADMINS[None], "GET", asked).json()
     assert {each["tenant"] for each in everything["results"]} == set(TENANTS)
 
 
 @pytest.mark.parametrize("owner", TENANTS)
-def test_a_case_that_is_shared_stays_in_its_tenant(world: World, owner: str | None) -> None:
+def test_a_case_that_is_shared_stays_in_its_tenant(tenants: Tenants, owner: str | None) -> None:
     """Only other users of the author's tenant see it."""
     asked = f"/v1/casebank/search{NEAR}&user_id=bob"
-    found = world.ask(SERVICES[owner], "GET", f"/v1/casebank/search{NEAR}&user_id=ana").json()["results"]
+    found = tenants.ask(SERVICES[owner], "GET", f"/v1/casebank/search{NEAR}&user_id=ana").json()["results"]
     [case_id] = [each["case_id"] for each in found]
-    assert world.ask(SERVICES[owner], "GET", asked).json()["results"] == []
-    assert world.ask(ADMINS[None], "POST", f"/v1/casebank/cases/{case_id}/share").status_code == 200
+    assert tenants.ask(SERVICES[owner], "GET", asked).json()["results"] == []
+    assert tenants.ask(ADMINS[None], "POST", f"/v1/casebank/cases/{case_id}/share").status_code == 200
     for tenant, key in SERVICES.items():
-        seen = [each["case_id"] for each in world.ask(key, "GET", asked).json()["results"]]
+        seen = [each["case_id"] for each in tenants.ask(key, "GET", asked).json()["results"]]
         assert seen == ([case_id] if tenant == owner else []), tenant
 
 
-def test_erasing_a_user_leaves_the_others_of_that_name(world: World) -> None:
+def test_erasing_a_user_leaves_the_others_of_that_name(tenants: Tenants) -> None:
     """With the tenant's key, and by the operator with `?tenant=`; the answer has the plain id."""
-    gone = world.ask(SERVICES["acme"], "DELETE", "/v1/users/ana")
+    gone = tenants.ask(SERVICES["acme"], "DELETE", "/v1/users/ana")
     assert (gone.status_code, gone.json()["user_id"]) == (200, "ana")
     assert gone.json()["rows"]["turns"] == 1
-    assert world.ask(ADMINS[None], "DELETE", "/v1/users/ana?tenant=bolt").json()["rows"]["turns"] == 1
-    with world.runtime.database.engine.connect() as connection:
+    assert tenants.ask(ADMINS[None], "DELETE", "/v1/users/ana?tenant=bolt").json()["rows"]["turns"] == 1
+    with tenants.runtime.database.engine.connect() as connection:
         left = connection.execute(text("SELECT user_id FROM users")).scalars().all()
         assert left == ["ana"]
-    assert world.anas[None].secret in json.dumps(world.kept(world.anas[None]))
+    assert tenants.anas[None].secret in json.dumps(tenants.kept(tenants.anas[None]))

@@ -26,7 +26,7 @@ from tests.casebank.bank import put, statuses
 from tests.cli.conftest import Environment, Perdure
 from tests.cli.test_memory import Command, command
 from tests.processes.gateway import serving
-from tests.turns.stage import until
+from tests.turns.harness import until
 
 __all__ = ["command"]
 

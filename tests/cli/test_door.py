@@ -18,7 +18,7 @@ import pytest
 
 from perdure.workers import logs
 from tests.cli.conftest import Environment
-from tests.processes.scene import wait_until
+from tests.processes.faults import wait_until
 
 _DESCRIPTORS, _HALF_SENT = 1_024, 1_100
 _PATIENCE_S = 60.0

@@ -18,7 +18,7 @@ from perdure.turns.inbox.incoming import Incoming
 from perdure.turns.run.runner import Runner
 from tests.cli.conftest import Environment, Perdure
 from tests.databases import Databases
-from tests.turns.stage import until
+from tests.turns.harness import until
 
 
 @pytest.mark.usefixtures("working")

@@ -19,7 +19,7 @@ import pytest
 from perdure.database.engine import Database
 from perdure.sessions.reading import list_sessions
 from tests.cli.conftest import COMMAND, Environment, Perdure
-from tests.turns.stage import until
+from tests.turns.harness import until
 
 _PATIENCE_S = 60.0
 _PRESSES = 4

@@ -14,7 +14,7 @@ from perdure.embedded import redis, rewriting
 from perdure.embedded.lifecycle import Running
 from perdure.embedded.rewriting import AppendOnlyFile
 from perdure.errors import Unavailable
-from tests.processes.scene import wait_until
+from tests.processes.faults import wait_until
 
 SECRET = b"zyxomma"
 

@@ -21,8 +21,8 @@ from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest
 from perdure.settings import ConsolidationSettings
 from perdure.turns.lease.claim import Claimed
 from perdure.turns.lease.keeper import Keeper
+from tests.turns.harness import Harness
 from tests.turns.scripted import says
-from tests.turns.stage import Stage
 
 LEASE_S = 30
 
@@ -84,9 +84,9 @@ class Grouped:
 
 @dataclass
 class Archive:
-    """A stage with ended sessions."""
+    """A harness with ended sessions."""
 
-    stage: Stage
+    harness: Harness
     keeper: Keeper
     limits: ConsolidationSettings = field(default_factory=ConsolidationSettings)
     embedder: Embedder = field(default_factory=lambda: HashEmbedder(384))
@@ -94,8 +94,8 @@ class Archive:
     def ended(self, *lines: str | tuple[str, str], user_id: str = "ana", turns: int = 5, channel: str = "cli") -> UUID:
         """Add an ended session with these lines, by the user or as `(role, content)`."""
         said = [("user", line) if isinstance(line, str) else line for line in lines]
-        session_id = new_id(self.stage.clock)
-        self.stage.sql(
+        session_id = new_id(self.harness.clock)
+        self.harness.sql(
             ENDED,
             session_id=session_id,
             user_id=user_id,
@@ -104,14 +104,14 @@ class Archive:
             roles=[role for role, _ in said],
             contents=[content for _, content in said],
         )
-        self.stage.clock.advance(timedelta(seconds=60))
+        self.harness.clock.advance(timedelta(seconds=60))
         return session_id
 
     def consolidator(self, model: Model | None = None, **changed: Any) -> Consolidator:
-        """A consolidator as in a worker, by default with the stage's model."""
+        """A consolidator as in a worker, by default with the harness's model."""
         given: dict[str, Any] = {"embedder": self.embedder, "limits": self.limits} | changed
         return consolidator(
-            self.stage.database, self.stage.clock, self.keeper, model=model or self.stage.model, **given
+            self.harness.database, self.harness.clock, self.keeper, model=model or self.harness.model, **given
         )
 
     def limit(self, **changed: Any) -> None:
@@ -120,7 +120,7 @@ class Archive:
 
     def known(self, user_id: str = "ana") -> Sequence[Any]:
         """The user's memories, including superseded ones, in the order of their validity."""
-        return self.stage.sql(KNOWN, user_id=user_id)
+        return self.harness.sql(KNOWN, user_id=user_id)
 
     def facts(self, user_id: str = "ana") -> list[tuple[str, float, int, list[int], str | None]]:
         """The memories in comparable form: content, importance, accesses, sources, replacement."""
@@ -131,7 +131,7 @@ class Archive:
 
     def session(self, session_id: UUID) -> Any:
         """The session's row."""
-        return self.stage.session(session_id)
+        return self.harness.session(session_id)
 
 
 def consolidator(database: Database, clock: Clock, keeper: Keeper, **given: Any) -> Consolidator:

@@ -1,4 +1,4 @@
-"""Memory in Redis, a stage for its sessions, and a Redis that a test may stop."""
+"""Memory in Redis, a harness for its sessions, and a Redis that a test may stop."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from perdure.memory.redis.memory import RedisMemory
 from perdure.memory.redis.working import RememberedMessage, RememberedTurn
 from perdure.models.protocol import Role
 from perdure.settings import MemorySettings
-from tests.turns.conftest import stage
+from tests.turns.conftest import harness
 
-__all__ = ["stage"]
+__all__ = ["harness"]
 
 Remembered = Callable[..., RememberedTurn]
 

@@ -11,8 +11,8 @@ from perdure.models.embedders.protocol import Vector
 from perdure.models.protocol import CallAborted, ModelCall
 from perdure.runtime import Runtime
 from perdure.workers.embedding import Embedding
-from tests.processes.scene import wait_until
-from tests.turns.stage import Stage
+from tests.processes.faults import wait_until
+from tests.turns.harness import Harness
 
 _LACKING = "SELECT count(*) FROM unembedded"
 _VECTORS = "SELECT count(*) FROM message_vectors WHERE vector IS NOT NULL"
@@ -23,10 +23,10 @@ def _count(runtime: Runtime, sql: str) -> int:
         return int(connection.exec_driver_sql(sql).scalar_one())
 
 
-def test_what_was_said_gets_its_vectors(stage: Stage) -> None:
+def test_what_was_said_gets_its_vectors(harness: Harness) -> None:
     """A question and its answer get vectors."""
-    stage.run(stage.send("I have a cat").session_id)
-    runtime = replace(stage.runtime, embedder=HashEmbedder(64))
+    harness.run(harness.send("I have a cat").session_id)
+    runtime = replace(harness.runtime, embedder=HashEmbedder(64))
     embedding = Embedding(runtime)
     embedding.start()
     embedding.look()
@@ -51,14 +51,14 @@ class _Hanging(HashEmbedder):
         raise CallAborted("The call was ended.")
 
 
-def test_a_process_that_leaves_waits_for_no_embedder(stage: Stage) -> None:
+def test_a_process_that_leaves_waits_for_no_embedder(harness: Harness) -> None:
     """The call is aborted; another worker embeds its texts."""
-    stage.run(stage.send("I have a cat").session_id)
+    harness.run(harness.send("I have a cat").session_id)
     hanging = _Hanging()
-    embedding = Embedding(replace(stage.runtime, embedder=hanging))
+    embedding = Embedding(replace(harness.runtime, embedder=hanging))
     embedding.start()
     embedding.look()
     assert hanging.entered.wait(30)
     embedding.leave()
     assert hanging.ended.wait(30)
-    assert _count(stage.runtime, _VECTORS) == 0
+    assert _count(harness.runtime, _VECTORS) == 0

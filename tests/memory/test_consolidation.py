@@ -39,15 +39,15 @@ from perdure.turns.lease.keeper import Keeper
 from tests.memory.archive import HOME, LEASE_S, LYON, PARIS, Archive, Echo, Grouped, answer, memory, story
 from tests.memory.pairs import CONTRADICTIONS, PARAPHRASES
 from tests.repository.source import ROOT
+from tests.turns.harness import Crash, Harness, side_by_side
 from tests.turns.scripted import says
-from tests.turns.stage import Crash, Stage, side_by_side
 
 
 @pytest.fixture
-def archive(stage: Stage, settings: Settings) -> Archive:
-    """A stage with ended sessions."""
-    stage.check = lambda: None  # type: ignore[method-assign]  # these sessions had no turns that ran
-    return Archive(stage, Keeper(stage.database, stage.clock, settings.turn))
+def archive(harness: Harness, settings: Settings) -> Archive:
+    """A harness with ended sessions."""
+    harness.check = lambda: None  # type: ignore[method-assign]  # these sessions had no turns that ran
+    return Archive(harness, Keeper(harness.database, harness.clock, settings.turn))
 
 
 def test_what_was_said_becomes_a_memory_with_its_sources(archive: Archive) -> None:
@@ -69,13 +69,13 @@ def test_a_short_session_is_passed_over_once(archive: Archive) -> None:
     session_id = archive.ended(LYON, turns=4)
     assert archive.consolidator().batch() == ConsolidationCounts(processed=1, skipped=1)
     assert archive.session(session_id).consolidation == {"skipped": True}
-    assert archive.stage.model.requests == []
+    assert archive.harness.model.requests == []
     assert archive.consolidator().batch() == ConsolidationCounts()
 
 
 def test_a_session_that_lives_is_left_alone(archive: Archive) -> None:
     """Only ended sessions are consolidated."""
-    alive = archive.stage.send().session_id
+    alive = archive.harness.send().session_id
     assert archive.consolidator().consolidate(alive) == NotDue()
     assert archive.consolidator().batch() == ConsolidationCounts()
 
@@ -89,7 +89,7 @@ def test_a_batch_has_its_size_and_reports_progress(archive: Archive) -> None:
     assert [archive.session(each).consolidated_at is None for each in sessions] == [False, False, True]
     assert [(each.done, each.total) for each in reported] == [(0, 2), (1, 2), (2, 2)]
     assert reported[-1].counts == counts == ConsolidationCounts(processed=2, stored=2)
-    assert backlog(archive.stage.database, archive.limits) == Backlog(1, 0, 0)
+    assert backlog(archive.harness.database, archive.limits) == Backlog(1, 0, 0)
 
 
 def test_the_same_said_again_reinforces(archive: Archive) -> None:
@@ -97,13 +97,13 @@ def test_the_same_said_again_reinforces(archive: Archive) -> None:
     archive.embedder = Grouped([LYON, HOME])
     first = archive.ended(LYON)
     second = archive.ended("Hm.", HOME, channel="telegram")
-    archive.stage.script(answer(memory(LYON, 0.7)), answer(memory(HOME, 0.2)))
+    archive.harness.script(answer(memory(LYON, 0.7)), answer(memory(HOME, 0.2)))
     assert archive.consolidator().batch() == ConsolidationCounts(processed=2, stored=1, duplicates_merged=1)
     [row] = archive.known()
     assert (row.content, round(row.importance, 9), row.access_count) == (LYON, 0.8, 1)
     assert row.channels == ["cli", "telegram"]
     assert row.last_accessed_at is not None
-    sources = archive.stage.sql("SELECT session_id, seq FROM memory_sources ORDER BY seq")
+    sources = archive.harness.sql("SELECT session_id, seq FROM memory_sources ORDER BY seq")
     assert [(source.session_id, source.seq) for source in sources] == [(first, 1), (second, 2)]
 
 
@@ -111,7 +111,7 @@ def test_importance_never_exceeds_one(archive: Archive) -> None:
     """However often it is repeated."""
     for _ in range(3):
         archive.ended(LYON)
-    archive.stage.script(*[answer(memory(LYON, 0.95))] * 3)
+    archive.harness.script(*[answer(memory(LYON, 0.95))] * 3)
     archive.consolidator().batch()
     assert [(row.importance, row.access_count) for row in archive.known()] == [(1.0, 2)]
 
@@ -196,26 +196,26 @@ def test_entities_and_relations_are_stored(archive: Archive) -> None:
     )
     archive.ended("My sister Nora lives in Lyon.")
     archive.ended("Nora likes her garden.")
-    archive.stage.script(
+    archive.harness.script(
         answer(said), answer(memory("Nora likes her garden.", entities=[{"name": "NORA", "type": "person"}]))
     )
     archive.consolidator().batch()
-    entities = archive.stage.sql("SELECT name, kind FROM entities ORDER BY key")
+    entities = archive.harness.sql("SELECT name, kind FROM entities ORDER BY key")
     assert [tuple(row) for row in entities] == [("Lyon", "place"), ("Nora", "person"), ("user", "user")]
-    relations = archive.stage.sql(
+    relations = archive.harness.sql(
         "SELECT a.name, r.predicate, b.name FROM relations AS r JOIN entities AS a ON a.entity_id = r.source_id "
         "JOIN entities AS b ON b.entity_id = r.target_id ORDER BY 1"
     )
     assert [tuple(row) for row in relations] == [("Nora", "lives_in", "Lyon"), ("user", "sister", "Nora")]
-    assert archive.stage.sql("SELECT count(*) FROM entity_mentions")[0][0] == 4
+    assert archive.harness.sql("SELECT count(*) FROM entity_mentions")[0][0] == 4
 
 
 def test_output_of_no_use_is_asked_for_again_with_the_reason(archive: Archive) -> None:
     """The model sees its reply and the fault."""
     session_id = archive.ended(LYON)
-    archive.stage.script(says("Sure! Here they are."), says('[{"content": "I live'), answer(LYON))
+    archive.harness.script(says("Sure! Here they are."), says('[{"content": "I live'), answer(LYON))
     assert archive.consolidator().consolidate(session_id) == Consolidated(MergeCounts(stored=1))
-    last = archive.stage.model.requests[-1].messages
+    last = archive.harness.model.requests[-1].messages
     assert last[-2].content == '[{"content": "I live'
     assert "not valid JSON" in last[-1].content
 
@@ -224,45 +224,45 @@ def test_what_fails_stays_and_is_given_up_in_the_end(archive: Archive) -> None:
     """It keeps its error, each run retries it, it is never marked as consolidated, and the sweeper's pause doubles."""
     archive.limit(max_runs=2)
     session_id = archive.ended(LYON)
-    archive.stage.script(*[says("I would rather not.")] * 6)
+    archive.harness.script(*[says("I would rather not.")] * 6)
     first = archive.consolidator().consolidate(session_id)
     assert isinstance(first, Failed)
     assert not first.given_up
     row = archive.session(session_id)
     assert (row.consolidated_at, row.lease_until) == (None, None)
     assert row.consolidation_error.startswith("INVALID_RESPONSE: ")
-    assert backlog(archive.stage.database, archive.limits) == Backlog(1, 1, 0)
-    assert consolidations_to_wake(archive.stage.database, archive.limits, 10, 5, LEASE_S) == []
+    assert backlog(archive.harness.database, archive.limits) == Backlog(1, 1, 0)
+    assert consolidations_to_wake(archive.harness.database, archive.limits, 10, 5, LEASE_S) == []
     assert archive.consolidator().batch() == ConsolidationCounts(processed=1, failed=1)
     assert archive.consolidator().batch() == ConsolidationCounts()
-    assert backlog(archive.stage.database, archive.limits) == Backlog(0, 0, 1)
+    assert backlog(archive.harness.database, archive.limits) == Backlog(0, 0, 1)
     assert archive.known() == []
 
 
 def test_what_was_given_up_is_listed_and_tried_again_when_asked(archive: Archive) -> None:
     """With all its runs, for one session or for all."""
     archive.limit(max_runs=1)
-    database, limits = archive.stage.database, archive.limits
+    database, limits = archive.harness.database, archive.limits
     first, second = archive.ended(LYON), archive.ended(LYON, user_id="ben")
-    archive.stage.script(*[says("I would rather not.")] * 6)
+    archive.harness.script(*[says("I would rather not.")] * 6)
     for session_id in (first, second):
         assert isinstance(archive.consolidator().consolidate(session_id), Failed)
     assert [each["session_id"] for each in list_sessions(database, given_up=True)] == [str(second), str(first)]
     [listed] = list_sessions(database, "ana", given_up=True)
     assert listed["consolidation"]["status"] == "given_up"
     assert listed["consolidation"]["error"].startswith("INVALID_RESPONSE: ")
-    archive.stage.move(2 * RETRY_S)
+    archive.harness.move(2 * RETRY_S)
     assert consolidations_to_wake(database, archive.limits, 10, 5, LEASE_S) == []
     assert archive.consolidator().consolidate(first) == NotDue()
 
     assert retry_abandoned(database, limits, LEASE_S, [first]) == 1
     assert retry_abandoned(database, limits, LEASE_S, [first]) == 0, "it is due already"
-    archive.stage.script(answer(LYON))
+    archive.harness.script(answer(LYON))
     assert archive.consolidator().consolidate(first) == Consolidated(MergeCounts(stored=1))
     assert retry_abandoned(database, limits, LEASE_S, [first]) == 0, "it is consolidated"
     assert count_given_up(database) == 1
     assert retry_abandoned(database, limits, LEASE_S) == 1
-    archive.stage.script(answer(LYON))
+    archive.harness.script(answer(LYON))
     assert archive.consolidator().batch() == ConsolidationCounts(processed=1, stored=1)
     assert list_sessions(database, given_up=True) == []
 
@@ -270,10 +270,10 @@ def test_what_was_given_up_is_listed_and_tried_again_when_asked(archive: Archive
 def test_a_session_whose_last_run_died_is_given_up_by_the_sweeper(archive: Archive) -> None:
     """No run is left to mark it: the sweeper does, and no longer wakes it."""
     archive.limit(max_runs=1)
-    database = archive.stage.database
+    database = archive.harness.database
     session_id = archive.ended(LYON)
     database.run(queries.CLAIM, {"session_id": session_id, "owner": "it dies", "lease_s": 30, "max_runs": 1})
-    archive.stage.move(60)
+    archive.harness.move(60)
     assert count_given_up(database) == 0
     assert consolidations_to_wake(database, archive.limits, 10, 5, LEASE_S) == []
     assert count_given_up(database) == 1
@@ -286,7 +286,7 @@ def test_an_outage_costs_no_run(archive: Archive, error: Exception) -> None:
     """A provider outage does not use up the session's runs."""
     archive.limit(max_runs=1)
     session_id = archive.ended(LYON)
-    archive.stage.script(error, answer(LYON))
+    archive.harness.script(error, answer(LYON))
     failed = archive.consolidator().consolidate(session_id)
     assert isinstance(failed, Failed)
     assert (failed.given_up, archive.session(session_id).consolidation_attempts) == (False, 0)
@@ -315,12 +315,12 @@ def test_a_worker_that_shuts_down_gives_the_session_back(archive: Archive) -> No
         call.check()
         raise AssertionError("the call was not ended")
 
-    archive.stage.script(interrupted)
+    archive.harness.script(interrupted)
     with pytest.raises(CallAborted):
         archive.consolidator().batch()
     row = archive.session(session_id)
     assert (row.consolidation_attempts, row.lease_until, row.consolidation_error) == (0, None, None)
-    assert consolidations_due(archive.stage.database, archive.limits, LEASE_S) == [[session_id]]
+    assert consolidations_due(archive.harness.database, archive.limits, LEASE_S) == [[session_id]]
 
 
 @pytest.mark.long
@@ -328,13 +328,13 @@ def test_killed_anywhere_and_run_again_gives_the_same_memories(archive: Archive)
     """Before and after every commit; the result equals that of an undisturbed run."""
     boundaries: list[tuple[Moment, str]] = []
     story(archive)
-    with archive.stage.hooked(lambda moment, name: boundaries.append((moment, name))):
+    with archive.harness.hooked(lambda moment, name: boundaries.append((moment, name))):
         archive.consolidator(Echo()).batch()
     undisturbed = archive.facts()
     assert len(undisturbed) == 3
     assert len(boundaries) >= 2 * (4 + 3 + 1)
     for at in range(len(boundaries)):
-        archive.stage.sql("TRUNCATE users CASCADE")
+        archive.harness.sql("TRUNCATE users CASCADE")
         story(archive)
         passed = itertools.count()
 
@@ -342,13 +342,13 @@ def test_killed_anywhere_and_run_again_gives_the_same_memories(archive: Archive)
             if next(passed) == at:
                 raise Crash
 
-        with archive.stage.hooked(die), suppress(Crash):
+        with archive.harness.hooked(die), suppress(Crash):
             archive.consolidator(Echo()).batch()
             pytest.fail(f"nothing reached {boundaries[at]}")
-        archive.stage.move(LEASE_S + 1)
+        archive.harness.move(LEASE_S + 1)
         archive.consolidator(Echo()).batch()
         assert archive.facts() == undisturbed, boundaries[at]
-        assert backlog(archive.stage.database, archive.limits) == Backlog(0, 0, 0)
+        assert backlog(archive.harness.database, archive.limits) == Backlog(0, 0, 0)
 
 
 @pytest.mark.long
@@ -367,10 +367,10 @@ def test_a_worker_that_is_killed_loses_and_doubles_nothing(archive: Archive, dat
         capture_output=True,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    archive.stage.move(LEASE_S + 1)
+    archive.harness.move(LEASE_S + 1)
     archive.consolidator(Echo()).batch()
     assert archive.facts("bo") == archive.facts("ana")
-    assert backlog(archive.stage.database, archive.limits) == Backlog(0, 0, 0)
+    assert backlog(archive.harness.database, archive.limits) == Backlog(0, 0, 0)
 
 
 def test_a_worker_that_was_paused_writes_nothing(archive: Archive) -> None:
@@ -378,7 +378,7 @@ def test_a_worker_that_was_paused_writes_nothing(archive: Archive) -> None:
     session_id = archive.ended(LYON)
 
     def overtaken() -> None:
-        archive.stage.move(LEASE_S + 1)
+        archive.harness.move(LEASE_S + 1)
         assert archive.consolidator(Echo()).consolidate(session_id) == Consolidated(MergeCounts(stored=1))
 
     assert archive.consolidator(Echo(overtaken)).consolidate(session_id) == NotDue()
@@ -388,7 +388,7 @@ def test_a_worker_that_was_paused_writes_nothing(archive: Archive) -> None:
 def test_a_user_erased_during_the_run_gets_no_memory(archive: Archive) -> None:
     """The user is erased during the model's call."""
     session_id = archive.ended(LYON)
-    worker = archive.consolidator(Echo(lambda: archive.stage.sql("TRUNCATE users CASCADE")))
+    worker = archive.consolidator(Echo(lambda: archive.harness.sql("TRUNCATE users CASCADE")))
     assert worker.consolidate(session_id) == NotDue()
     assert archive.known() == []
 
@@ -418,7 +418,7 @@ def test_four_workers_share_a_batch(archive: Archive) -> None:
     assert all(isinstance(each, ConsolidationCounts) for each in counts), counts
     assert sum(each.processed for each in counts) == 200
     assert sum(each.failed for each in counts) == 0
-    maps = archive.stage.sql(
+    maps = archive.harness.sql(
         "SELECT user_id, count(*) AS memories, sum(access_count) AS accesses FROM memories "
         "WHERE content = 'I collect old maps.' GROUP BY user_id"
     )
@@ -444,9 +444,9 @@ def test_what_was_recalled_is_not_learnt_again(archive: Archive) -> None:
         ("assistant", "You told me that you own a boat in Marseille."),
         "<recalled_memory>I own a boat in Marseille.</recalled_memory> Thanks, that is all.",
     )
-    archive.stage.script(answer("You own a boat in Marseille.", memory("You own a boat in Marseille.", sources=[4])))
+    archive.harness.script(answer("You own a boat in Marseille.", memory("You own a boat in Marseille.", sources=[4])))
     assert archive.consolidator().consolidate(session_id) == Consolidated(MergeCounts())
-    shown = archive.stage.model.requests[0].messages[1].content
+    shown = archive.harness.model.requests[0].messages[1].content
     assert "[3," not in shown
     assert "recalled_memory" not in shown
 
@@ -456,17 +456,17 @@ def test_lost_wake_ups_are_issued_again(archive: Archive) -> None:
     session_id = archive.ended(LYON)
 
     def forgotten() -> list[object]:
-        return [*consolidations_to_wake(archive.stage.database, archive.limits, 10, 5, LEASE_S)]
+        return [*consolidations_to_wake(archive.harness.database, archive.limits, 10, 5, LEASE_S)]
 
     assert forgotten() == [session_id]
     assert forgotten() == []
-    archive.stage.move(6)
+    archive.harness.move(6)
     assert forgotten() == [session_id]
-    archive.stage.move(6)
+    archive.harness.move(6)
     assert forgotten() == []
-    with archive.stage.crashing("before", "consolidation.merge"):
+    with archive.harness.crashing("before", "consolidation.merge"):
         archive.consolidator(Echo()).consolidate(session_id)
-    archive.stage.move(LEASE_S + 1)
+    archive.harness.move(LEASE_S + 1)
     assert forgotten() == [session_id]
     assert archive.session(session_id).consolidation_error == "UNKNOWN: the run did not come to its end"
 
@@ -475,17 +475,17 @@ def test_a_fork_does_not_say_again_what_was_copied(archive: Archive) -> None:
     """Only the fork's own turns count and are read."""
     source = archive.ended(LYON)
     fork = archive.ended(LYON, "I have a dog called Rex.", turns=6)
-    archive.stage.sql(
+    archive.harness.sql(
         "UPDATE sessions SET forked_from = %(source)s WHERE session_id = %(fork)s", source=source, fork=fork
     )
-    archive.stage.sql(
+    archive.harness.sql(
         "UPDATE messages SET created_at = created_at - interval '1 hour' WHERE session_id = %(fork)s AND seq = 1",
         fork=fork,
     )
     assert archive.consolidator(Echo()).batch() == ConsolidationCounts(processed=2, stored=2)
     assert sorted(row.access_count for row in archive.known()) == [0, 0]
-    archive.stage.sql("UPDATE sessions SET consolidated_at = NULL WHERE session_id = %(fork)s", fork=fork)
-    archive.stage.sql(
+    archive.harness.sql("UPDATE sessions SET consolidated_at = NULL WHERE session_id = %(fork)s", fork=fork)
+    archive.harness.sql(
         "UPDATE turns SET accepted_at = accepted_at - interval '1 hour' WHERE session_id = %(fork)s AND seq < 6",
         fork=fork,
     )

@@ -20,7 +20,7 @@ from perdure.memory.decay import (
     decayed,
     is_faded,
 )
-from tests.turns.stage import Stage
+from tests.turns.harness import Harness
 
 DAY_S = 86_400
 
@@ -37,28 +37,28 @@ FORM = """
 """
 
 
-def form(stage: Stage, kind: str = "fact", importance: float = 0.5, **more: int) -> object:
+def form(harness: Harness, kind: str = "fact", importance: float = 0.5, **more: int) -> object:
     """Store a new memory with this number of `channels`, `accesses` and `connections`."""
-    memory_id = new_id(stage.clock)
-    stage.sql("INSERT INTO users (user_id, created_at) VALUES ('ana', perdure_now()) ON CONFLICT DO NOTHING")
-    stage.sql(
+    memory_id = new_id(harness.clock)
+    harness.sql("INSERT INTO users (user_id, created_at) VALUES ('ana', perdure_now()) ON CONFLICT DO NOTHING")
+    harness.sql(
         FORM,
         memory_id=memory_id,
         kind=kind,
         importance=importance,
         accesses=more.get("accesses", 0),
-        accessed_at=stage.clock.now() if more.get("accesses") else None,
+        accessed_at=harness.clock.now() if more.get("accesses") else None,
         channels=[f"channel {number}" for number in range(more.get("channels", 1))],
     )
-    entity = new_id(stage.clock)
-    stage.sql(
+    entity = new_id(harness.clock)
+    harness.sql(
         "INSERT INTO entities (entity_id, user_id, name, key, created_at) "
         "VALUES (%(entity)s, 'ana', 'it', %(key)s, perdure_now())",
         entity=entity,
         key=str(entity),
     )
     for number in range(more.get("connections", 0)):
-        stage.sql(
+        harness.sql(
             "INSERT INTO relations (source_id, predicate, target_id, memory_id, user_id, created_at) "
             "VALUES (%(entity)s, %(predicate)s, %(entity)s, %(memory_id)s, 'ana', perdure_now())",
             entity=entity,
@@ -108,72 +108,72 @@ def test_only_what_is_old_unread_and_worth_little_goes(value: float, age: float,
     assert is_faded(value, age, unread) == (value < ARCHIVE_BELOW and min(age, unread) > ARCHIVE_AFTER_DAYS)
 
 
-def test_sql_reckons_as_python_does(stage: Stage) -> None:
+def test_sql_reckons_as_python_does(harness: Harness) -> None:
     """For every kind, age and count."""
     formed = {}
     for kind in KIND_RATES:
         for counts in ((1, 0, 0), (3, 7, 2), (0, 0, 9), (2, 1000, 10), (1, 0, 12)):
             channels, accesses, connections = counts
-            made = form(stage, kind, 0.9, channels=channels, accesses=accesses, connections=connections)
+            made = form(harness, kind, 0.9, channels=channels, accesses=accesses, connections=connections)
             formed[made] = decay_rate(kind, channels, accesses, connections)
     for hours in (0.5, 200, 5_000, 1_500_000):
-        stage.move(hours * 3600)
-        decay(stage.database)
-        for row in stage.sql(
+        harness.move(hours * 3600)
+        decay(harness.database)
+        for row in harness.sql(
             "SELECT memory_id, value, extract(epoch FROM decayed_at - created_at)::float8 / 3600 AS hours "
             "FROM memories WHERE decayed_at IS NOT NULL"
         ):
             assert math.isclose(row.value, decayed(0.9, formed[row.memory_id], row.hours), rel_tol=1e-9)
 
 
-def test_a_hundred_runs_are_one(stage: Stage) -> None:
+def test_a_hundred_runs_are_one(harness: Harness) -> None:
     """Runs do not compound: each computes the value from importance and age."""
     for kind in KIND_RATES:
-        form(stage, kind, 0.7, connections=3)
+        form(harness, kind, 0.7, connections=3)
     values = "SELECT value FROM memories ORDER BY memory_id"
     for _ in range(100):
-        stage.move(3600)
-        decay(stage.database)
-    often = [row.value for row in stage.sql(values)]
-    stage.sql("UPDATE memories SET value = importance, decayed_at = NULL")
-    decay(stage.database)
-    assert often == pytest.approx([row.value for row in stage.sql(values)], rel=1e-6)  # the clock went on in between
+        harness.move(3600)
+        decay(harness.database)
+    often = [row.value for row in harness.sql(values)]
+    harness.sql("UPDATE memories SET value = importance, decayed_at = NULL")
+    decay(harness.database)
+    assert often == pytest.approx([row.value for row in harness.sql(values)], rel=1e-6)  # the clock went on in between
     assert max(often) < 0.7
 
 
-def test_what_does_not_fade_is_not_written(stage: Stage) -> None:
+def test_what_does_not_fade_is_not_written(harness: Harness) -> None:
     """A memory at its floor, or with ten connections, is not written."""
-    form(stage, connections=10)
-    form(stage, importance=0.4)
-    stage.move(50_000 * 3600)
-    assert decay(stage.database) == DecayResult(looked_at=2, changed=1)
-    assert decay(stage.database) == DecayResult(looked_at=2)
+    form(harness, connections=10)
+    form(harness, importance=0.4)
+    harness.move(50_000 * 3600)
+    assert decay(harness.database) == DecayResult(looked_at=2, changed=1)
+    assert decay(harness.database) == DecayResult(looked_at=2)
 
 
-def test_faded_memories_are_archived(stage: Stage) -> None:
+def test_faded_memories_are_archived(harness: Harness) -> None:
     """Below 0.03, older than thirty days, and unread for thirty days: each alone is not enough."""
-    faded = form(stage, "conversation", 0.05)
-    form(stage, "conversation", 0.2)
-    stage.move(20 * DAY_S)
-    form(stage, "conversation", 0.05)
-    read = form(stage, "conversation", 0.05, accesses=1)
-    stage.sql("UPDATE memories SET created_at = created_at - interval '20 days' WHERE memory_id = %(id)s", id=read)
-    stage.move(15 * DAY_S)
-    stage.sql("UPDATE memories SET value = importance")
-    assert decay(stage.database).archived == 1
-    stage.move(16 * DAY_S)
-    assert [row.memory_id for row in stage.sql("SELECT memory_id FROM memories WHERE archived_at IS NOT NULL")] == [
+    faded = form(harness, "conversation", 0.05)
+    form(harness, "conversation", 0.2)
+    harness.move(20 * DAY_S)
+    form(harness, "conversation", 0.05)
+    read = form(harness, "conversation", 0.05, accesses=1)
+    harness.sql("UPDATE memories SET created_at = created_at - interval '20 days' WHERE memory_id = %(id)s", id=read)
+    harness.move(15 * DAY_S)
+    harness.sql("UPDATE memories SET value = importance")
+    assert decay(harness.database).archived == 1
+    harness.move(16 * DAY_S)
+    assert [row.memory_id for row in harness.sql("SELECT memory_id FROM memories WHERE archived_at IS NOT NULL")] == [
         faded
     ]
-    assert decay(stage.database).archived == 2
+    assert decay(harness.database).archived == 2
 
 
-def test_a_run_goes_through_pages(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_through_pages(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each page is a commit of its own, and no memory is left out."""
     monkeypatch.setattr("perdure.memory.decay._BATCH", 2)
     for _ in range(5):
-        form(stage)
-    stage.move(DAY_S)
+        form(harness)
+    harness.move(DAY_S)
     reported: list[int] = []
-    assert decay(stage.database, reported.append) == DecayResult(looked_at=5, changed=5)
+    assert decay(harness.database, reported.append) == DecayResult(looked_at=5, changed=5)
     assert reported == [2, 4, 5]

@@ -19,7 +19,7 @@ from perdure.models.embedders.protocol import Vector
 from perdure.models.protocol import ModelCall
 from perdure.settings import MemorySettings
 from tests.memory.corpus import import_conversation
-from tests.turns.stage import side_by_side
+from tests.turns.harness import side_by_side
 
 _TALK = [f"This is line number {number} about the {thing}." for number, thing in enumerate(["oboe", "kiln", "quay"])]
 

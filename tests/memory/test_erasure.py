@@ -30,8 +30,8 @@ from perdure.users.erase import Eraser, ErasureResult
 from perdure.users.export import export_user
 from perdure.users.tables import ERASURE_TABLES, TABLES_WITHOUT_USER_DATA, USER_TABLES
 from tests.memory.archive import Archive, Echo
+from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
-from tests.turns.stage import Stage
 
 DAY_S = 86_400.0
 
@@ -113,7 +113,7 @@ def everything(database: Database, client: Any) -> Callable[[str], dict[str, int
     return count
 
 
-def _live(stage: Stage, redis_memory: RedisMemory, word: str) -> None:
+def _live(harness: Harness, redis_memory: RedisMemory, word: str) -> None:
     """Two sessions of the user with that word, one ended, with rows in every table."""
 
     @tool(effect="idempotent")
@@ -122,44 +122,44 @@ def _live(stage: Stage, redis_memory: RedisMemory, word: str) -> None:
         context.working_variables["noted"] = what
         return f"noted {what}"
 
-    stage.agents = Agents([Agent("assistant", "You help.", [note])])
+    harness.agents = Agents([Agent("assistant", "You help.", [note])])
     user = f"user {word}"
     for number in range(2):
-        stage.script(calls(("note", {"what": f"{word} thing"})), says(f"I know of {word}"))
-        sent = stage.send(
+        harness.script(calls(("note", {"what": f"{word} thing"})), says(f"I know of {word}"))
+        sent = harness.send(
             f"my name is {word}",
             user_id=user,
             reply_to={"url": f"https://a.example/{word}"},
             metadata={"of": word},
             message_id=f"{word} {number}",
         )
-        stage.run(sent.session_id)
-        stage.sql(
+        harness.run(sent.session_id)
+        harness.sql(
             "UPDATE sessions SET summary = %(summary)s, end_requested_at = CASE WHEN %(n)s = 0 THEN now() END, "
             "routable = %(n)s <> 0 WHERE session_id = %(id)s",
             summary=f"They are {word}",
             id=sent.session_id,
             n=number,
         )
-    stage.sql(
+    harness.sql(
         "INSERT INTO identities VALUES ('telegram', %(external)s, %(user)s, now())", external=f"@{word}", user=user
     )
-    redis_memory.stream.append(user, StreamEvent(StreamEventKind.TYPING, f"channel {word}", stage.clock.now()))
-    stage.sql(_KNOWN, user=user, word=word)
+    redis_memory.stream.append(user, StreamEvent(StreamEventKind.TYPING, f"channel {word}", harness.clock.now()))
+    harness.sql(_KNOWN, user=user, word=word)
 
 
 @pytest.fixture
-def lived(stage: Stage, redis_memory: RedisMemory, redis_url: str) -> Stage:
+def lived(harness: Harness, redis_memory: RedisMemory, redis_url: str) -> Harness:
     """Two users with the same kinds of rows, and snapshots in Redis."""
-    stage.redis_memory = redis_memory
-    stage.snapshots = RedisSnapshots(redis_url)
+    harness.redis_memory = redis_memory
+    harness.snapshots = RedisSnapshots(redis_url)
     for word in (MARKER, OTHER):
-        _live(stage, redis_memory, word)
-    return stage
+        _live(harness, redis_memory, word)
+    return harness
 
 
-def _eraser(stage: Stage, redis_memory: RedisMemory | None) -> Eraser:
-    return Eraser(stage.database, stage.clock, stage.snapshots, redis_memory, stage.settings.turn.lease_s)
+def _eraser(harness: Harness, redis_memory: RedisMemory | None) -> Eraser:
+    return Eraser(harness.database, harness.clock, harness.snapshots, redis_memory, harness.settings.turn.lease_s)
 
 
 def test_every_table_is_personal_or_not() -> None:
@@ -176,7 +176,7 @@ def test_every_table_is_personal_or_not() -> None:
 
 
 def test_nothing_is_left_of_a_user_and_everything_of_the_others(
-    lived: Stage, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]]
+    lived: Harness, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
     """No table and no key of Redis contains the user's word."""
     before, others = everything(MARKER), everything(OTHER)
@@ -197,7 +197,7 @@ def test_nothing_is_left_of_a_user_and_everything_of_the_others(
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_the_planners_samples_are_forgotten(lived: Stage, redis_memory: RedisMemory, alone: bool) -> None:
+def test_the_planners_samples_are_forgotten(lived: Harness, redis_memory: RedisMemory, alone: bool) -> None:
     """`pg_stats` has samples of each column until a fifth of the table has changed, and for ever if it is empty."""
     if alone:
         _eraser(lived, redis_memory).erase(f"user {OTHER}")
@@ -210,8 +210,8 @@ def test_the_planners_samples_are_forgotten(lived: Stage, redis_memory: RedisMem
     assert lived.sql(sampled, like=f"%{MARKER}%") == []
 
 
-def _analyze(stage: Stage) -> None:
-    with stage.database.engine.connect() as connection:
+def _analyze(harness: Harness) -> None:
+    with harness.database.engine.connect() as connection:
         connection.exec_driver_sql("ANALYZE")
 
 
@@ -234,7 +234,9 @@ class _File:
         return erasures if self.done else ()
 
 
-def test_an_erasure_is_not_over_before_the_file_of_redis_is_rewritten(lived: Stage, redis_memory: RedisMemory) -> None:
+def test_an_erasure_is_not_over_before_the_file_of_redis_is_rewritten(
+    lived: Harness, redis_memory: RedisMemory
+) -> None:
     """The rewrite starts at once, and the sweeper waits for its end."""
     file = _File()
     eraser = replace(_eraser(lived, redis_memory), file=file)
@@ -248,7 +250,7 @@ def test_an_erasure_is_not_over_before_the_file_of_redis_is_rewritten(lived: Sta
 
 
 def test_a_process_that_was_paused_leaves_nothing_behind_for_long(
-    lived: Stage, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]]
+    lived: Harness, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
     """The second pass deletes what a paused process wrote to Redis; later events stay."""
     user = f"user {MARKER}"
@@ -268,7 +270,7 @@ def test_a_process_that_was_paused_leaves_nothing_behind_for_long(
     assert [each.channel for each in redis_memory.stream.recent(user, 9)] == ["since"]
 
 
-def test_a_second_pass_postponed_by_a_clock_that_was_ahead_is_due(lived: Stage, redis_memory: RedisMemory) -> None:
+def test_a_second_pass_postponed_by_a_clock_that_was_ahead_is_due(lived: Harness, redis_memory: RedisMemory) -> None:
     """After the server's clock was ahead and is corrected, the second pass is due at once."""
     lived.move(DAY_S)
     _eraser(lived, redis_memory).erase(f"user {MARKER}")
@@ -277,7 +279,7 @@ def test_a_second_pass_postponed_by_a_clock_that_was_ahead_is_due(lived: Stage, 
 
 
 def test_without_redis_rows_are_deleted_and_the_rest_follows(
-    lived: Stage, redis_memory: RedisMemory, unreachable: RedisMemory, everything: Callable[[str], dict[str, int]]
+    lived: Harness, redis_memory: RedisMemory, unreachable: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
     """The erasure succeeds and is reported as incomplete."""
     assert not _eraser(lived, unreachable).erase(f"user {MARKER}").everywhere
@@ -290,18 +292,18 @@ def test_without_redis_rows_are_deleted_and_the_rest_follows(
 
 
 def test_a_turn_that_runs_during_the_erasure_writes_nothing(
-    stage: Stage, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]]
+    harness: Harness, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
     """The model's call began before the erasure and ends after it."""
-    stage.redis_memory = redis_memory
-    sent = stage.send(f"I am {MARKER}", user_id=MARKER)
+    harness.redis_memory = redis_memory
+    sent = harness.send(f"I am {MARKER}", user_id=MARKER)
 
     def answered(*_given: Any) -> Any:
-        _eraser(stage, redis_memory).erase(MARKER)
+        _eraser(harness, redis_memory).erase(MARKER)
         return says(f"hello {MARKER}")
 
-    stage.script(answered)
-    Runner(stage.runtime, "stage").run(sent.session_id)
+    harness.script(answered)
+    Runner(harness.runtime, "harness").run(sent.session_id)
     assert everything(MARKER).keys() == {"erasures"}
 
 
@@ -309,23 +311,23 @@ def test_a_turn_that_runs_during_the_erasure_writes_nothing(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", ["consolidation", "erasure"])
 def test_erased_while_consolidated_at_every_statement(
-    stage: Stage,
+    harness: Harness,
     redis_memory: RedisMemory,
     everything: Callable[[str], dict[str, int]],
     monkeypatch: pytest.MonkeyPatch,
     first: str,
 ) -> None:
     """Before each statement of one, the other starts and runs as far as locks allow: no data stays, neither fails."""
-    stage.check = lambda: None  # type: ignore[method-assign]  # these sessions had no turns that ran
-    stage.redis_memory = redis_memory
-    archive = Archive(stage, Keeper(stage.database, stage.clock, stage.settings.turn))
-    eraser = _eraser(stage, redis_memory)
+    harness.check = lambda: None  # type: ignore[method-assign]  # these sessions had no turns that ran
+    harness.redis_memory = redis_memory
+    archive = Archive(harness, Keeper(harness.database, harness.clock, harness.settings.turn))
+    eraser = _eraser(harness, redis_memory)
     for number in itertools.count():
         session_id = archive.ended(f"I live in {MARKER}.", f"My dog is called {MARKER}.", user_id=MARKER)
         consolidate = partial(archive.consolidator(Echo()).consolidate, session_id)
         erase = partial(eraser.erase, MARKER)
         begun, other = (consolidate, erase) if first == "consolidation" else (erase, consolidate)
-        intruder = _Intruder(stage.database, other)
+        intruder = _Intruder(harness.database, other)
         with monkeypatch.context() as patched:
             patched.setattr("perdure.database.engine._rows", intruder.before(number))
             begun()
@@ -335,8 +337,8 @@ def test_erased_while_consolidated_at_every_statement(
         erase()  # what was consolidated before is theirs, too
         assert everything(MARKER).keys() == {"erasures"}, number
         assert archive.consolidator(Echo()).batch() == ConsolidationCounts()
-        stage.move(stage.settings.turn.lease_s + 1)
-        assert sweep(stage.runtime) is not None
+        harness.move(harness.settings.turn.lease_s + 1)
+        assert sweep(harness.runtime) is not None
         assert everything(MARKER) == {}, number
     assert number >= 10
 
@@ -384,7 +386,7 @@ class _Intruder:
                 self.thread.join(0.01)
 
 
-def test_an_export_has_all_data_of_one_user_only(lived: Stage, redis_memory: RedisMemory) -> None:
+def test_an_export_has_all_data_of_one_user_only(lived: Harness, redis_memory: RedisMemory) -> None:
     """Each row once, with its texts."""
     made = export_user(lived.database, lived.clock, redis_memory, f"user {MARKER}")
     assert OTHER not in str(made)

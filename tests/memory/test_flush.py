@@ -21,8 +21,8 @@ from perdure.turns.run.remember import remember
 from perdure.turns.run.settle import Verdict
 from perdure.turns.run.transcript import Transcript
 from tests.memory.conftest import Remembered, line
+from tests.turns.harness import Harness, side_by_side
 from tests.turns.scripted import calls, says
-from tests.turns.stage import Stage, side_by_side
 
 ASKED = {"id": "call_1", "name": "read", "arguments": "{}"}
 ASKING = line(Role.ASSISTANT, tool_calls=[ASKED])
@@ -49,16 +49,16 @@ def read() -> str:
 class Session:
     """A session with one settled turn and its working memory."""
 
-    def __init__(self, stage: Stage, redis_memory: RedisMemory) -> None:
-        self.stage = stage
+    def __init__(self, harness: Harness, redis_memory: RedisMemory) -> None:
+        self.harness = harness
         self.redis_memory = redis_memory
-        self.id = stage.send("hello").session_id
-        stage.run(self.id)
+        self.id = harness.send("hello").session_id
+        harness.run(self.id)
 
     @property
     def token(self) -> int:
         """The current one."""
-        token: int = self.stage.session(self.id).token
+        token: int = self.harness.session(self.id).token
         return token
 
     def keep(self, *turns: Any) -> None:
@@ -68,71 +68,73 @@ class Session:
 
     def remember(self, sent: Accepted) -> None:
         """Run a turn and add it to working memory."""
-        self.stage.run(self.id)
-        (row,) = self.stage.sql("SELECT * FROM turns WHERE turn_id = %(id)s", id=sent.turn_id)
+        self.harness.run(self.id)
+        (row,) = self.harness.sql("SELECT * FROM turns WHERE turn_id = %(id)s", id=sent.turn_id)
         ref = TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
-        transcript = Transcript.load(self.stage.database, self.id, ref)
-        runtime = replace(self.stage.runtime, redis_memory=self.redis_memory)
+        transcript = Transcript.load(self.harness.database, self.id, ref)
+        runtime = replace(self.harness.runtime, redis_memory=self.redis_memory)
         remember(runtime, self.id, self.token, turn=ref, transcript=transcript, verdict=SETTLED_BEFORE)
 
     @property
     def fence(self) -> Fence:
         """The current one."""
-        row = self.stage.session(self.id)
+        row = self.harness.session(self.id)
         return Fence(row.token, row.nonce)
 
     def flush(self, fence: Fence | None = None) -> FlushOutcome:
         """Flush, by default under the current fence."""
-        return flush(self.stage.database, self.redis_memory.working, self.id, self.fence if fence is None else fence)
+        return flush(self.harness.database, self.redis_memory.working, self.id, self.fence if fence is None else fence)
 
     @property
     def transcript(self) -> list[dict[str, Any]]:
         """The transcript with all fields except the model."""
-        return [message | {"model": None} for message in self.stage.messages(self.id)]
+        return [message | {"model": None} for message in self.harness.messages(self.id)]
 
     @property
     def said(self) -> list[str]:
         """The transcript in PostgreSQL."""
-        return [content for _, content in self.stage.lines(self.id)]
+        return [content for _, content in self.harness.lines(self.id)]
 
 
 @pytest.fixture
-def session(stage: Stage, redis_memory: RedisMemory) -> Session:
+def session(harness: Harness, redis_memory: RedisMemory) -> Session:
     """The session of each test."""
-    return Session(stage, redis_memory)
+    return Session(harness, redis_memory)
 
 
-def test_what_postgresql_lacks_is_written_once(stage: Stage, session: Session, remembered: Remembered) -> None:
+def test_what_postgresql_lacks_is_written_once(harness: Harness, session: Session, remembered: Remembered) -> None:
     """Two turns are appended as settled turns; a second flush has nothing to write."""
     first, second = remembered(session.token), remembered(session.token, channel="web")
     session.keep(first, second)
     assert session.flush() == Flushed(2)
-    before = stage.session(session.id)
+    before = harness.session(session.id)
     assert session.flush() == Flushed(0)
-    assert stage.session(session.id) == before
+    assert harness.session(session.id) == before
     assert session.said == ["hello", "ok", "question 1", "answer to question 1", "question 2", "answer to question 2"]
     assert (before.turn_count, before.message_count, before.last_turn_seq, before.unsettled) == (3, 6, 3, 0)
     assert (before.channels, before.state, before.tick) == (["http", "cli", "web"], "active", 3)
-    shown = stage.turn(second.turn_id)
+    shown = harness.turn(second.turn_id)
     assert (shown["status"], shown["seq"], shown["steps"]) == ("done", 3, 1)
     assert shown["reply"]["text"] == "answer to question 2"
     assert shown["usage"] == {"input_tokens": 9, "output_tokens": 3}
 
 
-def test_the_conversation_goes_on_from_what_was_written(stage: Stage, session: Session, remembered: Remembered) -> None:
-    """The next turn's prompt contains it, and a provider accepts it (the stage checks)."""
+def test_the_conversation_goes_on_from_what_was_written(
+    harness: Harness, session: Session, remembered: Remembered
+) -> None:
+    """The next turn's prompt contains it, and a provider accepts it (the harness checks)."""
     session.keep(remembered(session.token))
     assert session.flush() == Flushed(1)
-    stage.send("and now?")
-    stage.run(session.id)
-    prompt_texts = [message.content for message in stage.model.requests[-1].messages]
+    harness.send("and now?")
+    harness.run(session.id)
+    prompt_texts = [message.content for message in harness.model.requests[-1].messages]
     assert prompt_texts[-3:] == ["question 1", "answer to question 1", "and now?"]
 
 
-def test_under_a_stale_token_nothing_is_written(stage: Stage, session: Session, remembered: Remembered) -> None:
+def test_under_a_stale_token_nothing_is_written(harness: Harness, session: Session, remembered: Remembered) -> None:
     """Another process has claimed the session."""
     session.keep(remembered(session.token))
-    before = (stage.counts(), stage.session(session.id))
+    before = (harness.counts(), harness.session(session.id))
     fence = session.fence
     others = (
         replace(fence, token=fence.token - 1),
@@ -141,28 +143,28 @@ def test_under_a_stale_token_nothing_is_written(stage: Stage, session: Session, 
     )
     for other in others:
         assert session.flush(other) == Stale()
-    assert (stage.counts(), stage.session(session.id)) == before
-    assert flush(stage.database, session.redis_memory.working, UUID(int=7), fence) == Flushed(0)
+    assert (harness.counts(), harness.session(session.id)) == before
+    assert flush(harness.database, session.redis_memory.working, UUID(int=7), fence) == Flushed(0)
 
 
 def test_a_token_that_moves_on_during_the_flush_stops_it(
-    stage: Stage, session: Session, remembered: Remembered
+    harness: Harness, session: Session, remembered: Remembered
 ) -> None:
     """Another worker claims the session between the comparison and the write, which is fenced."""
     session.keep(remembered(session.token))
-    before = stage.counts()
+    before = harness.counts()
 
     def overtaken(moment: str, name: str) -> None:
         if (moment, name) == ("before", "memory.flush"):
-            stage.sql("UPDATE sessions SET token = token + 1 WHERE session_id = %(id)s", id=session.id)
+            harness.sql("UPDATE sessions SET token = token + 1 WHERE session_id = %(id)s", id=session.id)
 
     fence = session.fence
-    with stage.hooked(overtaken):
+    with harness.hooked(overtaken):
         assert session.flush(fence) == Stale()
-    assert stage.counts() == before
+    assert harness.counts() == before
 
 
-def test_an_unsettled_turn_blocks_the_flush(stage: Stage, session: Session, remembered: Remembered) -> None:
+def test_an_unsettled_turn_blocks_the_flush(harness: Harness, session: Session, remembered: Remembered) -> None:
     """Nothing enters the transcript while a turn is open; missing turns stay in Redis and are written after it."""
     session.keep(remembered(session.token))
     sent = False
@@ -171,17 +173,17 @@ def test_an_unsettled_turn_blocks_the_flush(stage: Stage, session: Session, reme
         nonlocal sent
         if (moment, name) == ("before", "memory.flush") and not sent:
             sent = True
-            stage.send("another")
+            harness.send("another")
 
-    with stage.hooked(accepted):
+    with harness.hooked(accepted):
         assert session.flush() == Blocked(1)
     assert session.said == ["hello", "ok"]
-    stage.run(session.id)
+    harness.run(session.id)
     assert session.flush() == Flushed(1)
     assert session.said == ["hello", "ok", "another", "ok", "question 1", "answer to question 1"]
 
 
-def test_flushes_side_by_side_write_once(stage: Stage, session: Session, remembered: Remembered) -> None:
+def test_flushes_side_by_side_write_once(harness: Harness, session: Session, remembered: Remembered) -> None:
     """A worker's shutdown and the sweeper's ending may run concurrently."""
     session.keep(remembered(session.token), remembered(session.token))
     fence = session.fence
@@ -191,10 +193,10 @@ def test_flushes_side_by_side_write_once(stage: Stage, session: Session, remembe
 
 
 def test_an_entry_that_was_overtaken_is_refused(
-    stage: Stage, session: Session, remembered: Remembered, caplog: pytest.LogCaptureFixture
+    harness: Harness, session: Session, remembered: Remembered, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A paused runner wrote it under a lower token than that of a later turn in PostgreSQL."""
-    (known,) = stage.sql("SELECT turn_id FROM turns WHERE session_id = %(id)s", id=session.id)
+    (known,) = harness.sql("SELECT turn_id FROM turns WHERE session_id = %(id)s", id=session.id)
     stale, good = remembered(1), remembered(2)
     session.keep(stale, remembered(2, turn_id=known.turn_id), good)
     assert session.flush() == Flushed(1, refused=1)
@@ -203,31 +205,33 @@ def test_an_entry_that_was_overtaken_is_refused(
 
 
 def test_a_message_that_was_sent_again_is_not_answered_twice(
-    stage: Stage, session: Session, remembered: Remembered
+    harness: Harness, session: Session, remembered: Remembered
 ) -> None:
     """The sender repeated the message after the failover, so it has an answer: the first one is refused."""
-    again = stage.send("question 1", message_id="message 1", channel="cli")
-    stage.run(again.session_id)
+    again = harness.send("question 1", message_id="message 1", channel="cli")
+    harness.run(again.session_id)
     session.keep(remembered(session.token))
     assert session.flush() == Flushed(0, refused=1)
     assert session.said == ["hello", "ok", "question 1", "ok"]
 
 
 def test_a_message_whose_answer_was_written_is_known_when_it_comes_again(
-    stage: Stage, session: Session, remembered: Remembered
+    harness: Harness, session: Session, remembered: Remembered
 ) -> None:
     """Accept is idempotent for flushed turns as well."""
     turn = remembered(session.token)
     session.keep(turn)
     session.flush()
-    again = stage.send("question 1", message_id="message 1", channel="cli")
+    again = harness.send("question 1", message_id="message 1", channel="cli")
     assert (again.duplicate, again.turn_id) == (True, turn.turn_id)
 
 
-def test_nothing_is_written_into_a_session_that_is_over(stage: Stage, session: Session, remembered: Remembered) -> None:
+def test_nothing_is_written_into_a_session_that_is_over(
+    harness: Harness, session: Session, remembered: Remembered
+) -> None:
     """Its summary is made and it waits for consolidation."""
     session.keep(remembered(session.token))
-    stage.sql(
+    harness.sql(
         "UPDATE sessions SET state = 'ended', ended_at = now(), routable = false WHERE session_id = %(id)s",
         id=session.id,
     )
@@ -236,7 +240,7 @@ def test_nothing_is_written_into_a_session_that_is_over(stage: Stage, session: S
 
 
 def test_damaged_entries_keep_no_other_from_being_written(
-    stage: Stage, session: Session, remembered: Remembered, client: Any, caplog: pytest.LogCaptureFixture
+    harness: Harness, session: Session, remembered: Remembered, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One invalid entry, one that a provider would refuse, one valid turn."""
     client.rpush(f"perdure:working:{session.id}", '{"turn_id"')
@@ -251,29 +255,29 @@ def test_damaged_entries_keep_no_other_from_being_written(
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_crash_in_the_flush_is_gone_on_from(
-    moment: str, stage: Stage, session: Session, remembered: Remembered
+    moment: str, harness: Harness, session: Session, remembered: Remembered
 ) -> None:
     """The write happened or not; the next flush finds out."""
     session.keep(remembered(session.token))
-    with stage.crashing("before" if moment == "before" else "after", "memory.flush"):
+    with harness.crashing("before" if moment == "before" else "after", "memory.flush"):
         session.flush()
     assert session.flush() == Flushed(1 if moment == "before" else 0)
     assert len(session.said) == 4
 
 
-def test_a_postgresql_that_went_back_in_time_gets_its_turns_back(stage: Stage, session: Session) -> None:
+def test_a_postgresql_that_went_back_in_time_gets_its_turns_back(harness: Harness, session: Session) -> None:
     """After a failover the lost turns and messages are written back unchanged."""
-    stage.equip(read)
-    stage.script(calls(("read", {})), says("it says 42"), says("good bye"))
+    harness.equip(read)
+    harness.script(calls(("read", {})), says("it says 42"), says("good bye"))
     for text in ("look it up", "thanks"):
-        session.remember(stage.send(text))
-    before, messages = stage.session(session.id), session.transcript
-    turns = stage.sql(SETTLED)
-    stage.sql(GO_BACK)
+        session.remember(harness.send(text))
+    before, messages = harness.session(session.id), session.transcript
+    turns = harness.sql(SETTLED)
+    harness.sql(GO_BACK)
     assert session.flush() == Flushed(2)
     assert session.transcript == messages
-    assert stage.sql(SETTLED) == turns
-    after = stage.session(session.id)
+    assert harness.sql(SETTLED) == turns
+    after = harness.session(session.id)
     assert (after.turn_count, after.message_count, after.last_turn_seq) == (
         before.turn_count,
         before.message_count,
@@ -323,22 +327,22 @@ def test_what_a_provider_accepts_is_written(messages: list[RememberedMessage], *
     assert transcript_fault(messages, replied=replied) is None
 
 
-def test_without_redis_a_flush_raises(stage: Stage, unreachable: RedisMemory) -> None:
+def test_without_redis_a_flush_raises(harness: Harness, unreachable: RedisMemory) -> None:
     """The caller must know that nothing was flushed."""
-    sent = stage.send()
-    stage.run(sent.session_id)
+    sent = harness.send()
+    harness.run(sent.session_id)
     with pytest.raises(Unavailable, match="PERDURE_REDIS_URL"):
-        flush(stage.database, unreachable.working, sent.session_id, Fence(1, uuid4()))
+        flush(harness.database, unreachable.working, sent.session_id, Fence(1, uuid4()))
 
 
 def test_a_shutdown_flush_returns_the_number_of_turns(
-    stage: Stage, session: Session, remembered: Remembered, caplog: pytest.LogCaptureFixture
+    harness: Harness, session: Session, remembered: Remembered, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing under a stale token, nothing while a turn is parked (that is reported), then the missing turns."""
     session.keep(remembered(session.token))
-    assert session.redis_memory.flush(stage.database, session.id, Fence(session.token, uuid4())) is None
-    stage.send("parked")
-    assert session.redis_memory.flush(stage.database, session.id, session.fence) is None
+    assert session.redis_memory.flush(harness.database, session.id, Fence(session.token, uuid4())) is None
+    harness.send("parked")
+    assert session.redis_memory.flush(harness.database, session.id, session.fence) is None
     assert "after its unsettled turn" in caplog.text
-    stage.run(session.id)
-    assert session.redis_memory.flush(stage.database, session.id, session.fence) == 1
+    harness.run(session.id)
+    assert session.redis_memory.flush(harness.database, session.id, session.fence) == 1

@@ -8,7 +8,7 @@ import pytest
 
 from perdure.ids import new_id
 from perdure.memory.hot_memories import MOST_HOT, PATTERN_DAYS, refresh_hot
-from tests.turns.stage import Stage
+from tests.turns.harness import Harness
 
 DAY_S = 86_400
 
@@ -26,68 +26,68 @@ RECALL = """
 """
 
 
-def recalled(stage: Stage, times: int, user_id: str = "ana") -> UUID:
+def recalled(harness: Harness, times: int, user_id: str = "ana") -> UUID:
     """A memory with this number of recent recalls."""
-    memory_id = new_id(stage.clock)
-    stage.sql(KNOW, memory_id=memory_id, user_id=user_id)
-    stage.sql(RECALL, memory_id=memory_id, times=times)
+    memory_id = new_id(harness.clock)
+    harness.sql(KNOW, memory_id=memory_id, user_id=user_id)
+    harness.sql(RECALL, memory_id=memory_id, times=times)
     return memory_id
 
 
-def hot(stage: Stage, user_id: str = "ana") -> list[UUID]:
+def hot(harness: Harness, user_id: str = "ana") -> list[UUID]:
     """The user's hot memories in their order."""
-    rows = stage.sql("SELECT memory_id FROM hot_memories WHERE user_id = %(user_id)s ORDER BY rank", user_id=user_id)
+    rows = harness.sql("SELECT memory_id FROM hot_memories WHERE user_id = %(user_id)s ORDER BY rank", user_id=user_id)
     return [row.memory_id for row in rows]
 
 
-def test_what_is_recalled_most_is_hottest(stage: Stage) -> None:
+def test_what_is_recalled_most_is_hottest(harness: Harness) -> None:
     """Per user; refreshing again changes nothing."""
-    seldom, often = recalled(stage, 1), recalled(stage, 3)
-    recalled(stage, 0)
-    other = recalled(stage, 2, "bo")
+    seldom, often = recalled(harness, 1), recalled(harness, 3)
+    recalled(harness, 0)
+    other = recalled(harness, 2, "bo")
     for _ in range(2):
-        assert refresh_hot(stage.database) == 3
-        assert (hot(stage), hot(stage, "bo")) == ([often, seldom], [other])
+        assert refresh_hot(harness.database) == 3
+        assert (hot(harness), hot(harness, "bo")) == ([often, seldom], [other])
 
 
-def test_a_memory_without_recent_recalls_is_no_longer_hot(stage: Stage) -> None:
+def test_a_memory_without_recent_recalls_is_no_longer_hot(harness: Harness) -> None:
     """After the last counted day it is no longer hot, and its accesses are deleted."""
-    recalled(stage, 2)
-    refresh_hot(stage.database)
-    stage.move((PATTERN_DAYS - 1) * DAY_S)
-    fresh = recalled(stage, 1)
-    stage.move(2 * DAY_S)
-    assert refresh_hot(stage.database) == 1
-    assert hot(stage) == [fresh]
-    assert stage.sql("SELECT count(*) FROM memory_accesses")[0][0] == 1
+    recalled(harness, 2)
+    refresh_hot(harness.database)
+    harness.move((PATTERN_DAYS - 1) * DAY_S)
+    fresh = recalled(harness, 1)
+    harness.move(2 * DAY_S)
+    assert refresh_hot(harness.database) == 1
+    assert hot(harness) == [fresh]
+    assert harness.sql("SELECT count(*) FROM memory_accesses")[0][0] == 1
 
 
 @pytest.mark.parametrize("change", ["archived_at = perdure_now()", "valid_to = perdure_now()"])
-def test_what_holds_no_more_is_not_hot(stage: Stage, change: str) -> None:
+def test_what_holds_no_more_is_not_hot(harness: Harness, change: str) -> None:
     """However often it was recalled."""
-    recalled(stage, 5)
-    stage.sql(f"UPDATE memories SET {change}")  # noqa: S608 (a constant of this test)
-    assert refresh_hot(stage.database) == 0
+    recalled(harness, 5)
+    harness.sql(f"UPDATE memories SET {change}")  # noqa: S608 (a constant of this test)
+    assert refresh_hot(harness.database) == 0
 
 
-def test_the_number_of_hot_memories_is_bounded(stage: Stage) -> None:
+def test_the_number_of_hot_memories_is_bounded(harness: Harness) -> None:
     """Other memories are found by search only."""
-    stage.sql("INSERT INTO users (user_id, created_at) VALUES ('ana', perdure_now())")
-    stage.sql(
+    harness.sql("INSERT INTO users (user_id, created_at) VALUES ('ana', perdure_now())")
+    harness.sql(
         "INSERT INTO memories (memory_id, user_id, kind, content, importance, value, channels, origin, created_at, "
         "valid_from) SELECT gen_random_uuid(), 'ana', 'fact', 'something', 0.5, 0.5, '{cli}', 'consolidation', "
         "perdure_now(), perdure_now() FROM generate_series(1, 120)"
     )
-    stage.sql(
+    harness.sql(
         "INSERT INTO memory_accesses (memory_id, accessed_at, access_id, user_id) "
         "SELECT memory_id, perdure_now(), gen_random_uuid(), user_id FROM memories"
     )
-    assert refresh_hot(stage.database) == MOST_HOT
+    assert refresh_hot(harness.database) == MOST_HOT
 
 
-def test_every_user_is_reached(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_user_is_reached(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Users are processed in pages."""
     monkeypatch.setattr("perdure.memory.hot_memories._USERS_PER_COMMIT", 2)
     for number in range(5):
-        recalled(stage, 1, f"user {number}")
-    assert refresh_hot(stage.database) == 5
+        recalled(harness, 1, f"user {number}")
+    assert refresh_hot(harness.database) == 5

@@ -18,10 +18,10 @@ from perdure.models.embedders.hashing import HashEmbedder
 from perdure.sessions.forking import fork
 from perdure.sessions.reading import read_messages
 from perdure.settings import MemorySettings
-from tests.memory.conftest import stage as stage  # noqa: PLC0414 (a fixture)
+from tests.memory.conftest import harness as harness  # noqa: PLC0414 (a fixture)
 from tests.memory.corpus import BEGIN, import_conversation, imported, line
+from tests.turns.harness import Harness, side_by_side
 from tests.turns.scripted import says
-from tests.turns.stage import Stage, side_by_side
 
 _TALK = ["I keep bees.", "How many hives?", "Four, beside the orchard.", "Do they like apple blossom?"]
 
@@ -130,10 +130,10 @@ def test_a_megabyte_and_five_languages(database: Database, clock: MovedClock) ->
         assert recall.search("ana", question, 1)[0].id == f"m{number}", question
 
 
-def test_what_is_exported_can_be_imported(database: Database, clock: MovedClock, stage: Stage) -> None:
+def test_what_is_exported_can_be_imported(database: Database, clock: MovedClock, harness: Harness) -> None:
     """An export is known here and new elsewhere; an import cannot add to a session of this installation."""
-    stage.script(says("I will look after them."))
-    turn = stage.ask("Mind my bees.")
+    harness.script(says("I will look after them."))
+    turn = harness.ask("Mind my bees.")
     import_conversation(database, clock, _TALK, author="Bea")
     lines = [json.dumps(each) for each in export_messages(database)]
     assert _counts(imported(database, clock, lines)) == (0, 6, 0)
@@ -147,11 +147,11 @@ def test_what_is_exported_can_be_imported(database: Database, clock: MovedClock,
 
 
 def test_a_turn_is_searchable_with_its_commit_and_a_fork_is_not_twice(
-    database: Database, clock: MovedClock, stage: Stage
+    database: Database, clock: MovedClock, harness: Harness
 ) -> None:
     """Messages of user and agent are found after their commit; tool results are not recalled."""
-    stage.script(says("Your hives are safe."))
-    turn = stage.ask("Mind my bees, please.", message_id="mine")
+    harness.script(says("Your hives are safe."))
+    turn = harness.ask("Mind my bees, please.", message_id="mine")
     fork(database, clock, UUID(str(turn["session_id"])))
     found = Recall(database, None, MemorySettings(), clock).search("ana", "bees hives", 5)
     assert sorted(str(each.role) for each in found) == ["assistant", "user"]

@@ -14,21 +14,21 @@ from perdure.turns.lease.claim import Before, TurnRef
 from perdure.turns.run.remember import remember
 from perdure.turns.run.settle import Verdict
 from perdure.turns.run.transcript import Entry, Transcript
-from tests.turns.stage import Stage
+from tests.turns.harness import Harness
 
 
 def _settled(
-    stage: Stage, redis_memory: RedisMemory | None, *, before: Before | None = None, **verdict: Any
+    harness: Harness, redis_memory: RedisMemory | None, *, before: Before | None = None, **verdict: Any
 ) -> TurnRef:
     """Remember a turn with a committed question and this verdict; returns the turn."""
-    ref = TurnRef(new_id(stage.clock), 4, "ana", "assistant", "web", 9, None, before or Before())
-    asked = Entry(ref.turn_id, Role.USER, "hello", message_id="m", created_at=stage.clock.now(), seq=9)
+    ref = TurnRef(new_id(harness.clock), 4, "ana", "assistant", "web", 9, None, before or Before())
+    asked = Entry(ref.turn_id, Role.USER, "hello", message_id="m", created_at=harness.clock.now(), seq=9)
     reply = Entry(ref.turn_id, Role.ASSISTANT, "hi", model="scripted").record(1)
     done = Verdict(
         "done", [reply], replied=True, steps=1, usage={}, error_code=None, error_message=None, variables=None
     )
     remember(
-        replace(stage.runtime, redis_memory=redis_memory),
+        replace(harness.runtime, redis_memory=redis_memory),
         ref.turn_id,
         7,
         turn=ref,
@@ -48,10 +48,10 @@ def _settled(
     ids=["done", "failed", "cancelled"],
 )
 def test_a_turn_is_remembered_as_it_was_settled(
-    verdict: dict[str, Any], lines: list[str], stage: Stage, redis_memory: RedisMemory
+    verdict: dict[str, Any], lines: list[str], harness: Harness, redis_memory: RedisMemory
 ) -> None:
     """It equals the turn in PostgreSQL, with the token of its commit."""
-    ref = _settled(stage, redis_memory, **verdict)
+    ref = _settled(harness, redis_memory, **verdict)
     (turn,) = redis_memory.working.read(ref.turn_id)
     assert (turn.turn_id, turn.seq, turn.token, turn.channel) == (ref.turn_id, 4, 7, "web")
     assert (turn.status, turn.error_code) == (verdict.get("status", "done"), verdict.get("error_code"))
@@ -60,24 +60,24 @@ def test_a_turn_is_remembered_as_it_was_settled(
     assert redis_memory.stream.recent("ana", 5) == []
 
 
-def test_a_switch_of_the_channel_is_on_the_stream(stage: Stage, redis_memory: RedisMemory) -> None:
+def test_a_switch_of_the_channel_is_on_the_stream(harness: Harness, redis_memory: RedisMemory) -> None:
     """Once, if the turn's channel differs from that of the turn before."""
-    _settled(stage, redis_memory, before=Before(channel="web"))
-    _settled(stage, redis_memory, before=Before(channel="cli"))
+    _settled(harness, redis_memory, before=Before(channel="web"))
+    _settled(harness, redis_memory, before=Before(channel="cli"))
     (event,) = redis_memory.stream.recent("ana", 5)
     assert (event.kind, event.channel) == ("channel_switch", "web")
 
 
 def test_nothing_to_remember_and_nowhere_to_do_it_are_no_errors(
-    stage: Stage, redis_memory: RedisMemory, unreachable: RedisMemory, client: Any
+    harness: Harness, redis_memory: RedisMemory, unreachable: RedisMemory, client: Any
 ) -> None:
     """A turn never fails because of Redis."""
-    _settled(stage, None)
-    _settled(stage, unreachable)
-    ref = TurnRef(new_id(stage.clock), 4, "ana", "assistant", "web", 9, None)
+    _settled(harness, None)
+    _settled(harness, unreachable)
+    ref = TurnRef(new_id(harness.clock), 4, "ana", "assistant", "web", 9, None)
     silent = Verdict(
         "cancelled", [], replied=False, steps=0, usage={}, error_code=None, error_message=None, variables=None
     )
-    runtime = replace(stage.runtime, redis_memory=redis_memory)
+    runtime = replace(harness.runtime, redis_memory=redis_memory)
     remember(runtime, ref.turn_id, 7, turn=ref, transcript=Transcript(ref.turn_id, []), verdict=silent)
     assert client.keys() == []

@@ -22,16 +22,16 @@ from perdure.turns.run.runner import Runner
 from perdure.turns.sweep import sweep
 from tests.conftest import RecordingWaker
 from tests.memory.archive import LYON, Archive
-from tests.turns.stage import Stage
+from tests.turns.harness import Harness
 
 Call = Callable[..., Any]
 
 
 @pytest.fixture
-def archive(stage: Stage, settings: Settings) -> Archive:
-    """A stage whose sessions are over."""
-    stage.check = lambda: None  # type: ignore[method-assign]  # these sessions had no turns that ran
-    return Archive(stage, Keeper(stage.database, stage.clock, settings.turn))
+def archive(harness: Harness, settings: Settings) -> Archive:
+    """A harness whose sessions are over."""
+    harness.check = lambda: None  # type: ignore[method-assign]  # these sessions had no turns that ran
+    return Archive(harness, Keeper(harness.database, harness.clock, settings.turn))
 
 
 @pytest.fixture
@@ -86,32 +86,32 @@ def test_decay_and_hot_memories_are_tasks(archive: Archive, call: Call) -> None:
     """Each says how many it changed."""
     archive.ended(LYON)
     call("memory.consolidate")
-    archive.stage.move(86_400)
+    archive.harness.move(86_400)
     assert call("memory.decay") == 1
     assert call("memory.refresh_hot") == 0
 
 
-def test_the_end_of_a_session_wakes_its_consolidation(stage: Stage, call: Call, waker: RecordingWaker) -> None:
+def test_the_end_of_a_session_wakes_its_consolidation(harness: Harness, call: Call, waker: RecordingWaker) -> None:
     """At once; and if that is lost, the sweeper does."""
-    session_id = stage.send().session_id
-    stage.run(session_id)
+    session_id = harness.send().session_id
+    harness.run(session_id)
     call("sessions.end", session_id=str(session_id), reason="enough")
     assert waker.consolidations == [session_id]
-    assert stage.session(session_id).ended_at is not None
-    stage.move(stage.settings.turn.lease_s + 1)
-    assert _swept(stage) == [session_id, session_id]
+    assert harness.session(session_id).ended_at is not None
+    harness.move(harness.settings.turn.lease_s + 1)
+    assert _swept(harness) == [session_id, session_id]
 
 
 def test_what_the_broker_did_not_take_is_swept_again(archive: Archive, waker: RecordingWaker) -> None:
     """The row says that it is due."""
     session_id = archive.ended(LYON)
     waker.away = True
-    assert _swept(archive.stage) == []
+    assert _swept(archive.harness) == []
     waker.away = False
-    archive.stage.move(archive.stage.settings.turn.sweep_s + 0.1)
-    assert _swept(archive.stage) == [session_id]
-    archive.stage.move(archive.stage.settings.turn.sweep_s + 0.1)
-    assert _swept(archive.stage) == [session_id]
+    archive.harness.move(archive.harness.settings.turn.sweep_s + 0.1)
+    assert _swept(archive.harness) == [session_id]
+    archive.harness.move(archive.harness.settings.turn.sweep_s + 0.1)
+    assert _swept(archive.harness) == [session_id]
 
 
 def test_the_interval_is_a_setting(settings: Settings) -> None:
@@ -124,6 +124,6 @@ def test_the_interval_is_a_setting(settings: Settings) -> None:
     assert {entry.queue for entry in listed.values()} == {"memory"}
 
 
-def _swept(stage: Stage) -> list[UUID | None]:
-    assert sweep(stage.runtime) is not None
-    return stage.waker.consolidations
+def _swept(harness: Harness) -> list[UUID | None]:
+    assert sweep(harness.runtime) is not None
+    return harness.waker.consolidations

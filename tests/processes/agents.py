@@ -1,6 +1,6 @@
 """What the workers of these tests are given as PERDURE_AGENTS: tools of every class, and faults.
 
-Importing it hooks the scene of the test into the process: each commit boundary is noted there
+Importing it hooks the fault directory of the test into the process: each commit boundary is noted there
 and meets the armed fault. Waits that no setting reaches are cut short: two of the outbox, and, where the environment
 says so, the watchdog's limit.
 """
@@ -20,18 +20,18 @@ from perdure.database.engine import Database
 from perdure.tools.registry import DidNotHappen, Happened, ProbeOutcome, ToolContext
 from perdure.turns import outbox
 from perdure.workers.watchdog import heartbeat
-from tests.processes.scene import SCENE, SILENCE_S, Effect, Scene, done
+from tests.processes.faults import SCENE, SILENCE_S, Effect, Faults, done
 
 ATTEMPT_S = 1.5
 RETRY_S = 0.5
 
 _FROZEN_S = 600
 
-_scene = Scene(Path(os.environ[SCENE]))
+_faults = Faults(Path(os.environ[SCENE]))
 
 
 def _notify(_database: Database, moment: str, name: str) -> None:
-    _scene.pass_by(moment, name)
+    _faults.pass_by(moment, name)
 
 
 mock.patch.object(Database, "_notify", _notify).start()
@@ -43,9 +43,9 @@ if SILENCE_S in os.environ:
 
 def _act(name: str, note: str, context: ToolContext) -> str:
     entered = time.monotonic()
-    _scene.pass_by("within", f"{name}.entered")
-    _scene.act(Effect(name, str(context.effect_id), note, os.getpid(), time.monotonic() - entered))
-    _scene.pass_by("within", f"{name}.acted")
+    _faults.pass_by("within", f"{name}.entered")
+    _faults.act(Effect(name, str(context.effect_id), note, os.getpid(), time.monotonic() - entered))
+    _faults.pass_by("within", f"{name}.acted")
     return done(name, note)
 
 
@@ -68,7 +68,7 @@ def unsafe(note: str, context: ToolContext) -> str:
 
 
 def _ask_the_world(context: ToolContext) -> ProbeOutcome:
-    for effect in _scene.effects():
+    for effect in _faults.effects():
         if effect.effect_id == str(context.effect_id):
             return Happened(done(effect.tool, effect.note))
     return DidNotHappen()
@@ -92,7 +92,7 @@ def deadly(note: str, context: ToolContext) -> str:
 def stuck(note: str, context: ToolContext) -> str:
     """Never comes back, the first time that it is called."""
     result = _act("stuck", note, context)
-    if len(_scene.effects(note)) == 1:
+    if len(_faults.effects(note)) == 1:
         threading.Event().wait()
     return result
 
@@ -115,7 +115,7 @@ def hanging(note: str, context: ToolContext) -> str:
 def slow(note: str, context: ToolContext) -> str:
     """Does what it does at once, and comes back when the test lets it."""
     result = _act("slow", note, context)
-    _scene.wait_let_go()
+    _faults.wait_let_go()
     return result
 
 

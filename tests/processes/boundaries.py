@@ -2,7 +2,7 @@
 
 A turn is followed from `turns.submit` to its delivery. `places` enumerates where its process can
 die; a test compares that with what an undisturbed turn really passes, so that a boundary added
-to the engine cannot be forgotten here. `Lane.run` plays one case: arm, submit, die, be
+to the engine cannot be forgotten here. `CaseRunner.run` plays one case: arm, submit, die, be
 resubmitted where the sender had no answer, accept a second message meanwhile, settle, deliver.
 """
 
@@ -20,11 +20,11 @@ from typing import Any
 from celery import Celery
 from celery.result import AsyncResult
 
+from tests.processes.faults import Effect, Fired, Place, wait_until
 from tests.processes.installation import Installation
-from tests.processes.mind import PLANS, Gate, Mind
+from tests.processes.model_server import PLANS, Gate, ModelServer
 from tests.processes.nodes import RedisContainer
 from tests.processes.receiver import Delivery, Receiver
-from tests.processes.scene import Effect, Fired, Place, wait_until
 
 ALONE = ("pure", "idempotent", "unsafe", "probed")
 SIDE_BY_SIDE = "all"
@@ -124,19 +124,19 @@ class Outcome:
     deliveries: list[Delivery]
 
 
-class Lane:
+class CaseRunner:
     """An installation with two workers, on which cases are played one after another."""
 
     def __init__(self, database_url: str, directory: Path) -> None:
         with ExitStack() as stack:
-            self.mind = Mind()
-            stack.enter_context(self.mind.server)
-            stack.callback(self.mind.close)
+            self.model_server = ModelServer()
+            stack.enter_context(self.model_server.server)
+            stack.callback(self.model_server.close)
             self.receiver = Receiver()
             stack.callback(self.receiver.close)
             redis = RedisContainer("redis", directory / "redis")
             stack.callback(redis.teardown)
-            self.installation = Installation(database_url, redis, self.mind, directory)
+            self.installation = Installation(database_url, redis, self.model_server, directory)
             stack.callback(self.installation.close)
             self._app = Celery("a sender", broker=redis.url, backend=redis.url)
             stack.callback(self._app.close)
@@ -150,16 +150,16 @@ class Lane:
 
     def undisturbed(self, kind: str) -> list[tuple[str, str]]:
         """What a turn that nobody disturbs passes, sorted; hints that came twice count once."""
-        scene = self.installation.scene
+        faults = self.installation.faults
         for worker in self.installation.workers:
             worker.container.ready()
-        since = len(scene.notes())
+        since = len(faults.notes())
         text = f"{kind}: undisturbed"
         turn_id = self._submit(text, text)["turn_id"]
         self.installation.settled(turn_id)
         self._delivered(turn_id, since)
         seen: list[tuple[str, str]] = []
-        for note in scene.notes(since):
+        for note in faults.notes(since):
             place = (note.moment, note.name)
             if not is_beside(note.name) and not (note.name in REPEATABLE and place in seen):
                 seen.append(place)
@@ -168,7 +168,7 @@ class Lane:
     def run(self, case: Case) -> Outcome:
         """Play one case."""
         text, second_text = f"{case.kind}: {case.place}", f"afterwards: {case}"
-        since = len(self.installation.scene.notes())
+        since = len(self.installation.faults.notes())
         with self._killing(case, text) as struck:
             result = self._send(text, str(case))
             struck()
@@ -182,7 +182,7 @@ class Lane:
             first_turn,
             second_turn,
             self.installation.transcript(second.session_id),
-            self.installation.scene.effects(text),
+            self.installation.faults.effects(text),
             self._effect_statuses(accepted["turn_id"]),
             self.receiver.of(accepted["turn_id"]),
         )
@@ -190,17 +190,17 @@ class Lane:
     @contextmanager
     def _killing(self, case: Case, text: str) -> Iterator[Callable[[], Fired]]:
         """Prepare the kill; what is yielded waits for it and says when it struck whom."""
-        scene = self.installation.scene
+        faults = self.installation.faults
         if case.place.name == "model":
-            asked = self.mind.gate(text, case.place.nth)
+            asked = self.model_server.gate(text, case.place.nth)
             yield lambda: self._kill_in_model_call(asked, text)
             asked.opened.set()
             return
-        scene.arm(case.place)
+        faults.arm(case.place)
         gate = (
-            self.mind.gate(text) if case.place.name == "turns.renew" else None
+            self.model_server.gate(text) if case.place.name == "turns.renew" else None
         )  # a call that takes a heartbeat's time
-        yield lambda: self._buried(wait_until(scene.fired, f"the fault at {case.place} fires"))
+        yield lambda: self._buried(wait_until(faults.fired, f"the fault at {case.place} fires"))
         if gate is not None:
             gate.opened.set()
 
@@ -234,12 +234,12 @@ class Lane:
 
         def done() -> bool:
             rows = self.installation.query("SELECT status FROM deliveries WHERE turn_id = %(id)s", id=turn_id)
-            notes = self.installation.scene.notes(since)
+            notes = self.installation.faults.notes(since)
             began, ended = (
                 {note.pid for note in notes if (note.moment, note.name) == (moment, "deliveries.delivered")}
                 for moment in ("before", "after")
             )
-            struck = self.installation.scene.fired()
+            struck = self.installation.faults.fired()
             killed = {struck.pid} if struck is not None else set()
             return [row.status for row in rows] == ["delivered"] and bool(began) and began <= ended | killed
 

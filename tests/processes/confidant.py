@@ -1,6 +1,6 @@
 """What the workers of `test_erasing` are given as PERDURE_AGENTS: tools and hooks whose failures quote the user.
 
-Their names are those that the model of these tests (`mind`) knows.
+Their names are those that the model of these tests (`model_server`) knows.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from pytest_celery import CeleryBackendCluster, CeleryBrokerCluster, CeleryTestS
 from tests.cli.conftest import Perdure
 from tests.processes import nodes
 from tests.processes.installation import Installation
-from tests.processes.mind import Mind
+from tests.processes.model_server import ModelServer
 from tests.processes.neighbourhood import Neighbour
 from tests.processes.nodes import RedisBackend, RedisBroker, RedisContainer, Setup
 from tests.processes.receiver import Receiver
@@ -35,9 +35,9 @@ def nothing_is_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def mind() -> Iterator[Mind]:
+def model_server() -> Iterator[ModelServer]:
     """The model's server."""
-    made = Mind()
+    made = ModelServer()
     with made.server:
         yield made
         made.close()
@@ -61,10 +61,14 @@ def redis_server(tmp_path: Path) -> Iterator[RedisContainer]:
 
 @pytest.fixture
 def installation(
-    request: pytest.FixtureRequest, database_url: str, redis_server: RedisContainer, mind: Mind, tmp_path: Path
+    request: pytest.FixtureRequest,
+    database_url: str,
+    redis_server: RedisContainer,
+    model_server: ModelServer,
+    tmp_path: Path,
 ) -> Iterator[Installation]:
     """A perdure without workers as yet."""
-    made = Installation(database_url, redis_server, mind, tmp_path)
+    made = Installation(database_url, redis_server, model_server, tmp_path)
     request.node.stash.setdefault(_installations, []).append(made)
     yield made
     made.close()

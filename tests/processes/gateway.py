@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import httpx2
 
 from tests.cli.conftest import Perdure
-from tests.processes.scene import wait_until
+from tests.processes.faults import wait_until
 
 _PATIENCE_S = 60.0
 

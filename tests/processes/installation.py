@@ -29,9 +29,9 @@ from perdure.turns.reading import SettlementWatch, read_turn
 from perdure.workers.assembly import Addresses
 from perdure.workers.publish.wake import CeleryWaker
 from tests.models.openai_server import validate_transcript
-from tests.processes.mind import Mind
+from tests.processes.faults import SCENE, Faults
+from tests.processes.model_server import ModelServer
 from tests.processes.nodes import RedisContainer, Worker, WorkerContainer
-from tests.processes.scene import SCENE, Scene
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,12 +63,17 @@ class Installation:
     """What the workers of one test work on, and whoever writes to them."""
 
     def __init__(
-        self, database_url: str, redis: RedisContainer, mind: Mind, directory: Path, broker_url: str | None = None
+        self,
+        database_url: str,
+        redis: RedisContainer,
+        model_server: ModelServer,
+        directory: Path,
+        broker_url: str | None = None,
     ) -> None:
         self.redis = redis
-        self.mind = mind
+        self.model_server = model_server
         self.directory = directory
-        self.scene = Scene(directory)
+        self.faults = Faults(directory)
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "OPENAI_"))},
             **_SETTINGS,
@@ -77,7 +82,7 @@ class Installation:
             "PERDURE_REDIS_URL": redis.url,
             "PERDURE_BROKER_URL": broker_url or redis.url,
             "PERDURE_DATA_DIR": str(directory / "data"),
-            "OPENAI_BASE_URL": mind.server.base_url,
+            "OPENAI_BASE_URL": model_server.server.base_url,
             SCENE: str(directory),
         }
         settings = _settings(self.environment)

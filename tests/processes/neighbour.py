@@ -12,7 +12,7 @@ from pathlib import Path
 
 from celery import Celery
 
-from tests.processes.scene import wait_until
+from tests.processes.faults import wait_until
 
 QUEUE = "neighbour"
 

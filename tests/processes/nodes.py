@@ -20,7 +20,7 @@ from perdure.database.migrate import migrate
 from perdure.embedded import postgres, redis
 from perdure.embedded.lifecycle import Running
 from tests import forked
-from tests.processes.scene import wait_until
+from tests.processes.faults import wait_until
 
 _QUIET = ["--without-gossip", "--without-mingle"]
 

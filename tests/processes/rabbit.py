@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from kombu import Connection
 
-from tests.processes.scene import wait_until
+from tests.processes.faults import wait_until
 
 _PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 _START_S = 100.0

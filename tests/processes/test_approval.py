@@ -10,11 +10,11 @@ import httpx2
 import pytest
 
 from tests.cli.conftest import Perdure
+from tests.processes.faults import done, wait_until
 from tests.processes.gateway import serving
 from tests.processes.installation import Installation
-from tests.processes.mind import answer_to
+from tests.processes.model_server import answer_to
 from tests.processes.nodes import PostgresServer
-from tests.processes.scene import done, wait_until
 
 PATIENCE_S = 60.0
 
@@ -64,7 +64,9 @@ def test_an_approval_waits_across_a_restart_of_everything(
         assert after == before, "nothing of it has changed, the moment at which it expires included"
         [call] = after["pending_approvals"]
         assert (call["tool"], call["arguments"]) == ("guarded", {"note": text})
-        assert installation.scene.effects() == installation.scene.effects("pure: meanwhile"), "nothing of it has begun"
+        assert installation.faults.effects() == installation.faults.effects("pure: meanwhile"), (
+            "nothing of it has begun"
+        )
         decision = {"call_id": call["call_id"], "decision": "approve", "arguments": {"note": edited}}
         assert httpx2.post(f"{gateway}{turn_url}/approval", json=decision).status_code == 202
         turn = _turn(gateway + turn_url, wait=PATIENCE_S)
@@ -72,7 +74,7 @@ def test_an_approval_waits_across_a_restart_of_everything(
 
     assert (turn["status"], turn["attempts"], turn["pending_approvals"]) == ("done", 1, [])
     assert (again.status_code, again.json()["code"]) == (409, "CONFLICT")
-    [effect] = [each for each in installation.scene.effects() if each.tool == "guarded"]
+    [effect] = [each for each in installation.faults.effects() if each.tool == "guarded"]
     assert effect.note == edited
     told = f'A person changed the arguments of this call to {{"note":"{edited}"}}\n{done("guarded", edited)}'
     assert turn["reply"]["text"] == answer_to(text, told)

@@ -22,10 +22,10 @@ import httpx2
 import pytest
 
 from tests.cli.conftest import Perdure
+from tests.processes.faults import wait_until
 from tests.processes.gateway import serving
 from tests.processes.installation import ROOT, Installation
 from tests.processes.receiver import SilentReceiver
-from tests.processes.scene import wait_until
 
 KEY = "the key of the tests' own service"
 USERS = 20

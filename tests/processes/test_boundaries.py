@@ -17,9 +17,9 @@ import pytest
 from perdure.models.protocol import Role
 from perdure.turns.calls.results import UNKNOWN_OUTCOME
 from tests.databases import Databases
-from tests.processes.boundaries import CASES, KINDS, Case, Lane, Outcome, passed
-from tests.processes.mind import PLANS, answer_to
-from tests.processes.scene import done
+from tests.processes.boundaries import CASES, KINDS, Case, CaseRunner, Outcome, passed
+from tests.processes.faults import done
+from tests.processes.model_server import PLANS, answer_to
 
 LANES = 4
 
@@ -43,37 +43,41 @@ def wanted(request: pytest.FixtureRequest) -> list[Case]:
 
 
 @pytest.fixture(scope="module")
-def lanes(wanted: list[Case], databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Lane]]:
+def case_runners(
+    wanted: list[Case], databases: Databases, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[CaseRunner]]:
     """Installations to play on."""
     with ExitStack() as stack:
         made = []
         for number in range(LANES if len(wanted) > len(ONE_OF_EACH_KIND) else 1):
-            directory = tmp_path_factory.mktemp(f"lane{number}")
+            directory = tmp_path_factory.mktemp(f"installation{number}")
             url, _ = stack.enter_context(databases.one())
-            made.append(Lane(url.render_as_string(hide_password=False), directory))
+            made.append(CaseRunner(url.render_as_string(hide_password=False), directory))
             stack.callback(made[-1].close)
         yield made
 
 
 @pytest.fixture(scope="module")
-def undisturbed(lanes: list[Lane]) -> dict[str, list[tuple[str, str]]]:
+def undisturbed(case_runners: list[CaseRunner]) -> dict[str, list[tuple[str, str]]]:
     """What a turn of each kind passes when nobody kills anything."""
-    return {kind: lanes[0].undisturbed(kind) for kind in KINDS}
+    return {kind: case_runners[0].undisturbed(kind) for kind in KINDS}
 
 
 @pytest.fixture(scope="module")
-def played(wanted: list[Case], lanes: list[Lane], undisturbed: object) -> Iterator[dict[Case, Future[Outcome]]]:
+def played(
+    wanted: list[Case], case_runners: list[CaseRunner], undisturbed: object
+) -> Iterator[dict[Case, Future[Outcome]]]:
     """The wanted cases, played."""
-    free: queue.SimpleQueue[Lane] = queue.SimpleQueue()
-    for lane in lanes:
-        free.put(lane)
+    free: queue.SimpleQueue[CaseRunner] = queue.SimpleQueue()
+    for case_runner in case_runners:
+        free.put(case_runner)
 
     def play(case: Case) -> Outcome:
-        lane = free.get()
+        case_runner = free.get()
         try:
-            return lane.run(case)
+            return case_runner.run(case)
         finally:
-            free.put(lane)
+            free.put(case_runner)
 
     players = ThreadPoolExecutor(LANES)
     yield {case: players.submit(play, case) for case in wanted}
@@ -147,9 +151,9 @@ def _in_doubt(case: Case) -> bool:
     return within or place in {("after", "turns.step", 1), ("before", "turns.step", 2)}
 
 
-def test_all_sessions_hold_what_must_hold(lanes: list[Lane], played: dict[Case, Future[Outcome]]) -> None:
+def test_all_sessions_hold_what_must_hold(case_runners: list[CaseRunner], played: dict[Case, Future[Outcome]]) -> None:
     """Each case looked at its own session; none may have touched another."""
     for future in played.values():
         future.exception()
-    for lane in lanes:
-        lane.installation.check()
+    for case_runner in case_runners:
+        case_runner.installation.check()

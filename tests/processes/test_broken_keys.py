@@ -10,8 +10,8 @@ import redis as redis_py
 from celery import Celery
 
 from perdure.embedded.redis import client_url
+from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
-from tests.processes.scene import wait_until
 
 KEYS: dict[str, str] = {
     "perdure:unacked": "string",

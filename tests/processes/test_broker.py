@@ -10,8 +10,8 @@ import pytest
 from pytest_celery import CeleryTestSetup
 
 from perdure.turns.inbox.accept import Accepted
+from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
-from tests.processes.scene import wait_until
 
 MESSAGES = 200
 SESSIONS = 40
@@ -43,7 +43,7 @@ def test_messages_in_flight_survive_what_befalls_redis(
     celery_setup: CeleryTestSetup, installation: Installation, disturb: Callable[[Installation], None]
 ) -> None:
     """The queue holds hints; each message is a row, and is answered exactly once without them."""
-    installation.mind.latency_s = 0.05
+    installation.model_server.latency_s = 0.05
     with ThreadPoolExecutor(SENDERS) as senders:
         sending = [
             senders.submit(installation.accept, f"message {number}", user=f"user {number % SESSIONS}")

@@ -34,11 +34,11 @@ from perdure.redis import client_url
 from perdure.turns.calls.approvals import Decision, decide
 from perdure.turns.inbox.accept import Accepted
 from perdure.turns.reading import read_turn
+from tests.processes.faults import wait_until
 from tests.processes.installation import LEASE_S, TOOL_TIMEOUT_S, Installation
 from tests.processes.neighbourhood import Neighbour
 from tests.processes.nodes import PostgresServer
 from tests.processes.receiver import Receiver, SilentReceiver
-from tests.processes.scene import wait_until
 
 MINUTES = float(os.environ.get("PERDURE_CHAOS_MINUTES", "3"))
 SEED = int(os.environ.get("PERDURE_CHAOS_SEED", str(time.time_ns() % 1_000_000)))
@@ -278,8 +278,8 @@ def _check_deliveries(installation: Installation, receiver: Receiver) -> None:
 
 def _check_effects(installation: Installation) -> None:
     # Out of any fence's reach: a worker stopped inside a tool, whose effect follows its successor's probe.
-    frozen = [effect for effect in installation.scene.effects() if effect.after_s >= TOOL_TIMEOUT_S]
-    happened = Counter((effect.tool, effect.effect_id) for effect in installation.scene.effects())
+    frozen = [effect for effect in installation.faults.effects() if effect.after_s >= TOOL_TIMEOUT_S]
+    happened = Counter((effect.tool, effect.effect_id) for effect in installation.faults.effects())
     stopped = Counter((effect.tool, effect.effect_id) for effect in frozen)
     rows = installation.query("SELECT tool, effect_id, status FROM tool_effects")
     for row in rows:

@@ -49,7 +49,7 @@ def test_accepted_messages_survive_a_restart(
     celery_setup: CeleryTestSetup, installation: Installation, server: PostgresServer, number: signal.Signals
 ) -> None:
     """A fast shutdown, an immediate one and a killed postmaster: acceptance means a committed row."""
-    installation.mind.latency_s = 0.05
+    installation.model_server.latency_s = 0.05
     pids = [worker.pid for worker in installation.workers]
     accepted: list[Accepted] = []
     halfway = threading.Event()

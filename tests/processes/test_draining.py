@@ -12,9 +12,9 @@ import pytest
 
 from perdure.sessions.reading import read_session
 from tests.cli.conftest import Perdure
+from tests.processes.faults import done, wait_until
 from tests.processes.installation import Installation
-from tests.processes.mind import answer_to
-from tests.processes.scene import done, wait_until
+from tests.processes.model_server import answer_to
 
 SLOW_TOOL = {"PERDURE_TURN__TOOL_TIMEOUT_S": "60"}
 
@@ -50,7 +50,7 @@ class Draining:
 @pytest.mark.long
 def test_a_fleet_amid_a_model_call_and_a_tool_is_drained(installation: Installation, perdure: Perdure) -> None:
     """The model call is given up, the tool is awaited; nothing begins; all goes on after --resume, and sessions end."""
-    gate = installation.mind.gate("hello")
+    gate = installation.model_server.gate("hello")
     first, second = (installation.worker("--concurrency=1", **SLOW_TOOL) for _ in range(2))
     for worker in (first, second):
         worker.container.ready()
@@ -59,7 +59,7 @@ def test_a_fleet_amid_a_model_call_and_a_tool_is_drained(installation: Installat
     asking = installation.accept("hello", user="asking")
     gate.wait()
     acting = installation.accept("slow: tool", user="acting")
-    wait_until(lambda: installation.scene.effects("slow: tool"), "the tool is called")
+    wait_until(lambda: installation.faults.effects("slow: tool"), "the tool is called")
     owners = [installation.lease_owner(each.session_id) for each in (asking, acting)]
     assert sorted(owners) == sorted((first.pid, second.pid))
 
@@ -69,7 +69,7 @@ def test_a_fleet_amid_a_model_call_and_a_tool_is_drained(installation: Installat
     for worker in (first, second):
         wait_until(lambda worker=worker: PARKS in worker.logs(), "each worker has noticed the drain")  # type: ignore[misc]
     late = installation.accept("late", user="late")
-    installation.scene.let_go()
+    installation.faults.let_go()
     report = draining.report()
 
     counts = {name: report[name] for name in report if name.startswith(("turns", "workers"))}
@@ -84,7 +84,7 @@ def test_a_fleet_amid_a_model_call_and_a_tool_is_drained(installation: Installat
     turns = installation.settled(asking.turn_id, acting.turn_id, late.turn_id)
     replies = [answer_to("hello"), answer_to("slow: tool", done("slow", "slow: tool")), answer_to("late")]
     assert [turn["reply"]["text"] for turn in turns] == replies
-    assert len(installation.scene.effects("slow: tool")) == 1, "what has a side effect is not done again"
+    assert len(installation.faults.effects("slow: tool")) == 1, "what has a side effect is not done again"
     for each in (asking, acting, late):
         wait_until(
             lambda each=each: read_session(installation.database, each.session_id)["state"] == "ended",  # type: ignore[misc]

@@ -15,12 +15,12 @@ import pytest
 
 from perdure.sessions.ending import request_end
 from tests.databases import Databases
-from tests.processes.boundaries import Lane, is_beside
+from tests.processes.boundaries import CaseRunner, is_beside
+from tests.processes.faults import Fired, Place, wait_until
 from tests.processes.installation import Installation
-from tests.processes.mind import Gate, answer_to, memory_of
+from tests.processes.model_server import Gate, answer_to, memory_of
 from tests.processes.nodes import Worker
-from tests.processes.scene import Fired, Place, wait_until
-from tests.sessions.chronicle import Chronicle
+from tests.sessions.session_log import SessionLog
 
 TURNS = 5
 """Of a session that is long enough to be remembered."""
@@ -38,10 +38,10 @@ pytestmark = pytest.mark.timeout(300)
 class Fleet:
     """Two workers, and a database that writes down what becomes of sessions."""
 
-    def __init__(self, lane: Lane) -> None:
-        self.installation: Installation = lane.installation
-        self.chronicle = Chronicle(self.sql)
-        self.chronicle.begin()
+    def __init__(self, case_runner: CaseRunner) -> None:
+        self.installation: Installation = case_runner.installation
+        self.session_log = SessionLog(self.sql)
+        self.session_log.begin()
         for worker in self.installation.workers:
             worker.container.ready()
 
@@ -87,7 +87,7 @@ class Fleet:
 
     def holder(self, session_id: UUID) -> int:
         """The process that ends the session at this moment."""
-        since = self.installation.scene.notes()
+        since = self.installation.faults.notes()
         assert self.state(session_id) == "summarizing"
         return next(note.pid for note in reversed(since) if (note.moment, note.name) == ("after", COMMITS[0]))
 
@@ -96,11 +96,11 @@ class Fleet:
 def fleet(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """The workers that these tests kill."""
     with databases.one() as (url, _):
-        lane = Lane(url.render_as_string(hide_password=False), tmp_path_factory.mktemp("ending"))
+        case_runner = CaseRunner(url.render_as_string(hide_password=False), tmp_path_factory.mktemp("ending"))
         try:
-            yield Fleet(lane)
+            yield Fleet(case_runner)
         finally:
-            lane.close()
+            case_runner.close()
 
 
 def summarised_as(text: str, turns: int = 1) -> str:
@@ -112,12 +112,12 @@ def summarised_as(text: str, turns: int = 1) -> str:
 def test_the_enumeration_is_complete(fleet: Fleet) -> None:
     """A commit that is added to an end must be added to the kills."""
     session_id = fleet.talk("undisturbed")
-    since = len(fleet.installation.scene.notes())
+    since = len(fleet.installation.faults.notes())
     fleet.request_end(session_id)
     last = ("after", COMMITS[-1])
     passed = wait_until(lambda: (found := _passed(fleet, since)) and found[-1] == last and found, "the session's end")
     assert passed == [(moment, name) for name in COMMITS for moment in ("before", "after")]
-    fleet.chronicle.check_ended(session_id)
+    fleet.session_log.check_ended(session_id)
 
 
 @pytest.mark.long
@@ -127,21 +127,21 @@ def test_killed_there_a_session_ends_with_one_summary(fleet: Fleet, place: Place
     text = f"killed {place}"
     session_id = fleet.talk(text, TURNS)
     if place == SUMMARIZING:
-        gate = fleet.installation.mind.gate(summarised_as(text, TURNS))
+        gate = fleet.installation.model_server.gate(summarised_as(text, TURNS))
         fleet.request_end(session_id)
         struck = _killed_in_call(fleet, gate, session_id)
     else:
-        fleet.installation.scene.arm(place)
+        fleet.installation.faults.arm(place)
         fleet.request_end(session_id)
-        struck = wait_until(fleet.installation.scene.fired, f"the fault at {place} fires")
+        struck = wait_until(fleet.installation.faults.fired, f"the fault at {place} fires")
     fleet.buried(struck.pid)
     fleet.wait_ended(session_id)
-    fleet.chronicle.check_ended(session_id)
-    fleet.chronicle.check_arrows()
+    fleet.session_log.check_ended(session_id)
+    fleet.session_log.check_arrows()
     row = fleet.sql("SELECT summary, summary_extractive FROM sessions WHERE session_id = %(id)s", id=session_id)[0]
     assert (row.summary, row.summary_extractive) == (answer_to(summarised_as(text, TURNS)).strip(), False)
     assert fleet.wait_consolidated(session_id) == [memory_of(text)]
-    fleet.chronicle.check_consolidated(session_id)
+    fleet.session_log.check_consolidated(session_id)
 
 
 @pytest.mark.long
@@ -149,7 +149,7 @@ def test_a_worker_that_is_told_to_leave_hands_the_summary_on(fleet: Fleet) -> No
     """It waits for the model no longer than its drain may take, and leaves with status 0; another is asked anew."""
     text = "handed on"
     session_id = fleet.talk(text, TURNS)
-    gate = fleet.installation.mind.gate(summarised_as(text, TURNS))
+    gate = fleet.installation.model_server.gate(summarised_as(text, TURNS))
     fleet.request_end(session_id)
     gate.wait()
     leaving = fleet.holder(session_id)
@@ -157,11 +157,11 @@ def test_a_worker_that_is_told_to_leave_hands_the_summary_on(fleet: Fleet) -> No
     fleet.wait_ended(session_id)  # the gate is closed still: only this first call hangs at it
     assert fleet.buried(leaving) == 0
     gate.opened.set()
-    fleet.chronicle.check_ended(session_id)
+    fleet.session_log.check_ended(session_id)
     row = fleet.sql("SELECT summary_extractive, end_attempts FROM sessions WHERE session_id = %(id)s", id=session_id)[0]
     assert (row.summary_extractive, row.end_attempts) == (False, 1)
     assert fleet.wait_consolidated(session_id) == [memory_of(text)]
-    fleet.chronicle.check_consolidated(session_id)
+    fleet.session_log.check_consolidated(session_id)
 
 
 @pytest.mark.long
@@ -169,23 +169,23 @@ def test_a_message_waits_for_no_summary(fleet: Fleet) -> None:
     """While the model hangs over the summary, the next session begins, answers, and has heard of what was said."""
     text = "before a long summary"
     session_id = fleet.talk(text)
-    gate = fleet.installation.mind.gate(summarised_as(text))
+    gate = fleet.installation.model_server.gate(summarised_as(text))
     fleet.request_end(session_id)
     gate.wait()
     accepted = fleet.installation.accept("and now?", user=text)
     fleet.installation.settled(accepted.turn_id)
     assert accepted.session_id != session_id
     assert fleet.state(session_id) == "summarizing"
-    prompt = fleet.installation.mind.server.requests[-1]["messages"]
+    prompt = fleet.installation.model_server.server.requests[-1]["messages"]
     assert summarised_as(text) in prompt[0]["content"]
     gate.opened.set()
     fleet.wait_ended(session_id)
-    fleet.chronicle.check_ended(session_id)
+    fleet.session_log.check_ended(session_id)
 
 
 def _passed(fleet: Fleet, since: int) -> list[tuple[str, str]]:
     """What an end passes, each place once: a hint may come twice, and claims in vain."""
-    notes = fleet.installation.scene.notes(since)
+    notes = fleet.installation.faults.notes(since)
     places = [(note.moment, note.name) for note in notes if not is_beside(note.name)]
     return list(dict.fromkeys(places))
 

@@ -22,11 +22,11 @@ from redis import Redis
 from perdure.embedded import redis
 from tests.cli.conftest import Perdure
 from tests.models.openai_server import Status, Step, Wire
+from tests.processes.faults import wait_until
 from tests.processes.gateway import serving
 from tests.processes.installation import Installation
-from tests.processes.mind import Mind
+from tests.processes.model_server import ModelServer
 from tests.processes.nodes import PostgresServer, RedisContainer
-from tests.processes.scene import wait_until
 
 SECRET = "zyxomma"
 """In every text of the user that is erased, their id included."""
@@ -46,7 +46,7 @@ EXCLUDED = ("postgres/data/pg_wal", "postgres/data/base")
 """Under the data directory: PostgreSQL's write-ahead log and the files of its tables, where deleted rows stay."""
 
 
-class Quoting(Mind):
+class Quoting(ModelServer):
     """A model whose server refuses some texts, and quotes them in its error."""
 
     def answer(self, body: Wire) -> Step:
@@ -65,15 +65,19 @@ def data(tmp_path: Path) -> Path:
 def installation(data: Path, tmp_path: Path) -> Iterator[Installation]:
     """A perdure on embedded servers of its own, with a worker, whose logs are under the data directory."""
     data.mkdir()
-    postgres, broker, mind = PostgresServer(data / "postgres"), RedisContainer("redis", data / "redis"), Quoting()
-    with mind.server:
-        made = Installation(postgres.url, broker, mind, tmp_path)
+    postgres, broker, model_server = (
+        PostgresServer(data / "postgres"),
+        RedisContainer("redis", data / "redis"),
+        Quoting(),
+    )
+    with model_server.server:
+        made = Installation(postgres.url, broker, model_server, tmp_path)
         made.environment.update(SETTINGS)
         made.directory = data  # for the logs
         made.worker("--task-events").container.ready()
         yield made
         made.close()
-        mind.close()
+        model_server.close()
     broker.teardown()
     postgres.stop()
 
@@ -84,7 +88,7 @@ def perdure(installation: Installation, tmp_path: Path) -> Perdure:
     return Perdure(installation.environment, tmp_path)
 
 
-class Life:
+class UserData:
     """A user and all that they write, each text with their word in it."""
 
     def __init__(self, client: httpx2.Client, installation: Installation, user: str, word: str) -> None:
@@ -136,33 +140,33 @@ class Life:
         return errors
 
 
-def live(life: Life, installation: Installation, perdure: Perdure, directory: Path) -> list[str]:
+def live(user_data: UserData, installation: Installation, perdure: Perdure, directory: Path) -> list[str]:
     """Write by every way in; returns the errors of refused submissions."""
-    word = life.word
+    word = user_data.word
     for text in (f"I am {word}", f"pure: {word}", f"unsafe: {word}", f"idempotent: {word}"):
-        assert life.by_http(text)["status"] == "done"
-    assert life.by_http(f"refuse: {word}")["status"] == "failed"
-    life.by_http(f"reply to {word}", reply_to={"url": f"http://127.0.0.1:9/{word}"})
-    life.refused_by_http()
-    errors = life.by_celery()
-    praised = life.by_http(f"what is {word}?")["turn_id"]
+        assert user_data.by_http(text)["status"] == "done"
+    assert user_data.by_http(f"refuse: {word}")["status"] == "failed"
+    user_data.by_http(f"reply to {word}", reply_to={"url": f"http://127.0.0.1:9/{word}"})
+    user_data.refused_by_http()
+    errors = user_data.by_celery()
+    praised = user_data.by_http(f"what is {word}?")["turn_id"]
     feedback = {"score": 1, "comment": f"well said, {word}"}
-    life._client.post(f"/v1/turns/{praised}/feedback", json=feedback).raise_for_status()
-    assert perdure("send", f"from a terminal {word}", "--user", life.user, "--wait", "20").returncode == 0
-    _import(life, perdure, directory)
-    _remember(life, installation, praised)
-    _fail_in_postgresql(life, installation)
+    user_data._client.post(f"/v1/turns/{praised}/feedback", json=feedback).raise_for_status()
+    assert perdure("send", f"from a terminal {word}", "--user", user_data.user, "--wait", "20").returncode == 0
+    _import(user_data, perdure, directory)
+    _remember(user_data, installation, praised)
+    _fail_in_postgresql(user_data, installation)
     return errors
 
 
-def _import(life: Life, perdure: Perdure, directory: Path) -> None:
+def _import(user_data: UserData, perdure: Perdure, directory: Path) -> None:
     file = directory / "import.jsonl"
-    line = {"user_id": life.user, "session": "old", "occurred_at": "2026-01-01T00:00:00Z"}
+    line = {"user_id": user_data.user, "session": "old", "occurred_at": "2026-01-01T00:00:00Z"}
     said = [
-        {**line, "message_id": f"old {role}", "role": role, "content": f"long ago {life.word}"}
+        {**line, "message_id": f"old {role}", "role": role, "content": f"long ago {user_data.word}"}
         for role in ("user", "assistant")
     ]
-    file.write_text("\n".join(json.dumps(each) for each in [*said, {**line, "content": life.word}]))
+    file.write_text("\n".join(json.dumps(each) for each in [*said, {**line, "content": user_data.word}]))
     assert perdure("messages", "import", str(file)).returncode == 1, "the last line is bad"
     for left in directory.glob("*-*"):
         if left.name.startswith(("in-", "out-", "err-")):
@@ -170,30 +174,32 @@ def _import(life: Life, perdure: Perdure, directory: Path) -> None:
     file.unlink()
 
 
-def _remember(life: Life, installation: Installation, turn_id: str) -> None:
+def _remember(user_data: UserData, installation: Installation, turn_id: str) -> None:
     """End the session of a turn, and have memories drawn from it."""
-    session_id = life._client.get(f"/v1/turns/{turn_id}").json()["session_id"]
-    life._client.post(f"/v1/sessions/{session_id}/end", json={"reason": life.word}).raise_for_status()
-    asked = {"user": life.user}
+    session_id = user_data._client.get(f"/v1/turns/{turn_id}").json()["session_id"]
+    user_data._client.post(f"/v1/sessions/{session_id}/end", json={"reason": user_data.word}).raise_for_status()
+    asked = {"user": user_data.user}
     counted = "SELECT 1 FROM memories WHERE user_id = %(user)s"
     wait_until(lambda: installation.query(counted, **asked), "memories are drawn")
 
 
-def _fail_in_postgresql(life: Life, installation: Installation) -> None:
+def _fail_in_postgresql(user_data: UserData, installation: Installation) -> None:
     """Have a statement with a text in it fail: its table is locked for longer than it waits."""
     url = installation.database.url
     with psycopg2.connect(url.set(drivername="postgresql").render_as_string(hide_password=False)) as connection:
         connection.cursor().execute("LOCK TABLE inbox IN ACCESS EXCLUSIVE MODE")
-        sent = life._client.post("/v1/messages", json={"user_id": life.user, "text": f"locked out {life.word}"})
+        sent = user_data._client.post(
+            "/v1/messages", json={"user_id": user_data.user, "text": f"locked out {user_data.word}"}
+        )
         assert sent.status_code == 503
     connection.close()
 
 
-def poison(life: Life, installation: Installation) -> None:
+def poison(user_data: UserData, installation: Installation) -> None:
     """A turn that kills its worker, and is given up by the next one."""
     (worker,) = installation.workers
-    text = f"deadly: {life.word}"
-    accepted = life._client.post("/v1/messages", json={"user_id": life.user, "text": text}).json()
+    text = f"deadly: {user_data.word}"
+    accepted = user_data._client.post("/v1/messages", json={"user_id": user_data.user, "text": text}).json()
     worker.container.wait()
     worker.container.start()
     worker.container.ready()
@@ -249,12 +255,12 @@ def test_nothing_that_a_user_wrote_is_left_when_they_are_erased(
 ) -> None:
     """Through HTTP, Celery, a terminal, an import; tools, memories, cases; what was refused, failed or killed."""
     with serving(perdure) as url, httpx2.Client(base_url=url, timeout=30) as client:
-        for life in (Life(client, installation, OTHER, KEPT), Life(client, installation, USER, SECRET)):
-            errors = live(life, installation, perdure, tmp_path)
-            assert not [error for error in errors if life.word in error]
-        poison(life, installation)
+        for user_data in (UserData(client, installation, OTHER, KEPT), UserData(client, installation, USER, SECRET)):
+            errors = live(user_data, installation, perdure, tmp_path)
+            assert not [error for error in errors if user_data.word in error]
+        poison(user_data, installation)
         for user, word in ((OTHER, KEPT), (USER, SECRET)):
-            Life(client, installation, user, word).by_http(f"pure: {word} again")
+            UserData(client, installation, user, word).by_http(f"pure: {word} again")
         installation.database.engine.connect().exec_driver_sql("ANALYZE")
         before = in_tables(installation, SECRET)
         assert {"public.messages", "public.cases", "public.memories", "pg_catalog.pg_statistic"} <= before.keys()

@@ -14,8 +14,8 @@ from celery import Celery
 from tests.cli.conftest import Perdure
 from tests.cli.test_flower import free_port
 from tests.cli.test_up import QUERY
+from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
-from tests.processes.scene import wait_until
 
 SECRET = "zyxomma-of-flower"
 PAGES = ("", "workers", "tasks", "api/workers?refresh=1", "api/tasks", "api/task/types", "metrics", "healthcheck")

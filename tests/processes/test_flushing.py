@@ -16,7 +16,7 @@ from perdure.memory.redis.working import RememberedMessage, RememberedTurn
 from perdure.models.protocol import Role
 from perdure.settings import MemorySettings
 from tests.processes.installation import Installation
-from tests.processes.mind import answer_to
+from tests.processes.model_server import answer_to
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 

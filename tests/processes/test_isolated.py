@@ -11,9 +11,9 @@ from perdure.sessions.ending import request_end
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import Accepted
 from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM
+from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
 from tests.processes.nodes import Worker
-from tests.processes.scene import wait_until
 
 WITHIN_S = 60.0
 TIMEOUT_S = 3
@@ -25,7 +25,7 @@ def held(installation: Installation, **environment: str) -> tuple[Worker, Accept
     accepted = installation.accept(TEXT)
     installation.query("UPDATE sessions SET claims = %(claims)s RETURNING 1", claims=ISOLATE_FROM_CLAIM)
     worker = installation.worker(**environment)
-    effect = wait_until(lambda: next(iter(installation.scene.effects(TEXT)), None), "the tool is called", WITHIN_S)
+    effect = wait_until(lambda: next(iter(installation.faults.effects(TEXT)), None), "the tool is called", WITHIN_S)
     assert effect.pid != worker.pid
     return worker, accepted, psutil.Process(effect.pid)
 
@@ -48,7 +48,7 @@ def test_its_time_limit_ends_it_for_good(installation: Installation) -> None:
     assert has_ended(child)
     assert (turn["status"], turn["error"]["code"]) == ("failed", "TIMEOUT")
     assert turn["reply"]["text"] == f"I could not finish within {TIMEOUT_S} seconds, so I stopped."
-    assert len(installation.scene.effects(TEXT)) == 1
+    assert len(installation.faults.effects(TEXT)) == 1
     assert worker.container.status == "running"
     later = installation.accept("hello")
     assert [each["status"] for each in installation.settled(later.turn_id)] == ["done"]

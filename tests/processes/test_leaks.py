@@ -9,10 +9,10 @@ import pytest
 from perdure.turns.calls.results import UNKNOWN_OUTCOME
 from perdure.workers.application import make_app
 from perdure.workers.assembly import Addresses
+from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
-from tests.processes.mind import answer_to
+from tests.processes.model_server import answer_to
 from tests.processes.nodes import Worker
-from tests.processes.scene import wait_until
 
 PATIENCE_S = 60.0
 
@@ -29,7 +29,7 @@ def test_a_worker_with_too_many_hanging_tools_leaves_and_another_takes_over(inst
     assert _inspected(installation, worker)["leaked_threads"] == 1
     assert worker.container.status == "running"
 
-    gate = installation.mind.gate("hello", nth=1)
+    gate = installation.model_server.gate("hello", nth=1)
     bystander = installation.accept("hello", user="bea")
     gate.wait()
     second = installation.accept("hanging: 2", user="cleo")
@@ -40,7 +40,7 @@ def test_a_worker_with_too_many_hanging_tools_leaves_and_another_takes_over(inst
     gate.opened.set()
 
     assert [turn["reply"]["text"] for turn in turns] == [answer_to("hello"), answer_to("hanging: 2", UNKNOWN_OUTCOME)]
-    assert [effect.note for effect in installation.scene.effects()] == ["hanging: 1", "hanging: 2"], "each once"
+    assert [effect.note for effect in installation.faults.effects()] == ["hanging: 1", "hanging: 2"], "each once"
     installation.check()
 
 

@@ -19,8 +19,8 @@ import pytest
 
 from perdure.turns.cancel import cancel
 from tests.cli.conftest import Perdure
+from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
-from tests.processes.scene import wait_until
 
 PATIENT = {"PERDURE_SHUTDOWN__DRAIN_S": "50", "PERDURE_SHUTDOWN__HARD_EXIT_S": "60"}
 HELLO = {"user_id": "ann", "text": "hello"}

@@ -14,8 +14,8 @@ import redis as redis_py
 from pytest_celery import CeleryTestSetup
 
 from perdure.redis import client_url
+from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
-from tests.processes.scene import wait_until
 
 TEXT = "the PIN of my card is 4711"
 """Stands in each item, and must stand in no log."""

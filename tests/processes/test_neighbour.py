@@ -20,10 +20,10 @@ from perdure.settings import Settings
 from perdure.workers.application import REDELIVER_S, make_app
 from perdure.workers.assembly import Addresses
 from perdure.workers.consumer.unknown_tasks import DELAY_S, HELD
+from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
 from tests.processes.neighbour import QUEUE
 from tests.processes.neighbourhood import Neighbour
-from tests.processes.scene import wait_until
 
 UNACKED, INDEX = "unacked", "unacked_index"
 """Kombu's default keys."""
@@ -230,7 +230,7 @@ def test_a_worker_that_stops_returns_what_it_held(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
     """It does so before it waits for its running turns, which may take longer than the application can wait."""
-    gate = installation.mind.gate("slow")
+    gate = installation.model_server.gate("slow")
     worker = installation.worker(PERDURE_SHUTDOWN__DRAIN_S="60", PERDURE_SHUTDOWN__HARD_EXIT_S="90")
     worker.container.ready()
     accepted = installation.accept("slow")

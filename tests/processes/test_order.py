@@ -8,7 +8,7 @@ import pytest
 from pytest_celery import CeleryTestSetup
 
 from tests.processes.installation import Installation
-from tests.processes.mind import answer_to
+from tests.processes.model_server import answer_to
 
 MESSAGES = 200
 

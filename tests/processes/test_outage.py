@@ -15,10 +15,10 @@ import pytest
 from perdure.turns.lease.parking import MOST_A_ROUND
 from perdure.turns.reading import DELAYED
 from tests.cli.conftest import Perdure
+from tests.processes.faults import wait_until
 from tests.processes.gateway import serving
 from tests.processes.installation import Installation
-from tests.processes.mind import answer_to
-from tests.processes.scene import wait_until
+from tests.processes.model_server import answer_to
 
 BREAKER = "llm:openai:test"
 TRIES = 3
@@ -39,23 +39,23 @@ def test_retried_then_open_then_a_fallback_and_closed_by_one_probe(
     installation: Installation, perdure: Perdure, gateway: str
 ) -> None:
     """What users get while it is down says who answered; what operators see is the same by command and by HTTP."""
-    mind = installation.mind
+    model_server = installation.model_server
     _configure(installation, FALLBACK_MODELS="offline", BREAKER__FAILURE_THRESHOLD="2")
     installation.worker().ready()
-    mind.down = True
+    model_server.down = True
 
     for number in (1, 2):
         assert _answered_by(installation, f"hello {number}") == ("offline", True)
-        assert len(mind.server.requests) == TRIES * number, "each call is tried again, and counts once"
+        assert len(model_server.server.requests) == TRIES * number, "each call is tried again, and counts once"
     assert _answered_by(installation, "hello 3") == ("offline", True)
-    assert len(mind.server.requests) == TRIES * 2, "an open breaker lets nobody through"
+    assert len(model_server.server.requests) == TRIES * 2, "an open breaker lets nobody through"
     opened = _breaker(perdure, gateway)
     assert (opened["state"], opened["failure_count"], opened["success_count"]) == ("open", 2, 0)
 
-    mind.down = False
+    model_server.down = False
     over_ms = opened["opened_at"] + COOLDOWN_S * 1_000
     wait_until(lambda: time.time() * 1_000 > over_ms, "the cooldown is over", PATIENCE_S)
-    gate = mind.gate("is it back?")
+    gate = model_server.gate("is it back?")
     probe = installation.accept("is it back?", user="probe")
     gate.wait()
     assert _breaker(perdure, gateway)["state"] == "half_open"
@@ -63,7 +63,7 @@ def test_retried_then_open_then_a_fallback_and_closed_by_one_probe(
         assert _answered_by(installation, f"hello {number}") == ("offline", True)
     gate.opened.set()
     (turn,) = installation.settled(probe.turn_id)
-    assert len(mind.server.requests) == TRIES * 2 + 1, "one probe, and nobody beside it"
+    assert len(model_server.server.requests) == TRIES * 2 + 1, "one probe, and nobody beside it"
     assert turn["reply"]["text"] == answer_to("is it back?")
     closed = _breaker(perdure, gateway)
     assert (closed["state"], closed["failure_count"], closed["success_count"]) == ("closed", 0, 1)
@@ -75,11 +75,11 @@ def test_parked_turns_are_answered_when_it_is_back(
     installation: Installation, perdure: Perdure, tmp_path: Path
 ) -> None:
     """Many at once and many in one session: a few a round, in order, at the cost of one attempt each."""
-    mind = installation.mind
+    model_server = installation.model_server
     _configure(installation, TURN__ON_UNAVAILABLE="park", BREAKER__FAILURE_THRESHOLD="1", RETRY__MAX_ATTEMPTS="1")
     worker = installation.worker()
     worker.ready()
-    mind.down = True
+    model_server.down = True
     queued = [installation.accept(f"and {number}", user="talker") for number in range(4)]
     alone = [installation.accept(f"hello {number}", user=f"user {number}") for number in range(MOST_A_ROUND + 3)]
     parked = [queued[0], *alone]
@@ -91,7 +91,7 @@ def test_parked_turns_are_answered_when_it_is_back(
     states = {row.status for row in installation.query("SELECT status FROM turns")}
     assert states <= {"parked", "running", "accepted"}
     so_far = len(worker.logs())
-    mind.down = False
+    model_server.down = False
     turns = installation.settled(*(each.turn_id for each in (*queued, *alone)), within_s=PATIENCE_S)
 
     assert {(turn["status"], turn["attempts"]) for turn in turns} == {("done", 1)}
@@ -129,4 +129,4 @@ def _breaker(perdure: Perdure, gateway: str) -> dict[str, Any]:
 
 
 def _parks(installation: Installation) -> int:
-    return sum((note.moment, note.name) == ("after", "turns.park_for") for note in installation.scene.notes())
+    return sum((note.moment, note.name) == ("after", "turns.park_for") for note in installation.faults.notes())

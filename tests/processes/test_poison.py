@@ -25,7 +25,7 @@ def test_a_turn_that_kills_its_process_is_given_up_and_its_neighbours_are_not(
     (worker,) = installation.workers
     lives = [worker.pid]
     # In a model call when the neighbour kills the process, twice; then left to finish.
-    gates = [installation.mind.gate(f"hello {number}", nth=1) for number in range(BYSTANDERS)]
+    gates = [installation.model_server.gate(f"hello {number}", nth=1) for number in range(BYSTANDERS)]
     bystanders = [installation.accept(f"hello {number}", user=f"bystander {number}") for number in range(BYSTANDERS)]
     for gate in gates:
         gate.wait()
@@ -45,7 +45,7 @@ def test_a_turn_that_kills_its_process_is_given_up_and_its_neighbours_are_not(
     assert str(MAX_ATTEMPTS) in given_up["reply"]["text"]
     assert worker.container.status == "running"
     assert worker.pid == lives[-1], "no further life was lost"
-    killers = [effect.pid for effect in installation.scene.effects("deadly: dose")]
+    killers = [effect.pid for effect in installation.faults.effects("deadly: dose")]
     shared = [pid for pid in killers if pid in lives]
     assert len(shared) == SHARED_ATTEMPTS
     assert len(killers) > len(shared), "it was tried alone as well"

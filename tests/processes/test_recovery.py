@@ -11,10 +11,10 @@ from itertools import product
 import pytest
 from pytest_celery import CeleryTestSetup
 
+from tests.processes.faults import Place, done, wait_until
 from tests.processes.installation import LEASE_S, RECOVERY_S, Installation
-from tests.processes.mind import answer_to
+from tests.processes.model_server import answer_to
 from tests.processes.nodes import Worker
-from tests.processes.scene import Place, done, wait_until
 
 PAST_LEASE_S = LEASE_S * 2
 
@@ -27,7 +27,7 @@ def test_another_worker_goes_on_within_lease_and_sweep(
     """A killed worker may cost its turns the lease, a round of the sweeper, and three seconds, not more."""
     for _ in range(deaths):
         text = f"pure: {time.monotonic_ns()}"
-        gate = installation.mind.gate(text, nth=2)
+        gate = installation.model_server.gate(text, nth=2)
         accepted = installation.accept(text)
         gate.wait()
         owner = installation.lease_owner(accepted.session_id)
@@ -37,7 +37,7 @@ def test_another_worker_goes_on_within_lease_and_sweep(
         gate.opened.set()
         installation.settled(accepted.turn_id)
         settled_at = min(
-            note.at for note in installation.scene.notes() if note.at > killed_at and note.name == "turns.settle"
+            note.at for note in installation.faults.notes() if note.at > killed_at and note.name == "turns.settle"
         )
         assert settled_at - killed_at < RECOVERY_S
         victim.container.start()
@@ -66,7 +66,7 @@ class Stopped:
 
     def at(self, place: Place) -> None:
         """Wait until a worker has stopped there."""
-        self.found(wait_until(self._installation.scene.fired, f"a worker stops at {place}").pid)
+        self.found(wait_until(self._installation.faults.fired, f"a worker stops at {place}").pid)
 
     def go_on(self) -> None:
         """Continue it."""
@@ -78,10 +78,10 @@ class Stopped:
         installation, worker = self._installation, self.worker
         assert worker is not None
         before = installation.snapshot()
-        marks = len(installation.scene.notes())
+        marks = len(installation.faults.notes())
         self.go_on()
         wait_until(
-            lambda: [note for note in installation.scene.notes(marks) if note.pid == worker.pid], "it breathes again"
+            lambda: [note for note in installation.faults.notes(marks) if note.pid == worker.pid], "it breathes again"
         )
         # A whole heartbeat and a sweep of it have passed when it has noted so many sweeps.
         wait_until(lambda: self._sweeps(marks) >= 4, "it has had its chance to write")
@@ -97,14 +97,14 @@ class Stopped:
     def _sweeps(self, marks: int) -> int:
         assert self.worker is not None
         pid = self.worker.pid
-        notes = self._installation.scene.notes(marks)
+        notes = self._installation.faults.notes(marks)
         return sum(1 for note in notes if note.pid == pid and (note.moment, note.name) == ("after", "sweep.take"))
 
 
 @pytest.mark.long
 def test_a_worker_stopped_in_a_model_call(stopped: Stopped, installation: Installation) -> None:
     """Its answer comes too late: another worker has asked again, and the late one must not be written."""
-    gate = installation.mind.gate("hello")
+    gate = installation.model_server.gate("hello")
     accepted = installation.accept("hello")
     gate.wait()
     pid = installation.lease_owner(accepted.session_id)
@@ -120,7 +120,7 @@ def test_a_worker_stopped_in_a_model_call(stopped: Stopped, installation: Instal
 def test_a_worker_stopped_in_a_tool(stopped: Stopped, installation: Installation, tool: str, point: str) -> None:
     """Its result comes too late: what is said of the call has been decided without it."""
     place = Place("within", f"{tool}.{point}")
-    installation.scene.arm(place, signal.SIGSTOP)
+    installation.faults.arm(place, signal.SIGSTOP)
     accepted = installation.accept(f"{tool}: stop")
     stopped.at(place)
     installation.settled(accepted.turn_id, within_s=RECOVERY_S)
@@ -131,7 +131,7 @@ def test_a_worker_stopped_in_a_tool(stopped: Stopped, installation: Installation
 @pytest.mark.parametrize("place", [Place("before", "turns.step", 2), Place("before", "turns.settle")], ids=str)
 def test_a_worker_stopped_before_its_commit(stopped: Stopped, installation: Installation, place: Place) -> None:
     """The commit that it then sends bears a token of the past."""
-    installation.scene.arm(place, signal.SIGSTOP)
+    installation.faults.arm(place, signal.SIGSTOP)
     accepted = installation.accept("pure: stop")
     stopped.at(place)
     _goes_on_elsewhere(installation, "pure: stop", str(accepted.turn_id), done("pure", "pure: stop"))
@@ -143,11 +143,11 @@ def test_a_worker_stopped_between_update_and_commit(
     stopped: Stopped, celery_setup: CeleryTestSetup, installation: Installation
 ) -> None:
     """Its locks must not outlive its silence, nor the half of its work that it had done."""
-    gate = installation.mind.gate("first")
+    gate = installation.model_server.gate("first")
     first = installation.accept("first")
     gate.wait()
     place = Place("before", "turns.accept")
-    installation.scene.arm(place, signal.SIGSTOP)
+    installation.faults.arm(place, signal.SIGSTOP)
     message = {"user_id": "ana", "text": "second", "on_busy": "interrupt"}
     result = celery_setup.app.send_task("turns.submit", kwargs=message, queue="ingress", task_id="second")
     stopped.at(place)
@@ -170,7 +170,7 @@ def test_a_worker_stopped_between_update_and_commit(
 def test_a_worker_stopped_while_sweeping(stopped: Stopped, installation: Installation, name: str) -> None:
     """Whoever has the round holds no lock: the next round is somebody else's."""
     place = Place("after" if name == "sweep.take" else "before", name)
-    installation.scene.arm(place, signal.SIGSTOP)
+    installation.faults.arm(place, signal.SIGSTOP)
     stopped.at(place)
     installation.redis.flush()
     accepted = installation.accept("pure: swept")

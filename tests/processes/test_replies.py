@@ -12,11 +12,11 @@ from kombu import Consumer, Queue
 from pytest_celery import CeleryTestSetup
 from standardwebhooks import Webhook
 
+from tests.processes.faults import wait_until
 from tests.processes.installation import REPLY_QUEUE as QUEUE
 from tests.processes.installation import SECRET, Installation
-from tests.processes.mind import answer_to
+from tests.processes.model_server import answer_to
 from tests.processes.receiver import Delivery, Receiver
-from tests.processes.scene import wait_until
 
 
 @pytest.mark.long

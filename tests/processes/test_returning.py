@@ -17,9 +17,9 @@ from pytest_celery import CeleryTestSetup
 
 from perdure.sessions.ending import request_end
 from tests.cli.conftest import COMMAND
+from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
-from tests.processes.mind import answer_to
-from tests.processes.scene import wait_until
+from tests.processes.model_server import answer_to
 
 USER = "ana"
 CHAT = (*COMMAND, "chat", "--user", USER)
@@ -27,7 +27,7 @@ CHAT = (*COMMAND, "chat", "--user", USER)
 
 def _shown(installation: Installation, text: str) -> list[dict[str, str]]:
     """The prompt that the model was given when `text` was the newest thing said."""
-    prompts = [body["messages"] for body in installation.mind.server.requests]
+    prompts = [body["messages"] for body in installation.model_server.server.requests]
     return next(prompt for prompt in reversed(prompts) if prompt[-1]["content"] == text)
 
 

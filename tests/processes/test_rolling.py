@@ -14,11 +14,11 @@ import pytest
 
 from perdure.settings import ShutdownSettings, TurnSettings
 from perdure.turns.inbox.accept import Accepted
+from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
-from tests.processes.mind import answer_to
+from tests.processes.model_server import answer_to
 from tests.processes.nodes import Worker
 from tests.processes.receiver import Receiver
-from tests.processes.scene import wait_until
 
 BUDGET, TURN = ShutdownSettings(), TurnSettings()
 
@@ -68,7 +68,7 @@ class Load:
     def _speak(self) -> None:
         for number, latency_s in enumerate(itertools.cycle(LATENCIES_S)):
             text = f"hello {number}"
-            self._installation.mind.latencies[text] = latency_s
+            self._installation.model_server.latencies[text] = latency_s
             accepted = self._installation.accept(text, user=f"user {number}", reply_to=self._reply_to)
             self.said.append(Said(text, latency_s, accepted))
             if self._enough.wait(EVERY_S):
@@ -93,13 +93,13 @@ def test_a_rolling_restart_costs_a_reply_no_more_than_the_call_it_repeats(
 
     turns = installation.settled(*(each.accepted.turn_id for each in load.said), within_s=60)
     for said, turn in zip(load.said, turns, strict=True):
-        begun = installation.mind.asked[said.text]
+        begun = installation.model_server.asked[said.text]
         assert turn["status"] == "done"
         assert turn["reply"]["text"] == answer_to(said.text)
         assert _took_s(turn) <= len(begun) * said.latency_s + HANDED_OVER_S, (said, begun)
         for again in begun[1:]:
             assert any(0 <= again - deadline <= HANDED_OVER_S for deadline in deadlines), (said, again, deadlines)
-    assert any(len(installation.mind.asked[each.text]) > 1 for each in load.said), "some were parked"
+    assert any(len(installation.model_server.asked[each.text]) > 1 for each in load.said), "some were parked"
     installation.check()
     wait_until(lambda: not _undelivered(installation), "every reply is delivered")
     assert [len(receiver.of(turn["turn_id"])) for turn in turns] == [1] * len(turns)

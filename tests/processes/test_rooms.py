@@ -14,11 +14,11 @@ from kombu import Exchange, Queue
 from perdure.sessions.ending import request_end
 from perdure.workers.consumer.unknown_tasks import HELD
 from tests.processes import rabbit
+from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
-from tests.processes.mind import Mind
+from tests.processes.model_server import ModelServer
 from tests.processes.nodes import RedisContainer
 from tests.processes.receiver import Receiver
-from tests.processes.scene import wait_until
 
 PATIENT = {"PERDURE_TURN__SWEEP_S": "60", "PERDURE_TURN__LEASE_S": "30", "PERDURE_TURN__HEARTBEAT_S": "10"}
 """The sweeper makes up for nothing within the time of these tests."""
@@ -43,11 +43,15 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(params=BROKERS)
 def installation(
-    request: pytest.FixtureRequest, database_url: str, redis_server: RedisContainer, mind: Mind, tmp_path: Path
+    request: pytest.FixtureRequest,
+    database_url: str,
+    redis_server: RedisContainer,
+    model_server: ModelServer,
+    tmp_path: Path,
 ) -> Iterator[Installation]:
     """A perdure without workers as yet, over either broker."""
     broker_url = request.getfixturevalue("rabbitmq") if request.param == "rabbitmq" else None
-    made = Installation(database_url, redis_server, mind, tmp_path, broker_url)
+    made = Installation(database_url, redis_server, model_server, tmp_path, broker_url)
     yield made
     made.close()
     if broker_url is not None:
@@ -84,7 +88,7 @@ def test_receivers_that_hang_delay_no_turn(installation: Installation, silent_re
 @pytest.mark.long
 def test_turns_that_wait_for_a_model_delay_nothing_else(installation: Installation, receiver: Receiver) -> None:
     """Submissions are accepted, replies delivered and sessions ended by a worker whose turns all wait."""
-    gates = [installation.mind.gate(f"slow {number}") for number in range(2)]
+    gates = [installation.model_server.gate(f"slow {number}") for number in range(2)]
     installation.worker("--concurrency=2", **PATIENT).container.ready()
     over = installation.accept("over", user="over", reply_to={"url": receiver.url})
     installation.settled(over.turn_id)
@@ -111,7 +115,7 @@ def test_turns_that_wait_for_a_model_delay_nothing_else(installation: Installati
 
 def test_a_busy_worker_leaves_wake_ups_to_an_idle_one(installation: Installation) -> None:
     """What a worker cannot begin stays in the broker: another worker runs it while the first one is busy."""
-    gates = [installation.mind.gate(f"slow {number}") for number in range(4)]
+    gates = [installation.model_server.gate(f"slow {number}") for number in range(4)]
     installation.worker("--concurrency=4", **PATIENT).container.ready()
     for number, gate in enumerate(gates):
         installation.accept(f"slow {number}", user=f"slow {number}")
@@ -134,7 +138,7 @@ def test_one_worker_works_off_what_it_had_no_room_for(installation: Installation
 
     The turns need three seconds of the model's time; with a pause of a second after each four, they took 18 seconds.
     """
-    installation.mind.latency_s = 0.2
+    installation.model_server.latency_s = 0.2
     installation.worker("--concurrency=4", **PATIENT).container.ready()
     sent = [installation.accept("hello", user=f"user {number}") for number in range(60)]
     installation.settled(*(each.turn_id for each in sent), within_s=7)
@@ -172,7 +176,7 @@ def test_turns_begin_by_priority(installation: Installation) -> None:
     sent = [installation.accept(f"priority {each}", user=f"u{each}", priority=each) for each in priorities]
     installation.worker("--concurrency=1", **PATIENT)
     installation.settled(*(each.turn_id for each in sent))
-    asked = {text: times[0] for text, times in installation.mind.asked.items()}
+    asked = {text: times[0] for text, times in installation.model_server.asked.items()}
     began = [int(text.split()[1]) for text in sorted(asked, key=lambda text: asked[text])]
     ranked = "amqp" in installation.environment["PERDURE_BROKER_URL"]
     level = {each: each if ranked else -((9 - each) // 3) for each in priorities}
@@ -182,7 +186,7 @@ def test_turns_begin_by_priority(installation: Installation) -> None:
 @pytest.mark.long
 def test_workers_that_are_killed_and_stopped_lose_nothing(installation: Installation) -> None:
     """Sixty turns, a SIGKILL and a SIGTERM in the middle: each is answered once."""
-    installation.mind.latency_s = 0.05
+    installation.model_server.latency_s = 0.05
     killed, stopped = (installation.worker("--concurrency=4") for _ in range(2))
     for worker in (killed, stopped):
         worker.container.ready()

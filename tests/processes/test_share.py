@@ -10,8 +10,8 @@ import pytest
 from pytest_celery import CeleryTestSetup, CeleryWorkerCluster
 
 from perdure.settings import Scope
+from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
-from tests.processes.scene import wait_until
 
 FLOOD, AT_ONCE = 40, 3
 
@@ -37,7 +37,7 @@ def test_a_flood_leaves_threads_for_others_and_survives_a_dead_worker(
 ) -> None:
     """Three turns of the flood run, however slow; another user is answered meanwhile. Then a worker is killed."""
     texts = [f"flood {number}" for number in range(FLOOD)]
-    gates = {text: installation.mind.gate(text) for text in texts}
+    gates = {text: installation.model_server.gate(text) for text in texts}
     flood = [installation.accept(text, user="flood", channel=f"channel-{number}") for number, text in enumerate(texts)]
 
     def running() -> int:

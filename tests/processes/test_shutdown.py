@@ -13,10 +13,10 @@ from sqlalchemy import NullPool, create_engine
 
 from perdure.turns.inbox.accept import Accepted
 from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM
+from tests.processes.faults import Place, done, wait_until
 from tests.processes.installation import DRAIN_S, Installation
-from tests.processes.mind import answer_to
+from tests.processes.model_server import answer_to
 from tests.processes.nodes import Worker
-from tests.processes.scene import Place, done, wait_until
 
 PATIENT = {"PERDURE_SHUTDOWN__DRAIN_S": "50", "PERDURE_SHUTDOWN__HARD_EXIT_S": "60"}
 """A worker that would wait for longer than its test."""
@@ -53,7 +53,7 @@ def test_a_turn_in_a_model_call_is_parked_and_finished_elsewhere(
     celery_setup: CeleryTestSetup, installation: Installation
 ) -> None:
     """A worker that is told to leave hands on what it cannot finish, at once and for free."""
-    gate = installation.mind.gate("hello")
+    gate = installation.model_server.gate("hello")
     accepted = installation.accept("hello")
     gate.wait()
     owner = installation.lease_owner(accepted.session_id)
@@ -62,13 +62,13 @@ def test_a_turn_in_a_model_call_is_parked_and_finished_elsewhere(
     told_at = time.monotonic()
     leaving.kill(signal.SIGTERM)
     (turn,) = installation.settled(accepted.turn_id)
-    settled_at = max(note.at for note in installation.scene.notes() if note.name == "turns.settle")
+    settled_at = max(note.at for note in installation.faults.notes() if note.name == "turns.settle")
 
     assert leaving.container.wait() == 0
     assert turn["reply"]["text"] == answer_to("hello")
     assert settled_at - told_at < DRAIN_S + 2
     assert [number for number, _ in PHASE.findall(leaving.logs())] == ["1", "2", "3", "4"]
-    parked = [note for note in installation.scene.notes() if note.name == "turns.park"]
+    parked = [note for note in installation.faults.notes() if note.name == "turns.park"]
     assert {note.pid for note in parked} == {leaving.pid}
     strikes = installation.query("SELECT strikes FROM sessions")[0].strikes
     assert strikes == 0
@@ -78,27 +78,27 @@ def test_a_turn_in_a_model_call_is_parked_and_finished_elsewhere(
 @pytest.mark.long
 def test_a_tool_call_under_way_is_awaited(celery_setup: CeleryTestSetup, installation: Installation) -> None:
     """A side effect that has begun is seen to its end, so that nobody need wonder about it."""
-    installation.scene.arm(Place("within", "unsafe.entered"), signal.SIGTERM)
+    installation.faults.arm(Place("within", "unsafe.entered"), signal.SIGTERM)
     accepted = installation.accept("unsafe: quick")
     (turn,) = installation.settled(accepted.turn_id)
-    struck = wait_until(installation.scene.fired, "a worker is told to leave, amid its tool")
+    struck = wait_until(installation.faults.fired, "a worker is told to leave, amid its tool")
     leaving = next(worker for worker in installation.workers if worker.pid == struck.pid)
     assert leaving.container.wait() == 0
     assert turn["reply"]["text"] == answer_to("unsafe: quick", done("unsafe", "unsafe: quick"))
-    assert [effect.pid for effect in installation.scene.effects()] == [leaving.pid]
+    assert [effect.pid for effect in installation.faults.effects()] == [leaving.pid]
     installation.check()
 
 
 @pytest.mark.long
 def test_an_isolated_turn_leaves_with_its_worker(celery_setup: CeleryTestSetup, installation: Installation) -> None:
     """A turn in a process of its own is parked like any other, and holds nobody's shutdown up."""
-    gate = installation.mind.gate("hello", nth=1)
+    gate = installation.model_server.gate("hello", nth=1)
     accepted = installation.accept("hello")
     for deaths in range(1, ISOLATE_FROM_CLAIM + 1):
         gate.wait()
         owner = installation.lease_owner(accepted.session_id)
         victim = next(worker for worker in installation.workers if worker.pid == owner)
-        gate = installation.mind.gate("hello", nth=deaths + 1)
+        gate = installation.model_server.gate("hello", nth=deaths + 1)
         victim.kill()
         victim.container.start()
     gate.wait()
@@ -121,7 +121,7 @@ def test_a_second_signal_hastens(installation: Installation, first: signal.Signa
 
     The turn that ends in time counts as finished, the other one as parked; one from before the signal as neither.
     """
-    gates = {text: installation.mind.gate(text) for text in ("hello", "soon")}
+    gates = {text: installation.model_server.gate(text) for text in ("hello", "soon")}
     leaving = installation.worker(**PATIENT)
     leaving.container.ready()
     installation.settled(installation.accept("before", user="before").turn_id)
@@ -158,7 +158,7 @@ def test_at_the_hard_limit_leases_are_given_back(installation: Installation) -> 
     leaving = installation.worker(**STUCK)
     leaving.container.ready()
     accepted = installation.accept("stuck: now")
-    wait_until(lambda: installation.scene.effects("stuck: now"), "the tool is called")
+    wait_until(lambda: installation.faults.effects("stuck: now"), "the tool is called")
 
     began = time.monotonic()
     leaving.container.signal(signal.SIGTERM)
@@ -171,7 +171,7 @@ def test_at_the_hard_limit_leases_are_given_back(installation: Installation) -> 
     installation.worker(**LONG_LEASE)
     (turn,) = installation.settled(accepted.turn_id)
     assert turn["reply"]["text"] == answer_to("stuck: now", done("stuck", "stuck: now"))
-    assert len(installation.scene.effects("stuck: now")) == 2
+    assert len(installation.faults.effects("stuck: now")) == 2
     installation.check()
 
 
@@ -181,7 +181,7 @@ def test_a_database_that_hangs_holds_no_exit_up(installation: Installation) -> N
     leaving = installation.worker(**STUCK)
     leaving.container.ready()
     installation.accept("stuck: now")
-    wait_until(lambda: installation.scene.effects("stuck: now"), "the tool is called")
+    wait_until(lambda: installation.faults.effects("stuck: now"), "the tool is called")
 
     # A connection without the timeouts of the engine's own.
     engine = create_engine(installation.environment["PERDURE_DATABASE_URL"], poolclass=NullPool)
@@ -204,7 +204,7 @@ def test_what_the_broker_sends_at_that_moment_goes_back(installation: Installati
     The sweeper is far off here, and the worker drains for as long as the test lasts.
     """
     rare = {**PATIENT, "PERDURE_TURN__SWEEP_S": "60"}
-    gate = installation.mind.gate("slow")
+    gate = installation.model_server.gate("slow")
     leaving = installation.worker(**rare)
     leaving.container.ready()
     installation.accept("slow", user="slow")

@@ -9,9 +9,9 @@ import pytest
 from celery.exceptions import TimeoutError as ResultTimeout
 from pytest_celery import CeleryTestSetup
 
+from tests.processes.faults import Place, wait_until
 from tests.processes.installation import Installation
-from tests.processes.mind import answer_to
-from tests.processes.scene import Place, wait_until
+from tests.processes.model_server import answer_to
 
 MESSAGES = 20
 
@@ -93,14 +93,14 @@ def test_workers_killed_amid_submissions_lose_none_that_is_sent_again(
 ) -> None:
     """A sender without an answer sends again, under the same id, and is answered exactly once."""
     texts = {f"task-{number}": f"message {number}" for number in range(MESSAGES)}
-    installation.scene.arm(Place("before", "turns.accept", nth=3), signal.SIGKILL)
+    installation.faults.arm(Place("before", "turns.accept", nth=3), signal.SIGKILL)
 
     def send(task_id: str) -> object:
         message = {"user_id": task_id, "text": texts[task_id]}
         return celery_setup.app.send_task("turns.submit", kwargs=message, queue="ingress", task_id=task_id)
 
     waiting = {task_id: send(task_id) for task_id in texts}
-    wait_until(installation.scene.fired, "a worker dies in the middle")
+    wait_until(installation.faults.fired, "a worker dies in the middle")
     accepted = {}
     while waiting:
         for task_id, result in list(waiting.items()):

@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 from sqlalchemy import text
 
+from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
-from tests.processes.mind import answer_to
-from tests.processes.scene import wait_until
+from tests.processes.model_server import answer_to
 
 MAX_ATTEMPTS = 3
 GIVEN_UP_S = 120.0
@@ -38,7 +38,7 @@ def test_a_session_with_unreadable_rows_goes_on(installation: Installation) -> N
     assert (given_up["status"], given_up["error"]["code"]) == ("failed", "BUDGET_EXHAUSTED")
     assert str(MAX_ATTEMPTS) in given_up["reply"]["text"]
     assert (answered["status"], answered["reply"]["text"]) == ("done", answer_to("and then?"))
-    strikes = Counter(note.name for note in installation.scene.notes() if note.moment == "after")["turns.strike"]
+    strikes = Counter(note.name for note in installation.faults.notes() if note.moment == "after")["turns.strike"]
     assert strikes == MAX_ATTEMPTS
     installation.check()
 
@@ -47,7 +47,7 @@ def test_a_session_with_unreadable_rows_goes_on(installation: Installation) -> N
 def test_a_reply_outlives_a_lock_timeout(installation: Installation) -> None:
     """Another application's transaction holds the row for longer than a statement waits: the model is asked once."""
     installation.worker(PERDURE_TURN__LEASE_S="15").ready()
-    gate = installation.mind.gate("hello")
+    gate = installation.model_server.gate("hello")
     sent = installation.accept("hello")
     gate.wait()
     with installation.database.engine.execution_options(isolation_level="READ COMMITTED").begin() as other:
@@ -58,10 +58,10 @@ def test_a_reply_outlives_a_lock_timeout(installation: Installation) -> None:
     (turn,) = installation.settled(sent.turn_id)
 
     assert (turn["status"], turn["reply"]["text"], turn["attempts"]) == ("done", answer_to("hello"), 1)
-    assert len(installation.mind.asked["hello"]) == 1
+    assert len(installation.model_server.asked["hello"]) == 1
     assert _passed(installation, "turns.settle") > 1
     installation.check()
 
 
 def _passed(installation: Installation, name: str) -> int:
-    return sum((note.moment, note.name) == ("before", name) for note in installation.scene.notes())
+    return sum((note.moment, note.name) == ("before", name) for note in installation.faults.notes())

@@ -6,8 +6,8 @@ import psutil
 import pytest
 from pytest_celery import CeleryTestSetup, CeleryWorkerCluster
 
+from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
-from tests.processes.scene import wait_until
 
 TURNS = 300
 MIB = 2**20
@@ -29,7 +29,7 @@ def test_hundreds_of_turns_wait_at_once(celery_setup: CeleryTestSetup, installat
     (worker,) = installation.workers
     process = psutil.Process(worker.pid)
     before = process.memory_info().rss
-    gates = [installation.mind.gate(f"hello {number}") for number in range(TURNS)]
+    gates = [installation.model_server.gate(f"hello {number}") for number in range(TURNS)]
     accepted = [installation.accept(f"hello {number}", user=f"user {number}") for number in range(TURNS)]
     wait_until(lambda: all(gate.asked.is_set() for gate in gates), "all wait for the model", within_s=60)
     threads, grown = process.num_threads(), process.memory_info().rss - before

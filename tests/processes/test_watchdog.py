@@ -14,10 +14,10 @@ import pytest
 from perdure.resilience.kill_reports import Kills
 from perdure.turns.cancel import cancel
 from tests.cli.conftest import Perdure
+from tests.processes.faults import SILENCE_S, wait_until
 from tests.processes.gateway import serving
 from tests.processes.installation import LEASE_S, Installation
 from tests.processes.nodes import Worker
-from tests.processes.scene import SILENCE_S, wait_until
 
 LIMIT_S = 2 * LEASE_S
 SLACK_S = 15.0
@@ -81,11 +81,11 @@ def test_a_worker_whose_interpreter_is_held_is_killed_and_its_turns_go_on(instal
     """One call into C must not stop a worker, nor the turns of others that run there, until a person comes."""
     worker = watched(installation)
     dog = watchdog(worker.pid)
-    gate = installation.mind.gate("hello")
+    gate = installation.model_server.gate("hello")
     bystander = installation.accept("hello", user="bystander")
     gate.wait()
     culprit = installation.accept("frozen: solid", user="culprit")
-    wait_until(lambda: installation.scene.effects("frozen: solid"), "the tool holds the lock")
+    wait_until(lambda: installation.faults.effects("frozen: solid"), "the tool holds the lock")
     held_at = time.monotonic()
 
     assert worker.container.wait(timeout_s=LIMIT_S + SLACK_S) == -signal.SIGKILL
@@ -108,7 +108,7 @@ def test_a_worker_whose_interpreter_is_held_is_killed_and_its_turns_go_on(instal
 def test_a_worker_that_is_shutting_down_is_still_watched(installation: Installation) -> None:
     """SIGTERM cannot be handled where no Python thread runs, and a drain may meet such a call, too."""
     worker = watched(installation)
-    gate = installation.mind.gate("frozen: late")
+    gate = installation.model_server.gate("frozen: late")
     installation.accept("frozen: late")
     gate.wait()
     worker.container.signal(signal.SIGTERM)

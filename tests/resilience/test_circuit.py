@@ -24,7 +24,7 @@ LEASE_MS = 20_000
 
 
 @dataclass
-class Scene:
+class StoreHarness:
     """A store and the calls that it has let through, oldest first."""
 
     store: CircuitStore
@@ -62,89 +62,89 @@ class Scene:
             self.ask()
 
 
-Cause = Callable[[Scene], Answer | None]
+Cause = Callable[[StoreHarness], Answer | None]
 
 
-def asked(scene: Scene) -> Answer:
+def asked(harness: StoreHarness) -> Answer:
     """A call that wants to be made."""
-    return scene.ask()
+    return harness.ask()
 
 
-def asked_just_before_the_cooldown_is_over(scene: Scene) -> Answer:
+def asked_just_before_the_cooldown_is_over(harness: StoreHarness) -> Answer:
     """A second too early."""
-    scene.pass_time(59)
-    return scene.ask()
+    harness.pass_time(59)
+    return harness.ask()
 
 
-def asked_after_the_cooldown(scene: Scene) -> Answer:
+def asked_after_the_cooldown(harness: StoreHarness) -> Answer:
     """Nothing happens by time alone: the first who asks is the first probe."""
-    scene.pass_time(60)
-    return scene.ask()
+    harness.pass_time(60)
+    return harness.ask()
 
 
-def asked_after_the_clock_was_set_back(scene: Scene) -> Answer:
+def asked_after_the_clock_was_set_back(harness: StoreHarness) -> Answer:
     """Else it would stay open for as long as the clock was set back."""
-    scene.pass_time(-3_600)
-    return scene.ask()
+    harness.pass_time(-3_600)
+    return harness.ask()
 
 
-def success(scene: Scene) -> Answer:
+def success(harness: StoreHarness) -> Answer:
     """Of a call let through in this epoch."""
-    return scene.end(Outcome.SUCCEEDED)
+    return harness.end(Outcome.SUCCEEDED)
 
 
-def failure(scene: Scene) -> Answer:
+def failure(harness: StoreHarness) -> Answer:
     """The same."""
-    return scene.end(Outcome.FAILED)
+    return harness.end(Outcome.FAILED)
 
 
-def release(scene: Scene) -> Answer:
+def release(harness: StoreHarness) -> Answer:
     """The call was cancelled, or the request refused."""
-    return scene.end(Outcome.RELEASED)
+    return harness.end(Outcome.RELEASED)
 
 
-def failures_up_to_the_threshold(scene: Scene) -> Answer:
+def failures_up_to_the_threshold(harness: StoreHarness) -> Answer:
     """In a row, whoever's they are."""
     for _ in range(POLICY.failure_threshold - 1):
-        scene.ask()
-        scene.end(Outcome.FAILED)
-    return scene.end(Outcome.FAILED)
+        harness.ask()
+        harness.end(Outcome.FAILED)
+    return harness.end(Outcome.FAILED)
 
 
-def failures_with_a_success_between(scene: Scene) -> Answer:
+def failures_with_a_success_between(harness: StoreHarness) -> Answer:
     """As many, and not in a row."""
     for outcome in (Outcome.FAILED, Outcome.FAILED, Outcome.SUCCEEDED, Outcome.FAILED):
-        scene.ask()
-        answer = scene.end(outcome)
+        harness.ask()
+        answer = harness.end(outcome)
     return answer
 
 
-def late_successes(scene: Scene) -> Answer:
+def late_successes(harness: StoreHarness) -> Answer:
     """Of calls that were let through in an earlier epoch, and end only now."""
-    return _late(scene, Outcome.SUCCEEDED)
+    return _late(harness, Outcome.SUCCEEDED)
 
 
-def late_failures(scene: Scene) -> Answer:
+def late_failures(harness: StoreHarness) -> Answer:
     """The same, as many as would open it."""
-    return _late(scene, Outcome.FAILED)
+    return _late(harness, Outcome.FAILED)
 
 
-def _late(scene: Scene, outcome: Outcome) -> Answer:
+def _late(harness: StoreHarness, outcome: Outcome) -> Answer:
     for _ in range(POLICY.failure_threshold):
-        answer = scene.store.settle(NAME, Admission("from before", epoch=1), outcome)
+        answer = harness.store.settle(NAME, Admission("from before", epoch=1), outcome)
     return answer
 
 
-def the_last_failure_of_a_probe_whose_lease_is_over(scene: Scene) -> Answer:
+def the_last_failure_of_a_probe_whose_lease_is_over(harness: StoreHarness) -> Answer:
     """Its slot is somebody else's by then; what it learned is still true."""
-    scene.pass_time(LEASE_MS / 1_000)
-    scene.ask()
-    return scene.end(Outcome.FAILED)
+    harness.pass_time(LEASE_MS / 1_000)
+    harness.ask()
+    return harness.end(Outcome.FAILED)
 
 
-def reset(scene: Scene) -> Answer | None:
+def reset(harness: StoreHarness) -> Answer | None:
     """By an operator."""
-    return scene.store.reset(NAME)
+    return harness.store.reset(NAME)
 
 
 # Every transition of the breaker, and every event that makes none.
@@ -181,10 +181,10 @@ def test_the_table_of_transitions(
     store: CircuitStore, clock: MovedClock, before: State, cause: Cause, after: State
 ) -> None:
     """What is not in the table does not happen; the store's answer says what did."""
-    scene = Scene(store, clock)
-    scene.bring_to(before)
+    harness = StoreHarness(store, clock)
+    harness.bring_to(before)
     assert store.read()[NAME].state is before
-    answer = cause(scene)
+    answer = cause(harness)
     assert store.read()[NAME].state is after
     assert answer is not None
     assert answer.after is after
@@ -194,47 +194,47 @@ def test_it_admits_as_many_probes_as_it_may_and_a_released_one_frees_its_slot(
     store: CircuitStore, clock: MovedClock
 ) -> None:
     """A cancelled probe says nothing about the provider, and must not leave the breaker shut."""
-    scene = Scene(store, clock)
-    scene.bring_to(HALF_OPEN)
-    assert scene.ask().admission is not None
-    full = scene.ask()
+    harness = StoreHarness(store, clock)
+    harness.bring_to(HALF_OPEN)
+    assert harness.ask().admission is not None
+    full = harness.ask()
     assert full.admission is None
     assert full.until is not None
     assert full.now < full.until <= full.now + LEASE_MS
-    scene.end(Outcome.RELEASED)
-    assert scene.ask().admission is not None
+    harness.end(Outcome.RELEASED)
+    assert harness.ask().admission is not None
 
 
 def test_a_probe_that_asks_again_keeps_its_one_slot(store: CircuitStore, clock: MovedClock) -> None:
     """A client that lost the answer repeats the question; a second slot would be nobody's, until its lease is over."""
-    scene = Scene(store, clock)
-    scene.bring_to(HALF_OPEN)
-    first = scene.admitted[0]
+    harness = StoreHarness(store, clock)
+    harness.bring_to(HALF_OPEN)
+    first = harness.admitted[0]
     for _ in range(2):
         assert store.admit(NAME, first.id, LEASE_MS).admission == first
     assert len(store.read()[NAME].probes) == 1
-    assert scene.ask().admission is not None
-    assert scene.ask().admission is None
+    assert harness.ask().admission is not None
+    assert harness.ask().admission is None
     assert store.admit(NAME, first.id, LEASE_MS).admission == first
 
 
 def test_a_dead_probe_frees_its_slot_when_its_lease_is_over(store: CircuitStore, clock: MovedClock) -> None:
     """Its process was killed: nobody will ever tell what became of it."""
-    scene = Scene(store, clock)
-    scene.bring_to(HALF_OPEN)
-    scene.ask()
-    scene.pass_time(LEASE_MS / 1_000 - 1)
-    assert scene.ask().admission is None
-    scene.pass_time(1)
-    assert scene.ask().admission is not None
+    harness = StoreHarness(store, clock)
+    harness.bring_to(HALF_OPEN)
+    harness.ask()
+    harness.pass_time(LEASE_MS / 1_000 - 1)
+    assert harness.ask().admission is None
+    harness.pass_time(1)
+    assert harness.ask().admission is not None
 
 
 def test_an_open_circuit_says_until_when(store: CircuitStore, clock: MovedClock) -> None:
     """Parked turns are woken by it."""
-    scene = Scene(store, clock)
-    scene.bring_to(OPEN)
-    scene.pass_time(10)
-    refusal = scene.ask()
+    harness = StoreHarness(store, clock)
+    harness.bring_to(OPEN)
+    harness.pass_time(10)
+    refusal = harness.ask()
     assert refusal.admission is None
     assert refusal.until is not None
     assert refusal.until - refusal.now == pytest.approx(50_000, abs=5_000)
@@ -242,10 +242,10 @@ def test_an_open_circuit_says_until_when(store: CircuitStore, clock: MovedClock)
 
 def test_it_counts_what_the_contract_lists(store: CircuitStore, clock: MovedClock) -> None:
     """Failures in a row, successes in all; outcomes of another epoch in the metrics only."""
-    scene = Scene(store, clock)
+    harness = StoreHarness(store, clock)
     for outcome in (Outcome.SUCCEEDED, Outcome.FAILED, Outcome.SUCCEEDED, Outcome.RELEASED, Outcome.FAILED):
-        scene.ask()
-        scene.end(outcome)
+        harness.ask()
+        harness.end(outcome)
     found = store.read()[NAME]
     assert (found.failures, found.successes, found.opened_at_ms) == (1, 2, None)
     assert found.last_failure_ms is not None

@@ -71,7 +71,7 @@ class Scripted:
 
 
 @dataclass
-class Stage:
+class Harness:
     """A clock, breakers, and the engine's end of calls."""
 
     clock: MovedClock = field(default_factory=MovedClock)
@@ -105,17 +105,17 @@ class Stage:
 
 
 @pytest.fixture
-def stage() -> Stage:
+def harness() -> Harness:
     """An engine's end of calls."""
-    return Stage()
+    return Harness()
 
 
-def hangs(stage: Stage) -> Callable[[ModelCall], ModelReply]:
+def hangs(harness: Harness) -> Callable[[ModelCall], ModelReply]:
     """A provider that says half a word and then nothing until the call's deadline."""
 
     def line(call: ModelCall) -> ModelReply:
         call.delta("hal")
-        stage.clock.advance(timedelta(seconds=call.remaining()))
+        harness.clock.advance(timedelta(seconds=call.remaining()))
         call.remaining()
         raise AssertionError("the deadline has passed")
 
@@ -131,80 +131,80 @@ def breaks_off(call: ModelCall) -> ModelReply:
 # --- guarded
 
 
-def test_a_failure_that_passes_reaches_nobody(stage: Stage) -> None:
+def test_a_failure_that_passes_reaches_nobody(harness: Harness) -> None:
     """Retried within the breaker: one success, whatever it took."""
     model = Scripted("a", RateLimited("slow", retry_after_s=7), DOWN, "fine")
-    assert stage.guard(model).respond(REQUEST, stage.call()).content == "fine"
-    assert stage.waits == [7, 0.4]
-    assert [(each.failure_count, each.success_count) for each in stage.breakers.list()] == [(0, 1)]
+    assert harness.guard(model).respond(REQUEST, harness.call()).content == "fine"
+    assert harness.waits == [7, 0.4]
+    assert [(each.failure_count, each.success_count) for each in harness.breakers.list()] == [(0, 1)]
 
 
-def test_all_tries_of_a_call_count_once(stage: Stage) -> None:
+def test_all_tries_of_a_call_count_once(harness: Harness) -> None:
     """Else a breaker of five opens at the second unlucky turn."""
     model = Scripted("a", DOWN)
     with pytest.raises(ProviderError):
-        stage.guard(model).respond(REQUEST, stage.call())
+        harness.guard(model).respond(REQUEST, harness.call())
     assert len(model.requests) == 3
-    assert stage.failures("a") == 1
+    assert harness.failures("a") == 1
 
 
-def test_an_open_breaker_asks_nobody(stage: Stage) -> None:
+def test_an_open_breaker_asks_nobody(harness: Harness) -> None:
     """The contract's code and sentence, and until when."""
     model = Scripted("a", DOWN)
-    guarded = stage.guard(model)
+    guarded = harness.guard(model)
     for _ in range(2):
         with pytest.raises(ProviderError):
-            guarded.respond(REQUEST, stage.call())
+            guarded.respond(REQUEST, harness.call())
     with pytest.raises(CircuitBreakerOpen) as caught:
-        guarded.respond(REQUEST, stage.call())
+        guarded.respond(REQUEST, harness.call())
     assert len(model.requests) == 6
     assert caught.value.retry_after_s == pytest.approx(60, abs=5)
 
 
-def test_after_the_cooldown_one_call_closes_it(stage: Stage) -> None:
+def test_after_the_cooldown_one_call_closes_it(harness: Harness) -> None:
     """The provider is back: nobody need do anything."""
     model = Scripted("a", *[DOWN] * 6, "back")
-    guarded = stage.guard(model)
+    guarded = harness.guard(model)
     for _ in range(2):
         with pytest.raises(ProviderError):
-            guarded.respond(REQUEST, stage.call())
-    stage.clock.advance(timedelta(seconds=60))
-    assert guarded.respond(REQUEST, stage.call()).content == "back"
-    assert [each.state for each in stage.breakers.list()] == ["closed"]
+            guarded.respond(REQUEST, harness.call())
+    harness.clock.advance(timedelta(seconds=60))
+    assert guarded.respond(REQUEST, harness.call()).content == "back"
+    assert [each.state for each in harness.breakers.list()] == ["closed"]
 
 
-def test_words_of_a_failed_try_are_taken_back(stage: Stage) -> None:
+def test_words_of_a_failed_try_are_taken_back(harness: Harness) -> None:
     """Whoever listens must not read the beginning twice."""
     model = Scripted("a", breaks_off, "whole")
-    assert stage.guard(model).respond(REQUEST, stage.call()).content == "whole"
-    assert stage.heard == ["hal", "<rewind>", "wh", "ole"]
+    assert harness.guard(model).respond(REQUEST, harness.call()).content == "whole"
+    assert harness.heard == ["hal", "<rewind>", "wh", "ole"]
 
 
-def test_a_try_that_said_nothing_has_nothing_to_take_back(stage: Stage) -> None:
+def test_a_try_that_said_nothing_has_nothing_to_take_back(harness: Harness) -> None:
     """No empty rewinds on the line."""
-    stage.guard(Scripted("a", DOWN, "fine")).respond(REQUEST, stage.call())
-    assert stage.heard == ["fi", "ne"]
+    harness.guard(Scripted("a", DOWN, "fine")).respond(REQUEST, harness.call())
+    assert harness.heard == ["fi", "ne"]
 
 
-def test_an_empty_answer_is_no_answer(stage: Stage) -> None:
+def test_an_empty_answer_is_no_answer(harness: Harness) -> None:
     """Tried again, and then an error."""
-    assert stage.guard(Scripted("a", " ", "fine")).respond(REQUEST, stage.call()).content == "fine"
+    assert harness.guard(Scripted("a", " ", "fine")).respond(REQUEST, harness.call()).content == "fine"
     with pytest.raises(InvalidResponse):
-        stage.guard(Scripted("b", "")).respond(REQUEST, stage.call())
+        harness.guard(Scripted("b", "")).respond(REQUEST, harness.call())
 
 
-def test_a_call_has_its_own_time_for_all_its_tries(stage: Stage) -> None:
+def test_a_call_has_its_own_time_for_all_its_tries(harness: Harness) -> None:
     """`PERDURE_MODEL_TIMEOUT_S` ends the call, not the whole that it is a part of."""
-    call = stage.call(300)
-    model = Scripted("a", hangs(stage))
+    call = harness.call(300)
+    model = Scripted("a", hangs(harness))
     with pytest.raises(DeadlineExceeded):
-        stage.guard(model, timeout_s=100).respond(REQUEST, call)
+        harness.guard(model, timeout_s=100).respond(REQUEST, call)
     assert len(model.requests) == 1
-    assert stage.failures("a") == 1
+    assert harness.failures("a") == 1
     assert call.remaining() == pytest.approx(200, abs=5)
 
 
-def test_the_engine_ends_what_is_overdue_and_only_that(stage: Stage) -> None:
+def test_the_engine_ends_what_is_overdue_and_only_that(harness: Harness) -> None:
     """A model that waits on something else than its deadline is hung up on by whoever watches the call."""
     hung_up: list[str] = []
 
@@ -212,22 +212,22 @@ def test_the_engine_ends_what_is_overdue_and_only_that(stage: Stage) -> None:
         with call.aborting(lambda: hung_up.append("part")):
             whole.expire_overdue()
             assert hung_up == []
-            stage.clock.advance(timedelta(seconds=100))
+            harness.clock.advance(timedelta(seconds=100))
             whole.expire_overdue()
             raise OSError("hung up")
 
-    whole = stage.call(300)
+    whole = harness.call(300)
     with pytest.raises(DeadlineExceeded):
-        stage.guard(Scripted("a", line), timeout_s=100).respond(REQUEST, whole)
+        harness.guard(Scripted("a", line), timeout_s=100).respond(REQUEST, whole)
     assert hung_up == ["part"]
     whole.check()
-    stage.clock.advance(timedelta(seconds=200))
+    harness.clock.advance(timedelta(seconds=200))
     whole.expire_overdue()
     with pytest.raises(DeadlineExceeded):
         whole.check()
 
 
-def test_a_cancelled_call_counts_neither_way_and_is_not_repeated(stage: Stage) -> None:
+def test_a_cancelled_call_counts_neither_way_and_is_not_repeated(harness: Harness) -> None:
     """Not even as a probe, whose slot is free again."""
 
     def cancelled(call: ModelCall) -> ModelReply:
@@ -236,17 +236,17 @@ def test_a_cancelled_call_counts_neither_way_and_is_not_repeated(stage: Stage) -
         raise AssertionError("the call is over")
 
     model = Scripted("a", *[DOWN] * 6, cancelled, "back")
-    guarded = stage.guard(model)
+    guarded = harness.guard(model)
     for _ in range(2):
         with pytest.raises(ProviderError):
-            guarded.respond(REQUEST, stage.call())
-    stage.clock.advance(timedelta(seconds=60))
-    whole = stage.call()
+            guarded.respond(REQUEST, harness.call())
+    harness.clock.advance(timedelta(seconds=60))
+    whole = harness.call()
     with pytest.raises(CallAborted):
         guarded.respond(REQUEST, whole)
     assert len(model.requests) == 7
-    assert [each.state for each in stage.breakers.list()] == ["half_open"]
-    assert guarded.respond(REQUEST, stage.call()).content == "back"
+    assert [each.state for each in harness.breakers.list()] == ["half_open"]
+    assert guarded.respond(REQUEST, harness.call()).content == "back"
 
 
 def test_a_wait_ends_when_the_call_is_aborted() -> None:
@@ -270,22 +270,22 @@ def test_a_wait_ends_when_the_call_is_aborted() -> None:
 # --- others' answers
 
 
-def test_the_first_of_the_others_that_answers_is_marked(stage: Stage) -> None:
+def test_the_first_of_the_others_that_answers_is_marked(harness: Harness) -> None:
     """With its name, and without the words that others had begun with."""
     first, second = Scripted("b", breaks_off), Scripted("c", ModelReply("I stand in.", model="c-2026"))
-    reply = stage.resilient(Scripted("a", breaks_off), first, second, Scripted("d", "never")).respond(
-        REQUEST, stage.call()
+    reply = harness.resilient(Scripted("a", breaks_off), first, second, Scripted("d", "never")).respond(
+        REQUEST, harness.call()
     )
     assert (reply.content, reply.fallback, reply.model) == ("I stand in.", True, "c-2026")
-    assert "".join(stage.heard).rpartition("<rewind>")[2] == "I stand in."
-    assert stage.failures("a") == stage.failures("b") == 1
-    assert stage.resilient(Scripted("x", DOWN), Scripted("e", "yes")).respond(REQUEST, stage.call()).model == "e"
+    assert "".join(harness.heard).rpartition("<rewind>")[2] == "I stand in."
+    assert harness.failures("a") == harness.failures("b") == 1
+    assert harness.resilient(Scripted("x", DOWN), Scripted("e", "yes")).respond(REQUEST, harness.call()).model == "e"
 
 
-def test_an_answer_of_the_model_itself_is_not_marked(stage: Stage) -> None:
+def test_an_answer_of_the_model_itself_is_not_marked(harness: Harness) -> None:
     """The mark means something."""
     other = Scripted("b", "never")
-    reply = stage.resilient(Scripted("a", "mine"), other).respond(REQUEST, stage.call())
+    reply = harness.resilient(Scripted("a", "mine"), other).respond(REQUEST, harness.call())
     assert not reply.fallback
     assert other.requests == []
 
@@ -293,33 +293,35 @@ def test_an_answer_of_the_model_itself_is_not_marked(stage: Stage) -> None:
 @pytest.mark.parametrize(
     "error", [ContextTooLong("long"), ProviderError("no", transient=False), RuntimeError("a bug"), DOWN], ids=repr
 )
-def test_any_failure_will_do(stage: Stage, error: Exception) -> None:
+def test_any_failure_will_do(harness: Harness, error: Exception) -> None:
     """Not those of the breaker alone: another model may have a longer context, or another opinion."""
-    assert stage.resilient(Scripted("a", error), Scripted("b", "yes")).respond(REQUEST, stage.call()).fallback
+    assert harness.resilient(Scripted("a", error), Scripted("b", "yes")).respond(REQUEST, harness.call()).fallback
 
 
-def test_an_open_breaker_is_a_failure_like_others(stage: Stage) -> None:
+def test_an_open_breaker_is_a_failure_like_others(harness: Harness) -> None:
     """The fallback answers for as long as it is open, at once."""
     model, other = Scripted("a", DOWN), Scripted("b", "yes")
-    resilient = stage.resilient(model, other)
+    resilient = harness.resilient(model, other)
     for _ in range(5):
-        assert resilient.respond(REQUEST, stage.call()).fallback
+        assert resilient.respond(REQUEST, harness.call()).fallback
     assert len(model.requests) == 6
 
 
-def test_a_timeout_leaves_time_for_the_others(stage: Stage) -> None:
+def test_a_timeout_leaves_time_for_the_others(harness: Harness) -> None:
     """Each model has its own time within the turn's."""
-    reply = stage.resilient(Scripted("a", hangs(stage)), Scripted("b", "in time")).respond(REQUEST, stage.call(300))
+    reply = harness.resilient(Scripted("a", hangs(harness)), Scripted("b", "in time")).respond(
+        REQUEST, harness.call(300)
+    )
     assert reply.content == "in time"
-    assert stage.heard == ["hal", "<rewind>", "in ", "time"]
+    assert harness.heard == ["hal", "<rewind>", "in ", "time"]
 
 
-def test_the_original_error_stays_when_nobody_answers(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_original_error_stays_when_nobody_answers(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
     """What failed first is what is to be mended; the others' failures are in the log."""
     original = RateLimited("slow", retry_after_s=3_600)
     with pytest.raises(RateLimited) as caught:
-        stage.resilient(Scripted("a", original), Scripted("b", ContextTooLong("long")), Scripted("c", "")).respond(
-            REQUEST, stage.call()
+        harness.resilient(Scripted("a", original), Scripted("b", ContextTooLong("long")), Scripted("c", "")).respond(
+            REQUEST, harness.call()
         )
     assert caught.value is original
     said = [record.getMessage() for record in caplog.records]
@@ -328,14 +330,14 @@ def test_the_original_error_stays_when_nobody_answers(stage: Stage, caplog: pyte
     assert any("fallback model c failed (INVALID_RESPONSE" in line for line in said)
 
 
-def test_the_others_pause_is_not_the_firsts(stage: Stage) -> None:
+def test_the_others_pause_is_not_the_firsts(harness: Harness) -> None:
     """A `Retry-After` of one provider does not hold for the next."""
     first = Scripted("a", RateLimited("slow", retry_after_s=3_600))
-    assert stage.resilient(first, Scripted("b", DOWN, "yes")).respond(REQUEST, stage.call()).content == "yes"
-    assert stage.waits == [0.2]
+    assert harness.resilient(first, Scripted("b", DOWN, "yes")).respond(REQUEST, harness.call()).content == "yes"
+    assert harness.waits == [0.2]
 
 
-def test_a_cancelled_call_has_no_fallback(stage: Stage) -> None:
+def test_a_cancelled_call_has_no_fallback(harness: Harness) -> None:
     """Neither when it is cancelled in the model, nor in a fallback."""
 
     def cancelled(call: ModelCall) -> ModelReply:
@@ -344,12 +346,12 @@ def test_a_cancelled_call_has_no_fallback(stage: Stage) -> None:
         raise AssertionError("the call is over")
 
     other = Scripted("c", "never")
-    whole = stage.call()
+    whole = harness.call()
     with pytest.raises(CallAborted):
-        stage.resilient(Scripted("a", cancelled), other).respond(REQUEST, whole)
-    whole = stage.call()
+        harness.resilient(Scripted("a", cancelled), other).respond(REQUEST, whole)
+    whole = harness.call()
     with pytest.raises(CallAborted):
-        stage.resilient(Scripted("x", DOWN), Scripted("b", cancelled), other).respond(REQUEST, whole)
+        harness.resilient(Scripted("x", DOWN), Scripted("b", cancelled), other).respond(REQUEST, whole)
     assert other.requests == []
 
 
@@ -371,27 +373,27 @@ class Own:
 @pytest.mark.parametrize(
     "found", [None, RuntimeError("a bug in the strategy"), ModelReply(" "), "no reply at all"], ids=repr
 )
-def test_a_strategy_of_ones_own_that_finds_nothing(stage: Stage, found: object) -> None:
+def test_a_strategy_of_ones_own_that_finds_nothing(harness: Harness, found: object) -> None:
     """Nothing, an error or nonsense from it keeps the original error, and leaves none of its words."""
     with pytest.raises(ProviderError) as caught:
-        ResilientModel(stage.guard(Scripted("a", DOWN)), Own(found)).respond(REQUEST, stage.call())
+        ResilientModel(harness.guard(Scripted("a", DOWN)), Own(found)).respond(REQUEST, harness.call())
     assert caught.value is DOWN
-    assert stage.heard == ["Fr", "<rewind>"]
+    assert harness.heard == ["Fr", "<rewind>"]
 
 
-def test_a_strategy_of_ones_own_that_finds_an_answer(stage: Stage) -> None:
+def test_a_strategy_of_ones_own_that_finds_an_answer(harness: Harness) -> None:
     """Its answer is marked whether it thinks of that or not, and ends the turn: it was offered no tools."""
     found = ModelReply("From the cache.", (ToolCall("1", "calculator", "{}"),), model="cache")
-    reply = ResilientModel(stage.guard(Scripted("a", DOWN)), Own(found)).respond(REQUEST, stage.call())
+    reply = ResilientModel(harness.guard(Scripted("a", DOWN)), Own(found)).respond(REQUEST, harness.call())
     assert reply == ModelReply("From the cache.", model="cache", fallback=True)
-    assert stage.heard == ["Fr"]
+    assert harness.heard == ["Fr"]
 
 
-def test_the_others_get_no_tools_and_the_whole_conversation_as_text(stage: Stage) -> None:
+def test_the_others_get_no_tools_and_the_whole_conversation_as_text(harness: Harness) -> None:
     """Their providers refuse open tools without definitions; what was found out is kept."""
     other = Scripted("b", ModelReply("It is 89.", (ToolCall("x", "calculator", "{}"),)))
     request = ModelRequest(CONVERSATION, (ToolSchema("calculator", "", {"type": "object"}),))
-    reply = stage.resilient(Scripted("a", DOWN), other).respond(request, stage.call())
+    reply = harness.resilient(Scripted("a", DOWN), other).respond(request, harness.call())
     assert reply.tool_calls == ()
     (asked,) = other.requests
     assert asked.tools == ()

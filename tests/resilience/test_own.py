@@ -78,7 +78,7 @@ def test_a_process_goes_by_them(tmp_path: Path, database_url: str, waker: Record
 
 def _ask(made: Runtime, text: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     accepted = accept(made, Incoming(user_id="ana", text=text))
-    Runner(made, "stage").run(accepted.session_id)
+    Runner(made, "harness").run(accepted.session_id)
     return read_turn(made.database, accepted.turn_id), read_messages(made.database, accepted.session_id)
 
 

@@ -1,4 +1,4 @@
-"""The stage of the turns' tests, and hands that end sessions on it."""
+"""The harness of the turn tests, and functions that end sessions on it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from perdure.database.fencing import Fence
 from perdure.sessions.ending import Ender, EndOutcome, Hold
 from perdure.turns.lease.claim import Claimed
 from perdure.turns.lease.keeper import Keeper
-from tests.turns.conftest import stage
-from tests.turns.stage import Stage
+from tests.turns.conftest import harness
+from tests.turns.harness import Harness
 
-__all__ = ["stage"]
+__all__ = ["harness"]
 
 End = Callable[[UUID], EndOutcome]
 
@@ -27,18 +27,18 @@ def cleaned() -> list[UUID]:
 
 
 @pytest.fixture
-def keeper(stage: Stage) -> Keeper:
+def keeper(harness: Harness) -> Keeper:
     """Renews the leases when `beat` is called."""
-    return Keeper(stage.database, stage.clock, stage.settings.turn)
+    return Keeper(harness.database, harness.clock, harness.settings.turn)
 
 
 @pytest.fixture
-def end(stage: Stage, keeper: Keeper, cleaned: list[UUID]) -> End:
-    """Ends sessions as a worker does, with the stage's model."""
-    return ender(stage, keeper, cleaned.append).end
+def end(harness: Harness, keeper: Keeper, cleaned: list[UUID]) -> End:
+    """Ends sessions as a worker does, with the harness's model."""
+    return ender(harness, keeper, cleaned.append).end
 
 
-def ender(stage: Stage, keeper: Keeper, clean: Callable[[UUID], object]) -> Ender:
+def ender(harness: Harness, keeper: Keeper, clean: Callable[[UUID], object]) -> Ender:
     """Ends sessions as a worker does that keeps its leases with `keeper`."""
 
     def holding(session_id: UUID, fence: Fence) -> AbstractContextManager[Hold]:
@@ -47,4 +47,4 @@ def ender(stage: Stage, keeper: Keeper, clean: Callable[[UUID], object]) -> Ende
     def cleaned_up(session_id: UUID, _: Fence) -> None:
         clean(session_id)
 
-    return Ender(stage.database, stage.clock, stage.model, 5, 30, holding, cleaned_up)
+    return Ender(harness.database, harness.clock, harness.model, 5, 30, holding, cleaned_up)

@@ -26,10 +26,10 @@ from perdure.turns.cancel import cancel
 from perdure.turns.run.runner import Runner
 from perdure.turns.sweep import sweep
 from tests.sessions.conftest import End
+from tests.turns.harness import Harness, side_by_side
 from tests.turns.scripted import Line, calls
-from tests.turns.stage import Stage, side_by_side
 
-Way = Callable[[Stage, UUID, pytest.MonkeyPatch], object]
+Way = Callable[[Harness, UUID, pytest.MonkeyPatch], object]
 
 _paid: list[int] = []
 
@@ -42,43 +42,43 @@ def pay(amount: int) -> str:
 
 
 @pytest.fixture(autouse=True)
-def equipped(stage: Stage) -> None:
+def equipped(harness: Harness) -> None:
     """An agent with a tool that a person must approve of."""
     _paid.clear()
-    stage.equip(pay)
+    harness.equip(pay)
 
 
 @contextmanager
-def _conversation(stage: Stage) -> Iterator[Conversation]:
-    talk = Conversation(stage.runtime, "ana", None, lambda _: None)
+def _conversation(harness: Harness) -> Iterator[Conversation]:
+    talk = Conversation(harness.runtime, "ana", None, lambda _: None)
     talk.resume()
     assert talk.session_id is not None
     yield talk
     talk.close()
 
 
-def _over_http(stage: Stage, session_id: UUID, _: pytest.MonkeyPatch) -> None:
-    with TestClient(create_app(stage.runtime, lambda: True), base_url="http://127.0.0.1:8080") as client:
+def _over_http(harness: Harness, session_id: UUID, _: pytest.MonkeyPatch) -> None:
+    with TestClient(create_app(harness.runtime, lambda: True), base_url="http://127.0.0.1:8080") as client:
         assert client.post(f"/v1/sessions/{session_id}/end").status_code == 202
 
 
-def _in_a_chat(stage: Stage, _: UUID, __: pytest.MonkeyPatch) -> None:
-    with _conversation(stage) as talk:
+def _in_a_chat(harness: Harness, _: UUID, __: pytest.MonkeyPatch) -> None:
+    with _conversation(harness) as talk:
         assert talk.end()
 
 
-def _leaving_the_chat(stage: Stage, _: UUID, __: pytest.MonkeyPatch) -> None:
-    with _conversation(stage) as talk:
+def _leaving_the_chat(harness: Harness, _: UUID, __: pytest.MonkeyPatch) -> None:
+    with _conversation(harness) as talk:
         assert talk.leave()
 
 
-def _by_command(stage: Stage, session_id: UUID, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connecting, "runtime", lambda: nullcontext(stage.runtime))
+def _by_command(harness: Harness, session_id: UUID, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connecting, "runtime", lambda: nullcontext(harness.runtime))
     end_command(str(session_id), "enough")
 
 
-def _by_task(stage: Stage, session_id: UUID, _: pytest.MonkeyPatch) -> None:
-    process = Process(stage.runtime, Runner(stage.runtime, "tests"), {}, lambda _: True)
+def _by_task(harness: Harness, session_id: UUID, _: pytest.MonkeyPatch) -> None:
+    process = Process(harness.runtime, Runner(harness.runtime, "tests"), {}, lambda _: True)
     with Celery("tests", broker="memory://", set_as_current=False) as app:
         app.perdure = lambda: process
         app.tasks[end_task.name].apply(kwargs={"session_id": str(session_id), "reason": "enough"}, throw=True)
@@ -87,167 +87,167 @@ def _by_task(stage: Stage, session_id: UUID, _: pytest.MonkeyPatch) -> None:
 WAYS: list[Way] = [_over_http, _in_a_chat, _leaving_the_chat, _by_command, _by_task]
 
 
-def _waiting(stage: Stage, *amounts: int, then: tuple[Line, ...] = ()) -> tuple[UUID, UUID]:
+def _waiting(harness: Harness, *amounts: int, then: tuple[Line, ...] = ()) -> tuple[UUID, UUID]:
     """A session and its turn, which waits for a person to decide about its calls."""
-    stage.script(calls(*(("pay", {"amount": amount}) for amount in amounts or (5,))), *then)
-    sent = stage.send(channel="cli", priority=7)
-    stage.run(sent.session_id)
-    assert stage.session(sent.session_id).state == "waiting_approval"
-    stage.waker.sessions.clear()
+    harness.script(calls(*(("pay", {"amount": amount}) for amount in amounts or (5,))), *then)
+    sent = harness.send(channel="cli", priority=7)
+    harness.run(sent.session_id)
+    assert harness.session(sent.session_id).state == "waiting_approval"
+    harness.waker.sessions.clear()
     return sent.session_id, sent.turn_id
 
 
-def _follow(stage: Stage, end: End) -> None:
+def _follow(harness: Harness, end: End) -> None:
     """Do what was woken, and what that wakes, without a sweep."""
-    while stage.waker.sessions or stage.waker.endings:
-        sessions, stage.waker.sessions[:] = list(stage.waker.sessions), []
-        endings, stage.waker.endings[:] = list(stage.waker.endings), []
+    while harness.waker.sessions or harness.waker.endings:
+        sessions, harness.waker.sessions[:] = list(harness.waker.sessions), []
+        endings, harness.waker.endings[:] = list(harness.waker.endings), []
         for session_id in sessions:
-            stage.run(session_id)
+            harness.run(session_id)
         for session_id in endings:
             end(session_id)
 
 
-def _ask(stage: Stage, session_id: UUID) -> None:
-    request_end(stage.database, session_id, "enough").wake(stage.waker)
+def _ask(harness: Harness, session_id: UUID) -> None:
+    request_end(harness.database, session_id, "enough").wake(harness.waker)
 
 
-def _results(stage: Stage, session_id: UUID) -> list[str]:
-    return [text for role, text in stage.lines(session_id) if role == "tool"]
+def _results(harness: Harness, session_id: UUID) -> list[str]:
+    return [text for role, text in harness.lines(session_id) if role == "tool"]
 
 
 @pytest.mark.parametrize("ask", WAYS, ids=lambda way: way.__name__.strip("_"))
 def test_what_waits_for_a_person_goes_on_at_once(
-    stage: Stage, end: End, ask: Way, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, end: End, ask: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Denied, answered; then the queued turns; then the end. Later messages go to another session."""
-    session_id, turn_id = _waiting(stage)
-    behind = stage.send("behind", channel="cli")
-    stage.waker.sessions.clear()
-    ask(stage, session_id, monkeypatch)
-    assert (stage.waker.sessions, stage.waker.endings) == ([session_id], [])
-    later = stage.send("later", channel="cli")
+    session_id, turn_id = _waiting(harness)
+    behind = harness.send("behind", channel="cli")
+    harness.waker.sessions.clear()
+    ask(harness, session_id, monkeypatch)
+    assert (harness.waker.sessions, harness.waker.endings) == ([session_id], [])
+    later = harness.send("later", channel="cli")
     assert later.session_id != session_id
-    stage.waker.sessions.remove(later.session_id)
+    harness.waker.sessions.remove(later.session_id)
 
-    _follow(stage, end)
-    assert _results(stage, session_id) == [ENDED]
-    assert [stage.turn(each)["status"] for each in (turn_id, behind.turn_id)] == ["done", "done"]
-    assert stage.session(session_id).state == "ended"
-    assert (_paid, stage.turn(later.turn_id)["status"]) == ([], "accepted")
+    _follow(harness, end)
+    assert _results(harness, session_id) == [ENDED]
+    assert [harness.turn(each)["status"] for each in (turn_id, behind.turn_id)] == ["done", "done"]
+    assert harness.session(session_id).state == "ended"
+    assert (_paid, harness.turn(later.turn_id)["status"]) == ([], "accepted")
 
 
 @pytest.mark.parametrize("ask", WAYS, ids=lambda way: way.__name__.strip("_"))
 def test_in_the_middle_of_a_turn_nobody_else_is_woken(
-    stage: Stage, end: End, ask: Way, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, end: End, ask: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its runner continues, finds its call denied, runs the queued turns, and wakes the ending."""
     behind: list[UUID] = []
 
     def asked_meanwhile(_: ModelRequest, __: ModelCall) -> ModelReply:
-        behind.append(stage.send("behind", channel="cli").turn_id)
-        stage.waker.sessions.clear()
-        ask(stage, sent.session_id, monkeypatch)
-        assert (stage.waker.sessions, stage.waker.endings) == ([], [])
+        behind.append(harness.send("behind", channel="cli").turn_id)
+        harness.waker.sessions.clear()
+        ask(harness, sent.session_id, monkeypatch)
+        assert (harness.waker.sessions, harness.waker.endings) == ([], [])
         return calls(("pay", {"amount": 5}))
 
-    stage.script(asked_meanwhile)
-    sent = stage.send(channel="cli")
-    stage.run(sent.session_id)
-    assert stage.waker.endings == [sent.session_id]
-    assert _results(stage, sent.session_id) == [ENDED]
-    assert [stage.turn(each)["status"] for each in (sent.turn_id, *behind)] == ["done", "done"]
-    _follow(stage, end)
-    assert (stage.session(sent.session_id).state, _paid) == ("ended", [])
+    harness.script(asked_meanwhile)
+    sent = harness.send(channel="cli")
+    harness.run(sent.session_id)
+    assert harness.waker.endings == [sent.session_id]
+    assert _results(harness, sent.session_id) == [ENDED]
+    assert [harness.turn(each)["status"] for each in (sent.turn_id, *behind)] == ["done", "done"]
+    _follow(harness, end)
+    assert (harness.session(sent.session_id).state, _paid) == ("ended", [])
 
 
-def test_what_was_decided_before_the_end_is_done(stage: Stage, end: End) -> None:
+def test_what_was_decided_before_the_end_is_done(harness: Harness, end: End) -> None:
     """Of two calls one was approved: that one runs, the other is denied."""
-    session_id, turn_id = _waiting(stage, 1, 2)
-    decide(stage.runtime, turn_id, parse_decision({"call_id": "call_0", "decision": "approve"}))
-    _ask(stage, session_id)
-    _follow(stage, end)
-    assert (_paid, _results(stage, session_id)) == ([1], ["paid 1", ENDED])
-    assert stage.session(session_id).state == "ended"
+    session_id, turn_id = _waiting(harness, 1, 2)
+    decide(harness.runtime, turn_id, parse_decision({"call_id": "call_0", "decision": "approve"}))
+    _ask(harness, session_id)
+    _follow(harness, end)
+    assert (_paid, _results(harness, session_id)) == ([1], ["paid 1", ENDED])
+    assert harness.session(session_id).state == "ended"
 
 
-def test_an_end_behind_the_last_decision_takes_nothing_back(stage: Stage, end: End) -> None:
+def test_an_end_behind_the_last_decision_takes_nothing_back(harness: Harness, end: End) -> None:
     """The turn was woken by the decision; the end has nothing to free."""
-    session_id, turn_id = _waiting(stage)
-    decide(stage.runtime, turn_id, parse_decision({"call_id": "call_0", "decision": "approve"}))
-    requested = request_end(stage.database, session_id, "enough")
+    session_id, turn_id = _waiting(harness)
+    decide(harness.runtime, turn_id, parse_decision({"call_id": "call_0", "decision": "approve"}))
+    requested = request_end(harness.database, session_id, "enough")
     assert (requested.may_end, requested.freed) == (False, None)
-    _follow(stage, end)
-    assert (_paid, stage.session(session_id).state) == ([5], "ended")
+    _follow(harness, end)
+    assert (_paid, harness.session(session_id).state) == ([5], "ended")
 
 
-def test_of_a_decision_and_an_end_at_once_one_counts(stage: Stage, end: End) -> None:
+def test_of_a_decision_and_an_end_at_once_one_counts(harness: Harness, end: End) -> None:
     """Whichever came first; the turn is woken by it, is answered, and the session ends."""
     for number in range(6):
-        session_id, turn_id = _waiting(stage, number)
-        stage.waker.endings.clear()
+        session_id, turn_id = _waiting(harness, number)
+        harness.waker.endings.clear()
         approved = parse_decision({"call_id": "call_0", "decision": "approve"})
         found = side_by_side(
-            partial(decide, stage.runtime, turn_id, approved),
-            partial(_ask, stage, session_id),
+            partial(decide, harness.runtime, turn_id, approved),
+            partial(_ask, harness, session_id),
         )
         refused = isinstance(found[0], Conflict)
         assert found[1] is None
-        assert stage.waker.sessions == [session_id]
-        _follow(stage, end)
-        assert _results(stage, session_id) == ([ENDED] if refused else [f"paid {number}"])
+        assert harness.waker.sessions == [session_id]
+        _follow(harness, end)
+        assert _results(harness, session_id) == ([ENDED] if refused else [f"paid {number}"])
         assert (_paid == [number]) is not refused
-        assert stage.session(session_id).state == "ended"
+        assert harness.session(session_id).state == "ended"
         _paid.clear()
 
 
-def test_asking_again_frees_nothing_twice(stage: Stage, end: End) -> None:
+def test_asking_again_frees_nothing_twice(harness: Harness, end: End) -> None:
     """The first reason stays, and its wake-up is enough."""
-    session_id, _ = _waiting(stage)
-    first, again = (request_end(stage.database, session_id, reason) for reason in ("first", "again"))
+    session_id, _ = _waiting(harness)
+    first, again = (request_end(harness.database, session_id, reason) for reason in ("first", "again"))
     assert (first.may_end, first.freed) == (False, 7)
     assert (again.may_end, again.freed) == (False, None)
-    first.wake(stage.waker)
-    _follow(stage, end)
-    row = stage.session(session_id)
+    first.wake(harness.waker)
+    _follow(harness, end)
+    row = harness.session(session_id)
     assert (row.state, row.end_reason) == ("ended", "first")
 
 
-def test_a_freed_turn_may_still_be_cancelled(stage: Stage, end: End) -> None:
+def test_a_freed_turn_may_still_be_cancelled(harness: Harness, end: End) -> None:
     """Between the end and its wake-up: closed where it waits, and nothing is left to run."""
-    session_id, turn_id = _waiting(stage)
-    request_end(stage.database, session_id, "enough")
-    cancel(stage.runtime, turn_id)
-    assert stage.turn(turn_id)["status"] == "cancelled"
-    assert stage.waker.endings == [session_id]
-    _follow(stage, end)
-    assert stage.session(session_id).state == "ended"
+    session_id, turn_id = _waiting(harness)
+    request_end(harness.database, session_id, "enough")
+    cancel(harness.runtime, turn_id)
+    assert harness.turn(turn_id)["status"] == "cancelled"
+    assert harness.waker.endings == [session_id]
+    _follow(harness, end)
+    assert harness.session(session_id).state == "ended"
 
 
-def test_a_freed_turn_whose_wake_up_was_lost_is_swept(stage: Stage, end: End) -> None:
+def test_a_freed_turn_whose_wake_up_was_lost_is_swept(harness: Harness, end: End) -> None:
     """The broker was unavailable at that moment."""
-    session_id, _ = _waiting(stage)
-    stage.waker.away = True
-    _ask(stage, session_id)
-    stage.waker.away = False
-    stage.waker.sessions.clear()
-    sweep(stage.runtime)
-    assert stage.waker.sessions == [session_id]
-    _follow(stage, end)
-    assert stage.session(session_id).state == "ended"
+    session_id, _ = _waiting(harness)
+    harness.waker.away = True
+    _ask(harness, session_id)
+    harness.waker.away = False
+    harness.waker.sessions.clear()
+    sweep(harness.runtime)
+    assert harness.waker.sessions == [session_id]
+    _follow(harness, end)
+    assert harness.session(session_id).state == "ended"
 
 
-def test_a_turn_that_is_parked_for_a_model_keeps_waiting_for_it(stage: Stage, end: End) -> None:
+def test_a_turn_that_is_parked_for_a_model_keeps_waiting_for_it(harness: Harness, end: End) -> None:
     """An end decides nothing about models: the message was accepted, is answered, and then the session ends."""
-    stage.set(on_unavailable="park")
-    stage.script(CircuitBreakerOpen())
-    sent = stage.send(channel="cli")
-    stage.run(sent.session_id)
-    assert stage.turn(sent.turn_id)["status"] == "parked"
-    stage.waker.sessions.clear()
-    _ask(stage, sent.session_id)
-    assert (stage.waker.sessions, stage.waker.endings) == ([], [])
-    stage.move(stage.settings.breaker.cooldown_s * 2)
-    sweep(stage.runtime)
-    _follow(stage, end)
-    assert (stage.turn(sent.turn_id)["status"], stage.session(sent.session_id).state) == ("done", "ended")
+    harness.set(on_unavailable="park")
+    harness.script(CircuitBreakerOpen())
+    sent = harness.send(channel="cli")
+    harness.run(sent.session_id)
+    assert harness.turn(sent.turn_id)["status"] == "parked"
+    harness.waker.sessions.clear()
+    _ask(harness, sent.session_id)
+    assert (harness.waker.sessions, harness.waker.endings) == ([], [])
+    harness.move(harness.settings.breaker.cooldown_s * 2)
+    sweep(harness.runtime)
+    _follow(harness, end)
+    assert (harness.turn(sent.turn_id)["status"], harness.session(sent.session_id).state) == ("done", "ended")

@@ -11,7 +11,7 @@ import pytest
 from perdure.database.fencing import Fence
 from perdure.errors import Unavailable
 from perdure.workers.shutdown.flush import Flushed, flush
-from tests.turns.stage import PATIENCE_S
+from tests.turns.harness import PATIENCE_S
 
 TOUCHED = [(uuid4(), Fence(token, uuid4())) for token in (7, 3, 5)]
 FIRST, SECOND, THIRD = (session_id for session_id, _ in TOUCHED)

@@ -23,8 +23,8 @@ from perdure.turns.cancel import cancel
 from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import sweep
 from tests.sessions.conftest import End
+from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
-from tests.turns.stage import Stage
 
 IDLE_S = 1_800.0
 
@@ -35,14 +35,14 @@ def act() -> str:
     return "done"
 
 
-def _talked(stage: Stage) -> UUID:
+def _talked(harness: Harness) -> UUID:
     """A session of three turns, settled at the ticks 1, 4 (its second one uses a tool) and 5."""
-    stage.equip(act)
-    stage.script(says("one"), calls(("act", {})), says("two"), says("three"))
-    session_ids = {stage.ask(text, channel=channel)["session_id"] for text, channel in TALK}
+    harness.equip(act)
+    harness.script(says("one"), calls(("act", {})), says("two"), says("three"))
+    session_ids = {harness.ask(text, channel=channel)["session_id"] for text, channel in TALK}
     assert len(session_ids) == 1
     session_id = UUID(session_ids.pop())
-    assert stage.session(session_id).tick == 5
+    assert harness.session(session_id).tick == 5
     return session_id
 
 
@@ -60,8 +60,8 @@ LINES = [
 ]
 
 
-def _fork(stage: Stage, session_id: UUID, tick: int | None = None) -> UUID:
-    return fork(stage.database, stage.clock, session_id, tick)
+def _fork(harness: Harness, session_id: UUID, tick: int | None = None) -> UUID:
+    return fork(harness.database, harness.clock, session_id, tick)
 
 
 def _said(messages: tuple[Message, ...]) -> list[tuple[str, str]]:
@@ -73,46 +73,46 @@ def _said(messages: tuple[Message, ...]) -> list[tuple[str, str]]:
     [(1, 1, 2, 1), (2, 1, 2, 1), (3, 1, 2, 1), (4, 2, 6, 4), (5, 3, 8, 5), (None, 3, 8, 5)],
 )
 def test_a_fork_copies_through_the_last_turn_settled_by_then(
-    stage: Stage, tick: int | None, turns: int, lines: int, at: int
+    harness: Harness, tick: int | None, turns: int, lines: int, at: int
 ) -> None:
     """A tick in the middle of a turn means the turn before it."""
-    source = _talked(stage)
-    forked = _fork(stage, source, tick)
-    row = stage.session(forked)
-    assert stage.lines(forked) == LINES[:lines]
+    source = _talked(harness)
+    forked = _fork(harness, source, tick)
+    row = harness.session(forked)
+    assert harness.lines(forked) == LINES[:lines]
     assert (row.turn_count, row.last_turn_seq, row.message_count, row.tick) == (turns, turns, lines, at)
     assert (row.user_id, row.agent, row.state, row.token) == ("ana", "assistant", "active", 0)
     assert (row.routable, row.unsettled, row.forked_from) == (False, 0, source)
     assert row.channels == [channel for _, channel in TALK[:turns]]
 
 
-def test_every_column_is_copied_or_renewed_on_purpose(stage: Stage) -> None:
+def test_every_column_is_copied_or_renewed_on_purpose(harness: Harness) -> None:
     """A column that is added later and forgotten here would be lost in each fork."""
-    source = _talked(stage)
-    forked = _fork(stage, source)
+    source = _talked(harness)
+    forked = _fork(harness, source)
     for table, own in (("messages", {"session_id", "turn_id"}), ("turns", {"session_id", "turn_id"})):
         query = f"SELECT * FROM {table} WHERE session_id = %(id)s ORDER BY seq"  # noqa: S608 (constants)
-        for theirs, ours in zip(stage.sql(query, id=source), stage.sql(query, id=forked), strict=True):
+        for theirs, ours in zip(harness.sql(query, id=source), harness.sql(query, id=forked), strict=True):
             different = {name for name, value in theirs._mapping.items() if ours._mapping[name] != value}
             assert different == own
 
 
-def test_a_fork_is_spoken_to_by_its_id_and_knows_just_what_was_copied(stage: Stage) -> None:
+def test_a_fork_is_spoken_to_by_its_id_and_knows_just_what_was_copied(harness: Harness) -> None:
     """Its prompt is the copied conversation; what each of the two says afterwards stays its own."""
-    source = _talked(stage)
-    forked = _fork(stage, source, 4)
-    stage.script(says("in the fork"), says("in the source"))
-    sent = stage.send("other", session_id=forked)
+    source = _talked(harness)
+    forked = _fork(harness, source, 4)
+    harness.script(says("in the fork"), says("in the source"))
+    sent = harness.send("other", session_id=forked)
     assert sent.session_id == forked
-    assert stage.run(forked) == Ran(1)
-    assert _said(stage.model.requests[-1].messages) == [*LINES[:6], ("user", "other")]
-    stage.ask("fourth")
-    assert _said(stage.model.requests[-1].messages) == [*LINES, ("user", "fourth")]
-    assert stage.lines(forked) == [*LINES[:6], ("user", "other"), ("assistant", "in the fork")]
-    assert stage.lines(source) == [*LINES, ("user", "fourth"), ("assistant", "in the source")]
+    assert harness.run(forked) == Ran(1)
+    assert _said(harness.model.requests[-1].messages) == [*LINES[:6], ("user", "other")]
+    harness.ask("fourth")
+    assert _said(harness.model.requests[-1].messages) == [*LINES, ("user", "fourth")]
+    assert harness.lines(forked) == [*LINES[:6], ("user", "other"), ("assistant", "in the fork")]
+    assert harness.lines(source) == [*LINES, ("user", "fourth"), ("assistant", "in the source")]
 
 
-def test_neither_is_told_of_what_the_other_went_on_with(stage: Stage, end: End) -> None:
+def test_neither_is_told_of_what_the_other_went_on_with(harness: Harness, end: End) -> None:
     """No line of it is recalled, by itself or by the tool, among forks either; nor the summary. Others do know."""
     seen: list[str] = []
 
@@ -125,102 +125,102 @@ def test_neither_is_told_of_what_the_other_went_on_with(stage: Stage, end: End) 
 
     def told(session_id: UUID) -> str:
         seen.clear()
-        stage.script(calls(("look", {})), says("well"))
-        stage.ask("What is my parrot called?", session_id=session_id)
-        (system,) = (each.content for each in stage.model.requests[-1].messages if each.role is Role.SYSTEM)
+        harness.script(calls(("look", {})), says("well"))
+        harness.ask("What is my parrot called?", session_id=session_id)
+        (system,) = (each.content for each in harness.model.requests[-1].messages if each.role is Role.SYSTEM)
         return system + " ".join(seen)
 
-    stage.equip(look)
-    source = UUID(stage.ask("I have a parrot.")["session_id"])
-    forks = [_fork(stage, source), _fork(stage, source)]
-    forks.append(_fork(stage, forks[0]))
+    harness.equip(look)
+    source = UUID(harness.ask("I have a parrot.")["session_id"])
+    forks = [_fork(harness, source), _fork(harness, source)]
+    forks.append(_fork(harness, forks[0]))
     family = [source, *forks]
     names = ["Coco", "Rico", "Kiki", "Lora"]
     for session_id, name in zip(family, names, strict=True):
-        stage.ask(f"My parrot is called {name}.", session_id=session_id)
+        harness.ask(f"My parrot is called {name}.", session_id=session_id)
     for own, session_id in zip(names, family, strict=True):
         heard = told(session_id)
         assert [name for name in names if name in heard] in ([], [own])
         assert own in " ".join(seen)
-    request_end(stage.database, source, "enough")
-    stage.script(says(json.dumps({"summary": "Of a parrot in Lima.", "key_topics": []})))
+    request_end(harness.database, source, "enough")
+    harness.script(says(json.dumps({"summary": "Of a parrot in Lima.", "key_topics": []})))
     assert end(source) == Ended()
     for session_id in forks:
         assert "Lima" not in told(session_id)
-    other = stage.ask("hello")["session_id"]
+    other = harness.ask("hello")["session_id"]
     assert {"Lima", "Coco", "Rico"} <= set(re.findall(r"\w+", told(UUID(other))))
 
 
-def test_a_fork_is_never_routed_to(stage: Stage) -> None:
+def test_a_fork_is_never_routed_to(harness: Harness) -> None:
     """Neither while its source lives, nor when it is over, nor as the session before the next one."""
-    source = _talked(stage)
-    forked = _fork(stage, source)
-    assert stage.send("more").session_id == source
-    stage.run(source)
-    request_end(stage.database, source, "enough")
-    stage.move(1)
-    newer = _fork(stage, source)
-    request_end(stage.database, newer, "enough")
-    following = stage.send("again").session_id
+    source = _talked(harness)
+    forked = _fork(harness, source)
+    assert harness.send("more").session_id == source
+    harness.run(source)
+    request_end(harness.database, source, "enough")
+    harness.move(1)
+    newer = _fork(harness, source)
+    request_end(harness.database, newer, "enough")
+    following = harness.send("again").session_id
     assert following not in {source, forked, newer}
-    assert stage.session(following).previous_session_id == source
+    assert harness.session(following).previous_session_id == source
 
 
-def test_nothing_of_a_copy_runs_or_is_delivered_again(stage: Stage) -> None:
+def test_nothing_of_a_copy_runs_or_is_delivered_again(harness: Harness) -> None:
     """The sweep finds nothing, effects and deliveries stay with the source, and other users may not write to it."""
-    stage.equip(act)
-    stage.script(calls(("act", {})), says("done"))
+    harness.equip(act)
+    harness.script(calls(("act", {})), says("done"))
     asked = {"message_id": "m1", "reply_to": {"url": "https://a.example/x"}}
-    source = UUID(stage.ask("once", **asked)["session_id"])
-    before = stage.counts()
-    forked = _fork(stage, source)
-    stage.waker.sessions.clear()
-    stage.move(3_600)
-    sweep(stage.runtime)
-    assert stage.waker.sessions == []
-    assert stage.counts() == {
+    source = UUID(harness.ask("once", **asked)["session_id"])
+    before = harness.counts()
+    forked = _fork(harness, source)
+    harness.waker.sessions.clear()
+    harness.move(3_600)
+    sweep(harness.runtime)
+    assert harness.waker.sessions == []
+    assert harness.counts() == {
         **before,
         "sessions": before["sessions"] + 1,
         "turns": before["turns"] + 1,
         "messages": before["messages"] + 4,
     }
     with pytest.raises(NotFound):
-        stage.send("mine?", user_id="bob", session_id=forked)
+        harness.send("mine?", user_id="bob", session_id=forked)
 
 
-def test_message_ids_count_once(stage: Stage) -> None:
+def test_message_ids_count_once(harness: Harness) -> None:
     """The sender's id leads to the turn that it was accepted as, whichever session the repeated message names."""
-    sent = stage.send("once", message_id="m1")
-    stage.run(sent.session_id)
-    forked = _fork(stage, sent.session_id)
-    again = stage.send("once", message_id="m1", session_id=forked)
+    sent = harness.send("once", message_id="m1")
+    harness.run(sent.session_id)
+    forked = _fork(harness, sent.session_id)
+    again = harness.send("once", message_id="m1", session_id=forked)
     assert (again.turn_id, again.session_id, again.duplicate) == (sent.turn_id, sent.session_id, True)
 
 
-def test_a_fork_can_be_forked_where_its_source_could(stage: Stage) -> None:
+def test_a_fork_can_be_forked_where_its_source_could(harness: Harness) -> None:
     """Ticks mean the same in both; those that came after the fork do not exist in it."""
-    source = _talked(stage)
-    forked = _fork(stage, source, 4)
-    assert stage.lines(_fork(stage, forked, 1)) == LINES[:2]
+    source = _talked(harness)
+    forked = _fork(harness, source, 4)
+    assert harness.lines(_fork(harness, forked, 1)) == LINES[:2]
     with pytest.raises(Conflict, match=r"tick 5.*tick 4"):
-        _fork(stage, forked, 5)
+        _fork(harness, forked, 5)
 
 
-def test_the_source_goes_on_while_it_is_copied(stage: Stage) -> None:
+def test_the_source_goes_on_while_it_is_copied(harness: Harness) -> None:
     """Between what is planned and what is copied a whole turn may be settled: it is not in the fork."""
-    source = _talked(stage)
+    source = _talked(harness)
 
     def meanwhile(moment: Moment, statement: str) -> None:
         if (moment, statement) == ("before", "sessions.fork"):
-            stage.database.observe = None
-            stage.ask("meanwhile")
+            harness.database.observe = None
+            harness.ask("meanwhile")
 
-    with stage.hooked(meanwhile):
-        forked = _fork(stage, source)
-    assert stage.lines(source)[:-2] == stage.lines(forked) == LINES
+    with harness.hooked(meanwhile):
+        forked = _fork(harness, source)
+    assert harness.lines(source)[:-2] == harness.lines(forked) == LINES
 
 
-def test_the_variables_are_those_of_the_last_turn_copied(stage: Stage) -> None:
+def test_the_variables_are_those_of_the_last_turn_copied(harness: Harness) -> None:
     """As that turn left them, then the fork's own; a session that has ended has none."""
 
     @tool(effect="pure")
@@ -230,107 +230,107 @@ def test_the_variables_are_those_of_the_last_turn_copied(stage: Stage) -> None:
         return "noted"
 
     def noting(text: str, **given: Any) -> UUID:
-        stage.script(calls(("note", {"text": text})), says("ok"))
-        return UUID(stage.ask(text, **given)["session_id"])
+        harness.script(calls(("note", {"text": text})), says("ok"))
+        return UUID(harness.ask(text, **given)["session_id"])
 
     def kept(session_id: UUID) -> dict[str, Any]:
-        return dict(read(stage.database, session_id).memory.working_variables)
+        return dict(read(harness.database, session_id).memory.working_variables)
 
-    stage.equip(note)
-    source = UUID(stage.ask("hello")["session_id"])
+    harness.equip(note)
+    source = UUID(harness.ask("hello")["session_id"])
     for text in ("one", "two"):
         noting(text)
-    forks = [_fork(stage, source, tick) for tick in (1, 4, 6, 7)]
+    forks = [_fork(harness, source, tick) for tick in (1, 4, 6, 7)]
     assert [kept(each) for each in forks] == [{}, {"noted": ["one"]}, {"noted": ["one"]}, {"noted": ["one", "two"]}]
-    assert kept(_fork(stage, forks[3], 4)) == {"noted": ["one"]}
+    assert kept(_fork(harness, forks[3], 4)) == {"noted": ["one"]}
     noting("other", session_id=forks[1])
     noting("three")
     assert kept(forks[1]) == {"noted": ["one", "other"]}
     assert kept(source) == {"noted": ["one", "two", "three"]}
-    request_end(stage.database, source, "enough")
-    forget(stage.database, PostgresSnapshots(stage.database), source)
-    assert kept(_fork(stage, source)) == {}
+    request_end(harness.database, source, "enough")
+    forget(harness.database, PostgresSnapshots(harness.database), source)
+    assert kept(_fork(harness, source)) == {}
     assert kept(forks[3]) == {"noted": ["one", "two"]}
 
 
-def test_a_turn_under_way_is_not_copied(stage: Stage) -> None:
+def test_a_turn_under_way_is_not_copied(harness: Harness) -> None:
     """Its open calls would have no results."""
-    source = _talked(stage)
+    source = _talked(harness)
     forks: list[UUID] = []
 
     def forking(request: ModelRequest, call: ModelCall) -> ModelReply:
-        forks.append(_fork(stage, source))
+        forks.append(_fork(harness, source))
         return says("four") if len(forks) > 1 else calls(("act", {}))
 
-    stage.script(forking, forking)
-    stage.ask("fourth")
-    assert [stage.lines(each) for each in forks] == [LINES, LINES]
+    harness.script(forking, forking)
+    harness.ask("fourth")
+    assert [harness.lines(each) for each in forks] == [LINES, LINES]
 
 
-def test_a_turn_that_was_cancelled_before_it_began_leaves_no_gap(stage: Stage) -> None:
+def test_a_turn_that_was_cancelled_before_it_began_leaves_no_gap(harness: Harness) -> None:
     """It said nothing, so there is nothing of it in the copy."""
-    source = _talked(stage)
-    dropped, sent = stage.send("dropped"), stage.send("fourth")
-    cancel(stage.runtime, dropped.turn_id)
-    stage.run(source)
-    forked = _fork(stage, source)
-    assert stage.turn(sent.turn_id)["status"] == "done"
-    assert stage.lines(forked) == [*LINES, ("user", "fourth"), ("assistant", "ok")]
-    assert stage.session(forked).turn_count == 4
+    source = _talked(harness)
+    dropped, sent = harness.send("dropped"), harness.send("fourth")
+    cancel(harness.runtime, dropped.turn_id)
+    harness.run(source)
+    forked = _fork(harness, source)
+    assert harness.turn(sent.turn_id)["status"] == "done"
+    assert harness.lines(forked) == [*LINES, ("user", "fourth"), ("assistant", "ok")]
+    assert harness.session(forked).turn_count == 4
 
 
-def test_an_ended_session_may_be_forked(stage: Stage, end: End) -> None:
+def test_an_ended_session_may_be_forked(harness: Harness, end: End) -> None:
     """That is how to go on from it; its summary is of what came later, too, and is not taken."""
-    source = _talked(stage)
-    request_end(stage.database, source, "enough")
-    stage.script(says(json.dumps({"summary": "All of it.", "key_topics": ["all"]})))
+    source = _talked(harness)
+    request_end(harness.database, source, "enough")
+    harness.script(says(json.dumps({"summary": "All of it.", "key_topics": ["all"]})))
     assert end(source) == Ended()
-    forked = _fork(stage, source, 4)
-    row = stage.session(forked)
+    forked = _fork(harness, source, 4)
+    row = harness.session(forked)
     assert (row.state, row.summary, row.key_topics, row.ended_at) == ("active", None, [], None)
-    stage.send("on", session_id=forked)
-    assert stage.run(forked) == Ran(1)
+    harness.send("on", session_id=forked)
+    assert harness.run(forked) == Ran(1)
 
 
-def test_a_fork_that_nobody_uses_ends(stage: Stage, end: End) -> None:
+def test_a_fork_that_nobody_uses_ends(harness: Harness, end: End) -> None:
     """Idleness counts from the fork's own beginning."""
-    source = _talked(stage)
-    stage.move(IDLE_S - 1)
-    forked = _fork(stage, source)
-    stage.move(1)
-    assert expire_idle(stage.database, IDLE_S) == [source]
-    stage.send("still here", session_id=forked)
-    stage.run(forked)
-    stage.move(IDLE_S)
-    assert expire_idle(stage.database, IDLE_S) == [forked]
-    stage.script(says(json.dumps({"summary": "Other.", "key_topics": []})))
+    source = _talked(harness)
+    harness.move(IDLE_S - 1)
+    forked = _fork(harness, source)
+    harness.move(1)
+    assert expire_idle(harness.database, IDLE_S) == [source]
+    harness.send("still here", session_id=forked)
+    harness.run(forked)
+    harness.move(IDLE_S)
+    assert expire_idle(harness.database, IDLE_S) == [forked]
+    harness.script(says(json.dumps({"summary": "Other.", "key_topics": []})))
     assert end(forked) == Ended()
     with pytest.raises(Conflict, match="ended"):
-        stage.send("too late", session_id=forked)
+        harness.send("too late", session_id=forked)
 
 
 @pytest.mark.parametrize("tick", [6, 2**31, 10**30])
-def test_a_tick_that_is_not_there_yet_is_refused(stage: Stage, tick: int) -> None:
+def test_a_tick_that_is_not_there_yet_is_refused(harness: Harness, tick: int) -> None:
     """The refusal names both ticks, and nothing was written."""
-    source = _talked(stage)
-    before = stage.counts()
+    source = _talked(harness)
+    before = harness.counts()
     with pytest.raises(Conflict, match=f"tick {tick}: it is at tick 5"):
-        _fork(stage, source, tick)
-    assert stage.counts() == before
+        _fork(harness, source, tick)
+    assert harness.counts() == before
 
 
-def test_what_cannot_be_forked_is_refused(stage: Stage) -> None:
+def test_what_cannot_be_forked_is_refused(harness: Harness) -> None:
     """No such session, a tick below 0, one before anything was settled, a session that has settled nothing."""
-    source = _talked(stage)
-    fresh = stage.send(user_id="bob").session_id
-    before = stage.counts()
+    source = _talked(harness)
+    fresh = harness.send(user_id="bob").session_id
+    before = harness.counts()
     with pytest.raises(NotFound):
-        _fork(stage, uuid4())
+        _fork(harness, uuid4())
     with pytest.raises(InvalidRequest, match="tick"):
-        _fork(stage, source, -1)
+        _fork(harness, source, -1)
     with pytest.raises(Conflict, match="no settled turn at tick 0; the first was settled at tick 1"):
-        _fork(stage, source, 0)
+        _fork(harness, source, 0)
     for tick in (None, 0):
         with pytest.raises(Conflict, match="no settled turn yet"):
-            _fork(stage, fresh, tick)
-    assert stage.counts() == before
+            _fork(harness, fresh, tick)
+    assert harness.counts() == before

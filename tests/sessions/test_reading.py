@@ -19,8 +19,8 @@ from perdure.sessions.reading import list_sessions, read_messages, read_session
 from perdure.settings import Settings
 from tests.conftest import RecordingWaker
 from tests.plans import outline, plans, rows_read
+from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
-from tests.turns.stage import Stage
 
 SESSION_KEYS = {
     "session_id", "tenant", "user_id", "agent", "state", "turn_count", "message_count", "created_at",
@@ -40,23 +40,23 @@ def double(number: int) -> int:
 
 
 @pytest.fixture
-def stage(settings: Settings, clock: MovedClock, database: Database, waker: RecordingWaker) -> Iterator[Stage]:
-    """A stage whose agent can double."""
-    made = Stage(settings, clock, database, waker)
+def harness(settings: Settings, clock: MovedClock, database: Database, waker: RecordingWaker) -> Iterator[Harness]:
+    """A harness whose agent can double."""
+    made = Harness(settings, clock, database, waker)
     made.equip(double)
     yield made
     made.check()
 
 
-def test_a_session_has_the_keys_of_the_contract(stage: Stage) -> None:
+def test_a_session_has_the_keys_of_the_contract(harness: Harness) -> None:
     """Programs rely on these names, before the first reply and after it."""
-    sent = stage.send(channel="cli")
-    fresh = read_session(stage.database, sent.session_id)
+    sent = harness.send(channel="cli")
+    fresh = read_session(harness.database, sent.session_id)
     assert set(fresh) == SESSION_KEYS
     assert (fresh["state"], fresh["turn_count"], fresh["message_count"]) == ("active", 0, 0)
-    stage.run(sent.session_id)
-    stage.send(channel="telegram")
-    later = read_session(stage.database, sent.session_id)
+    harness.run(sent.session_id)
+    harness.send(channel="telegram")
+    later = read_session(harness.database, sent.session_id)
     assert (later["state"], later["turn_count"], later["message_count"]) == ("active", 1, 2)
     assert later["channels"] == ["cli", "telegram"]
     assert (later["ended_at"], later["summary"], later["key_topics"]) == (None, None, [])
@@ -64,12 +64,12 @@ def test_a_session_has_the_keys_of_the_contract(stage: Stage) -> None:
     assert datetime.fromisoformat(later["created_at"]).tzinfo is not None
 
 
-def test_messages_have_the_keys_of_the_contract(stage: Stage) -> None:
+def test_messages_have_the_keys_of_the_contract(harness: Harness) -> None:
     """The optional ones are there only where they say something."""
-    stage.script(calls(("double", {"number": 4}), ("double", "{oops")), says("8"))
-    sent = stage.send()
-    stage.run(sent.session_id)
-    asked, asking, first, second, reply = read_messages(stage.database, sent.session_id)
+    harness.script(calls(("double", {"number": 4}), ("double", "{oops")), says("8"))
+    sent = harness.send()
+    harness.run(sent.session_id)
+    asked, asking, first, second, reply = read_messages(harness.database, sent.session_id)
     assert set(asked) == MESSAGE_KEYS
     assert set(asking) == MESSAGE_KEYS | {"tool_calls", "model"}
     assert set(first) == set(second) == MESSAGE_KEYS | {"tool_call_id"}
@@ -90,89 +90,89 @@ def test_messages_have_the_keys_of_the_contract(stage: Stage) -> None:
         ("NaN", "NaN"), ('{"a": NaN}', '{"a": NaN}'), ("{", "{"), ('"text"', '"text"'),
     ],
 )  # fmt: skip
-def test_arguments_are_an_object_or_the_text_as_it_came(stage: Stage, written: str, shown: object) -> None:
+def test_arguments_are_an_object_or_the_text_as_it_came(harness: Harness, written: str, shown: object) -> None:
     """What a model wrote is kept; it is shown as JSON where it is a JSON object."""
-    stage.script(calls(("nothing", written)), says("I see"))
-    sent = stage.send()
-    stage.run(sent.session_id)
-    assert read_messages(stage.database, sent.session_id)[1]["tool_calls"][0]["arguments"] == shown
+    harness.script(calls(("nothing", written)), says("I see"))
+    sent = harness.send()
+    harness.run(sent.session_id)
+    assert read_messages(harness.database, sent.session_id)[1]["tool_calls"][0]["arguments"] == shown
 
 
-def test_a_transcript_is_read_in_pieces(stage: Stage) -> None:
+def test_a_transcript_is_read_in_pieces(harness: Harness) -> None:
     """A bare list, all of it unless `after` and `limit` are given."""
-    sent = [stage.send(str(number)) for number in range(5)]
+    sent = [harness.send(str(number)) for number in range(5)]
     session_id = sent[0].session_id
-    assert read_messages(stage.database, session_id) == []
-    stage.run(session_id)
-    everything = read_messages(stage.database, session_id)
+    assert read_messages(harness.database, session_id) == []
+    harness.run(session_id)
+    everything = read_messages(harness.database, session_id)
     assert [each["seq"] for each in everything] == list(range(1, 11))
-    assert read_messages(stage.database, session_id, after=3, limit=4) == everything[3:7]
-    assert read_messages(stage.database, session_id, after=10) == []
-    assert read_messages(stage.database, session_id, limit=0) == []
-    assert read_messages(stage.database, session_id, after=9, limit=100) == everything[9:]
+    assert read_messages(harness.database, session_id, after=3, limit=4) == everything[3:7]
+    assert read_messages(harness.database, session_id, after=10) == []
+    assert read_messages(harness.database, session_id, limit=0) == []
+    assert read_messages(harness.database, session_id, after=9, limit=100) == everything[9:]
 
 
-def test_what_does_not_exist_is_not_found(stage: Stage) -> None:
+def test_what_does_not_exist_is_not_found(harness: Harness) -> None:
     """An empty transcript and no session are two things."""
     with pytest.raises(NotFound):
-        read_session(stage.database, uuid4())
+        read_session(harness.database, uuid4())
     with pytest.raises(NotFound):
-        read_messages(stage.database, uuid4())
+        read_messages(harness.database, uuid4())
     with pytest.raises(NotFound):
-        stage.turn(uuid4())
+        harness.turn(uuid4())
 
 
-def test_a_user_sees_their_own_sessions_newest_first(stage: Stage) -> None:
+def test_a_user_sees_their_own_sessions_newest_first(harness: Harness) -> None:
     """The filter is in the query itself."""
-    first = stage.send(user_id="ana").session_id
-    request_end(stage.database, first, "by hand")
-    stage.move(1)
-    second = stage.send(user_id="ana").session_id
-    stage.send(user_id="bob")
-    stage.run(second)
-    assert [each["session_id"] for each in list_sessions(stage.database, "ana")] == [str(second), str(first)]
-    assert len(list_sessions(stage.database)) == 3
-    assert len(list_sessions(stage.database, limit=2)) == 2
-    assert list_sessions(stage.database, "cho") == []
-    stage.run(first)
+    first = harness.send(user_id="ana").session_id
+    request_end(harness.database, first, "by hand")
+    harness.move(1)
+    second = harness.send(user_id="ana").session_id
+    harness.send(user_id="bob")
+    harness.run(second)
+    assert [each["session_id"] for each in list_sessions(harness.database, "ana")] == [str(second), str(first)]
+    assert len(list_sessions(harness.database)) == 3
+    assert len(list_sessions(harness.database, limit=2)) == 2
+    assert list_sessions(harness.database, "cho") == []
+    harness.run(first)
 
 
-def test_a_turn_has_the_keys_of_the_contract(stage: Stage) -> None:
+def test_a_turn_has_the_keys_of_the_contract(harness: Harness) -> None:
     """In each of its states, with the steps counted while it runs."""
-    stage.script(calls(("double", {"number": 4})), says("8"))
-    sent = stage.send()
-    fresh = stage.turn(sent.turn_id)
+    harness.script(calls(("double", {"number": 4})), says("8"))
+    sent = harness.send()
+    fresh = harness.turn(sent.turn_id)
     assert set(fresh) == TURN_KEYS
     assert (fresh["status"], fresh["attempts"], fresh["steps"]) == ("accepted", 0, 0)
     assert (fresh["reply"], fresh["error"], fresh["started_at"], fresh["settled_at"]) == (None, None, None, None)
     assert fresh["pending_approvals"] == []
-    with stage.crashing("after", "turns.step"):
-        stage.run(sent.session_id)
-    running = stage.turn(sent.turn_id)
+    with harness.crashing("after", "turns.step"):
+        harness.run(sent.session_id)
+    running = harness.turn(sent.turn_id)
     assert (running["status"], running["attempts"], running["steps"]) == ("running", 1, 1)
-    stage.move(31)
-    stage.run(sent.session_id)
-    done = stage.turn(sent.turn_id)
+    harness.move(31)
+    harness.run(sent.session_id)
+    done = harness.turn(sent.turn_id)
     assert set(done) == TURN_KEYS
     assert (done["status"], done["attempts"], done["steps"]) == ("done", 2, 2)
     assert done["reply"] == {"text": "8", "format": "text"}
 
 
-def test_a_tenants_sessions_are_found_by_an_index(stage: Stage) -> None:
+def test_a_tenants_sessions_are_found_by_an_index(harness: Harness) -> None:
     """However many sessions the others have: newest first, without a sort or a look at theirs."""
-    stage.sql(
+    harness.sql(
         "INSERT INTO users (user_id, created_at) SELECT 'bolt' || chr(31) || n, now() FROM generate_series(1, 500) AS n"
     )
-    stage.sql(
+    harness.sql(
         "INSERT INTO sessions"
         " (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, channels)"
         " SELECT gen_random_uuid(), user_id, '', false, 'assistant', 'active', now(), now(), '{}'"
         " FROM users, generate_series(1, 10)"
     )
-    sent = [stage.send(user_id=user_key("acme", name)).session_id for name in ("ana", "bob")]
-    stage.sql("ANALYZE sessions")
-    listed = list_sessions(stage.database, tenant="acme")
+    sent = [harness.send(user_id=user_key("acme", name)).session_id for name in ("ana", "bob")]
+    harness.sql("ANALYZE sessions")
+    listed = list_sessions(harness.database, tenant="acme")
     assert {each["session_id"] for each in listed} == {str(each) for each in sent}
-    for nodes in plans(stage.database, queries.LIST_OF_TENANT, {"tenant": "acme", "limit": 100}):
+    for nodes in plans(harness.database, queries.LIST_OF_TENANT, {"tenant": "acme", "limit": 100}):
         assert "sessions_of_tenant_idx" in {node.get("Index Name") for node in nodes}, outline(nodes)
         assert rows_read(nodes) <= 2 * len(sent), outline(nodes)

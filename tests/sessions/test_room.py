@@ -16,14 +16,14 @@ from perdure.tasks.sessions import end
 from perdure.turns.run.runner import Runner
 from perdure.turns.sweep import sweep
 from perdure.workers.application import CONCURRENCY
+from tests.turns.harness import Harness
 from tests.turns.scripted import says
-from tests.turns.stage import Stage
 
 
 @pytest.fixture
-def process(stage: Stage) -> Process:
+def process(harness: Harness) -> Process:
     """A worker's."""
-    return Process(stage.runtime, Runner(stage.runtime, "tests"), {}, lambda _: True)
+    return Process(harness.runtime, Runner(harness.runtime, "tests"), {}, lambda _: True)
 
 
 @pytest.fixture
@@ -36,50 +36,50 @@ def task(process: Process) -> Iterator[Any]:
 
 
 @pytest.fixture
-def over(stage: Stage) -> UUID:
+def over(harness: Harness) -> UUID:
     """A session that is to end, and that a sweep has found."""
-    session_id = UUID(stage.ask()["session_id"])
-    request_end(stage.database, session_id, "enough")
-    sweep(stage.runtime)
-    stage.waker.endings.clear()
+    session_id = UUID(harness.ask()["session_id"])
+    request_end(harness.database, session_id, "enough")
+    sweep(harness.runtime)
+    harness.waker.endings.clear()
     return session_id
 
 
-def test_an_ending_without_room_is_swept_again(stage: Stage, process: Process, task: Any, over: UUID) -> None:
+def test_an_ending_without_room_is_swept_again(harness: Harness, process: Process, task: Any, over: UUID) -> None:
     """It is neither begun nor lost, no attempt is counted, and sessions that were woken less often come first."""
     assert ENDINGS * 2 < CONCURRENCY
     for _ in range(ENDINGS):
         assert process.endings.acquire(blocking=False)
     task(over)
-    row = stage.session(over)
+    row = harness.session(over)
     assert (row.state, row.end_attempts) == ("active", 0)
-    stage.move(stage.settings.turn.sweep_s * 2 + 0.1)
-    sweep(stage.runtime)
-    assert stage.waker.endings == [over]
+    harness.move(harness.settings.turn.sweep_s * 2 + 0.1)
+    sweep(harness.runtime)
+    assert harness.waker.endings == [over]
     process.endings.release()
-    stage.script(says("They met."))
+    harness.script(says("They met."))
     task(over)
-    assert stage.session(over).state == "ended"
+    assert harness.session(over).state == "ended"
     assert process.endings.acquire(blocking=False), "the room is given back"
 
 
-def test_a_summary_takes_no_longer_than_a_call_of_the_model_may(stage: Stage, task: Any, over: UUID) -> None:
+def test_a_summary_takes_no_longer_than_a_call_of_the_model_may(harness: Harness, task: Any, over: UUID) -> None:
     """A turn has time for many of them; an ending, which a drain of the fleet waits for, for one."""
-    assert stage.settings.model_timeout_s < stage.settings.turn.timeout_s
+    assert harness.settings.model_timeout_s < harness.settings.turn.timeout_s
     given: list[float] = []
 
     def summarise(_: ModelRequest, call: ModelCall) -> ModelReply:
         given.append(call.remaining())
         return says("They met.")
 
-    stage.script(summarise)
+    harness.script(summarise)
     task(over)
-    assert 0 < given[0] <= stage.settings.model_timeout_s
-    assert stage.session(over).state == "ended"
+    assert 0 < given[0] <= harness.settings.model_timeout_s
+    assert harness.session(over).state == "ended"
 
 
 def test_a_summary_that_a_shutdown_cuts_short_is_somebody_elses_at_once(
-    stage: Stage, process: Process, task: Any, over: UUID
+    harness: Harness, process: Process, task: Any, over: UUID
 ) -> None:
     """The call is aborted when the drain's time is up; another worker is woken without a sweep."""
 
@@ -88,23 +88,25 @@ def test_a_summary_that_a_shutdown_cuts_short_is_somebody_elses_at_once(
         call.check()
         raise AssertionError("the call was not ended")
 
-    stage.script(interrupted)
+    harness.script(interrupted)
     task(over)
-    row = stage.session(over)
+    row = harness.session(over)
     assert (row.state, row.end_attempts, row.lease_until) == ("summarizing", 0, None)
-    assert stage.waker.endings == [over]
+    assert harness.waker.endings == [over]
 
 
-def test_a_summary_that_is_no_longer_ours_wakes_nobody(stage: Stage, process: Process, task: Any, over: UUID) -> None:
+def test_a_summary_that_is_no_longer_ours_wakes_nobody(
+    harness: Harness, process: Process, task: Any, over: UUID
+) -> None:
     """Another process has claimed the ending, which aborted the call."""
 
     def overtaken(_: ModelRequest, call: ModelCall) -> ModelReply:
-        stage.sql("UPDATE sessions SET token = token + 1 WHERE session_id = %(id)s", id=over)
+        harness.sql("UPDATE sessions SET token = token + 1 WHERE session_id = %(id)s", id=over)
         process.runner.keeper.drain()
         call.check()
         raise AssertionError("the call was not ended")
 
-    stage.script(overtaken)
+    harness.script(overtaken)
     task(over)
-    assert stage.session(over).lease_until is not None
-    assert stage.waker.endings == []
+    assert harness.session(over).lease_until is not None
+    assert harness.waker.endings == []

@@ -31,8 +31,8 @@ from perdure.turns.lease import queries as lease_queries
 from perdure.turns.lease.keeper import Keeper
 from perdure.turns.run import queries as run_queries
 from tests.sessions.conftest import ender
+from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
-from tests.turns.stage import Stage
 
 BY_TRIGGER = {
     trigger: Statement(
@@ -67,75 +67,77 @@ def test_the_table_knows_the_states_of_the_tables() -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(triggers=st.lists(st.sampled_from(Trigger), max_size=12), begin=st.sampled_from(State))
-def test_random_triggers_reach_only_what_the_table_holds(stage: Stage, triggers: list[Trigger], begin: State) -> None:
+def test_random_triggers_reach_only_what_the_table_holds(
+    harness: Harness, triggers: list[Trigger], begin: State
+) -> None:
     """Whatever happens in whatever order: the row moves by the table, or stays and says why."""
-    session_id = stage.send(user_id=str(uuid4())).session_id
+    session_id = harness.send(user_id=str(uuid4())).session_id
     state = begin
-    _put(stage, session_id, state)
+    _put(harness, session_id, state)
     for trigger in triggers:
         expected = TRANSITIONS.get((state, trigger))
         if expected is None:
-            _refused(stage.database, BY_TRIGGER[trigger], {"session_id": session_id}, state, trigger)
+            _refused(harness.database, BY_TRIGGER[trigger], {"session_id": session_id}, state, trigger)
         else:
-            rows = stage.database.run(BY_TRIGGER[trigger], {"session_id": session_id})
+            rows = harness.database.run(BY_TRIGGER[trigger], {"session_id": session_id})
             assert rows[0].state == expected
             state = expected
-        assert stage.session(session_id).state == state
+        assert harness.session(session_id).state == state
 
 
 @pytest.mark.parametrize("statement", OWNED, ids=lambda each: each.name)
-def test_the_statements_move_by_the_table(stage: Stage, statement: Statement) -> None:
+def test_the_statements_move_by_the_table(harness: Harness, statement: Statement) -> None:
     """Each state, each statement of a holder: as the table says, or refused with nothing written."""
-    session_id, turn_id, parameters = _held(stage)
+    session_id, turn_id, parameters = _held(harness)
     for state in State:
-        _put(stage, session_id, state)
-        before = (stage.session(session_id), stage.turn(turn_id))
+        _put(harness, session_id, state)
+        before = (harness.session(session_id), harness.turn(turn_id))
         expected = TRANSITIONS.get((state, OWNED[statement]))
         if expected is None:
-            _refused(stage.database, statement, parameters, state, OWNED[statement])
-            assert (stage.session(session_id), stage.turn(turn_id)) == before
+            _refused(harness.database, statement, parameters, state, OWNED[statement])
+            assert (harness.session(session_id), harness.turn(turn_id)) == before
         else:
-            assert stage.database.run(statement, parameters)
-            assert stage.session(session_id).state == expected
+            assert harness.database.run(statement, parameters)
+            assert harness.session(session_id).state == expected
 
 
 @pytest.mark.parametrize("asks", [True, False])
-def test_a_step_asks_only_while_thinking(stage: Stage, asks: bool) -> None:
+def test_a_step_asks_only_while_thinking(harness: Harness, asks: bool) -> None:
     """What is visible while it happens: asking leads to the tools, their results back to thinking."""
-    session_id, _, parameters = _held(stage)
+    session_id, _, parameters = _held(harness)
     trigger = Trigger.TOOL_REQUESTED if asks else Trigger.TOOL_RESULT
     step = {**parameters, "asks": asks, "messages": "[]", "added": 0, "intents": "[]", "results": "[]"}
     for state in State:
-        _put(stage, session_id, state)
+        _put(harness, session_id, state)
         expected = TRANSITIONS.get((state, trigger))
         if expected is None:
-            _refused(stage.database, run_queries.STEP, step, state, trigger)
+            _refused(harness.database, run_queries.STEP, step, state, trigger)
         else:
-            assert stage.database.run(run_queries.STEP, step)
+            assert harness.database.run(run_queries.STEP, step)
             step["tick"] += 1
-            assert stage.session(session_id).state == expected
+            assert harness.session(session_id).state == expected
 
 
 @pytest.mark.parametrize(("status", "trigger"), [("done", Trigger.RESPONSE_COMPLETE), ("failed", Trigger.TURN_STOPPED)])
-def test_a_turn_settles_only_where_the_table_lets_it(stage: Stage, status: str, trigger: Trigger) -> None:
+def test_a_turn_settles_only_where_the_table_lets_it(harness: Harness, status: str, trigger: Trigger) -> None:
     """A reply comes out of thinking; what stops a turn may come in the middle of a tool."""
     for state in State:
-        session_id, turn_id, parameters = _held(stage, user_id=f"of {state}")
-        _put(stage, session_id, state)
+        session_id, turn_id, parameters = _held(harness, user_id=f"of {state}")
+        _put(harness, session_id, state)
         settling = {**parameters, "status": status, "keep": False, "messages": "[]", "added": 0}
         if (state, trigger) in TRANSITIONS:
-            stage.database.run(run_queries.SETTLE, settling)
-            assert stage.turn(turn_id)["status"] == status
+            harness.database.run(run_queries.SETTLE, settling)
+            assert harness.turn(turn_id)["status"] == status
         else:
-            _refused(stage.database, run_queries.SETTLE, settling, state, trigger)
-            assert stage.turn(turn_id)["status"] == "running"
+            _refused(harness.database, run_queries.SETTLE, settling, state, trigger)
+            assert harness.turn(turn_id)["status"] == "running"
 
 
 def test_a_state_is_visible_while_it_lasts(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keeper: Keeper
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keeper: Keeper
 ) -> None:
     """Over HTTP and on the command line: that the agent thinks, uses a tool, waits for a person, sums up, cleans up."""
-    monkeypatch.setattr(connecting, "opened", lambda: nullcontext((stage.runtime.settings, stage.database)))
+    monkeypatch.setattr(connecting, "opened", lambda: nullcontext((harness.runtime.settings, harness.database)))
     session_id = UUID(int=0)
     seen: list[tuple[str, str]] = []
 
@@ -158,31 +160,31 @@ def test_a_state_is_visible_while_it_lasts(
         return "seen"
 
     ask_first = tool(effect="pure", name="ask_first", requires_approval=True)(peep.function)
-    stage.equip(peep, ask_first)
+    harness.equip(peep, ask_first)
     asking = [looking(calls((name, {}))) for name in ("peep", "ask_first")]
-    stage.script(*asking, looking(says("done")), looking(says("They looked.")))
-    with TestClient(create_app(stage.runtime, lambda: True), base_url="http://127.0.0.1:8080") as client:
-        sent = stage.send()
+    harness.script(*asking, looking(says("done")), looking(says("They looked.")))
+    with TestClient(create_app(harness.runtime, lambda: True), base_url="http://127.0.0.1:8080") as client:
+        sent = harness.send()
         session_id = sent.session_id
         look()
-        stage.run(session_id)
+        harness.run(session_id)
         look()
-        (asked,) = stage.turn(sent.turn_id)["pending_approvals"]
-        decide(stage.runtime, sent.turn_id, Decision(call_id=asked["call_id"], decision="approve"))
+        (asked,) = harness.turn(sent.turn_id)["pending_approvals"]
+        decide(harness.runtime, sent.turn_id, Decision(call_id=asked["call_id"], decision="approve"))
         look()
-        stage.run(session_id)
-        request_end(stage.database, session_id, "enough")
-        assert ender(stage, keeper, look).end(session_id) == Ended()
+        harness.run(session_id)
+        request_end(harness.database, session_id, "enough")
+        assert ender(harness, keeper, look).end(session_id) == Ended()
         look()
     states = ["active", "thinking", "tool_executing", "thinking", "waiting_approval", "thinking", "tool_executing",
               "thinking", "summarizing", "ending", "ended"]  # fmt: skip
     assert seen == [(state, state) for state in states]
 
 
-def _held(stage: Stage, **given: Any) -> tuple[UUID, UUID, dict[str, Any]]:
+def _held(harness: Harness, **given: Any) -> tuple[UUID, UUID, dict[str, Any]]:
     """A session under a lease, its running turn, and whatever the statements of its holder take."""
-    sent = stage.send(**given)
-    claimed, _ = stage.claimed(sent.session_id)
+    sent = harness.send(**given)
+    claimed, _ = harness.claimed(sent.session_id)
     parameters = {
         **claimed.fence.on(sent.session_id), "turn_id": sent.turn_id, "lease_s": 30.0,
         "spent_s": 1.0, "forgiven": True, "tick": 0, "summary": "", "key_topics": [], "extractive": True,
@@ -193,8 +195,8 @@ def _held(stage: Stage, **given: Any) -> tuple[UUID, UUID, dict[str, Any]]:
     return sent.session_id, sent.turn_id, parameters
 
 
-def _put(stage: Stage, session_id: UUID, state: State) -> None:
-    stage.sql("UPDATE sessions SET state = %(state)s WHERE session_id = %(id)s", state=state, id=session_id)
+def _put(harness: Harness, session_id: UUID, state: State) -> None:
+    harness.sql("UPDATE sessions SET state = %(state)s WHERE session_id = %(id)s", state=state, id=session_id)
 
 
 def _refused(

@@ -11,35 +11,35 @@ from pathlib import Path
 import pytest
 
 from perdure.snapshots import resolve as resolving
-from tests.snapshots.worlds import FileWorld, MemorySnapshots, PostgresWorld, RedisWorld, SqliteWorld
+from tests.snapshots.storages import FileStorage, MemorySnapshots, PostgresStorage, RedisStorage, SqliteStorage
 
 
 @pytest.fixture
-def file_world(tmp_path: Path) -> FileWorld:
+def file_storage(tmp_path: Path) -> FileStorage:
     """A directory of this test's own."""
     directory = tmp_path / "snapshots"
     directory.mkdir()
-    return FileWorld(directory)
+    return FileStorage(directory)
 
 
 @pytest.fixture
-def sqlite_world(tmp_path: Path) -> SqliteWorld:
+def sqlite_storage(tmp_path: Path) -> SqliteStorage:
     """A SQLite file that does not exist yet."""
-    return SqliteWorld(tmp_path / "snapshots.db")
+    return SqliteStorage(tmp_path / "snapshots.db")
 
 
 @pytest.fixture
-def redis_world(redis_url: str) -> RedisWorld:
+def redis_storage(redis_url: str) -> RedisStorage:
     """The suite's Redis, emptied."""
-    return RedisWorld(redis_url)
+    return RedisStorage(redis_url)
 
 
 @pytest.fixture
-def postgres_world(database_url: str) -> Iterator[PostgresWorld]:
+def postgres_storage(database_url: str) -> Iterator[PostgresStorage]:
     """The test's database."""
-    world = PostgresWorld(database_url)
-    yield world
-    world.close()
+    storage = PostgresStorage(database_url)
+    yield storage
+    storage.close()
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from uuid import UUID
 
 from perdure.snapshots.store import SnapshotStore, SnapshotUnavailable, StaleSnapshot, Stored
 from perdure.testing.suites.snapshots import snapshot_of
-from tests.snapshots.worlds import FileWorld, PostgresWorld, RedisWorld, SqliteWorld
+from tests.snapshots.storages import FileStorage, PostgresStorage, RedisStorage, SqliteStorage
 
 _OUTSIDE = ("posix", "io", "_io", "sqlite3", "socket", "_socket", "psycopg2")
 """Modules whose functions, and whose types' methods, can change something outside of the process."""
@@ -35,17 +35,17 @@ _HELD_UP_S = 4
 BIG = "x" * 20_000
 
 
-def world_of(kind: str, address: str) -> Any:
-    """The world of a store, by the kind of it and where it is."""
+def storage_of(kind: str, address: str) -> Any:
+    """The storage of a kind of store at an address."""
     match kind:
         case "file":
-            return FileWorld(Path(address))
+            return FileStorage(Path(address))
         case "sqlite":
-            return SqliteWorld(Path(address))
+            return SqliteStorage(Path(address))
         case "redis":
-            return RedisWorld(address)
+            return RedisStorage(address)
         case _:
-            return PostgresWorld(address, lease_s=3)
+            return PostgresStorage(address, lease_s=3)
 
 
 class Countdown:
@@ -72,9 +72,9 @@ def _reaches_outside(function: Any) -> bool:
     return module.partition(".")[0] in _OUTSIDE
 
 
-def save(world: Any, session: UUID, countdown: Countdown) -> None:
+def save(storage: Any, session: UUID, countdown: Countdown) -> None:
     """Save version 2 through a new store that has its connection, counting."""
-    store: SnapshotStore = world.open()
+    store: SnapshotStore = storage.open()
     store.load(session)
     sys.setprofile(countdown)
     try:
@@ -90,7 +90,7 @@ def in_a_child(kind: str, address: str, session: UUID, countdown: Countdown) -> 
     if child == 0:
         status = 1
         try:
-            save(world_of(kind, address), session, countdown)
+            save(storage_of(kind, address), session, countdown)
             status = 0
         except (StaleSnapshot, SnapshotUnavailable):
             status = 2  # stopped, and its successor saved a newer version
@@ -111,11 +111,11 @@ def killed_at(point: int, kind: str, address: str, session: UUID) -> str:
     _, status = os.waitpid(child, 0)
     if not os.WIFSIGNALED(status):
         return "not killed"
-    store = world_of(kind, address).open()
+    store = storage_of(kind, address).open()
     found = store.load(session)
     store.save(snapshot_of(session, 3, {"v": "three"}), 3)
     after = store.load(session)
-    kept = world_of(kind, address).set_aside(session)
+    kept = storage_of(kind, address).set_aside(session)
     begin(store, session)
     store.close()
     assert after == Stored(snapshot_of(session, 3, {"v": "three"}), 3), after
@@ -129,7 +129,7 @@ def stopped_at(point: int, kind: str, address: str, session: UUID) -> str:
     _, status = os.waitpid(child, os.WUNTRACED)
     if not os.WIFSTOPPED(status):
         return "not stopped"
-    store = world_of(kind, address).open()
+    store = storage_of(kind, address).open()
     newer = snapshot_of(session, 3, {"v": "three"})
     began = time.monotonic()
     try:
@@ -158,10 +158,10 @@ def _which(found: Stored | None, session: UUID) -> str:
 
 def points(how: str, kind: str, address: str, session: UUID) -> None:
     """Each point in turn; print how many there are, and how often what was found."""
-    store = world_of(kind, address).open()
+    store = storage_of(kind, address).open()
     begin(store, session)
     counting = Countdown(None, 0)
-    save(world_of(kind, address), session, counting)
+    save(storage_of(kind, address), session, counting)
     begin(store, session)
     store.close()
     at = killed_at if how == "kill" else stopped_at
@@ -171,7 +171,7 @@ def points(how: str, kind: str, address: str, session: UUID) -> None:
 
 def stream(kind: str, address: str, session: UUID) -> None:
     """Save tick after tick, saying so."""
-    store = world_of(kind, address).open()
+    store = storage_of(kind, address).open()
     for tick in itertools.count(1):
         store.save(snapshot_of(session, tick, {"v": BIG, "tick": tick}), 1)
         print(tick, flush=True)  # noqa: T201

@@ -19,11 +19,11 @@ from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.snapshots.snapshot import AgentSnapshot, Event, Status
 from perdure.snapshots.store import SnapshotStore, SnapshotUnavailable
 from perdure.turns.run.runner import Ran
-from tests.turns.conftest import stage
+from tests.turns.conftest import harness
+from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
-from tests.turns.stage import Stage
 
-__all__ = ["stage"]
+__all__ = ["harness"]
 
 LEASE_S = 30.0
 VARIABLES = {"name": "Ana", "seen": [1, 2.5, None]}
@@ -63,125 +63,127 @@ def stop() -> str:
 
 
 @pytest.fixture
-def session_id(stage: Stage) -> UUID:
+def session_id(harness: Harness) -> UUID:
     """A session of two turns, at tick 2, that keeps nothing yet."""
-    stage.script(says("one"), says("two"))
+    harness.script(says("one"), says("two"))
     for text in ("first", "second"):
-        found = stage.ask(text)["session_id"]
+        found = harness.ask(text)["session_id"]
     return UUID(found)
 
 
 @pytest.fixture
-def store(stage: Stage) -> SnapshotStore:
+def store(harness: Harness) -> SnapshotStore:
     """The default store."""
-    return PostgresSnapshots(stage.database)
+    return PostgresSnapshots(harness.database)
 
 
-def _changed(stage: Stage, session_id: UUID) -> AgentSnapshot:
+def _changed(harness: Harness, session_id: UUID) -> AgentSnapshot:
     """The session's snapshot with variables and events, and with a history that is not its own."""
-    snapshot = read(stage.database, session_id)
+    snapshot = read(harness.database, session_id)
     memory = replace(snapshot.memory, short_term_history=(Message(Role.USER, "forged"),), working_variables=VARIABLES)
     return replace(snapshot, memory=memory, event_queue_backup=EVENTS)
 
 
-def _restore(stage: Stage, store: SnapshotStore, snapshot: AgentSnapshot) -> None:
-    restore(stage.database, store, snapshot, LEASE_S)
+def _restore(harness: Harness, store: SnapshotStore, snapshot: AgentSnapshot) -> None:
+    restore(harness.database, store, snapshot, LEASE_S)
 
 
-def test_what_goes_out_is_of_the_last_commit(stage: Stage, session_id: UUID) -> None:
+def test_what_goes_out_is_of_the_last_commit(harness: Harness, session_id: UUID) -> None:
     """Whether the agent keeps variables or not; and it comes through its own JSON."""
-    snapshot = read(stage.database, session_id)
+    snapshot = read(harness.database, session_id)
     assert (snapshot.agent_id, snapshot.tick_index, snapshot.status) == (session_id, 2, Status.WAITING_FOR_EVENT)
     assert [each.content for each in snapshot.memory.short_term_history] == ["first", "one", "second", "two"]
     assert (snapshot.memory.working_variables, snapshot.event_queue_backup) == ({}, ())
     assert parse(dump(snapshot, indent=2), session_id) == snapshot
     with pytest.raises(NotFound):
-        read(stage.database, uuid4())
+        read(harness.database, uuid4())
 
 
 def test_what_was_put_back_is_there_and_the_conversation_as_it_was(
-    stage: Stage, session_id: UUID, store: SnapshotStore
+    harness: Harness, session_id: UUID, store: SnapshotStore
 ) -> None:
     """Variables come from the file; the transcript and the queue are PostgreSQL's. The session goes on."""
-    before = stage.messages(session_id)
-    _restore(stage, store, _changed(stage, session_id))
-    snapshot = read(stage.database, session_id)
+    before = harness.messages(session_id)
+    _restore(harness, store, _changed(harness, session_id))
+    snapshot = read(harness.database, session_id)
     assert (snapshot.memory.working_variables, snapshot.event_queue_backup) == (VARIABLES, ())
-    assert (snapshot.tick_index, stage.messages(session_id)) == (2, before)
-    assert stage.session(session_id).lease_until is None
+    assert (snapshot.tick_index, harness.messages(session_id)) == (2, before)
+    assert harness.session(session_id).lease_until is None
     loaded = store.load(session_id)
     assert loaded is not None
     assert loaded.snapshot == snapshot
-    stage.send("third")
-    assert stage.run(session_id) == Ran(1)
-    assert read(stage.database, session_id).memory.working_variables == VARIABLES
+    harness.send("third")
+    assert harness.run(session_id) == Ran(1)
+    assert read(harness.database, session_id).memory.working_variables == VARIABLES
 
 
-def test_it_may_be_put_back_again(stage: Stage, session_id: UUID, store: SnapshotStore) -> None:
+def test_it_may_be_put_back_again(harness: Harness, session_id: UUID, store: SnapshotStore) -> None:
     """An import can be repeated; a later file of the same tick replaces it."""
-    _restore(stage, store, _changed(stage, session_id))
-    once = read(stage.database, session_id)
+    _restore(harness, store, _changed(harness, session_id))
+    once = read(harness.database, session_id)
     emptied = replace(once, memory=replace(once.memory, working_variables={}), event_queue_backup=())
     for _ in range(2):
-        _restore(stage, store, emptied)
-    assert read(stage.database, session_id).memory.working_variables == {}
+        _restore(harness, store, emptied)
+    assert read(harness.database, session_id).memory.working_variables == {}
 
 
-def test_a_store_elsewhere_has_it_and_it_counts(stage: Stage, session_id: UUID, tmp_path: Path) -> None:
+def test_a_store_elsewhere_has_it_and_it_counts(harness: Harness, session_id: UUID, tmp_path: Path) -> None:
     """What the store holds is what the session's row says was saved."""
     store = FileSnapshots(tmp_path)
-    _restore(stage, store, _changed(stage, session_id))
+    _restore(harness, store, _changed(harness, session_id))
     stored = store.load(session_id)
-    row = stage.session(session_id)
+    row = harness.session(session_id)
     assert stored is not None
     assert (stored.token, stored.snapshot.tick_index) == (row.saved_token, row.saved_tick) == (row.token, 2)
-    assert stored.snapshot.memory == read(stage.database, session_id).memory
+    assert stored.snapshot.memory == read(harness.database, session_id).memory
     assert stored.snapshot.event_queue_backup == EVENTS
 
 
-def test_a_store_that_is_away_changes_nothing(stage: Stage, session_id: UUID) -> None:
+def test_a_store_that_is_away_changes_nothing(harness: Harness, session_id: UUID) -> None:
     """The refusal is the store's own, and the session is free at once."""
 
     def away() -> None:
         raise SnapshotUnavailable("meanwhile", "it is away", "Wait.")
 
-    before = read(stage.database, session_id)
+    before = read(harness.database, session_id)
     with pytest.raises(SnapshotUnavailable, match="it is away"):
-        _restore(stage, Meanwhile(away), _changed(stage, session_id))
-    assert read(stage.database, session_id) == before
-    assert stage.session(session_id).lease_until is None
+        _restore(harness, Meanwhile(away), _changed(harness, session_id))
+    assert read(harness.database, session_id) == before
+    assert harness.session(session_id).lease_until is None
 
 
-def test_a_message_that_comes_meanwhile_finds_what_was_put_back(stage: Stage, session_id: UUID) -> None:
+def test_a_message_that_comes_meanwhile_finds_what_was_put_back(harness: Harness, session_id: UUID) -> None:
     """It waits for that moment and is due at once then."""
 
     def sent() -> None:
-        stage.send("meanwhile")
-        assert stage.run(session_id) != Ran(1)
+        harness.send("meanwhile")
+        assert harness.run(session_id) != Ran(1)
 
-    _restore(stage, Meanwhile(sent), _changed(stage, session_id))
-    assert stage.session(session_id).woken_at is None
-    assert stage.run(session_id) == Ran(1)
-    assert read(stage.database, session_id).memory.working_variables == VARIABLES
+    _restore(harness, Meanwhile(sent), _changed(harness, session_id))
+    assert harness.session(session_id).woken_at is None
+    assert harness.run(session_id) == Ran(1)
+    assert read(harness.database, session_id).memory.working_variables == VARIABLES
 
 
-def test_whoever_was_overtaken_puts_nothing_back(stage: Stage, session_id: UUID) -> None:
+def test_whoever_was_overtaken_puts_nothing_back(harness: Harness, session_id: UUID) -> None:
     """It was paused for longer than its lease, and a turn ran."""
 
     def overtaken() -> None:
-        stage.move(LEASE_S + 1)
-        stage.ask("meanwhile")
+        harness.move(LEASE_S + 1)
+        harness.ask("meanwhile")
 
     with pytest.raises(Conflict, match="Another process claimed"):
-        _restore(stage, Meanwhile(overtaken), _changed(stage, session_id))
-    snapshot = read(stage.database, session_id)
+        _restore(harness, Meanwhile(overtaken), _changed(harness, session_id))
+    snapshot = read(harness.database, session_id)
     assert (snapshot.tick_index, snapshot.memory.working_variables) == (3, {})
 
 
 @pytest.mark.parametrize("case", ["unknown", "older", "newer", "ended", "begun", "held"])
-def test_what_may_not_be_put_back_is_refused(stage: Stage, session_id: UUID, store: SnapshotStore, case: str) -> None:
+def test_what_may_not_be_put_back_is_refused(
+    harness: Harness, session_id: UUID, store: SnapshotStore, case: str
+) -> None:
     """Each with its reason, and nothing is changed."""
-    snapshot = _changed(stage, session_id)
+    snapshot = _changed(harness, session_id)
     refusal: type[Exception] = Conflict
     match case:
         case "unknown":
@@ -191,21 +193,21 @@ def test_what_may_not_be_put_back_is_refused(stage: Stage, session_id: UUID, sto
         case "newer":
             snapshot, says_so = replace(snapshot, tick_index=3), "tick 3, and the session is at tick 2"
         case "ended":
-            request_end(stage.database, session_id, "enough")
+            request_end(harness.database, session_id, "enough")
             says_so = "ended"
         case "begun":
-            stage.equip(stop)
-            stage.script(calls(("stop", {})))
-            with stage.crashing("after", "turns.step"):
-                stage.ask("third")
-            stage.move(LEASE_S + 1)
+            harness.equip(stop)
+            harness.script(calls(("stop", {})))
+            with harness.crashing("after", "turns.step"):
+                harness.ask("third")
+            harness.move(LEASE_S + 1)
             snapshot, says_so = replace(snapshot, tick_index=3), "busy"
         case _:
-            stage.send("third")
-            stage.claimed(session_id)
+            harness.send("third")
+            harness.claimed(session_id)
             says_so = "busy"
-    before = stage.session(session_id)
+    before = harness.session(session_id)
     with pytest.raises(refusal, match=says_so):
-        _restore(stage, store, snapshot)
-    assert stage.session(session_id) == before
+        _restore(harness, store, snapshot)
+    assert harness.session(session_id) == before
     assert store.load(session_id) is None

@@ -17,7 +17,7 @@ import pytest
 from perdure.snapshots.store import Stored
 from perdure.testing.suites.snapshots import snapshot_of
 from tests.repository.source import ROOT
-from tests.snapshots.killing import BIG, world_of
+from tests.snapshots.killing import BIG, storage_of
 
 KINDS = ["file", "sqlite", "redis", "postgres"]
 _DEADLINE_S = 100
@@ -26,8 +26,8 @@ _DEADLINE_S = 100
 @pytest.fixture
 def address(request: pytest.FixtureRequest) -> str:
     """Where the store of the test's `kind` is."""
-    world = request.getfixturevalue(f"{request.getfixturevalue('kind')}_world")
-    return str(getattr(world, "url", None) or getattr(world, "path", None) or world.directory)
+    storage = request.getfixturevalue(f"{request.getfixturevalue('kind')}_world")
+    return str(getattr(storage, "url", None) or getattr(storage, "path", None) or storage.directory)
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def program(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 def at_every_point(how: str, kind: str, address: str) -> dict[str, Any]:
     """What `killing.py` reports."""
-    session = world_of(kind, address).session()
+    session = storage_of(kind, address).session()
     with program("points", how, kind, address, str(session)) as process:
         out, err = process.communicate(timeout=_DEADLINE_S)
         assert process.returncode == 0, err
@@ -82,9 +82,9 @@ def test_a_save_that_is_stopped_neither_holds_up_its_successor_nor_undoes_its_wo
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_saved_before_the_kill_is_there_after_it(kind: str, address: str) -> None:
     """`save` has returned, so the reply may go out: from then on the snapshot must not be lost."""
-    world = world_of(kind, address)
+    storage = storage_of(kind, address)
     for reached in (1, 7, 20):
-        session: UUID = world.session()
+        session: UUID = storage.session()
         with program("stream", kind, address, str(session)) as process:
             assert process.stdout is not None
             for line in process.stdout:
@@ -92,7 +92,7 @@ def test_what_was_saved_before_the_kill_is_there_after_it(kind: str, address: st
                     break
             os.kill(process.pid, signal.SIGKILL)
             acknowledged = [reached, *(int(line) for line in process.stdout.read().split())][-1]
-        store = world.open()
+        store = storage.open()
         found = store.load(session)
         store.close()
         assert found is not None

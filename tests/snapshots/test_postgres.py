@@ -21,7 +21,7 @@ from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.snapshots.snapshot import HISTORY_TURNS, Event, Status
 from perdure.snapshots.store import SnapshotStore, SnapshotUnavailable, StaleSnapshot, Stored, Version
 from perdure.testing.suites.snapshots import snapshot_of
-from tests.snapshots.worlds import MemorySnapshots, PostgresWorld
+from tests.snapshots.storages import MemorySnapshots, PostgresStorage
 
 # A step as the engine's are: fenced by the token, then what it writes.
 STEP = Statement(
@@ -40,9 +40,9 @@ CLAIM = Statement("tests.claim", "UPDATE sessions SET token = token + 1 WHERE se
 
 
 @pytest.fixture
-def session_id(postgres_world: PostgresWorld) -> UUID:
+def session_id(postgres_storage: PostgresStorage) -> UUID:
     """A session."""
-    return postgres_world.session()
+    return postgres_storage.session()
 
 
 @pytest.fixture

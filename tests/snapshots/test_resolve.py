@@ -16,7 +16,7 @@ from perdure.snapshots.redis import RedisSnapshots
 from perdure.snapshots.resolve import resolve
 from perdure.snapshots.sqlite import SqliteSnapshots
 from perdure.snapshots.store import SnapshotStore
-from tests.snapshots.worlds import MemorySnapshots
+from tests.snapshots.storages import MemorySnapshots
 
 NOWHERE = "postgresql+psycopg2://nobody@127.0.0.1:1/none"
 

@@ -11,34 +11,34 @@ from perdure.settings import Settings
 from perdure.snapshots.resolve import resolve
 from perdure.snapshots.store import SnapshotStore
 from perdure.testing.suites.snapshots import SnapshotSuite
-from tests.snapshots.worlds import FileWorld, MemorySnapshots, PostgresWorld, RedisWorld, SqliteWorld
+from tests.snapshots.storages import FileStorage, MemorySnapshots, PostgresStorage, RedisStorage, SqliteStorage
 
 
 class TestFile(SnapshotSuite):
     @pytest.fixture
-    def harness(self, file_world: FileWorld) -> FileWorld:
-        return file_world
+    def harness(self, file_storage: FileStorage) -> FileStorage:
+        return file_storage
 
 
 class TestSqlite(SnapshotSuite):
     @pytest.fixture
-    def harness(self, sqlite_world: SqliteWorld) -> SqliteWorld:
-        return sqlite_world
+    def harness(self, sqlite_storage: SqliteStorage) -> SqliteStorage:
+        return sqlite_storage
 
 
 class TestRedis(SnapshotSuite):
     @pytest.fixture
-    def harness(self, redis_world: RedisWorld) -> RedisWorld:
-        return redis_world
+    def harness(self, redis_storage: RedisStorage) -> RedisStorage:
+        return redis_storage
 
 
 class TestPostgres(SnapshotSuite):
     @pytest.fixture
-    def harness(self, postgres_world: PostgresWorld) -> PostgresWorld:
-        return postgres_world
+    def harness(self, postgres_storage: PostgresStorage) -> PostgresStorage:
+        return postgres_storage
 
 
-class ThirdPartyWorld:
+class ThirdPartyStorage:
     """A store that is found by its entry point."""
 
     def __init__(self, database: Database) -> None:
@@ -63,5 +63,5 @@ class ThirdPartyWorld:
 
 class TestThirdParty(SnapshotSuite):
     @pytest.fixture
-    def harness(self, installed: None, database: Database) -> ThirdPartyWorld:
-        return ThirdPartyWorld(database)
+    def harness(self, installed: None, database: Database) -> ThirdPartyStorage:
+        return ThirdPartyStorage(database)

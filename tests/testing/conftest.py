@@ -1,7 +1,7 @@
-"""The stage of tests/turns, which runs turns on PostgreSQL."""
+"""The harness of tests/turns, which runs turns on PostgreSQL."""
 
 from __future__ import annotations
 
-from tests.turns.conftest import stage
+from tests.turns.conftest import harness
 
-__all__ = ["stage"]
+__all__ = ["harness"]

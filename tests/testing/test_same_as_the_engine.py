@@ -17,7 +17,7 @@ from perdure.testing import Answer, Conversation, Scripted
 from perdure.turns.calls import approvals
 from perdure.turns.calls.approvals import Decision
 from tests.testing.scenarios import SCENARIOS, Scenario
-from tests.turns.stage import PATIENCE_S, Stage
+from tests.turns.harness import PATIENCE_S, Harness
 
 STATUSES = {"queued": "parked"}
 """Statuses of a turn's row that `Answer` calls otherwise."""
@@ -52,43 +52,43 @@ def observed(answer: Answer) -> Observed:
 class Engine:
     """A session of the engine on PostgreSQL that runs a scenario."""
 
-    def __init__(self, stage: Stage, scenario: Scenario) -> None:
-        self.stage = stage
+    def __init__(self, harness: Harness, scenario: Scenario) -> None:
+        self.harness = harness
         self.scenario = scenario
-        self.model = Scripted(*scenario.script, clock=stage.clock)
-        stage.agents = Agents([scenario.make()])
-        stage.script(*[self.model.respond] * 20)
+        self.model = Scripted(*scenario.script, clock=harness.clock)
+        harness.agents = Agents([scenario.make()])
+        harness.script(*[self.model.respond] * 20)
 
     def ask(self, text: str) -> Observed:
         """Accept a message and run its turn, deciding about calls that need it."""
         metadata = {"language": self.scenario.language} if self.scenario.language else {}
-        accepted = self.stage.send(text, user_id="ana", channel="test", metadata=metadata)
-        self.stage.run(accepted.session_id)
-        while (turn := self.stage.turn(accepted.turn_id))["status"] == "waiting_approval":
+        accepted = self.harness.send(text, user_id="ana", channel="test", metadata=metadata)
+        self.harness.run(accepted.session_id)
+        while (turn := self.harness.turn(accepted.turn_id))["status"] == "waiting_approval":
             self._decide(accepted.turn_id, turn["pending_approvals"])
-            self.stage.run(accepted.session_id)
+            self.harness.run(accepted.session_id)
         return self._observed(accepted.turn_id, turn)
 
     def variables(self) -> Any:
         """The session's working variables."""
-        [session] = self.stage.sql("SELECT session_id FROM sessions")
-        rows = self.stage.database.run(queries.KEPT, {"session_id": session.session_id})
+        [session] = self.harness.sql("SELECT session_id FROM sessions")
+        rows = self.harness.database.run(queries.KEPT, {"session_id": session.session_id})
         return json.loads(rows[0].variables) if rows else {}
 
     def _decide(self, turn_id: UUID, pending: list[dict[str, Any]]) -> None:
-        rows = self.stage.sql("SELECT tool_calls FROM messages WHERE turn_id = %(id)s ORDER BY seq DESC", id=turn_id)
+        rows = self.harness.sql("SELECT tool_calls FROM messages WHERE turn_id = %(id)s ORDER BY seq DESC", id=turn_id)
         calls = {each["id"]: ToolCall.from_record(each) for each in rows[0].tool_calls}
         for each in pending:
             approve = self.scenario.approve
             approved = approve(calls[each["call_id"]]) if callable(approve) else approve
             decision = Decision(call_id=each["call_id"], decision="approve" if approved else "deny")
-            approvals.decide(self.stage.runtime, turn_id, decision)
+            approvals.decide(self.harness.runtime, turn_id, decision)
 
     def _observed(self, turn_id: UUID, turn: dict[str, Any]) -> Observed:
-        rows = self.stage.sql("SELECT * FROM messages WHERE turn_id = %(id)s ORDER BY seq", id=turn_id)
+        rows = self.harness.sql("SELECT * FROM messages WHERE turn_id = %(id)s ORDER BY seq", id=turn_id)
         effects = {
             (row.message_seq, row.position): row.status
-            for row in self.stage.sql("SELECT * FROM tool_effects WHERE turn_id = %(id)s", id=turn_id)
+            for row in self.harness.sql("SELECT * FROM tool_effects WHERE turn_id = %(id)s", id=turn_id)
         }
         transcript, calls = [], []
         for row in rows:
@@ -123,10 +123,10 @@ def _join_hanging_tools() -> None:
     "name",
     [name if at % 3 == 0 else pytest.param(name, marks=pytest.mark.long) for at, name in enumerate(SCENARIOS)],
 )
-def test_a_turn_is_the_same_here_and_on_postgresql(name: str, stage: Stage) -> None:
+def test_a_turn_is_the_same_here_and_on_postgresql(name: str, harness: Harness) -> None:
     """A test that passes against another step loop than the one in production proves nothing about the agent."""
     scenario = SCENARIOS[name]
-    engine = Engine(stage, scenario)
+    engine = Engine(harness, scenario)
     expected = [engine.ask(text) for text in scenario.texts]
 
     model = Scripted(*scenario.script)
@@ -137,7 +137,7 @@ def test_a_turn_is_the_same_here_and_on_postgresql(name: str, stage: Stage) -> N
         channel="test",
         language=scenario.language,
         approve=scenario.approve,
-        settings=stage.settings,
+        settings=harness.settings,
     )
     answers = [conversation.ask(text) for text in scenario.texts]
 

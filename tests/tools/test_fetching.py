@@ -19,7 +19,7 @@ from perdure.tools import fetching
 from perdure.tools.fetching import http_get, http_get_tool
 from perdure.tools.registry import ToolContext
 from tests.bombs import gzip_bomb, peak
-from tests.turns.stage import PATIENCE_S
+from tests.turns.harness import PATIENCE_S
 
 LOOPBACK = "127.0.0.0/8"
 

@@ -15,17 +15,17 @@ from perdure.text.quoting import without_quotations
 from perdure.tools.memory import forget, recall, remember
 from perdure.tools.registry import Effect, Tool, ToolContext
 from perdure.turns.calls.execute import memory_of_call
-from tests.turns.conftest import stage
+from tests.turns.conftest import harness
+from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
-from tests.turns.stage import Stage
 
-__all__ = ["stage"]
+__all__ = ["harness"]
 
 
-def _context(stage: Stage, user_id: str = "ana", text: str = "hello") -> ToolContext:
+def _context(harness: Harness, user_id: str = "ana", text: str = "hello") -> ToolContext:
     """The context of a call that this user's turn has asked for."""
-    accepted = stage.send(text, user_id=user_id)
-    claimed, hold = stage.claimed(accepted.session_id)
+    accepted = harness.send(text, user_id=user_id)
+    claimed, hold = harness.claimed(accepted.session_id)
     assert claimed.turn is not None
     effect_id = uuid4()
     return ToolContext(
@@ -35,11 +35,11 @@ def _context(stage: Stage, user_id: str = "ana", text: str = "hello") -> ToolCon
         effect_id=effect_id,
         channel="http",
         cancelled=hold.unwanted,
-        memory=memory_of_call(stage.runtime, accepted.session_id, claimed.turn, effect_id),
+        memory=memory_of_call(harness.runtime, accepted.session_id, claimed.turn, effect_id),
     )
 
 
-def _again(stage: Stage, context: ToolContext) -> ToolContext:
+def _again(harness: Harness, context: ToolContext) -> ToolContext:
     """The context of another call of the same turn."""
     assert context.memory is not None
     effect_id = uuid4()
@@ -50,8 +50,8 @@ def _call(tool: Tool, context: ToolContext, **arguments: object) -> str:
     return tool.call(tool.parse(json.dumps(arguments)), context)
 
 
-def _contents(stage: Stage) -> list[str]:
-    rows = stage.sql("SELECT content FROM memories WHERE valid_to IS NULL ORDER BY created_at")
+def _contents(harness: Harness) -> list[str]:
+    rows = harness.sql("SELECT content FROM memories WHERE valid_to IS NULL ORDER BY created_at")
     return [row.content for row in rows]
 
 
@@ -64,58 +64,58 @@ def test_what_they_do_to_the_world_is_declared() -> None:
     ]
 
 
-def test_a_call_that_is_repeated_remembers_once(stage: Stage) -> None:
+def test_a_call_that_is_repeated_remembers_once(harness: Harness) -> None:
     """With the effect's id as its own."""
-    context = _context(stage)
+    context = _context(harness)
     first = _call(remember, context, content="Ana lives in Lyon", kind="fact", importance=0.9)
     assert _call(remember, context, content="Ana lives in Lyon", kind="fact", importance=0.9) == first
     assert str(context.effect_id) in first
-    assert _contents(stage) == ["Ana lives in Lyon"]
+    assert _contents(harness) == ["Ana lives in Lyon"]
 
 
-def test_the_same_is_known_once_and_what_changed_supersedes(stage: Stage) -> None:
+def test_the_same_is_known_once_and_what_changed_supersedes(harness: Harness) -> None:
     """Of two that say the same one stays; of two that contradict each other the later one holds."""
-    limits = type(stage.settings.consolidation)(similarity=0.8)  # of the built-in embedder's
-    stage.settings = stage.settings.model_copy(update={"consolidation": limits})
-    context = _context(stage)
+    limits = type(harness.settings.consolidation)(similarity=0.8)  # of the built-in embedder's
+    harness.settings = harness.settings.model_copy(update={"consolidation": limits})
+    context = _context(harness)
     gym = "pays {} euros a month for the gym in the old harbour street where the trainers are kind"
     first = _call(remember, context, content=f"Ana {gym.format(30)}")
-    embed_missing(stage.database, stage.embedder)
-    assert _call(remember, _again(stage, context), content=f"ana {gym.format(30)}") == first
-    stage.move(60)
-    _call(remember, _again(stage, context), content=f"Ana {gym.format(40)}")
-    assert _contents(stage) == [f"Ana {gym.format(40)}"]
-    history = stage.sql("SELECT content FROM memories WHERE superseded_by IS NOT NULL")
+    embed_missing(harness.database, harness.embedder)
+    assert _call(remember, _again(harness, context), content=f"ana {gym.format(30)}") == first
+    harness.move(60)
+    _call(remember, _again(harness, context), content=f"Ana {gym.format(40)}")
+    assert _contents(harness) == [f"Ana {gym.format(40)}"]
+    history = harness.sql("SELECT content FROM memories WHERE superseded_by IS NOT NULL")
     assert [row.content for row in history] == [f"Ana {gym.format(30)}"]
 
 
-def test_it_knows_the_message_that_it_came_from(stage: Stage) -> None:
+def test_it_knows_the_message_that_it_came_from(harness: Harness) -> None:
     """What the user said in this turn, which is committed before a tool begins."""
-    stage.equip(remember)
-    stage.script(calls(("remember", {"content": "Ana's cat is called Miso"})), says("noted"))
-    stage.ask("my cat is Miso, remember that", message_id="the message")
-    found = stage.runtime.recall.search("ana", "what is the cat called?", layers=[Layer.SEMANTIC])
+    harness.equip(remember)
+    harness.script(calls(("remember", {"content": "Ana's cat is called Miso"})), says("noted"))
+    harness.ask("my cat is Miso, remember that", message_id="the message")
+    found = harness.runtime.recall.search("ana", "what is the cat called?", layers=[Layer.SEMANTIC])
     assert [each.content for each in found] == ["Ana's cat is called Miso"]
     assert found[0].message_ids == ("the message",)
 
 
-def test_what_is_recalled_is_the_users_own_and_quoted(stage: Stage) -> None:
+def test_what_is_recalled_is_the_users_own_and_quoted(harness: Harness) -> None:
     """Another user's memory is not found; what is found is never learnt again."""
-    ana, bob = _context(stage), _context(stage, "bob")
+    ana, bob = _context(harness), _context(harness, "bob")
     _call(remember, ana, content="The secret number of Ana is 7")
     _call(remember, bob, content="The secret number of Bob is 8")
-    said = _call(recall, _again(stage, ana), query="what is the secret number?", k=5)
+    said = _call(recall, _again(harness, ana), query="what is the secret number?", k=5)
     assert "The secret number of Ana is 7" in said
     assert "Bob" not in said
     assert "Ana is 7" not in without_quotations(said)
-    assert _call(recall, _context(stage, "eve"), query="what is the secret number?") == "Nothing was found."
+    assert _call(recall, _context(harness, "eve"), query="what is the secret number?") == "Nothing was found."
 
 
-def test_one_memory_is_forgotten_with_all_that_only_it_named(stage: Stage) -> None:
+def test_one_memory_is_forgotten_with_all_that_only_it_named(harness: Harness) -> None:
     """Idempotent; another user's memory is not found."""
-    ana, bob = _context(stage), _context(stage, "bob")
+    ana, bob = _context(harness), _context(harness, "bob")
     memory_id = _call(remember, ana, content="Ana's boss is Zoltan").split()[-1].rstrip(".")
-    stage.sql(
+    harness.sql(
         """
         WITH entity AS (
             INSERT INTO entities (entity_id, user_id, name, key, created_at)
@@ -125,23 +125,23 @@ def test_one_memory_is_forgotten_with_all_that_only_it_named(stage: Stage) -> No
         id=memory_id,
     )
     assert "no such memory" in _call(forget, bob, memory_id=memory_id)
-    assert _contents(stage) == ["Ana's boss is Zoltan"]
+    assert _contents(harness) == ["Ana's boss is Zoltan"]
     assert _call(forget, ana, memory_id=memory_id) == "It is forgotten."
     assert "no such memory" in _call(forget, ana, memory_id=memory_id)
-    assert _contents(stage) == []
-    assert stage.sql("SELECT count(*) FROM entities")[0][0] == 0
+    assert _contents(harness) == []
+    assert harness.sql("SELECT count(*) FROM entities")[0][0] == 0
 
 
-def test_of_a_user_who_was_erased_nothing_is_remembered(stage: Stage) -> None:
+def test_of_a_user_who_was_erased_nothing_is_remembered(harness: Harness) -> None:
     """The tool was under way; its user is gone, or back with another session."""
-    context = _context(stage)
-    stage.runtime.eraser.erase("ana")
+    context = _context(harness)
+    harness.runtime.eraser.erase("ana")
     with pytest.raises(ToolError, match="was erased"):
         _call(remember, context, content="Ana lives in Lyon")
-    stage.send("I am back")
+    harness.send("I am back")
     with pytest.raises(ToolError, match="was erased"):
         _call(remember, context, content="Ana lives in Lyon")
-    assert _contents(stage) == []
+    assert _contents(harness) == []
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,8 @@ def test_bad_arguments_are_refused_with_a_reason(tool: Tool, arguments: dict[str
         tool.parse(json.dumps(arguments))
 
 
-def test_without_a_memory_the_model_is_told_so(stage: Stage) -> None:
+def test_without_a_memory_the_model_is_told_so(harness: Harness) -> None:
     """A context that an author makes for a test."""
-    context = replace(_context(stage), memory=None)
+    context = replace(_context(harness), memory=None)
     with pytest.raises(ToolError, match="no memory"):
         _call(recall, context, query="x")

@@ -1,4 +1,4 @@
-"""The stage that every test of a turn's life plays on."""
+"""The fixture `harness`, on which every test of a turn runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.settings import Settings
 from tests.conftest import RecordingWaker
-from tests.turns.stage import Stage
+from tests.turns.harness import Harness
 
 
 @pytest.fixture
-def stage(settings: Settings, clock: MovedClock, database: Database, waker: RecordingWaker) -> Iterator[Stage]:
-    """A stage; what must hold whatever happened is checked when the test is over."""
-    made = Stage(settings, clock, database, waker)
+def harness(settings: Settings, clock: MovedClock, database: Database, waker: RecordingWaker) -> Iterator[Harness]:
+    """A harness; the invariants are checked when the test is over."""
+    made = Harness(settings, clock, database, waker)
     yield made
     made.check()

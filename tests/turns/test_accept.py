@@ -11,82 +11,82 @@ from perdure.agents import Agent, Agents
 from perdure.errors import Conflict, InvalidRequest, NotFound, PerdureError, TooLarge, Unavailable
 from perdure.settings import Scope
 from perdure.turns.inbox.accept import Accepted
+from tests.turns.harness import KILL_THE_OTHERS, Harness, side_by_side
 from tests.turns.scripted import says
-from tests.turns.stage import KILL_THE_OTHERS, Stage, side_by_side
 
 
-def test_a_repeated_message_is_the_same_turn(stage: Stage) -> None:
+def test_a_repeated_message_is_the_same_turn(harness: Harness) -> None:
     """A sender that got no answer sends again; that must not ask twice."""
-    first = stage.send("hello", message_id="m1")
-    before = stage.counts()
-    again = stage.send("hello", message_id="m1")
+    first = harness.send("hello", message_id="m1")
+    before = harness.counts()
+    again = harness.send("hello", message_id="m1")
     assert (again.turn_id, again.session_id, again.seq) == (first.turn_id, first.session_id, first.seq)
     assert (first.duplicate, again.duplicate) == (False, True)
-    assert stage.counts() == before
+    assert harness.counts() == before
 
 
-def test_a_repeated_message_says_how_far_its_turn_is(stage: Stage) -> None:
+def test_a_repeated_message_says_how_far_its_turn_is(harness: Harness) -> None:
     """The status of a duplicate is the turn's present one, and a settled turn is not woken."""
-    first = stage.send(message_id="m1")
-    stage.run(first.session_id)
-    stage.waker.sessions.clear()
-    assert stage.send(message_id="m1").status == "done"
-    assert stage.waker.sessions == []
+    first = harness.send(message_id="m1")
+    harness.run(first.session_id)
+    harness.waker.sessions.clear()
+    assert harness.send(message_id="m1").status == "done"
+    assert harness.waker.sessions == []
 
 
-def test_the_same_id_with_another_text_is_refused(stage: Stage) -> None:
+def test_the_same_id_with_another_text_is_refused(harness: Harness) -> None:
     """Two messages under one id: one of them would be lost without a word."""
-    stage.send("hello", message_id="m1")
-    before = stage.counts()
+    harness.send("hello", message_id="m1")
+    before = harness.counts()
     with pytest.raises(Conflict, match="m1"):
-        stage.send("goodbye", message_id="m1")
-    assert stage.counts() == before
+        harness.send("goodbye", message_id="m1")
+    assert harness.counts() == before
 
 
-def test_an_id_belongs_to_a_user_and_a_channel(stage: Stage) -> None:
+def test_an_id_belongs_to_a_user_and_a_channel(harness: Harness) -> None:
     """Two channels count their messages each from 1."""
     sent = [
-        stage.send("a", user_id="ana", channel="http", message_id="1"),
-        stage.send("b", user_id="ana", channel="telegram", message_id="1"),
-        stage.send("c", user_id="bob", channel="http", message_id="1"),
+        harness.send("a", user_id="ana", channel="http", message_id="1"),
+        harness.send("b", user_id="ana", channel="telegram", message_id="1"),
+        harness.send("c", user_id="bob", channel="http", message_id="1"),
     ]
     assert len({each.turn_id for each in sent}) == 3
     assert not any(each.duplicate for each in sent)
 
 
 @pytest.mark.parametrize("on_busy", ["enqueue", "reject", "interrupt", "merge"])
-def test_twenty_threads_with_one_message_make_one_turn(stage: Stage, on_busy: str) -> None:
+def test_twenty_threads_with_one_message_make_one_turn(harness: Harness, on_busy: str) -> None:
     """A repetition that runs beside the first is a duplicate too, whatever it says about a busy session."""
-    send = [lambda: stage.send("hello", message_id="m1", on_busy=on_busy)] * 20
+    send = [lambda: harness.send("hello", message_id="m1", on_busy=on_busy)] * 20
     found = side_by_side(*send)
     assert {type(each) for each in found} == {Accepted}
     assert len({each.turn_id for each in found}) == 1
     assert [each.duplicate for each in found].count(False) == 1
-    assert stage.counts() == {
+    assert harness.counts() == {
         "users": 1, "sessions": 1, "turns": 1, "inbox": 1, "messages": 0, "tool_effects": 0, "deliveries": 0,
     }  # fmt: skip
 
 
-def test_a_repetition_of_a_message_never_interrupts_its_own_turn(stage: Stage) -> None:
+def test_a_repetition_of_a_message_never_interrupts_its_own_turn(harness: Harness) -> None:
     """With `interrupt` as the default, a retry would otherwise cancel what it asked for."""
-    first = stage.send("hello", message_id="m1", on_busy="interrupt")
-    again = stage.send("hello", message_id="m1", on_busy="interrupt")
+    first = harness.send("hello", message_id="m1", on_busy="interrupt")
+    again = harness.send("hello", message_id="m1", on_busy="interrupt")
     assert again.duplicate
-    assert stage.turn(first.turn_id)["status"] == "accepted"
+    assert harness.turn(first.turn_id)["status"] == "accepted"
 
 
 @pytest.mark.long
-def test_fifty_threads_to_one_new_user_make_one_session(stage: Stage) -> None:
+def test_fifty_threads_to_one_new_user_make_one_session(harness: Harness) -> None:
     """A new user's first messages arrive at once: one session, and an order without gaps."""
-    found = side_by_side(*[lambda number=number: stage.send(f"message {number}") for number in range(50)])
+    found = side_by_side(*[lambda number=number: harness.send(f"message {number}") for number in range(50)])
     assert {type(each) for each in found} == {Accepted}
     assert len({each.session_id for each in found}) == 1
     assert sorted(each.seq for each in found) == list(range(1, 51))
 
 
-def test_of_many_first_messages_that_reject_a_busy_session_one_is_taken(stage: Stage) -> None:
+def test_of_many_first_messages_that_reject_a_busy_session_one_is_taken(harness: Harness) -> None:
     """`reject` holds even when the session is being opened by somebody else at this moment."""
-    found = side_by_side(*[lambda number=number: stage.send(f"{number}", on_busy="reject") for number in range(8)])
+    found = side_by_side(*[lambda number=number: harness.send(f"{number}", on_busy="reject") for number in range(8)])
     taken = [each for each in found if isinstance(each, Accepted)]
     assert len(taken) == 1
     assert all(isinstance(each, Conflict) for each in found if each not in taken)
@@ -102,106 +102,106 @@ REFUSED: dict[str, tuple[dict[str, Any], type[PerdureError]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused_leaves_no_row(stage: Stage, case: str) -> None:
+def test_what_is_refused_leaves_no_row(harness: Harness, case: str) -> None:
     """A 4xx means that nothing happened."""
     given, error = REFUSED[case]
-    before = stage.counts()
+    before = harness.counts()
     with pytest.raises(error):
-        stage.send(**given)
-    assert stage.counts() == before
-    assert stage.waker.sessions == []
+        harness.send(**given)
+    assert harness.counts() == before
+    assert harness.waker.sessions == []
 
 
-def test_the_longest_text_is_taken(stage: Stage) -> None:
+def test_the_longest_text_is_taken(harness: Harness) -> None:
     """The limit is the last length that is accepted."""
-    assert stage.ask("x" * 10_000)["status"] == "done"
+    assert harness.ask("x" * 10_000)["status"] == "done"
 
 
-def test_another_users_session_does_not_exist(stage: Stage) -> None:
+def test_another_users_session_does_not_exist(harness: Harness) -> None:
     """That a session exists is nobody else's to know: the same answer as for none."""
-    theirs = stage.send(user_id="bob")
-    before = stage.counts()
+    theirs = harness.send(user_id="bob")
+    before = harness.counts()
     with pytest.raises(NotFound) as foreign:
-        stage.send(user_id="ana", session_id=theirs.session_id)
+        harness.send(user_id="ana", session_id=theirs.session_id)
     with pytest.raises(NotFound) as unknown:
-        stage.send(user_id="ana", session_id=uuid4())
+        harness.send(user_id="ana", session_id=uuid4())
     assert foreign.value.message == unknown.value.message
-    assert stage.counts() == before
+    assert harness.counts() == before
 
 
 @pytest.mark.parametrize("state", ["summarizing", "ending", "ended"])
-def test_a_session_that_is_over_takes_no_message(stage: Stage, state: str) -> None:
+def test_a_session_that_is_over_takes_no_message(harness: Harness, state: str) -> None:
     """Naming a session that has ended is a conflict; not naming one begins the next."""
-    over = stage.send("hello")
-    stage.run(over.session_id)
-    stage.sql(
+    over = harness.send("hello")
+    harness.run(over.session_id)
+    harness.sql(
         "UPDATE sessions SET state = %(state)s, routable = false, end_requested_at = perdure_now()"
         " WHERE session_id = %(id)s",
         state=state, id=over.session_id,
     )  # fmt: skip
-    before = stage.counts()
+    before = harness.counts()
     with pytest.raises(Conflict, match="ended"):
-        stage.send(session_id=over.session_id)
-    assert stage.counts() == before
-    assert stage.send("hello again").session_id != over.session_id
+        harness.send(session_id=over.session_id)
+    assert harness.counts() == before
+    assert harness.send("hello again").session_id != over.session_id
 
 
-def test_a_duplicate_of_a_message_in_an_ended_session_opens_none(stage: Stage) -> None:
+def test_a_duplicate_of_a_message_in_an_ended_session_opens_none(harness: Harness) -> None:
     """A late retry is answered with the old turn and begins nothing."""
-    old = stage.send("hello", message_id="m1")
-    stage.run(old.session_id)
-    stage.sql("UPDATE sessions SET state = 'ended', routable = false, end_requested_at = perdure_now()")
-    before = stage.counts()
-    assert stage.send("hello", message_id="m1").turn_id == old.turn_id
-    assert stage.counts() == before
+    old = harness.send("hello", message_id="m1")
+    harness.run(old.session_id)
+    harness.sql("UPDATE sessions SET state = 'ended', routable = false, end_requested_at = perdure_now()")
+    before = harness.counts()
+    assert harness.send("hello", message_id="m1").turn_id == old.turn_id
+    assert harness.counts() == before
 
 
-def test_what_was_given_is_kept(stage: Stage) -> None:
+def test_what_was_given_is_kept(harness: Harness) -> None:
     """Priority, metadata, channel and agent are the turn's."""
-    stage.equip()
-    sent = stage.send(priority=8, metadata={"a": [1, "ü"]}, channel="telegram", agent="other", message_id="m1")
-    row = stage.sql("SELECT * FROM turns WHERE turn_id = %(id)s", id=sent.turn_id)[0]
+    harness.equip()
+    sent = harness.send(priority=8, metadata={"a": [1, "ü"]}, channel="telegram", agent="other", message_id="m1")
+    row = harness.sql("SELECT * FROM turns WHERE turn_id = %(id)s", id=sent.turn_id)[0]
     assert (row.priority, row.metadata, row.channel, row.agent) == (8, {"a": [1, "ü"]}, "telegram", "other")
-    assert stage.send("next").seq == 2
-    row = stage.sql("SELECT agent FROM turns WHERE seq = 2")[0]
+    assert harness.send("next").seq == 2
+    row = harness.sql("SELECT agent FROM turns WHERE seq = 2")[0]
     assert row.agent == "other", "the session's own agent answers when the message names none"
 
 
-def test_one_session_spans_the_channels_or_each_has_its_own(stage: Stage) -> None:
+def test_one_session_spans_the_channels_or_each_has_its_own(harness: Harness) -> None:
     """`user`: a person goes on in Telegram where they stopped on the CLI; `channel` keeps them apart."""
-    cli, telegram = stage.send(channel="cli"), stage.send(channel="telegram")
+    cli, telegram = harness.send(channel="cli"), harness.send(channel="telegram")
     assert cli.session_id == telegram.session_id
-    assert stage.session(cli.session_id).channels == ["cli", "telegram"]
-    stage.settings = stage.settings.model_copy(
-        update={"session": stage.settings.session.model_copy(update={"scope": Scope.CHANNEL})}
+    assert harness.session(cli.session_id).channels == ["cli", "telegram"]
+    harness.settings = harness.settings.model_copy(
+        update={"session": harness.settings.session.model_copy(update={"scope": Scope.CHANNEL})}
     )
-    apart = [stage.send(channel="cli"), stage.send(channel="telegram"), stage.send(channel="cli")]
+    apart = [harness.send(channel="cli"), harness.send(channel="telegram"), harness.send(channel="cli")]
     assert apart[0].session_id == apart[2].session_id
     assert len({each.session_id for each in [cli, *apart]}) == 3
 
 
-def test_accept_answers_while_redis_is_away(stage: Stage) -> None:
+def test_accept_answers_while_redis_is_away(harness: Harness) -> None:
     """A wake-up is a hint: what is committed is accepted, whoever could be told."""
-    stage.waker.away = True
-    sent = stage.send()
+    harness.waker.away = True
+    sent = harness.send()
     assert sent.status == "accepted"
-    assert stage.waker.sessions == []
-    assert stage.counts()["turns"] == 1
+    assert harness.waker.sessions == []
+    assert harness.counts()["turns"] == 1
 
 
-def test_a_session_that_is_held_is_not_woken(stage: Stage) -> None:
+def test_a_session_that_is_held_is_not_woken(harness: Harness) -> None:
     """Its runner sees the new turn when it settles; a wake-up would find nothing to claim."""
-    first = stage.send("first")
-    assert stage.waker.sessions == [first.session_id]
-    stage.claimed(first.session_id)
-    stage.send("second")
-    assert stage.waker.sessions == [first.session_id]
+    first = harness.send("first")
+    assert harness.waker.sessions == [first.session_id]
+    harness.claimed(first.session_id)
+    harness.send("second")
+    assert harness.waker.sessions == [first.session_id]
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_commit_in_doubt_is_looked_up_and_not_repeated(stage: Stage, moment: str) -> None:
+def test_a_commit_in_doubt_is_looked_up_and_not_repeated(harness: Harness, moment: str) -> None:
     """The connection dies around the commit: the retry inside accept finds out what is true."""
-    opened = stage.send("first")
+    opened = harness.send("first")
     died: list[str] = []
 
     def kill_once(at: str, name: str) -> None:
@@ -209,20 +209,20 @@ def test_a_commit_in_doubt_is_looked_up_and_not_repeated(stage: Stage, moment: s
             died.append(at)
             if at == "after":
                 raise Unavailable("The connection broke behind the commit.")
-            stage.sql(KILL_THE_OTHERS)
+            harness.sql(KILL_THE_OTHERS)
 
-    with stage.hooked(kill_once):
-        second = stage.send("second", message_id="m2")
+    with harness.hooked(kill_once):
+        second = harness.send("second", message_id="m2")
     assert died == [moment]
     assert not second.duplicate, "this very call had accepted it"
     assert (second.session_id, second.seq) == (opened.session_id, 2)
 
 
-def test_a_session_whose_agent_is_gone_goes_on_with_the_default_one(stage: Stage) -> None:
+def test_a_session_whose_agent_is_gone_goes_on_with_the_default_one(harness: Harness) -> None:
     """The operator renamed the agents: conversations that began before are answered all the same."""
-    stage.script(says("one"))
-    stage.ask("hello")
-    stage.agents = Agents([Agent("successor", "You go on.")])
-    stage.script(says("two"))
-    turn = stage.ask("and now?")
+    harness.script(says("one"))
+    harness.ask("hello")
+    harness.agents = Agents([Agent("successor", "You go on.")])
+    harness.script(says("two"))
+    turn = harness.ask("and now?")
     assert (turn["status"], turn["reply"]["text"]) == ("done", "two")

@@ -15,8 +15,8 @@ from perdure.turns.cancel import cancel
 from perdure.turns.lease.claim import NotNeeded
 from perdure.turns.run.runner import Ran, Runner
 from perdure.turns.sweep import sweep
+from tests.turns.harness import Harness, side_by_side
 from tests.turns.scripted import calls, says
-from tests.turns.stage import Stage, side_by_side
 
 _ran: list[tuple[str, Any]] = []
 
@@ -43,45 +43,45 @@ def look() -> str:
 
 
 @pytest.fixture(autouse=True)
-def equipped(stage: Stage) -> None:
+def equipped(harness: Harness) -> None:
     """An agent with tools of each kind; nothing has run yet."""
     _ran.clear()
-    stage.equip(pay, lend, look)
+    harness.equip(pay, lend, look)
 
 
-def _asked(stage: Stage, *wanted: tuple[str, dict[str, Any]], **given: Any) -> dict[str, Any]:
+def _asked(harness: Harness, *wanted: tuple[str, dict[str, Any]], **given: Any) -> dict[str, Any]:
     """A turn that waits for these calls."""
-    stage.script(calls(*(wanted or (("pay", {"amount": 5}),))), says("done"))
-    turn = stage.ask(**given)
+    harness.script(calls(*(wanted or (("pay", {"amount": 5}),))), says("done"))
+    turn = harness.ask(**given)
     assert turn["status"] == "waiting_approval"
     return turn
 
 
-def _decide(stage: Stage, turn: dict[str, Any], call_id: str, decision: str, **given: Any) -> None:
-    decide(stage.runtime, UUID(turn["turn_id"]), parse_decision({"call_id": call_id, "decision": decision, **given}))
+def _decide(harness: Harness, turn: dict[str, Any], call_id: str, decision: str, **given: Any) -> None:
+    decide(harness.runtime, UUID(turn["turn_id"]), parse_decision({"call_id": call_id, "decision": decision, **given}))
 
 
-def _go_on(stage: Stage, turn: dict[str, Any]) -> dict[str, Any]:
-    stage.run(UUID(turn["session_id"]))
-    return stage.turn(UUID(turn["turn_id"]))
+def _go_on(harness: Harness, turn: dict[str, Any]) -> dict[str, Any]:
+    harness.run(UUID(turn["session_id"]))
+    return harness.turn(UUID(turn["turn_id"]))
 
 
-def _results(stage: Stage, turn: dict[str, Any]) -> list[str]:
-    return [text for role, text in stage.lines(UUID(turn["session_id"])) if role == "tool"]
+def _results(harness: Harness, turn: dict[str, Any]) -> list[str]:
+    return [text for role, text in harness.lines(UUID(turn["session_id"])) if role == "tool"]
 
 
-def _effects(stage: Stage) -> list[tuple[str, str]]:
+def _effects(harness: Harness) -> list[tuple[str, str]]:
     return [
-        tuple(row) for row in stage.sql("SELECT status, arguments FROM tool_effects ORDER BY message_seq, position")
+        tuple(row) for row in harness.sql("SELECT status, arguments FROM tool_effects ORDER BY message_seq, position")
     ]
 
 
-def test_while_it_waits_nobody_holds_it_and_nothing_counts(stage: Stage) -> None:
+def test_while_it_waits_nobody_holds_it_and_nothing_counts(harness: Harness) -> None:
     """No lease, no strike, no claim; no wake-up claims it, the sweeper does not wake it; then one approval runs it."""
-    turn = _asked(stage)
+    turn = _asked(harness)
     [pending] = turn["pending_approvals"]
     assert (pending["call_id"], pending["tool"], pending["arguments"]) == ("call_0", "pay", {"amount": 5})
-    row = stage.session(UUID(turn["session_id"]))
+    row = harness.session(UUID(turn["session_id"]))
     assert (row.state, row.lease_until, row.strikes, row.claims, turn["attempts"]) == (
         "waiting_approval",
         None,
@@ -89,27 +89,27 @@ def test_while_it_waits_nobody_holds_it_and_nothing_counts(stage: Stage) -> None
         0,
         1,
     )
-    assert isinstance(stage.run(row.session_id), NotNeeded)
-    stage.move(stage.settings.turn.sweep_s * 100)
-    swept = sweep(stage.runtime)
+    assert isinstance(harness.run(row.session_id), NotNeeded)
+    harness.move(harness.settings.turn.sweep_s * 100)
+    swept = sweep(harness.runtime)
     assert swept is not None
     assert swept.sessions == 0
     assert _ran == []
 
-    _decide(stage, turn, "call_0", "approve")
-    assert stage.waker.sessions[-1] == row.session_id
-    assert stage.session(row.session_id).state == "thinking"
-    done = _go_on(stage, turn)
+    _decide(harness, turn, "call_0", "approve")
+    assert harness.waker.sessions[-1] == row.session_id
+    assert harness.session(row.session_id).state == "thinking"
+    done = _go_on(harness, turn)
     assert (done["status"], done["attempts"], done["pending_approvals"]) == ("done", 1, [])
     assert _ran == [("pay", 5)]
-    assert _results(stage, turn) == ["paid 5"]
+    assert _results(harness, turn) == ["paid 5"]
 
 
-def test_a_predicate_says_which_calls_wait(stage: Stage) -> None:
+def test_a_predicate_says_which_calls_wait(harness: Harness) -> None:
     """Small amounts go through; one that cannot tell waits."""
-    stage.script(calls(("lend", {"amount": 100})), says("lent"))
-    assert stage.ask()["status"] == "done"
-    assert _asked(stage, ("lend", {"amount": 101}))["pending_approvals"][0]["tool"] == "lend"
+    harness.script(calls(("lend", {"amount": 100})), says("lent"))
+    assert harness.ask()["status"] == "done"
+    assert _asked(harness, ("lend", {"amount": 101}))["pending_approvals"][0]["tool"] == "lend"
 
     @tool(requires_approval=lambda arguments: arguments["no such"])
     def odd(amount: int) -> str:
@@ -119,24 +119,24 @@ def test_a_predicate_says_which_calls_wait(stage: Stage) -> None:
     assert odd.needs_approval({"amount": 1})
 
 
-def test_nothing_of_a_reply_begins_before_all_of_it_is_decided(stage: Stage) -> None:
+def test_nothing_of_a_reply_begins_before_all_of_it_is_decided(harness: Harness) -> None:
     """Then all that is approved, and what needed no approval, runs; the results come in the order asked."""
-    turn = _asked(stage, ("look", {}), ("pay", {"amount": 1}), ("nobody", {}), ("pay", {"amount": 2}))
+    turn = _asked(harness, ("look", {}), ("pay", {"amount": 1}), ("nobody", {}), ("pay", {"amount": 2}))
     assert [each["call_id"] for each in turn["pending_approvals"]] == ["call_1", "call_3"]
-    _decide(stage, turn, "call_3", "deny")
-    assert isinstance(stage.run(UUID(turn["session_id"])), NotNeeded)
-    assert [each["call_id"] for each in stage.turn(UUID(turn["turn_id"]))["pending_approvals"]] == ["call_1"]
+    _decide(harness, turn, "call_3", "deny")
+    assert isinstance(harness.run(UUID(turn["session_id"])), NotNeeded)
+    assert [each["call_id"] for each in harness.turn(UUID(turn["turn_id"]))["pending_approvals"]] == ["call_1"]
     assert _ran == []
-    _decide(stage, turn, "call_1", "approve")
-    assert _go_on(stage, turn)["status"] == "done"
+    _decide(harness, turn, "call_1", "approve")
+    assert _go_on(harness, turn)["status"] == "done"
     assert sorted(_ran, key=str) == [("look", None), ("pay", 1)]
-    seen, paid, unknown, denied = _results(stage, turn)
+    seen, paid, unknown, denied = _results(harness, turn)
     assert (seen, paid, denied) == ("seen", "paid 1", DENIED)
     assert "no tool 'nobody'" in unknown
-    assert [status for status, _ in _effects(stage)] == ["done", "done", "denied"]
+    assert [status for status, _ in _effects(harness)] == ["done", "done", "denied"]
 
 
-def test_a_tool_that_appears_while_a_call_waits_is_not_run_for_it(stage: Stage) -> None:
+def test_a_tool_that_appears_while_a_call_waits_is_not_run_for_it(harness: Harness) -> None:
     """A deploy adds it, or its MCP server comes back. What was approved runs; what nobody was asked for does not."""
 
     @tool(effect="pure")
@@ -145,197 +145,197 @@ def test_a_tool_that_appears_while_a_call_waits_is_not_run_for_it(stage: Stage) 
         _ran.append(("nobody", None))
         return "here now"
 
-    turn = _asked(stage, ("nobody", {}), ("pay", {"amount": 1}))
-    stage.equip(pay, lend, look, nobody)
-    _decide(stage, turn, "call_1", "approve")
-    assert _go_on(stage, turn)["status"] == "done"
+    turn = _asked(harness, ("nobody", {}), ("pay", {"amount": 1}))
+    harness.equip(pay, lend, look, nobody)
+    _decide(harness, turn, "call_1", "approve")
+    assert _go_on(harness, turn)["status"] == "done"
     assert _ran == [("pay", 1)]
-    missing, paid = _results(stage, turn)
+    missing, paid = _results(harness, turn)
     assert (missing, paid) == ("Error: this call was not run.", "paid 1")
 
 
-def test_edited_arguments_are_what_runs(stage: Stage) -> None:
+def test_edited_arguments_are_what_runs(harness: Harness) -> None:
     """They are checked like the model's own; the effect's row has them, and the model is told."""
-    turn = _asked(stage)
+    turn = _asked(harness)
     with pytest.raises(InvalidRequest, match="amount"):
-        _decide(stage, turn, "call_0", "approve", arguments={"amount": "much"})
+        _decide(harness, turn, "call_0", "approve", arguments={"amount": "much"})
     with pytest.raises(InvalidRequest, match="arguments"):
-        _decide(stage, turn, "call_0", "deny", arguments={"amount": 1})
-    _decide(stage, turn, "call_0", "approve", arguments={"amount": 3})
-    assert _go_on(stage, turn)["status"] == "done"
+        _decide(harness, turn, "call_0", "deny", arguments={"amount": 1})
+    _decide(harness, turn, "call_0", "approve", arguments={"amount": 3})
+    assert _go_on(harness, turn)["status"] == "done"
     assert _ran == [("pay", 3)]
-    assert _effects(stage) == [("done", '{"amount":3}')]
-    [told] = _results(stage, turn)
+    assert _effects(harness) == [("done", '{"amount":3}')]
+    [told] = _results(harness, turn)
     assert '{"amount":3}' in told
     assert told.endswith("paid 3")
 
 
-def test_each_call_is_decided_once_and_by_its_own_id(stage: Stage) -> None:
+def test_each_call_is_decided_once_and_by_its_own_id(harness: Harness) -> None:
     """A second reply of the turn has other ids, though the model gives the same: a late click means nothing else."""
-    stage.script(calls(("pay", {"amount": 1})), calls(("pay", {"amount": 2})), says("done"))
-    turn = stage.ask()
+    harness.script(calls(("pay", {"amount": 1})), calls(("pay", {"amount": 2})), says("done"))
+    turn = harness.ask()
     with pytest.raises(NotFound, match="call"):
-        _decide(stage, turn, "call_9", "approve")
+        _decide(harness, turn, "call_9", "approve")
     with pytest.raises(NotFound, match="turn"):
-        _decide(stage, {"turn_id": turn["session_id"]}, "call_0", "approve")
-    _decide(stage, turn, "call_0", "approve")
+        _decide(harness, {"turn_id": turn["session_id"]}, "call_0", "approve")
+    _decide(harness, turn, "call_0", "approve")
     with pytest.raises(Conflict, match="decided"):
-        _decide(stage, turn, "call_0", "deny")
-    second = _go_on(stage, turn)
+        _decide(harness, turn, "call_0", "deny")
+    second = _go_on(harness, turn)
     [pending] = second["pending_approvals"]
     assert pending["call_id"] != "call_0"
     with pytest.raises(Conflict, match="decided"):
-        _decide(stage, turn, "call_0", "approve")
-    _decide(stage, turn, pending["call_id"], "deny")
-    assert _go_on(stage, turn)["status"] == "done"
+        _decide(harness, turn, "call_0", "approve")
+    _decide(harness, turn, pending["call_id"], "deny")
+    assert _go_on(harness, turn)["status"] == "done"
     assert _ran == [("pay", 1)]
 
 
-def test_of_two_decisions_at_once_one_counts_and_the_last_wakes(stage: Stage) -> None:
+def test_of_two_decisions_at_once_one_counts_and_the_last_wakes(harness: Harness) -> None:
     """Two people click: on one call, exactly one is heard; on two calls, one of them is the last."""
-    turn = _asked(stage, ("pay", {"amount": 1}), ("pay", {"amount": 2}))
-    stage.waker.sessions.clear()
+    turn = _asked(harness, ("pay", {"amount": 1}), ("pay", {"amount": 2}))
+    harness.waker.sessions.clear()
     found = side_by_side(
         *(
-            lambda call_id=call_id, decision=decision: _decide(stage, turn, call_id, decision)
+            lambda call_id=call_id, decision=decision: _decide(harness, turn, call_id, decision)
             for call_id in ("call_0", "call_1")
             for decision in ("approve", "deny")
         )
     )
     assert sum(each is None for each in found) == 2
     assert sum(isinstance(each, Conflict) for each in found) == 2
-    assert len(stage.waker.sessions) == 1
-    assert _go_on(stage, turn)["status"] == "done"
+    assert len(harness.waker.sessions) == 1
+    assert _go_on(harness, turn)["status"] == "done"
 
 
-def test_what_nobody_approves_in_time_is_denied(stage: Stage) -> None:
+def test_what_nobody_approves_in_time_is_denied(harness: Harness) -> None:
     """The sweeper wakes the turn then; too late is too late; the model is told."""
-    turn = _asked(stage, ("look", {}), ("pay", {"amount": 1}))
-    stage.move(stage.settings.approval.expires_s + 1)
-    assert stage.turn(UUID(turn["turn_id"]))["pending_approvals"] == []
+    turn = _asked(harness, ("look", {}), ("pay", {"amount": 1}))
+    harness.move(harness.settings.approval.expires_s + 1)
+    assert harness.turn(UUID(turn["turn_id"]))["pending_approvals"] == []
     with pytest.raises(Conflict, match="over"):
-        _decide(stage, turn, "call_1", "approve")
-    stage.waker.sessions.clear()
-    sweep(stage.runtime)
-    assert stage.waker.sessions == [UUID(turn["session_id"])]
-    done = _go_on(stage, turn)
+        _decide(harness, turn, "call_1", "approve")
+    harness.waker.sessions.clear()
+    sweep(harness.runtime)
+    assert harness.waker.sessions == [UUID(turn["session_id"])]
+    done = _go_on(harness, turn)
     assert (done["status"], done["attempts"]) == ("done", 1)
-    assert _results(stage, turn) == ["seen", EXPIRED]
+    assert _results(harness, turn) == ["seen", EXPIRED]
 
 
 @pytest.mark.parametrize(("moment", "commit"), [("after", "turns.step"), ("before", "turns.wait_approval"),
                                                 ("after", "turns.wait_approval")])  # fmt: skip
-def test_a_crash_on_the_way_to_waiting(stage: Stage, moment: Any, commit: str) -> None:
+def test_a_crash_on_the_way_to_waiting(harness: Harness, moment: Any, commit: str) -> None:
     """Whoever takes over asks nobody twice and runs nothing: it waits, and goes on once it is approved."""
-    stage.script(calls(("pay", {"amount": 5}), ("look", {})), says("done"))
-    sent = stage.send()
-    with stage.crashing(moment, commit):
-        stage.run(sent.session_id)
-    stage.move(stage.settings.turn.lease_s + 1)
-    stage.run(sent.session_id)
-    turn = stage.turn(sent.turn_id)
+    harness.script(calls(("pay", {"amount": 5}), ("look", {})), says("done"))
+    sent = harness.send()
+    with harness.crashing(moment, commit):
+        harness.run(sent.session_id)
+    harness.move(harness.settings.turn.lease_s + 1)
+    harness.run(sent.session_id)
+    turn = harness.turn(sent.turn_id)
     assert (turn["status"], _ran) == ("waiting_approval", [])
-    _decide(stage, turn, "call_0", "approve")
-    with stage.crashing("after", "turns.begin_approved"):
-        stage.run(sent.session_id)
-    stage.move(stage.settings.turn.lease_s + stage.settings.turn.tool_timeout_s + 1)
-    stage.run(sent.session_id, alone=True)
-    assert stage.turn(sent.turn_id)["status"] == "done"
+    _decide(harness, turn, "call_0", "approve")
+    with harness.crashing("after", "turns.begin_approved"):
+        harness.run(sent.session_id)
+    harness.move(harness.settings.turn.lease_s + harness.settings.turn.tool_timeout_s + 1)
+    harness.run(sent.session_id, alone=True)
+    assert harness.turn(sent.turn_id)["status"] == "done"
     assert _ran == [("look", None)]  # `pay` is unsafe, and in doubt from the moment on that it may have begun
-    assert len(stage.model.requests) == 2
+    assert len(harness.model.requests) == 2
 
 
-def test_it_survives_a_runner_that_drains(stage: Stage) -> None:
+def test_it_survives_a_runner_that_drains(harness: Harness) -> None:
     """The process leaves right behind the step that asks: the next one waits, the one after that runs it."""
-    stage.script(calls(("pay", {"amount": 5})), says("done"))
-    sent = stage.send()
-    runner = Runner(stage.runtime, "leaving")
-    with stage.hooked(lambda at, name: runner.keeper.drain() if (at, name) == ("after", "turns.step") else None):
+    harness.script(calls(("pay", {"amount": 5})), says("done"))
+    sent = harness.send()
+    runner = Runner(harness.runtime, "leaving")
+    with harness.hooked(lambda at, name: runner.keeper.drain() if (at, name) == ("after", "turns.step") else None):
         runner.run(sent.session_id)
-    assert stage.turn(sent.turn_id)["status"] in {"parked", "waiting_approval"}
-    stage.run(sent.session_id)
-    turn = stage.turn(sent.turn_id)
+    assert harness.turn(sent.turn_id)["status"] in {"parked", "waiting_approval"}
+    harness.run(sent.session_id)
+    turn = harness.turn(sent.turn_id)
     assert turn["status"] == "waiting_approval"
-    _decide(stage, turn, "call_0", "approve")
-    assert _go_on(stage, turn)["reply"]["text"] == "done"
+    _decide(harness, turn, "call_0", "approve")
+    assert _go_on(harness, turn)["reply"]["text"] == "done"
 
 
-def test_cancelled_while_it_waits(stage: Stage) -> None:
+def test_cancelled_while_it_waits(harness: Harness) -> None:
     """No worker is needed: closed in one commit, its call denied, what waits behind it runs."""
-    turn = _asked(stage, ("pay", {"amount": 5}), ("look", {}), reply_to={"url": "https://a.example"})
-    behind = stage.send("next")
-    assert isinstance(stage.run(behind.session_id), NotNeeded)
-    cancel(stage.runtime, UUID(turn["turn_id"]))
-    cancelled = stage.turn(UUID(turn["turn_id"]))
+    turn = _asked(harness, ("pay", {"amount": 5}), ("look", {}), reply_to={"url": "https://a.example"})
+    behind = harness.send("next")
+    assert isinstance(harness.run(behind.session_id), NotNeeded)
+    cancel(harness.runtime, UUID(turn["turn_id"]))
+    cancelled = harness.turn(UUID(turn["turn_id"]))
     assert (cancelled["status"], cancelled["pending_approvals"]) == ("cancelled", [])
-    assert [status for status, _ in _effects(stage)] == ["denied", "failed"]
-    assert len(stage.waker.deliveries) == 1
+    assert [status for status, _ in _effects(harness)] == ["denied", "failed"]
+    assert len(harness.waker.deliveries) == 1
     with pytest.raises(Conflict):
-        _decide(stage, turn, "call_0", "approve")
-    assert stage.run(behind.session_id) == Ran(1)
+        _decide(harness, turn, "call_0", "approve")
+    assert harness.run(behind.session_id) == Ran(1)
     assert _ran == []
 
 
-def test_interrupted_while_it_waits(stage: Stage) -> None:
+def test_interrupted_while_it_waits(harness: Harness) -> None:
     """The new message closes it in its own accept, and runs."""
-    turn = _asked(stage)
-    sent = stage.send("never mind", on_busy="interrupt")
-    assert stage.turn(UUID(turn["turn_id"]))["status"] == "cancelled"
-    stage.script(says("fine"))
-    assert stage.run(sent.session_id) == Ran(1)
+    turn = _asked(harness)
+    sent = harness.send("never mind", on_busy="interrupt")
+    assert harness.turn(UUID(turn["turn_id"]))["status"] == "cancelled"
+    harness.script(says("fine"))
+    assert harness.run(sent.session_id) == Ran(1)
     assert _ran == []
 
 
-def test_an_end_that_is_asked_for_denies_what_waits(stage: Stage) -> None:
+def test_an_end_that_is_asked_for_denies_what_waits(harness: Harness) -> None:
     """The turn goes on with the denial, then the session may end."""
-    turn = _asked(stage)
+    turn = _asked(harness)
     session_id = UUID(turn["session_id"])
-    assert not request_end(stage.database, session_id, "enough").may_end
-    assert stage.turn(UUID(turn["turn_id"]))["pending_approvals"] == []
+    assert not request_end(harness.database, session_id, "enough").may_end
+    assert harness.turn(UUID(turn["turn_id"]))["pending_approvals"] == []
     with pytest.raises(Conflict, match="waits no more"):
-        _decide(stage, turn, "call_0", "approve")
-    stage.waker.sessions.clear()
-    sweep(stage.runtime)
-    assert stage.waker.sessions == [session_id]
-    assert _go_on(stage, turn)["status"] == "done"
-    assert _results(stage, turn) == [ENDED]
-    assert stage.waker.endings == [session_id]
+        _decide(harness, turn, "call_0", "approve")
+    harness.waker.sessions.clear()
+    sweep(harness.runtime)
+    assert harness.waker.sessions == [session_id]
+    assert _go_on(harness, turn)["status"] == "done"
+    assert _results(harness, turn) == [ENDED]
+    assert harness.waker.endings == [session_id]
     assert _ran == []
 
 
-def test_an_end_or_a_cancellation_on_the_way_to_waiting(stage: Stage) -> None:
+def test_an_end_or_a_cancellation_on_the_way_to_waiting(harness: Harness) -> None:
     """Asked for between the calls' commit and the waiting: it never waits."""
     for interfere in ("end", "cancel"):
-        stage.script(calls(("pay", {"amount": 5})), says("done"))
-        sent = stage.send(user_id=interfere)
+        harness.script(calls(("pay", {"amount": 5})), says("done"))
+        sent = harness.send(user_id=interfere)
         session_id, turn_id = sent.session_id, sent.turn_id
 
         def come_between(at: str, name: str) -> None:
             if (at, name) == ("after", "turns.begin_approved"):
-                stage.database.observe = None
+                harness.database.observe = None
                 if interfere == "end":  # noqa: B023 (called within this round)
-                    request_end(stage.database, session_id, "enough")  # noqa: B023
+                    request_end(harness.database, session_id, "enough")  # noqa: B023
                 else:
-                    cancel(stage.runtime, turn_id)  # noqa: B023
+                    cancel(harness.runtime, turn_id)  # noqa: B023
 
-        with stage.hooked(come_between):
-            stage.run(session_id)
-        assert stage.turn(turn_id)["status"] == ("done" if interfere == "end" else "cancelled")
+        with harness.hooked(come_between):
+            harness.run(session_id)
+        assert harness.turn(turn_id)["status"] == ("done" if interfere == "end" else "cancelled")
     assert _ran == []
 
 
-def test_a_clock_set_back_does_not_keep_it_for_ever(stage: Stage) -> None:
+def test_a_clock_set_back_does_not_keep_it_for_ever(harness: Harness) -> None:
     """An expiry that was reckoned while the clock was ahead is reckoned again."""
-    stage.move(86_400)
-    turn = _asked(stage)
-    stage.move(-86_400)
-    stage.waker.sessions.clear()
-    sweep(stage.runtime)
-    stage.run(UUID(turn["session_id"]))
-    again = stage.turn(UUID(turn["turn_id"]))
+    harness.move(86_400)
+    turn = _asked(harness)
+    harness.move(-86_400)
+    harness.waker.sessions.clear()
+    sweep(harness.runtime)
+    harness.run(UUID(turn["session_id"]))
+    again = harness.turn(UUID(turn["turn_id"]))
     assert again["status"] == "waiting_approval"
-    _decide(stage, turn, "call_0", "approve")
-    assert _go_on(stage, turn)["status"] == "done"
+    _decide(harness, turn, "call_0", "approve")
+    assert _go_on(harness, turn)["status"] == "done"
 
 
 def test_what_is_said_must_be_a_decision() -> None:

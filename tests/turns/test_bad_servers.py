@@ -28,8 +28,8 @@ from perdure.turns.run.runner import Runner
 from tests.models.anthropic_server import AnthropicServer
 from tests.models.openai_server import OpenAIServer
 from tests.models.server import Answer, Broken, Call, Drip, ProviderServer, Raw, Silence, Status, Step, Wire
+from tests.turns.harness import PATIENCE_S, Harness
 from tests.turns.scripted import Scripted
-from tests.turns.stage import PATIENCE_S, Stage
 
 Make = Callable[[ProviderServer], Step]
 
@@ -81,19 +81,19 @@ def provider(request: pytest.FixtureRequest) -> Iterator[Provider]:
 
 
 @pytest.fixture
-def runtime(stage: Stage, provider: Provider) -> Runtime:
+def runtime(harness: Harness, provider: Provider) -> Runtime:
     """A process whose agent has a tool, and whose model is the provider's."""
     agents = Agents([Agent("assistant", "You help.", [echo], model=provider.name)])
-    return replace(stage.runtime, agents=agents, models=provider.models.get)
+    return replace(harness.runtime, agents=agents, models=provider.models.get)
 
 
-def ask(stage: Stage, runtime: Runtime) -> dict[str, Any]:
+def ask(harness: Harness, runtime: Runtime) -> dict[str, Any]:
     """Have one message answered; the turn, which has ended."""
     accepted = accept(runtime, Incoming(user_id="ana", text="Say it again."))
     began = time.monotonic()
-    Runner(runtime, "stage").run(accepted.session_id)
+    Runner(runtime, "harness").run(accepted.session_id)
     assert time.monotonic() - began < PATIENCE_S
-    return stage.turn(accepted.turn_id)
+    return harness.turn(accepted.turn_id)
 
 
 def nonsense(payload: bytes) -> Make:
@@ -127,13 +127,13 @@ FAILURES = [
 
 @pytest.mark.parametrize(("make", "code", "again"), FAILURES)
 def test_a_server_that_answers_nonsense(
-    stage: Stage, runtime: Runtime, provider: Provider, make: Make, code: str, *, again: bool
+    harness: Harness, runtime: Runtime, provider: Provider, make: Make, code: str, *, again: bool
 ) -> None:
     """The turn fails with the contract's code and a sentence; what can pass was tried again, what cannot was not."""
     step = make(provider.server)
     provider.server.player = lambda _: step
     provider.server.requests.clear()
-    turn = ask(stage, runtime)
+    turn = ask(harness, runtime)
     assert (turn["status"], turn["error"]["code"]) == ("failed", code)
     assert turn["reply"]["text"] == turn["error"]["message"]
     assert len(provider.server.requests) == (TRIES if again else 1)
@@ -147,19 +147,19 @@ ENDLESS = [
 
 
 @pytest.mark.parametrize("step", ENDLESS)
-def test_a_server_that_never_finishes(stage: Stage, runtime: Runtime, provider: Provider, step: Step) -> None:
+def test_a_server_that_never_finishes(harness: Harness, runtime: Runtime, provider: Provider, step: Step) -> None:
     """The turn's own deadline ends the call, however often a byte comes; nobody is asked a second time."""
-    limits = stage.settings.turn.model_copy(update={"timeout_s": DEADLINE_S})
+    limits = harness.settings.turn.model_copy(update={"timeout_s": DEADLINE_S})
     hurried = replace(runtime, settings=runtime.settings.model_copy(update={"turn": limits}))
     provider.server.player = lambda _: step
     provider.server.requests.clear()
-    turn = ask(stage, hurried)
+    turn = ask(harness, hurried)
     assert (turn["status"], turn["error"]["code"]) == ("failed", "TIMEOUT")
     assert len(provider.server.requests) == 1
 
 
 @pytest.mark.parametrize("step", [Silence(), HTML, Status(401), Status(413)], ids=["silent", "HTML", "401", "413"])
-def test_another_model_answers_for_it(stage: Stage, provider: Provider, step: Step) -> None:
+def test_another_model_answers_for_it(harness: Harness, provider: Provider, step: Step) -> None:
     """After whatever failure; each model has its own time, so that one that hangs leaves some to the next."""
     models = Models(
         provider.settings.model_copy(update={"model_timeout_s": DEADLINE_S, "fallback_models": ("offline",)}),
@@ -167,22 +167,22 @@ def test_another_model_answers_for_it(stage: Stage, provider: Provider, step: St
         provider.breakers,
     )
     provider.server.player = lambda _: step
-    turn = ask(stage, replace(stage.runtime, models=lambda _: models.get(provider.name)))
+    turn = ask(harness, replace(harness.runtime, models=lambda _: models.get(provider.name)))
     assert turn["status"] == "done"
-    [_, reply] = stage.messages(turn["session_id"])
+    [_, reply] = harness.messages(turn["session_id"])
     assert (reply["model"], reply["fallback"]) == ("offline", True)
 
 
-def test_nobody_answers_for_it_once_the_turn_is_cancelled(stage: Stage, provider: Provider) -> None:
+def test_nobody_answers_for_it_once_the_turn_is_cancelled(harness: Harness, provider: Provider) -> None:
     """Cancelled while the server is silent: no second try, no other model, and no failure of the provider."""
     other = Scripted()
     model = ResilientModel(provider.models.get(provider.name), FallbackModels([other]))
-    runtime = replace(stage.runtime, models=lambda _: model)
-    runner = Runner(runtime, "stage")
+    runtime = replace(harness.runtime, models=lambda _: model)
+    runner = Runner(runtime, "harness")
     accepted = accept(runtime, Incoming(user_id="ana", text="Never mind."))
 
     def cancelling(_: Wire) -> Step:
-        cancel(stage.runtime, accepted.turn_id)
+        cancel(harness.runtime, accepted.turn_id)
         runner.keeper.beat()
         return Silence()
 
@@ -190,7 +190,7 @@ def test_nobody_answers_for_it_once_the_turn_is_cancelled(stage: Stage, provider
     provider.server.requests.clear()
     before = provider.breakers.list()
     runner.run(accepted.session_id)
-    assert stage.turn(accepted.turn_id)["status"] == "cancelled"
+    assert harness.turn(accepted.turn_id)["status"] == "cancelled"
     assert (len(provider.server.requests), other.requests) == (1, [])
     assert provider.breakers.list() == before
 
@@ -206,14 +206,14 @@ ODD = [
 
 @pytest.mark.parametrize(("step", "results"), ODD)
 def test_a_server_that_is_odd(
-    stage: Stage, runtime: Runtime, provider: Provider, step: Step, results: list[str]
+    harness: Harness, runtime: Runtime, provider: Provider, step: Step, results: list[str]
 ) -> None:
     """The turn is answered; each call has its own result, and the next prompt is one that the provider takes."""
     provider.server.script(step)
     provider.server.player = lambda _: Answer("here you are")
-    turn = ask(stage, runtime)
+    turn = ask(harness, runtime)
     assert turn["status"] == "done", turn["error"]
-    said = [each for each in stage.messages(turn["session_id"]) if each["role"] == "tool"]
+    said = [each for each in harness.messages(turn["session_id"]) if each["role"] == "tool"]
     assert len(said) == len(results)
     assert all(each["content"].startswith(wanted) for each, wanted in zip(said, results, strict=True))
     assert len({each["tool_call_id"] for each in said}) == len(results)

@@ -10,8 +10,8 @@ from sqlalchemy import event
 
 from perdure import ToolContext, tool
 from perdure.database.engine import Database
+from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
-from tests.turns.stage import Stage
 
 
 @tool(effect="pure")
@@ -38,26 +38,26 @@ def counted(database: Database) -> Iterator[tuple[list[str], list[str]]]:
         database.observe = None
 
 
-def _talk(stage: Stage) -> None:
-    stage.script(calls(("double", {"number": 4})), says("8"))
-    assert stage.ask()["status"] == "done"
+def _talk(harness: Harness) -> None:
+    harness.script(calls(("double", {"number": 4})), says("8"))
+    assert harness.ask()["status"] == "done"
 
 
-def test_a_turn_of_two_model_calls_and_a_tool(stage: Stage) -> None:
+def test_a_turn_of_two_model_calls_and_a_tool(harness: Harness) -> None:
     """Five commits, seven statements: accept, claim, history, what is remembered, two steps, settle."""
-    stage.equip(double)
+    harness.equip(double)
     for _ in range(3):
-        _talk(stage)  # the session is there, and each statement has been prepared on its connection
-    stage.script(calls(("double", {"number": 4})), says("8"))
-    with counted(stage.database) as (statements, commits):
-        sent = stage.send()
-        stage.run(sent.session_id)
+        _talk(harness)  # the session is there, and each statement has been prepared on its connection
+    harness.script(calls(("double", {"number": 4})), says("8"))
+    with counted(harness.database) as (statements, commits):
+        sent = harness.send()
+        harness.run(sent.session_id)
     assert commits == ["turns.enqueue", "turns.claim", "turns.step", "turns.step", "turns.settle"]
     assert len(statements) == 7, statements
-    assert stage.sql("SELECT count(*) FROM snapshots")[0][0] == 0
+    assert harness.sql("SELECT count(*) FROM snapshots")[0][0] == 0
 
 
-def test_working_variables_cost_a_row_where_they_change_and_no_statement(stage: Stage) -> None:
+def test_working_variables_cost_a_row_where_they_change_and_no_statement(harness: Harness) -> None:
     """They are read with the claim and written with the step."""
 
     @tool(effect="pure")
@@ -68,42 +68,42 @@ def test_working_variables_cost_a_row_where_they_change_and_no_statement(stage: 
                 variables["n"] = variables.get("n", 0) + 1
             return int(variables["n"])
 
-    stage.equip(count)
+    harness.equip(count)
     for further in (True, False, True):
-        stage.script(calls(("count", {"further": further})), says("counted"))
-        with counted(stage.database) as (statements, commits):
-            sent = stage.send()
-            stage.run(sent.session_id)
+        harness.script(calls(("count", {"further": further})), says("counted"))
+        with counted(harness.database) as (statements, commits):
+            sent = harness.send()
+            harness.run(sent.session_id)
     assert commits == ["turns.enqueue", "turns.claim", "turns.step", "turns.step", "turns.settle"]
     assert len(statements) == 7, statements
-    assert stage.sql("SELECT count(*) FROM snapshots")[0][0] == 2
+    assert harness.sql("SELECT count(*) FROM snapshots")[0][0] == 2
 
 
-def test_several_tools_side_by_side_cost_a_commit_each(stage: Stage) -> None:
+def test_several_tools_side_by_side_cost_a_commit_each(harness: Harness) -> None:
     """Each result is recorded as it comes, so that a crash loses none: that is its price."""
-    stage.equip(double)
-    _talk(stage)
-    stage.script(calls(("double", {"number": 4}), ("double", {"number": 5})), says("8, 10"))
-    with counted(stage.database) as (_, commits):
-        stage.ask()
+    harness.equip(double)
+    _talk(harness)
+    harness.script(calls(("double", {"number": 4}), ("double", {"number": 5})), says("8, 10"))
+    with counted(harness.database) as (_, commits):
+        harness.ask()
     assert commits.count("turns.finish_effect") == 2
     assert len(commits) == 7
 
 
-def test_a_turn_that_follows_under_the_same_lease_is_not_claimed_again(stage: Stage) -> None:
+def test_a_turn_that_follows_under_the_same_lease_is_not_claimed_again(harness: Harness) -> None:
     """A backlog is worked off with one statement to begin each next turn."""
-    _talk_twice = [stage.send(), stage.send()]
-    with counted(stage.database) as (_, commits):
-        stage.run(_talk_twice[0].session_id)
+    _talk_twice = [harness.send(), harness.send()]
+    with counted(harness.database) as (_, commits):
+        harness.run(_talk_twice[0].session_id)
     assert commits == ["turns.claim", "turns.settle", "turns.begin_next", "turns.settle"]
 
 
-def test_the_cost_does_not_grow_with_the_conversation(stage: Stage) -> None:
+def test_the_cost_does_not_grow_with_the_conversation(harness: Harness) -> None:
     """The rows that a prompt reads are bounded by the window, at turn 60 as at turn 25."""
-    stage.equip(double)
+    harness.equip(double)
     for _ in range(25):
-        _talk(stage)
-    at_25 = stage.model.requests[-1]
+        _talk(harness)
+    at_25 = harness.model.requests[-1]
     for _ in range(35):
-        _talk(stage)
-    assert len(stage.model.requests[-1].messages) == len(at_25.messages)
+        _talk(harness)
+    assert len(harness.model.requests[-1].messages) == len(at_25.messages)

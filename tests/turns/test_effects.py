@@ -14,8 +14,8 @@ from perdure.hooks import ToolCalling
 from perdure.tools.registry import DidNotHappen, Happened, Probe, Tool, ToolContext, Unknown
 from perdure.turns.calls.results import UNKNOWN_OUTCOME
 from perdure.turns.run.runner import Ran, Runner
+from tests.turns.harness import PATIENCE_S, Harness, until
 from tests.turns.scripted import calls, says
-from tests.turns.stage import PATIENCE_S, Stage, until
 
 DECIDED_S = 31
 """Past the lease and past intent + tool timeout, both of 30 s."""
@@ -45,16 +45,16 @@ def bench() -> Bench:
     return Bench()
 
 
-def _results(stage: Stage) -> list[str]:
-    return [row.content for row in stage.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")]
+def _results(harness: Harness) -> list[str]:
+    return [row.content for row in harness.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")]
 
 
-def _crash(stage: Stage, moment: Any, nth: int) -> UUID:
+def _crash(harness: Harness, moment: Any, nth: int) -> UUID:
     """A turn whose process died around the `nth` step: 1 commits the intents, 2 the results."""
-    stage.script(calls(("act", {})), says("done"))
-    sent = stage.send()
-    with stage.crashing(moment, "turns.step", nth):
-        stage.run(sent.session_id)
+    harness.script(calls(("act", {})), says("done"))
+    sent = harness.send()
+    with harness.crashing(moment, "turns.step", nth):
+        harness.run(sent.session_id)
     return sent.session_id
 
 
@@ -65,69 +65,69 @@ RUNS = {"pure": [1, 1, 2, 1], "idempotent": [1, 1, 2, 1], "unsafe": [1, 0, 1, 1]
 
 @pytest.mark.parametrize("effect", RUNS)
 @pytest.mark.parametrize("point", range(4))
-def test_a_crash_around_each_commit(stage: Stage, bench: Bench, effect: str, point: int) -> None:
+def test_a_crash_around_each_commit(harness: Harness, bench: Bench, effect: str, point: int) -> None:
     """Wherever the process dies, each class behaves as declared and the turn is answered once."""
-    stage.equip(bench.tool(effect))
-    session_id = _crash(stage, *POINTS[point])
-    stage.move(DECIDED_S)
-    if not stage.model.lines:  # the first step was not committed: the model is asked again
-        stage.script(says("done"))
+    harness.equip(bench.tool(effect))
+    session_id = _crash(harness, *POINTS[point])
+    harness.move(DECIDED_S)
+    if not harness.model.lines:  # the first step was not committed: the model is asked again
+        harness.script(says("done"))
     if point == 0:
-        stage.script(calls(("act", {})), says("done"))
-    assert stage.run(session_id) == Ran(1)
+        harness.script(calls(("act", {})), says("done"))
+    assert harness.run(session_id) == Ran(1)
     assert len(bench.ran) == RUNS[effect][point]
     assert len(set(bench.ran)) <= 1, "every attempt at one call has one effect id"
     in_doubt = effect == "unsafe" and point in {1, 2}
-    assert _results(stage) == [UNKNOWN_OUTCOME if in_doubt else f"acted {len(bench.ran)}"]
-    assert stage.lines(session_id)[-1] == ("assistant", "done")
-    assert stage.sql("SELECT status FROM tool_effects")[0].status == ("unknown" if in_doubt else "done")
+    assert _results(harness) == [UNKNOWN_OUTCOME if in_doubt else f"acted {len(bench.ran)}"]
+    assert harness.lines(session_id)[-1] == ("assistant", "done")
+    assert harness.sql("SELECT status FROM tool_effects")[0].status == ("unknown" if in_doubt else "done")
 
 
-def test_in_doubt_is_decided_no_earlier_than_the_tool_may_still_run(stage: Stage, bench: Bench) -> None:
+def test_in_doubt_is_decided_no_earlier_than_the_tool_may_still_run(harness: Harness, bench: Bench) -> None:
     """The first runner may be paused and not dead: its tool has its full time before anybody repeats it."""
-    stage.set(lease_s=5, heartbeat_s=1)
-    stage.equip(bench.tool("pure"))
-    session_id = _crash(stage, "after", 1)
-    stage.move(6)
-    runner = Runner(stage.runtime, "second")
+    harness.set(lease_s=5, heartbeat_s=1)
+    harness.equip(bench.tool("pure"))
+    session_id = _crash(harness, "after", 1)
+    harness.move(6)
+    runner = Runner(harness.runtime, "second")
     second = threading.Thread(target=runner.run, args=(session_id,), daemon=True)
     second.start()
-    until(lambda: runner.keeper.running and stage.session(session_id).token == 2, "the second runner has it")
+    until(lambda: runner.keeper.running and harness.session(session_id).token == 2, "the second runner has it")
     # It waits for `decide_at` by real time, of which this test spends none.
-    stage.send("stop", on_busy="interrupt")
+    harness.send("stop", on_busy="interrupt")
     runner.keeper.beat()
     second.join(PATIENCE_S)
     assert not second.is_alive(), "the wait ends when the turn is no longer wanted"
     assert bench.ran == []
-    assert _results(stage) == [UNKNOWN_OUTCOME]
+    assert _results(harness) == [UNKNOWN_OUTCOME]
 
 
-def test_a_clock_set_back_leaves_nothing_undecided_for_a_day(stage: Stage, bench: Bench) -> None:
+def test_a_clock_set_back_leaves_nothing_undecided_for_a_day(harness: Harness, bench: Bench) -> None:
     """Whatever the row says in hours that come again: a call has no more than its time."""
-    stage.set(tool_timeout_s=0.1)
-    stage.equip(bench.tool("pure"))
-    session_id = _crash(stage, "after", 1)
-    stage.move(-86_400)
-    assert stage.run(session_id) == Ran(1)
+    harness.set(tool_timeout_s=0.1)
+    harness.equip(bench.tool("pure"))
+    session_id = _crash(harness, "after", 1)
+    harness.move(-86_400)
+    assert harness.run(session_id) == Ran(1)
     assert len(bench.ran) == 1
 
 
-def test_what_is_undecided_can_be_drained(stage: Stage, bench: Bench) -> None:
+def test_what_is_undecided_can_be_drained(harness: Harness, bench: Bench) -> None:
     """Waiting for a decision is no reason to hold up a shutdown."""
-    stage.set(lease_s=5, heartbeat_s=1)
-    stage.equip(bench.tool("pure"))
-    session_id = _crash(stage, "after", 1)
-    stage.move(6)
-    runner = Runner(stage.runtime, "second")
+    harness.set(lease_s=5, heartbeat_s=1)
+    harness.equip(bench.tool("pure"))
+    session_id = _crash(harness, "after", 1)
+    harness.move(6)
+    runner = Runner(harness.runtime, "second")
     second = threading.Thread(target=runner.run, args=(session_id,), daemon=True)
     second.start()
-    until(lambda: runner.keeper.running and stage.session(session_id).token == 2, "the second runner has it")
+    until(lambda: runner.keeper.running and harness.session(session_id).token == 2, "the second runner has it")
     runner.keeper.drain()
     second.join(PATIENCE_S)
     assert not second.is_alive()
-    assert stage.sql("SELECT status FROM turns")[0].status == "parked"
-    stage.move(DECIDED_S)
-    assert stage.run(session_id) == Ran(1)
+    assert harness.sql("SELECT status FROM turns")[0].status == "parked"
+    harness.move(DECIDED_S)
+    assert harness.run(session_id) == Ran(1)
     assert len(bench.ran) == 1
 
 
@@ -146,21 +146,21 @@ PROBES: dict[str, tuple[Callable[[ToolContext], Any], str, int]] = {
 
 
 @pytest.mark.parametrize("answer", PROBES)
-def test_the_probe_of_an_unsafe_tool_settles_it(stage: Stage, bench: Bench, answer: str) -> None:
+def test_the_probe_of_an_unsafe_tool_settles_it(harness: Harness, bench: Bench, answer: str) -> None:
     """What the outside world says decides; what it cannot say is unknown, and only a clear no repeats."""
     probe, expected, runs = PROBES[answer]
-    stage.equip(bench.tool("unsafe", probe))
-    session_id = _crash(stage, "before", 2)
-    stage.move(DECIDED_S)
-    stage.run(session_id)
-    (result,) = _results(stage)
+    harness.equip(bench.tool("unsafe", probe))
+    session_id = _crash(harness, "before", 2)
+    harness.move(DECIDED_S)
+    harness.run(session_id)
+    (result,) = _results(harness)
     assert result.startswith(expected)
     assert len(result) <= 32_000
     assert len(bench.ran) == runs
     assert len(set(bench.ran)) == 1
 
 
-def test_a_probe_that_hangs_is_given_up(stage: Stage, bench: Bench) -> None:
+def test_a_probe_that_hangs_is_given_up(harness: Harness, bench: Bench) -> None:
     """It has the tool's own time, then the outcome is unknown."""
     release = threading.Event()
 
@@ -173,40 +173,40 @@ def test_a_probe_that_hangs_is_given_up(stage: Stage, bench: Bench) -> None:
         """Act."""
         return "acted"
 
-    stage.equip(act)
-    session_id = _crash(stage, "before", 2)
-    stage.move(DECIDED_S)
-    assert stage.run(session_id) == Ran(1)
+    harness.equip(act)
+    session_id = _crash(harness, "before", 2)
+    harness.move(DECIDED_S)
+    assert harness.run(session_id) == Ran(1)
     release.set()
-    assert _results(stage) == [UNKNOWN_OUTCOME]
+    assert _results(harness) == [UNKNOWN_OUTCOME]
 
 
-def test_a_late_result_is_kept_in_the_row_and_nowhere_else(stage: Stage) -> None:
+def test_a_late_result_is_kept_in_the_row_and_nowhere_else(harness: Harness) -> None:
     """An unsafe tool comes back after its outcome was called unknown: the transcript is not rewritten."""
     release = threading.Event()
 
     @tool(timeout_s=30)
     def act() -> str:
         """Act, slowly."""
-        stage.move(31)
+        harness.move(31)
         assert release.wait(PATIENCE_S)
         return "transferred after all"
 
-    stage.equip(act)
-    stage.script(calls(("act", {})), says("done"))
-    sent = stage.send()
-    stage.run(sent.session_id)
-    before = stage.messages(sent.session_id)
+    harness.equip(act)
+    harness.script(calls(("act", {})), says("done"))
+    sent = harness.send()
+    harness.run(sent.session_id)
+    before = harness.messages(sent.session_id)
     release.set()
     row = "SELECT status, result FROM tool_effects WHERE result IS NOT NULL"
-    until(lambda: stage.sql(row), "the late result")
-    assert tuple(stage.sql(row)[0]) == ("unknown", "transferred after all")
-    assert stage.messages(sent.session_id) == before
-    assert _results(stage) == [UNKNOWN_OUTCOME]
+    until(lambda: harness.sql(row), "the late result")
+    assert tuple(harness.sql(row)[0]) == ("unknown", "transferred after all")
+    assert harness.messages(sent.session_id) == before
+    assert _results(harness) == [UNKNOWN_OUTCOME]
 
 
 @pytest.mark.parametrize("given", ["first", ""])
-def test_what_one_of_several_calls_brought_is_not_done_again(stage: Stage, given: str) -> None:
+def test_what_one_of_several_calls_brought_is_not_done_again(harness: Harness, given: str) -> None:
     """Results of calls made side by side are recorded as they come, so a crash loses none of them."""
     ran: list[str] = []
     blocked, release = threading.Event(), threading.Event()
@@ -220,99 +220,99 @@ def test_what_one_of_several_calls_brought_is_not_done_again(stage: Stage, given
             release.wait(PATIENCE_S)
         return given
 
-    stage.equip(act)
-    stage.script(calls(("act", {"number": 1}), ("act", {"number": 2})), says("done"))
-    sent = stage.send()
-    stopped = threading.Thread(target=stage.run, args=(sent.session_id,), daemon=True)
+    harness.equip(act)
+    harness.script(calls(("act", {"number": 1}), ("act", {"number": 2})), says("done"))
+    sent = harness.send()
+    stopped = threading.Thread(target=harness.run, args=(sent.session_id,), daemon=True)
     stopped.start()
     assert blocked.wait(PATIENCE_S)
-    until(lambda: stage.sql("SELECT 1 FROM tool_effects WHERE status = 'done'"), "the first result")
+    until(lambda: harness.sql("SELECT 1 FROM tool_effects WHERE status = 'done'"), "the first result")
     # The first runner goes on waiting, as a paused process does; another one takes over.
-    stage.sql("UPDATE tool_effects SET decide_at = perdure_now() WHERE status = 'intended'")
-    stage.sql("UPDATE sessions SET lease_until = perdure_now()")
-    assert stage.run(sent.session_id) == Ran(1)
+    harness.sql("UPDATE tool_effects SET decide_at = perdure_now() WHERE status = 'intended'")
+    harness.sql("UPDATE sessions SET lease_until = perdure_now()")
+    assert harness.run(sent.session_id) == Ran(1)
     release.set()
     stopped.join(PATIENCE_S)
-    assert _results(stage) == [given, UNKNOWN_OUTCOME]
+    assert _results(harness) == [given, UNKNOWN_OUTCOME]
     assert sorted(ran) == ["act 1", "act 2"]
 
 
-def test_a_tool_that_the_agent_has_lost_is_unknown(stage: Stage, bench: Bench) -> None:
+def test_a_tool_that_the_agent_has_lost_is_unknown(harness: Harness, bench: Bench) -> None:
     """A deploy between crash and recovery took the tool away: nothing can repeat or probe it."""
-    stage.equip(bench.tool("pure"))
-    session_id = _crash(stage, "before", 2)
-    stage.equip()
-    stage.move(DECIDED_S)
-    assert stage.run(session_id) == Ran(1)
-    assert _results(stage) == [UNKNOWN_OUTCOME]
+    harness.equip(bench.tool("pure"))
+    session_id = _crash(harness, "before", 2)
+    harness.equip()
+    harness.move(DECIDED_S)
+    assert harness.run(session_id) == Ran(1)
+    assert _results(harness) == [UNKNOWN_OUTCOME]
     assert len(bench.ran) == 1
 
 
-def test_a_refused_call_stays_refused_after_a_crash(stage: Stage, bench: Bench) -> None:
+def test_a_refused_call_stays_refused_after_a_crash(harness: Harness, bench: Bench) -> None:
     """A refused call has no effect row; its refusal is found again beside its neighbours' results."""
-    stage.equip(bench.tool("pure"))
-    stage.script(calls(("fly", {}), ("act", {}), ("act", "{broken")), says("done"))
-    sent = stage.send()
-    with stage.crashing("before", "turns.step", 2):
-        stage.run(sent.session_id)
-    stage.move(DECIDED_S)
-    stage.run(sent.session_id)
-    results = _results(stage)
+    harness.equip(bench.tool("pure"))
+    harness.script(calls(("fly", {}), ("act", {}), ("act", "{broken")), says("done"))
+    sent = harness.send()
+    with harness.crashing("before", "turns.step", 2):
+        harness.run(sent.session_id)
+    harness.move(DECIDED_S)
+    harness.run(sent.session_id)
+    results = _results(harness)
     assert results[0].startswith("Error: There is no tool 'fly'")
     assert results[1] == "acted 2"
     assert "not valid JSON" in results[2]
 
 
-def test_a_turn_given_up_in_the_middle_of_its_calls_closes_them(stage: Stage, bench: Bench) -> None:
+def test_a_turn_given_up_in_the_middle_of_its_calls_closes_them(harness: Harness, bench: Bench) -> None:
     """Whatever ends a turn closes every open call in the same commit, saying how."""
-    stage.equip(bench.tool("unsafe"))
-    session_id = _crash(stage, "after", 1)
-    stage.sql("UPDATE sessions SET strikes = 5")
-    stage.move(DECIDED_S)
-    assert stage.run(session_id) == Ran(1)
-    assert _results(stage) == [UNKNOWN_OUTCOME]
+    harness.equip(bench.tool("unsafe"))
+    session_id = _crash(harness, "after", 1)
+    harness.sql("UPDATE sessions SET strikes = 5")
+    harness.move(DECIDED_S)
+    assert harness.run(session_id) == Ran(1)
+    assert _results(harness) == [UNKNOWN_OUTCOME]
     assert bench.ran == []
-    turn = stage.sql("SELECT status, error_code FROM turns")[0]
+    turn = harness.sql("SELECT status, error_code FROM turns")[0]
     assert tuple(turn) == ("failed", "BUDGET_EXHAUSTED")
 
 
-def test_a_tool_starts_only_under_a_lease_that_holds(stage: Stage, bench: Bench) -> None:
+def test_a_tool_starts_only_under_a_lease_that_holds(harness: Harness, bench: Bench) -> None:
     """Between intent and start the process was paused past its lease, and the session taken over."""
-    stage.equip(bench.tool("unsafe"))
-    stage.script(calls(("act", {})), says("done"), says("of the second runner"))
-    sent = stage.send()
+    harness.equip(bench.tool("unsafe"))
+    harness.script(calls(("act", {})), says("done"), says("of the second runner"))
+    sent = harness.send()
     taken: list[str] = []
 
     def pause(moment: str, name: str) -> None:
         if (moment, name) == ("after", "turns.step") and not taken:
             taken.append(name)
-            stage.move(DECIDED_S)
-            stage.run(sent.session_id)
+            harness.move(DECIDED_S)
+            harness.run(sent.session_id)
 
-    with stage.hooked(pause):
-        assert stage.run(sent.session_id) == Ran(0)
+    with harness.hooked(pause):
+        assert harness.run(sent.session_id) == Ran(0)
     assert bench.ran == []
-    assert _results(stage) == [UNKNOWN_OUTCOME]
+    assert _results(harness) == [UNKNOWN_OUTCOME]
 
 
-def test_a_tool_starts_after_a_pause_that_nobody_used(stage: Stage, bench: Bench) -> None:
+def test_a_tool_starts_after_a_pause_that_nobody_used(harness: Harness, bench: Bench) -> None:
     """The lease ran out but the token is still ours: it is taken up again, then the tool starts."""
-    stage.equip(bench.tool("unsafe"))
-    stage.script(calls(("act", {})), says("done"))
-    sent = stage.send()
+    harness.equip(bench.tool("unsafe"))
+    harness.script(calls(("act", {})), says("done"))
+    sent = harness.send()
 
     def pause(moment: str, name: str) -> None:
         if (moment, name) == ("after", "turns.step") and not bench.ran:
-            stage.move(DECIDED_S)
+            harness.move(DECIDED_S)
 
-    with stage.hooked(pause):
-        assert stage.run(sent.session_id) == Ran(1)
-    assert _results(stage) == ["acted 1"]
+    with harness.hooked(pause):
+        assert harness.run(sent.session_id) == Ran(1)
+    assert _results(harness) == ["acted 1"]
 
 
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_pause_after_the_start_of_a_call_is_noticed_before_its_function_is_called(
-    stage: Stage, bench: Bench, taken: bool
+    harness: Harness, bench: Bench, taken: bool
 ) -> None:
     """The thread checks the lease last: an expired one is renewed first, a lost one stops the call."""
     paused: list[str] = []
@@ -320,17 +320,17 @@ def test_a_pause_after_the_start_of_a_call_is_noticed_before_its_function_is_cal
     def pause(seen: ToolCalling) -> None:
         if not paused:
             paused.append(seen.tool)
-            stage.move(DECIDED_S)
+            harness.move(DECIDED_S)
             if taken:
-                stage.sql("UPDATE sessions SET token = token + 1, nonce = gen_random_uuid() RETURNING token")
+                harness.sql("UPDATE sessions SET token = token + 1, nonce = gen_random_uuid() RETURNING token")
 
-    stage.set(tool_timeout_s=3 * DECIDED_S)
-    stage.equip(bench.tool("unsafe"), before_tool=[pause])
-    stage.script(calls(("act", {})), says("done"))
-    sent = stage.send()
+    harness.set(tool_timeout_s=3 * DECIDED_S)
+    harness.equip(bench.tool("unsafe"), before_tool=[pause])
+    harness.script(calls(("act", {})), says("done"))
+    sent = harness.send()
     extended: list[str] = []
-    with stage.hooked(lambda moment, name: extended.append(moment) if name == "turns.extend_effect" else None):
-        assert stage.run(sent.session_id) == Ran(0 if taken else 1)
+    with harness.hooked(lambda moment, name: extended.append(moment) if name == "turns.extend_effect" else None):
+        assert harness.run(sent.session_id) == Ran(0 if taken else 1)
     assert paused
     assert extended
     assert len(bench.ran) == (0 if taken else 1)

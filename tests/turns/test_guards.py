@@ -10,21 +10,21 @@ import pytest
 from perdure.errors import RateLimited
 from perdure.settings import GuardSettings
 from perdure.turns.inbox.accept import Accepted
-from tests.turns.stage import Stage, side_by_side
+from tests.turns.harness import Harness, side_by_side
 
 
 @pytest.fixture
-def limited(stage: Stage) -> Stage:
+def limited(harness: Harness) -> Harness:
     """Two messages a minute, three an hour."""
-    return _limited(stage, per_minute=2, per_hour=3)
+    return _limited(harness, per_minute=2, per_hour=3)
 
 
-def _limited(stage: Stage, **rates: Any) -> Stage:
-    stage.settings = stage.settings.model_copy(update={"guard": GuardSettings(**rates)})
-    return stage
+def _limited(harness: Harness, **rates: Any) -> Harness:
+    harness.settings = harness.settings.model_copy(update={"guard": GuardSettings(**rates)})
+    return harness
 
 
-def test_beyond_the_rate_it_says_when_to_come_again(limited: Stage) -> None:
+def test_beyond_the_rate_it_says_when_to_come_again(limited: Harness) -> None:
     """Per minute, then per hour; refused is not counted, nothing is written, others are not concerned."""
     limited.send()
     limited.move(20)
@@ -46,7 +46,7 @@ def test_beyond_the_rate_it_says_when_to_come_again(limited: Stage) -> None:
     limited.send()
 
 
-def test_what_was_accepted_is_no_further_message(limited: Stage) -> None:
+def test_what_was_accepted_is_no_further_message(limited: Harness) -> None:
     """Who lost the answer sends again, and gets it though the rate is used up."""
     first = limited.send(message_id="m1")
     limited.send()
@@ -55,7 +55,7 @@ def test_what_was_accepted_is_no_further_message(limited: Stage) -> None:
 
 
 @pytest.mark.parametrize("on_busy", ["enqueue", "merge", "interrupt"])
-def test_no_way_in_goes_around_it(limited: Stage, on_busy: str) -> None:
+def test_no_way_in_goes_around_it(limited: Harness, on_busy: str) -> None:
     """Merged and interrupting messages count as well; a refused interruption interrupts nothing."""
     sent = [limited.send(on_busy=on_busy) for _ in range(2)]
     with pytest.raises(RateLimited):
@@ -64,18 +64,18 @@ def test_no_way_in_goes_around_it(limited: Stage, on_busy: str) -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_it_is_exact_however_many_come_at_once(stage: Stage, *, known: bool) -> None:
+def test_it_is_exact_however_many_come_at_once(harness: Harness, *, known: bool) -> None:
     """Eight at one moment, for three places: three are in, whether the user is known or new."""
     if known:
-        stage.send()
-        stage.move(61)
-    _limited(stage, per_minute=3)
-    found = side_by_side(*(lambda: stage.send(message_id=str(uuid4())) for _ in range(8)))
+        harness.send()
+        harness.move(61)
+    _limited(harness, per_minute=3)
+    found = side_by_side(*(lambda: harness.send(message_id=str(uuid4())) for _ in range(8)))
     assert sum(isinstance(each, Accepted) for each in found) == 3
     assert sum(isinstance(each, RateLimited) for each in found) == 5
 
 
-def test_a_clock_set_back_shuts_nobody_out(limited: Stage) -> None:
+def test_a_clock_set_back_shuts_nobody_out(limited: Harness) -> None:
     """What was accepted in the future is not counted."""
     limited.move(86_400)
     for _ in range(2):

@@ -14,11 +14,11 @@ from perdure.tools.registry import ProbeOutcome
 from perdure.turns.calls.execute import TRIED_BEFORE
 from perdure.turns.calls.results import UNKNOWN_OUTCOME
 from perdure.turns.run.runner import Runner
+from tests.turns.harness import PATIENCE_S, Harness, until
 from tests.turns.scripted import calls, says
-from tests.turns.stage import PATIENCE_S, Stage, until
 
 
-def test_a_tool_that_hangs_leaves_a_thread_that_is_counted(stage: Stage) -> None:
+def test_a_tool_that_hangs_leaves_a_thread_that_is_counted(harness: Harness) -> None:
     """The turn ends with a word about it; when the thread ends after all, it is counted no more."""
     let_go = threading.Event()
 
@@ -28,12 +28,12 @@ def test_a_tool_that_hangs_leaves_a_thread_that_is_counted(stage: Stage) -> None
         let_go.wait(PATIENCE_S)
         return "late"
 
-    stage.equip(hang)
-    stage.script(calls(("hang", {})), says("it hangs"))
-    runtime = stage.runtime
-    sent = stage.send()
-    Runner(runtime, "stage").run(sent.session_id)
-    assert stage.turn(sent.turn_id)["reply"]["text"] == "it hangs"
+    harness.equip(hang)
+    harness.script(calls(("hang", {})), says("it hangs"))
+    runtime = harness.runtime
+    sent = harness.send()
+    Runner(runtime, "harness").run(sent.session_id)
+    assert harness.turn(sent.turn_id)["reply"]["text"] == "it hangs"
     assert runtime.leaks.count == 2  # it was tried a second time, as it may be
     let_go.set()
     until(lambda: runtime.leaks.count == 0, "both threads end")
@@ -66,7 +66,9 @@ def test_one_thread_too_many_is_told_once() -> None:
         ("unsafe", DidNotHappen(), 2, "done"),
     ],
 )
-def test_a_call_that_broke_off(stage: Stage, effect: str, answer: ProbeOutcome | None, tries: int, said: str) -> None:
+def test_a_call_that_broke_off(
+    harness: Harness, effect: str, answer: ProbeOutcome | None, tries: int, said: str
+) -> None:
     """What may be repeated is, once; a probe settles what may not; else the model is told that nobody knows."""
     ran: list[UUID] = []
 
@@ -78,17 +80,17 @@ def test_a_call_that_broke_off(stage: Stage, effect: str, answer: ProbeOutcome |
             raise OutcomeUnknown("The line broke.")
         return "done"
 
-    stage.equip(call)
-    stage.script(calls(("call", {})), says("well"))
-    turn = stage.ask()
+    harness.equip(call)
+    harness.script(calls(("call", {})), says("well"))
+    turn = harness.ask()
     assert turn["status"] == "done"
     assert (len(ran), len(set(ran))) == (tries, 1)
-    [result] = [text for role, text in stage.lines(UUID(turn["session_id"])) if role == "tool"]
+    [result] = [text for role, text in harness.lines(UUID(turn["session_id"])) if role == "tool"]
     assert result == said
 
 
 @pytest.mark.parametrize(("effect", "told"), [("pure", ""), ("idempotent", f"\n{TRIED_BEFORE}")])
-def test_a_call_that_broke_off_and_fails_the_second_time(stage: Stage, effect: str, told: str) -> None:
+def test_a_call_that_broke_off_and_fails_the_second_time(harness: Harness, effect: str, told: str) -> None:
     """That the second attempt was not made says nothing of the first one."""
     outcomes = iter([OutcomeUnknown("The line broke."), ToolError("Not called.")])
 
@@ -97,14 +99,14 @@ def test_a_call_that_broke_off_and_fails_the_second_time(stage: Stage, effect: s
         """Call something far away."""
         raise next(outcomes)
 
-    stage.equip(call)
-    stage.script(calls(("call", {})), says("well"))
-    turn = stage.ask()
-    [result] = [text for role, text in stage.lines(UUID(turn["session_id"])) if role == "tool"]
+    harness.equip(call)
+    harness.script(calls(("call", {})), says("well"))
+    turn = harness.ask()
+    [result] = [text for role, text in harness.lines(UUID(turn["session_id"])) if role == "tool"]
     assert result == f"Error: Not called.{told}"
 
 
-def test_an_overdue_call_that_acts_and_ends_during_its_probe_is_not_repeated(stage: Stage) -> None:
+def test_an_overdue_call_that_acts_and_ends_during_its_probe_is_not_repeated(harness: Harness) -> None:
     """The probe looked before the effect. That the thread has ended since proves nothing: the outcome is unknown."""
     looked, acted = threading.Event(), threading.Event()
     ran: list[UUID] = []
@@ -127,8 +129,8 @@ def test_an_overdue_call_that_acts_and_ends_during_its_probe_is_not_repeated(sta
         return "acted"
 
     before = threading.enumerate()
-    stage.equip(act)
-    stage.script(calls(("act", {})), says("well"))
-    turn = stage.ask()
-    [result] = [text for role, text in stage.lines(UUID(turn["session_id"])) if role == "tool"]
+    harness.equip(act)
+    harness.script(calls(("act", {})), says("well"))
+    turn = harness.ask()
+    [result] = [text for role, text in harness.lines(UUID(turn["session_id"])) if role == "tool"]
     assert (result, len(ran)) == (UNKNOWN_OUTCOME, 1)

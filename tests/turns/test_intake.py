@@ -8,95 +8,95 @@ from perdure.turns.drain import Unfinished
 from perdure.turns.lease.claim import NotNeeded
 from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import sweep
+from tests.turns.harness import Harness
 from tests.turns.scripted import says
-from tests.turns.stage import Stage
 
 
-def test_no_turn_begins_while_it_is_closed(stage: Stage) -> None:
+def test_no_turn_begins_while_it_is_closed(harness: Harness) -> None:
     """The claim itself looks: a worker that has not heard of the drain begins nothing either."""
-    drain.close(stage.database)
-    accepted = stage.send()
+    drain.close(harness.database)
+    accepted = harness.send()
 
-    assert stage.run(accepted.session_id) == NotNeeded()
-    assert stage.turn(accepted.turn_id)["status"] == "accepted"
-    assert drain.unfinished(stage.database) == Unfinished(running=0, waiting=1, ending=0, held_back=0)
+    assert harness.run(accepted.session_id) == NotNeeded()
+    assert harness.turn(accepted.turn_id)["status"] == "accepted"
+    assert drain.unfinished(harness.database) == Unfinished(running=0, waiting=1, ending=0, held_back=0)
 
-    drain.reopen(stage.database)
-    assert stage.run(accepted.session_id) == Ran(1)
+    drain.reopen(harness.database)
+    assert harness.run(accepted.session_id) == Ran(1)
 
 
-def test_what_runs_may_finish(stage: Stage) -> None:
+def test_what_runs_may_finish(harness: Harness) -> None:
     """A drain counts what is under way, and takes it from nobody."""
-    accepted = stage.send()
-    found, _ = stage.claimed(accepted.session_id)
+    accepted = harness.send()
+    found, _ = harness.claimed(accepted.session_id)
 
-    drain.close(stage.database)
+    drain.close(harness.database)
 
-    assert drain.running(stage.database) == [accepted.turn_id]
-    assert drain.settled(stage.database, [accepted.turn_id]) == 0
-    assert stage.session(accepted.session_id).token == found.token
+    assert drain.running(harness.database) == [accepted.turn_id]
+    assert drain.settled(harness.database, [accepted.turn_id]) == 0
+    assert harness.session(accepted.session_id).token == found.token
 
 
-def test_sweepers_wake_nothing_and_all_of_it_when_it_is_open_again(stage: Stage) -> None:
+def test_sweepers_wake_nothing_and_all_of_it_when_it_is_open_again(harness: Harness) -> None:
     """However often and however long ago a session was woken: nobody waits for a back-off that a drain caused."""
-    accepted = stage.send()
+    accepted = harness.send()
     for _ in range(8):  # woken in vain, ever less often
-        stage.move(400)
-        sweep(stage.runtime)
-    drain.close(stage.database)
-    stage.waker.sessions.clear()
-    stage.move(stage.settings.turn.sweep_s + 1)
-    assert sweep(stage.runtime, turns=False) is not None
-    assert stage.waker.sessions == []
+        harness.move(400)
+        sweep(harness.runtime)
+    drain.close(harness.database)
+    harness.waker.sessions.clear()
+    harness.move(harness.settings.turn.sweep_s + 1)
+    assert sweep(harness.runtime, turns=False) is not None
+    assert harness.waker.sessions == []
 
-    drain.reopen(stage.database)
+    drain.reopen(harness.database)
 
-    stage.move(stage.settings.turn.sweep_s + 1)
-    sweep(stage.runtime)
-    assert stage.waker.sessions == [accepted.session_id]
+    harness.move(harness.settings.turn.sweep_s + 1)
+    sweep(harness.runtime)
+    assert harness.waker.sessions == [accepted.session_id]
 
 
-def test_closing_it_twice_is_closing_it(stage: Stage) -> None:
+def test_closing_it_twice_is_closing_it(harness: Harness) -> None:
     """Two operators, or one who looks again."""
     for _ in range(2):
-        drain.close(stage.database)
-        assert drain.is_closed(stage.database)
-    drain.reopen(stage.database)
-    assert not drain.is_closed(stage.database)
+        drain.close(harness.database)
+        assert drain.is_closed(harness.database)
+    drain.reopen(harness.database)
+    assert not drain.is_closed(harness.database)
 
 
-def test_the_next_turn_of_a_running_session_does_not_begin_either(stage: Stage) -> None:
+def test_the_next_turn_of_a_running_session_does_not_begin_either(harness: Harness) -> None:
     """The intake closes while the session's first turn runs: that one ends, the one behind it waits."""
-    stage.script(says("the first"), says("the second"))
-    first, second = stage.send("1"), stage.send("2")
+    harness.script(says("the first"), says("the second"))
+    first, second = harness.send("1"), harness.send("2")
 
     def close(moment: str, name: str) -> None:
         if (moment, name) == ("before", "turns.settle"):
-            drain.close(stage.database)
+            drain.close(harness.database)
 
-    with stage.hooked(close):
-        assert stage.run(first.session_id) == Ran(1)
-    waiting, row = stage.turn(second.turn_id), stage.session(first.session_id)
+    with harness.hooked(close):
+        assert harness.run(first.session_id) == Ran(1)
+    waiting, row = harness.turn(second.turn_id), harness.session(first.session_id)
     assert (waiting["status"], waiting["attempts"], waiting["started_at"]) == ("accepted", 0, None)
     assert (row.state, row.lease_until, row.lease_owner, row.strikes, row.claims) == ("active", None, None, 0, 0)
 
-    drain.reopen(stage.database)
-    assert stage.run(first.session_id) == Ran(1)
-    assert stage.turn(second.turn_id)["reply"]["text"] == "the second"
+    drain.reopen(harness.database)
+    assert harness.run(first.session_id) == Ran(1)
+    assert harness.turn(second.turn_id)["reply"]["text"] == "the second"
 
 
-def test_a_turn_that_runs_ends_though_its_connection_breaks(stage: Stage) -> None:
+def test_a_turn_that_runs_ends_though_its_connection_breaks(harness: Harness) -> None:
     """The runner looks again which turn it has: closed or not, it is the one that runs."""
-    first, second = stage.send("1"), stage.send("2")
+    first, second = harness.send("1"), harness.send("2")
     broken: list[str] = []
 
     def close_and_break(moment: str, name: str) -> None:
         if (moment, name) == ("before", "turns.settle") and not broken:
             broken.append(name)
-            drain.close(stage.database)
+            drain.close(harness.database)
             raise Unavailable("The connection broke.")
 
-    with stage.hooked(close_and_break):
-        assert stage.run(first.session_id) == Ran(1)
-    assert stage.turn(first.turn_id)["status"] == "done"
-    assert stage.turn(second.turn_id)["status"] == "accepted"
+    with harness.hooked(close_and_break):
+        assert harness.run(first.session_id) == Ran(1)
+    assert harness.turn(first.turn_id)["status"] == "done"
+    assert harness.turn(second.turn_id)["status"] == "accepted"

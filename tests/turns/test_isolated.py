@@ -18,8 +18,8 @@ from perdure.turns.run.isolated import IDLE_S, LOST_S, Overdue, Standing, Watch,
 from perdure.turns.run.react import out_of_time
 from perdure.turns.run.runner import Runner
 from perdure.turns.run.settle import Failed
+from tests.turns.harness import Harness
 from tests.turns.scripted import says
-from tests.turns.stage import Stage
 
 FENCE = Fence(3, UUID(int=3))
 TURN = UUID(int=7)
@@ -64,23 +64,25 @@ def test_a_process_that_lost_its_session_is_killed_soon() -> None:
         assert overdue.ending is None, "there is nothing to settle"
 
 
-def test_a_process_that_claims_its_session_again_is_not_killed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_claims_its_session_again_is_not_killed(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The runner claims again, under a new fence, if the broker takes no wake-up for the session's next turn."""
     monkeypatch.setattr(runner, "_SLICE_S", 0.0)
-    first, _ = stage.send("first"), stage.send("second")
-    stage.waker.away = True
+    first, _ = harness.send("first"), harness.send("second")
+    harness.waker.away = True
     watch = Watch("host:1 alone", 0)
     fences: list[Fence] = []
     decisions: list[Overdue | None] = []
 
     def answer(_request: ModelRequest, _call: ModelCall) -> ModelReply:
-        standing = look(stage.runtime, [first.session_id])[first.session_id]
+        standing = look(harness.runtime, [first.session_id])[first.session_id]
         fences.append(standing.fence)
         decisions.extend(watch.see(standing, len(fences) + later) for later in (0, LOST_S))
         return says("done")
 
-    stage.script(answer, answer)
-    Runner(stage.runtime, "host:1 alone").run(first.session_id, alone=True)
+    harness.script(answer, answer)
+    Runner(harness.runtime, "host:1 alone").run(first.session_id, alone=True)
 
     assert len(set(fences)) == 2, "each turn ran under a claim of its own"
     assert decisions == [None] * 4
@@ -101,28 +103,28 @@ def test_a_process_has_a_minute_to_begin_and_to_end() -> None:
     assert seen((HELD, 100), (other, 101), (other, 101 + IDLE_S)) is not None
 
 
-def test_a_process_is_silent_when_it_does_not_renew_its_lease(stage: Stage) -> None:
+def test_a_process_is_silent_when_it_does_not_renew_its_lease(harness: Harness) -> None:
     """Its keeper renews each heartbeat; a locked row may postpone that, so it has some more."""
-    sent = stage.send()
-    stage.claimed(sent.session_id)
-    turn = stage.settings.turn
-    stage.move(turn.heartbeat_s + GRACE_S - 1)
-    assert not look(stage.runtime, [sent.session_id])[sent.session_id].is_silent
-    stage.move(2)
-    standing = look(stage.runtime, [sent.session_id, uuid4()])
+    sent = harness.send()
+    harness.claimed(sent.session_id)
+    turn = harness.settings.turn
+    harness.move(turn.heartbeat_s + GRACE_S - 1)
+    assert not look(harness.runtime, [sent.session_id])[sent.session_id].is_silent
+    harness.move(2)
+    standing = look(harness.runtime, [sent.session_id, uuid4()])
     assert standing.keys() == {sent.session_id}
     assert standing[sent.session_id].is_silent
     assert standing[sent.session_id].turn_id == sent.turn_id
     assert standing[sent.session_id].limit_s == turn.timeout_s
 
 
-def test_a_requested_end_kills_no_silent_process(stage: Stage) -> None:
+def test_a_requested_end_kills_no_silent_process(harness: Harness) -> None:
     """A garbage collection or a call in C may silence it briefly, and accepted turns run before their session ends."""
-    sent = stage.send()
-    stage.claimed(sent.session_id)
-    request_end(stage.database, sent.session_id, "asked")
-    stage.move(stage.settings.turn.heartbeat_s + GRACE_S + 1)
-    standing = look(stage.runtime, [sent.session_id])[sent.session_id]
+    sent = harness.send()
+    harness.claimed(sent.session_id)
+    request_end(harness.database, sent.session_id, "asked")
+    harness.move(harness.settings.turn.heartbeat_s + GRACE_S + 1)
+    standing = look(harness.runtime, [sent.session_id])[sent.session_id]
     assert standing.is_silent
     assert standing.owner is not None
     watch = Watch(standing.owner, 0)
@@ -132,67 +134,67 @@ def test_a_requested_end_kills_no_silent_process(stage: Stage) -> None:
     assert overdue is not None, "the time limit still applies"
 
 
-def test_the_limit_is_the_agents_own(stage: Stage) -> None:
+def test_the_limit_is_the_agents_own(harness: Harness) -> None:
     """An author may give an agent more time, or less."""
-    stage.equip(timeout_s=7)
-    sent = stage.send()
-    stage.claimed(sent.session_id)
-    assert look(stage.runtime, [sent.session_id])[sent.session_id].limit_s == 7
+    harness.equip(timeout_s=7)
+    sent = harness.send()
+    harness.claimed(sent.session_id)
+    assert look(harness.runtime, [sent.session_id])[sent.session_id].limit_s == 7
 
 
-def killed(stage: Stage, session_id: UUID, fence: Fence, turn_id: UUID) -> bool:
+def killed(harness: Harness, session_id: UUID, fence: Fence, turn_id: UUID) -> bool:
     """Have the turn settled whose process was killed at its time limit."""
-    return Runner(stage.runtime, "parent").settle_killed(session_id, fence, turn_id, Failed(out_of_time(300)))
+    return Runner(harness.runtime, "parent").settle_killed(session_id, fence, turn_id, Failed(out_of_time(300)))
 
 
-def test_a_turn_whose_process_was_killed_fails_and_the_next_one_runs(stage: Stage) -> None:
+def test_a_turn_whose_process_was_killed_fails_and_the_next_one_runs(harness: Harness) -> None:
     """Its time was up: it is not tried again, and what waits behind it is woken."""
-    first, second = stage.send("first"), stage.send("second")
-    claim, _ = stage.claimed(first.session_id)
-    stage.move(301)
+    first, second = harness.send("first"), harness.send("second")
+    claim, _ = harness.claimed(first.session_id)
+    harness.move(301)
 
-    assert killed(stage, first.session_id, claim.fence, first.turn_id)
+    assert killed(harness, first.session_id, claim.fence, first.turn_id)
 
-    turn = stage.turn(first.turn_id)
+    turn = harness.turn(first.turn_id)
     assert (turn["status"], turn["error"]["code"]) == ("failed", DeadlineExceeded.code)
-    row = stage.session(first.session_id)
+    row = harness.session(first.session_id)
     assert (row.lease_until, row.strikes, row.claims, row.spent_s, row.unsettled) == (None, 0, 0, 0, 1)
-    assert first.session_id in stage.waker.sessions
-    stage.run(first.session_id)
-    assert stage.turn(second.turn_id)["status"] == "done"
+    assert first.session_id in harness.waker.sessions
+    harness.run(first.session_id)
+    assert harness.turn(second.turn_id)["status"] == "done"
 
 
-def test_a_cancelled_turn_whose_process_was_killed_is_cancelled(stage: Stage) -> None:
+def test_a_cancelled_turn_whose_process_was_killed_is_cancelled(harness: Harness) -> None:
     """Whatever it was killed for: the sender asked for no reply."""
-    sent = stage.send()
-    claim, _ = stage.claimed(sent.session_id)
-    cancel(stage.runtime, sent.turn_id)
+    sent = harness.send()
+    claim, _ = harness.claimed(sent.session_id)
+    cancel(harness.runtime, sent.turn_id)
 
-    assert killed(stage, sent.session_id, claim.fence, sent.turn_id)
-    assert stage.turn(sent.turn_id)["status"] == "cancelled"
+    assert killed(harness, sent.session_id, claim.fence, sent.turn_id)
+    assert harness.turn(sent.turn_id)["status"] == "cancelled"
 
 
-def test_a_turn_that_another_runner_has_is_left_to_it(stage: Stage) -> None:
+def test_a_turn_that_another_runner_has_is_left_to_it(harness: Harness) -> None:
     """Only the fence decides: the parent may have been paused before it came to settle."""
-    sent = stage.send()
-    stale, _ = stage.claimed(sent.session_id)
-    stage.move(stage.settings.turn.lease_s + 1)
-    stage.claimed(sent.session_id)
+    sent = harness.send()
+    stale, _ = harness.claimed(sent.session_id)
+    harness.move(harness.settings.turn.lease_s + 1)
+    harness.claimed(sent.session_id)
 
-    assert not killed(stage, sent.session_id, stale.fence, sent.turn_id)
-    assert stage.turn(sent.turn_id)["status"] == "running"
+    assert not killed(harness, sent.session_id, stale.fence, sent.turn_id)
+    assert harness.turn(sent.turn_id)["status"] == "running"
 
 
-def test_a_turn_that_was_settled_just_before_stays_so(stage: Stage) -> None:
+def test_a_turn_that_was_settled_just_before_stays_so(harness: Harness) -> None:
     """The process may have committed between the look and the kill; the turn behind it is not charged."""
-    first, second = stage.send("first"), stage.send("second")
-    claim, _ = stage.claimed(first.session_id)
-    Runner(stage.runtime, "parent").settle_killed(
+    first, second = harness.send("first"), harness.send("second")
+    claim, _ = harness.claimed(first.session_id)
+    Runner(harness.runtime, "parent").settle_killed(
         first.session_id, claim.fence, first.turn_id, Failed(out_of_time(300))
     )
-    claim, _ = stage.claimed(first.session_id)
+    claim, _ = harness.claimed(first.session_id)
 
-    assert not killed(stage, first.session_id, claim.fence, first.turn_id)
-    row = stage.session(first.session_id)
+    assert not killed(harness, first.session_id, claim.fence, first.turn_id)
+    row = harness.session(first.session_id)
     assert (row.lease_until, row.strikes) == (None, 0)
-    assert stage.turn(second.turn_id)["status"] == "parked"
+    assert harness.turn(second.turn_id)["status"] == "parked"

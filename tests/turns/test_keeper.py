@@ -21,20 +21,20 @@ from perdure.turns.lease.claim import Claimed
 from perdure.turns.lease.hold import GRACE_S, Hold
 from perdure.turns.lease.keeper import Keeper
 from perdure.turns.run.runner import Ran, Runner
+from tests.turns.harness import KILL_THE_OTHERS, PATIENCE_S, Harness, until
 from tests.turns.scripted import says
-from tests.turns.stage import KILL_THE_OTHERS, PATIENCE_S, Stage, until
 
 
 @pytest.fixture
-def keeper(stage: Stage) -> Keeper:
+def keeper(harness: Harness) -> Keeper:
     """A keeper whose rounds the test makes by hand."""
-    return Keeper(stage.database, stage.clock, stage.settings.turn)
+    return Keeper(harness.database, harness.clock, harness.settings.turn)
 
 
 @pytest.fixture
-def runner(stage: Stage) -> Iterator[Runner]:
+def runner(harness: Harness) -> Iterator[Runner]:
     """A runner whose keeper's thread runs."""
-    made = Runner(stage.runtime, "kept")
+    made = Runner(harness.runtime, "kept")
     made.start()
     yield made
     made.close()
@@ -44,79 +44,79 @@ def _goes_on(hold: Hold) -> bool:
     return not any([hold.stopping.is_set(), hold.unwanted.is_set(), hold.cancelled])
 
 
-def _lease_left_s(stage: Stage, hold: Hold) -> float:
+def _lease_left_s(harness: Harness, hold: Hold) -> float:
     asked = "SELECT extract(epoch FROM lease_until - perdure_now())::float AS s FROM sessions WHERE session_id = %(id)s"
-    return float(stage.sql(asked, id=hold.session_id)[0].s)
+    return float(harness.sql(asked, id=hold.session_id)[0].s)
 
 
-def test_it_renews_within_the_heartbeat(stage: Stage, keeper: Keeper) -> None:
+def test_it_renews_within_the_heartbeat(harness: Harness, keeper: Keeper) -> None:
     """A turn that waits on a model keeps its lease for as long as its step may take."""
-    found, _ = stage.claimed(stage.send().session_id)
+    found, _ = harness.claimed(harness.send().session_id)
     with keeper.holding(found) as hold:
         hold.step_within(60)
         for _ in range(5):
-            stage.move(10)
+            harness.move(10)
             keeper.beat()
-            assert _lease_left_s(stage, hold) > 28
+            assert _lease_left_s(harness, hold) > 28
             assert hold.still_valid()
         assert keeper.running == 1
     assert keeper.running == 0
 
 
-def test_it_does_not_renew_a_step_past_its_deadline(stage: Stage, keeper: Keeper) -> None:
+def test_it_does_not_renew_a_step_past_its_deadline(harness: Harness, keeper: Keeper) -> None:
     """A thread that hangs must not keep its session for ever: others take over when the lease runs out."""
-    found, _ = stage.claimed(stage.send().session_id)
+    found, _ = harness.claimed(harness.send().session_id)
     assert found.turn is not None
     with keeper.holding(found) as hold:
         hold.begin(found.turn.turn_id)
         hold.step_within(10)
-        stage.move(10 + GRACE_S + 1)
+        harness.move(10 + GRACE_S + 1)
         keeper.beat()
-        assert _lease_left_s(stage, hold) < 15
-        stage.move(15)
+        assert _lease_left_s(harness, hold) < 15
+        harness.move(15)
         keeper.beat()
         assert not hold.still_valid()
-        assert stage.run(found.session_id) == Ran(1)
+        assert harness.run(found.session_id) == Ran(1)
         keeper.beat()
         assert hold.lost
         assert hold.unwanted.is_set()
 
 
-def test_it_renews_all_in_one_statement(stage: Stage, keeper: Keeper) -> None:
+def test_it_renews_all_in_one_statement(harness: Harness, keeper: Keeper) -> None:
     """Hundreds of waiting turns cost the database one statement a beat."""
-    claims = [stage.claimed(stage.send(user_id=f"u{number}").session_id)[0] for number in range(5)]
+    claims = [harness.claimed(harness.send(user_id=f"u{number}").session_id)[0] for number in range(5)]
     ran: list[str] = []
     holds = [keeper.holding(claim) for claim in claims]
     for hold in holds:
         hold.__enter__()
-    stage.move(10)
-    with stage.hooked(lambda moment, name: ran.append(name) if moment == "after" else None):
+    harness.move(10)
+    with harness.hooked(lambda moment, name: ran.append(name) if moment == "after" else None):
         keeper.beat()
     for hold in holds:
         hold.__exit__(None, None, None)
     assert ran == [queries.RENEW.name]
 
 
-def test_whatever_is_held_is_given_back_at_once(stage: Stage, keeper: Keeper) -> None:
+def test_whatever_is_held_is_given_back_at_once(harness: Harness, keeper: Keeper) -> None:
     """At the hard limit: what runs is parked, what ends or has ended stays as far as it is; others go on with all."""
-    ended = stage.send(user_id="eva").session_id
-    assert stage.run(ended) == Ran(1)
-    request_end(stage.database, ended, "enough")
-    found, _ = stage.claimed(stage.send().session_id)
+    ended = harness.send(user_id="eva").session_id
+    assert harness.run(ended) == Ran(1)
+    request_end(harness.database, ended, "enough")
+    found, _ = harness.claimed(harness.send().session_id)
     assert found.turn is not None
-    ending = stage.database.run(CLAIM_ENDING, {"session_id": ended, "owner": "w", "lease_s": 30.0})[0]
-    over = stage.send(user_id="max").session_id
-    assert stage.run(over) == Ran(1)
-    stage.sql("UPDATE sessions SET state = 'ended', ended_at = perdure_now() WHERE session_id = %(id)s", id=over)
-    taken, _ = stage.claimed(stage.send(user_id="bob").session_id)
-    stage.sql("UPDATE sessions SET token = token + 1 WHERE session_id = %(id)s RETURNING token", id=taken.session_id)
+    ending = harness.database.run(CLAIM_ENDING, {"session_id": ended, "owner": "w", "lease_s": 30.0})[0]
+    over = harness.send(user_id="max").session_id
+    assert harness.run(over) == Ran(1)
+    harness.sql("UPDATE sessions SET state = 'ended', ended_at = perdure_now() WHERE session_id = %(id)s", id=over)
+    taken, _ = harness.claimed(harness.send(user_id="bob").session_id)
+    harness.sql("UPDATE sessions SET token = token + 1 WHERE session_id = %(id)s RETURNING token", id=taken.session_id)
     with ExitStack() as held:
         holds = [
             held.enter_context(keeper.holding(each))
             for each in (
                 found,
                 Claimed(ended, Fence(ending.token, ending.nonce), 0, 0.0, None),
-                Claimed(over, Fence(stage.session(over).token, stage.session(over).nonce), 0, 0.0, None),
+                Claimed(over, Fence(harness.session(over).token, harness.session(over).nonce), 0, 0.0, None),
                 taken,
             )
         ]
@@ -124,15 +124,15 @@ def test_whatever_is_held_is_given_back_at_once(stage: Stage, keeper: Keeper) ->
             [(found.session_id, State.ACTIVE), (ended, State.SUMMARIZING), (over, State.ENDED)]
         )
         assert all(hold.lost for hold in holds)
-    assert (stage.session(found.session_id).state, stage.session(ended).state) == ("active", "summarizing")
-    assert stage.turn(found.turn.turn_id)["status"] == "parked"
-    assert stage.run(found.session_id) == Ran(1)
-    assert stage.database.run(CLAIM_ENDING, {"session_id": ended, "owner": "v", "lease_s": 30.0})
+    assert (harness.session(found.session_id).state, harness.session(ended).state) == ("active", "summarizing")
+    assert harness.turn(found.turn.turn_id)["status"] == "parked"
+    assert harness.run(found.session_id) == Ran(1)
+    assert harness.database.run(CLAIM_ENDING, {"session_id": ended, "owner": "v", "lease_s": 30.0})
 
 
-def test_a_cancel_for_the_turn_before_does_not_stop_the_next(stage: Stage) -> None:
+def test_a_cancel_for_the_turn_before_does_not_stop_the_next(harness: Harness) -> None:
     """The keeper hears of a cancel while the runner goes on to the next turn: that one is not to be stopped."""
-    found, hold = stage.claimed(stage.send().session_id)
+    found, hold = harness.claimed(harness.send().session_id)
     assert found.turn is not None
     hold.begin(found.turn.turn_id)
     following = uuid4()
@@ -146,9 +146,9 @@ def test_a_cancel_for_the_turn_before_does_not_stop_the_next(stage: Stage) -> No
 
 
 @pytest.mark.parametrize("stop", ["cancel", "lose", "drain"])
-def test_whoever_is_stopped_knows_why(stage: Stage, stop: str) -> None:
+def test_whoever_is_stopped_knows_why(harness: Harness, stop: str) -> None:
     """The next turn begins while a stop is under way: stopped without a reason, it would spin for ever."""
-    _, hold = stage.claimed(stage.send().session_id)
+    _, hold = harness.claimed(harness.send().session_id)
     stopped, following = uuid4(), uuid4()
     hold.begin(stopped)
 
@@ -168,21 +168,21 @@ def test_whoever_is_stopped_knows_why(stage: Stage, stop: str) -> None:
     assert hold.stopping.is_set() == (hold.cancelled or hold.lost or hold.draining)
 
 
-def test_a_model_call_past_its_deadline_is_hung_up_on(stage: Stage, keeper: Keeper) -> None:
+def test_a_model_call_past_its_deadline_is_hung_up_on(harness: Harness, keeper: Keeper) -> None:
     """A silent provider: the call's own thread waits on a socket, so the keeper ends it."""
-    found, _ = stage.claimed(stage.send().session_id)
+    found, _ = harness.claimed(harness.send().session_id)
     hung_up = threading.Event()
     with keeper.holding(found) as hold:
-        call = ModelCall(stage.clock, 20)
+        call = ModelCall(harness.clock, 20)
         with pytest.raises(DeadlineExceeded), hold.calling(call), call.aborting(hung_up.set):  # noqa: PT012 (the call is the block)
             keeper.beat()
             assert not hung_up.is_set()
-            stage.move(21)
+            harness.move(21)
             keeper.beat()
             assert hung_up.is_set()
 
 
-def test_cancelling_ends_a_stream_within_a_second_or_so(stage: Stage, runner: Runner) -> None:
+def test_cancelling_ends_a_stream_within_a_second_or_so(harness: Harness, runner: Runner) -> None:
     """Nobody wants to pay for a reply to the end that they have called off."""
     streaming = threading.Event()
 
@@ -194,21 +194,21 @@ def test_cancelling_ends_a_stream_within_a_second_or_so(stage: Stage, runner: Ru
             assert ended.wait(PATIENCE_S), "nobody hung up"
         raise AssertionError("an aborted call does not get here")
 
-    stage.script(stream)
-    sent = stage.send()
+    harness.script(stream)
+    sent = harness.send()
     running = threading.Thread(target=runner.run, args=(sent.session_id,), daemon=True)
     running.start()
     assert streaming.wait(PATIENCE_S)
-    began = stage.clock.monotonic()
-    cancel(stage.runtime, sent.turn_id)
+    began = harness.clock.monotonic()
+    cancel(harness.runtime, sent.turn_id)
     running.join(PATIENCE_S)
-    assert stage.clock.monotonic() - began < 3
-    turn = stage.turn(sent.turn_id)
+    assert harness.clock.monotonic() - began < 3
+    turn = harness.turn(sent.turn_id)
     assert (turn["status"], turn["reply"], turn["error"]["code"]) == ("cancelled", None, "TURN_CANCELLED")
-    assert stage.lines(sent.session_id) == [("user", "hello")]
+    assert harness.lines(sent.session_id) == [("user", "hello")]
 
 
-def test_a_session_taken_away_ends_the_call_too(stage: Stage, runner: Runner) -> None:
+def test_a_session_taken_away_ends_the_call_too(harness: Harness, runner: Runner) -> None:
     """The old runner's model call is of no use to anybody once the session was seized."""
     streaming, aborted = threading.Event(), threading.Event()
 
@@ -223,19 +223,19 @@ def test_a_session_taken_away_ends_the_call_too(stage: Stage, runner: Runner) ->
             raise
         raise AssertionError("an aborted call does not get here")
 
-    stage.script(stream, says("second"))
-    first = stage.send("first")
+    harness.script(stream, says("second"))
+    first = harness.send("first")
     running = threading.Thread(target=runner.run, args=(first.session_id,), daemon=True)
     running.start()
     assert streaming.wait(PATIENCE_S)
-    stage.send("second", on_busy="interrupt")
+    harness.send("second", on_busy="interrupt")
     assert aborted.wait(PATIENCE_S)
     running.join(PATIENCE_S)
-    assert stage.run(first.session_id) == Ran(1)
-    assert stage.lines(first.session_id) == [("user", "first"), ("user", "second"), ("assistant", "second")]
+    assert harness.run(first.session_id) == Ran(1)
+    assert harness.lines(first.session_id) == [("user", "first"), ("user", "second"), ("assistant", "second")]
 
 
-def test_draining_parks_a_model_call_at_once(stage: Stage, runner: Runner) -> None:
+def test_draining_parks_a_model_call_at_once(harness: Harness, runner: Runner) -> None:
     """A shutdown gives the call up; nothing of it is committed, and another worker repeats it."""
     streaming = threading.Event()
 
@@ -246,32 +246,32 @@ def test_draining_parks_a_model_call_at_once(stage: Stage, runner: Runner) -> No
             assert ended.wait(PATIENCE_S)
         raise AssertionError("an aborted call does not get here")
 
-    stage.script(stream)
-    sent = stage.send()
-    stage.waker.sessions.clear()
+    harness.script(stream)
+    sent = harness.send()
+    harness.waker.sessions.clear()
     running = threading.Thread(target=runner.run, args=(sent.session_id,), daemon=True)
     running.start()
     assert streaming.wait(PATIENCE_S)
     runner.keeper.drain()
     until(lambda: not runner.keeper.running, "nothing runs")
     running.join(PATIENCE_S)
-    assert stage.turn(sent.turn_id)["status"] == "parked"
-    assert stage.waker.sessions == [sent.session_id]
-    assert stage.run(sent.session_id) == Ran(1)
-    assert stage.turn(sent.turn_id)["status"] == "done"
+    assert harness.turn(sent.turn_id)["status"] == "parked"
+    assert harness.waker.sessions == [sent.session_id]
+    assert harness.run(sent.session_id) == Ran(1)
+    assert harness.turn(sent.turn_id)["status"] == "done"
 
 
-def test_it_goes_on_when_the_database_was_away(stage: Stage, keeper: Keeper) -> None:
+def test_it_goes_on_when_the_database_was_away(harness: Harness, keeper: Keeper) -> None:
     """One failed round is one lost renewal, not the end of the process's leases."""
-    found, _ = stage.claimed(stage.send().session_id)
-    made = Keeper(stage.database, stage.clock, stage.settings.turn.model_copy(update={"heartbeat_s": 0.05}))
+    found, _ = harness.claimed(harness.send().session_id)
+    made = Keeper(harness.database, harness.clock, harness.settings.turn.model_copy(update={"heartbeat_s": 0.05}))
     made.start()
     with made.holding(found) as hold:
         hold.step_within(60)
         for _ in range(3):
-            stage.sql(KILL_THE_OTHERS)
-            before = stage.session(found.session_id).lease_until
-            until(lambda: stage.session(found.session_id).lease_until > before, "a renewal")  # noqa: B023
+            harness.sql(KILL_THE_OTHERS)
+            before = harness.session(found.session_id).lease_until
+            until(lambda: harness.session(found.session_id).lease_until > before, "a renewal")  # noqa: B023
         assert hold.still_valid()
     made.close()
 

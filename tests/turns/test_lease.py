@@ -29,82 +29,82 @@ from perdure.turns.run.runner import Ran, Runner
 from perdure.turns.run.settle import Cancelled, Tenure, conclude, settle
 from perdure.turns.run.transcript import Entry, Transcript
 from perdure.turns.sweep import Swept, sweep
+from tests.turns.harness import Crash, Harness, side_by_side
 from tests.turns.scripted import calls, says
-from tests.turns.stage import Crash, Stage, side_by_side
 
 
-def test_of_two_claims_one_wins(stage: Stage) -> None:
+def test_of_two_claims_one_wins(harness: Harness) -> None:
     """Two workers are woken for one session: one of them runs it."""
     for _ in range(10):
-        session_id = stage.send().session_id
-        take = [lambda: claim(stage.database, session_id, "racer", stage.settings.turn)] * 4  # noqa: B023
+        session_id = harness.send().session_id
+        take = [lambda: claim(harness.database, session_id, "racer", harness.settings.turn)] * 4  # noqa: B023
         found = side_by_side(*take)
         assert [type(each) for each in found].count(Claimed) == 1
         assert [type(each) for each in found].count(NotNeeded) == 3
-        stage.move(31)
-        stage.run(session_id)
+        harness.move(31)
+        harness.run(session_id)
 
 
-def test_the_token_grows_with_each_claim(stage: Stage) -> None:
+def test_the_token_grows_with_each_claim(harness: Harness) -> None:
     """It is what tells a stale runner from the present one."""
-    session_id = stage.send().session_id
-    first, _ = stage.claimed(session_id)
-    stage.move(31)
-    second, _ = stage.claimed(session_id)
+    session_id = harness.send().session_id
+    first, _ = harness.claimed(session_id)
+    harness.move(31)
+    second, _ = harness.claimed(session_id)
     assert second.token > first.token
 
 
-def test_a_lease_keeps_others_out_until_it_runs_out(stage: Stage) -> None:
+def test_a_lease_keeps_others_out_until_it_runs_out(harness: Harness) -> None:
     """Not a moment before, by the database's clock."""
-    session_id = stage.send().session_id
-    stage.claimed(session_id)
-    stage.move(29)
-    assert stage.run(session_id) == NotNeeded()
-    stage.move(2)
-    assert stage.run(session_id) == Ran(1)
+    session_id = harness.send().session_id
+    harness.claimed(session_id)
+    harness.move(29)
+    assert harness.run(session_id) == NotNeeded()
+    harness.move(2)
+    assert harness.run(session_id) == Ran(1)
 
 
-def test_an_expired_lease_that_nobody_took_is_still_its_holders(stage: Stage) -> None:
+def test_an_expired_lease_that_nobody_took_is_still_its_holders(harness: Harness) -> None:
     """Only the token decides: a runner that was slow for once goes on."""
-    session_id = stage.send().session_id
+    session_id = harness.send().session_id
 
     def late(request: ModelRequest, call: ModelCall) -> ModelReply:
-        stage.move(40)
+        harness.move(40)
         return says("late but ours")
 
-    stage.script(late)
-    assert stage.run(session_id) == Ran(1)
-    assert stage.lines(session_id)[-1] == ("assistant", "late but ours")
+    harness.script(late)
+    assert harness.run(session_id) == Ran(1)
+    assert harness.lines(session_id)[-1] == ("assistant", "late but ours")
 
 
-def _stale(stage: Stage) -> tuple[Claimed, Hold]:
+def _stale(harness: Harness) -> tuple[Claimed, Hold]:
     """A claim whose session somebody else has taken since."""
-    session_id = stage.send().session_id
-    found = stage.claimed(session_id)
-    stage.move(31)
-    stage.claimed(session_id)
+    session_id = harness.send().session_id
+    found = harness.claimed(session_id)
+    harness.move(31)
+    harness.claimed(session_id)
     return found
 
 
-def _lost_in_a_failover(stage: Stage, *, release: str = "this") -> tuple[Claimed, Hold]:
+def _lost_in_a_failover(harness: Harness, *, release: str = "this") -> tuple[Claimed, Hold]:
     """A claim that a standby had not received: the next claim, by a worker of `release`, got the same token."""
-    session_id = stage.send().session_id
-    stage.script(says("before the failover"))
-    stage.run(session_id)
-    stage.send()
-    before = stage.session(session_id)
-    found, hold = stage.claimed(session_id)
-    stage.sql(
+    session_id = harness.send().session_id
+    harness.script(says("before the failover"))
+    harness.run(session_id)
+    harness.send()
+    before = harness.session(session_id)
+    found, hold = harness.claimed(session_id)
+    harness.sql(
         "UPDATE sessions SET token = %(token)s, nonce = %(nonce)s, lease_until = NULL, lease_owner = NULL, "
         "strikes = 0, claims = 0, state = 'active' WHERE session_id = %(id)s",
         token=before.token, nonce=before.nonce, id=session_id,
     )  # fmt: skip
-    stage.sql("UPDATE turns SET status = 'accepted', attempts = 0, started_at = NULL WHERE settled_at IS NULL")
+    harness.sql("UPDATE turns SET status = 'accepted', attempts = 0, started_at = NULL WHERE settled_at IS NULL")
     if release == "this":
-        other, _ = stage.claimed(session_id)
+        other, _ = harness.claimed(session_id)
         assert (other.token, other.fence != found.fence) == (found.token, True)
     else:  # the previous release raises the token, and knows no nonce
-        stage.sql(
+        harness.sql(
             "UPDATE sessions SET token = token + 1, lease_until = perdure_now() + interval '30 s', state = 'thinking' "
             "WHERE session_id = %(id)s",
             id=session_id,
@@ -114,69 +114,69 @@ def _lost_in_a_failover(stage: Stage, *, release: str = "this") -> tuple[Claimed
 
 STALE = {
     "taken over": _stale, "lost in a failover": _lost_in_a_failover,
-    "lost to the previous release": lambda stage: _lost_in_a_failover(stage, release="previous"),
+    "lost to the previous release": lambda harness: _lost_in_a_failover(harness, release="previous"),
 }  # fmt: skip
 
 
-def _state(stage: Stage) -> list[Any]:
+def _state(harness: Harness) -> list[Any]:
     tables = ("sessions", "turns", "inbox", "messages", "tool_effects", "deliveries")
-    return [stage.sql(f"SELECT * FROM {table} ORDER BY 1") for table in tables]  # noqa: S608 (constants)
+    return [harness.sql(f"SELECT * FROM {table} ORDER BY 1") for table in tables]  # noqa: S608 (constants)
 
 
 @pytest.mark.parametrize("lose", STALE.values(), ids=STALE)
-def test_a_stale_holder_writes_nothing(stage: Stage, lose: Callable[[Stage], tuple[Claimed, Hold]]) -> None:
+def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness], tuple[Claimed, Hold]]) -> None:
     """Every statement of a runner is conditional on the fence, the token and the nonce of it."""
-    stale, hold = lose(stage)
+    stale, hold = lose(harness)
     assert stale.turn is not None
-    transcript = Transcript.load(stage.database, stale.session_id, stale.turn)
-    turn = Turn(stage.runtime, hold, stale.turn, transcript, 0)
-    before = _state(stage)
+    transcript = Transcript.load(harness.database, stale.session_id, stale.turn)
+    turn = Turn(harness.runtime, hold, stale.turn, transcript, 0)
+    before = _state(harness)
     with pytest.raises(LeaseLost):
         turn._commit([*transcript.uncommitted, Entry(stale.turn.turn_id, Role.ASSISTANT, "x")], asks=False)
     with pytest.raises(LeaseLost):
         settle(
-            stage.database, stage.clock, Tenure(stale.session_id, stale.fence, 30), turn=stale.turn,
-            verdict=conclude(stage.database, stale.session_id, stale.turn, transcript, Cancelled()),
+            harness.database, harness.clock, Tenure(stale.session_id, stale.fence, 30), turn=stale.turn,
+            verdict=conclude(harness.database, stale.session_id, stale.turn, transcript, Cancelled()),
         )  # fmt: skip
     mine = {**hold.held, "turn_id": stale.turn.turn_id, "lease_s": 30}
-    assert not stage.database.run(lease_queries.PARK, {**mine, "spent_s": 9.0})
-    assert not stage.database.run(lease_queries.STRIKE, {**mine, "spent_s": 9.0, "max_attempts": 5})
-    assert not stage.database.run(lease_queries.RELEASE, {**mine, "woken": True})
-    assert not stage.database.run(
+    assert not harness.database.run(lease_queries.PARK, {**mine, "spent_s": 9.0})
+    assert not harness.database.run(lease_queries.STRIKE, {**mine, "spent_s": 9.0, "max_attempts": 5})
+    assert not harness.database.run(lease_queries.RELEASE, {**mine, "woken": True})
+    assert not harness.database.run(
         calls_queries.EXTEND_EFFECT, {**mine, "effect_id": stale.turn.turn_id, "timeout_s": 9.0}
     )
-    assert not stage.database.run(lease_queries.BEGIN_NEXT, mine)
-    assert not stage.database.run(run_queries.HOLD, {**mine, "held": "{}", "most": 10})
-    assert not stage.database.run(lease_queries.PUT_OFF, {**mine, "wakes": 1, "error": "x"})
-    assert not stage.database.run(run_queries.OWNED, mine)
-    assert not stage.database.run(calls_queries.LOCK_HELD, mine)
-    assert not stage.database.run(calls_queries.WAIT_APPROVAL, {**mine, "spent_s": 9.0, "message_seq": 1})
+    assert not harness.database.run(lease_queries.BEGIN_NEXT, mine)
+    assert not harness.database.run(run_queries.HOLD, {**mine, "held": "{}", "most": 10})
+    assert not harness.database.run(lease_queries.PUT_OFF, {**mine, "wakes": 1, "error": "x"})
+    assert not harness.database.run(run_queries.OWNED, mine)
+    assert not harness.database.run(calls_queries.LOCK_HELD, mine)
+    assert not harness.database.run(calls_queries.WAIT_APPROVAL, {**mine, "spent_s": 9.0, "message_seq": 1})
     waits = {"spent_s": 9.0, "wait_s": 9.0, "error_code": "TIMEOUT", "steps": 1}
-    assert not stage.database.run(lease_queries.PARK_FOR, {**mine, **waits})
-    stage.database.run(lease_queries.BRING_BACK, mine)
+    assert not harness.database.run(lease_queries.PARK_FOR, {**mine, **waits})
+    harness.database.run(lease_queries.BRING_BACK, mine)
     decided = {"message_seq": 1, "calls": "[]", "expired": "", "ended": ""}
-    assert not stage.database.run(calls_queries.BEGIN_APPROVED, {**mine, **decided})
-    assert not stage.database.run(lease_queries.RELEASE_ALL, _all_held([hold]))
-    assert not stage.database.run(lease_queries.RENEW, {**_all_held([hold]), "lease_s": 99})
-    assert _state(stage) == before
+    assert not harness.database.run(calls_queries.BEGIN_APPROVED, {**mine, **decided})
+    assert not harness.database.run(lease_queries.RELEASE_ALL, _all_held([hold]))
+    assert not harness.database.run(lease_queries.RENEW, {**_all_held([hold]), "lease_s": 99})
+    assert _state(harness) == before
 
 
-def test_two_claims_of_one_token_are_told_apart_by_the_keeper(stage: Stage) -> None:
+def test_two_claims_of_one_token_are_told_apart_by_the_keeper(harness: Harness) -> None:
     """The older holder learns that it has lost the session, renews nothing, and stops its turn."""
-    stale, hold = _lost_in_a_failover(stage)
-    keeper = Keeper(stage.database, stage.clock, stage.settings.turn)
-    until = stage.session(stale.session_id).lease_until
+    stale, hold = _lost_in_a_failover(harness)
+    keeper = Keeper(harness.database, harness.clock, harness.settings.turn)
+    until = harness.session(stale.session_id).lease_until
     with keeper.holding(stale) as kept:
         assert stale.turn is not None
         kept.begin(stale.turn.turn_id)
-        stage.move(stage.settings.turn.heartbeat_s)
+        harness.move(harness.settings.turn.heartbeat_s)
         keeper.beat()
         assert kept.lost
-    assert stage.session(stale.session_id).lease_until == until
+    assert harness.session(stale.session_id).lease_until == until
     assert not hold.lost
 
 
-def test_every_statement_under_a_token_names_the_nonce(stage: Stage) -> None:
+def test_every_statement_under_a_token_names_the_nonce(harness: Harness) -> None:
     """Whoever adds a statement that is conditional on a session's token gets the whole fence."""
     rooms = (
         lease_queries, run_queries, calls_queries, session_queries, consolidation_queries,
@@ -189,12 +189,12 @@ def test_every_statement_under_a_token_names_the_nonce(stage: Stage) -> None:
     assert under - whole == {"snapshots.save"}, "which is given the version of a snapshot"
 
 
-def test_a_stale_settle_takes_its_messages_and_results_with_it(stage: Stage) -> None:
+def test_a_stale_settle_takes_its_messages_and_results_with_it(harness: Harness) -> None:
     """All of a statement hangs on one row: a stale step leaves neither messages nor effects behind."""
-    stale, hold = _stale(stage)
+    stale, hold = _stale(harness)
     assert stale.turn is not None
-    before = stage.counts()
-    rows = stage.database.run(
+    before = harness.counts()
+    rows = harness.database.run(
         run_queries.STEP,
         {
             **hold.held, "lease_s": 30, "turn_id": stale.turn.turn_id,
@@ -208,220 +208,220 @@ def test_a_stale_settle_takes_its_messages_and_results_with_it(stage: Stage) -> 
         },
     )  # fmt: skip
     assert not rows
-    assert stage.counts() == before
+    assert harness.counts() == before
 
 
-def test_a_locked_row_does_not_hold_up_a_claim(stage: Stage) -> None:
+def test_a_locked_row_does_not_hold_up_a_claim(harness: Harness) -> None:
     """A process stopped between UPDATE and COMMIT must not stop the workers: they skip its row."""
-    session_id, other = stage.send().session_id, stage.send(user_id="bob").session_id
-    engine = stage.database.engine.execution_options(isolation_level="READ COMMITTED")
+    session_id, other = harness.send().session_id, harness.send(user_id="bob").session_id
+    engine = harness.database.engine.execution_options(isolation_level="READ COMMITTED")
     with engine.begin() as connection:
         connection.execute(text("SELECT 1 FROM sessions WHERE session_id = :id FOR UPDATE"), {"id": session_id})
-        assert claim(stage.database, session_id, "me", stage.settings.turn) == NotNeeded()
-        assert stage.run(other) == Ran(1)
-    assert stage.run(session_id) == Ran(1)
+        assert claim(harness.database, session_id, "me", harness.settings.turn) == NotNeeded()
+        assert harness.run(other) == Ran(1)
+    assert harness.run(session_id) == Ran(1)
 
 
-def test_a_transaction_left_idle_is_ended_by_the_server(stage: Stage, database_url: str) -> None:
+def test_a_transaction_left_idle_is_ended_by_the_server(harness: Harness, database_url: str) -> None:
     """A client stopped in the middle of a transaction frees its locks within a third of the lease."""
-    session_id = stage.send().session_id
+    session_id = harness.send().session_id
     paused = Database(database_url, lease_s=3)
     lock = Statement("lock", "SELECT 1 FROM sessions WHERE session_id = %(id)s FOR UPDATE")
     with pytest.raises(Unavailable), paused.transaction("paused") as transaction:  # noqa: PT012 (the transaction is the block)
         transaction.run(lock, {"id": session_id})
         # This waits for the row, and gets it when the server ends the transaction that stands still.
-        stage.send("meanwhile")
+        harness.send("meanwhile")
         transaction.run(lock, {"id": session_id})
     paused.close()
-    assert stage.run(session_id) == Ran(2)
+    assert harness.run(session_id) == Ran(2)
 
 
-def test_a_released_lease_is_never_renewed(stage: Stage) -> None:
+def test_a_released_lease_is_never_renewed(harness: Harness) -> None:
     """The keeper's round may fall between a settle and the end of its hold: nobody would hold what it renewed."""
-    session_id = stage.send().session_id
-    found, hold = stage.claimed(session_id)
+    session_id = harness.send().session_id
+    found, hold = harness.claimed(session_id)
     assert found.turn is not None
-    transcript = Transcript.load(stage.database, session_id, found.turn)
+    transcript = Transcript.load(harness.database, session_id, found.turn)
     settle(
-        stage.database, stage.clock, Tenure(session_id, found.fence, 30), turn=found.turn,
-        verdict=conclude(stage.database, session_id, found.turn, transcript, Cancelled()),
+        harness.database, harness.clock, Tenure(session_id, found.fence, 30), turn=found.turn,
+        verdict=conclude(harness.database, session_id, found.turn, transcript, Cancelled()),
     )  # fmt: skip
-    stage.database.run(lease_queries.RENEW, {**_all_held([hold]), "lease_s": 30})
-    assert stage.session(session_id).lease_until is None
-    stage.waker.sessions.clear()
-    assert stage.send().session_id == session_id
-    assert stage.waker.sessions == [session_id]
-    assert stage.run(session_id) == Ran(1)
+    harness.database.run(lease_queries.RENEW, {**_all_held([hold]), "lease_s": 30})
+    assert harness.session(session_id).lease_until is None
+    harness.waker.sessions.clear()
+    assert harness.send().session_id == session_id
+    assert harness.waker.sessions == [session_id]
+    assert harness.run(session_id) == Ran(1)
 
 
-def test_a_message_beside_a_settle_is_never_stranded(stage: Stage) -> None:
+def test_a_message_beside_a_settle_is_never_stranded(harness: Harness) -> None:
     """Accept and settle lock one row: whoever is second sees the first, so somebody always goes on."""
-    session_id = stage.send("0").session_id
+    session_id = harness.send("0").session_id
     for number in range(1, 41):
-        stage.waker.sessions.clear()
-        taken, ran = side_by_side(lambda n=number: stage.send(f"{n}"), lambda: stage.run(session_id))  # type: ignore[misc]
+        harness.waker.sessions.clear()
+        taken, ran = side_by_side(lambda n=number: harness.send(f"{n}"), lambda: harness.run(session_id))  # type: ignore[misc]
         assert not isinstance(taken, Exception)
         assert not isinstance(ran, Exception)
-        row = stage.session(session_id)
+        row = harness.session(session_id)
         assert row.lease_until is None, "both are over: nobody holds it"
-        assert row.unsettled == 0 or session_id in stage.waker.sessions, "stranded"
-    stage.run(session_id)
-    asked = [content for role, content in stage.lines(session_id) if role == "user"]
+        assert row.unsettled == 0 or session_id in harness.waker.sessions, "stranded"
+    harness.run(session_id)
+    asked = [content for role, content in harness.lines(session_id) if role == "user"]
     assert asked == [str(number) for number in range(41)]
 
 
-def test_a_claim_beside_a_settle_releases_what_it_cannot_run(stage: Stage) -> None:
+def test_a_claim_beside_a_settle_releases_what_it_cannot_run(harness: Harness) -> None:
     """A claim that finds nothing to begin gives the session back and burns no attempt."""
-    session_id = stage.send().session_id
-    found, hold = stage.claimed(session_id)
+    session_id = harness.send().session_id
+    found, hold = harness.claimed(session_id)
     assert found.turn is not None
-    stage.database.run(lease_queries.RELEASE, {**hold.held, "woken": False})
-    row = stage.session(session_id)
+    harness.database.run(lease_queries.RELEASE, {**hold.held, "woken": False})
+    row = harness.session(session_id)
     assert (row.lease_until, row.strikes, row.state) == (None, 0, "active")
     assert not hold.lost
 
 
-def test_from_the_third_claim_without_progress_a_turn_runs_alone(stage: Stage) -> None:
+def test_from_the_third_claim_without_progress_a_turn_runs_alone(harness: Harness) -> None:
     """A turn that keeps killing its process must not take the turns beside it along."""
-    session_id = stage.send().session_id
+    session_id = harness.send().session_id
     for _ in range(ISOLATE_FROM_CLAIM):
-        stage.script(Crash("dead"))
+        harness.script(Crash("dead"))
         with pytest.raises(Crash):
-            stage.run(session_id)
-        stage.move(31)
-    assert stage.run(session_id) == NeedsIsolation(ISOLATE_FROM_CLAIM)
-    assert stage.session(session_id).token == ISOLATE_FROM_CLAIM, "refusing is no claim"
-    stage.script(says("alone at last"))
-    assert stage.run(session_id, alone=True) == Ran(1)
-    assert stage.lines(session_id)[-1] == ("assistant", "alone at last")
+            harness.run(session_id)
+        harness.move(31)
+    assert harness.run(session_id) == NeedsIsolation(ISOLATE_FROM_CLAIM)
+    assert harness.session(session_id).token == ISOLATE_FROM_CLAIM, "refusing is no claim"
+    harness.script(says("alone at last"))
+    assert harness.run(session_id, alone=True) == Ran(1)
+    assert harness.lines(session_id)[-1] == ("assistant", "alone at last")
 
 
-def test_a_turn_that_kills_each_time_is_given_up_with_a_reply(stage: Stage) -> None:
+def test_a_turn_that_kills_each_time_is_given_up_with_a_reply(harness: Harness) -> None:
     """Attempts without progress end: a sentence to the sender, the code on the turn, and the next message works."""
-    sent = stage.send("poison")
+    sent = harness.send("poison")
     for _ in range(5):
-        stage.script(Crash("dead"))
+        harness.script(Crash("dead"))
         with pytest.raises(Crash):
-            stage.run(sent.session_id, alone=True)
-        stage.move(31)
-    stage.script(says("never asked"))
-    assert stage.run(sent.session_id) == Ran(1), "giving up is safe anywhere, it need not run alone"
-    turn = stage.turn(sent.turn_id)
+            harness.run(sent.session_id, alone=True)
+        harness.move(31)
+    harness.script(says("never asked"))
+    assert harness.run(sent.session_id) == Ran(1), "giving up is safe anywhere, it need not run alone"
+    turn = harness.turn(sent.turn_id)
     assert (turn["status"], turn["error"]["code"], turn["attempts"]) == ("failed", "BUDGET_EXHAUSTED", 6)
     assert "5 times" in turn["reply"]["text"]
-    assert len(stage.model.requests) == 5
-    stage.script(says("fine"))
-    assert stage.ask("are you well?")["reply"]["text"] == "fine"
+    assert len(harness.model.requests) == 5
+    harness.script(says("fine"))
+    assert harness.ask("are you well?")["reply"]["text"] == "fine"
 
 
-def test_an_error_of_our_own_gives_up_likewise(stage: Stage) -> None:
+def test_an_error_of_our_own_gives_up_likewise(harness: Harness) -> None:
     """A fault in a model's adapter is tried again by the sweeper, not in a loop, and ends like a crash."""
-    sent = stage.send()
+    sent = harness.send()
     for attempt in range(5):
-        stage.script(ZeroDivisionError("a bug"))
-        assert stage.run(sent.session_id, alone=True) == Ran(0)
-        assert stage.turn(sent.turn_id)["status"] == "parked"
-        assert stage.session(sent.session_id).strikes == attempt + 1
-    stage.run(sent.session_id)
-    turn = stage.turn(sent.turn_id)
+        harness.script(ZeroDivisionError("a bug"))
+        assert harness.run(sent.session_id, alone=True) == Ran(0)
+        assert harness.turn(sent.turn_id)["status"] == "parked"
+        assert harness.session(sent.session_id).strikes == attempt + 1
+    harness.run(sent.session_id)
+    turn = harness.turn(sent.turn_id)
     assert (turn["status"], turn["error"]["code"]) == ("failed", "BUDGET_EXHAUSTED")
     assert "bug" not in str(turn)
 
 
-def test_progress_forgives(stage: Stage) -> None:
+def test_progress_forgives(harness: Harness) -> None:
     """Attempts count from the last committed step: a long turn that dies now and then gets on."""
-    stage.equip()
-    sent = stage.send()
+    harness.equip()
+    sent = harness.send()
     for _ in range(4):
-        stage.script(says("x"))
-        with stage.crashing("before", "turns.settle"):
-            stage.run(sent.session_id, alone=True)
-        stage.move(31)
-    assert stage.session(sent.session_id).strikes == 4
-    stage.script(says("done"))
-    stage.run(sent.session_id, alone=True)
-    assert stage.session(sent.session_id).strikes == 0
+        harness.script(says("x"))
+        with harness.crashing("before", "turns.settle"):
+            harness.run(sent.session_id, alone=True)
+        harness.move(31)
+    assert harness.session(sent.session_id).strikes == 4
+    harness.script(says("done"))
+    harness.run(sent.session_id, alone=True)
+    assert harness.session(sent.session_id).strikes == 0
 
 
-def test_parking_burns_no_attempt(stage: Stage) -> None:
+def test_parking_burns_no_attempt(harness: Harness) -> None:
     """A fleet that is deployed ten times an hour must not exhaust a waiting turn."""
-    sent = stage.send()
+    sent = harness.send()
     for _ in range(8):
-        runner = Runner(stage.runtime, "draining")
+        runner = Runner(harness.runtime, "draining")
         runner.keeper.drain()
-        stage.waker.sessions.clear()
+        harness.waker.sessions.clear()
         assert runner.run(sent.session_id) == Ran(0)
-        assert stage.waker.sessions == [sent.session_id], "somebody else goes on within seconds"
-        assert stage.turn(sent.turn_id)["status"] == "parked"
-    assert stage.session(sent.session_id).strikes == 0
-    assert stage.run(sent.session_id) == Ran(1)
+        assert harness.waker.sessions == [sent.session_id], "somebody else goes on within seconds"
+        assert harness.turn(sent.turn_id)["status"] == "parked"
+    assert harness.session(sent.session_id).strikes == 0
+    assert harness.run(sent.session_id) == Ran(1)
 
 
-def test_a_drained_worker_gives_back_the_turns_that_wait(stage: Stage) -> None:
+def test_a_drained_worker_gives_back_the_turns_that_wait(harness: Harness) -> None:
     """Draining begins while a turn settles: the session must not stay held by nobody."""
-    first, second = stage.send("1"), stage.send("2")
-    runner = Runner(stage.runtime, "draining")
+    first, second = harness.send("1"), harness.send("2")
+    runner = Runner(harness.runtime, "draining")
 
     def drain(moment: str, name: str) -> None:
         if (moment, name) == ("after", "turns.settle"):
             runner.keeper.drain()
 
-    stage.waker.sessions.clear()
-    with stage.hooked(drain):
+    harness.waker.sessions.clear()
+    with harness.hooked(drain):
         assert runner.run(first.session_id) == Ran(1)
-    assert stage.session(first.session_id).lease_until is None
-    assert stage.waker.sessions == [first.session_id]
-    assert stage.turn(second.turn_id)["status"] == "accepted"
-    assert stage.run(first.session_id) == Ran(1)
+    assert harness.session(first.session_id).lease_until is None
+    assert harness.waker.sessions == [first.session_id]
+    assert harness.turn(second.turn_id)["status"] == "accepted"
+    assert harness.run(first.session_id) == Ran(1)
 
 
-def test_order_is_kept_whoever_runs(stage: Stage) -> None:
+def test_order_is_kept_whoever_runs(harness: Harness) -> None:
     """Turns of one session run in the order accepted, one at a time, under several runners."""
-    session_id = stage.send("0").session_id
+    session_id = harness.send("0").session_id
     for number in range(1, 12):
-        stage.send(str(number))
-    side_by_side(*[lambda: stage.run(session_id)] * 3)
-    stage.run(session_id)
-    assert [content for role, content in stage.lines(session_id) if role == "user"] == [str(n) for n in range(12)]
+        harness.send(str(number))
+    side_by_side(*[lambda: harness.run(session_id)] * 3)
+    harness.run(session_id)
+    assert [content for role, content in harness.lines(session_id) if role == "user"] == [str(n) for n in range(12)]
 
 
-def test_a_turn_that_gets_a_step_done_each_time_runs_alone_too(stage: Stage) -> None:
+def test_a_turn_that_gets_a_step_done_each_time_runs_alone_too(harness: Harness) -> None:
     """A tool that kills its process commits a step in each attempt, and takes its neighbours along all the same."""
-    sent = stage.send("poison")
+    sent = harness.send("poison")
     for _ in range(ISOLATE_FROM_CLAIM):
-        stage.script(calls(("deadly", {})))
-        with stage.crashing("after", "turns.step"):
-            stage.run(sent.session_id)
-        stage.move(31)
-    assert stage.run(sent.session_id) == NeedsIsolation(ISOLATE_FROM_CLAIM)
+        harness.script(calls(("deadly", {})))
+        with harness.crashing("after", "turns.step"):
+            harness.run(sent.session_id)
+        harness.move(31)
+    assert harness.run(sent.session_id) == NeedsIsolation(ISOLATE_FROM_CLAIM)
 
 
-def test_a_lease_given_by_a_clock_that_was_ahead_is_none(stage: Stage) -> None:
+def test_a_lease_given_by_a_clock_that_was_ahead_is_none(harness: Harness) -> None:
     """The server's clock was wrong for a while and is set back: nobody waits until it catches up."""
-    sent = stage.send()
-    stage.sql(
+    sent = harness.send()
+    harness.sql(
         "UPDATE sessions SET lease_until = perdure_now() + interval '1 day', "
         "woken_at = perdure_now() + interval '1 day' WHERE session_id = %(id)s RETURNING 1",
         id=sent.session_id,
     )
-    assert sweep(stage.runtime) == Swept(sessions=1)
-    stage.script(says("here"))
-    assert stage.run(sent.session_id) == Ran(1)
+    assert sweep(harness.runtime) == Swept(sessions=1)
+    harness.script(says("here"))
+    assert harness.run(sent.session_id) == Ran(1)
 
 
-def test_whatever_waits_for_locks_does_not_delay_the_keeper(stage: Stage) -> None:
+def test_whatever_waits_for_locks_does_not_delay_the_keeper(harness: Harness) -> None:
     """One locked row must not cost a process the leases of its other turns."""
-    locked = stage.send(user_id="locked").session_id
-    running = stage.send(user_id="running")
-    _, hold = stage.claimed(running.session_id)
-    with stage.database.transaction("test.lock") as transaction:
+    locked = harness.send(user_id="locked").session_id
+    running = harness.send(user_id="running")
+    _, hold = harness.claimed(running.session_id)
+    with harness.database.transaction("test.lock") as transaction:
         transaction.run(Statement("test.lock", LOCK_ROW), {"session_id": locked})
-        senders = [Thread(target=_ignoring_unavailable, args=(stage, "locked"), daemon=True) for _ in range(40)]
+        senders = [Thread(target=_ignoring_unavailable, args=(harness, "locked"), daemon=True) for _ in range(40)]
         for sender in senders:
             sender.start()
         parameters = {**_all_held([hold]), "lease_s": 30}
         began = monotonic()
-        assert stage.database.run(lease_queries.RENEW, parameters, urgent=True)
+        assert harness.database.run(lease_queries.RENEW, parameters, urgent=True)
         assert monotonic() - began < 1
     for sender in senders:
         sender.join()
@@ -430,6 +430,6 @@ def test_whatever_waits_for_locks_does_not_delay_the_keeper(stage: Stage) -> Non
 LOCK_ROW = "SELECT 1 FROM sessions WHERE session_id = %(session_id)s FOR UPDATE"
 
 
-def _ignoring_unavailable(stage: Stage, user_id: str) -> None:
+def _ignoring_unavailable(harness: Harness, user_id: str) -> None:
     with suppress(Unavailable):
-        stage.send(user_id=user_id)
+        harness.send(user_id=user_id)

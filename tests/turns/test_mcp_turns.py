@@ -18,8 +18,8 @@ from perdure.settings import Settings
 from perdure.tools.mcp.connections import Connections
 from perdure.turns.calls.approvals import decide, parse_decision
 from perdure.turns.calls.results import UNKNOWN_OUTCOME
+from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
-from tests.turns.stage import Stage
 
 PROGRAM = Path(__file__).parents[1] / "tools" / "mcp_server.py"
 PATIENCE_S = 60.0
@@ -46,90 +46,90 @@ def connections() -> Iterator[Connections]:
 
 
 @pytest.fixture(autouse=True)
-def equipped(stage: Stage, connections: Connections) -> None:
+def equipped(harness: Harness, connections: Connections) -> None:
     """An agent that has the server's tools."""
-    stage.connections = connections
-    stage.equip(SERVER)
+    harness.connections = connections
+    harness.equip(SERVER)
 
 
-def _results(stage: Stage, turn: dict[str, Any]) -> list[str]:
-    return [text for role, text in stage.lines(UUID(turn["session_id"])) if role == "tool"]
+def _results(harness: Harness, turn: dict[str, Any]) -> list[str]:
+    return [text for role, text in harness.lines(UUID(turn["session_id"])) if role == "tool"]
 
 
-def _effects(stage: Stage) -> list[tuple[str, str, str]]:
-    return [tuple(row) for row in stage.sql("SELECT tool, effect, status FROM tool_effects ORDER BY position")]
+def _effects(harness: Harness) -> list[tuple[str, str, str]]:
+    return [tuple(row) for row in harness.sql("SELECT tool, effect, status FROM tool_effects ORDER BY position")]
 
 
-def test_a_turn_calls_a_tool_of_the_server(stage: Stage) -> None:
+def test_a_turn_calls_a_tool_of_the_server(harness: Harness) -> None:
     """The first step waits until the server is known; the model is told of its tools, and of those it has not."""
-    stage.script(calls(("local:add", {"a": 2, "b": 3}), ("local:subtract", {})), says("It is 5."))
-    turn = stage.ask("What is 2 + 3?")
+    harness.script(calls(("local:add", {"a": 2, "b": 3}), ("local:subtract", {})), says("It is 5."))
+    turn = harness.ask("What is 2 + 3?")
     assert (turn["status"], turn["reply"]["text"]) == ("done", "It is 5.")
-    assert {"local:add", "local:die"} <= {schema.name for schema in stage.model.requests[0].tools}
-    added, refused = _results(stage, turn)
+    assert {"local:add", "local:die"} <= {schema.name for schema in harness.model.requests[0].tools}
+    added, refused = _results(harness, turn)
     assert added == "5"
     assert refused.startswith("Error: There is no tool 'local:subtract'. Available: local:")
-    assert _effects(stage) == [("local:add", "pure", "done")]
+    assert _effects(harness) == [("local:add", "pure", "done")]
 
 
-def test_a_call_waits_for_a_person_as_declared(stage: Stage) -> None:
+def test_a_call_waits_for_a_person_as_declared(harness: Harness) -> None:
     """Whoever decides has no connection to the server, and may change the arguments all the same."""
-    stage.script(calls(("local:add", {"a": 101, "b": 1}), ("local:key", {})), says("done"))
-    turn = stage.ask()
+    harness.script(calls(("local:add", {"a": 101, "b": 1}), ("local:key", {})), says("done"))
+    turn = harness.ask()
     assert [each["tool"] for each in turn["pending_approvals"]] == ["local:add", "local:key"]
 
-    stage.connections, connected = None, stage.connections
+    harness.connections, connected = None, harness.connections
     for call_id, given in (("call_0", {"arguments": {"a": 7, "b": 1}}), ("call_1", {})):
         decision = parse_decision({"call_id": call_id, "decision": "approve", **given})
-        decide(stage.runtime, UUID(turn["turn_id"]), decision)
-    stage.connections = connected
-    stage.run(UUID(turn["session_id"]))
+        decide(harness.runtime, UUID(turn["turn_id"]), decision)
+    harness.connections = connected
+    harness.run(UUID(turn["session_id"]))
 
-    added, key = _results(stage, turn)
+    added, key = _results(harness, turn)
     assert added.endswith("\n8")
-    [effect] = stage.sql("SELECT effect_id FROM tool_effects WHERE tool = 'local:key'")
+    [effect] = harness.sql("SELECT effect_id FROM tool_effects WHERE tool = 'local:key'")
     assert key == str(effect.effect_id)
 
 
-def test_an_agent_without_connections_has_no_tools_of_servers(stage: Stage) -> None:
+def test_an_agent_without_connections_has_no_tools_of_servers(harness: Harness) -> None:
     """As when the server was never reached: the turn is answered without."""
-    stage.connections = None
-    stage.script(calls(("local:add", {"a": 1, "b": 1})), says("I cannot."))
-    turn = stage.ask()
+    harness.connections = None
+    harness.script(calls(("local:add", {"a": 1, "b": 1})), says("I cannot."))
+    turn = harness.ask()
     assert turn["reply"]["text"] == "I cannot."
-    assert _results(stage, turn) == ["Error: There is no tool 'local:add'. Available: none."]
+    assert _results(harness, turn) == ["Error: There is no tool 'local:add'. Available: none."]
 
 
 @pytest.mark.long
-def test_a_server_that_dies_in_the_middle_of_an_unsafe_call(stage: Stage) -> None:
+def test_a_server_that_dies_in_the_middle_of_an_unsafe_call(harness: Harness) -> None:
     """The call is not repeated, the model is told that nobody knows, and the turn goes on."""
-    stage.script(calls(("local:die", {})), says("I cannot tell."))
-    turn = stage.ask()
+    harness.script(calls(("local:die", {})), says("I cannot tell."))
+    turn = harness.ask()
     assert (turn["status"], turn["reply"]["text"]) == ("done", "I cannot tell.")
-    [result] = _results(stage, turn)
+    [result] = _results(harness, turn)
     assert result.startswith("local:die was called, and there is no answer")
     assert result.endswith(f"\n{UNKNOWN_OUTCOME}")
-    assert _effects(stage) == [("local:die", "unsafe", "unknown")]
-    assert "local:die" in {schema.name for schema in stage.model.requests[1].tools}, "what it had stays known"
+    assert _effects(harness) == [("local:die", "unsafe", "unknown")]
+    assert "local:die" in {schema.name for schema in harness.model.requests[1].tools}, "what it had stays known"
 
 
 @pytest.mark.long
 def test_a_server_that_dies_in_the_middle_of_a_call_that_may_be_repeated(
-    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is repeated once the server is back, with the same key, and the model learns nothing of all that."""
     monkeypatch.setattr("perdure.tools.mcp.server_connection.RETURN_S", PATIENCE_S)  # however busy this machine is
     server = replace(SERVER, timeout_s=PATIENCE_S * 2)
-    stage.equip(server)
+    harness.equip(server)
     settings = Settings.model_validate({"mcp": {"commands": sys.executable}})
     breakers = Breakers(settings.breaker, SystemClock())
-    stage.connections = Connections(settings, breakers, SystemClock())  # its pauses are short, and pass by themselves
-    stage.connections.open([server])
+    harness.connections = Connections(settings, breakers, SystemClock())  # its pauses are short, and pass by themselves
+    harness.connections.open([server])
     try:
-        stage.script(calls(("local:die_once", {"mark": str(tmp_path / "mark")})), says("It is done."))
-        turn = stage.ask()
+        harness.script(calls(("local:die_once", {"mark": str(tmp_path / "mark")})), says("It is done."))
+        turn = harness.ask()
     finally:
-        stage.connections.close()
+        harness.connections.close()
         breakers.close()
-    assert _results(stage, turn) == ["done"]
-    assert _effects(stage) == [("local:die_once", "idempotent", "done")]
+    assert _results(harness, turn) == ["done"]
+    assert _effects(harness) == [("local:die_once", "idempotent", "done")]

@@ -9,8 +9,8 @@ import pytest
 
 from perdure import tool
 from tests.bombs import peak
+from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
-from tests.turns.stage import Stage
 
 
 class Odd(BaseException):
@@ -44,7 +44,7 @@ def _circle() -> object:
     ],
 )
 @pytest.mark.parametrize("beside", [0, 1], ids=["alone", "beside another"])
-def test_the_turn_goes_on(stage: Stage, work: Callable[[], object], told: str, beside: int) -> None:
+def test_the_turn_goes_on(harness: Harness, work: Callable[[], object], told: str, beside: int) -> None:
     """Neither the worker's thread nor the other calls of the reply are touched; it is not run a second time."""
     ran: list[int] = []
 
@@ -59,18 +59,18 @@ def test_the_turn_goes_on(stage: Stage, work: Callable[[], object], told: str, b
         """Look."""
         return "seen"
 
-    stage.equip(act, look)
-    stage.script(calls(("act", {}), *[("look", {})] * beside), says("on we go"))
-    sent = stage.send()
-    stage.run(sent.session_id)
-    assert stage.turn(sent.turn_id)["reply"]["text"] == "on we go"
-    first, *others = [text for role, text in stage.lines(sent.session_id) if role == "tool"]
+    harness.equip(act, look)
+    harness.script(calls(("act", {}), *[("look", {})] * beside), says("on we go"))
+    sent = harness.send()
+    harness.run(sent.session_id)
+    assert harness.turn(sent.turn_id)["reply"]["text"] == "on we go"
+    first, *others = [text for role, text in harness.lines(sent.session_id) if role == "tool"]
     assert first.startswith(told)
     assert others == ["seen"] * beside
     assert ran == [1]
 
 
-def test_a_result_of_a_hundred_megabytes_is_held_once(stage: Stage) -> None:
+def test_a_result_of_a_hundred_megabytes_is_held_once(harness: Harness) -> None:
     """From the tool to the transcript nothing copies it: such a turn peaked at 837 MB."""
 
     @tool(effect="pure")
@@ -78,16 +78,16 @@ def test_a_result_of_a_hundred_megabytes_is_held_once(stage: Stage) -> None:
         """Read it."""
         return "x" * 100_000_000
 
-    stage.equip(read)
-    stage.script(calls(("read", {})), says("done"))
+    harness.equip(read)
+    harness.script(calls(("read", {})), says("done"))
     with peak() as found:
-        assert stage.ask()["status"] == "done"
+        assert harness.ask()["status"] == "done"
     assert found.mib < 115
-    [result] = [each.content for each in stage.sql("SELECT content FROM messages WHERE role = 'tool'")]
+    [result] = [each.content for each in harness.sql("SELECT content FROM messages WHERE role = 'tool'")]
     assert result.endswith("[cut: 100,000,000 characters in all, the first 32,000 at most are shown]")
 
 
-def test_an_error_of_a_hundred_megabytes_fills_no_log(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_of_a_hundred_megabytes_fills_no_log(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
     """The log tells which tool failed and why, not the response that a library put into its message."""
 
     @tool(effect="pure")
@@ -95,10 +95,10 @@ def test_an_error_of_a_hundred_megabytes_fills_no_log(stage: Stage, caplog: pyte
         """Read it."""
         raise ValueError("the response was: " + "x" * 100_000_000)
 
-    stage.equip(read)
-    stage.script(calls(("read", {})), says("done"))
+    harness.equip(read)
+    harness.script(calls(("read", {})), says("done"))
     caplog.set_level("INFO")
-    assert stage.ask()["status"] == "done"
+    assert harness.ask()["status"] == "done"
     assert len(caplog.text) < 50_000
     assert "tool read failed: ValueError" in caplog.text
     assert "the response was" not in caplog.text

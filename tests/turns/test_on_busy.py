@@ -15,8 +15,8 @@ from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Role
 from perdure.turns import outbox
 from perdure.turns.calls.results import UNKNOWN_OUTCOME
 from perdure.turns.run.runner import Ran
+from tests.turns.harness import PATIENCE_S, Harness
 from tests.turns.scripted import calls, says
-from tests.turns.stage import PATIENCE_S, Stage
 
 
 @tool(effect="pure")
@@ -25,30 +25,30 @@ def double(number: int) -> int:
     return number * 2
 
 
-def _open_calls(stage: Stage, text: str = "first") -> UUID:
+def _open_calls(harness: Harness, text: str = "first") -> UUID:
     """A session whose turn died when its tool calls were committed and not answered."""
-    stage.equip(double)
-    stage.script(calls(("double", {"number": 4}), ("double", {"number": 5})))
-    session_id = stage.send(text).session_id
-    with stage.crashing("after", "turns.step"):
-        stage.run(session_id)
+    harness.equip(double)
+    harness.script(calls(("double", {"number": 4}), ("double", {"number": 5})))
+    session_id = harness.send(text).session_id
+    with harness.crashing("after", "turns.step"):
+        harness.run(session_id)
     return session_id
 
 
-def _begun(stage: Stage) -> UUID:
+def _begun(harness: Harness) -> UUID:
     """A session whose turn was claimed and has committed nothing."""
-    session_id = stage.send("first").session_id
-    stage.claimed(session_id)
+    session_id = harness.send("first").session_id
+    harness.claimed(session_id)
     return session_id
 
 
-def _accepted(stage: Stage) -> UUID:
-    return stage.send("first").session_id
+def _accepted(harness: Harness) -> UUID:
+    return harness.send("first").session_id
 
 
-def _idle(stage: Stage) -> UUID:
-    session_id = stage.send("first").session_id
-    stage.run(session_id)
+def _idle(harness: Harness) -> UUID:
+    session_id = harness.send("first").session_id
+    harness.run(session_id)
     return session_id
 
 
@@ -57,44 +57,44 @@ SITUATIONS = {"idle": _idle, "accepted": _accepted, "begun": _begun, "open calls
 
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("on_busy", ["enqueue", "reject", "interrupt", "merge"])
-def test_what_becomes_of_the_second_message(stage: Stage, situation: str, on_busy: str) -> None:
+def test_what_becomes_of_the_second_message(harness: Harness, situation: str, on_busy: str) -> None:
     """The contract's table, cell by cell: the first turn's fate, the second's turn, and both settled in the end."""
-    session_id = SITUATIONS[situation](stage)
-    first = stage.sql("SELECT turn_id, status FROM turns")[0]
+    session_id = SITUATIONS[situation](harness)
+    first = harness.sql("SELECT turn_id, status FROM turns")[0]
     if on_busy == "reject" and situation != "idle":
-        before = stage.counts()
+        before = harness.counts()
         with pytest.raises(Conflict, match="busy"):
-            stage.send("second", on_busy=on_busy)
-        assert stage.counts() == before
+            harness.send("second", on_busy=on_busy)
+        assert harness.counts() == before
         return
-    second = stage.send("second", on_busy=on_busy)
+    second = harness.send("second", on_busy=on_busy)
     merged = on_busy == "merge" and situation == "accepted"
     assert (second.turn_id == first.turn_id) is merged
     assert second.seq == (1 if merged else 2)
     expected = "cancelled" if on_busy == "interrupt" and situation != "idle" else first.status
-    assert stage.turn(first.turn_id)["status"] == expected
-    stage.move(31)
-    stage.run(session_id)
-    assert stage.turn(second.turn_id)["status"] == "done"
-    assert stage.turn(first.turn_id)["status"] == ("cancelled" if expected == "cancelled" else "done")
+    assert harness.turn(first.turn_id)["status"] == expected
+    harness.move(31)
+    harness.run(session_id)
+    assert harness.turn(second.turn_id)["status"] == "done"
+    assert harness.turn(first.turn_id)["status"] == ("cancelled" if expected == "cancelled" else "done")
 
 
-def test_an_interrupted_turn_has_its_code_and_no_reply(stage: Stage) -> None:
+def test_an_interrupted_turn_has_its_code_and_no_reply(harness: Harness) -> None:
     """`cancelled` means TURN_CANCELLED and no reply, for those that had begun and those that waited."""
-    session_id = _open_calls(stage)
-    waiting = stage.send("second")
-    last = stage.send("third", on_busy="interrupt")
-    for turn_id in (stage.sql("SELECT turn_id FROM turns WHERE seq = 1")[0].turn_id, waiting.turn_id):
-        turn = stage.turn(turn_id)
+    session_id = _open_calls(harness)
+    waiting = harness.send("second")
+    last = harness.send("third", on_busy="interrupt")
+    for turn_id in (harness.sql("SELECT turn_id FROM turns WHERE seq = 1")[0].turn_id, waiting.turn_id):
+        turn = harness.turn(turn_id)
         assert (turn["status"], turn["reply"], turn["error"]["code"]) == ("cancelled", None, "TURN_CANCELLED")
-    stage.script(says("at your service"))
-    stage.run(session_id)
-    assert stage.turn(last.turn_id)["reply"]["text"] == "at your service"
-    assert [each["content"] for each in stage.messages(session_id) if each["role"] == "tool"] == [UNKNOWN_OUTCOME] * 2
-    assert ("user", "second") not in stage.lines(session_id)
+    harness.script(says("at your service"))
+    harness.run(session_id)
+    assert harness.turn(last.turn_id)["reply"]["text"] == "at your service"
+    assert [each["content"] for each in harness.messages(session_id) if each["role"] == "tool"] == [UNKNOWN_OUTCOME] * 2
+    assert ("user", "second") not in harness.lines(session_id)
 
 
-def test_an_interrupted_runner_writes_nothing_more(stage: Stage) -> None:
+def test_an_interrupted_runner_writes_nothing_more(harness: Harness) -> None:
     """The old runner comes back from its model call with a reply: its token has moved on."""
     in_call, go_on = threading.Event(), threading.Event()
 
@@ -103,21 +103,21 @@ def test_an_interrupted_runner_writes_nothing_more(stage: Stage) -> None:
         assert go_on.wait(PATIENCE_S)
         return says("too late")
 
-    stage.script(slow, says("second reply"))
-    first = stage.send("first")
-    old = threading.Thread(target=stage.run, args=(first.session_id,), daemon=True)
+    harness.script(slow, says("second reply"))
+    first = harness.send("first")
+    old = threading.Thread(target=harness.run, args=(first.session_id,), daemon=True)
     old.start()
     assert in_call.wait(PATIENCE_S)
-    second = stage.send("second", on_busy="interrupt")
-    assert stage.run(first.session_id) == Ran(1)
+    second = harness.send("second", on_busy="interrupt")
+    assert harness.run(first.session_id) == Ran(1)
     go_on.set()
     old.join(PATIENCE_S)
-    assert stage.lines(first.session_id) == [("user", "first"), ("user", "second"), ("assistant", "second reply")]
-    assert stage.turn(first.turn_id)["status"] == "cancelled"
-    assert stage.turn(second.turn_id)["status"] == "done"
+    assert harness.lines(first.session_id) == [("user", "first"), ("user", "second"), ("assistant", "second reply")]
+    assert harness.turn(first.turn_id)["status"] == "cancelled"
+    assert harness.turn(second.turn_id)["status"] == "done"
 
 
-def test_an_interrupted_tool_comes_back_to_nothing(stage: Stage) -> None:
+def test_an_interrupted_tool_comes_back_to_nothing(harness: Harness) -> None:
     """The tool ends after its turn was cancelled: only its effect row may learn of it."""
     in_tool, go_on = threading.Event(), threading.Event()
 
@@ -128,63 +128,63 @@ def test_an_interrupted_tool_comes_back_to_nothing(stage: Stage) -> None:
         assert go_on.wait(PATIENCE_S)
         return "done at last"
 
-    stage.equip(slow)
-    stage.script(calls(("slow", {})), says("second reply"))
-    first = stage.send("first")
-    old = threading.Thread(target=stage.run, args=(first.session_id,), daemon=True)
+    harness.equip(slow)
+    harness.script(calls(("slow", {})), says("second reply"))
+    first = harness.send("first")
+    old = threading.Thread(target=harness.run, args=(first.session_id,), daemon=True)
     old.start()
     assert in_tool.wait(PATIENCE_S)
-    stage.send("second", on_busy="interrupt")
+    harness.send("second", on_busy="interrupt")
     go_on.set()
     old.join(PATIENCE_S)
-    stage.run(first.session_id)
-    assert stage.turn(first.turn_id)["status"] == "cancelled"
-    assert "done at last" not in str(stage.messages(first.session_id))
-    assert stage.sql("SELECT status FROM tool_effects")[0].status == "unknown"
+    harness.run(first.session_id)
+    assert harness.turn(first.turn_id)["status"] == "cancelled"
+    assert "done at last" not in str(harness.messages(first.session_id))
+    assert harness.sql("SELECT status FROM tool_effects")[0].status == "unknown"
 
 
-def test_merging_stops_at_the_characters_of_one_message(stage: Stage) -> None:
+def test_merging_stops_at_the_characters_of_one_message(harness: Harness) -> None:
     """250 messages of 10,000 characters were one prompt of 622,000 tokens: each is a turn of its own."""
-    sent = [stage.send("x" * 10_000, on_busy="merge") for _ in range(250)]
+    sent = [harness.send("x" * 10_000, on_busy="merge") for _ in range(250)]
     assert [each.seq for each in sent] == list(range(1, 251))
     assert len({each.turn_id for each in sent}) == 250
-    longest = stage.sql("SELECT max(total) FROM (SELECT sum(length(text)) AS total FROM inbox GROUP BY turn_id) AS t")
-    assert longest[0][0] == stage.settings.guard.max_chars
+    longest = harness.sql("SELECT max(total) FROM (SELECT sum(length(text)) AS total FROM inbox GROUP BY turn_id) AS t")
+    assert longest[0][0] == harness.settings.guard.max_chars
 
 
-def test_short_messages_are_merged_up_to_the_limit(stage: Stage) -> None:
+def test_short_messages_are_merged_up_to_the_limit(harness: Harness) -> None:
     """The limit is of characters, not bytes, and of all messages of the turn together; then a new turn collects."""
-    sent = [stage.send("ж" * 3_000, on_busy="merge") for _ in range(7)]
+    sent = [harness.send("ж" * 3_000, on_busy="merge") for _ in range(7)]
     assert [each.seq for each in sent] == [1, 1, 1, 2, 2, 2, 3]
-    assert stage.send("ж" * 1_000, on_busy="merge").seq == 3
-    assert stage.send("ж" * 6_001, on_busy="merge").seq == 4
-    stage.run(sent[0].session_id)
-    assert {stage.turn(each.turn_id)["status"] for each in sent} == {"done"}
+    assert harness.send("ж" * 1_000, on_busy="merge").seq == 3
+    assert harness.send("ж" * 6_001, on_busy="merge").seq == 4
+    harness.run(sent[0].session_id)
+    assert {harness.turn(each.turn_id)["status"] for each in sent} == {"done"}
 
 
-def test_merged_messages_reach_the_model_in_order(stage: Stage) -> None:
+def test_merged_messages_reach_the_model_in_order(harness: Harness) -> None:
     """Three messages in a row are one turn with three user messages."""
-    first = stage.send("one", message_id="1")
-    merged = [stage.send(text, message_id=text, on_busy="merge") for text in ("two", "three")]
+    first = harness.send("one", message_id="1")
+    merged = [harness.send(text, message_id=text, on_busy="merge") for text in ("two", "three")]
     assert {each.turn_id for each in merged} == {first.turn_id}
     assert [each.duplicate for each in merged] == [False, False]
-    stage.run(first.session_id)
-    asked = [each.content for each in stage.model.requests[0].messages if each.role is Role.USER]
+    harness.run(first.session_id)
+    asked = [each.content for each in harness.model.requests[0].messages if each.role is Role.USER]
     assert asked == ["one", "two", "three"]
-    assert len(stage.model.requests) == 1
-    rows = stage.sql("SELECT message_id, position, turn_id FROM inbox ORDER BY position")
+    assert len(harness.model.requests) == 1
+    rows = harness.sql("SELECT message_id, position, turn_id FROM inbox ORDER BY position")
     assert [(row.message_id, row.position) for row in rows] == [("1", 1), ("two", 2), ("three", 3)]
 
 
-def test_a_repeated_merged_message_is_a_duplicate(stage: Stage) -> None:
+def test_a_repeated_merged_message_is_a_duplicate(harness: Harness) -> None:
     """It keeps its own row and id, and answers with the turn that it joined."""
-    first = stage.send("one", message_id="1")
-    stage.send("two", message_id="2", on_busy="merge")
-    again = stage.send("two", message_id="2", on_busy="merge")
+    first = harness.send("one", message_id="1")
+    harness.send("two", message_id="2", on_busy="merge")
+    again = harness.send("two", message_id="2", on_busy="merge")
     assert (again.turn_id, again.duplicate) == (first.turn_id, True)
     with pytest.raises(Conflict):
-        stage.send("else", message_id="2")
-    assert stage.counts()["inbox"] == 2
+        harness.send("else", message_id="2")
+    assert harness.counts()["inbox"] == 2
 
 
 DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -197,87 +197,87 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("difference", DIFFERENT)
-def test_what_differs_is_not_merged_but_waits(stage: Stage, difference: str) -> None:
+def test_what_differs_is_not_merged_but_waits(harness: Harness, difference: str) -> None:
     """One reply cannot go to two places, nor come from two agents."""
     given, other = DIFFERENT[difference]
-    stage.equip()
-    stage.ask("the session is the default agent's")
-    first = stage.send("one", **given)
-    second = stage.send("two", on_busy="merge", **other)
+    harness.equip()
+    harness.ask("the session is the default agent's")
+    first = harness.send("one", **given)
+    second = harness.send("two", on_busy="merge", **other)
     assert (second.turn_id == first.turn_id, second.seq) == (False, 3)
 
 
-def test_what_agrees_is_merged(stage: Stage) -> None:
+def test_what_agrees_is_merged(harness: Harness) -> None:
     """The same agent by name and by default, the same receiver: nothing stands in the way."""
     receiver = {"url": "https://a.example"}
-    first = stage.send("one", reply_to=receiver, priority=3)
-    second = stage.send("two", on_busy="merge", agent="assistant", reply_to=receiver, priority=7)
+    first = harness.send("one", reply_to=receiver, priority=3)
+    second = harness.send("two", on_busy="merge", agent="assistant", reply_to=receiver, priority=7)
     assert second.turn_id == first.turn_id
-    assert stage.sql("SELECT priority FROM turns")[0].priority == 7, "the more urgent message is not held back"
+    assert harness.sql("SELECT priority FROM turns")[0].priority == 7, "the more urgent message is not held back"
 
 
-def test_merging_goes_to_the_newest_turn_only(stage: Stage) -> None:
+def test_merging_goes_to_the_newest_turn_only(harness: Harness) -> None:
     """Joining an older one would change the order accepted."""
-    stage.equip()
-    stage.send("one")
-    stage.send("two", agent="other")
-    third = stage.send("three", on_busy="merge")
+    harness.equip()
+    harness.send("one")
+    harness.send("two", agent="other")
+    third = harness.send("three", on_busy="merge")
     assert third.seq == 3
 
 
-def test_the_setting_says_what_the_message_does_not(stage: Stage) -> None:
+def test_the_setting_says_what_the_message_does_not(harness: Harness) -> None:
     """`PERDURE_TURN__ON_BUSY` is the default; the message may say otherwise."""
-    stage.set(on_busy="reject")
-    stage.send("one")
+    harness.set(on_busy="reject")
+    harness.send("one")
     with pytest.raises(Conflict):
-        stage.send("two")
-    assert stage.send("three", on_busy="enqueue").seq == 2
+        harness.send("two")
+    assert harness.send("three", on_busy="enqueue").seq == 2
 
 
-def test_turns_that_were_interrupted_are_delivered_as_cancelled(stage: Stage) -> None:
+def test_turns_that_were_interrupted_are_delivered_as_cancelled(harness: Harness) -> None:
     """Whoever waits for the answer by callback learns that there will be none."""
     receiver = {"url": "https://a.example"}
-    first = stage.send("one", reply_to=receiver)
-    stage.send("two", on_busy="interrupt")
-    row = stage.sql("SELECT delivery_id, turn_id, status FROM deliveries")[0]
+    first = harness.send("one", reply_to=receiver)
+    harness.send("two", on_busy="interrupt")
+    row = harness.sql("SELECT delivery_id, turn_id, status FROM deliveries")[0]
     assert (row.turn_id, row.status) == (first.turn_id, "pending")
-    assert stage.waker.deliveries == [row.delivery_id]
+    assert harness.waker.deliveries == [row.delivery_id]
 
 
-def _interrupting(stage: Stage, user_id: str, queued: int) -> int:
+def _interrupting(harness: Harness, user_id: str, queued: int) -> int:
     """How many statements it takes to interrupt a session in which so many turns are queued."""
     receiver = {"url": "https://a.example"}
-    session_id = stage.send("running", user_id, reply_to=receiver).session_id
-    stage.claimed(session_id)
+    session_id = harness.send("running", user_id, reply_to=receiver).session_id
+    harness.claimed(session_id)
     for number in range(queued):
-        stage.send(f"queued {number}", user_id, reply_to=receiver if number % 2 else None)
+        harness.send(f"queued {number}", user_id, reply_to=receiver if number % 2 else None)
     statements: list[str] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, *_more: Any) -> None:
         if not statement.startswith("PREPARE"):
             statements.append(statement)
 
-    event.listen(stage.database.engine, "before_cursor_execute", note)
+    event.listen(harness.database.engine, "before_cursor_execute", note)
     try:
-        stage.send("now this", user_id, on_busy="interrupt")
+        harness.send("now this", user_id, on_busy="interrupt")
     finally:
-        event.remove(stage.database.engine, "before_cursor_execute", note)
+        event.remove(harness.database.engine, "before_cursor_execute", note)
     return len(statements)
 
 
-def test_what_an_interruption_costs_does_not_grow_with_the_queue(stage: Stage) -> None:
+def test_what_an_interruption_costs_does_not_grow_with_the_queue(harness: Harness) -> None:
     """As many statements for 60 queued turns as for 4, few wake-ups; every turn is settled and every delivery owed."""
-    few, many = _interrupting(stage, "ana", 4), _interrupting(stage, "ben", 60)
+    few, many = _interrupting(harness, "ana", 4), _interrupting(harness, "ben", 60)
     assert many == few
-    owed = stage.sql(
+    owed = harness.sql(
         "SELECT user_id, d.delivery_id FROM deliveries AS d JOIN turns USING (turn_id)"
         " WHERE turns.status = 'cancelled' AND d.status = 'pending' ORDER BY user_id, seq"
     )
     assert [row.user_id for row in owed] == ["ana"] * 3 + ["ben"] * 31
-    assert stage.waker.deliveries == [row.delivery_id for row in [*owed[:3], *owed[3:13]]]
-    counts = stage.sql("SELECT status, count(*) FROM turns GROUP BY status ORDER BY status")
+    assert harness.waker.deliveries == [row.delivery_id for row in [*owed[:3], *owed[3:13]]]
+    counts = harness.sql("SELECT status, count(*) FROM turns GROUP BY status ORDER BY status")
     assert [tuple(row) for row in counts] == [("accepted", 2), ("cancelled", 66)]
-    ben = stage.sql("SELECT session_id, unsettled, state FROM sessions WHERE user_id = 'ben'")[0]
+    ben = harness.sql("SELECT session_id, unsettled, state FROM sessions WHERE user_id = 'ben'")[0]
     assert (ben.unsettled, ben.state) == (1, "active")
-    assert stage.run(ben.session_id) == Ran(1)
-    assert set(outbox.due(stage.database, 100, 5.0)) == {row.delivery_id for row in owed}
+    assert harness.run(ben.session_id) == Ran(1)
+    assert set(outbox.due(harness.database, 100, 5.0)) == {row.delivery_id for row in owed}

@@ -11,8 +11,8 @@ from perdure.database.engine import Database, Moment
 from perdure.errors import Unavailable
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.turns.run.runner import Ran, Runner
+from tests.turns.harness import KILL_THE_OTHERS, Harness
 from tests.turns.scripted import calls, says
-from tests.turns.stage import KILL_THE_OTHERS, Stage
 
 
 @tool(effect="pure")
@@ -24,23 +24,23 @@ def double(number: int) -> int:
 ANSWERED = [("user", "hello"), ("assistant", ""), ("tool", "8"), ("assistant", "It is 8.")]
 
 
-def _said(stage: Stage) -> list[tuple[str, str]]:
-    return [(row.role, row.content) for row in stage.sql("SELECT role, content FROM messages ORDER BY seq")]
+def _said(harness: Harness) -> list[tuple[str, str]]:
+    return [(row.role, row.content) for row in harness.sql("SELECT role, content FROM messages ORDER BY seq")]
 
 
-def _in_doubt_runs_now(stage: Stage) -> None:
+def _in_doubt_runs_now(harness: Harness) -> None:
     """A call in doubt would be waited for by real time."""
-    stage.sql("UPDATE tool_effects SET decide_at = perdure_now() WHERE status = 'intended'")
+    harness.sql("UPDATE tool_effects SET decide_at = perdure_now() WHERE status = 'intended'")
 
 
-def test_connections_killed_in_every_step(stage: Stage) -> None:
+def test_connections_killed_in_every_step(harness: Harness) -> None:
     """All backends die once in each model call and in the tool: nothing of the turn is lost or doubled."""
     killed: list[str] = []
 
     def kill_once(where: str) -> None:
         if where not in killed:
             killed.append(where)
-            stage.sql(KILL_THE_OTHERS)
+            harness.sql(KILL_THE_OTHERS)
 
     @tool(effect="pure", name="double")
     def double_and_die(number: int) -> int:
@@ -52,48 +52,48 @@ def test_connections_killed_in_every_step(stage: Stage) -> None:
         kill_once(f"prompt of {len(request.messages)}")
         return _next_line(request, call)
 
-    stage.equip(double_and_die)
-    stage.script(*[die_and_speak] * 12)
-    sent = stage.send()
+    harness.equip(double_and_die)
+    harness.script(*[die_and_speak] * 12)
+    sent = harness.send()
 
     def hurry(moment: Moment, name: str) -> None:
         if name == "turns.begin_next":
-            _in_doubt_runs_now(stage)
+            _in_doubt_runs_now(harness)
 
-    with stage.hooked(hurry):
-        assert stage.run(sent.session_id) == Ran(1)
+    with harness.hooked(hurry):
+        assert harness.run(sent.session_id) == Ran(1)
     assert killed == ["prompt of 2", "tool", "prompt of 4"]
-    assert _said(stage) == ANSWERED
-    turn = stage.turn(sent.turn_id)
+    assert _said(harness) == ANSWERED
+    turn = harness.turn(sent.turn_id)
     assert (turn["status"], turn["attempts"]) == ("done", 1)
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize(("name", "nth"), [("turns.step", 1), ("turns.step", 2), ("turns.settle", 1)])
-def test_a_commit_in_doubt(stage: Stage, moment: Moment, name: str, nth: int) -> None:
+def test_a_commit_in_doubt(harness: Harness, moment: Moment, name: str, nth: int) -> None:
     """The connection breaks around a commit: before it, nothing happened; behind it, all of it did.
 
     Either way the runner reads what is true and goes on; nothing is said twice.
     """
-    stage.equip(double)
-    stage.script(*[_next_line] * 6)
-    sent = stage.send()
+    harness.equip(double)
+    harness.script(*[_next_line] * 6)
+    sent = harness.send()
     seen: list[str] = []
 
     def break_once(at: Moment, statement: str) -> None:
         if statement == "turns.begin_next":
-            _in_doubt_runs_now(stage)
+            _in_doubt_runs_now(harness)
         if (at, statement) == (moment, name):
             seen.append(name)
             if len(seen) == nth:
                 raise Unavailable("The connection broke.")
 
-    with stage.hooked(break_once):
-        stage.run(sent.session_id)
+    with harness.hooked(break_once):
+        harness.run(sent.session_id)
     assert len(seen) >= nth
-    assert _said(stage) == ANSWERED
-    assert stage.turn(sent.turn_id)["status"] == "done"
-    row = stage.session(sent.session_id)
+    assert _said(harness) == ANSWERED
+    assert harness.turn(sent.turn_id)["status"] == "done"
+    row = harness.session(sent.session_id)
     assert (row.lease_until, row.unsettled, row.state, row.strikes) == (None, 0, "active", 0)
 
 
@@ -102,53 +102,53 @@ def _next_line(request: ModelRequest, call: ModelCall) -> ModelReply:
 
 
 def test_a_database_that_refuses_every_commit_does_not_have_the_model_asked_for_ever(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its disk is full: reads work, the step is refused. Each try costs money, so they grow rare and end."""
     pauses: list[float] = []
 
     def pause(seconds: float) -> None:
         pauses.append(seconds)
-        stage.move(seconds)
+        harness.move(seconds)
 
     monkeypatch.setattr("perdure.turns.run.runner.time.sleep", pause)
-    stage.equip(double)
-    stage.script(*[_next_line] * 200)
-    sent = stage.send()
+    harness.equip(double)
+    harness.script(*[_next_line] * 200)
+    sent = harness.send()
 
     def full(at: Moment, statement: str) -> None:
         if (at, statement) == ("before", "turns.step"):
             raise Unavailable("The disk is full.")
 
-    with stage.hooked(full):
-        stage.run(sent.session_id)
-    turn = stage.turn(sent.turn_id)
+    with harness.hooked(full):
+        harness.run(sent.session_id)
+    turn = harness.turn(sent.turn_id)
     assert (turn["status"], turn["error"]["code"]) == ("failed", "TIMEOUT")
-    assert len(stage.model.requests) < 25
+    assert len(harness.model.requests) < 25
     assert pauses == sorted(pauses)
 
 
-def test_a_database_that_stays_away_is_left_to_others(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_stays_away_is_left_to_others(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a whole lease the session may be somebody else's: the runner gives up without a word to anybody."""
-    monkeypatch.setattr("perdure.turns.run.runner.time.sleep", stage.move)
-    sent = stage.send()
+    monkeypatch.setattr("perdure.turns.run.runner.time.sleep", harness.move)
+    sent = harness.send()
 
     def away(at: Moment, statement: str) -> None:
         if statement in {"turns.settle", "turns.begin_next"}:
             raise Unavailable("Nobody answers.")
 
-    with stage.hooked(away):
-        assert stage.run(sent.session_id) == Ran(0)
-    assert stage.turn(sent.turn_id)["status"] == "running"
-    stage.move(31)
-    assert stage.run(sent.session_id) == Ran(1)
-    assert [role for role, _ in stage.lines(sent.session_id)] == ["user", "assistant"]
+    with harness.hooked(away):
+        assert harness.run(sent.session_id) == Ran(0)
+    assert harness.turn(sent.turn_id)["status"] == "running"
+    harness.move(31)
+    assert harness.run(sent.session_id) == Ran(1)
+    assert [role for role, _ in harness.lines(sent.session_id)] == ["user", "assistant"]
 
 
-def test_a_claim_without_a_database_is_unavailable(stage: Stage) -> None:
+def test_a_claim_without_a_database_is_unavailable(harness: Harness) -> None:
     """Whoever called is told, and nothing was begun."""
-    nowhere = Database(stage.database.url.set(port=1, host="127.0.0.1"))
-    runtime: Any = stage.runtime
+    nowhere = Database(harness.database.url.set(port=1, host="127.0.0.1"))
+    runtime: Any = harness.runtime
     runner = Runner(type(runtime)(**{**vars(runtime), "database": nowhere}), "lost")
     with pytest.raises(Unavailable):
-        runner.run(stage.send().session_id)
+        runner.run(harness.send().session_id)

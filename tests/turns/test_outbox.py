@@ -27,7 +27,7 @@ from perdure.turns.outbox import (
     signature,
 )
 from perdure.users.export import export_user
-from tests.turns.stage import PATIENCE_S, Stage, side_by_side
+from tests.turns.harness import PATIENCE_S, Harness, side_by_side
 
 DAY_S = 86_400.0
 
@@ -47,118 +47,118 @@ class Recipient:
         self.arrived.append((target, json.loads(body)))
 
 
-def _owed(stage: Stage, **reply_to: str) -> UUID:
-    sent = stage.send(reply_to=reply_to or {"url": "https://a.example/hook"})
-    stage.run(sent.session_id)
-    return stage.waker.deliveries[-1]
+def _owed(harness: Harness, **reply_to: str) -> UUID:
+    sent = harness.send(reply_to=reply_to or {"url": "https://a.example/hook"})
+    harness.run(sent.session_id)
+    return harness.waker.deliveries[-1]
 
 
-def _deliver(stage: Stage, recipient: Recipient, delivery_id: UUID) -> Outcome:
-    return deliver(stage.database, {"url": recipient, "task": recipient}, delivery_id)
+def _deliver(harness: Harness, recipient: Recipient, delivery_id: UUID) -> Outcome:
+    return deliver(harness.database, {"url": recipient, "task": recipient}, delivery_id)
 
 
-def _row(stage: Stage, delivery_id: UUID) -> Any:
-    return stage.sql("SELECT * FROM deliveries WHERE delivery_id = %(id)s", id=delivery_id)[0]
+def _row(harness: Harness, delivery_id: UUID) -> Any:
+    return harness.sql("SELECT * FROM deliveries WHERE delivery_id = %(id)s", id=delivery_id)[0]
 
 
-def test_it_is_delivered_once(stage: Stage) -> None:
+def test_it_is_delivered_once(harness: Harness) -> None:
     """The body is the turn's, with the delivery's id to tell a repetition by; a second wake-up finds nothing."""
-    delivery_id = _owed(stage)
+    delivery_id = _owed(harness)
     recipient = Recipient()
-    assert _deliver(stage, recipient, delivery_id) == Delivered()
-    assert _deliver(stage, recipient, delivery_id) == NotDue()
+    assert _deliver(harness, recipient, delivery_id) == Delivered()
+    assert _deliver(harness, recipient, delivery_id) == NotDue()
     ((target, body),) = recipient.arrived
-    turn_id = _row(stage, delivery_id).turn_id
+    turn_id = _row(harness, delivery_id).turn_id
     assert target == {"url": "https://a.example/hook"}
-    assert body == {**stage.turn(turn_id), "delivery_id": str(delivery_id)}
-    assert _row(stage, delivery_id).status == "delivered"
-    assert due(stage.database, 10, 5) == []
+    assert body == {**harness.turn(turn_id), "delivery_id": str(delivery_id)}
+    assert _row(harness, delivery_id).status == "delivered"
+    assert due(harness.database, 10, 5) == []
 
 
-def test_it_goes_the_way_that_was_asked_for(stage: Stage) -> None:
+def test_it_goes_the_way_that_was_asked_for(harness: Harness) -> None:
     """A task by its name, a URL by POST."""
-    stage.settings = stage.settings.model_copy(update={"reply_tasks": ("shop.*@shop",)})
-    delivery_id = _owed(stage, task="shop.answered", queue="shop")
+    harness.settings = harness.settings.model_copy(update={"reply_tasks": ("shop.*@shop",)})
+    delivery_id = _owed(harness, task="shop.answered", queue="shop")
     wrong, right = Recipient(), Recipient()
-    assert deliver(stage.database, {"url": wrong, "task": right}, delivery_id) == Delivered()
+    assert deliver(harness.database, {"url": wrong, "task": right}, delivery_id) == Delivered()
     assert wrong.arrived == []
     assert right.arrived[0][0] == {"task": "shop.answered", "queue": "shop"}
 
 
-def test_a_failure_is_tried_again_later(stage: Stage) -> None:
+def test_a_failure_is_tried_again_later(harness: Harness) -> None:
     """Not before its time, with the reason kept for the operator."""
-    delivery_id = _owed(stage)
+    delivery_id = _owed(harness)
     recipient = Recipient(failures=2)
-    assert _deliver(stage, recipient, delivery_id) == Postponed(FIRST_RETRY_S)
-    assert _deliver(stage, recipient, delivery_id) == NotDue()
-    assert "503" in _row(stage, delivery_id).last_error
-    stage.move(FIRST_RETRY_S)
-    assert due(stage.database, 10, 5) == [delivery_id]
-    assert _deliver(stage, recipient, delivery_id) == Postponed(FIRST_RETRY_S * 2)
-    stage.move(FIRST_RETRY_S * 2)
-    assert _deliver(stage, recipient, delivery_id) == Delivered()
-    assert _row(stage, delivery_id).last_error is None
+    assert _deliver(harness, recipient, delivery_id) == Postponed(FIRST_RETRY_S)
+    assert _deliver(harness, recipient, delivery_id) == NotDue()
+    assert "503" in _row(harness, delivery_id).last_error
+    harness.move(FIRST_RETRY_S)
+    assert due(harness.database, 10, 5) == [delivery_id]
+    assert _deliver(harness, recipient, delivery_id) == Postponed(FIRST_RETRY_S * 2)
+    harness.move(FIRST_RETRY_S * 2)
+    assert _deliver(harness, recipient, delivery_id) == Delivered()
+    assert _row(harness, delivery_id).last_error is None
 
 
-def test_a_pause_given_by_a_clock_that_was_ahead_is_none(stage: Stage) -> None:
+def test_a_pause_given_by_a_clock_that_was_ahead_is_none(harness: Harness) -> None:
     """The server's clock was wrong for a while and is set back: no receiver waits until it catches up."""
-    stage.move(DAY_S)
-    delivery_id = _owed(stage)
+    harness.move(DAY_S)
+    delivery_id = _owed(harness)
     recipient = Recipient(failures=1)
-    assert _deliver(stage, recipient, delivery_id) == Postponed(FIRST_RETRY_S)
-    stage.move(-DAY_S)
-    assert due(stage.database, 10, 5) == [delivery_id]
-    assert _deliver(stage, recipient, delivery_id) == Delivered()
+    assert _deliver(harness, recipient, delivery_id) == Postponed(FIRST_RETRY_S)
+    harness.move(-DAY_S)
+    assert due(harness.database, 10, 5) == [delivery_id]
+    assert _deliver(harness, recipient, delivery_id) == Delivered()
 
 
-def test_it_is_given_up_in_the_end(stage: Stage) -> None:
+def test_it_is_given_up_in_the_end(harness: Harness) -> None:
     """A receiver that never answers is not called for ever; the row says so."""
-    delivery_id = _owed(stage)
+    delivery_id = _owed(harness)
     recipient = Recipient(failures=1_000)
     for attempt in range(1, MAX_ATTEMPTS + 1):
-        assert _deliver(stage, recipient, delivery_id) == Postponed(retry_after(attempt))
-        stage.move(LONGEST_RETRY_S)
-    assert _row(stage, delivery_id).status == "failed"
-    assert _row(stage, delivery_id).attempts == MAX_ATTEMPTS
-    assert _deliver(stage, recipient, delivery_id) == NotDue()
-    assert due(stage.database, 10, 5) == []
+        assert _deliver(harness, recipient, delivery_id) == Postponed(retry_after(attempt))
+        harness.move(LONGEST_RETRY_S)
+    assert _row(harness, delivery_id).status == "failed"
+    assert _row(harness, delivery_id).attempts == MAX_ATTEMPTS
+    assert _deliver(harness, recipient, delivery_id) == NotDue()
+    assert due(harness.database, 10, 5) == []
 
 
-def test_one_that_is_refused_for_good_is_not_attempted_again(stage: Stage) -> None:
+def test_one_that_is_refused_for_good_is_not_attempted_again(harness: Harness) -> None:
     """A receiver that answers 410, or a row that this installation does not allow: the first attempt is the last."""
-    delivery_id = _owed(stage)
+    delivery_id = _owed(harness)
 
     class Gone:
         def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
             raise Undeliverable("answered with status 410")
 
-    assert deliver(stage.database, {"url": Gone()}, delivery_id) == Postponed(None)
-    row = _row(stage, delivery_id)
+    assert deliver(harness.database, {"url": Gone()}, delivery_id) == Postponed(None)
+    row = _row(harness, delivery_id)
     assert (row.status, row.attempts, row.last_error) == ("failed", 1, "answered with status 410")
-    stage.move(LONGEST_RETRY_S)
-    assert due(stage.database, 10, 5) == []
+    harness.move(LONGEST_RETRY_S)
+    assert due(harness.database, 10, 5) == []
 
 
-def test_what_an_attempt_met_is_not_shown_to_the_sender(stage: Stage) -> None:
+def test_what_an_attempt_met_is_not_shown_to_the_sender(harness: Harness) -> None:
     """An address or a text of the receiver would make `reply_to` a way to look into the network."""
-    sent = stage.send(reply_to={"url": "https://a.example/hook"})
-    stage.run(sent.session_id)
-    (delivery_id,) = stage.waker.deliveries
+    sent = harness.send(reply_to={"url": "https://a.example/hook"})
+    harness.run(sent.session_id)
+    (delivery_id,) = harness.waker.deliveries
 
     class Talkative:
         def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
             raise DeliveryFailed("a.example is refused: 10.9.8.7 is not public")
 
-    deliver(stage.database, {"url": Talkative()}, delivery_id)
-    assert "10.9.8.7" in _row(stage, delivery_id).last_error
-    exported = export_user(stage.database, stage.clock, None, "ana")
+    deliver(harness.database, {"url": Talkative()}, delivery_id)
+    assert "10.9.8.7" in _row(harness, delivery_id).last_error
+    exported = export_user(harness.database, harness.clock, None, "ana")
     assert exported["tables"]["deliveries"][0]["target"] == {"url": "https://a.example/hook"}
-    assert "10.9.8.7" not in json.dumps([exported, stage.turn(sent.turn_id)])
+    assert "10.9.8.7" not in json.dumps([exported, harness.turn(sent.turn_id)])
 
 
-def test_one_whose_attempts_all_break_off_is_given_up(stage: Stage) -> None:
+def test_one_whose_attempts_all_break_off_is_given_up(harness: Harness) -> None:
     """A delivery that ends each attempt with an error of its own, or with its process, is not tried for ever."""
-    delivery_id = _owed(stage)
+    delivery_id = _owed(harness)
 
     class Broken:
         def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
@@ -166,10 +166,10 @@ def test_one_whose_attempts_all_break_off_is_given_up(stage: Stage) -> None:
 
     for _ in range(MAX_ATTEMPTS):
         with pytest.raises(RuntimeError):
-            deliver(stage.database, {"url": Broken(), "task": Broken()}, delivery_id)
-        stage.move(ATTEMPT_S)
-    assert deliver(stage.database, {"url": Broken(), "task": Broken()}, delivery_id) == Postponed(None)
-    assert _row(stage, delivery_id).status == "failed"
+            deliver(harness.database, {"url": Broken(), "task": Broken()}, delivery_id)
+        harness.move(ATTEMPT_S)
+    assert deliver(harness.database, {"url": Broken(), "task": Broken()}, delivery_id) == Postponed(None)
+    assert _row(harness, delivery_id).status == "failed"
 
 
 def test_the_pauses_double_up_to_a_limit() -> None:
@@ -180,31 +180,31 @@ def test_the_pauses_double_up_to_a_limit() -> None:
     assert pauses[-1] is None
 
 
-def test_of_two_attempts_at_once_one_sends(stage: Stage) -> None:
+def test_of_two_attempts_at_once_one_sends(harness: Harness) -> None:
     """A repeated wake-up must not send twice side by side."""
-    delivery_id = _owed(stage)
+    delivery_id = _owed(harness)
     recipient = Recipient()
-    found = side_by_side(*[lambda: _deliver(stage, recipient, delivery_id)] * 6)
+    found = side_by_side(*[lambda: _deliver(harness, recipient, delivery_id)] * 6)
     assert sorted(type(each).__name__ for each in found) == ["Delivered"] + ["NotDue"] * 5
     assert len(recipient.arrived) == 1
 
 
-def test_an_attempt_that_died_is_made_again(stage: Stage) -> None:
+def test_an_attempt_that_died_is_made_again(harness: Harness) -> None:
     """The process was killed between send and mark: the receiver gets it again, by the same delivery id."""
-    delivery_id = _owed(stage)
+    delivery_id = _owed(harness)
     recipient = Recipient()
-    with stage.crashing("before", "deliveries.delivered"):
-        _deliver(stage, recipient, delivery_id)
-    assert due(stage.database, 10, 5) == []
-    stage.move(ATTEMPT_S)
-    assert due(stage.database, 10, 5) == [delivery_id]
-    assert _deliver(stage, recipient, delivery_id) == Delivered()
+    with harness.crashing("before", "deliveries.delivered"):
+        _deliver(harness, recipient, delivery_id)
+    assert due(harness.database, 10, 5) == []
+    harness.move(ATTEMPT_S)
+    assert due(harness.database, 10, 5) == [delivery_id]
+    assert _deliver(harness, recipient, delivery_id) == Delivered()
     assert [body["delivery_id"] for _, body in recipient.arrived] == [str(delivery_id)] * 2
 
 
-def test_nothing_is_held_while_a_receiver_is_slow(stage: Stage) -> None:
+def test_nothing_is_held_while_a_receiver_is_slow(harness: Harness) -> None:
     """No connection and no row is locked across the network call."""
-    delivery_id = _owed(stage)
+    delivery_id = _owed(harness)
     sending, go_on = threading.Event(), threading.Event()
 
     class Slow(Recipient):
@@ -212,32 +212,32 @@ def test_nothing_is_held_while_a_receiver_is_slow(stage: Stage) -> None:
             sending.set()
             assert go_on.wait(PATIENCE_S)
 
-    sender = threading.Thread(target=_deliver, args=(stage, Slow(), delivery_id), daemon=True)
+    sender = threading.Thread(target=_deliver, args=(harness, Slow(), delivery_id), daemon=True)
     sender.start()
     assert sending.wait(PATIENCE_S)
-    assert stage.database.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-    stage.sql("SELECT 1 FROM deliveries FOR UPDATE NOWAIT")
+    assert harness.database.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+    harness.sql("SELECT 1 FROM deliveries FOR UPDATE NOWAIT")
     go_on.set()
     sender.join(PATIENCE_S)
-    assert _row(stage, delivery_id).status == "delivered"
+    assert _row(harness, delivery_id).status == "delivered"
 
 
 @pytest.mark.parametrize("reason", ["x" * 5_000, "näh\n"])
-def test_any_reason_can_be_kept(stage: Stage, reason: str) -> None:
+def test_any_reason_can_be_kept(harness: Harness, reason: str) -> None:
     """What a receiver says is cut, not refused."""
-    delivery_id = _owed(stage)
+    delivery_id = _owed(harness)
 
     class Refusing(Recipient):
         def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
             raise DeliveryFailed(reason)
 
-    assert isinstance(_deliver(stage, Refusing(), delivery_id), Postponed)
-    assert _row(stage, delivery_id).last_error == reason[:1_000]
+    assert isinstance(_deliver(harness, Refusing(), delivery_id), Postponed)
+    assert _row(harness, delivery_id).last_error == reason[:1_000]
 
 
-def test_an_unknown_delivery_is_not_due(stage: Stage) -> None:
+def test_an_unknown_delivery_is_not_due(harness: Harness) -> None:
     """A wake-up from before an erasure is harmless."""
-    assert _deliver(stage, Recipient(), uuid4()) == NotDue()
+    assert _deliver(harness, Recipient(), uuid4()) == NotDue()
 
 
 def test_the_signature_is_hmac_sha256_of_the_body() -> None:
@@ -247,33 +247,33 @@ def test_the_signature_is_hmac_sha256_of_the_body() -> None:
     )
 
 
-def test_a_receiver_that_is_not_asked_costs_no_attempt(stage: Stage) -> None:
+def test_a_receiver_that_is_not_asked_costs_no_attempt(harness: Harness) -> None:
     """Its breaker is open for hours: the delivery waits longer and longer, and is sent when the receiver is back."""
-    delivery_id = _owed(stage)
+    delivery_id = _owed(harness)
     resting = Resting(retry_s=60)
     pauses = []
     for _ in range(20):
-        outcome = deliver(stage.database, {"url": resting}, delivery_id)
+        outcome = deliver(harness.database, {"url": resting}, delivery_id)
         assert isinstance(outcome, Postponed)
         assert outcome.retry_s is not None
         pauses.append(outcome.retry_s)
-        stage.move(outcome.retry_s)
-    assert _row(stage, delivery_id).attempts == 0
+        harness.move(outcome.retry_s)
+    assert _row(harness, delivery_id).attempts == 0
     assert pauses[0] == 60
     assert pauses == sorted(pauses)
     assert pauses[-1] == LONGEST_RETRY_S
-    assert _deliver(stage, Recipient(), delivery_id) == Delivered()
+    assert _deliver(harness, Recipient(), delivery_id) == Delivered()
 
 
-def test_a_receiver_that_is_never_asked_again_is_given_up(stage: Stage) -> None:
+def test_a_receiver_that_is_never_asked_again_is_given_up(harness: Harness) -> None:
     """After a day, refusals by the breaker count as attempts: no delivery waits for ever."""
-    delivery_id = _owed(stage)
-    stage.move(DAY_S + 1)
+    delivery_id = _owed(harness)
+    harness.move(DAY_S + 1)
     for attempt in range(1, MAX_ATTEMPTS + 1):
-        outcome = deliver(stage.database, {"url": Resting(retry_s=60)}, delivery_id)
+        outcome = deliver(harness.database, {"url": Resting(retry_s=60)}, delivery_id)
         assert outcome == Postponed(retry_after(attempt))
-        stage.move(LONGEST_RETRY_S)
-    assert _row(stage, delivery_id).status == "failed"
+        harness.move(LONGEST_RETRY_S)
+    assert _row(harness, delivery_id).status == "failed"
 
 
 class Resting:

@@ -24,9 +24,9 @@ from perdure.turns.lease.parking import LONGEST, MOST_A_ROUND, recall
 from perdure.turns.reading import DELAYED, Delays
 from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import sweep
-from tests.processes.scene import wait_until
+from tests.processes.faults import wait_until
+from tests.turns.harness import Harness
 from tests.turns.scripted import Scripted, calls, says
-from tests.turns.stage import Stage
 
 DOWN = ProviderError("The provider is down.", transient=True)
 OPEN = CircuitBreakerOpen(retry_after_s=60)
@@ -40,24 +40,24 @@ def look() -> str:
 
 
 @pytest.fixture
-def parking(stage: Stage) -> Stage:
-    """A stage whose turns wait for their model."""
-    stage.set(on_unavailable="park")
-    return stage
+def parking(harness: Harness) -> Harness:
+    """A harness whose turns wait for their model."""
+    harness.set(on_unavailable="park")
+    return harness
 
 
-def _swept(stage: Stage) -> list[UUID]:
+def _swept(harness: Harness) -> list[UUID]:
     """The sessions that a sweep wakes now."""
-    stage.waker.sessions.clear()
-    stage.move(stage.settings.turn.sweep_s + 2)
-    sweep(stage.runtime)
-    return list(stage.waker.sessions)
+    harness.waker.sessions.clear()
+    harness.move(harness.settings.turn.sweep_s + 2)
+    sweep(harness.runtime)
+    return list(harness.waker.sessions)
 
 
-def test_by_default_it_fails_with_the_sentence_of_the_contract(stage: Stage) -> None:
+def test_by_default_it_fails_with_the_sentence_of_the_contract(harness: Harness) -> None:
     """Code and sentence reach the user."""
-    stage.script(CircuitBreakerOpen())
-    turn = stage.ask()
+    harness.script(CircuitBreakerOpen())
+    turn = harness.ask()
     assert turn["status"] == "failed"
     assert turn["error"]["code"] == "CIRCUIT_BREAKER_OPEN"
     sentence = "Service temporarily unavailable due to repeated failures. Please try again later."
@@ -65,7 +65,7 @@ def test_by_default_it_fails_with_the_sentence_of_the_contract(stage: Stage) -> 
 
 
 @pytest.mark.parametrize("error", [OPEN, DOWN, RateLimited("Slow down.", retry_after_s=60)], ids=lambda e: e.code)
-def test_it_waits_at_no_cost(parking: Stage, error: Exception) -> None:
+def test_it_waits_at_no_cost(parking: Harness, error: Exception) -> None:
     """Neither attempts, nor strikes, nor time; no wake-up claims it before its moment; then it is answered."""
     parking.script(error)
     turn = parking.ask()
@@ -91,7 +91,7 @@ def test_it_waits_at_no_cost(parking: Stage, error: Exception) -> None:
     assert parking.turn(behind.turn_id)["reply"]["text"] == "and there"
 
 
-def test_the_delay_is_said_once_a_park_and_not_once_a_try(parking: Stage) -> None:
+def test_the_delay_is_said_once_a_park_and_not_once_a_try(parking: Harness) -> None:
     """From the first failure until a model has answered, whoever tries meanwhile; anew when it fails again later."""
     parking.equip(look)
     parking.script(OPEN)
@@ -128,12 +128,12 @@ def test_the_delay_is_said_once_a_park_and_not_once_a_try(parking: Stage) -> Non
     assert delays.look() is None
 
 
-def _try_again(stage: Stage, session_id: UUID) -> None:
-    stage.move(COOLDOWN_S + 1)
-    stage.run(session_id)
+def _try_again(harness: Harness, session_id: UUID) -> None:
+    harness.move(COOLDOWN_S + 1)
+    harness.run(session_id)
 
 
-def test_a_clock_set_back_does_not_keep_it_for_a_day(parking: Stage) -> None:
+def test_a_clock_set_back_does_not_keep_it_for_a_day(parking: Harness) -> None:
     """The sweeper sees it, once, and whoever it wakes may claim it; so it is where that wake-up is lost."""
     parking.script(OPEN)
     turn = parking.ask()
@@ -147,7 +147,7 @@ def test_a_clock_set_back_does_not_keep_it_for_a_day(parking: Stage) -> None:
     assert parking.turn(UUID(turn["turn_id"]))["reply"]["text"] == "back"
 
 
-def test_a_clock_set_back_after_the_recall_does_not_keep_it_either(parking: Stage) -> None:
+def test_a_clock_set_back_after_the_recall_does_not_keep_it_either(parking: Harness) -> None:
     """The breaker has closed, and before the next sweep the server's clock goes back a day."""
     parking.script(OPEN)
     session_id = UUID(parking.ask()["session_id"])
@@ -158,7 +158,7 @@ def test_a_clock_set_back_after_the_recall_does_not_keep_it_either(parking: Stag
     assert parking.run(session_id) == Ran(1)
 
 
-def test_it_does_not_wait_for_the_time_of_somebody_elses_probe(parking: Stage) -> None:
+def test_it_does_not_wait_for_the_time_of_somebody_elses_probe(parking: Harness) -> None:
     """A probe may fail, or be lost with its process, and nobody would tell: it is asked again after a cooldown."""
     parking.script(CircuitBreakerOpen(retry_after_s=600))
     turn = parking.ask()
@@ -166,7 +166,7 @@ def test_it_does_not_wait_for_the_time_of_somebody_elses_probe(parking: Stage) -
     assert parking.turn(UUID(turn["turn_id"]))["status"] == "done"
 
 
-def test_it_goes_on_from_its_last_step(parking: Stage) -> None:
+def test_it_goes_on_from_its_last_step(parking: Harness) -> None:
     """Down in the middle of a turn: what the tools did stays done."""
     parking.equip(look)
     parking.script(calls(("look", {})), OPEN)
@@ -178,7 +178,7 @@ def test_it_goes_on_from_its_last_step(parking: Stage) -> None:
     assert [role for role, _ in parking.lines(UUID(turn["session_id"]))] == ["user", "assistant", "tool", "assistant"]
 
 
-def test_what_waiting_does_not_help_fails(parking: Stage) -> None:
+def test_what_waiting_does_not_help_fails(parking: Harness) -> None:
     """A refused request; a turn whose own time is over; one that has waited for a day."""
     parking.script(ContextTooLong("Too long."))
     assert parking.ask()["error"]["code"] == "CONTEXT_TOO_LONG"
@@ -199,20 +199,20 @@ def test_what_waiting_does_not_help_fails(parking: Stage) -> None:
     assert parking.turn(UUID(turn["turn_id"]))["error"]["code"] == "CIRCUIT_BREAKER_OPEN"
 
 
-def test_an_agent_says_so_itself(stage: Stage) -> None:
+def test_an_agent_says_so_itself(harness: Harness) -> None:
     """Its word counts before the setting's, in both directions; a wrong one stops the start."""
-    stage.equip(on_unavailable="park")
-    stage.script(OPEN)
-    assert stage.ask()["status"] == "parked"
-    stage.set(on_unavailable="park")
-    stage.equip(on_unavailable="fail")
-    stage.script(OPEN)
-    assert stage.ask(user_id="bea")["status"] == "failed"
+    harness.equip(on_unavailable="park")
+    harness.script(OPEN)
+    assert harness.ask()["status"] == "parked"
+    harness.set(on_unavailable="park")
+    harness.equip(on_unavailable="fail")
+    harness.script(OPEN)
+    assert harness.ask(user_id="bea")["status"] == "failed"
     with pytest.raises(SettingsError, match="accepted: fail, park"):
         Agent("a", "b", on_unavailable="wait")
 
 
-def test_a_parked_turn_is_cancelled(parking: Stage) -> None:
+def test_a_parked_turn_is_cancelled(parking: Harness) -> None:
     """At once: whoever is woken settles it, though its moment has not come."""
     parking.script(OPEN)
     turn = parking.ask()
@@ -222,7 +222,7 @@ def test_a_parked_turn_is_cancelled(parking: Stage) -> None:
     assert parking.turn(UUID(turn["turn_id"]))["status"] == "cancelled"
 
 
-def test_cancelled_at_the_moment_of_being_parked(parking: Stage) -> None:
+def test_cancelled_at_the_moment_of_being_parked(parking: Harness) -> None:
     """The cancellation waits for the commit that parks, and must not go by what it saw before: it ends the wait."""
     parking.script(OPEN)
     turn = parking.ask()
@@ -237,12 +237,12 @@ def test_cancelled_at_the_moment_of_being_parked(parking: Stage) -> None:
     assert [row.not_before for row in parking.sql("SELECT not_before FROM sessions")] == [None]
 
 
-def _waits_for_a_lock(stage: Stage) -> bool:
-    rows = stage.sql("SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+def _waits_for_a_lock(harness: Harness) -> bool:
+    rows = harness.sql("SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
     return bool(rows)
 
 
-def test_cancelled_on_the_way_to_being_parked(parking: Stage) -> None:
+def test_cancelled_on_the_way_to_being_parked(parking: Harness) -> None:
     """Asked for while the model failed: nobody waits for the model then."""
     sent = parking.send()
 
@@ -257,7 +257,7 @@ def test_cancelled_on_the_way_to_being_parked(parking: Stage) -> None:
     assert parking.turn(sent.turn_id)["status"] == "cancelled"
 
 
-def test_they_come_back_a_few_at_a_time_and_the_oldest_first(parking: Stage) -> None:
+def test_they_come_back_a_few_at_a_time_and_the_oldest_first(parking: Harness) -> None:
     """A breaker that closes recalls all; a round of the sweeper wakes so many, in the order accepted, others too."""
     sent: list[Accepted] = []
     for number in range(MOST_A_ROUND + 3):
@@ -274,10 +274,10 @@ def test_they_come_back_a_few_at_a_time_and_the_oldest_first(parking: Stage) -> 
     assert _swept(parking) == waiting[MOST_A_ROUND:]
 
 
-def _close_a_breaker(stage: Stage) -> None:
+def _close_a_breaker(harness: Harness) -> None:
     """A breaker of this process opens, and an operator closes it."""
     breakers = Breakers(
-        BreakerSettings(failure_threshold=1), stage.clock, listen=lambda change: recall(stage.database, change)
+        BreakerSettings(failure_threshold=1), harness.clock, listen=lambda change: recall(harness.database, change)
     )
     breaker = breakers.get("llm:scripted")
     with pytest.raises(ProviderError):
@@ -289,25 +289,25 @@ def _fail() -> None:
     raise DOWN
 
 
-def test_a_fallback_answers_and_the_message_says_so(stage: Stage) -> None:
+def test_a_fallback_answers_and_the_message_says_so(harness: Harness) -> None:
     """The first model is down; the row and the route name who answered."""
     first, other = Scripted(DOWN), Scripted(ModelReply("instead", usage=Usage(1, 1), model="other-1"))
     guarded = GuardedModel(
-        first, Breakers(BreakerSettings(), stage.clock).get("llm:first"), RetrySettings(max_attempts=1), 30
+        first, Breakers(BreakerSettings(), harness.clock).get("llm:first"), RetrySettings(max_attempts=1), 30
     )
     model = ResilientModel(guarded, FallbackModels([other]))
-    stage.agents = Agents([Agent("assistant", "You help.")])
-    stage.script(model.respond, says("itself"))
-    turn = stage.ask()
-    stage.ask("again")
-    said = [each for each in stage.messages(UUID(turn["session_id"])) if each["role"] == "assistant"]
+    harness.agents = Agents([Agent("assistant", "You help.")])
+    harness.script(model.respond, says("itself"))
+    turn = harness.ask()
+    harness.ask("again")
+    said = [each for each in harness.messages(UUID(turn["session_id"])) if each["role"] == "assistant"]
     assert [(each["content"], each["model"], each.get("fallback")) for each in said] == [
         ("instead", "other-1", True),
         ("itself", "scripted", None),
     ]
 
 
-def test_the_models_time_is_what_the_turn_has_left(stage: Stage) -> None:
+def test_the_models_time_is_what_the_turn_has_left(harness: Harness) -> None:
     """A chain of models has the turn's time; each link its own share, which the keeper watches over."""
     left: list[float] = []
 
@@ -317,8 +317,8 @@ def test_the_models_time_is_what_the_turn_has_left(stage: Stage) -> None:
             left.append(part.remaining())
         return says("ok")
 
-    stage.script(respond)
-    stage.ask()
+    harness.script(respond)
+    harness.ask()
     whole, part = left
-    assert stage.settings.turn.timeout_s - 5 < whole <= stage.settings.turn.timeout_s
+    assert harness.settings.turn.timeout_s - 5 < whole <= harness.settings.turn.timeout_s
     assert part <= 10

@@ -13,8 +13,8 @@ from perdure.database.engine import Database, Moment, Statement
 from perdure.errors import Unavailable
 from perdure.turns.run import queries
 from perdure.turns.run.runner import Ran, Runner
+from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
-from tests.turns.stage import Stage
 
 LOCKS = {
     "turns.step": "SELECT FROM sessions FOR UPDATE",
@@ -40,28 +40,28 @@ class Bench:
         return act
 
 
-def _talk(stage: Stage, bench: Bench) -> Any:
-    stage.equip(bench.tool())
-    stage.script(calls(("act", {})), says("done"))
-    return stage.send("act")
+def _talk(harness: Harness, bench: Bench) -> Any:
+    harness.equip(bench.tool())
+    harness.script(calls(("act", {})), says("done"))
+    return harness.send("act")
 
 
-def _answered_once(stage: Stage, bench: Bench) -> None:
-    said = [(row.role, row.content) for row in stage.sql("SELECT role, content FROM messages ORDER BY seq")]
+def _answered_once(harness: Harness, bench: Bench) -> None:
+    said = [(row.role, row.content) for row in harness.sql("SELECT role, content FROM messages ORDER BY seq")]
     assert said == [("user", "act"), ("assistant", ""), ("tool", "acted"), ("assistant", "done")]
-    assert (len(stage.model.requests), bench.ran) == (2, 1)
-    turn = stage.sql("SELECT status, attempts FROM turns")[0]
+    assert (len(harness.model.requests), bench.ran) == (2, 1)
+    turn = harness.sql("SELECT status, attempts FROM turns")[0]
     assert tuple(turn) == ("done", 1)
-    row = stage.sql("SELECT lease_until, unsettled, state, strikes, claims, token FROM sessions")[0]
+    row = harness.sql("SELECT lease_until, unsettled, state, strikes, claims, token FROM sessions")[0]
     assert tuple(row) == (None, 0, "active", 0, 0, 1)
 
 
 @pytest.mark.parametrize(("name", "nth"), [("turns.step", 1), ("turns.step", 2), ("turns.settle", 1)])
-def test_a_row_that_another_transaction_holds_costs_no_model_call(stage: Stage, name: str, nth: int) -> None:
+def test_a_row_that_another_transaction_holds_costs_no_model_call(harness: Harness, name: str, nth: int) -> None:
     """The lock timeout refuses the commit, and what is in hand is committed when the row is free."""
     bench, seen = Bench(), []
-    sent = _talk(stage, bench)
-    engine = stage.database.engine.execution_options(isolation_level="READ COMMITTED")
+    sent = _talk(harness, bench)
+    engine = harness.database.engine.execution_options(isolation_level="READ COMMITTED")
     held: list[Connection] = []
 
     def hold(moment: Moment, statement: str) -> None:
@@ -73,18 +73,18 @@ def test_a_row_that_another_transaction_holds_costs_no_model_call(stage: Stage, 
         elif (moment, statement) == ("before", "turns.begin_next") and held:
             held.pop().close()
 
-    with stage.hooked(hold):
-        assert stage.run(sent.session_id) == Ran(1)
+    with harness.hooked(hold):
+        assert harness.run(sent.session_id) == Ran(1)
     assert len(seen) > nth, "the first try was refused"
-    _answered_once(stage, bench)
+    _answered_once(harness, bench)
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize(("name", "nth"), [("turns.step", 1), ("turns.step", 2), ("turns.settle", 1)])
-def test_a_commit_whose_answer_is_lost_is_looked_for(stage: Stage, moment: Moment, name: str, nth: int) -> None:
+def test_a_commit_whose_answer_is_lost_is_looked_for(harness: Harness, moment: Moment, name: str, nth: int) -> None:
     """It may have happened and it may not: either way the model is asked, and the tool run, once."""
     bench, seen = Bench(), []
-    sent = _talk(stage, bench)
+    sent = _talk(harness, bench)
 
     def break_once(at: Moment, statement: str) -> None:
         if (at, statement) == (moment, name):
@@ -92,18 +92,18 @@ def test_a_commit_whose_answer_is_lost_is_looked_for(stage: Stage, moment: Momen
             if len(seen) == nth:
                 raise Unavailable("The connection broke.")
 
-    with stage.hooked(break_once):
-        assert stage.run(sent.session_id) == Ran(1)
-    _answered_once(stage, bench)
+    with harness.hooked(break_once):
+        assert harness.run(sent.session_id) == Ran(1)
+    _answered_once(harness, bench)
 
 
 @pytest.mark.parametrize("statement", [queries.STEP, queries.SETTLE], ids=lambda each: each.name)
 def test_a_try_that_the_server_commits_late_is_not_committed_twice(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, statement: Statement
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, statement: Statement
 ) -> None:
     """Its client lost the connection, looked, found nothing, and sent it again: the server takes one of the two."""
     bench, late = Bench(), list[dict[str, Any]]()
-    sent = _talk(stage, bench)
+    sent = _talk(harness, bench)
     run = Database.run
 
     def lose_the_first(self: Database, each: Statement, parameters: Mapping[str, Any], **how: Any) -> Any:
@@ -116,34 +116,34 @@ def test_a_try_that_the_server_commits_late_is_not_committed_twice(
         return run(self, each, parameters, **how)
 
     monkeypatch.setattr(Database, "run", lose_the_first)
-    assert stage.run(sent.session_id) == Ran(1)
+    assert harness.run(sent.session_id) == Ran(1)
     monkeypatch.undo()
-    _answered_once(stage, bench)
+    _answered_once(harness, bench)
 
 
-def test_a_session_that_was_taken_over_gets_nothing_of_what_was_in_hand(stage: Stage) -> None:
+def test_a_session_that_was_taken_over_gets_nothing_of_what_was_in_hand(harness: Harness) -> None:
     """The reply of the first runner is worth nothing then: the second one has asked for its own."""
-    stage.script(says("of the first"), says("of the second"))
-    sent = stage.send()
+    harness.script(says("of the first"), says("of the second"))
+    sent = harness.send()
     tries: list[str] = []
 
     def take_over(moment: Moment, statement: str) -> None:
         if (moment, statement) == ("before", "turns.settle"):
             tries.append(statement)
             if len(tries) == 1:
-                stage.move(31)
-                assert Runner(stage.runtime, "second").run(sent.session_id) == Ran(1)
+                harness.move(31)
+                assert Runner(harness.runtime, "second").run(sent.session_id) == Ran(1)
                 raise Unavailable("The connection broke.")
 
-    with stage.hooked(take_over):
-        assert stage.run(sent.session_id) == Ran(0)
-    assert [content for role, content in stage.lines(sent.session_id) if role == "assistant"] == ["of the second"]
+    with harness.hooked(take_over):
+        assert harness.run(sent.session_id) == Ran(0)
+    assert [content for role, content in harness.lines(sent.session_id) if role == "assistant"] == ["of the second"]
 
 
-def test_a_process_that_shuts_down_does_not_wait_for_the_database(stage: Stage) -> None:
+def test_a_process_that_shuts_down_does_not_wait_for_the_database(harness: Harness) -> None:
     """It tries once more at once; then the turn is parked, and another process goes on."""
-    sent = stage.send()
-    runner = Runner(stage.runtime, "draining")
+    sent = harness.send()
+    runner = Runner(harness.runtime, "draining")
     tries: list[str] = []
 
     def refuse(moment: Moment, statement: str) -> None:
@@ -152,36 +152,36 @@ def test_a_process_that_shuts_down_does_not_wait_for_the_database(stage: Stage) 
             runner.keeper.drain()
             raise Unavailable("The row is locked.")
 
-    with runner.keeper.holding(stage.claimed(stage.send(user_id="bob").session_id)[0]), stage.hooked(refuse):
+    with runner.keeper.holding(harness.claimed(harness.send(user_id="bob").session_id)[0]), harness.hooked(refuse):
         assert runner.run(sent.session_id) == Ran(0)
     assert len(tries) == 2
-    assert stage.turn(sent.turn_id)["status"] == "parked"
-    stage.script(says("elsewhere"))
-    assert stage.run(sent.session_id) == Ran(1)
+    assert harness.turn(sent.turn_id)["status"] == "parked"
+    harness.script(says("elsewhere"))
+    assert harness.run(sent.session_id) == Ran(1)
 
 
-def test_the_lease_is_kept_while_a_commit_waits(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lease_is_kept_while_a_commit_waits(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """The row may be locked for longer than a lease: nobody else asks the model meanwhile."""
     pauses: list[float] = []
     others: list[object] = []
-    stage.script(says("kept in hand"))
-    sent = stage.send()
+    harness.script(says("kept in hand"))
+    sent = harness.send()
 
     def pause(seconds: float) -> None:
         pauses.append(seconds)
-        stage.move(seconds)
-        others.append(Runner(stage.runtime, "other")._claim(sent.session_id, alone=True))
+        harness.move(seconds)
+        others.append(Runner(harness.runtime, "other")._claim(sent.session_id, alone=True))
 
     monkeypatch.setattr("perdure.turns.run.commit.time", _Sleeping(pause))
 
     def refuse(moment: Moment, statement: str) -> None:
-        if (moment, statement) == ("before", "turns.settle") and sum(pauses) < 3 * stage.settings.turn.lease_s:
+        if (moment, statement) == ("before", "turns.settle") and sum(pauses) < 3 * harness.settings.turn.lease_s:
             raise Unavailable("The row is locked.")
 
-    with stage.hooked(refuse):
-        assert stage.run(sent.session_id) == Ran(1)
-    assert stage.turn(sent.turn_id)["reply"]["text"] == "kept in hand"
-    assert len(stage.model.requests) == 1
+    with harness.hooked(refuse):
+        assert harness.run(sent.session_id) == Ran(1)
+    assert harness.turn(sent.turn_id)["reply"]["text"] == "kept in hand"
+    assert len(harness.model.requests) == 1
     assert {type(each).__name__ for each in others} == {"NotNeeded"}
 
 

@@ -17,7 +17,7 @@ from perdure.turns.lease import queries as lease_queries
 from perdure.turns.run import queries as run_queries
 from tests.conftest import RecordingWaker
 from tests.plans import outline, plans, rows_read
-from tests.turns.stage import Stage
+from tests.turns.harness import Harness
 
 TURNS_OF_THE_LONG_SESSION = 2_000
 OTHERS = 9_000
@@ -68,18 +68,18 @@ LONG = UUID("00000000-0000-7000-8000-000000000000")
 
 
 @pytest.fixture
-def large(settings: Settings, clock: MovedClock, database: Database, waker: RecordingWaker) -> Stage:
-    """A stage with some 20,000 turns in 9,000 sessions, one of them 2,000 turns long."""
-    made = Stage(settings, clock, database, waker)
+def large(settings: Settings, clock: MovedClock, database: Database, waker: RecordingWaker) -> Harness:
+    """A harness with some 20,000 turns in 9,000 sessions, one of them 2,000 turns long."""
+    made = Harness(settings, clock, database, waker)
     made.sql(_FILL, long=LONG)
     made.sql("ANALYZE")
     return made
 
 
-def _parameters(stage: Stage) -> dict[str, Any]:
-    turn = stage.sql("SELECT turn_id, first_seq FROM turns WHERE session_id = %(id)s AND seq = 2000", id=LONG)[0]
-    effect = stage.sql("SELECT effect_id FROM tool_effects WHERE turn_id = %(id)s", id=turn.turn_id)[0]
-    delivery = stage.sql("SELECT delivery_id FROM deliveries WHERE turn_id = %(id)s", id=turn.turn_id)[0]
+def _parameters(harness: Harness) -> dict[str, Any]:
+    turn = harness.sql("SELECT turn_id, first_seq FROM turns WHERE session_id = %(id)s AND seq = 2000", id=LONG)[0]
+    effect = harness.sql("SELECT effect_id FROM tool_effects WHERE turn_id = %(id)s", id=turn.turn_id)[0]
+    delivery = harness.sql("SELECT delivery_id FROM deliveries WHERE turn_id = %(id)s", id=turn.turn_id)[0]
     return {
         "session_id": LONG, "user_id": "user 0", "scope": "", "channel": "http", "message_id": "new", "text": "hi",
         "agent": None, "on_busy": "enqueue", "priority": 5, "reply_to": None, "metadata": None,
@@ -133,7 +133,7 @@ MORE_ROWS = {
 
 
 @pytest.mark.long
-def test_each_statement_of_a_turn_goes_by_index_and_reads_few_rows(large: Stage) -> None:
+def test_each_statement_of_a_turn_goes_by_index_and_reads_few_rows(large: Harness) -> None:
     """At some 20,000 turns, in a session of 2,000, with a custom plan and with a generic one.
 
     A step must cost the same at turn 1 and at turn 1,000, whatever the size of the tables.
@@ -148,7 +148,7 @@ def test_each_statement_of_a_turn_goes_by_index_and_reads_few_rows(large: Stage)
 
 
 @pytest.mark.long
-def test_turns_are_listed_by_index(large: Stage) -> None:
+def test_turns_are_listed_by_index(large: Harness) -> None:
     """The newest few of 20,000, whatever they are chosen by; of those that wait or run, all are looked at."""
     large.sql(
         "UPDATE turns SET status = 'failed', error_code = 'UNKNOWN' WHERE settled_at IS NOT NULL AND seq = 1"

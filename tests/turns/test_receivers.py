@@ -9,31 +9,31 @@ from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import parse_incoming
 from tests.test_egress import SPELLINGS
 from tests.test_queues import NOT_FOR_REPLIES
-from tests.turns.stage import Stage
+from tests.turns.harness import Harness
 
 
-def _refused(stage: Stage, said: str, **reply_to: str) -> None:
+def _refused(harness: Harness, said: str, **reply_to: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^reply_to(.queue)?: .*{said}"):
-        accept(stage.runtime, parse_incoming({"user_id": "ana", "text": "hello", "reply_to": reply_to}))
+        accept(harness.runtime, parse_incoming({"user_id": "ana", "text": "hello", "reply_to": reply_to}))
 
 
-def test_a_reply_to_an_address_that_is_not_public_is_refused(stage: Stage) -> None:
+def test_a_reply_to_an_address_that_is_not_public_is_refused(harness: Harness) -> None:
     """In every spelling; it is accepted once its network is allowed."""
     for url in SPELLINGS:
-        _refused(stage, "", url=url)
-    _refused(stage, r"10\.0\.0\.1 is not an address of the public Internet", url="http://10.0.0.1/")
-    assert stage.counts()["inbox"] == 0
-    stage.settings = stage.settings.model_copy(update={"reply_urls": ("10.0.0.0/8",)})
-    assert stage.send(reply_to={"url": "http://10.0.0.1/"}).status == "accepted"
+        _refused(harness, "", url=url)
+    _refused(harness, r"10\.0\.0\.1 is not an address of the public Internet", url="http://10.0.0.1/")
+    assert harness.counts()["inbox"] == 0
+    harness.settings = harness.settings.model_copy(update={"reply_urls": ("10.0.0.0/8",)})
+    assert harness.send(reply_to={"url": "http://10.0.0.1/"}).status == "accepted"
 
 
-def test_a_reply_to_a_queue_that_is_not_allowed_is_refused(stage: Stage) -> None:
+def test_a_reply_to_a_queue_that_is_not_allowed_is_refused(harness: Harness) -> None:
     """A queue is allowed by its entry alone; a sender cannot name kombu's keys or perdure's own."""
-    stage.settings = stage.settings.model_copy(update={"reply_tasks": ("shop.*@shop",)})
+    harness.settings = harness.settings.model_copy(update={"reply_tasks": ("shop.*@shop",)})
     for queue in [*NOT_FOR_REPLIES, "celery", "billing"]:
-        _refused(stage, "", task="shop.replied", queue=queue)
+        _refused(harness, "", task="shop.replied", queue=queue)
     said = "the queue 'unacked_index' is not one that PERDURE_REPLY_TASKS allows"
-    _refused(stage, said, task="shop.replied", queue="unacked_index")
-    assert stage.counts()["inbox"] == 0
-    assert stage.send(reply_to={"task": "shop.replied", "queue": "shop"}).status == "accepted"
-    assert stage.send(reply_to={"task": "shop.replied"}).status == "accepted"
+    _refused(harness, said, task="shop.replied", queue="unacked_index")
+    assert harness.counts()["inbox"] == 0
+    assert harness.send(reply_to={"task": "shop.replied", "queue": "shop"}).status == "accepted"
+    assert harness.send(reply_to={"task": "shop.replied"}).status == "accepted"

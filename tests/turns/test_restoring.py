@@ -29,69 +29,69 @@ from perdure.turns.restore_snapshot import Restored, restore
 from perdure.turns.run.runner import Ran
 from tests.conftest import RecordingWaker
 from tests.databases import Databases
+from tests.turns.harness import Harness
 from tests.turns.scripted import says
-from tests.turns.stage import Stage
 
 VARIABLES = {"name": "Ana"}
 
 
 @pytest.fixture
-def other(databases: Databases, clock: MovedClock) -> Iterator[Stage]:
+def other(databases: Databases, clock: MovedClock) -> Iterator[Harness]:
     """Another installation: its own database, clock and model."""
     with databases.one(warm=False) as (url, _):
         database = Database(url)
-        yield Stage(Settings(_env_file=None), clock, database, RecordingWaker())
+        yield Harness(Settings(_env_file=None), clock, database, RecordingWaker())
         database.close()
 
 
 @pytest.fixture(params=["postgres", "file", "sqlite", "redis"])
-def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Stage], SnapshotStore]:
+def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Harness], SnapshotStore]:
     """Makes the store of an installation."""
 
-    def made(stage: Stage) -> SnapshotStore:
+    def made(harness: Harness) -> SnapshotStore:
         match request.param:
             case "postgres":
-                return PostgresSnapshots(stage.database)
+                return PostgresSnapshots(harness.database)
             case "file":
-                directory = tmp_path / str(id(stage))
+                directory = tmp_path / str(id(harness))
                 directory.mkdir()
                 return FileSnapshots(directory)
             case "sqlite":
-                return SqliteSnapshots(tmp_path / f"{id(stage)}.db")
+                return SqliteSnapshots(tmp_path / f"{id(harness)}.db")
             case _:
                 return RedisSnapshots(request.getfixturevalue("redis_url"))
 
     return made
 
 
-def _queued(stage: Stage, *texts: str) -> UUID:
+def _queued(harness: Harness, *texts: str) -> UUID:
     """A session that has answered one message, with these behind it."""
-    session_id = UUID(stage.ask("first")["session_id"])
+    session_id = UUID(harness.ask("first")["session_id"])
     for number, text in enumerate(texts):
-        assert stage.send(text, message_id=f"q{number}", session_id=session_id).session_id == session_id
+        assert harness.send(text, message_id=f"q{number}", session_id=session_id).session_id == session_id
     return session_id
 
 
-def _exported(stage: Stage, session_id: UUID) -> AgentSnapshot:
+def _exported(harness: Harness, session_id: UUID) -> AgentSnapshot:
     """What an export writes, read as an import does."""
-    return parse(dump(read(stage.database, session_id)))
+    return parse(dump(read(harness.database, session_id)))
 
 
-def _asked(stage: Stage, session_id: UUID) -> list[str]:
-    return [content for role, content in stage.lines(session_id) if role == "user"]
+def _asked(harness: Harness, session_id: UUID) -> list[str]:
+    return [content for role, content in harness.lines(session_id) if role == "user"]
 
 
 def test_what_is_queued_goes_out_and_is_answered_once_elsewhere(
-    stage: Stage, other: Stage, stores: Callable[[Stage], SnapshotStore]
+    harness: Harness, other: Harness, stores: Callable[[Harness], SnapshotStore]
 ) -> None:
     """On every store: the export names each message, and another installation answers each once, in order."""
-    for each in (stage, other):
+    for each in (harness, other):
         each.snapshots = stores(each)
-    session_id = _queued(stage, "one", "two", "three")
-    snapshot = _exported(stage, session_id)
+    session_id = _queued(harness, "one", "two", "three")
+    snapshot = _exported(harness, session_id)
     assert [event.payload["text"] for event in snapshot.event_queue_backup] == ["one", "two", "three"]
     assert {(event.source, event.type) for event in snapshot.event_queue_backup} == {("http", MESSAGE)}
-    stage.snapshots.delete(session_id)  # the Redis of these two is one
+    harness.snapshots.delete(session_id)  # the Redis of these two is one
     snapshot = replace(snapshot, memory=replace(snapshot.memory, working_variables=VARIABLES))
     assert restore(other.runtime, snapshot) == Restored(3, 0)
     assert _exported(other, session_id).event_queue_backup == snapshot.event_queue_backup
@@ -109,71 +109,73 @@ def test_what_is_queued_goes_out_and_is_answered_once_elsewhere(
     other.check()
 
 
-def test_where_the_original_still_is_nothing_is_accepted_twice(stage: Stage) -> None:
+def test_where_the_original_still_is_nothing_is_accepted_twice(harness: Harness) -> None:
     """Before it was answered and after."""
-    session_id = _queued(stage, "one", "two")
-    snapshot = _exported(stage, session_id)
-    assert restore(stage.runtime, snapshot) == Restored(0, 2)
-    assert stage.run(session_id) == Ran(2)
-    assert restore(stage.runtime, snapshot).known == 2
-    assert _asked(stage, session_id) == ["first", "one", "two"]
+    session_id = _queued(harness, "one", "two")
+    snapshot = _exported(harness, session_id)
+    assert restore(harness.runtime, snapshot) == Restored(0, 2)
+    assert harness.run(session_id) == Ran(2)
+    assert restore(harness.runtime, snapshot).known == 2
+    assert _asked(harness, session_id) == ["first", "one", "two"]
 
 
-def test_what_has_begun_or_was_cancelled_is_not_pending(stage: Stage) -> None:
+def test_what_has_begun_or_was_cancelled_is_not_pending(harness: Harness) -> None:
     """A turn that was broken off goes on where it stands; a cancelled message is not put back to be answered."""
-    session_id = UUID(stage.ask("first")["session_id"])
-    stage.send("begun", session_id=session_id)
-    stage.claimed(session_id)
-    cancelled = stage.send("cancelled", session_id=session_id)
-    stage.send("queued", session_id=session_id)
-    cancel(stage.runtime, cancelled.turn_id)
-    assert [each.payload["text"] for each in _exported(stage, session_id).event_queue_backup] == ["queued"]
+    session_id = UUID(harness.ask("first")["session_id"])
+    harness.send("begun", session_id=session_id)
+    harness.claimed(session_id)
+    cancelled = harness.send("cancelled", session_id=session_id)
+    harness.send("queued", session_id=session_id)
+    cancel(harness.runtime, cancelled.turn_id)
+    assert [each.payload["text"] for each in _exported(harness, session_id).event_queue_backup] == ["queued"]
 
 
-def test_an_export_holds_every_queued_message(stage: Stage, other: Stage) -> None:
+def test_an_export_holds_every_queued_message(harness: Harness, other: Harness) -> None:
     """More than the snapshot that is saved with a turn does."""
-    session_id = _queued(stage, *(f"message {number}" for number in range(130)))
-    assert restore(other.runtime, _exported(stage, session_id)) == Restored(130, 0)
+    session_id = _queued(harness, *(f"message {number}" for number in range(130)))
+    assert restore(other.runtime, _exported(harness, session_id)) == Restored(130, 0)
 
 
-def test_a_message_comes_back_as_it_was_sent(stage: Stage, other: Stage) -> None:
+def test_a_message_comes_back_as_it_was_sent(harness: Harness, other: Harness) -> None:
     """Channel, priority, receiver, metadata and agent; merged ones in one turn; queued whatever the default is."""
-    for each in (stage, other):
+    for each in (harness, other):
         each.equip()
-    session_id = _queued(stage)
+    session_id = _queued(harness)
     given: dict[str, Any] = {
         "session_id": session_id,
         "channel": "cli",
         "reply_to": {"url": "https://example.org/hook"},
     }
-    stage.send("one", message_id="a", priority=8, metadata={"language": "de", "n": [1.5, None]}, agent="other", **given)
-    stage.send("and more", message_id="b", on_busy=OnBusy.MERGE, agent="other", **given)
+    harness.send(
+        "one", message_id="a", priority=8, metadata={"language": "de", "n": [1.5, None]}, agent="other", **given
+    )
+    harness.send("and more", message_id="b", on_busy=OnBusy.MERGE, agent="other", **given)
     other.set(on_busy=OnBusy.REJECT)
-    restore(other.runtime, _exported(stage, session_id))
+    restore(other.runtime, _exported(harness, session_id))
     columns = "seq, user_id, agent, channel, priority, reply_to, metadata"
     rows = f"SELECT {columns} FROM turns WHERE settled_at IS NULL"  # noqa: S608 (constants)
-    assert [tuple(row)[1:] for row in other.sql(rows)] == [tuple(row)[1:] for row in stage.sql(rows)]
+    assert [tuple(row)[1:] for row in other.sql(rows)] == [tuple(row)[1:] for row in harness.sql(rows)]
     messages = "SELECT message_id, position, text FROM inbox WHERE message_id IN ('a', 'b') ORDER BY position"
-    assert other.sql(messages) == stage.sql(messages)
+    assert other.sql(messages) == harness.sql(messages)
 
 
-def test_an_agent_that_is_unknown_here_is_replaced_by_the_default(stage: Stage, other: Stage) -> None:
+def test_an_agent_that_is_unknown_here_is_replaced_by_the_default(harness: Harness, other: Harness) -> None:
     """As in a session whose agent the installation no longer has."""
-    session_id = _queued(stage, "one")
+    session_id = _queued(harness, "one")
     other.agents = Agents([Agent("somebody else", "You help.")])
-    assert restore(other.runtime, _exported(stage, session_id)).accepted == 1
+    assert restore(other.runtime, _exported(harness, session_id)).accepted == 1
     assert other.run(session_id) == Ran(1)
 
 
-def test_a_session_that_is_opened_is_the_users_where_they_have_none(stage: Stage, other: Stage) -> None:
+def test_a_session_that_is_opened_is_the_users_where_they_have_none(harness: Harness, other: Harness) -> None:
     """Their next message goes there. One who talks here already goes on where they are."""
-    session_id = _queued(stage, "one")
-    assert restore(other.runtime, _exported(stage, session_id)).accepted == 1
+    session_id = _queued(harness, "one")
+    assert restore(other.runtime, _exported(harness, session_id)).accepted == 1
     assert other.send("next").session_id == session_id
-    theirs = UUID(stage.ask("first", user_id="bob")["session_id"])
-    stage.send("one", user_id="bob", session_id=theirs)
+    theirs = UUID(harness.ask("first", user_id="bob")["session_id"])
+    harness.send("one", user_id="bob", session_id=theirs)
     live = other.send("hello", user_id="bob").session_id
-    assert restore(other.runtime, _exported(stage, theirs)).accepted == 1
+    assert restore(other.runtime, _exported(harness, theirs)).accepted == 1
     assert other.send("next", user_id="bob").session_id == live
     assert other.run(theirs) == Ran(1)
 
@@ -183,10 +185,10 @@ def test_a_session_that_is_opened_is_the_users_where_they_have_none(stage: Stage
     [("sessions.open_restored", 1), ("snapshots.put_back", 1), ("turns.enqueue", 1), ("turns.enqueue", 2)],
 )
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_an_import_that_dies_is_repeated(stage: Stage, other: Stage, moment: Moment, name: str, nth: int) -> None:
+def test_an_import_that_dies_is_repeated(harness: Harness, other: Harness, moment: Moment, name: str, nth: int) -> None:
     """At any of its commits, also where a worker has answered in the meantime what was accepted until then."""
-    session_id = _queued(stage, "one", "two")
-    snapshot = _exported(stage, session_id)
+    session_id = _queued(harness, "one", "two")
+    snapshot = _exported(harness, session_id)
     with other.crashing(moment, name, nth):
         restore(other.runtime, snapshot)
     other.move(other.settings.turn.lease_s + 1)
@@ -197,10 +199,10 @@ def test_an_import_that_dies_is_repeated(stage: Stage, other: Stage, moment: Mom
     other.check()
 
 
-def test_messages_are_put_back_where_the_session_has_gone_on(stage: Stage, other: Stage) -> None:
+def test_messages_are_put_back_where_the_session_has_gone_on(harness: Harness, other: Harness) -> None:
     """A backup of the database may be older or newer than the file: the variables are left, and the result says why."""
-    session_id = _queued(stage, "one")
-    snapshot = _exported(stage, session_id)
+    session_id = _queued(harness, "one")
+    snapshot = _exported(harness, session_id)
     other.script(says("hi"))
     assert restore(other.runtime, snapshot).accepted == 1
     other.run(session_id)
@@ -230,10 +232,10 @@ def _with(snapshot: AgentSnapshot, **changed: object) -> tuple[Event, ...]:
     ],
 )
 def test_what_is_no_message_is_refused_and_nothing_is_changed(
-    stage: Stage, other: Stage, changed: dict[str, object], said: str
+    harness: Harness, other: Harness, changed: dict[str, object], said: str
 ) -> None:
     """With the event's number; the session is not opened."""
-    snapshot = _exported(stage, _queued(stage, "one"))
+    snapshot = _exported(harness, _queued(harness, "one"))
     for event in (_with(snapshot, **changed)[0], Event("mcp", "task", {"id": 7}), Event("mcp", MESSAGE, "text")):
         bad = replace(snapshot, event_queue_backup=(*snapshot.event_queue_backup, event))
         with pytest.raises(InvalidRequest, match=f"(Event 2 .*|reply_to.*)({said}|no pending message)"):
@@ -244,25 +246,25 @@ def test_what_is_no_message_is_refused_and_nothing_is_changed(
     assert other.sql("SELECT 1 FROM sessions") == []
 
 
-def test_what_a_later_release_adds_is_ignored(stage: Stage, other: Stage) -> None:
+def test_what_a_later_release_adds_is_ignored(harness: Harness, other: Harness) -> None:
     """A member of a message that this release does not know."""
-    snapshot = _exported(stage, _queued(stage, "one"))
+    snapshot = _exported(harness, _queued(harness, "one"))
     assert restore(other.runtime, replace(snapshot, event_queue_backup=_with(snapshot, mood="good"))).accepted == 1
 
 
-def test_refused_where_the_session_is_over_or_anothers(stage: Stage, other: Stage) -> None:
+def test_refused_where_the_session_is_over_or_anothers(harness: Harness, other: Harness) -> None:
     """And without pending messages everything is as before: an unknown session is none."""
-    snapshot = _exported(stage, _queued(stage, "one"))
+    snapshot = _exported(harness, _queued(harness, "one"))
     theirs = replace(snapshot, event_queue_backup=_with(snapshot, user_id="bob", message_id="b"))
     mine = replace(theirs, memory=replace(snapshot.memory, working_variables={"name": "Bob"}))
     with pytest.raises(NotFound):
-        restore(stage.runtime, mine)
-    assert read(stage.database, snapshot.agent_id).memory.working_variables == snapshot.memory.working_variables
+        restore(harness.runtime, mine)
+    assert read(harness.database, snapshot.agent_id).memory.working_variables == snapshot.memory.working_variables
     with pytest.raises(NotFound):
         restore(other.runtime, replace(snapshot, agent_id=uuid4(), event_queue_backup=()))
     assert other.sql("SELECT 1 FROM sessions") == []
-    stage.run(snapshot.agent_id)
-    stage.sql("UPDATE sessions SET end_requested_at = perdure_now(), routable = false")
+    harness.run(snapshot.agent_id)
+    harness.sql("UPDATE sessions SET end_requested_at = perdure_now(), routable = false")
     new = replace(snapshot, event_queue_backup=_with(snapshot, message_id="new"))
     with pytest.raises(Conflict, match="ended"):
-        restore(stage.runtime, new)
+        restore(harness.runtime, new)

@@ -32,10 +32,10 @@ from perdure.turns.reading import held_turns
 from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import sweep
 from tests.snapshots.conftest import small_disk
+from tests.snapshots.storages import MemorySnapshots
 from tests.snapshots.test_troubles import fill
-from tests.snapshots.worlds import MemorySnapshots
+from tests.turns.harness import Crash, Harness
 from tests.turns.scripted import calls, says
-from tests.turns.stage import Crash, Stage
 
 __all__ = ["small_disk"]
 
@@ -99,54 +99,54 @@ def keep(text: str, context: ToolContext) -> str:
 
 
 @pytest.fixture
-def spy(stage: Stage) -> Spy:
-    """The store of the stage's process."""
+def spy(harness: Harness) -> Spy:
+    """The store of the harness's process."""
     made = Spy()
-    stage.snapshots = made
-    stage.equip(add)
+    harness.snapshots = made
+    harness.equip(add)
     return made
 
 
-def _committed(stage: Stage, session_id: UUID) -> Stored:
+def _committed(harness: Harness, session_id: UUID) -> Stored:
     """The snapshot of the last commit, as PostgreSQL has it."""
     asked = {"session_id": session_id, "history_turns": 20}
-    return assemble(session_id, stage.database.run(snapshots.PRESENT, asked)[0])
+    return assemble(session_id, harness.database.run(snapshots.PRESENT, asked)[0])
 
 
-def _count(stage: Stage, **given: Any) -> dict[str, Any]:
+def _count(harness: Harness, **given: Any) -> dict[str, Any]:
     """A turn that counts."""
-    stage.script(calls(("add", {})), says("counted"))
-    return stage.ask(**given)
+    harness.script(calls(("add", {})), says("counted"))
+    return harness.ask(**given)
 
 
-def _results(stage: Stage) -> list[str]:
-    return [row.content for row in stage.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")]
+def _results(harness: Harness) -> list[str]:
+    return [row.content for row in harness.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")]
 
 
-def test_the_reply_is_nowhere_before_the_snapshot_is_saved(stage: Stage, spy: Spy) -> None:
+def test_the_reply_is_nowhere_before_the_snapshot_is_saved(harness: Harness, spy: Spy) -> None:
     """A client that has read a reply must find a session that remembers it, whatever dies then."""
     seen: list[Any] = []
 
     def look(_: AgentSnapshot) -> None:
-        turn = stage.turn(sent.turn_id)
-        said = [row["content"] for row in read_messages(stage.database, sent.session_id)]
-        seen.append((turn["status"], turn["reply"], turn["settled_at"], said, stage.counts()["deliveries"]))
+        turn = harness.turn(sent.turn_id)
+        said = [row["content"] for row in read_messages(harness.database, sent.session_id)]
+        seen.append((turn["status"], turn["reply"], turn["settled_at"], said, harness.counts()["deliveries"]))
 
     spy.on_save = look
-    stage.script(says("saved"))
-    sent = stage.send(reply_to={"url": "https://a.example"})
-    stage.run(sent.session_id)
+    harness.script(says("saved"))
+    sent = harness.send(reply_to={"url": "https://a.example"})
+    harness.run(sent.session_id)
     assert seen == [("running", None, None, [], 0)]
-    assert stage.turn(sent.turn_id)["reply"]["text"] == "saved"
-    assert stage.counts()["deliveries"] == len(stage.waker.deliveries) == 1
-    assert stage.sql("SELECT 1 FROM turns WHERE held IS NOT NULL OR held_error IS NOT NULL") == []
+    assert harness.turn(sent.turn_id)["reply"]["text"] == "saved"
+    assert harness.counts()["deliveries"] == len(harness.waker.deliveries) == 1
+    assert harness.sql("SELECT 1 FROM turns WHERE held IS NOT NULL OR held_error IS NOT NULL") == []
 
 
-def test_what_is_saved_is_what_is_then_committed(stage: Stage, spy: Spy) -> None:
+def test_what_is_saved_is_what_is_then_committed(harness: Harness, spy: Spy) -> None:
     """History, variables, tick and token: hydrating from the one or the other is the same."""
-    session_id = UUID(_count(stage)["session_id"])
-    _count(stage)
-    found, committed = spy.load(session_id), _committed(stage, session_id)
+    session_id = UUID(_count(harness)["session_id"])
+    _count(harness)
+    found, committed = spy.load(session_id), _committed(harness, session_id)
     assert found is not None
     assert found.version == committed.version == Version(2, 6)
     assert found.snapshot == replace(committed.snapshot, timestamp=found.snapshot.timestamp)
@@ -154,76 +154,76 @@ def test_what_is_saved_is_what_is_then_committed(stage: Stage, spy: Spy) -> None
     assert [said.role for said in found.snapshot.memory.short_term_history][-2:] == [Role.TOOL, Role.ASSISTANT]
 
 
-def test_what_waits_behind_a_turn_is_named_in_its_snapshot(stage: Stage, spy: Spy) -> None:
+def test_what_waits_behind_a_turn_is_named_in_its_snapshot(harness: Harness, spy: Spy) -> None:
     """They are events that have arrived and are not worked on; PostgreSQL runs them, whatever becomes of this."""
     taken: list[AgentSnapshot] = []
     spy.on_save = taken.append
-    stage.send("one")
-    sent = stage.send("two", message_id="m2")
-    assert stage.run(sent.session_id) == Ran(2)
+    harness.send("one")
+    sent = harness.send("two", message_id="m2")
+    assert harness.run(sent.session_id) == Ran(2)
     payload = {"user_id": "ana", "message_id": "m2", "text": "two", "agent": "assistant", "priority": 5}
     assert taken[0].event_queue_backup == (Event("http", "message", payload),)
     assert taken[1].event_queue_backup == ()
 
 
-def test_while_the_store_is_away_nothing_is_answered_and_nobody_else_waits(stage: Stage, spy: Spy) -> None:
+def test_while_the_store_is_away_nothing_is_answered_and_nobody_else_waits(harness: Harness, spy: Spy) -> None:
     """It is said to the operator, tried again later and later, and answered without asking the model again."""
-    stage.script(says("at last"))
-    sent = stage.send()
+    harness.script(says("at last"))
+    sent = harness.send()
     spy.away("save", only=sent.session_id)
-    stage.waker.sessions.clear()
-    assert stage.run(sent.session_id) == Ran(0)
-    turn = stage.turn(sent.turn_id)
+    harness.waker.sessions.clear()
+    assert harness.run(sent.session_id) == Ran(0)
+    turn = harness.turn(sent.turn_id)
     assert (turn["status"], turn["reply"], turn["attempts"], turn["error"]) == ("parked", None, 1, None)
-    assert stage.ask(user_id="bob")["status"] == "done"
-    asked = len(stage.model.requests)
+    assert harness.ask(user_id="bob")["status"] == "done"
+    asked = len(harness.model.requests)
     for pause_s in (5, 10, 20, 40, 40):
-        stage.move(pause_s - 1)
-        assert sent.session_id not in _woken(stage)
-        stage.move(2)
-        assert sent.session_id in _woken(stage)
-        assert stage.run(sent.session_id) == Ran(0)
-        row = stage.session(sent.session_id)
+        harness.move(pause_s - 1)
+        assert sent.session_id not in _woken(harness)
+        harness.move(2)
+        assert sent.session_id in _woken(harness)
+        assert harness.run(sent.session_id) == Ran(0)
+        row = harness.session(sent.session_id)
         assert (row.state, row.strikes, row.claims, row.lease_until) == ("active", 0, 0, None)
-    assert stage.turn(sent.turn_id)["attempts"] == 1
-    assert stage.sql("SELECT held_error FROM turns WHERE held IS NOT NULL")[0].held_error.startswith(
+    assert harness.turn(sent.turn_id)["attempts"] == 1
+    assert harness.sql("SELECT held_error FROM turns WHERE held IS NOT NULL")[0].held_error.startswith(
         "The snapshot store spy cannot be used: it is full. Make room."
     )
     spy.trouble = {}
-    assert stage.run(sent.session_id) == Ran(1)
-    assert stage.turn(sent.turn_id)["reply"]["text"] == "at last"
-    assert stage.turn(sent.turn_id)["attempts"] == 1
-    assert len(stage.model.requests) == asked
+    assert harness.run(sent.session_id) == Ran(1)
+    assert harness.turn(sent.turn_id)["reply"]["text"] == "at last"
+    assert harness.turn(sent.turn_id)["attempts"] == 1
+    assert len(harness.model.requests) == asked
 
 
-def _woken(stage: Stage) -> list[UUID]:
-    stage.waker.sessions.clear()
-    stage.sql("DELETE FROM sweeps")  # whose round it is, is another matter
-    sweep(stage.runtime)
-    return list(stage.waker.sessions)
+def _woken(harness: Harness) -> list[UUID]:
+    harness.waker.sessions.clear()
+    harness.sql("DELETE FROM sweeps")  # whose round it is, is another matter
+    sweep(harness.runtime)
+    return list(harness.waker.sessions)
 
 
-def test_it_says_so_in_the_log(stage: Stage, spy: Spy, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_says_so_in_the_log(harness: Harness, spy: Spy, caplog: pytest.LogCaptureFixture) -> None:
     """An operator must learn why nobody gets an answer, and what to do."""
     spy.away("save")
-    sent = stage.send()
+    sent = harness.send()
     with caplog.at_level(logging.ERROR):
-        stage.run(sent.session_id)
+        harness.run(sent.session_id)
     assert f"turn {sent.turn_id} is not answered, for it is not saved" in caplog.text
     assert "Make room. Again in 5 s." in caplog.text
 
 
-def test_turns_behind_a_held_one_wait_for_it(stage: Stage, spy: Spy) -> None:
+def test_turns_behind_a_held_one_wait_for_it(harness: Harness, spy: Spy) -> None:
     """Their order is that of acceptance; they go on with what the first one left."""
     spy.away("save")
-    first = stage.send("one")
-    stage.run(first.session_id)
-    second = stage.send("two")
-    assert stage.run(first.session_id) == Ran(0)
+    first = harness.send("one")
+    harness.run(first.session_id)
+    second = harness.send("two")
+    assert harness.run(first.session_id) == Ran(0)
     spy.trouble = {}
-    assert stage.run(first.session_id) == Ran(2)
-    assert [content for _, content in stage.lines(first.session_id)] == ["one", "ok", "two", "ok"]
-    assert stage.turn(second.turn_id)["status"] == "done"
+    assert harness.run(first.session_id) == Ran(2)
+    assert [content for _, content in harness.lines(first.session_id)] == ["one", "ok", "two", "ok"]
+    assert harness.turn(second.turn_id)["status"] == "done"
 
 
 BOUNDARIES: list[tuple[Moment, str]] = [
@@ -232,273 +232,275 @@ BOUNDARIES: list[tuple[Moment, str]] = [
 
 
 @pytest.mark.parametrize(("moment", "name"), BOUNDARIES)
-def test_a_crash_around_saving(stage: Stage, spy: Spy, moment: Moment, name: str) -> None:
+def test_a_crash_around_saving(harness: Harness, spy: Spy, moment: Moment, name: str) -> None:
     """The model is asked again only if nobody knows its answer; the snapshot is that of the last commit."""
-    stage.script(calls(("add", {})), says("once"))
-    sent = stage.send()
-    with stage.crashing(moment, name):
-        stage.run(sent.session_id)
+    harness.script(calls(("add", {})), says("once"))
+    sent = harness.send()
+    with harness.crashing(moment, name):
+        harness.run(sent.session_id)
     settled = (moment, name) == ("after", "turns.settle")
-    assert stage.turn(sent.turn_id)["status"] == ("done" if settled else "running")
-    stage.move(AFTER_LEASE_S)
+    assert harness.turn(sent.turn_id)["status"] == ("done" if settled else "running")
+    harness.move(AFTER_LEASE_S)
     if (moment, name) == ("before", "turns.hold"):
-        stage.script(says("once"))
+        harness.script(says("once"))
     if not settled:
-        assert stage.run(sent.session_id) == Ran(1)
-    assert stage.turn(sent.turn_id)["reply"]["text"] == "once"
-    assert len(stage.model.requests) == (3 if (moment, name) == ("before", "turns.hold") else 2)
+        assert harness.run(sent.session_id) == Ran(1)
+    assert harness.turn(sent.turn_id)["reply"]["text"] == "once"
+    assert len(harness.model.requests) == (3 if (moment, name) == ("before", "turns.hold") else 2)
     assert not spy.kept_aside(sent.session_id)
     found = spy.load(sent.session_id)
     assert found is not None
-    assert found.version == _committed(stage, sent.session_id).version
-    _count(stage)
-    assert _results(stage) == ["1", "2"]
+    assert found.version == _committed(harness, sent.session_id).version
+    _count(harness)
+    assert _results(harness) == ["1", "2"]
     assert not spy.kept_aside(sent.session_id)
 
 
-def test_a_process_that_dies_in_the_middle_of_save(stage: Stage, spy: Spy) -> None:
+def test_a_process_that_dies_in_the_middle_of_save(harness: Harness, spy: Spy) -> None:
     """Once before and once after the store had it: saving is repeated, asking is not."""
-    stage.script(says("once"))
-    sent = stage.send()
+    harness.script(says("once"))
+    sent = harness.send()
     for method in ("save", "saved"):
         spy.trouble = {method: lambda _: Crash()}
         with pytest.raises(Crash):
-            stage.run(sent.session_id, alone=True)
-        stage.move(AFTER_LEASE_S)
+            harness.run(sent.session_id, alone=True)
+        harness.move(AFTER_LEASE_S)
     spy.trouble = {}
-    assert stage.run(sent.session_id, alone=True) == Ran(1)
+    assert harness.run(sent.session_id, alone=True) == Ran(1)
     assert spy.saved == [Version(2, 1), Version(3, 1)]
-    assert len(stage.model.requests) == 1
-    assert stage.turn(sent.turn_id)["attempts"] == 1
+    assert len(harness.model.requests) == 1
+    assert harness.turn(sent.turn_id)["attempts"] == 1
 
 
 def test_an_error_of_the_stores_own_holds_the_turn_as_well(
-    stage: Stage, spy: Spy, caplog: pytest.LogCaptureFixture
+    harness: Harness, spy: Spy, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What a third party's code raises is no reason to answer without having saved, nor to leak its words."""
     spy.trouble = {"save": lambda _: RuntimeError("password")}
-    sent = stage.send()
-    assert stage.run(sent.session_id) == Ran(0)
-    assert stage.turn(sent.turn_id)["status"] == "parked"
-    assert "password" not in stage.sql("SELECT held_error FROM turns")[0].held_error
+    sent = harness.send()
+    assert harness.run(sent.session_id) == Ran(0)
+    assert harness.turn(sent.turn_id)["status"] == "parked"
+    assert "password" not in harness.sql("SELECT held_error FROM turns")[0].held_error
     assert "RuntimeError: password" in caplog.text
     spy.trouble = {}
-    assert stage.run(sent.session_id) == Ran(1)
+    assert harness.run(sent.session_id) == Ran(1)
 
 
-def test_a_cancel_comes_too_late_for_a_held_turn(stage: Stage, spy: Spy) -> None:
+def test_a_cancel_comes_too_late_for_a_held_turn(harness: Harness, spy: Spy) -> None:
     """Its reply is committed, and a reply that is committed first wins."""
     spy.away("save")
-    sent = stage.send()
-    stage.run(sent.session_id)
-    cancel(stage.runtime, sent.turn_id)
+    sent = harness.send()
+    harness.run(sent.session_id)
+    cancel(harness.runtime, sent.turn_id)
     spy.trouble = {}
-    assert stage.run(sent.session_id) == Ran(1)
-    assert stage.turn(sent.turn_id)["status"] == "done"
+    assert harness.run(sent.session_id) == Ran(1)
+    assert harness.turn(sent.turn_id)["status"] == "done"
 
 
-def test_an_interrupt_takes_a_held_turn_away(stage: Stage, spy: Spy) -> None:
+def test_an_interrupt_takes_a_held_turn_away(harness: Harness, spy: Spy) -> None:
     """Nobody has seen its reply; and whoever interrupts must not wait for a store."""
     spy.away("saved")
-    sent = stage.send("one")
-    stage.run(sent.session_id)
-    other = stage.send("two", on_busy="interrupt")
-    assert stage.turn(sent.turn_id)["status"] == "cancelled"
+    sent = harness.send("one")
+    harness.run(sent.session_id)
+    other = harness.send("two", on_busy="interrupt")
+    assert harness.turn(sent.turn_id)["status"] == "cancelled"
     spy.trouble = {}
-    assert stage.run(sent.session_id) == Ran(1)
-    assert stage.turn(other.turn_id)["status"] == "done"
-    assert [content for _, content in stage.lines(sent.session_id)] == ["one", "two", "ok"]
+    assert harness.run(sent.session_id) == Ran(1)
+    assert harness.turn(other.turn_id)["status"] == "done"
+    assert [content for _, content in harness.lines(sent.session_id)] == ["one", "two", "ok"]
     assert spy.kept_aside(sent.session_id), "the snapshot of the reply that was taken back is of no commit"
 
 
-def test_variables_are_the_stores_where_its_snapshot_counts(stage: Stage, spy: Spy) -> None:
+def test_variables_are_the_stores_where_its_snapshot_counts(harness: Harness, spy: Spy) -> None:
     """Hydration is from the store, as its owner asked for; PostgreSQL stands in."""
-    session_id = UUID(_count(stage)["session_id"])
+    session_id = UUID(_count(harness)["session_id"])
     found = spy.load(session_id)
     assert found is not None
     spy.save(replace(found.snapshot, memory=replace(found.snapshot.memory, working_variables={"n": 40})), found.token)
-    _count(stage)
-    assert _results(stage)[-1] == "41"
+    _count(harness)
+    assert _results(harness)[-1] == "41"
 
 
 @pytest.mark.parametrize("version", [Version(1, 2), Version(1, 4), Version(9, 9)])
 def test_a_snapshot_of_another_commit_is_set_aside_and_reported(
-    stage: Stage, spy: Spy, version: Version, caplog: pytest.LogCaptureFixture
+    harness: Harness, spy: Spy, version: Version, caplog: pytest.LogCaptureFixture
 ) -> None:
     """From a backup, of another database, or of a reply that never was: it is built again from PostgreSQL."""
-    session_id = UUID(_count(stage)["session_id"])
+    session_id = UUID(_count(harness)["session_id"])
     found = spy.load(session_id)
     assert found is not None
     spy.delete(session_id)
     memory = replace(found.snapshot.memory, working_variables={"n": 70})
     spy.save(replace(found.snapshot, tick_index=version.tick, memory=memory), version.token)
-    assert _count(stage)["status"] == "done"
-    assert _results(stage)[-1] == "2"
+    assert _count(harness)["status"] == "done"
+    assert _results(harness)[-1] == "2"
     assert spy.kept_aside(session_id)
     assert f"it is of {version}; the one that was committed: at token 1, tick 3" in caplog.text
-    assert spy.saved[-1] == _committed(stage, session_id).version
+    assert spy.saved[-1] == _committed(harness, session_id).version
 
 
-def test_a_snapshot_that_is_gone_is_built_again(stage: Stage, spy: Spy, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_snapshot_that_is_gone_is_built_again(harness: Harness, spy: Spy, caplog: pytest.LogCaptureFixture) -> None:
     """A Redis without a disk has been restarted: nothing but a line in the log comes of it."""
-    session_id = UUID(_count(stage)["session_id"])
+    session_id = UUID(_count(harness)["session_id"])
     spy.delete(session_id)
-    _count(stage)
-    assert _results(stage)[-1] == "2"
+    _count(harness)
+    assert _results(harness)[-1] == "2"
     assert "has no snapshot in spy://" in caplog.text
 
 
-def test_a_turn_that_was_broken_off_goes_on_from_its_own_steps(stage: Stage, spy: Spy) -> None:
+def test_a_turn_that_was_broken_off_goes_on_from_its_own_steps(harness: Harness, spy: Spy) -> None:
     """The snapshot is of the turn before, and as it should be: PostgreSQL has gone on, and nothing is set aside."""
-    session_id = UUID(_count(stage)["session_id"])
-    stage.script(calls(("add", {})), says("never"), calls(("add", {})), says("done"))
-    stage.send()
-    with stage.crashing("before", "turns.hold"):
-        stage.run(session_id)
-    stage.move(AFTER_LEASE_S)
-    assert stage.run(session_id) == Ran(1)
-    assert _results(stage) == ["1", "2", "3"]
+    session_id = UUID(_count(harness)["session_id"])
+    harness.script(calls(("add", {})), says("never"), calls(("add", {})), says("done"))
+    harness.send()
+    with harness.crashing("before", "turns.hold"):
+        harness.run(session_id)
+    harness.move(AFTER_LEASE_S)
+    assert harness.run(session_id) == Ran(1)
+    assert _results(harness) == ["1", "2", "3"]
     assert not spy.kept_aside(session_id)
 
 
 @pytest.mark.parametrize("error", [SnapshotUnavailable("spy", "it is away", "Start it."), RuntimeError("of its own")])
-def test_a_store_that_cannot_be_read_stops_no_turn(stage: Stage, spy: Spy, error: Exception) -> None:
+def test_a_store_that_cannot_be_read_stops_no_turn(harness: Harness, spy: Spy, error: Exception) -> None:
     """What it holds is in PostgreSQL; whether it takes the next snapshot is another matter."""
-    _count(stage)
+    _count(harness)
     spy.trouble = {"load": lambda _: error}
-    assert _count(stage)["status"] == "done"
-    assert _results(stage) == ["1", "2"]
+    assert _count(harness)["status"] == "done"
+    assert _results(harness) == ["1", "2"]
 
 
-def test_a_database_older_than_its_snapshots_gets_over_it(stage: Stage, spy: Spy) -> None:
+def test_a_database_older_than_its_snapshots_gets_over_it(harness: Harness, spy: Spy) -> None:
     """Restored from a backup, it claims with tokens that the store has left behind long ago."""
-    session_id = UUID(_count(stage)["session_id"])
+    session_id = UUID(_count(harness)["session_id"])
     found = spy.load(session_id)
     assert found is not None
     spy.save(replace(found.snapshot, tick_index=99), 99)
     spy.trouble = {"load": lambda _: SnapshotUnavailable("spy", "it is away", "Start it.")}
-    assert _count(stage)["status"] == "done"
+    assert _count(harness)["status"] == "done"
     assert spy.kept_aside(session_id)
     assert spy.saved[-1] == Version(2, 6)
 
 
-def test_a_runner_that_lost_its_session_while_it_saves_leaves_the_newer_snapshot_alone(stage: Stage, spy: Spy) -> None:
+def test_a_runner_that_lost_its_session_while_it_saves_leaves_the_newer_snapshot_alone(
+    harness: Harness, spy: Spy
+) -> None:
     """It was paused, its successor has saved and answered: the store refuses it, and it sets nothing aside."""
-    spy.on_save = lambda _: _taken_over(stage, spy, sent.session_id)
-    sent = stage.send()
-    assert stage.run(sent.session_id) == Ran(0)
+    spy.on_save = lambda _: _taken_over(harness, spy, sent.session_id)
+    sent = harness.send()
+    assert harness.run(sent.session_id) == Ran(0)
     assert spy.saved == [Version(2, 1)]
     assert not spy.kept_aside(sent.session_id)
-    assert stage.turn(sent.turn_id)["status"] == "done"
-    stage.ask()
+    assert harness.turn(sent.turn_id)["status"] == "done"
+    harness.ask()
     assert not spy.kept_aside(sent.session_id)
 
 
-def _taken_over(stage: Stage, spy: Spy, session_id: UUID) -> None:
+def _taken_over(harness: Harness, spy: Spy, session_id: UUID) -> None:
     spy.on_save = lambda _: None
-    stage.move(AFTER_LEASE_S)
-    assert stage.run(session_id) == Ran(1)
+    harness.move(AFTER_LEASE_S)
+    assert harness.run(session_id) == Ran(1)
 
 
 @pytest.fixture(params=["file", "sqlite", "redis"])
-def store(request: pytest.FixtureRequest, stage: Stage, tmp_path: Path) -> Iterator[SnapshotStore]:
-    """A store of perdure's own, as the stage's process has it."""
+def store(request: pytest.FixtureRequest, harness: Harness, tmp_path: Path) -> Iterator[SnapshotStore]:
+    """A store of perdure's own, as the harness's process has it."""
     if request.param == "redis":
-        stage.snapshots = RedisSnapshots(request.getfixturevalue("redis_url"))
+        harness.snapshots = RedisSnapshots(request.getfixturevalue("redis_url"))
     else:
-        stage.snapshots = FileSnapshots(tmp_path) if request.param == "file" else SqliteSnapshots(tmp_path / "s.db")
-    stage.equip(add)
-    yield stage.snapshots
-    stage.snapshots.close()
+        harness.snapshots = FileSnapshots(tmp_path) if request.param == "file" else SqliteSnapshots(tmp_path / "s.db")
+    harness.equip(add)
+    yield harness.snapshots
+    harness.snapshots.close()
 
 
-def test_a_session_goes_on_from_each_store(stage: Stage, store: SnapshotStore) -> None:
+def test_a_session_goes_on_from_each_store(harness: Harness, store: SnapshotStore) -> None:
     """Saved, found again after a crash and without one, of the last commit each time, and forgotten."""
-    session_id = UUID(_count(stage)["session_id"])
-    stage.script(calls(("add", {})), says("counted"))
-    stage.send()
-    with stage.crashing("before", "turns.settle"):
-        stage.run(session_id)
-    stage.move(AFTER_LEASE_S)
-    assert stage.run(session_id) == Ran(1)
-    _count(stage)
-    assert _results(stage) == ["1", "2", "3"]
+    session_id = UUID(_count(harness)["session_id"])
+    harness.script(calls(("add", {})), says("counted"))
+    harness.send()
+    with harness.crashing("before", "turns.settle"):
+        harness.run(session_id)
+    harness.move(AFTER_LEASE_S)
+    assert harness.run(session_id) == Ran(1)
+    _count(harness)
+    assert _results(harness) == ["1", "2", "3"]
     found = store.load(session_id)
     assert found is not None
-    assert found.version == _committed(stage, session_id).version == Version(4, 9)
-    forget(stage.database, store, session_id)
+    assert found.version == _committed(harness, session_id).version == Version(4, 9)
+    forget(harness.database, store, session_id)
     assert store.load(session_id) is None
 
 
-def test_a_disk_that_is_not_mounted_holds_the_turn_until_it_is(stage: Stage, tmp_path: Path) -> None:
+def test_a_disk_that_is_not_mounted_holds_the_turn_until_it_is(harness: Harness, tmp_path: Path) -> None:
     """The commonest trouble of all, with the real store and its own words."""
-    stage.snapshots = FileSnapshots(tmp_path / "disk")
-    stage.equip(add)
-    sent = stage.send()
-    assert stage.run(sent.session_id) == Ran(0)
-    (held,) = held_turns(stage.database, sent.session_id)
+    harness.snapshots = FileSnapshots(tmp_path / "disk")
+    harness.equip(add)
+    sent = harness.send()
+    assert harness.run(sent.session_id) == Ran(0)
+    (held,) = held_turns(harness.database, sent.session_id)
     assert held["turn_id"] == str(sent.turn_id)
     assert "there is no such directory. Make it, or mount the disk that holds it." in held["error"]
     (tmp_path / "disk").mkdir()
-    assert stage.run(sent.session_id) == Ran(1)
-    assert stage.turn(sent.turn_id)["status"] == "done"
-    assert held_turns(stage.database, sent.session_id) == []
+    assert harness.run(sent.session_id) == Ran(1)
+    assert harness.turn(sent.turn_id)["status"] == "done"
+    assert held_turns(harness.database, sent.session_id) == []
 
 
 @pytest.mark.parametrize("trouble", ["full", "read-only"])
 @pytest.mark.parametrize("kind", [FileSnapshots, SqliteSnapshots])
 def test_a_disk_that_takes_nothing_holds_the_turn_until_it_does(
-    stage: Stage, small_disk: Path, kind: type[FileSnapshots | SqliteSnapshots], trouble: str
+    harness: Harness, small_disk: Path, kind: type[FileSnapshots | SqliteSnapshots], trouble: str
 ) -> None:
     """With the real stores: no answer is seen before it is saved, the sweeper tries again, the model is asked once."""
-    store = stage.snapshots = kind(small_disk if kind is FileSnapshots else small_disk / "s.db")
-    stage.equip(keep)
-    assert _kept(stage, "little")["status"] == "done"
+    store = harness.snapshots = kind(small_disk if kind is FileSnapshots else small_disk / "s.db")
+    harness.equip(keep)
+    assert _kept(harness, "little")["status"] == "done"
     if trouble == "full":
         fill(small_disk / "filler")
     else:
         store.close()  # what is open for writing keeps its disk writable
         _remount(small_disk, "ro")
-    stage.script(calls(("keep", {"text": "x" * 60_000})), says("at last"))
-    sent = stage.send()
-    assert stage.run(sent.session_id) == Ran(0)
-    turn = stage.turn(sent.turn_id)
+    harness.script(calls(("keep", {"text": "x" * 60_000})), says("at last"))
+    sent = harness.send()
+    assert harness.run(sent.session_id) == Ran(0)
+    turn = harness.turn(sent.turn_id)
     assert (turn["status"], turn["reply"], turn["attempts"]) == ("parked", None, 1)
-    (held,) = held_turns(stage.database, sent.session_id)
+    (held,) = held_turns(harness.database, sent.session_id)
     assert store.name in held["error"]
-    assert ("assistant", "at last") not in stage.lines(sent.session_id)
+    assert ("assistant", "at last") not in harness.lines(sent.session_id)
 
     if trouble == "full":
         (small_disk / "filler").unlink()
     else:
         _remount(small_disk, "rw")
-    stage.move(stage.settings.turn.sweep_s + 1)
-    asked = len(stage.model.requests)
-    assert sent.session_id in _woken(stage)
-    assert stage.run(sent.session_id) == Ran(1)
-    assert (stage.turn(sent.turn_id)["reply"]["text"], len(stage.model.requests)) == ("at last", asked)
+    harness.move(harness.settings.turn.sweep_s + 1)
+    asked = len(harness.model.requests)
+    assert sent.session_id in _woken(harness)
+    assert harness.run(sent.session_id) == Ran(1)
+    assert (harness.turn(sent.turn_id)["reply"]["text"], len(harness.model.requests)) == ("at last", asked)
     found = store.load(sent.session_id)
     assert found is not None
     assert found.snapshot.memory.working_variables == {"text": "x" * 60_000}
     store.close()
 
 
-def _kept(stage: Stage, text: str) -> dict[str, Any]:
-    stage.script(calls(("keep", {"text": text})), says("kept"))
-    return stage.ask()
+def _kept(harness: Harness, text: str) -> dict[str, Any]:
+    harness.script(calls(("keep", {"text": text})), says("kept"))
+    return harness.ask()
 
 
 def _remount(disk: Path, how: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{how}", disk], check=True)
 
 
-def test_a_held_turn_over_http(stage: Stage, spy: Spy) -> None:
+def test_a_held_turn_over_http(harness: Harness, spy: Spy) -> None:
     """Parked, without a reply; who waits is told so when the time is up, and nobody is told the store's words."""
     spy.away("save")
-    stage.script(says("at last"))
-    sent = stage.send()
-    stage.run(sent.session_id)
-    with TestClient(create_app(stage.runtime, lambda: True), base_url="http://127.0.0.1:8080") as client:
+    harness.script(says("at last"))
+    sent = harness.send()
+    harness.run(sent.session_id)
+    with TestClient(create_app(harness.runtime, lambda: True), base_url="http://127.0.0.1:8080") as client:
         turn = client.get(f"/v1/turns/{sent.turn_id}", params={"wait": "0.1"}).json()
         assert (turn["status"], turn["reply"], turn["error"], turn["settled_at"]) == ("parked", None, None, None)
         session = client.get(f"/v1/sessions/{sent.session_id}").json()
@@ -507,19 +509,19 @@ def test_a_held_turn_over_http(stage: Stage, spy: Spy) -> None:
         for path in (f"turns/{sent.turn_id}", f"sessions/{sent.session_id}"):
             assert "Make room" not in client.get(f"/v1/{path}").text
         spy.trouble = {}
-        stage.run(sent.session_id)
+        harness.run(sent.session_id)
         turn = client.get(f"/v1/turns/{sent.turn_id}").json()
         assert (turn["status"], turn["reply"]["text"]) == ("done", "at last")
         said = [each["content"] for each in client.get(f"/v1/sessions/{sent.session_id}/messages").json()]
         assert said == ["hello", "at last"]
 
 
-def test_a_session_is_forgotten_in_both_places(stage: Stage, spy: Spy) -> None:
+def test_a_session_is_forgotten_in_both_places(harness: Harness, spy: Spy) -> None:
     """Ended, it has nothing left to survive; if the store is away, that is for later, and safe to repeat."""
-    session_id = UUID(_count(stage)["session_id"])
-    forget(stage.database, spy, session_id)
-    forget(stage.database, spy, session_id)
+    session_id = UUID(_count(harness)["session_id"])
+    forget(harness.database, spy, session_id)
+    forget(harness.database, spy, session_id)
     assert spy.load(session_id) is None
-    assert stage.sql("SELECT count(*) FROM snapshots")[0][0] == 0
-    _count(stage)
-    assert _results(stage)[-1] == "1"
+    assert harness.sql("SELECT count(*) FROM snapshots")[0][0] == 0
+    _count(harness)
+    assert _results(harness)[-1] == "1"

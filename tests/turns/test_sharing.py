@@ -19,8 +19,8 @@ from perdure.turns.lease.claim import Claimed, NotNeeded, Queued, claim
 from perdure.turns.run import runner
 from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import sweep
+from tests.turns.harness import Harness, side_by_side
 from tests.turns.scripted import calls, says
-from tests.turns.stage import Stage, side_by_side
 
 MOST = 3
 
@@ -32,325 +32,325 @@ def pay(amount: int) -> str:
 
 
 @pytest.fixture(autouse=True)
-def shared(stage: Stage) -> None:
+def shared(harness: Harness) -> None:
     """A conversation for each channel, and three turns of one user at once."""
-    session = stage.settings.session.model_copy(update={"scope": Scope.CHANNEL})
-    stage.settings = stage.settings.model_copy(update={"session": session})
-    stage.set(user_concurrency=MOST)
+    session = harness.settings.session.model_copy(update={"scope": Scope.CHANNEL})
+    harness.settings = harness.settings.model_copy(update={"session": session})
+    harness.set(user_concurrency=MOST)
 
 
-def _flood(stage: Stage, number: int, **given: Any) -> list[Accepted]:
-    return [stage.send(f"message {each}", channel=f"channel-{each}", **given) for each in range(number)]
+def _flood(harness: Harness, number: int, **given: Any) -> list[Accepted]:
+    return [harness.send(f"message {each}", channel=f"channel-{each}", **given) for each in range(number)]
 
 
-def _round(stage: Stage) -> list[UUID]:
+def _round(harness: Harness) -> list[UUID]:
     """One round of the sweeper; what it woke."""
-    stage.move(stage.settings.turn.sweep_s + 0.1)
-    stage.waker.sessions.clear()
-    assert sweep(stage.runtime) is not None
-    return list(stage.waker.sessions)
+    harness.move(harness.settings.turn.sweep_s + 0.1)
+    harness.waker.sessions.clear()
+    assert sweep(harness.runtime) is not None
+    return list(harness.waker.sessions)
 
 
-def _try(stage: Stage, session_id: UUID) -> object:
-    return claim(stage.database, session_id, "by hand", stage.settings.turn)
+def _try(harness: Harness, session_id: UUID) -> object:
+    return claim(harness.database, session_id, "by hand", harness.settings.turn)
 
 
-def _claimed(stage: Stage, number: int) -> list[UUID]:
+def _claimed(harness: Harness, number: int) -> list[UUID]:
     """Sessions of ana that are being run."""
-    sent = _flood(stage, number)
+    sent = _flood(harness, number)
     for each in sent:
-        stage.claimed(each.session_id)
+        harness.claimed(each.session_id)
     return [each.session_id for each in sent]
 
 
-def test_the_default_is_the_contracts(stage: Stage) -> None:
+def test_the_default_is_the_contracts(harness: Harness) -> None:
     """Ten at once."""
-    assert type(stage.settings.turn)().user_concurrency == 10
+    assert type(harness.settings.turn)().user_concurrency == 10
 
 
-def test_a_flood_publishes_no_more_wake_ups_than_may_run(stage: Stage) -> None:
+def test_a_flood_publishes_no_more_wake_ups_than_may_run(harness: Harness) -> None:
     """The broker's queue is first in, first out: what is not in it delays no other user."""
-    sent = _flood(stage, 40)
-    assert stage.waker.sessions == [each.session_id for each in sent[:MOST]]
-    other = stage.send(user_id="bob")
-    assert stage.waker.sessions[MOST:] == [other.session_id]
-    assert stage.run(other.session_id) == Ran(1)
-    assert stage.waker.sessions[MOST:] == [other.session_id]
+    sent = _flood(harness, 40)
+    assert harness.waker.sessions == [each.session_id for each in sent[:MOST]]
+    other = harness.send(user_id="bob")
+    assert harness.waker.sessions[MOST:] == [other.session_id]
+    assert harness.run(other.session_id) == Ran(1)
+    assert harness.waker.sessions[MOST:] == [other.session_id]
 
 
-def test_each_settled_turn_wakes_the_next_in_order(stage: Stage) -> None:
+def test_each_settled_turn_wakes_the_next_in_order(harness: Harness) -> None:
     """Without the sweeper: each is woken once, in the order accepted, by the commit that frees a place."""
-    sent = _flood(stage, 40)
+    sent = _flood(harness, 40)
     for number, each in enumerate(sent):
-        assert stage.waker.sessions == [one.session_id for one in sent[: number + MOST]]
-        assert stage.run(each.session_id) == Ran(1)
-    turns = [stage.turn(each.turn_id) for each in sent]
+        assert harness.waker.sessions == [one.session_id for one in sent[: number + MOST]]
+        assert harness.run(each.session_id) == Ran(1)
+    turns = [harness.turn(each.turn_id) for each in sent]
     assert {(turn["status"], turn["attempts"]) for turn in turns} == {("done", 1)}
-    assert _round(stage) == []
+    assert _round(harness) == []
 
 
-def test_the_next_is_woken_behind_the_commit_and_before_the_turn_is_remembered(stage: Stage) -> None:
+def test_the_next_is_woken_behind_the_commit_and_before_the_turn_is_remembered(harness: Harness) -> None:
     """A wake-up before the commit would find the place taken."""
-    sent = _flood(stage, MOST + 1)
-    stage.waker.sessions.clear()
+    sent = _flood(harness, MOST + 1)
+    harness.waker.sessions.clear()
     seen: list[tuple[str, int]] = []
-    with stage.hooked(lambda moment, name: seen.append((f"{moment} {name}", len(stage.waker.sessions)))):
-        stage.run(sent[0].session_id)
+    with harness.hooked(lambda moment, name: seen.append((f"{moment} {name}", len(harness.waker.sessions)))):
+        harness.run(sent[0].session_id)
     assert seen[-4:] == [
         ("before turns.settle", 0),
         ("after turns.settle", 0),
         ("before turns.admit", 0),
         ("after turns.admit", 0),
     ]
-    assert stage.waker.sessions == [sent[MOST].session_id]
+    assert harness.waker.sessions == [sent[MOST].session_id]
 
 
-def test_the_more_urgent_comes_first(stage: Stage) -> None:
+def test_the_more_urgent_comes_first(harness: Harness) -> None:
     """Priority orders sessions, those of one user too; a later message raises that of a session that waits."""
-    sent = _flood(stage, MOST + 2)
-    urgent = stage.send("now", channel="urgent", priority=9)
-    stage.send("now, too", channel=f"channel-{MOST + 1}", priority=8)
-    stage.waker.sessions.clear()
+    sent = _flood(harness, MOST + 2)
+    urgent = harness.send("now", channel="urgent", priority=9)
+    harness.send("now, too", channel=f"channel-{MOST + 1}", priority=8)
+    harness.waker.sessions.clear()
     for each in sent[:MOST]:
-        stage.run(each.session_id)
-    assert stage.waker.sessions == [urgent.session_id, sent[MOST + 1].session_id, sent[MOST].session_id]
+        harness.run(each.session_id)
+    assert harness.waker.sessions == [urgent.session_id, sent[MOST + 1].session_id, sent[MOST].session_id]
 
 
-def test_a_claim_beyond_the_limit_queues_the_session(stage: Stage) -> None:
+def test_a_claim_beyond_the_limit_queues_the_session(harness: Harness) -> None:
     """A wake-up that comes nevertheless (of an older release, of a sweep) costs no attempt and takes no lease."""
-    sent = _flood(stage, MOST)
-    stage.set(user_concurrency=1)
+    sent = _flood(harness, MOST)
+    harness.set(user_concurrency=1)
     first, *others = (each.session_id for each in sent)
-    stage.claimed(first)
+    harness.claimed(first)
     for session_id in others:
-        assert stage.run(session_id) == Queued()
-        assert isinstance(_try(stage, session_id), NotNeeded), "not before it is admitted"
-        row = stage.session(session_id)
+        assert harness.run(session_id) == Queued()
+        assert isinstance(_try(harness, session_id), NotNeeded), "not before it is admitted"
+        row = harness.session(session_id)
         assert (row.lease_until, row.strikes, row.claims, row.token, row.state) == (None, 0, 0, 0, "active")
-    assert {stage.turn(each.turn_id)["attempts"] for each in sent[1:]} == {0}
-    assert stage.run(stage.send(user_id="bob").session_id) == Ran(1)
+    assert {harness.turn(each.turn_id)["attempts"] for each in sent[1:]} == {0}
+    assert harness.run(harness.send(user_id="bob").session_id) == Ran(1)
 
 
-def test_claims_at_one_moment_exceed_the_limit_by_their_number_at_most(stage: Stage) -> None:
+def test_claims_at_one_moment_exceed_the_limit_by_their_number_at_most(harness: Harness) -> None:
     """No lock is held for the count. Whoever comes a moment later sees it, and each loser is admitted later."""
-    stage.set(user_concurrency=100)
-    sent = [each.session_id for each in _flood(stage, 12)]
-    stage.set(user_concurrency=MOST)
-    found = side_by_side(*[lambda each=each: _try(stage, each) for each in sent[:8]])
+    harness.set(user_concurrency=100)
+    sent = [each.session_id for each in _flood(harness, 12)]
+    harness.set(user_concurrency=MOST)
+    found = side_by_side(*[lambda each=each: _try(harness, each) for each in sent[:8]])
     running = sum(isinstance(each, Claimed) for each in found)
     assert MOST <= running <= 8
     assert {type(each) for each in found} <= {Claimed, Queued}
-    assert [_try(stage, each) for each in sent[8:]] == [Queued()] * 4
+    assert [_try(harness, each) for each in sent[8:]] == [Queued()] * 4
 
 
-def test_a_dead_workers_turns_do_not_count(stage: Stage) -> None:
+def test_a_dead_workers_turns_do_not_count(harness: Harness) -> None:
     """Their leases have run out; they are claimed again like any other, up to the limit."""
-    sessions = _claimed(stage, MOST)
-    later = stage.send(channel="later")
-    stage.move(stage.settings.turn.lease_s + 1)
-    assert sorted(_round(stage)) == sorted(sessions), "their places are theirs"
+    sessions = _claimed(harness, MOST)
+    later = harness.send(channel="later")
+    harness.move(harness.settings.turn.lease_s + 1)
+    assert sorted(_round(harness)) == sorted(sessions), "their places are theirs"
     for session_id in sessions:
-        assert stage.run(session_id) == Ran(1)
-    assert later.session_id in stage.waker.sessions
+        assert harness.run(session_id) == Ran(1)
+    assert later.session_id in harness.waker.sessions
 
 
-def test_the_sweeper_admits_what_a_dying_process_did_not(stage: Stage) -> None:
+def test_the_sweeper_admits_what_a_dying_process_did_not(harness: Harness) -> None:
     """The turn is settled, the process dies before the next is woken: as many come as there are places."""
-    sent = _flood(stage, MOST + 4)
+    sent = _flood(harness, MOST + 4)
     for each in sent[:2]:
-        with stage.crashing("after", "turns.settle"):
-            stage.run(each.session_id)
+        with harness.crashing("after", "turns.settle"):
+            harness.run(each.session_id)
     woken = {each.session_id for each in sent[2 : MOST + 2]}  # the third was woken, and not claimed
-    assert set(_round(stage)) == woken
-    assert [stage.session(each.session_id).queued_at is None for each in sent] == [True] * (MOST + 2) + [False] * 2
+    assert set(_round(harness)) == woken
+    assert [harness.session(each.session_id).queued_at is None for each in sent] == [True] * (MOST + 2) + [False] * 2
 
 
-def test_what_the_broker_refused_keeps_its_place(stage: Stage) -> None:
+def test_what_the_broker_refused_keeps_its_place(harness: Harness) -> None:
     """A wake-up that was not published is due in the next round."""
-    sent = _flood(stage, MOST + 1)
-    stage.waker.away = True
-    stage.run(sent[0].session_id)
-    stage.waker.away = False
-    assert sent[MOST].session_id in _round(stage)
+    sent = _flood(harness, MOST + 1)
+    harness.waker.away = True
+    harness.run(sent[0].session_id)
+    harness.waker.away = False
+    assert sent[MOST].session_id in _round(harness)
 
 
-def test_waiting_makes_no_storm(stage: Stage) -> None:
+def test_waiting_makes_no_storm(harness: Harness) -> None:
     """Twenty minutes of three long turns: none of the others is woken, claimed or charged for."""
-    running = _claimed(stage, MOST)
-    waiting = [each.session_id for each in _flood(stage, 40)[MOST:]]
+    running = _claimed(harness, MOST)
+    waiting = [each.session_id for each in _flood(harness, 40)[MOST:]]
     woken: list[UUID] = []
     for _ in range(240):
-        stage.sql(
+        harness.sql(
             "UPDATE sessions SET lease_until = perdure_now() + interval '30 s' WHERE session_id = ANY (%(ids)s)",
             ids=running,
         )
-        woken += _round(stage)
+        woken += _round(harness)
     assert woken == []
-    rows = [stage.session(each) for each in waiting]
+    rows = [harness.session(each) for each in waiting]
     assert {(row.strikes, row.claims, row.wakes) for row in rows} == {(0, 0, 0)}
 
 
-def test_several_users_flood_and_each_has_a_share(stage: Stage) -> None:
+def test_several_users_flood_and_each_has_a_share(harness: Harness) -> None:
     """The sweeper fills the places of each user with one statement, the oldest sessions first."""
-    users = {f"user {number}": _flood(stage, 8, user_id=f"user {number}") for number in range(5)}
-    stage.sql("UPDATE sessions SET unsettled = 0 WHERE not_before IS NULL")
-    stage.sql("UPDATE turns SET settled_at = now(), status = 'done' WHERE session_id IN "
+    users = {f"user {number}": _flood(harness, 8, user_id=f"user {number}") for number in range(5)}
+    harness.sql("UPDATE sessions SET unsettled = 0 WHERE not_before IS NULL")
+    harness.sql("UPDATE turns SET settled_at = now(), status = 'done' WHERE session_id IN "
               "(SELECT session_id FROM sessions WHERE unsettled = 0)")  # fmt: skip
-    stage.sql("UPDATE sessions SET turn_count = 1 WHERE unsettled = 0")
+    harness.sql("UPDATE sessions SET turn_count = 1 WHERE unsettled = 0")
     expected = {each.session_id for sent in users.values() for each in sent[MOST : 2 * MOST]}
-    woken = _round(stage)
+    woken = _round(harness)
     assert len(woken) == len(set(woken)) == 5 * MOST
     assert set(woken) == expected
 
 
-def test_what_waits_for_a_person_takes_no_place(stage: Stage) -> None:
+def test_what_waits_for_a_person_takes_no_place(harness: Harness) -> None:
     """Its place is free until the decision; then it waits for one like any other."""
-    stage.set(user_concurrency=1)
-    stage.equip(pay)
-    stage.script(calls(("pay", {"amount": 5})))
-    asked, behind, third = _flood(stage, 3)
-    stage.run(asked.session_id)
-    assert stage.turn(asked.turn_id)["status"] == "waiting_approval"
-    assert stage.waker.sessions[-1] == behind.session_id
-    stage.claimed(behind.session_id)
-    call_id = stage.turn(asked.turn_id)["pending_approvals"][0]["call_id"]
-    decide(stage.runtime, asked.turn_id, parse_decision({"call_id": call_id, "decision": "approve"}))
-    assert stage.waker.sessions[-1] == asked.session_id
-    assert stage.run(asked.session_id) == Queued()
-    assert stage.turn(asked.turn_id)["status"] == "waiting_approval"
-    stage.sql("UPDATE sessions SET lease_until = NULL, lease_owner = NULL WHERE lease_owner IS NOT NULL")
+    harness.set(user_concurrency=1)
+    harness.equip(pay)
+    harness.script(calls(("pay", {"amount": 5})))
+    asked, behind, third = _flood(harness, 3)
+    harness.run(asked.session_id)
+    assert harness.turn(asked.turn_id)["status"] == "waiting_approval"
+    assert harness.waker.sessions[-1] == behind.session_id
+    harness.claimed(behind.session_id)
+    call_id = harness.turn(asked.turn_id)["pending_approvals"][0]["call_id"]
+    decide(harness.runtime, asked.turn_id, parse_decision({"call_id": call_id, "decision": "approve"}))
+    assert harness.waker.sessions[-1] == asked.session_id
+    assert harness.run(asked.session_id) == Queued()
+    assert harness.turn(asked.turn_id)["status"] == "waiting_approval"
+    harness.sql("UPDATE sessions SET lease_until = NULL, lease_owner = NULL WHERE lease_owner IS NOT NULL")
     for each in (behind, third, asked):
-        assert stage.run(each.session_id) == Ran(1)
-        assert stage.turn(each.turn_id)["status"] == "done"
-    assert stage.turn(asked.turn_id)["attempts"] == 1
+        assert harness.run(each.session_id) == Ran(1)
+        assert harness.turn(each.turn_id)["status"] == "done"
+    assert harness.turn(asked.turn_id)["attempts"] == 1
 
 
-def test_an_error_frees_the_place(stage: Stage) -> None:
+def test_an_error_frees_the_place(harness: Harness) -> None:
     """A turn that waits for its next attempt does not keep the user's other conversations waiting."""
-    stage.set(user_concurrency=1)
-    stage.script(ZeroDivisionError("a bug"), ZeroDivisionError("a bug"))
-    struck, behind = _flood(stage, 2)
-    stage.run(struck.session_id)
-    assert stage.waker.sessions[-1] == behind.session_id
-    stage.run(behind.session_id)
-    assert sorted(_round(stage)) == sorted([struck.session_id, behind.session_id])
+    harness.set(user_concurrency=1)
+    harness.script(ZeroDivisionError("a bug"), ZeroDivisionError("a bug"))
+    struck, behind = _flood(harness, 2)
+    harness.run(struck.session_id)
+    assert harness.waker.sessions[-1] == behind.session_id
+    harness.run(behind.session_id)
+    assert sorted(_round(harness)) == sorted([struck.session_id, behind.session_id])
 
 
-def test_a_session_that_waits_can_be_cancelled_and_used_again(stage: Stage) -> None:
+def test_a_session_that_waits_can_be_cancelled_and_used_again(harness: Harness) -> None:
     """Nothing of its waiting is left: the next message is woken, or waits, as if it were the first."""
-    sent = _flood(stage, MOST + 2)
+    sent = _flood(harness, MOST + 2)
     for each in sent[MOST:]:
-        cancel(stage.runtime, each.turn_id)
-        assert stage.turn(each.turn_id)["status"] == "cancelled"
-        row = stage.session(each.session_id)
+        cancel(harness.runtime, each.turn_id)
+        assert harness.turn(each.turn_id)["status"] == "cancelled"
+        row = harness.session(each.session_id)
         assert (row.queued_at, row.not_before, row.unsettled) == (None, None, 0)
-    stage.waker.sessions.clear()
-    again = stage.send(channel=f"channel-{MOST}")
-    assert (stage.waker.sessions, stage.session(again.session_id).queued_at is None) == ([], False)
+    harness.waker.sessions.clear()
+    again = harness.send(channel=f"channel-{MOST}")
+    assert (harness.waker.sessions, harness.session(again.session_id).queued_at is None) == ([], False)
     for each in (*sent[:MOST], again):
-        stage.run(each.session_id)
-    last = stage.send(channel=f"channel-{MOST + 1}")
-    assert stage.waker.sessions[-1] == last.session_id
-    assert stage.run(last.session_id) == Ran(1)
+        harness.run(each.session_id)
+    last = harness.send(channel=f"channel-{MOST + 1}")
+    assert harness.waker.sessions[-1] == last.session_id
+    assert harness.run(last.session_id) == Ran(1)
 
 
 @pytest.mark.parametrize("on_busy", ["enqueue", "merge", "interrupt"])
-def test_more_messages_to_a_session_that_waits_wake_nobody(stage: Stage, on_busy: str) -> None:
+def test_more_messages_to_a_session_that_waits_wake_nobody(harness: Harness, on_busy: str) -> None:
     """A flood of messages into conversations that wait must not fill the broker's queue either."""
-    _flood(stage, MOST + 1)
-    stage.waker.sessions.clear()
+    _flood(harness, MOST + 1)
+    harness.waker.sessions.clear()
     for number in range(20):
-        stage.send(f"and {number}", channel=f"channel-{MOST}", on_busy=on_busy)
-    assert stage.waker.sessions == []
+        harness.send(f"and {number}", channel=f"channel-{MOST}", on_busy=on_busy)
+    assert harness.waker.sessions == []
 
 
-def test_a_long_backlog_lets_others_in_between(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_backlog_lets_others_in_between(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages queued in one conversation give their thread back after a while, at the cost of no attempt."""
     monkeypatch.setattr(runner, "_SLICE_S", 2.0)
 
     def slow(request: ModelRequest, call: ModelCall) -> ModelReply:
-        stage.move(1.5)
+        harness.move(1.5)
         return says("there")
 
-    stage.script(*[slow] * 6)
-    sent = [stage.send(f"message {number}") for number in range(6)]
-    stage.waker.sessions.clear()
+    harness.script(*[slow] * 6)
+    sent = [harness.send(f"message {number}") for number in range(6)]
+    harness.waker.sessions.clear()
     session_id = sent[0].session_id
-    assert [stage.run(session_id) for _ in range(3)] == [Ran(2)] * 3
-    assert stage.waker.sessions == [session_id] * 2
-    turns = [stage.turn(each.turn_id) for each in sent]
+    assert [harness.run(session_id) for _ in range(3)] == [Ran(2)] * 3
+    assert harness.waker.sessions == [session_id] * 2
+    turns = [harness.turn(each.turn_id) for each in sent]
     assert {(turn["status"], turn["attempts"]) for turn in turns} == {("done", 1)}
     settled = [turn["settled_at"] for turn in turns]
     assert all(one <= other for one, other in pairwise(settled))
 
 
 def test_a_long_backlog_goes_on_where_the_broker_takes_no_wake_up(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody else would come before the sweeper, and it publishes nothing either."""
     monkeypatch.setattr(runner, "_SLICE_S", 0.0)
-    sent = [stage.send(f"message {number}") for number in range(4)]
-    stage.waker.away = True
-    assert stage.run(sent[0].session_id) == Ran(4)
+    sent = [harness.send(f"message {number}") for number in range(4)]
+    harness.waker.away = True
+    assert harness.run(sent[0].session_id) == Ran(4)
 
 
 def test_a_conversation_waits_for_no_more_than_a_slice_of_each_other_one(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two conversations that always have one more message take turns with a third one that is queued."""
     monkeypatch.setattr(runner, "_SLICE_S", 2.0)
-    stage.set(user_concurrency=2)
+    harness.set(user_concurrency=2)
 
     def slow(_request: ModelRequest, _call: ModelCall) -> ModelReply:
-        stage.move(3)
+        harness.move(3)
         return says("x")
 
-    stage.script(*[slow] * 60)
-    busy = {name: stage.send("first", channel=name).session_id for name in "ab"}
+    harness.script(*[slow] * 60)
+    busy = {name: harness.send("first", channel=name).session_id for name in "ab"}
     for name in busy:
-        stage.send("second", channel=name)
-    queued = stage.send("queued", channel="z")
+        harness.send("second", channel=name)
+    queued = harness.send("queued", channel="z")
     for number in range(4):
         for name, session_id in busy.items():
-            stage.send(f"{number}", channel=name)
-            stage.run(session_id)
-    assert queued.session_id in stage.waker.sessions
-    stage.run(queued.session_id)
-    assert stage.turn(queued.turn_id)["status"] == "done"
+            harness.send(f"{number}", channel=name)
+            harness.run(session_id)
+    assert queued.session_id in harness.waker.sessions
+    harness.run(queued.session_id)
+    assert harness.turn(queued.turn_id)["status"] == "done"
 
 
-def test_a_cancelled_turn_needs_no_place(stage: Stage) -> None:
+def test_a_cancelled_turn_needs_no_place(harness: Harness) -> None:
     """A parked turn is settled at once, though its user's other turns take all places."""
-    stage.set(user_concurrency=1, on_unavailable="park")
-    parked = stage.send("parked", channel="a")
-    stage.script(CircuitBreakerOpen(retry_after_s=60))
-    stage.run(parked.session_id)
-    running = stage.send("running", channel="b")
-    stage.claimed(running.session_id)
-    cancel(stage.runtime, parked.turn_id)
-    assert stage.run(parked.session_id) == Ran(1)
-    assert stage.turn(parked.turn_id)["status"] == "cancelled"
+    harness.set(user_concurrency=1, on_unavailable="park")
+    parked = harness.send("parked", channel="a")
+    harness.script(CircuitBreakerOpen(retry_after_s=60))
+    harness.run(parked.session_id)
+    running = harness.send("running", channel="b")
+    harness.claimed(running.session_id)
+    cancel(harness.runtime, parked.turn_id)
+    assert harness.run(parked.session_id) == Ran(1)
+    assert harness.turn(parked.turn_id)["status"] == "cancelled"
 
 
-def test_a_parked_turn_that_is_queued_uses_no_attempt(stage: Stage) -> None:
+def test_a_parked_turn_that_is_queued_uses_no_attempt(harness: Harness) -> None:
     """Its user's other turn has the only place when the model may be asked again."""
-    stage.set(user_concurrency=1, on_unavailable="park")
-    parked = stage.send("parked", channel="a")
-    stage.script(CircuitBreakerOpen(retry_after_s=60), says("of the other"), CircuitBreakerOpen(retry_after_s=60))
-    stage.run(parked.session_id)
-    other = stage.send("other", channel="b")
-    stage.sql(
+    harness.set(user_concurrency=1, on_unavailable="park")
+    parked = harness.send("parked", channel="a")
+    harness.script(CircuitBreakerOpen(retry_after_s=60), says("of the other"), CircuitBreakerOpen(retry_after_s=60))
+    harness.run(parked.session_id)
+    other = harness.send("other", channel="b")
+    harness.sql(
         "UPDATE sessions SET lease_until = perdure_now() + interval '40 s' WHERE session_id = %(id)s RETURNING 1",
         id=other.session_id,
     )
-    stage.set(lease_s=90)
-    stage.move(30)
-    stage.sql(
+    harness.set(lease_s=90)
+    harness.move(30)
+    harness.sql(
         "UPDATE sessions SET not_before = perdure_now() WHERE session_id = %(id)s RETURNING 1", id=parked.session_id
     )
-    assert stage.run(parked.session_id) == Queued()
-    stage.sql("UPDATE sessions SET lease_until = NULL WHERE session_id = %(id)s RETURNING 1", id=other.session_id)
-    assert stage.run(other.session_id) == Ran(1)
-    assert stage.waker.sessions[-1] == parked.session_id
-    stage.run(parked.session_id)
-    assert (stage.turn(parked.turn_id)["status"], stage.turn(parked.turn_id)["attempts"]) == ("parked", 1)
+    assert harness.run(parked.session_id) == Queued()
+    harness.sql("UPDATE sessions SET lease_until = NULL WHERE session_id = %(id)s RETURNING 1", id=other.session_id)
+    assert harness.run(other.session_id) == Ran(1)
+    assert harness.waker.sessions[-1] == parked.session_id
+    harness.run(parked.session_id)
+    assert (harness.turn(parked.turn_id)["status"], harness.turn(parked.turn_id)["attempts"]) == ("parked", 1)

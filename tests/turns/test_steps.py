@@ -15,8 +15,8 @@ from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Role, T
 from perdure.tools.registry import ToolContext
 from perdure.turns.calls.plan import MAX_CALLS
 from perdure.turns.calls.results import UNKNOWN_OUTCOME
+from tests.turns.harness import PATIENCE_S, Harness, until
 from tests.turns.scripted import calls, says
-from tests.turns.stage import PATIENCE_S, Stage, until
 
 
 @tool(effect="pure")
@@ -49,47 +49,47 @@ def endless() -> str:
     return "x" * 10_000_000
 
 
-def _results(stage: Stage) -> list[str]:
-    return [row.content for row in stage.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")]
+def _results(harness: Harness) -> list[str]:
+    return [row.content for row in harness.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")]
 
 
-def _goes_on(stage: Stage) -> None:
+def _goes_on(harness: Harness) -> None:
     """The next message of the session is answered, with a prompt that a provider accepts."""
-    stage.script(says("still here"))
-    assert stage.ask("next")["reply"] == {"text": "still here", "format": "text"}
+    harness.script(says("still here"))
+    assert harness.ask("next")["reply"] == {"text": "still here", "format": "text"}
 
 
-def test_a_turn_of_two_steps(stage: Stage) -> None:
+def test_a_turn_of_two_steps(harness: Harness) -> None:
     """Ask, call, ask again, reply: transcript, usage and counters say so."""
-    stage.equip(double)
-    stage.script(calls(("double", {"number": 4})), says("It is 8."))
-    turn = stage.ask("double 4")
+    harness.equip(double)
+    harness.script(calls(("double", {"number": 4})), says("It is 8."))
+    turn = harness.ask("double 4")
     assert turn["status"] == "done"
     assert turn["reply"] == {"text": "It is 8.", "format": "text"}
     assert (turn["attempts"], turn["steps"], turn["error"]) == (1, 2, None)
     assert turn["usage"] == {"input_tokens": 20, "output_tokens": 7}
-    rows = stage.sql("SELECT role, content FROM messages ORDER BY seq")
+    rows = harness.sql("SELECT role, content FROM messages ORDER BY seq")
     assert [(row.role, row.content) for row in rows] == [
         ("user", "double 4"), ("assistant", ""), ("tool", "8"), ("assistant", "It is 8."),
     ]  # fmt: skip
-    effect = stage.sql("SELECT status, effect, tool FROM tool_effects")[0]
+    effect = harness.sql("SELECT status, effect, tool FROM tool_effects")[0]
     assert tuple(effect) == ("done", "pure", "double")
-    _goes_on(stage)
+    _goes_on(harness)
 
 
-def test_the_model_sees_the_conversation_and_its_tools(stage: Stage) -> None:
+def test_the_model_sees_the_conversation_and_its_tools(harness: Harness) -> None:
     """The system message, all turns in order, and the schema of each tool."""
-    stage.equip(double)
-    stage.script(says("hi"), says("again"))
-    stage.ask("one")
-    stage.ask("two")
-    request = stage.model.requests[-1]
+    harness.equip(double)
+    harness.script(says("hi"), says("again"))
+    harness.ask("one")
+    harness.ask("two")
+    request = harness.model.requests[-1]
     assert request.messages[0].role is Role.SYSTEM
     assert [each.content for each in request.messages[1:]] == ["one", "hi", "two"]
     assert [each.name for each in request.tools] == ["double"]
 
 
-def test_calls_of_one_reply_run_side_by_side_with_results_in_order(stage: Stage) -> None:
+def test_calls_of_one_reply_run_side_by_side_with_results_in_order(harness: Harness) -> None:
     """Each tool waits for all others to have begun: run one after another they would never end."""
     barrier = threading.Barrier(4)
     turnstile = [threading.Event() for _ in range(4)]
@@ -103,10 +103,10 @@ def test_calls_of_one_reply_run_side_by_side_with_results_in_order(stage: Stage)
         turnstile[number].set()
         return number
 
-    stage.equip(meet)
-    stage.script(calls(*[("meet", {"number": number}) for number in range(4)]), says("met"))
-    assert stage.ask()["status"] == "done"
-    assert _results(stage) == ["0", "1", "2", "3"]
+    harness.equip(meet)
+    harness.script(calls(*[("meet", {"number": number}) for number in range(4)]), says("met"))
+    assert harness.ask()["status"] == "done"
+    assert _results(harness) == ["0", "1", "2", "3"]
 
 
 BAD_CALLS: dict[str, tuple[tuple[str, Any], str]] = {
@@ -127,188 +127,188 @@ BAD_CALLS: dict[str, tuple[tuple[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_CALLS)
-def test_a_call_that_cannot_be_done_goes_back_to_the_model(stage: Stage, case: str) -> None:
+def test_a_call_that_cannot_be_done_goes_back_to_the_model(harness: Harness, case: str) -> None:
     """The model is told what was wrong, can go on, and nothing is wedged."""
     wanted, told = BAD_CALLS[case]
-    stage.equip(double, repeat, broken, refusing, endless)
-    stage.script(calls(wanted), says("I see."))
-    assert stage.ask()["reply"]["text"] == "I see."
-    (result,) = _results(stage)
+    harness.equip(double, repeat, broken, refusing, endless)
+    harness.script(calls(wanted), says("I see."))
+    assert harness.ask()["reply"]["text"] == "I see."
+    (result,) = _results(harness)
     assert result.startswith("Error: ")
     assert told in result
     assert "second line" not in result
-    _goes_on(stage)
+    _goes_on(harness)
 
 
 @pytest.mark.parametrize("given", ["grüße 😀 \u202e", 10**300, -0.0, [[["deep"]]], {"a": None}, "", "\\u0000"])
-def test_odd_arguments_survive(stage: Stage, given: Any) -> None:
+def test_odd_arguments_survive(harness: Harness, given: Any) -> None:
     """What is valid, however unusual, reaches the tool and comes back as it was."""
-    stage.equip(repeat)
-    stage.script(calls(("repeat", {"given": given}), ("repeat", {"given": given})), says("ok"))
-    stage.ask()
-    for result in _results(stage):
+    harness.equip(repeat)
+    harness.script(calls(("repeat", {"given": given}), ("repeat", {"given": given})), says("ok"))
+    harness.ask()
+    for result in _results(harness):
         assert (result if isinstance(given, str) else json.loads(result)) == given
-    _goes_on(stage)
+    _goes_on(harness)
 
 
-def test_a_result_of_ten_megabytes_is_cut(stage: Stage) -> None:
+def test_a_result_of_ten_megabytes_is_cut(harness: Harness) -> None:
     """What the model cannot read anyway must not be stored and sent again at each step."""
-    stage.equip(endless)
-    stage.script(calls(("endless", {})), says("long"))
-    assert stage.ask()["status"] == "done"
-    (result,) = _results(stage)
+    harness.equip(endless)
+    harness.script(calls(("endless", {})), says("long"))
+    assert harness.ask()["status"] == "done"
+    (result,) = _results(harness)
     assert len(result) <= 32_000
     assert "10,000,000 characters in all" in result
-    _goes_on(stage)
+    _goes_on(harness)
 
 
 @pytest.mark.parametrize("number", [20, 40])
-def test_many_calls_at_once(stage: Stage, number: int) -> None:
+def test_many_calls_at_once(harness: Harness, number: int) -> None:
     """Twenty run; of forty the first run and the others are told to come again."""
-    stage.equip(double)
-    stage.script(calls(*[("double", {"number": each}) for each in range(number)]), says("done"))
-    assert stage.ask()["status"] == "done"
-    results = _results(stage)
+    harness.equip(double)
+    harness.script(calls(*[("double", {"number": each}) for each in range(number)]), says("done"))
+    assert harness.ask()["status"] == "done"
+    results = _results(harness)
     assert len(results) == number
     assert results[:MAX_CALLS] == [str(2 * each) for each in range(min(number, MAX_CALLS))]
     assert all("at most 32 calls" in each for each in results[MAX_CALLS:])
-    assert stage.counts()["tool_effects"] == min(number, MAX_CALLS)
-    _goes_on(stage)
+    assert harness.counts()["tool_effects"] == min(number, MAX_CALLS)
+    _goes_on(harness)
 
 
-def test_the_same_call_id_twice(stage: Stage) -> None:
+def test_the_same_call_id_twice(harness: Harness) -> None:
     """In one reply and in two: each call gets its own result, and the provider accepts the prompt."""
-    stage.equip(double)
-    stage.script(
+    harness.equip(double)
+    harness.script(
         calls(("double", {"number": 1}), ("double", {"number": 2}), ids=["same", "same"]),
         calls(("double", {"number": 3}), ids=["same"]),
         calls(("double", {"number": 4}), ids=[""]),
         says("done"),
     )
-    assert stage.ask()["status"] == "done"
-    assert _results(stage) == ["2", "4", "6", "8"]
-    _goes_on(stage)
+    assert harness.ask()["status"] == "done"
+    assert _results(harness) == ["2", "4", "6", "8"]
+    _goes_on(harness)
 
 
-def test_ids_and_names_that_cannot_be_stored(stage: Stage) -> None:
+def test_ids_and_names_that_cannot_be_stored(harness: Harness) -> None:
     """A model writes NUL and half characters wherever it can: they are made storable, not fatal."""
-    stage.equip(double)
+    harness.equip(double)
     bad = ModelReply(
         "text\x00 \ud800",
         (ToolCall("id\x00", "do\x00uble", '{"number": "\x00"}'), ToolCall("\ud800" * 60, "x" * 500, "\udc00")),
         Usage(1, 1), "model\x00",
     )  # fmt: skip
-    stage.script(bad, says("fine\x00"))
-    turn = stage.ask()
+    harness.script(bad, says("fine\x00"))
+    turn = harness.ask()
     assert (turn["status"], turn["attempts"]) == ("done", 1)
-    _goes_on(stage)
+    _goes_on(harness)
 
 
 @pytest.mark.parametrize("text", ["", "  \n"])
-def test_an_empty_reply_fails_the_turn_with_a_sentence(stage: Stage, text: str) -> None:
+def test_an_empty_reply_fails_the_turn_with_a_sentence(harness: Harness, text: str) -> None:
     """Nobody is left waiting for nothing."""
-    stage.script(says(text))
-    turn = stage.ask()
+    harness.script(says(text))
+    turn = harness.ask()
     assert (turn["status"], turn["error"]["code"]) == ("failed", "INVALID_RESPONSE")
     assert turn["reply"]["text"] == turn["error"]["message"] != ""
-    _goes_on(stage)
+    _goes_on(harness)
 
 
 ALL_ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, PerdureError)]
 
 
 @pytest.mark.parametrize("kind", ALL_ERRORS, ids=lambda kind: kind.__name__)
-def test_a_models_error_is_the_turns(stage: Stage, kind: type[PerdureError]) -> None:
+def test_a_models_error_is_the_turns(harness: Harness, kind: type[PerdureError]) -> None:
     """Its code stands on the turn, its sentence is the reply; the session goes on."""
-    stage.script(kind("I am sorry.\x00"))
-    turn = stage.ask()
+    harness.script(kind("I am sorry.\x00"))
+    turn = harness.ask()
     # What a provider cannot reach is its failure: UNAVAILABLE is the database, which is waited for.
     code = "PROVIDER_ERROR" if issubclass(kind, errors.Unavailable) else kind.code
     assert (turn["status"], turn["attempts"], turn["error"]["code"]) == ("failed", 1, code)
     assert turn["reply"]["text"].startswith("I am sorry.")
-    assert len(stage.model.requests) == 1
-    _goes_on(stage)
+    assert len(harness.model.requests) == 1
+    _goes_on(harness)
 
 
-def test_an_error_in_the_second_step_keeps_the_first(stage: Stage) -> None:
+def test_an_error_in_the_second_step_keeps_the_first(harness: Harness) -> None:
     """What was done stays in the transcript, closed, with the sentence behind it."""
-    stage.equip(double)
-    stage.script(calls(("double", {"number": 4})), errors.ProviderError("The provider is down."))
-    turn = stage.ask("double")
+    harness.equip(double)
+    harness.script(calls(("double", {"number": 4})), errors.ProviderError("The provider is down."))
+    turn = harness.ask("double")
     assert (turn["status"], turn["steps"]) == ("failed", 1)
     assert turn["usage"] == {"input_tokens": 10, "output_tokens": 5}
-    assert _results(stage) == ["8"]
-    _goes_on(stage)
+    assert _results(harness) == ["8"]
+    _goes_on(harness)
 
 
-def test_too_many_steps(stage: Stage) -> None:
+def test_too_many_steps(harness: Harness) -> None:
     """A model that never comes to an end is stopped, with a reply that says so."""
-    stage.equip(double, max_steps=3)
-    stage.script(*[calls(("double", {"number": number})) for number in range(10)])
-    turn = stage.ask()
+    harness.equip(double, max_steps=3)
+    harness.script(*[calls(("double", {"number": number})) for number in range(10)])
+    turn = harness.ask()
     assert (turn["status"], turn["error"]["code"], turn["steps"]) == ("failed", "BUDGET_EXHAUSTED", 3)
     assert "3 steps" in turn["reply"]["text"]
-    assert _results(stage) == ["0", "2", "4"]
-    _goes_on(stage)
+    assert _results(harness) == ["0", "2", "4"]
+    _goes_on(harness)
 
 
-def test_too_much_time(stage: Stage) -> None:
+def test_too_much_time(harness: Harness) -> None:
     """The time limit of a turn counts over its steps, and is looked at between them."""
 
     def slowly(request: ModelRequest, call: ModelCall) -> ModelReply:
-        stage.move(200)
+        harness.move(200)
         return calls(("double", {"number": 1}))
 
-    stage.equip(double)
-    stage.script(slowly, slowly, says("never"))
-    turn = stage.ask()
+    harness.equip(double)
+    harness.script(slowly, slowly, says("never"))
+    turn = harness.ask()
     assert (turn["status"], turn["error"]["code"], turn["steps"]) == ("failed", "TIMEOUT", 2)
     assert "300 seconds" in turn["reply"]["text"]
-    _goes_on(stage)
+    _goes_on(harness)
 
 
-def test_time_is_counted_over_all_the_runners_of_a_turn(stage: Stage) -> None:
+def test_time_is_counted_over_all_the_runners_of_a_turn(harness: Harness) -> None:
     """Each crash would otherwise give the turn its whole time again."""
 
     def slowly(request: ModelRequest, call: ModelCall) -> ModelReply:
-        stage.move(250)
+        harness.move(250)
         return calls(("double", {"number": 1}))
 
-    stage.equip(double)
-    stage.script(slowly)
-    sent = stage.send()
-    with stage.crashing("after", "turns.step"):
-        stage.run(sent.session_id)
-    stage.move(10_000)
-    stage.script(slowly, says("never"))
-    stage.run(sent.session_id)
-    assert stage.turn(sent.turn_id)["error"]["code"] == "TIMEOUT"
-    assert stage.turn(sent.turn_id)["steps"] == 2
-    _goes_on(stage)
+    harness.equip(double)
+    harness.script(slowly)
+    sent = harness.send()
+    with harness.crashing("after", "turns.step"):
+        harness.run(sent.session_id)
+    harness.move(10_000)
+    harness.script(slowly, says("never"))
+    harness.run(sent.session_id)
+    assert harness.turn(sent.turn_id)["error"]["code"] == "TIMEOUT"
+    assert harness.turn(sent.turn_id)["steps"] == 2
+    _goes_on(harness)
 
 
-def test_a_model_call_gets_no_more_time_than_the_turn_has(stage: Stage) -> None:
+def test_a_model_call_gets_no_more_time_than_the_turn_has(harness: Harness) -> None:
     """The last call of a turn is cut at the turn's end."""
     left: list[float] = []
 
     def look(request: ModelRequest, call: ModelCall) -> ModelReply:
         left.append(call.remaining())
-        stage.move(250)
+        harness.move(250)
         return calls(("double", {"number": 1}))
 
     def look_again(request: ModelRequest, call: ModelCall) -> ModelReply:
         left.append(call.remaining())
         return says("in time")
 
-    stage.equip(double)
-    stage.script(look, look_again)
-    stage.ask()
+    harness.equip(double)
+    harness.script(look, look_again)
+    harness.ask()
     assert left[0] == pytest.approx(300, abs=5)
     assert left[1] == pytest.approx(50, abs=5)
 
 
 @pytest.mark.parametrize("effect", ["pure", "idempotent"])
-def test_a_repeatable_tool_that_hangs_is_run_once_more(stage: Stage, effect: str) -> None:
+def test_a_repeatable_tool_that_hangs_is_run_once_more(harness: Harness, effect: str) -> None:
     """Then the model is told that it did not finish."""
     begun: list[int] = []
     release = threading.Event()
@@ -316,20 +316,20 @@ def test_a_repeatable_tool_that_hangs_is_run_once_more(stage: Stage, effect: str
     def hang() -> str:
         """Hang."""
         begun.append(1)
-        stage.move(31)
+        harness.move(31)
         release.wait(PATIENCE_S)
         return "too late"
 
-    stage.equip(tool(effect=effect, timeout_s=30)(hang))
-    stage.script(calls(("hang", {})), says("I see."))
-    assert stage.ask()["status"] == "done"
+    harness.equip(tool(effect=effect, timeout_s=30)(hang))
+    harness.script(calls(("hang", {})), says("I see."))
+    assert harness.ask()["status"] == "done"
     release.set()
     assert len(begun) == 2
-    assert _results(stage) == ["Error: hang did not finish within 30 s."]
-    _goes_on(stage)
+    assert _results(harness) == ["Error: hang did not finish within 30 s."]
+    _goes_on(harness)
 
 
-def test_a_repeatable_tool_that_hangs_once_gives_its_result(stage: Stage) -> None:
+def test_a_repeatable_tool_that_hangs_once_gives_its_result(harness: Harness) -> None:
     """The second run's result counts."""
     begun: list[int] = []
     release = threading.Event()
@@ -339,18 +339,18 @@ def test_a_repeatable_tool_that_hangs_once_gives_its_result(stage: Stage) -> Non
         """Hang the first time."""
         begun.append(1)
         if len(begun) == 1:
-            stage.move(31)
+            harness.move(31)
             release.wait(PATIENCE_S)
         return f"run {len(begun)}"
 
-    stage.equip(hang_once)
-    stage.script(calls(("hang_once", {})), says("I see."))
-    stage.ask()
+    harness.equip(hang_once)
+    harness.script(calls(("hang_once", {})), says("I see."))
+    harness.ask()
     release.set()
-    assert _results(stage) == ["run 2"]
+    assert _results(harness) == ["run 2"]
 
 
-def test_an_unsafe_tool_that_hangs_is_not_repeated(stage: Stage) -> None:
+def test_an_unsafe_tool_that_hangs_is_not_repeated(harness: Harness) -> None:
     """It may have taken effect: the model is told that the outcome is unknown."""
     begun: list[int] = []
     release = threading.Event()
@@ -359,20 +359,20 @@ def test_an_unsafe_tool_that_hangs_is_not_repeated(stage: Stage) -> None:
     def transfer() -> str:
         """Transfer."""
         begun.append(1)
-        stage.move(31)
+        harness.move(31)
         release.wait(PATIENCE_S)
         return "transferred"
 
-    stage.equip(transfer)
-    stage.script(calls(("transfer", {})), says("I see."))
-    stage.ask()
-    assert _results(stage) == [UNKNOWN_OUTCOME]
+    harness.equip(transfer)
+    harness.script(calls(("transfer", {})), says("I see."))
+    harness.ask()
+    assert _results(harness) == [UNKNOWN_OUTCOME]
     release.set()
     assert begun == [1]
-    _goes_on(stage)
+    _goes_on(harness)
 
 
-def test_a_result_that_came_in_time_counts_while_another_call_hangs(stage: Stage) -> None:
+def test_a_result_that_came_in_time_counts_while_another_call_hangs(harness: Harness) -> None:
     """One call's timeout and second run must not cost its neighbours the results that they have."""
     begun: list[int] = []
     release, again = threading.Event(), threading.Event()
@@ -383,12 +383,12 @@ def test_a_result_that_came_in_time_counts_while_another_call_hangs(stage: Stage
         """Hang; the second time, until the others are done and their time is over."""
         begun.append(1)
         if len(begun) == 1:
-            stage.move(11)
+            harness.move(11)
             release.wait(PATIENCE_S)
             return "late"
         again.set()
-        until(lambda: stage.sql(done), "the others are done")
-        stage.move(9)
+        until(lambda: harness.sql(done), "the others are done")
+        harness.move(9)
         return "second"
 
     @tool(timeout_s=15)
@@ -397,14 +397,14 @@ def test_a_result_that_came_in_time_counts_while_another_call_hangs(stage: Stage
         assert again.wait(PATIENCE_S)
         return "transferred"
 
-    stage.equip(hang, transfer)
-    stage.script(calls(*[("transfer", {})] * 3, ("hang", {})), says("I see."))
-    stage.ask()
-    assert _results(stage) == [*["transferred"] * 3, "second"]
+    harness.equip(hang, transfer)
+    harness.script(calls(*[("transfer", {})] * 3, ("hang", {})), says("I see."))
+    harness.ask()
+    assert _results(harness) == [*["transferred"] * 3, "second"]
     release.set()
 
 
-def test_a_result_that_came_in_time_counts_while_it_is_recorded(stage: Stage) -> None:
+def test_a_result_that_came_in_time_counts_while_it_is_recorded(harness: Harness) -> None:
     """Its time is over before its row is written: it happened, and that is known."""
     first = "SELECT 1 FROM tool_effects WHERE tool = 'note' AND status = 'done'"
     moved: list[str] = []
@@ -417,25 +417,25 @@ def test_a_result_that_came_in_time_counts_while_it_is_recorded(stage: Stage) ->
     @tool(timeout_s=10)
     def transfer() -> str:
         """Come second."""
-        until(lambda: stage.sql(first), "the other one is done")
+        until(lambda: harness.sql(first), "the other one is done")
         return "transferred"
 
     def late(moment: Moment, name: str) -> None:
         if (moment, name) == ("before", "turns.finish_effect"):
             moved.append(name)
             if len(moved) == 2:
-                stage.move(12)
+                harness.move(12)
                 pause.wait(1)  # longer than the turn waits at a time
 
     pause = threading.Event()
-    stage.equip(note, transfer)
-    stage.script(calls(("note", {}), ("transfer", {})), says("I see."))
-    with stage.hooked(late):
-        stage.ask()
-    assert _results(stage) == ["noted", "transferred"]
+    harness.equip(note, transfer)
+    harness.script(calls(("note", {}), ("transfer", {})), says("I see."))
+    with harness.hooked(late):
+        harness.ask()
+    assert _results(harness) == ["noted", "transferred"]
 
 
-def test_a_tool_knows_on_whose_behalf_it_runs(stage: Stage) -> None:
+def test_a_tool_knows_on_whose_behalf_it_runs(harness: Harness) -> None:
     """User, session, turn, channel and the idempotency key are handed in, not asked of the model."""
     seen: list[ToolContext] = []
 
@@ -445,19 +445,19 @@ def test_a_tool_knows_on_whose_behalf_it_runs(stage: Stage) -> None:
         seen.append(context)
         return "seen"
 
-    stage.equip(look)
-    stage.script(calls(("look", {})), says("ok"))
-    turn = stage.ask(channel="telegram")
+    harness.equip(look)
+    harness.script(calls(("look", {})), says("ok"))
+    turn = harness.ask(channel="telegram")
     assert (seen[0].user_id, str(seen[0].turn_id), seen[0].channel) == ("ana", turn["turn_id"], "telegram")
-    assert seen[0].effect_id == stage.sql("SELECT effect_id FROM tool_effects")[0].effect_id
+    assert seen[0].effect_id == harness.sql("SELECT effect_id FROM tool_effects")[0].effect_id
 
 
-def test_an_agent_that_is_gone_fails_its_turns_with_a_sentence(stage: Stage) -> None:
+def test_an_agent_that_is_gone_fails_its_turns_with_a_sentence(harness: Harness) -> None:
     """A deploy that drops an agent must not leave its turns unanswered."""
-    stage.equip()
-    sent = stage.send(agent="other")
-    stage.agents = type(stage.agents)([stage.agents.default])
-    stage.run(sent.session_id)
-    turn = stage.turn(sent.turn_id)
+    harness.equip()
+    sent = harness.send(agent="other")
+    harness.agents = type(harness.agents)([harness.agents.default])
+    harness.run(sent.session_id)
+    turn = harness.turn(sent.turn_id)
     assert (turn["status"], turn["error"]["code"]) == ("failed", "INVALID_REQUEST")
     assert turn["reply"] is not None

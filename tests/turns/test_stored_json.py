@@ -36,8 +36,8 @@ from perdure.turns.run.settle import Verdict
 from perdure.turns.run.transcript import Transcript
 from tests.casebank.bank import put
 from tests.memory.conftest import line
+from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
-from tests.turns.stage import Stage
 
 NEWER = {"of_a_newer_release": {"deep": [1]}}
 ASKED = {"id": "call_0", "name": "count", "arguments": "{}"}
@@ -50,43 +50,43 @@ def count(context: ToolContext) -> str:
     return "counted"
 
 
-def _talked(stage: Stage) -> UUID:
+def _talked(harness: Harness) -> UUID:
     """A session with one settled turn of a tool call and a reply."""
-    stage.equip(count)
-    stage.script(calls(("count", {})), says("done"))
-    session_id: str = stage.ask("count")["session_id"]
+    harness.equip(count)
+    harness.script(calls(("count", {})), says("done"))
+    session_id: str = harness.ask("count")["session_id"]
     return UUID(session_id)
 
 
-def _spoil(stage: Stage, table: str, column: str) -> None:
+def _spoil(harness: Harness, table: str, column: str) -> None:
     """Add a member to every JSON object in a column, and to those in its arrays."""
-    for row in stage.sql(f"SELECT ctid::text AS ctid, {column} AS value FROM {table} WHERE {column} IS NOT NULL"):  # noqa: S608 (constants)
+    for row in harness.sql(f"SELECT ctid::text AS ctid, {column} AS value FROM {table} WHERE {column} IS NOT NULL"):  # noqa: S608 (constants)
         value = [each | NEWER for each in row.value] if isinstance(row.value, list) else row.value | NEWER
         changed = f"UPDATE {table} SET {column} = %(value)s WHERE ctid = %(ctid)s::tid"  # noqa: S608 (constants)
-        stage.sql(changed, value=as_json(value), ctid=row.ctid)
+        harness.sql(changed, value=as_json(value), ctid=row.ctid)
 
 
-def _ref(stage: Stage) -> TurnRef:
-    row = stage.sql("SELECT * FROM turns ORDER BY seq DESC LIMIT 1")[0]
+def _ref(harness: Harness) -> TurnRef:
+    row = harness.sql("SELECT * FROM turns ORDER BY seq DESC LIMIT 1")[0]
     return TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
 
 
-def the_transcript(stage: Stage, redis_memory: RedisMemory, path: Path) -> None:
+def the_transcript(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
     """Calls and usage of earlier turns are read, and written again as they were."""
-    session_id = _talked(stage)
-    _spoil(stage, "messages", "tool_calls")
-    _spoil(stage, "messages", "usage")
-    transcript = Transcript.load(stage.database, session_id, _ref(stage))
+    session_id = _talked(harness)
+    _spoil(harness, "messages", "tool_calls")
+    _spoil(harness, "messages", "usage")
+    transcript = Transcript.load(harness.database, session_id, _ref(harness))
     asking = transcript.present[1].record(1)
     assert asking["tool_calls"] == [ASKED | NEWER]
     assert asking["usage"].items() >= NEWER.items()
-    assert stage.ask("and now?")["status"] == "done"
-    assert not any("of_a_newer_release" in str(request) for request in stage.model.requests)
+    assert harness.ask("and now?")["status"] == "done"
+    assert not any("of_a_newer_release" in str(request) for request in harness.model.requests)
 
 
-def a_held_ending(stage: Stage, redis_memory: RedisMemory, path: Path) -> None:
+def a_held_ending(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
     """It is settled, and its messages keep what they had."""
-    sent = stage.send("hello")
+    sent = harness.send("hello")
     asking = {"position": 2, "role": "assistant", "content": "", "token_count": 1, "tool_calls": [ASKED | NEWER]}
     messages = [
         {"position": 1, "role": "user", "content": "hello", "token_count": 1},
@@ -97,28 +97,28 @@ def a_held_ending(stage: Stage, redis_memory: RedisMemory, path: Path) -> None:
     held = Verdict("done", messages, True, 2, {"input_tokens": 1} | NEWER, None, None, None, extra=NEWER)
     assert Verdict.from_json(held.to_json()) == held
     assert json.loads(held.to_json()).items() >= NEWER.items()
-    stage.sql("UPDATE turns SET held = %(held)s", held=held.to_json())
-    stage.redis_memory = redis_memory
-    assert stage.run(sent.session_id) == Ran(1)
-    assert stage.turn(sent.turn_id)["reply"]["text"] == "held"
-    kept = stage.sql("SELECT tool_calls, usage FROM messages WHERE seq = 2")[0]
+    harness.sql("UPDATE turns SET held = %(held)s", held=held.to_json())
+    harness.redis_memory = redis_memory
+    assert harness.run(sent.session_id) == Ran(1)
+    assert harness.turn(sent.turn_id)["reply"]["text"] == "held"
+    kept = harness.sql("SELECT tool_calls, usage FROM messages WHERE seq = 2")[0]
     assert kept.tool_calls == [ASKED | NEWER]
     assert kept.usage.items() >= NEWER.items()
     remembered = redis_memory.working.read(sent.session_id)
     assert json.loads(remembered[0].model_dump_json())["messages"][1]["tool_calls"] == [ASKED | NEWER]
 
 
-def the_changes_of_a_call(stage: Stage, redis_memory: RedisMemory, path: Path) -> None:
+def the_changes_of_a_call(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
     """What a call changed of the variables, on its effect row, with another element behind."""
-    stage.equip(count, count_again)
-    stage.script(calls(("count", {}), ("count_again", {})))
-    sent = stage.send()
-    with stage.crashing("before", "turns.step", 2):
-        stage.run(sent.session_id)
-    stage.sql("""UPDATE tool_effects SET variables = '[[1, "n", 1, {"newer": true}]]' WHERE variables IS NOT NULL""")
-    stage.move(61)
-    assert stage.run(sent.session_id) == Ran(1)
-    assert stage.sql("SELECT variables FROM snapshots")[0].variables == {"n": 1}
+    harness.equip(count, count_again)
+    harness.script(calls(("count", {}), ("count_again", {})))
+    sent = harness.send()
+    with harness.crashing("before", "turns.step", 2):
+        harness.run(sent.session_id)
+    harness.sql("""UPDATE tool_effects SET variables = '[[1, "n", 1, {"newer": true}]]' WHERE variables IS NOT NULL""")
+    harness.move(61)
+    assert harness.run(sent.session_id) == Ran(1)
+    assert harness.sql("SELECT variables FROM snapshots")[0].variables == {"n": 1}
 
 
 @tool(effect="pure")
@@ -127,7 +127,7 @@ def count_again() -> str:
     return "again"
 
 
-def a_snapshot(stage: Stage, redis_memory: RedisMemory, path: Path) -> None:
+def a_snapshot(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
     """At every level of the document; it is written with the same members."""
     document = {
         "schema_version": 1, "agent_id": str(UUID(int=7)), "tick_index": 3, "timestamp": 5,
@@ -150,25 +150,25 @@ def a_snapshot(stage: Stage, redis_memory: RedisMemory, path: Path) -> None:
     assert json.loads(dump(stored.snapshot)) == document
 
 
-def an_imported_snapshot(stage: Stage, redis_memory: RedisMemory, path: Path) -> None:
+def an_imported_snapshot(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
     """What is exported, given members, and put back has them in the next export, as far as a row holds them."""
-    session_id = _talked(stage)
-    document = json.loads(dump(read(stage.database, session_id)))
+    session_id = _talked(harness)
+    document = json.loads(dump(read(harness.database, session_id)))
     document["event_queue_backup"] = [{"source": "http", "type": "message", "payload": 1} | NEWER]
-    restore(stage.database, PostgresSnapshots(stage.database), parse(json.dumps(document | NEWER)), 30)
-    _spoil(stage, "messages", "tool_calls")
-    history = json.loads(dump(read(stage.database, session_id)))["memory"]["short_term_history"]
+    restore(harness.database, PostgresSnapshots(harness.database), parse(json.dumps(document | NEWER)), 30)
+    _spoil(harness, "messages", "tool_calls")
+    history = json.loads(dump(read(harness.database, session_id)))["memory"]["short_term_history"]
     assert history[1]["tool_calls"] == [ASKED | NEWER]
-    restore(stage.database, FileSnapshots(path), parse(json.dumps(document | NEWER)), 30)
+    restore(harness.database, FileSnapshots(path), parse(json.dumps(document | NEWER)), 30)
     stored = FileSnapshots(path).load(session_id)
     assert stored is not None
     assert json.loads(dump(stored.snapshot)).items() >= NEWER.items()
 
 
-def a_remembered_turn(stage: Stage, redis_memory: RedisMemory, path: Path) -> None:
+def a_remembered_turn(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
     """An entry in Redis that PostgreSQL lacks is flushed with what its calls and usage hold."""
-    session_id = stage.send("hello").session_id
-    stage.run(session_id)
+    session_id = harness.send("hello").session_id
+    harness.run(session_id)
     spent = {"input_tokens": 1, "output_tokens": 2} | NEWER
     said = [
         line(Role.USER, "hello again", message_id="m2"),
@@ -178,18 +178,18 @@ def a_remembered_turn(stage: Stage, redis_memory: RedisMemory, path: Path) -> No
     ]
     entry = {
         "turn_id": str(UUID(int=9)), "seq": 2, "token": 1, "agent": "assistant", "channel": "http", "status": "done",
-        "settled_at": stage.clock.now().isoformat(),
+        "settled_at": harness.clock.now().isoformat(),
         "messages": [json.loads(each.model_dump_json(exclude_none=True)) | NEWER for each in said],
     } | NEWER  # fmt: skip
     redis_memory.cache.require(lambda client: client.rpush(f"perdure:working:{session_id}", json.dumps(entry)))
-    row = stage.session(session_id)
+    row = harness.session(session_id)
     fence = Fence(row.token, row.nonce)
-    assert flush(stage.database, redis_memory.working, session_id, fence) == Flushed(1)
-    kept = stage.sql("SELECT tool_calls, usage FROM messages WHERE tool_calls IS NOT NULL")[0]
+    assert flush(harness.database, redis_memory.working, session_id, fence) == Flushed(1)
+    kept = harness.sql("SELECT tool_calls, usage FROM messages WHERE tool_calls IS NOT NULL")[0]
     assert (kept.tool_calls, kept.usage) == ([ASKED | NEWER], spent)
 
 
-def a_happening(stage: Stage, redis_memory: RedisMemory, path: Path) -> None:
+def a_happening(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
     """An entry of the stream with another field."""
     fields = {"kind": "typing", "channel": "http", "at": 1_000, "newer": "field"}
     redis_memory.cache.require(lambda client: client.xadd("perdure:stream:ana", fields))
@@ -198,47 +198,47 @@ def a_happening(stage: Stage, redis_memory: RedisMemory, path: Path) -> None:
     assert isinstance(found[0], StreamEvent)
 
 
-def a_delivery(stage: Stage, redis_memory: RedisMemory, path: Path) -> None:
+def a_delivery(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
     """The target of a reply."""
-    stage.ask("hello", reply_to={"url": "https://a.example"})
-    _spoil(stage, "deliveries", "target")
-    _spoil(stage, "turns", "reply_to")
+    harness.ask("hello", reply_to={"url": "https://a.example"})
+    _spoil(harness, "deliveries", "target")
+    _spoil(harness, "turns", "reply_to")
     carried: list[Any] = []
 
     class Carrier:
         def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
             carried.append(target["url"])
 
-    delivery_id = stage.sql("SELECT delivery_id FROM deliveries")[0].delivery_id
-    assert deliver(stage.database, {"url": Carrier()}, delivery_id) == Delivered()
+    delivery_id = harness.sql("SELECT delivery_id FROM deliveries")[0].delivery_id
+    assert deliver(harness.database, {"url": Carrier()}, delivery_id) == Delivered()
     assert carried == ["https://a.example"]
 
 
-def the_turn_itself(stage: Stage, redis_memory: RedisMemory, path: Path) -> None:
+def the_turn_itself(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
     """Its usage, its message's metadata, and what was said of it."""
-    turn = stage.ask("hello", metadata={"language": "en"})
-    stage.sql("UPDATE turns SET feedback = '{\"score\": 1}'")
+    turn = harness.ask("hello", metadata={"language": "en"})
+    harness.sql("UPDATE turns SET feedback = '{\"score\": 1}'")
     for column in ("usage", "metadata", "feedback"):
-        _spoil(stage, "turns", column)
-    assert stage.turn(UUID(turn["turn_id"]))["usage"].items() >= NEWER.items()
-    assert stage.ask("again")["status"] == "done"
+        _spoil(harness, "turns", column)
+    assert harness.turn(UUID(turn["turn_id"]))["usage"].items() >= NEWER.items()
+    assert harness.ask("again")["status"] == "done"
 
 
-def the_review_of_a_case(stage: Stage, redis_memory: RedisMemory, path: Path) -> None:
+def the_review_of_a_case(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
     """Reflection judges it anew, and keeps what it does not know."""
-    put(stage.database, "case 1")
-    stage.sql("UPDATE cases SET review = %(review)s", review=as_json({"errors": [], "suggestion": "shorter"} | NEWER))
-    stage.sql(
+    put(harness.database, "case 1")
+    harness.sql("UPDATE cases SET review = %(review)s", review=as_json({"errors": [], "suggestion": "shorter"} | NEWER))
+    harness.sql(
         "INSERT INTO case_executions (case_id, turn_id, succeeded, error, executed_at) "
         "VALUES ('case 1', gen_random_uuid(), false, 'TIMEOUT', perdure_now())"
     )
-    assert reflect(stage.database).flagged == ["case 1"]
-    review = stage.sql("SELECT review FROM cases")[0].review
+    assert reflect(harness.database).flagged == ["case 1"]
+    review = harness.sql("SELECT review FROM cases")[0].review
     assert review.items() >= ({"suggestion": "shorter"} | NEWER).items()
     assert review["errors"] == [{"error": "TIMEOUT", "count": 1}]
 
 
-READERS: dict[str, Callable[[Stage, RedisMemory, Path], None]] = {
+READERS: dict[str, Callable[[Harness, RedisMemory, Path], None]] = {
     reader.__name__: reader
     for reader in (
         the_transcript, a_held_ending, the_changes_of_a_call, a_snapshot, an_imported_snapshot, a_remembered_turn,
@@ -258,19 +258,19 @@ COLUMNS = {
 
 
 @pytest.fixture
-def redis_memory(stage: Stage, redis_url: str) -> Iterator[RedisMemory]:
+def redis_memory(harness: Harness, redis_url: str) -> Iterator[RedisMemory]:
     """The layers of memory in an empty Redis."""
-    made = RedisMemory.at(redis_url, MemorySettings(), stage.clock)
+    made = RedisMemory.at(redis_url, MemorySettings(), harness.clock)
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
 def test_a_member_of_a_newer_release_is_read_over_and_kept(
-    stage: Stage, redis_memory: RedisMemory, tmp_path: Path, reader: Callable[[Stage, RedisMemory, Path], None]
+    harness: Harness, redis_memory: RedisMemory, tmp_path: Path, reader: Callable[[Harness, RedisMemory, Path], None]
 ) -> None:
     """While two releases run, the older one meets what the newer one writes."""
-    reader(stage, redis_memory, tmp_path)
+    reader(harness, redis_memory, tmp_path)
 
 
 def test_every_column_of_json_has_its_reader() -> None:

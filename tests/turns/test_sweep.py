@@ -16,55 +16,55 @@ from perdure.turns import sweep as sweeping
 from perdure.turns.lease import queries as lease_queries
 from perdure.turns.outbox import FIRST_RETRY_S, DeliveryFailed, Postponed, deliver
 from perdure.turns.sweep import Swept, sweep
-from tests.turns.stage import Stage, side_by_side
+from tests.turns.harness import Harness, side_by_side
 
 
-def _lost(stage: Stage, number: int = 1) -> list[UUID]:
+def _lost(harness: Harness, number: int = 1) -> list[UUID]:
     """Sessions whose first wake-up was lost."""
-    stage.waker.away = True
-    sessions = [stage.send(user_id=f"user {each}").session_id for each in range(number)]
-    stage.waker.away = False
+    harness.waker.away = True
+    sessions = [harness.send(user_id=f"user {each}").session_id for each in range(number)]
+    harness.waker.away = False
     return sessions
 
 
-def _round(stage: Stage) -> list[UUID]:
+def _round(harness: Harness) -> list[UUID]:
     """One round, after the time between rounds; the sessions that it woke."""
-    stage.move(stage.settings.turn.sweep_s + 0.1)
-    stage.waker.sessions.clear()
-    assert sweep(stage.runtime) is not None
-    return list(stage.waker.sessions)
+    harness.move(harness.settings.turn.sweep_s + 0.1)
+    harness.waker.sessions.clear()
+    assert sweep(harness.runtime) is not None
+    return list(harness.waker.sessions)
 
 
-def test_one_of_several_sweepers_takes_the_round(stage: Stage) -> None:
+def test_one_of_several_sweepers_takes_the_round(harness: Harness) -> None:
     """Every worker sweeps; together they must not wake everything as often as there are workers."""
-    _lost(stage)
+    _lost(harness)
     for _ in range(3):
-        stage.move(5.1)
-        found = side_by_side(*[lambda: sweep(stage.runtime)] * 6)
+        harness.move(5.1)
+        found = side_by_side(*[lambda: sweep(harness.runtime)] * 6)
         assert sum(isinstance(each, Swept) for each in found) == 1
         assert [each for each in found if not isinstance(each, Swept)] == [None] * 5
-        assert sweep(stage.runtime) is None
+        assert sweep(harness.runtime) is None
 
 
-def test_it_wakes_what_a_lost_wake_up_left(stage: Stage) -> None:
+def test_it_wakes_what_a_lost_wake_up_left(harness: Harness) -> None:
     """Redis lost the hint; the row did not."""
-    (session_id,) = _lost(stage)
-    assert _round(stage) == [session_id]
+    (session_id,) = _lost(harness)
+    assert _round(harness) == [session_id]
 
 
-def test_it_leaves_alone_what_somebody_holds_or_nobody_needs(stage: Stage) -> None:
+def test_it_leaves_alone_what_somebody_holds_or_nobody_needs(harness: Harness) -> None:
     """A running turn and a settled one are not due."""
-    held = stage.send(user_id="held").session_id
-    done = stage.send(user_id="done").session_id
-    stage.run(done)
-    stage.claimed(held)
-    assert _round(stage) == []
+    held = harness.send(user_id="held").session_id
+    done = harness.send(user_id="done").session_id
+    harness.run(done)
+    harness.claimed(held)
+    assert _round(harness) == []
 
 
-def test_it_backs_off(stage: Stage) -> None:
+def test_it_backs_off(harness: Harness) -> None:
     """A backlog that nobody gets to is not woken each round: 5, 10, 20, ... seconds apart, at most 320."""
-    _lost(stage)
-    woken = [bool(_round(stage)) for _ in range(200)]
+    _lost(harness)
+    woken = [bool(_round(harness)) for _ in range(200)]
     at = [number for number, hit in enumerate(woken) if hit]
     gaps = [later - earlier for earlier, later in pairwise(at)]
     assert gaps[:4] == sorted(gaps[:4])
@@ -73,56 +73,56 @@ def test_it_backs_off(stage: Stage) -> None:
     assert len(at) < 12
 
 
-def test_a_claim_ends_the_backing_off(stage: Stage) -> None:
+def test_a_claim_ends_the_backing_off(harness: Harness) -> None:
     """Whoever got to it has shown that it is not hopeless."""
-    (session_id,) = _lost(stage)
+    (session_id,) = _lost(harness)
     for _ in range(20):
-        _round(stage)
-    assert stage.session(session_id).wakes > 2
-    stage.claimed(session_id)
-    assert stage.session(session_id).wakes == 0
+        _round(harness)
+    assert harness.session(session_id).wakes > 2
+    harness.claimed(session_id)
+    assert harness.session(session_id).wakes == 0
 
 
-def test_a_lease_that_ran_out_is_due_at_once(stage: Stage) -> None:
+def test_a_lease_that_ran_out_is_due_at_once(harness: Harness) -> None:
     """The worker was killed: its session is woken in the first round after its lease."""
-    session_id = stage.send().session_id
+    session_id = harness.send().session_id
     for _ in range(3):
-        _round(stage)
-    stage.claimed(session_id)
-    assert _round(stage) == []
-    stage.move(30)
-    assert _round(stage) == [session_id]
+        _round(harness)
+    harness.claimed(session_id)
+    assert _round(harness) == []
+    harness.move(30)
+    assert _round(harness) == [session_id]
 
 
-def test_a_parked_turn_is_due_at_once(stage: Stage) -> None:
+def test_a_parked_turn_is_due_at_once(harness: Harness) -> None:
     """An error of our own parked it without a wake-up: the next round issues one."""
-    session_id = stage.send().session_id
-    stage.script(ZeroDivisionError("a bug"))
-    stage.run(session_id)
-    assert _round(stage) == [session_id]
+    session_id = harness.send().session_id
+    harness.script(ZeroDivisionError("a bug"))
+    harness.run(session_id)
+    assert _round(harness) == [session_id]
 
 
-def test_what_the_broker_refused_is_due_next_round(stage: Stage) -> None:
+def test_what_the_broker_refused_is_due_next_round(harness: Harness) -> None:
     """A refused wake-up is no wake-up: it must not back off, and after the first refusal none is tried."""
-    sessions = _lost(stage, 3)
+    sessions = _lost(harness, 3)
     for _ in range(6):
-        stage.waker.away = True
-        stage.move(5.1)
-        assert sweep(stage.runtime) == Swept(sessions=0, deliveries=0, refused=3)
-    stage.waker.away = False
-    assert sorted(_round(stage)) == sorted(sessions)
+        harness.waker.away = True
+        harness.move(5.1)
+        assert sweep(harness.runtime) == Swept(sessions=0, deliveries=0, refused=3)
+    harness.waker.away = False
+    assert sorted(_round(harness)) == sorted(sessions)
 
 
-def test_a_round_is_bounded_and_the_urgent_are_first(stage: Stage) -> None:
+def test_a_round_is_bounded_and_the_urgent_are_first(harness: Harness) -> None:
     """Ten thousand waiting sessions make no storm: so many a round, by priority, then by age."""
-    sessions = _lost(stage, 11)
-    stage.waker.away = True
-    urgent = stage.send(user_id="urgent", priority=9).session_id
-    stage.waker.away = False
+    sessions = _lost(harness, 11)
+    harness.waker.away = True
+    urgent = harness.send(user_id="urgent", priority=9).session_id
+    harness.waker.away = False
     sessions.append(urgent)
     most, sweeping.MOST_A_ROUND = sweeping.MOST_A_ROUND, 5
     try:
-        first, second, third = _round(stage), _round(stage), _round(stage)
+        first, second, third = _round(harness), _round(harness), _round(harness)
     finally:
         sweeping.MOST_A_ROUND = most
     assert [len(first), len(second)] == [5, 5]
@@ -130,163 +130,163 @@ def test_a_round_is_bounded_and_the_urgent_are_first(stage: Stage) -> None:
     assert set(first) | set(second) | set(third) == set(sessions)
 
 
-def test_a_session_is_as_urgent_as_its_most_urgent_turn(stage: Stage) -> None:
+def test_a_session_is_as_urgent_as_its_most_urgent_turn(harness: Harness) -> None:
     """An urgent message behind others, or merged into one, takes the session along; the next time counts anew."""
-    (queued,) = _lost(stage)
-    stage.waker.away = True
-    merged = stage.send(user_id="merged").session_id
-    others = [stage.send(user_id=f"other {each}").session_id for each in range(3)]
-    stage.send(user_id="user 0", priority=8)
-    stage.send(user_id="merged", priority=9, on_busy="merge")
-    stage.waker.away = False
-    assert _round(stage) == [merged, queued, *others]
-    stage.run(queued)
-    stage.waker.away = True
-    stage.send(user_id="user 0", priority=1)
-    stage.waker.away = False
-    stage.move(30)
-    assert _round(stage)[-1] == queued
+    (queued,) = _lost(harness)
+    harness.waker.away = True
+    merged = harness.send(user_id="merged").session_id
+    others = [harness.send(user_id=f"other {each}").session_id for each in range(3)]
+    harness.send(user_id="user 0", priority=8)
+    harness.send(user_id="merged", priority=9, on_busy="merge")
+    harness.waker.away = False
+    assert _round(harness) == [merged, queued, *others]
+    harness.run(queued)
+    harness.waker.away = True
+    harness.send(user_id="user 0", priority=1)
+    harness.waker.away = False
+    harness.move(30)
+    assert _round(harness)[-1] == queued
 
 
-def test_deliveries_that_are_due_are_issued(stage: Stage) -> None:
+def test_deliveries_that_are_due_are_issued(harness: Harness) -> None:
     """A delivery whose wake-up was lost is sent nevertheless."""
-    stage.waker.away = True
-    sent = [stage.send(user_id=f"u{n}", reply_to={"url": "https://a.example"}) for n in range(3)]
+    harness.waker.away = True
+    sent = [harness.send(user_id=f"u{n}", reply_to={"url": "https://a.example"}) for n in range(3)]
     for each in sent:
-        stage.run(each.session_id)
-    stage.move(5.1)
-    assert sweep(stage.runtime) == Swept()
-    stage.waker.away = False
-    _round(stage)
-    assert len(stage.waker.deliveries) == 3
+        harness.run(each.session_id)
+    harness.move(5.1)
+    assert sweep(harness.runtime) == Swept()
+    harness.waker.away = False
+    _round(harness)
+    assert len(harness.waker.deliveries) == 3
 
 
-def test_a_locked_session_holds_up_no_round(stage: Stage) -> None:
+def test_a_locked_session_holds_up_no_round(harness: Harness) -> None:
     """A process stopped in the middle of a transaction does not stop the sweeper: it skips the row."""
-    sessions = _lost(stage, 2)
-    engine = stage.database.engine.execution_options(isolation_level="READ COMMITTED")
+    sessions = _lost(harness, 2)
+    engine = harness.database.engine.execution_options(isolation_level="READ COMMITTED")
     with engine.begin() as connection:
         connection.exec_driver_sql("SELECT 1 FROM sessions WHERE session_id = %(id)s FOR UPDATE", {"id": sessions[0]})
-        assert _round(stage) == [sessions[1]]
+        assert _round(harness) == [sessions[1]]
 
 
-def test_an_idle_round_costs_seven_statements(stage: Stage) -> None:
+def test_an_idle_round_costs_seven_statements(harness: Harness) -> None:
     """Each worker sweeps every few seconds, mostly for nothing."""
     ran: list[str] = []
-    stage.move(6)
-    with stage.hooked(lambda moment, name: ran.append(name) if moment == "after" else None):
-        assert sweep(stage.runtime) == Swept()
-        assert sweep(stage.runtime) is None
+    harness.move(6)
+    with harness.hooked(lambda moment, name: ran.append(name) if moment == "after" else None):
+        assert sweep(harness.runtime) == Swept()
+        assert sweep(harness.runtime) is None
     turns = (turns_queries.TAKE_SWEEP, turns_queries.WAKE_DUE, lease_queries.ADMIT_DUE)
     others = (turns_queries.DELIVERIES_DUE, ENDINGS_DUE, TO_WAKE)
     assert ran == [each.name for each in (*turns, *others, turns_queries.TAKE_SWEEP)]
 
 
-def test_sessions_that_wait_for_room_delay_no_other(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_that_wait_for_room_delay_no_other(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six poisoned sessions find no isolation slot, again and again; a lost wake-up behind them gets its turn."""
     monkeypatch.setattr(sweeping, "MOST_A_ROUND", 5)
-    crowded = set(_lost(stage, 6))
-    stage.move(1)
-    stage.waker.away = True
-    lost = stage.send(user_id="lost").session_id
-    stage.waker.away = False
+    crowded = set(_lost(harness, 6))
+    harness.move(1)
+    harness.waker.away = True
+    lost = harness.send(user_id="lost").session_id
+    harness.waker.away = False
     woken: Counter[UUID] = Counter()
     for _ in range(120):  # ten minutes
-        found = _round(stage)
+        found = _round(harness)
         woken.update(found)
         for session_id in crowded.intersection(found):
-            sweeping.put_off(stage.runtime, session_id)
+            sweeping.put_off(harness.runtime, session_id)
         if lost in found:
             break
     assert woken[lost] == 1
     assert sum(woken.values()) < 3 * len(crowded), "within a few rounds"
 
 
-def test_a_session_without_room_is_woken_again_within_a_minute(stage: Stage) -> None:
+def test_a_session_without_room_is_woken_again_within_a_minute(harness: Harness) -> None:
     """It backs off, so that others come first, but not so far that a free isolation slot stays unused."""
-    (session_id,) = _lost(stage)
+    (session_id,) = _lost(harness)
     seen = [0]
     for number in range(1, 120):
-        if session_id in _round(stage):
+        if session_id in _round(harness):
             seen.append(number)
-            sweeping.put_off(stage.runtime, session_id)
-    gaps = [(later - earlier) * stage.settings.turn.sweep_s for earlier, later in pairwise(seen)]
+            sweeping.put_off(harness.runtime, session_id)
+    gaps = [(later - earlier) * harness.settings.turn.sweep_s for earlier, later in pairwise(seen)]
     assert max(gaps) <= 60
     assert len(seen) < 40, "it does back off"
 
 
-def test_a_session_with_many_messages_is_swept_like_any_other(stage: Stage) -> None:
+def test_a_session_with_many_messages_is_swept_like_any_other(harness: Harness) -> None:
     """A gateway that cannot publish accepts a message every four seconds: each must not reset the back-off."""
-    stage.waker.away = True
-    chatty = stage.send(user_id="chatty").session_id
-    quiet = stage.send(user_id="quiet").session_id
+    harness.waker.away = True
+    chatty = harness.send(user_id="chatty").session_id
+    quiet = harness.send(user_id="quiet").session_id
     woken: Counter[UUID] = Counter()
     for second in range(1, 30 * 60):
-        stage.move(1)
+        harness.move(1)
         if second % 4 == 0:
-            stage.waker.away = True
-            assert stage.send(user_id="chatty").session_id == chatty
+            harness.waker.away = True
+            assert harness.send(user_id="chatty").session_id == chatty
         if second % 5 == 0:
-            stage.waker.away = False
-            stage.waker.sessions.clear()
-            sweep(stage.runtime)
-            woken.update(stage.waker.sessions)
+            harness.waker.away = False
+            harness.waker.sessions.clear()
+            sweep(harness.runtime)
+            woken.update(harness.waker.sessions)
     assert woken[quiet] >= 8
     assert abs(woken[chatty] - woken[quiet]) <= 2
 
 
-def test_new_work_after_a_long_back_off_starts_afresh(stage: Stage) -> None:
+def test_new_work_after_a_long_back_off_starts_afresh(harness: Harness) -> None:
     """The back-off of work that is over must not delay the next message's wake-up, if that is lost, too."""
-    (session_id,) = _lost(stage)
+    (session_id,) = _lost(harness)
     for _ in range(100):
-        _round(stage)
-    stage.sql(
+        _round(harness)
+    harness.sql(
         "UPDATE turns SET settled_at = perdure_now(), status = 'cancelled' WHERE session_id = %(id)s", id=session_id
     )
-    stage.sql("UPDATE sessions SET unsettled = 0, turn_count = 1 WHERE session_id = %(id)s", id=session_id)
-    stage.waker.away = True
-    stage.send(user_id="user 0")
-    stage.waker.away = False
-    assert _round(stage) == [session_id]
+    harness.sql("UPDATE sessions SET unsettled = 0, turn_count = 1 WHERE session_id = %(id)s", id=session_id)
+    harness.waker.away = True
+    harness.send(user_id="user 0")
+    harness.waker.away = False
+    assert _round(harness) == [session_id]
 
 
-def test_deliveries_without_a_consumer_back_off(stage: Stage) -> None:
+def test_deliveries_without_a_consumer_back_off(harness: Harness) -> None:
     """No worker consumes `deliveries` for ten minutes: each is published a few times, not every round."""
-    stage.waker.away = True
+    harness.waker.away = True
     for number in range(7):
-        stage.run(stage.send(user_id=f"u{number}", reply_to={"url": "https://a.example"}).session_id)
-    stage.waker.away = False
+        harness.run(harness.send(user_id=f"u{number}", reply_to={"url": "https://a.example"}).session_id)
+    harness.waker.away = False
     for _ in range(120):
-        _round(stage)
-    published = Counter(stage.waker.deliveries)
+        _round(harness)
+    published = Counter(harness.waker.deliveries)
     assert len(published) == 7
     assert set(published.values()) <= {7, 8}
 
 
-def test_a_delivery_that_the_broker_refused_is_due_next_round(stage: Stage) -> None:
+def test_a_delivery_that_the_broker_refused_is_due_next_round(harness: Harness) -> None:
     """A refused wake-up is not counted as one."""
-    stage.waker.away = True
-    stage.run(stage.send(reply_to={"url": "https://a.example"}).session_id)
+    harness.waker.away = True
+    harness.run(harness.send(reply_to={"url": "https://a.example"}).session_id)
     for _ in range(6):
-        stage.move(5.1)
-        sweep(stage.runtime)
-    stage.waker.away = False
-    _round(stage)
-    assert len(stage.waker.deliveries) == 1
+        harness.move(5.1)
+        sweep(harness.runtime)
+    harness.waker.away = False
+    _round(harness)
+    assert len(harness.waker.deliveries) == 1
 
 
-def test_an_attempt_ends_the_back_off_of_a_delivery(stage: Stage) -> None:
+def test_an_attempt_ends_the_back_off_of_a_delivery(harness: Harness) -> None:
     """After a failed attempt the delivery is due when its retry says, however long no worker had attempted it."""
-    stage.waker.away = True
-    stage.run(stage.send(reply_to={"url": "https://a.example"}).session_id)
-    stage.waker.away = False
+    harness.waker.away = True
+    harness.run(harness.send(reply_to={"url": "https://a.example"}).session_id)
+    harness.waker.away = False
     for _ in range(70):
-        _round(stage)
-    delivery_id = stage.waker.deliveries[-1]
-    assert deliver(stage.database, {"url": Refusing()}, delivery_id) == Postponed(FIRST_RETRY_S)
-    stage.waker.deliveries.clear()
-    _round(stage)
-    assert stage.waker.deliveries == [delivery_id]
+        _round(harness)
+    delivery_id = harness.waker.deliveries[-1]
+    assert deliver(harness.database, {"url": Refusing()}, delivery_id) == Postponed(FIRST_RETRY_S)
+    harness.waker.deliveries.clear()
+    _round(harness)
+    assert harness.waker.deliveries == [delivery_id]
 
 
 class Refusing:

@@ -17,7 +17,7 @@ from perdure.turns.lease.queries import ADMIT, ADMIT_DUE
 from perdure.turns.queries import DELIVERIES_DUE, WAKE_DUE
 from tests.conftest import RecordingWaker
 from tests.plans import outline, plans, rows_read
-from tests.turns.stage import Stage
+from tests.turns.harness import Harness
 
 BACKLOG = 10_000
 MOST = 200
@@ -78,26 +78,26 @@ SHARES = {
 
 
 @pytest.fixture
-def large(settings: Settings, clock: MovedClock, database: Database, waker: RecordingWaker) -> Stage:
-    """A stage with a backlog: every session has a turn to run and owes a delivery."""
-    made = Stage(settings, clock, database, waker)
+def large(settings: Settings, clock: MovedClock, database: Database, waker: RecordingWaker) -> Harness:
+    """A harness with a backlog: every session has a turn to run and owes a delivery."""
+    made = Harness(settings, clock, database, waker)
     made.sql(_FILL, backlog=BACKLOG)
     return made
 
 
 @pytest.mark.long
-def test_a_round_reads_no_more_than_its_limit(large: Stage) -> None:
+def test_a_round_reads_no_more_than_its_limit(large: Harness) -> None:
     """Every worker sweeps every few seconds: a backlog must not make the rounds expensive, nor must its back-off."""
     _check(large, BACKLOGS)
 
 
 @pytest.mark.long
-def test_admitting_reads_no_more_than_the_places(large: Stage) -> None:
+def test_admitting_reads_no_more_than_the_places(large: Harness) -> None:
     """A user with 10,000 sessions that wait must not make the rounds expensive, nor each settled turn."""
     _check(large, SHARES)
 
 
-def _check(large: Stage, backlogs: dict[str, tuple[Statement, str, int]]) -> None:
+def _check(large: Harness, backlogs: dict[str, tuple[Statement, str, int]]) -> None:
     for name, (statement, arranged, found) in backlogs.items():
         large.sql(RESET)
         large.sql(arranged)

@@ -17,8 +17,8 @@ from perdure.snapshots.codec import dump, parse
 from perdure.turns.feedback import Feedback, give_feedback
 from perdure.turns.inbox.incoming import parse_incoming
 from perdure.turns.restore_snapshot import restore
+from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
-from tests.turns.stage import Stage
 
 ACMES, BOLTS, PLAIN = user_key("acme", "ana"), user_key("bolt", "ana"), "ana"
 ASKED = "how do I reset the router"
@@ -64,95 +64,95 @@ def whose(context: ToolContext) -> str:
     return f"{context.tenant}: {context.user_id}"
 
 
-def test_tools_and_hooks_see_the_plain_id_and_the_tenant(stage: Stage) -> None:
+def test_tools_and_hooks_see_the_plain_id_and_the_tenant(harness: Harness) -> None:
     """Authors of tools never meet the stored key; with the tenant they can keep users apart."""
     seen: list[Any] = []
-    stage.equip(whose, before_turn=[seen.append], before_tool=[seen.append])
+    harness.equip(whose, before_turn=[seen.append], before_tool=[seen.append])
     for user, said in ((ACMES, "acme: ana"), (PLAIN, "None: ana")):
-        stage.script(calls(("whose", {})), says("done"))
-        sent = stage.send(user_id=user)
-        stage.run(sent.session_id)
-        assert ("tool", said) in stage.lines(sent.session_id)
+        harness.script(calls(("whose", {})), says("done"))
+        sent = harness.send(user_id=user)
+        harness.run(sent.session_id)
+        assert ("tool", said) in harness.lines(sent.session_id)
     assert [(each.tenant, each.user_id) for each in seen] == [("acme", "ana")] * 2 + [(None, "ana")] * 2
 
 
-def test_nothing_of_another_tenants_user_is_in_a_prompt(stage: Stage) -> None:
+def test_nothing_of_another_tenants_user_is_in_a_prompt(harness: Harness) -> None:
     """Neither what was said, nor its summary, nor the stored key; the user's own words are."""
     for user, place in ((ACMES, "Lyon"), (BOLTS, "Oslo"), (PLAIN, "Turin")):
-        stage.ask(f"my holiday was in {place}", user_id=user)
+        harness.ask(f"my holiday was in {place}", user_id=user)
     for user, place in ((ACMES, "Lyon"), (BOLTS, "Oslo"), (PLAIN, "Turin")):
-        stage.ask("where was my holiday?", user_id=user)
-        prompt = str(stage.model.requests[-1])
+        harness.ask("where was my holiday?", user_id=user)
+        prompt = str(harness.model.requests[-1])
         assert [each for each in ("Lyon", "Oslo", "Turin") if each in prompt] == [place]
         assert "\x1f" not in prompt
         assert "\\x1f" not in prompt
 
 
-def _bank(stage: Stage) -> str:
-    system = stage.model.requests[-1].messages[0].content
+def _bank(harness: Harness) -> str:
+    system = harness.model.requests[-1].messages[0].content
     return next((part for part in system.split("\n\n") if "Answered" in part), "")
 
 
 @pytest.mark.parametrize("scope", CaseScope)
-def test_cases_stay_within_the_tenant(stage: Stage, scope: CaseScope) -> None:
+def test_cases_stay_within_the_tenant(harness: Harness, scope: CaseScope) -> None:
     """Learnt ones, also with the scope `all`, and those without an author; without a tenant as with one."""
-    changed = stage.settings.casebank.model_copy(update={"scope": scope})
-    stage.settings = stage.settings.model_copy(update={"casebank": changed})
-    vector = stage.embedder.embed([ASKED])[0]
+    changed = harness.settings.casebank.model_copy(update={"scope": scope})
+    harness.settings = harness.settings.model_copy(update={"casebank": changed})
+    vector = harness.embedder.embed([ASKED])[0]
     names = {"acme": ACMES, "bolt": BOLTS, "plain": PLAIN}
     for name, user in names.items():
-        stage.script(says(f"learnt from {name}"))
-        turn = stage.ask(ASKED, user_id=user)
-        give_feedback(stage.runtime, turn["turn_id"], Feedback(score=1))
+        harness.script(says(f"learnt from {name}"))
+        turn = harness.ask(ASKED, user_id=user)
+        give_feedback(harness.runtime, turn["turn_id"], Feedback(score=1))
         author = None if name == "plain" else everybodys(name)
         case = NewCase(
-            name, ASKED, f"imported for {name}", query_vector=vector, embedder=stage.embedder.name, user_id=author
+            name, ASKED, f"imported for {name}", query_vector=vector, embedder=harness.embedder.name, user_id=author
         )
-        assert cases.add(stage.database, case, now=stage.clock.now())
+        assert cases.add(harness.database, case, now=harness.clock.now())
     for name, user in names.items():
         for colleague in (user, user.replace("ana", "eve")):
-            stage.ask(ASKED, user_id=colleague)
-            bank = _bank(stage)
+            harness.ask(ASKED, user_id=colleague)
+            bank = _bank(harness)
             assert f"imported for {name}" in bank
             assert (f"learnt from {name}" in bank) == (colleague == user or scope is CaseScope.ALL)
             others = [other for other in names if other != name]
             assert not [other for other in others if f"for {other}" in bank or f"from {other}" in bank], name
 
 
-def test_a_tenants_shared_case_is_found_without_any_other(stage: Stage) -> None:
+def test_a_tenants_shared_case_is_found_without_any_other(harness: Harness) -> None:
     """The statement that decides whether there is a bank to search knows the tenant's cases."""
-    vector = stage.embedder.embed([ASKED])[0]
+    vector = harness.embedder.embed([ASKED])[0]
     case = NewCase(
-        "faq", ASKED, "hold it", query_vector=vector, embedder=stage.embedder.name, user_id=everybodys("acme")
+        "faq", ASKED, "hold it", query_vector=vector, embedder=harness.embedder.name, user_id=everybodys("acme")
     )
-    assert cases.add(stage.database, case, now=stage.clock.now())
-    stage.ask(ASKED, user_id=ACMES)
-    assert "hold it" in _bank(stage)
+    assert cases.add(harness.database, case, now=harness.clock.now())
+    harness.ask(ASKED, user_id=ACMES)
+    assert "hold it" in _bank(harness)
     for other in (BOLTS, PLAIN):
-        stage.ask(ASKED, user_id=other)
-        assert _bank(stage) == ""
+        harness.ask(ASKED, user_id=other)
+        assert _bank(harness) == ""
 
 
-def test_a_rate_is_a_tenants_users(stage: Stage) -> None:
+def test_a_rate_is_a_tenants_users(harness: Harness) -> None:
     """One tenant's user cannot use up another's messages."""
-    stage.settings = stage.settings.model_copy(update={"guard": GuardSettings(per_minute=1)})
-    stage.send(user_id=ACMES)
-    stage.send(user_id=BOLTS)
+    harness.settings = harness.settings.model_copy(update={"guard": GuardSettings(per_minute=1)})
+    harness.send(user_id=ACMES)
+    harness.send(user_id=BOLTS)
     with pytest.raises(RateLimited):
-        stage.send(user_id=ACMES)
+        harness.send(user_id=ACMES)
 
 
-def test_a_snapshots_pending_messages_keep_their_tenant(stage: Stage) -> None:
+def test_a_snapshots_pending_messages_keep_their_tenant(harness: Harness) -> None:
     """They are exported with the plain id and the tenant, and accepted again for that user; once."""
-    sent = stage.send("hello", user_id=ACMES, message_id="m1")
-    exported = exchange.read(stage.database, sent.session_id)
+    sent = harness.send("hello", user_id=ACMES, message_id="m1")
+    exported = exchange.read(harness.database, sent.session_id)
     [event] = exported.event_queue_backup
     assert isinstance(event.payload, dict)
     assert (event.payload["tenant"], event.payload["user_id"]) == ("acme", "ana")
     text = dump(exported)
     assert "001f" not in text
-    assert restore(stage.runtime, parse(text)).known == 1
+    assert restore(harness.runtime, parse(text)).known == 1
     for forged in (text.replace('"tenant":', '"_":'), text.replace('"acme"', '"bolt"')):
         assert forged != text
         with pytest.raises(NotFound):
-            restore(stage.runtime, parse(forged))
+            restore(harness.runtime, parse(forged))

@@ -14,8 +14,8 @@ from perdure.resilience.registry import Breakers
 from perdure.settings import BreakerSettings
 from perdure.tools.registry import Effect
 from perdure.turns.run.runner import Runner
+from tests.turns.harness import PATIENCE_S, Harness
 from tests.turns.scripted import calls, says
-from tests.turns.stage import PATIENCE_S, Stage
 
 COOLDOWN_S = 60
 REFUSED = "Error: Not called: bank failed too often recently. Try again in 60 s."
@@ -24,10 +24,10 @@ REFUSED = "Error: Not called: bank failed too often recently. Try again in 60 s.
 class Bank:
     """A tool that needs a bank, which answers as it is told to."""
 
-    def __init__(self, stage: Stage, breakers: Breakers) -> None:
+    def __init__(self, harness: Harness, breakers: Breakers) -> None:
         self.answer: Callable[[ToolContext], str] = lambda _: "paid"
         self.asked = 0
-        self._stage = stage
+        self._harness = harness
         self.breakers = breakers
 
         @tool(effect="pure", timeout_s=PATIENCE_S, breaker="bank")
@@ -41,15 +41,15 @@ class Bank:
             """Tell the balance."""
             return "12"
 
-        stage.equip(pay, balance, replace(pay, name="hurried", effect=Effect.UNSAFE, timeout_s=0.05))
+        harness.equip(pay, balance, replace(pay, name="hurried", effect=Effect.UNSAFE, timeout_s=0.05))
 
     def results(self, *names: str) -> list[str]:
         """What the model is told of one call each, in a turn that ends well."""
-        self._stage.script(calls(*[(name, {}) for name in names]), says("so be it"))
-        sent = self._stage.send()
-        Runner(replace(self._stage.runtime, breakers=self.breakers), "stage").run(sent.session_id)
-        assert self._stage.turn(sent.turn_id)["status"] == "done"
-        told = [each for each in self._stage.messages(sent.session_id) if each["role"] == "tool"]
+        self._harness.script(calls(*[(name, {}) for name in names]), says("so be it"))
+        sent = self._harness.send()
+        Runner(replace(self._harness.runtime, breakers=self.breakers), "harness").run(sent.session_id)
+        assert self._harness.turn(sent.turn_id)["status"] == "done"
+        told = [each for each in self._harness.messages(sent.session_id) if each["role"] == "tool"]
         return [each["content"] for each in told[-len(names) :]]
 
     def fails(self, error: Exception, cause: Exception | None = None) -> None:
@@ -66,10 +66,10 @@ class Bank:
 
 
 @pytest.fixture
-def bank(stage: Stage) -> Iterator[Bank]:
+def bank(harness: Harness) -> Iterator[Bank]:
     """The bank, whose breaker opens at the second failure in a row."""
-    breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=COOLDOWN_S), stage.clock)
-    yield Bank(stage, breakers)
+    breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=COOLDOWN_S), harness.clock)
+    yield Bank(harness, breakers)
     breakers.close()
 
 
@@ -83,7 +83,7 @@ def bank(stage: Stage) -> Iterator[Bank]:
     ],
 )
 def test_failures_open_it_and_one_call_closes_it(
-    stage: Stage, bank: Bank, error: Exception, cause: Exception | None
+    harness: Harness, bank: Bank, error: Exception, cause: Exception | None
 ) -> None:
     """While it is open nothing that goes through it is run, the model is told when to try again, and turns go on."""
     bank.fails(error, cause)
@@ -93,7 +93,7 @@ def test_failures_open_it_and_one_call_closes_it(
     assert bank.state() == "open"
     assert bank.results("pay", "balance") == [REFUSED, REFUSED]
     assert bank.asked == asked
-    stage.move(COOLDOWN_S)
+    harness.move(COOLDOWN_S)
     bank.answer = lambda _: "paid"
     assert bank.results("pay") == ["paid"]
     assert bank.state() == "closed"
@@ -146,11 +146,11 @@ def test_a_call_that_ends_past_its_time_counts_once(bank: Bank) -> None:
     over.set()
 
 
-def test_while_one_call_probes_others_are_refused(stage: Stage, bank: Bank) -> None:
+def test_while_one_call_probes_others_are_refused(harness: Harness, bank: Bank) -> None:
     """Whoever has just recovered is not overrun."""
     bank.fails(ConnectionError("refused"))
     bank.results("pay", "pay")
-    stage.move(COOLDOWN_S)
+    harness.move(COOLDOWN_S)
 
     def probed(_: ToolContext) -> str:
         assert bank.state() == "half_open"

@@ -15,8 +15,8 @@ from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.tools.variables import VariableSet, WorkingVariables
 from perdure.turns.cancel import cancel
 from perdure.turns.run.runner import Ran
+from tests.turns.harness import PATIENCE_S, Harness
 from tests.turns.scripted import calls, says
-from tests.turns.stage import PATIENCE_S, Stage
 
 DECIDED_S = 31
 
@@ -42,136 +42,136 @@ def get(context: ToolContext) -> dict[str, Any]:
     return dict(context.working_variables)
 
 
-def variables(stage: Stage, session_id: UUID) -> Any:
+def variables(harness: Harness, session_id: UUID) -> Any:
     """What is committed, as a successor would find it; None if there never were any."""
-    found = PostgresSnapshots(stage.database).load(session_id)
+    found = PostgresSnapshots(harness.database).load(session_id)
     return None if found is None else dict(found.snapshot.memory.working_variables)
 
 
-def _results(stage: Stage) -> list[str]:
-    return [row.content for row in stage.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")]
+def _results(harness: Harness) -> list[str]:
+    return [row.content for row in harness.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")]
 
 
-def _seen(stage: Stage) -> Any:
+def _seen(harness: Harness) -> Any:
     """What a tool of the next turn finds."""
-    stage.script(calls(("get", {})), says("seen"))
-    stage.ask("show them")
-    return json.loads(_results(stage)[-1])
+    harness.script(calls(("get", {})), says("seen"))
+    harness.ask("show them")
+    return json.loads(_results(harness)[-1])
 
 
 @pytest.fixture(autouse=True)
-def _equipped(stage: Stage) -> None:
-    stage.equip(put, add, get)
+def _equipped(harness: Harness) -> None:
+    harness.equip(put, add, get)
 
 
-def test_what_one_turn_sets_the_next_one_reads(stage: Stage) -> None:
+def test_what_one_turn_sets_the_next_one_reads(harness: Harness) -> None:
     """Each turn is run by a runner of its own, which has it from the database."""
-    stage.script(calls(("put", {"name": "file", "value": {"path": "data/ü", "size": 1.0}})), says("set"))
-    turn = stage.ask()
-    assert variables(stage, UUID(turn["session_id"])) == {"file": {"path": "data/ü", "size": 1.0}}
-    assert _seen(stage) == {"file": {"path": "data/ü", "size": 1.0}}
+    harness.script(calls(("put", {"name": "file", "value": {"path": "data/ü", "size": 1.0}})), says("set"))
+    turn = harness.ask()
+    assert variables(harness, UUID(turn["session_id"])) == {"file": {"path": "data/ü", "size": 1.0}}
+    assert _seen(harness) == {"file": {"path": "data/ü", "size": 1.0}}
 
 
 @pytest.mark.parametrize(
     ("moment", "nth", "kept"), [("before", 2, None), ("after", 2, {"n": 1}), ("before", 3, {"n": 1})]
 )
-def test_a_crash_loses_a_change_and_its_result_together(stage: Stage, moment: Any, nth: int, kept: Any) -> None:
+def test_a_crash_loses_a_change_and_its_result_together(harness: Harness, moment: Any, nth: int, kept: Any) -> None:
     """The result in the transcript and the variables that the call left are one commit."""
-    stage.script(calls(("add", {"name": "n"})), calls(("add", {"name": "n"})), says("two"))
-    sent = stage.send()
-    with stage.crashing(moment, "turns.step", nth):
-        stage.run(sent.session_id)
-    assert variables(stage, sent.session_id) == kept
-    stage.move(DECIDED_S)
+    harness.script(calls(("add", {"name": "n"})), calls(("add", {"name": "n"})), says("two"))
+    sent = harness.send()
+    with harness.crashing(moment, "turns.step", nth):
+        harness.run(sent.session_id)
+    assert variables(harness, sent.session_id) == kept
+    harness.move(DECIDED_S)
     if moment == "before" and nth == 3:  # the model's second request was not committed
-        stage.script(calls(("add", {"name": "n"})), says("two"))
-    assert stage.run(sent.session_id) == Ran(1)
-    assert _results(stage) == ["1", "2"]
-    assert variables(stage, sent.session_id) == {"n": 2}
+        harness.script(calls(("add", {"name": "n"})), says("two"))
+    assert harness.run(sent.session_id) == Ran(1)
+    assert _results(harness) == ["1", "2"]
+    assert variables(harness, sent.session_id) == {"n": 2}
 
 
-def test_calls_side_by_side_share_one_set(stage: Stage) -> None:
+def test_calls_side_by_side_share_one_set(harness: Harness) -> None:
     """None of twenty increments is lost, whichever way the threads take turns."""
-    stage.script(calls(*[("add", {"name": "n"}) for _ in range(20)]), says("added"))
-    turn = stage.ask()
-    assert sorted(map(int, _results(stage))) == list(range(1, 21))
-    assert variables(stage, UUID(turn["session_id"])) == {"n": 20}
+    harness.script(calls(*[("add", {"name": "n"}) for _ in range(20)]), says("added"))
+    turn = harness.ask()
+    assert sorted(map(int, _results(harness))) == list(range(1, 21))
+    assert variables(harness, UUID(turn["session_id"])) == {"n": 20}
 
 
-def _recorded_and_dead(stage: Stage) -> UUID:
+def _recorded_and_dead(harness: Harness) -> UUID:
     """A session whose runner died when its two calls had ended, each with its result on its own row."""
-    stage.script(calls(("add", {"name": "n"}), ("put", {"name": "b", "value": [1.0]})), says("both"))
-    sent = stage.send()
-    with stage.crashing("before", "turns.step", 2):
-        stage.run(sent.session_id)
-    assert variables(stage, sent.session_id) is None
+    harness.script(calls(("add", {"name": "n"}), ("put", {"name": "b", "value": [1.0]})), says("both"))
+    sent = harness.send()
+    with harness.crashing("before", "turns.step", 2):
+        harness.run(sent.session_id)
+    assert variables(harness, sent.session_id) is None
     return sent.session_id
 
 
-def test_what_calls_changed_whose_results_were_recorded_survives_a_crash(stage: Stage) -> None:
+def test_what_calls_changed_whose_results_were_recorded_survives_a_crash(harness: Harness) -> None:
     """They are not run again, for their results are known; so what they changed must be known as well."""
-    session_id = _recorded_and_dead(stage)
-    stage.move(DECIDED_S)
-    assert stage.run(session_id) == Ran(1)
-    assert _results(stage) == ["1", "set"]
-    assert variables(stage, session_id) == {"n": 1, "b": [1.0]}
-    assert stage.sql("SELECT 1 FROM tool_effects WHERE variables IS NOT NULL") == []
+    session_id = _recorded_and_dead(harness)
+    harness.move(DECIDED_S)
+    assert harness.run(session_id) == Ran(1)
+    assert _results(harness) == ["1", "set"]
+    assert variables(harness, session_id) == {"n": 1, "b": [1.0]}
+    assert harness.sql("SELECT 1 FROM tool_effects WHERE variables IS NOT NULL") == []
 
 
 @pytest.mark.parametrize("by", ["interrupt", "cancel"])
-def test_what_ends_a_turn_commits_what_its_closed_calls_changed(stage: Stage, by: str) -> None:
+def test_what_ends_a_turn_commits_what_its_closed_calls_changed(harness: Harness, by: str) -> None:
     """The transcript says that they are done; the next turn must find what they did."""
-    session_id = _recorded_and_dead(stage)
-    stage.move(DECIDED_S)
+    session_id = _recorded_and_dead(harness)
+    harness.move(DECIDED_S)
     if by == "interrupt":
-        stage.send("stop", on_busy="interrupt")
+        harness.send("stop", on_busy="interrupt")
     else:
-        cancel(stage.runtime, stage.sql("SELECT turn_id FROM turns")[0].turn_id)
-        stage.run(session_id)
-    assert variables(stage, session_id) == {"n": 1, "b": [1.0]}
-    assert _results(stage) == ["1", "set"]
+        cancel(harness.runtime, harness.sql("SELECT turn_id FROM turns")[0].turn_id)
+        harness.run(session_id)
+    assert variables(harness, session_id) == {"n": 1, "b": [1.0]}
+    assert _results(harness) == ["1", "set"]
 
 
-def test_what_was_committed_with_a_step_stands_when_the_turn_fails(stage: Stage) -> None:
+def test_what_was_committed_with_a_step_stands_when_the_turn_fails(harness: Harness) -> None:
     """As everything else does that the step did."""
-    stage.script(calls(("add", {"name": "n"})), PerdureError("the model is gone"))
-    turn = stage.ask()
+    harness.script(calls(("add", {"name": "n"})), PerdureError("the model is gone"))
+    turn = harness.ask()
     assert turn["status"] == "failed"
-    assert _seen(stage) == {"n": 1}
+    assert _seen(harness) == {"n": 1}
 
 
-def test_a_stale_runner_changes_nothing(stage: Stage) -> None:
+def test_a_stale_runner_changes_nothing(harness: Harness) -> None:
     """Its step is fenced, and the variables with it."""
-    stage.set(tool_timeout_s=600)  # the call's time is not up when the lease's is
-    sent = stage.send()
+    harness.set(tool_timeout_s=600)  # the call's time is not up when the lease's is
+    sent = harness.send()
 
     @tool(effect="pure")
     def lose(context: ToolContext) -> str:
         """Set a variable, while somebody else takes the session."""
         context.working_variables["stale"] = True
-        stage.move(DECIDED_S)
-        stage.claimed(sent.session_id)
+        harness.move(DECIDED_S)
+        harness.claimed(sent.session_id)
         return "lost"
 
-    stage.equip(lose)
-    stage.script(calls(("lose", {})), says("never"))
-    assert stage.run(sent.session_id) == Ran(0)
-    assert variables(stage, sent.session_id) is None
+    harness.equip(lose)
+    harness.script(calls(("lose", {})), says("never"))
+    assert harness.run(sent.session_id) == Ran(0)
+    assert variables(harness, sent.session_id) is None
 
 
-def test_what_is_refused_is_told_to_the_model(stage: Stage) -> None:
+def test_what_is_refused_is_told_to_the_model(harness: Harness) -> None:
     """Too much, or no JSON: the call fails with the reason, and the variables stay as they were."""
-    stage.script(
+    harness.script(
         calls(("add", {"name": "n"})),
         calls(("put", {"name": "big", "value": "x" * 70_000})),
         says("I see"),
     )
-    turn = stage.ask()
-    assert "at most 65,536 may be kept" in _results(stage)[1]
-    assert variables(stage, UUID(turn["session_id"])) == {"n": 1}
+    turn = harness.ask()
+    assert "at most 65,536 may be kept" in _results(harness)[1]
+    assert variables(harness, UUID(turn["session_id"])) == {"n": 1}
 
 
-def test_a_call_whose_time_is_up_sets_nothing_any_more(stage: Stage) -> None:
+def test_a_call_whose_time_is_up_sets_nothing_any_more(harness: Harness) -> None:
     """The model was told that the outcome is unknown; a change that came later would be nobody's."""
     late, refused = threading.Event(), threading.Event()
 
@@ -185,23 +185,23 @@ def test_a_call_whose_time_is_up_sets_nothing_any_more(stage: Stage) -> None:
         except ToolError:
             refused.set()
 
-    stage.equip(slow, add, get)
-    stage.script(calls(("slow", {})), calls(("add", {"name": "n"})), says("went on"))
-    assert stage.ask()["reply"]["text"] == "went on"
+    harness.equip(slow, add, get)
+    harness.script(calls(("slow", {})), calls(("add", {"name": "n"})), says("went on"))
+    assert harness.ask()["reply"]["text"] == "went on"
     late.set()
     assert refused.wait(PATIENCE_S)
-    assert _seen(stage) == {"n": 1}
+    assert _seen(harness) == {"n": 1}
 
 
-def test_each_settled_turn_says_at_which_tick(stage: Stage) -> None:
+def test_each_settled_turn_says_at_which_tick(harness: Harness) -> None:
     """A fork looks for the last turn that was settled at its tick, and for the variables of then."""
     for number in (1, 2):
-        stage.script(calls(("put", {"name": "n", "value": number})), says("set"))
-        turn = stage.ask()
-    ticks = [row.settled_tick for row in stage.sql("SELECT settled_tick FROM turns ORDER BY seq")]
+        harness.script(calls(("put", {"name": "n", "value": number})), says("set"))
+        turn = harness.ask()
+    ticks = [row.settled_tick for row in harness.sql("SELECT settled_tick FROM turns ORDER BY seq")]
     assert ticks == [3, 6]
-    assert stage.session(UUID(turn["session_id"])).tick == 6
-    history = stage.sql("SELECT tick, variables::text AS text FROM snapshots ORDER BY tick")
+    assert harness.session(UUID(turn["session_id"])).tick == 6
+    history = harness.sql("SELECT tick, variables::text AS text FROM snapshots ORDER BY tick")
     assert [tuple(row) for row in history] == [(2, '{"n":1}'), (5, '{"n":2}')]
 
 

@@ -10,60 +10,60 @@ import pytest
 from perdure.database.engine import Database
 from perdure.turns.cancel import cancel
 from perdure.turns.reading import SettlementWatch
-from tests.turns.stage import KILL_THE_OTHERS, PATIENCE_S, Stage
+from tests.turns.harness import KILL_THE_OTHERS, PATIENCE_S, Harness
 
 
 @pytest.fixture
-def watch(stage: Stage) -> Iterator[SettlementWatch]:
-    """A watch on the stage's database, over connections of its own."""
-    database = Database(stage.database.url)
+def watch(harness: Harness) -> Iterator[SettlementWatch]:
+    """A watch on the harness's database, over connections of its own."""
+    database = Database(harness.database.url)
     made = SettlementWatch(database)
     yield made
     made.close()
     database.close()
 
 
-def test_whoever_waits_is_told(stage: Stage, watch: SettlementWatch) -> None:
+def test_whoever_waits_is_told(harness: Harness, watch: SettlementWatch) -> None:
     """Several wait for one turn and for several; each is told of its own."""
-    first, second = stage.send(user_id="ana"), stage.send(user_id="bob")
+    first, second = harness.send(user_id="ana"), harness.send(user_id="bob")
     waiting = [watch.settled(first.turn_id), watch.settled(first.turn_id), watch.settled(second.turn_id)]
-    stage.run(first.session_id)
+    harness.run(first.session_id)
     assert [waiting[0].result(PATIENCE_S), waiting[1].result(PATIENCE_S)] == [None, None]
     assert not waiting[2].done()
-    cancel(stage.runtime, second.turn_id)
+    cancel(harness.runtime, second.turn_id)
     assert waiting[2].result(PATIENCE_S) is None
 
 
-def test_a_turn_that_is_settled_already(stage: Stage, watch: SettlementWatch) -> None:
+def test_a_turn_that_is_settled_already(harness: Harness, watch: SettlementWatch) -> None:
     """The reply may have been quicker than the question."""
-    sent = stage.send()
-    stage.run(sent.session_id)
+    sent = harness.send()
+    harness.run(sent.session_id)
     assert watch.settled(sent.turn_id).result(PATIENCE_S) is None
 
 
-def test_it_survives_the_database(stage: Stage, watch: SettlementWatch) -> None:
+def test_it_survives_the_database(harness: Harness, watch: SettlementWatch) -> None:
     """A restart of the server ends nobody's wait."""
-    sent = stage.send()
+    sent = harness.send()
     waiting = watch.settled(sent.turn_id)
     for _ in range(3):
-        stage.sql(KILL_THE_OTHERS)
-    stage.database.engine.dispose()
-    stage.run(sent.session_id)
+        harness.sql(KILL_THE_OTHERS)
+    harness.database.engine.dispose()
+    harness.run(sent.session_id)
     assert waiting.result(PATIENCE_S) is None
 
 
-def test_whoever_goes_away_is_forgotten(stage: Stage, watch: SettlementWatch) -> None:
+def test_whoever_goes_away_is_forgotten(harness: Harness, watch: SettlementWatch) -> None:
     """A cancelled wait costs no further statement, and troubles nobody when the turn is settled."""
-    sent = stage.send()
+    sent = harness.send()
     gone, stays = watch.settled(sent.turn_id), watch.settled(sent.turn_id)
     assert gone.cancel()
-    stage.run(sent.session_id)
+    harness.run(sent.session_id)
     assert stays.result(PATIENCE_S) is None
 
 
-def test_closing_ends_all_waits(stage: Stage, watch: SettlementWatch) -> None:
+def test_closing_ends_all_waits(harness: Harness, watch: SettlementWatch) -> None:
     """A gateway that shuts down must not leave its requests hanging."""
-    waiting = watch.settled(stage.send().turn_id)
+    waiting = watch.settled(harness.send().turn_id)
     watch.close()
     with pytest.raises(CancelledError):
         waiting.result(PATIENCE_S)

@@ -55,7 +55,7 @@ class Ledger:
 
 
 @dataclass(frozen=True)
-class Stage:
+class Setup:
     """The servers, and whether to be `quick` (a tenth of the work: for trying things out)."""
 
     servers: Servers
@@ -138,13 +138,13 @@ class Stage:
 
 
 @contextmanager
-def stage(progress: Progress, *, quick: bool) -> Iterator[Stage]:
+def setup(progress: Progress, *, quick: bool) -> Iterator[Setup]:
     """Start the servers; stop and remove them in the end."""
     for name in [name for name in os.environ if name.startswith(_FOREIGN)]:
         del os.environ[name]
     progress("starting PostgreSQL and Redis")
     with servers() as running:
-        yield Stage(running, progress, quick)
+        yield Setup(running, progress, quick)
 
 
 def until(ready: Callable[[], bool], timeout_s: float, while_waiting: Callable[[], None] = lambda: None) -> None:

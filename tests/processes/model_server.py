@@ -40,7 +40,7 @@ class Gate:
             raise AssertionError("the model was not asked")
 
 
-class Mind:
+class ModelServer:
     """A model's server. `down` has it answer none.
 
     `latency_s` is how long it thinks about each answer, `latencies` about those to some texts.
@@ -87,13 +87,13 @@ class Mind:
 
 
 class _Server(OpenAIServer):
-    def __init__(self, mind: Mind) -> None:
-        super().__init__(player=mind.answer)
-        self._mind = mind
+    def __init__(self, model_server: ModelServer) -> None:
+        super().__init__(player=model_server.answer)
+        self._model_server = model_server
 
     def take(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> Step:
         """Wait at the gate before the server's lock is taken: other calls must pass."""
-        self._mind.pass_gate(body)
+        self._model_server.pass_gate(body)
         return super().take(path, body, headers)
 
 

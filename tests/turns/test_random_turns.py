@@ -1,4 +1,4 @@
-"""Random lives: whatever comes in, dies or is called off, in whatever order, the invariants hold."""
+"""Random messages, crashes and cancellations: the invariants of turns hold in any order."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from perdure.errors import Conflict
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.turns.cancel import cancel
 from perdure.turns.run.runner import Runner
+from tests.turns.harness import Crash, Harness
 from tests.turns.scripted import calls, says
-from tests.turns.stage import Crash, Stage
 
 USERS = ("ana", "bob", "cho")
 STEPS = 45
@@ -38,17 +38,17 @@ def unsafe() -> str:
     return "unsafe"
 
 
-class Life:
-    """One random life: a seed, the messages that were accepted, and what was done to them."""
+class RandomTurns:
+    """One random run: a seed, the accepted messages, and what was done to their turns."""
 
-    def __init__(self, stage: Stage, seed: int) -> None:
-        self.stage = stage
+    def __init__(self, harness: Harness, seed: int) -> None:
+        self.harness = harness
         self.random = random.Random(seed)  # noqa: S311 (no secret)
         self.accepted: dict[str, UUID] = {}
         self.number = 0
-        stage.equip(pure, unsafe)
-        stage.model.respond = self._speak  # type: ignore[method-assign]
-        self._respond = type(stage.model).respond
+        harness.equip(pure, unsafe)
+        harness.model.respond = self._speak  # type: ignore[method-assign]
+        self._respond = type(harness.model).respond
 
     def _speak(self, request: ModelRequest, call: ModelCall) -> ModelReply:
         chosen = self.random.random()
@@ -58,8 +58,8 @@ class Life:
             line = calls(*[(self.random.choice(["pure", "unsafe", "none"]), {})] * self.random.randint(1, 3))
         else:
             line = says("")
-        self.stage.script(line)
-        return self._respond(self.stage.model, request, call)
+        self.harness.script(line)
+        return self._respond(self.harness.model, request, call)
 
     def step(self) -> None:
         """One thing happens."""
@@ -67,7 +67,7 @@ class Life:
             [self.send, self.repeat, self.run, self.cancel, self.crash, self.park], weights=[8, 1, 5, 2, 4, 1]
         )[0]
         happening()
-        self.stage.move(self.random.choice([0, 1, 40]))
+        self.harness.move(self.random.choice([0, 1, 40]))
 
     def send(self) -> None:
         """A message, with any way to deal with a busy session."""
@@ -75,7 +75,7 @@ class Life:
         message_id = f"m{self.number}"
         on_busy = self.random.choice(["enqueue", "enqueue", "reject", "interrupt", "merge"])
         try:
-            sent = self.stage.send(
+            sent = self.harness.send(
                 message_id, user_id=self.random.choice(USERS), message_id=message_id, on_busy=on_busy
             )
         except Conflict:
@@ -88,19 +88,19 @@ class Life:
         """A message that was accepted comes again."""
         if self.accepted:
             message_id = self.random.choice(list(self.accepted))
-            row = self.stage.sql("SELECT user_id FROM inbox WHERE message_id = %(id)s", id=message_id)[0]
-            again = self.stage.send(message_id, user_id=row.user_id, message_id=message_id)
+            row = self.harness.sql("SELECT user_id FROM inbox WHERE message_id = %(id)s", id=message_id)[0]
+            again = self.harness.send(message_id, user_id=row.user_id, message_id=message_id)
             assert (again.duplicate, again.turn_id) == (True, self.accepted[message_id])
 
     def run(self) -> None:
         """A worker comes by."""
         for session_id in self._sessions():
-            self.stage.run(session_id, alone=True)
+            self.harness.run(session_id, alone=True)
 
     def cancel(self) -> None:
         """Any turn is called off."""
         if self.accepted:
-            cancel(self.stage.runtime, self.random.choice(list(self.accepted.values())))
+            cancel(self.harness.runtime, self.random.choice(list(self.accepted.values())))
 
     def crash(self) -> None:
         """A worker dies at some commit; what its call left in doubt may be decided from now on."""
@@ -113,39 +113,39 @@ class Life:
                 if len(seen) == nth:
                     raise Crash
 
-        with self.stage.hooked(observe):
+        with self.harness.hooked(observe):
             for session_id in self._sessions():
                 try:
-                    self.stage.run(session_id, alone=True)
+                    self.harness.run(session_id, alone=True)
                 except Crash:
-                    self.stage.move(31)
+                    self.harness.move(31)
 
     def park(self) -> None:
         """A worker that shuts down gives back what it takes."""
-        runner = Runner(self.stage.runtime, "draining")
+        runner = Runner(self.harness.runtime, "draining")
         runner.keeper.drain()
         for session_id in self._sessions():
             runner.run(session_id, alone=True)
 
     def _sessions(self) -> list[UUID]:
-        rows = self.stage.sql("SELECT session_id FROM sessions ORDER BY session_id")
+        rows = self.harness.sql("SELECT session_id FROM sessions ORDER BY session_id")
         return self.random.sample([row.session_id for row in rows], self.random.randint(0, len(rows)))
 
     def come_to_rest(self) -> None:
         """Workers come by until nothing waits."""
         for _ in range(12):
-            self.stage.move(31)
-            for row in self.stage.sql("SELECT session_id FROM sessions WHERE unsettled > 0"):
-                self.stage.run(row.session_id, alone=True)
-            if not self.stage.sql("SELECT 1 FROM turns WHERE settled_at IS NULL"):
+            self.harness.move(31)
+            for row in self.harness.sql("SELECT session_id FROM sessions WHERE unsettled > 0"):
+                self.harness.run(row.session_id, alone=True)
+            if not self.harness.sql("SELECT 1 FROM turns WHERE settled_at IS NULL"):
                 return
         raise AssertionError("something is wedged")
 
     def judge(self) -> None:
         """At rest: each message answered or cancelled exactly once, in the order accepted."""
         for message_id, turn_id in self.accepted.items():
-            turn = self.stage.turn(turn_id)
-            said = self.stage.sql("SELECT turn_id FROM messages WHERE message_id = %(id)s", id=message_id)
+            turn = self.harness.turn(turn_id)
+            said = self.harness.sql("SELECT turn_id FROM messages WHERE message_id = %(id)s", id=message_id)
             if turn["status"] == "cancelled":
                 assert turn["reply"] is None
                 assert len(said) <= 1
@@ -153,26 +153,26 @@ class Life:
                 assert turn["status"] in {"done", "failed"}
                 assert turn["reply"] is not None
                 assert [row.turn_id for row in said] == [turn_id]
-        for row in self.stage.sql("SELECT session_id, lease_until, state FROM sessions"):
+        for row in self.harness.sql("SELECT session_id, lease_until, state FROM sessions"):
             assert (row.lease_until, row.state) == (None, "active")
             seqs = [
                 each.seq
-                for each in self.stage.sql(
+                for each in self.harness.sql(
                     "SELECT t.seq FROM messages AS m JOIN turns AS t USING (turn_id)"
                     " WHERE m.session_id = %(id)s ORDER BY m.seq",
                     id=row.session_id,
                 )
             ]
             assert seqs == sorted(seqs), "turns run in the order accepted, one at a time"
-        assert not self.stage.sql("SELECT 1 FROM tool_effects WHERE status = 'intended'")
+        assert not self.harness.sql("SELECT 1 FROM tool_effects WHERE status = 'intended'")
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 8))])
-def test_a_random_life(stage: Stage, seed: int) -> None:
+def test_a_random_life(harness: Harness, seed: int) -> None:
     """Sequences that nobody thought of; a seed that fails can be run again."""
-    life = Life(stage, seed)
+    random_turns = RandomTurns(harness, seed)
     for _ in range(STEPS):
-        life.step()
-        stage.check()
-    life.come_to_rest()
-    life.judge()
+        random_turns.step()
+        harness.check()
+    random_turns.come_to_rest()
+    random_turns.judge()

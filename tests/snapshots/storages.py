@@ -37,7 +37,7 @@ from perdure.snapshots.store import (
 from perdure.testing.suites.snapshots import HISTORY
 
 
-class FileWorld:
+class FileStorage:
     """A directory."""
 
     def __init__(self, directory: Path) -> None:
@@ -58,7 +58,7 @@ class FileWorld:
         return found[0].read_bytes() if found else None
 
 
-class SqliteWorld:
+class SqliteStorage:
     """A SQLite file."""
 
     def __init__(self, path: Path) -> None:
@@ -85,7 +85,7 @@ class SqliteWorld:
             connection.close()
 
 
-class RedisWorld:
+class RedisStorage:
     """A Redis."""
 
     def __init__(self, url: str) -> None:
@@ -107,7 +107,7 @@ class RedisWorld:
             return kept if isinstance(kept, bytes) else None
 
 
-class PostgresWorld:
+class PostgresStorage:
     """A database with the tables. A third of `lease_s` bounds how long a stopped process holds a row."""
 
     def __init__(self, url: str, lease_s: float = 30.0) -> None:

@@ -1,4 +1,4 @@
-"""A stage for the life of a turn: a scripted model, tools, and hands to look at what was committed."""
+"""The harness of the turn tests: one process of perdure, its scripted model, its clock and its database."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Crash(BaseException):
     """The process dies here: nothing in the domain may catch this."""
 
 
-class Stage:
+class Harness:
     """One process of perdure, with the test's hands on its model, its clock and its database."""
 
     def __init__(self, settings: Settings, clock: MovedClock, database: Database, waker: RecordingWaker) -> None:
@@ -110,7 +110,7 @@ class Stage:
 
     def run(self, session_id: UUID, *, alone: bool = False) -> Outcome:
         """Run the session's turns, by a runner of its own without a keeper."""
-        return Runner(self.runtime, "stage").run(session_id, alone=alone)
+        return Runner(self.runtime, "harness").run(session_id, alone=alone)
 
     def claimed(self, session_id: UUID) -> tuple[Claimed, Hold]:
         """Claim the session by hand."""

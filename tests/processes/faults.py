@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 SCENE = "PERDURE_TEST_SCENE"
-"""The environment variable that names the scene's directory to a worker."""
+"""The environment variable that names the directory of faults to a worker."""
 
 SILENCE_S = "PERDURE_TEST_SILENCE_S"
 """The environment variable that is the watchdog's least limit in a worker; two leases stay a bound."""
@@ -74,7 +74,7 @@ class Fired:
     pid: int
 
 
-class Scene:
+class Faults:
     """A directory with the armed fault, the journal of places and the effects."""
 
     def __init__(self, directory: Path) -> None:

@@ -2,7 +2,7 @@
 
 A state machine that plays users, workers that die between any two commits, others that take over,
 clocks that jump, and everything that may happen while a model is thinking. What is seen is written
-down by the database (`chronicle`), so that no commit escapes, whoever made it.
+down by the database (`session_log`), so that no commit escapes, whoever made it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from perdure.turns.lease.parking import recall
 from perdure.turns.run.runner import Runner
 from perdure.turns.sweep import sweep
 from tests.memory.conftest import Remembered, redis_memory, remembered, unreachable
-from tests.sessions.chronicle import ARROWS, Chronicle
+from tests.sessions.session_log import ARROWS, SessionLog
+from tests.turns.harness import Crash, Harness
 from tests.turns.scripted import calls, says
-from tests.turns.stage import Crash, Stage
 
 __all__ = ["redis_memory", "remembered", "unreachable"]
 
@@ -81,40 +81,42 @@ def pay(number: int) -> int:
 
 
 @dataclass(frozen=True)
-class World:
+class Environment:
     """The parts of a process, a Redis that may be unavailable, and the record of the sessions."""
 
-    stage: Stage
+    harness: Harness
     redis_memory: RedisMemory
     unreachable: RedisMemory
     remembered: Remembered
 
     def ender(self, *, redis_is_there: bool = True) -> tuple[Ender, Keeper]:
         """Ends sessions as the task does, cleaning included; and who keeps its leases."""
-        runtime = replace(self.stage.runtime, redis_memory=self.redis_memory if redis_is_there else self.unreachable)
+        runtime = replace(self.harness.runtime, redis_memory=self.redis_memory if redis_is_there else self.unreachable)
         process = Process(runtime, Runner(runtime, "an ender"), {}, lambda _: True)
         return ender(process), process.runner.keeper
 
 
 @pytest.fixture
-def world(stage: Stage, redis_memory: RedisMemory, unreachable: RedisMemory, remembered: Remembered) -> World:
+def environment(
+    harness: Harness, redis_memory: RedisMemory, unreachable: RedisMemory, remembered: Remembered
+) -> Environment:
     """With tools, one of which needs a person; turns wait for their model; whatever becomes of sessions is noted."""
-    stage.equip(double, pay)
+    harness.equip(double, pay)
     # What a clock that was set back leaves undecided is waited for by real time.
-    stage.set(tool_timeout_s=0.1, on_unavailable="park")
-    stage.redis_memory = redis_memory
-    Chronicle(stage.sql).begin()
-    return World(stage, redis_memory, unreachable, remembered)
+    harness.set(tool_timeout_s=0.1, on_unavailable="park")
+    harness.redis_memory = redis_memory
+    SessionLog(harness.sql).begin()
+    return Environment(harness, redis_memory, unreachable, remembered)
 
 
-class Life(RuleBasedStateMachine):
+class SessionMachine(RuleBasedStateMachine):
     """One user's sessions."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, environment: Environment) -> None:
         super().__init__()
-        self.world = world
-        self.stage = stage = world.stage
-        self.chronicle = Chronicle(stage.sql)
+        self.environment = environment
+        self.harness = harness = environment.harness
+        self.session_log = SessionLog(harness.sql)
         self.user = str(uuid4())
         self.sessions: list[UUID] = []
         self.turns: list[UUID] = []
@@ -125,7 +127,7 @@ class Life(RuleBasedStateMachine):
     def say(self, on_busy: OnBusy = OnBusy.ENQUEUE, channel: str = "cli") -> None:
         """A message comes."""
         try:
-            sent = self.stage.send("hello", user_id=self.user, on_busy=on_busy, channel=channel)
+            sent = self.harness.send("hello", user_id=self.user, on_busy=on_busy, channel=channel)
         except Conflict:
             assert on_busy is OnBusy.REJECT
             return
@@ -137,34 +139,34 @@ class Life(RuleBasedStateMachine):
     @rule(which=st.integers(0, 50))
     def cancel(self, which: int = 0) -> None:
         """One of the last messages is taken back."""
-        cancel(self.stage.runtime, self.turns[-1 - which % len(self.turns)])
+        cancel(self.harness.runtime, self.turns[-1 - which % len(self.turns)])
 
     @precondition(lambda self: self.sessions)
     @rule(which=st.integers(0, 50))
     def request_end(self, which: int = 0) -> None:
         """An end is asked for; of what has ended it is refused, and nothing changes."""
         session_id = self.sessions[-1 - which % len(self.sessions)]
-        before = self.stage.session(session_id)
+        before = self.harness.session(session_id)
         try:
-            request_end(self.stage.database, session_id, "enough")
+            request_end(self.harness.database, session_id, "enough")
         except Conflict:
             assert before.state == "ended"
-            assert self.stage.session(session_id) == before
+            assert self.harness.session(session_id) == before
 
     @precondition(lambda self: self.sessions)
     @rule()
     def leave(self) -> None:
         """The person at the terminal goes."""
-        leave(self.stage.database, self.sessions[-1], "cli", IDLE_S)
+        leave(self.harness.database, self.sessions[-1], "cli", IDLE_S)
 
     @precondition(lambda self: self.turns)
     @rule(approve=st.booleans())
     def decide(self, *, approve: bool = True) -> None:
         """A person decides about the next call that waits."""
         for turn_id in self.turns[-3:]:
-            for pending in self.stage.turn(turn_id)["pending_approvals"][:1]:
+            for pending in self.harness.turn(turn_id)["pending_approvals"][:1]:
                 decision = Decision(call_id=pending["call_id"], decision="approve" if approve else "deny")
-                decide(self.stage.runtime, turn_id, decision)
+                decide(self.harness.runtime, turn_id, decision)
 
     # --- what workers do -----------------------------------------------------------------
 
@@ -179,10 +181,10 @@ class Life(RuleBasedStateMachine):
         self, asks: str = "nothing", meanwhile: Sequence[str] = (), fault: str = "none", crash: int | None = None
     ) -> None:
         """A worker runs the newest session, or dies of it."""
-        runner = Runner(self.stage.runtime, "a worker")
+        runner = Runner(self.harness.runtime, "a worker")
         first, second = meanwhile or ("nothing", "nothing")
         lines = [self._line(first, runner.keeper, reply) for reply in ASKS[asks]]
-        self.stage.script(*lines, self._line(second, runner.keeper, FAULTS[fault] or says("done")))
+        self.harness.script(*lines, self._line(second, runner.keeper, FAULTS[fault] or says("done")))
         self._dying(crash, lambda: runner.run(self.sessions[-1]))
 
     @precondition(lambda self: self.sessions)
@@ -204,77 +206,77 @@ class Life(RuleBasedStateMachine):
     ) -> None:
         """A worker ends a session, or dies, or finds Redis unavailable."""
         session_id = self.sessions[-1 - which % len(self.sessions)]
-        hands, keeper = self.world.ender(redis_is_there=redis_is_there)
-        self.stage.script(self._line(meanwhile, keeper, FAULTS[fault] or says('{"summary": "They met."}')))
+        hands, keeper = self.environment.ender(redis_is_there=redis_is_there)
+        self.harness.script(self._line(meanwhile, keeper, FAULTS[fault] or says('{"summary": "They met."}')))
         self._dying(crash, lambda: hands.end(session_id))
 
-    @precondition(lambda self: self.sessions and self.stage.session(self.sessions[-1]).state != "ended")
+    @precondition(lambda self: self.sessions and self.harness.session(self.sessions[-1]).state != "ended")
     @rule()
     def lose_a_turn(self) -> None:
         """A failover loses a commit that Redis remembers the turn of; after an end it would lose that first."""
         session_id = self.sessions[-1]
-        token = self.stage.session(session_id).token
-        self.world.redis_memory.working.remember_turn(session_id, self.world.remembered(token))
+        token = self.harness.session(session_id).token
+        self.environment.redis_memory.working.remember_turn(session_id, self.environment.remembered(token))
 
     @rule()
     def recall(self) -> None:
         """A breaker closes: what is parked need not wait."""
-        recall(self.stage.database, Transition("llm:scripted", Breaker.HALF_OPEN, Breaker.CLOSED, 0, fleet=True))
+        recall(self.harness.database, Transition("llm:scripted", Breaker.HALF_OPEN, Breaker.CLOSED, 0, fleet=True))
 
     @rule()
     def sweep(self) -> None:
         """What is due is woken; the wake-ups are lost."""
-        sweep(self.stage.runtime)
+        sweep(self.harness.runtime)
 
     @rule()
     def expire_idle(self) -> None:
         """Beat's minute has come."""
-        expire_idle(self.stage.database, IDLE_S)
+        expire_idle(self.harness.database, IDLE_S)
 
     @rule(seconds=st.sampled_from([1.0, LEASE_S, IDLE_S + 1, DAY_S, -DAY_S]))
     def pass_time(self, seconds: float) -> None:
         """Time passes, or the server's clock is set; that is set ahead at most as far as it was set back."""
-        self.stage.move(seconds)
+        self.harness.move(seconds)
 
     # --- what must hold ------------------------------------------------------------------
 
     @invariant()
     def only_what_the_table_holds_is_seen(self) -> None:
         """Checked after every commit."""
-        self.chronicle.check_arrows()
+        self.session_log.check_arrows()
 
     def teardown(self) -> None:
         """Whatever happened: asked to end, every session ends, by sweeps and wake-ups alone."""
         for session_id in self.sessions:
-            if self.stage.session(session_id).state != "ended":
-                request_end(self.stage.database, session_id, "enough")
+            if self.harness.session(session_id).state != "ended":
+                request_end(self.harness.database, session_id, "enough")
         for _ in range(ROUNDS):
-            self.stage.waker.sessions.clear()
-            self.stage.waker.endings.clear()
-            self.stage.move(400)
-            sweep(self.stage.runtime)
+            self.harness.waker.sessions.clear()
+            self.harness.waker.endings.clear()
+            self.harness.move(400)
+            sweep(self.harness.runtime)
             self._follow()
-            if all(self.stage.session(session_id).state == "ended" for session_id in self.sessions):
+            if all(self.harness.session(session_id).state == "ended" for session_id in self.sessions):
                 break
-        self.chronicle.check_arrows()
+        self.session_log.check_arrows()
         for session_id in self.sessions:
-            row = self.stage.session(session_id)
+            row = self.harness.session(session_id)
             assert (row.state, row.unsettled, row.lease_until) == ("ended", 0, None)
-            self.chronicle.check_ended(session_id)
-            assert self.world.redis_memory.working.read(session_id) == ()
+            self.session_log.check_ended(session_id)
+            assert self.environment.redis_memory.working.read(session_id) == ()
             kept = "SELECT count(*) FROM snapshots WHERE session_id = %(id)s"
-            assert self.stage.sql(kept, id=session_id)[0][0] == 0
+            assert self.harness.sql(kept, id=session_id)[0][0] == 0
 
     # --- means ---------------------------------------------------------------------------
 
     def _follow(self) -> None:
         """Do what was woken."""
-        for session_id in list(self.stage.waker.sessions):
-            self.stage.script()
-            Runner(self.stage.runtime, "the last worker").run(session_id, alone=True)
-        for session_id in list(self.stage.waker.endings):
-            self.stage.script(says('{"summary": "They met."}'))
-            self.world.ender()[0].end(session_id)
+        for session_id in list(self.harness.waker.sessions):
+            self.harness.script()
+            Runner(self.harness.runtime, "the last worker").run(session_id, alone=True)
+        for session_id in list(self.harness.waker.endings):
+            self.harness.script(says('{"summary": "They met."}'))
+            self.environment.ender()[0].end(session_id)
 
     def _line(
         self, meanwhile: str, keeper: Keeper, answer: ModelReply | Exception
@@ -282,11 +284,14 @@ class Life(RuleBasedStateMachine):
         """The model's answer, after what happens while it thinks."""
 
         def think(request: ModelRequest, call: ModelCall) -> ModelReply:
-            observe, self.stage.database.observe = self.stage.database.observe, None  # others do not die of our crash
+            observe, self.harness.database.observe = (
+                self.harness.database.observe,
+                None,
+            )  # others do not die of our crash
             try:
                 self._happen(meanwhile, keeper)
             finally:
-                self.stage.database.observe = observe
+                self.harness.database.observe = observe
             call.check()
             if isinstance(answer, Exception):
                 raise answer
@@ -303,14 +308,14 @@ class Life(RuleBasedStateMachine):
             case "end":
                 self.request_end()
             case "idle":
-                self.stage.move(IDLE_S + 1)
+                self.harness.move(IDLE_S + 1)
                 self.expire_idle()
             case "lapse":
-                self.stage.move(LEASE_S)
+                self.harness.move(LEASE_S)
             case "message":
                 self.say()
             case "overtaken":
-                self.stage.move(LEASE_S)
+                self.harness.move(LEASE_S)
                 self.run()
                 self.end()
             case _:
@@ -324,25 +329,25 @@ class Life(RuleBasedStateMachine):
             if next(passed) == at:
                 raise Crash(f"{moment} {name}")
 
-        self.stage.database.observe = observe
+        self.harness.database.observe = observe
         try:
             work()
         except Crash:
             return
         finally:
-            self.stage.database.observe = None
+            self.harness.database.observe = None
 
 
 @pytest.mark.timeout(300)
-def test_whatever_happens_every_session_ends_by_the_table(world: World) -> None:
+def test_whatever_happens_every_session_ends_by_the_table(environment: Environment) -> None:
     """Random triggers, interleaved crashes: no state outside the table is ever observable."""
 
-    class InThisWorld(Life):
+    class InThisEnvironment(SessionMachine):
         def __init__(self) -> None:
-            super().__init__(world)
+            super().__init__(environment)
 
     run_state_machine_as_test(
-        InThisWorld,
+        InThisEnvironment,
         settings=settings(
             stateful_step_count=25,
             deadline=None,
@@ -351,9 +356,9 @@ def test_whatever_happens_every_session_ends_by_the_table(world: World) -> None:
     )
 
 
-def test_such_a_life_may_lead_anywhere(world: World) -> None:
+def test_such_a_life_may_lead_anywhere(environment: Environment) -> None:
     """By the same hands every arrow of the table is gone: what the random ones may find, they are able to."""
-    life = Life(world)
+    life = SessionMachine(environment)
     for asks in ("double", "pay", "both"):
         life.say()
         life.run(asks)
@@ -361,31 +366,31 @@ def test_such_a_life_may_lead_anywhere(world: World) -> None:
         life.run()
     life.say()
     life.run(fault="open")
-    row = life.stage.session(life.sessions[-1])
-    assert (row.state, row.not_before > life.stage.clock.now()) == ("active", True)
+    row = life.harness.session(life.sessions[-1])
+    assert (row.state, row.not_before > life.harness.clock.now()) == ("active", True)
     life.recall()
     life.run("pay")
     life.cancel()  # it waits for a person
     life.say()
     life.run("double", crash=4)  # behind the commit that asks for the tool
-    assert life.stage.session(life.sessions[-1]).state == "tool_executing"
+    assert life.harness.session(life.sessions[-1]).state == "tool_executing"
     life.cancel()
     life.pass_time(LEASE_S)
     life.run()  # taken over in the middle of a tool, and cancelled
     life.lose_a_turn()
     life.request_end()
     life.end(redis_is_there=False)
-    assert life.stage.session(life.sessions[-1]).state == "ending"
+    assert life.harness.session(life.sessions[-1]).state == "ending"
     life.teardown()
-    moved = life.stage.sql("SELECT DISTINCT before, after FROM chronicle WHERE what = 'moved'")
+    moved = life.harness.sql("SELECT DISTINCT before, after FROM session_log WHERE what = 'moved'")
     assert {(row.before, row.after) for row in moved} == ARROWS
-    assert "question 1" in [content for _, content in life.stage.lines(life.sessions[-1])]
+    assert "question 1" in [content for _, content in life.harness.lines(life.sessions[-1])]
 
 
-def test_the_refusal_of_an_unknown_session_changes_nothing(stage: Stage) -> None:
+def test_the_refusal_of_an_unknown_session_changes_nothing(harness: Harness) -> None:
     """There is nothing to end."""
-    stage.send()
-    before = stage.counts()
+    harness.send()
+    before = harness.counts()
     with pytest.raises(NotFound):
-        request_end(stage.database, uuid4(), "enough")
-    assert stage.counts() == before
+        request_end(harness.database, uuid4(), "enough")
+    assert harness.counts() == before

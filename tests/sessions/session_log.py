@@ -8,38 +8,38 @@ from typing import Any, Protocol
 
 from perdure.sessions.states import TRANSITIONS, State
 
-CHRONICLE = """
-    CREATE TABLE chronicle (entry bigserial PRIMARY KEY, session_id uuid, before text, after text, what text);
+SESSION_LOG = """
+    CREATE TABLE session_log (entry bigserial PRIMARY KEY, session_id uuid, before text, after text, what text);
 
-    CREATE FUNCTION chronicle() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    CREATE FUNCTION session_log() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
         IF TG_OP = 'INSERT' THEN
-            INSERT INTO chronicle (session_id, after, what) VALUES (NEW.session_id, NEW.state, 'opened');
+            INSERT INTO session_log (session_id, after, what) VALUES (NEW.session_id, NEW.state, 'opened');
             RETURN NULL;
         END IF;
         IF OLD.state <> NEW.state THEN
-            INSERT INTO chronicle (session_id, before, after, what)
+            INSERT INTO session_log (session_id, before, after, what)
             VALUES (NEW.session_id, OLD.state, NEW.state, 'moved');
         END IF;
         IF OLD.summary IS DISTINCT FROM NEW.summary THEN
-            INSERT INTO chronicle (session_id, before, after, what)
+            INSERT INTO session_log (session_id, before, after, what)
             VALUES (NEW.session_id, OLD.summary, NEW.summary, 'summarised');
         END IF;
         IF OLD.consolidation_attempts <> NEW.consolidation_attempts THEN
-            INSERT INTO chronicle (session_id, before, after, what)
+            INSERT INTO session_log (session_id, before, after, what)
             VALUES (NEW.session_id, OLD.consolidation_attempts, NEW.consolidation_attempts, 'being consolidated');
         END IF;
         IF OLD.consolidated_at IS DISTINCT FROM NEW.consolidated_at THEN
-            INSERT INTO chronicle (session_id, before, after, what)
+            INSERT INTO session_log (session_id, before, after, what)
             VALUES (NEW.session_id, OLD.consolidated_at, NEW.consolidated_at, 'consolidated');
         END IF;
         IF OLD.ended_at IS DISTINCT FROM NEW.ended_at THEN
-            INSERT INTO chronicle (session_id, before, after, what)
+            INSERT INTO session_log (session_id, before, after, what)
             VALUES (NEW.session_id, OLD.ended_at, NEW.ended_at, 'marked for consolidation');
         END IF;
         RETURN NULL;
     END $$;
 
-    CREATE TRIGGER chronicle AFTER INSERT OR UPDATE ON sessions FOR EACH ROW EXECUTE FUNCTION chronicle();
+    CREATE TRIGGER session_log AFTER INSERT OR UPDATE ON sessions FOR EACH ROW EXECUTE FUNCTION session_log();
 """
 
 ARROWS = {(before, after) for (before, _), after in TRANSITIONS.items() if before is not after}
@@ -57,27 +57,27 @@ class Sql(Protocol):
 
 
 @dataclass(frozen=True)
-class Chronicle:
+class SessionLog:
     """What was written down since `begin`."""
 
     sql: Sql
 
     def begin(self) -> None:
         """Write down from now on."""
-        self.sql(CHRONICLE)
+        self.sql(SESSION_LOG)
 
     def states(self, session_id: object) -> list[str]:
         """The states of a session, in order."""
         rows = self.sql(
-            "SELECT after FROM chronicle WHERE session_id = %(id)s AND what IN ('opened', 'moved') ORDER BY entry",
+            "SELECT after FROM session_log WHERE session_id = %(id)s AND what IN ('opened', 'moved') ORDER BY entry",
             id=str(session_id),
         )
         return [row.after for row in rows]
 
     def check_arrows(self) -> None:
         """Nothing was ever to be seen that the table does not hold."""
-        opened = {row.after for row in self.sql("SELECT DISTINCT after FROM chronicle WHERE what = 'opened'")}
-        moved = self.sql("SELECT DISTINCT before, after FROM chronicle WHERE what = 'moved'")
+        opened = {row.after for row in self.sql("SELECT DISTINCT after FROM session_log WHERE what = 'opened'")}
+        moved = self.sql("SELECT DISTINCT before, after FROM session_log WHERE what = 'moved'")
         assert opened <= {State.INITIALIZING}
         assert {(row.before, row.after) for row in moved} <= ARROWS
 
@@ -95,7 +95,7 @@ class Chronicle:
     def _before(self, session_id: object, what: str) -> list[str | None]:
         """What there was before each change of that kind."""
         found = self.sql(
-            "SELECT before FROM chronicle WHERE session_id = %(id)s AND what = %(what)s ORDER BY entry",
+            "SELECT before FROM session_log WHERE session_id = %(id)s AND what = %(what)s ORDER BY entry",
             id=str(session_id),
             what=what,
         )
