@@ -154,7 +154,7 @@ class Lifecycle:
     def _sweep(self, process: Process, standby: Standby, embedding: Embedding) -> None:
         while not self._shutdown.begun.wait(standby.pause_s):
             try:
-                if sweep(process.runtime, turns=standby.look()) is not None:
+                if sweep(process.runtime, turns=standby.look(), stopped_after=self._shutdown.begun.wait) is not None:
                     embedding.look()
                 self._sweep_slots(process)
             except Unavailable as error:

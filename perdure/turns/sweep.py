@@ -7,6 +7,7 @@ statement, and a paused sweeper blocks no other. A round issues a bounded number
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
 from uuid import UUID
@@ -40,8 +41,14 @@ class Swept:
     consolidations: int = 0
 
 
-def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
-    """One round; None if it is somebody else's. Without `turns` none is woken: the fleet takes nothing in.
+def sweep(
+    runtime: Runtime, *, turns: bool = True, stopped_after: Callable[[float], bool] = lambda _: False
+) -> Swept | None:
+    """One round; `None` if another worker has taken it. Without `turns` none is woken: the intake is closed.
+
+    `stopped_after(seconds)` waits and returns whether the worker is stopping. A round spreads its deliveries over at
+    most half of the sweeper's interval, so that deliveries to a receiver that failed do not all compete with the turns
+    at the same moment.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -63,23 +70,33 @@ def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
     if turns:
         due += user_share.admit_due(runtime.database, limits.user_concurrency, MOST_A_ROUND)
     refused = _refused(runtime, due)
-    deliveries = outbox.due(runtime.database, MOST_A_ROUND, limits.sweep_s)
-    sent = 0 if refused else sum(1 for _ in takewhile(runtime.wake.delivery, deliveries))
-    if deliveries[sent:]:
-        outbox.put_back(runtime.database, deliveries[sent:])
     endings = endings_due(runtime.database, MOST_A_ROUND, limits.sweep_s, limits.lease_s)
     begun = 0 if refused else sum(1 for _ in takewhile(runtime.wake.ending, endings))
     runtime.eraser.finish_due()
     drawn = 0 if refused or endings[begun:] else _consolidations(runtime)
+    sent = 0 if refused or endings[begun:] else _deliveries(runtime, stopped_after)
     swept = Swept(len(due) - len(refused), sent, begun, len(refused) + len(endings) - begun, drawn)
     if refused or endings[begun:]:
         runtime.database.run(queries.UNWAKE, {"session_ids": [*refused, *endings[begun:]]})
-    if due or deliveries or endings:
+    if due or sent or endings:
         log.info(
             "swept: woke %d sessions, %d deliveries and %d endings, %d refused",
             swept.sessions, sent, begun, swept.refused,
         )  # fmt: skip
     return swept
+
+
+def _deliveries(runtime: Runtime, stopped_after: Callable[[float], bool]) -> int:
+    """Wake for the deliveries that are due, one after the other; the count."""
+    sweep_s = runtime.settings.turn.sweep_s
+    due, sent = outbox.due(runtime.database, MOST_A_ROUND, sweep_s), 0
+    while sent < len(due) and runtime.wake.delivery(due[sent]):
+        sent += 1
+        if stopped_after(sweep_s / 2 / MOST_A_ROUND):
+            break
+    if due[sent:]:
+        outbox.put_back(runtime.database, due[sent:])
+    return sent
 
 
 def _consolidations(runtime: Runtime) -> int:

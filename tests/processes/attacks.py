@@ -1,8 +1,9 @@
 """What hostile senders do to an installation over HTTP and its broker; each attack is one function of a `Target`.
 
-An attack repeats what stopped the fleet once, at the size at which it did. It never waits for the fleet: what it
-is refused is as good as what it is answered. `Attackers` run all of them at the same time; as a program,
-`python -m tests.processes.attacks URL KEY BROKER-URL SILENT-URL SECONDS`, they take no time of whoever measures.
+An attack repeats what stopped the fleet once, at the size at which it did, spread over all of the time. It never waits
+for the fleet, and a refusal does not end it. `Attackers` run all attacks at the same time. As a program,
+`python -m tests.processes.attacks URL KEY BROKER-URL SILENT-URL SECONDS`, they do not hold the lock of
+the measuring process's interpreter.
 """
 
 from __future__ import annotations
@@ -47,21 +48,22 @@ BROKEN_QUEUES = ("unacked_index", "unacked", "ingress", "turns", "_kombu.binding
 _DESCRIPTORS = 8_192
 """The attackers may hold more connections than the gateway's own limit."""
 
-_PAUSE_S = 0.05
-"""Seconds between the messages of a flood, of which there are so many."""
+_GUESS_S = 0.05
+"""Seconds between two guessed keys."""
 
-_REPEATED_S = 0.5
-"""Seconds between the messages of an attack that is repeated to the end: it is about what each one does."""
+_REPEAT_S = 0.5
+"""Seconds between two messages of an attack whose single messages do the harm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An installation from outside. `over` is set when the attack is to end; `answers` counts what it was answered."""
+    """An installation from outside. `over` is set when the attack is to end; `answers` counts answers by status."""
 
     url: str
     key: str
     broker_url: str
     silent_url: str
+    seconds: float
     over: threading.Event
     answers: Counter[str]
 
@@ -75,13 +77,18 @@ class Target:
         response = client.post("/v1/messages", json={"text": text, **given})
         self.answers[f"{response.status_code}"] += 1
         assert response.status_code < HTTPStatus.INTERNAL_SERVER_ERROR, response.text
-        self.over.wait(_PAUSE_S)
         turn: dict[str, Any] | None = response.json() if response.is_success else None
         return turn
 
     def go_on(self) -> Iterator[int]:
         """Numbers, until the attack is over."""
         return itertools.takewhile(lambda _: not self.over.is_set(), itertools.count())
+
+    def spread(self, count: int) -> Iterator[int]:
+        """Numbers up to `count`, spread evenly over the attack's time."""
+        for number in itertools.islice(self.go_on(), count):
+            yield number
+            self.over.wait(self.seconds / count)
 
 
 def calculate(target: Target) -> None:
@@ -90,7 +97,7 @@ def calculate(target: Target) -> None:
         for number in target.go_on():
             text = CALCULATIONS[number % len(CALCULATIONS)]
             target.send(client, text, user_id=f"calculator {number}")
-            target.over.wait(_REPEATED_S)
+            target.over.wait(_REPEAT_S)
 
 
 def write_hostile_texts(target: Target) -> None:
@@ -103,27 +110,27 @@ def write_hostile_texts(target: Target) -> None:
             if turn is not None:
                 client.get(f"/v1/turns/{turn['turn_id']}", params={"wait": 5})
                 client.post(f"/v1/turns/{turn['turn_id']}/feedback", json={"score": 1})
-            target.over.wait(_REPEATED_S)
+            target.over.wait(_REPEAT_S)
 
 
 def flood(target: Target) -> None:
     """One user begins hundreds of conversations."""
     with target.client() as client:
-        for number in itertools.islice(target.go_on(), FLOOD):
+        for number in target.spread(FLOOD):
             target.send(client, f"what is {number} + 1", user_id="flood", channel=f"channel-{number}")
 
 
 def merge(target: Target) -> None:
     """One user has hundreds of long messages merged."""
     with target.client() as client:
-        for number in itertools.islice(target.go_on(), MERGED):
+        for number in target.spread(MERGED):
             target.send(client, f"{number} " + "a" * 9_900, user_id="merger", on_busy="merge")
 
 
 def owe_to_silence(target: Target) -> None:
     """Have replies sent to a receiver that never answers."""
     with target.client() as client:
-        for number in itertools.islice(target.go_on(), SILENT):
+        for number in target.spread(SILENT):
             target.send(client, "hello", user_id=f"silent {number}", reply_to={"url": target.silent_url})
 
 
@@ -137,7 +144,7 @@ def name_queues(target: Target) -> None:
         for number in target.go_on():
             turn = target.send(client, "hello", user_id="namer", reply_to=targets[number % len(targets)])
             assert turn is None, "refused at accept"
-            target.over.wait(_REPEATED_S)
+            target.over.wait(_REPEAT_S)
 
 
 def guess_keys(target: Target) -> None:
@@ -146,30 +153,28 @@ def guess_keys(target: Target) -> None:
         for number in target.go_on():
             response = client.get("/v1/sessions", params={"user_id": f"{number}"})
             assert response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.TOO_MANY_REQUESTS)
-            target.over.wait(_PAUSE_S)
+            target.over.wait(_GUESS_S)
 
 
 def send_halves(target: Target) -> None:
     """Hold connections open with requests that never end."""
     address = urlsplit(target.url)
     with ExitStack() as stack:
-        for _ in itertools.islice(target.go_on(), HALF_SENT):
+        for _ in target.spread(HALF_SENT):
             client = stack.enter_context(
                 socket.create_connection((address.hostname or "", address.port or 0), timeout=60)
             )
             with suppress(OSError):
                 client.sendall(b"POST /v1/messages HTTP/1.1\r\nHost: loc")
-            target.over.wait(_PAUSE_S / 10)
         target.over.wait()
 
 
 def push_rubbish(target: Target) -> None:
     """Push what is no task onto every queue."""
     with Redis.from_url(client_url(target.broker_url)) as client:
-        for name, rubbish in itertools.product(QUEUES, RUBBISH):
-            client.lpush(name, rubbish)
-            if target.over.wait(_PAUSE_S):
-                return
+        items = list(itertools.product(QUEUES, RUBBISH))
+        for number in target.spread(len(items)):
+            client.lpush(*items[number])
 
 
 ATTACKS: Sequence[Callable[[Target], None]] = (
@@ -215,7 +220,7 @@ def main() -> None:
     url, key, broker_url, silent_url, seconds = sys.argv[1:]
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, _DESCRIPTORS) if hard > 0 else _DESCRIPTORS, hard))
-    target = Target(url, key, broker_url, silent_url, threading.Event(), Counter())
+    target = Target(url, key, broker_url, silent_url, float(seconds), threading.Event(), Counter())
     with Attackers(target) as attackers:
         threading.Event().wait(float(seconds))
     sys.stdout.write(json.dumps({"answers": target.answers, "errors": attackers.errors}))

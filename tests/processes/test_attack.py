@@ -1,7 +1,8 @@
-"""A fleet under attack: ordinary users hardly notice, nothing is lost, and no process needs a hand.
+"""A fleet under attack: ordinary users wait little longer, nothing is lost, and no process needs an operator.
 
-`make check` runs ten seconds of it, `make chaos` a minute. The attackers' process has a low priority: attackers compute
-on machines of their own, and not on the two cores that the fleet, PostgreSQL, Redis and the ordinary users share here.
+`make chaos` spreads the attacks over a minute. `make check` packs all of them into ten seconds, without a bound on the
+delay. The attackers' process has a low priority: attackers compute on machines of their own, and not on the two cores
+that the fleet, PostgreSQL, Redis and the ordinary users share here.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from tests.processes.receiver import SilentReceiver
 
 KEY = "the key of the tests' own service"
 USERS = 20
-MOST = 5.0
-"""The 99th percentile under attack over the one in quiet, at most. Measured on two cores: 2.5 to 4.1; the goal: 2."""
+MOST = 3.0
+"""Bound on the 99th percentile under attack over the one in quiet. Measured on two cores: 1.2, 1.7, 2.0; goal: 2."""
 
 NICENESS = "10"
 

@@ -178,7 +178,7 @@ def test_an_idle_round_costs_seven_statements(harness: Harness) -> None:
         assert sweep(harness.runtime) == Swept()
         assert sweep(harness.runtime) is None
     turns = (turns_queries.TAKE_SWEEP, turns_queries.WAKE_DUE, lease_queries.ADMIT_DUE)
-    others = (turns_queries.DELIVERIES_DUE, ENDINGS_DUE, TO_WAKE)
+    others = (ENDINGS_DUE, TO_WAKE, turns_queries.DELIVERIES_DUE)
     assert ran == [each.name for each in (*turns, *others, turns_queries.TAKE_SWEEP)]
 
 
