@@ -1,7 +1,8 @@
-"""The word indexes take each row at once, without a list of pending entries.
+"""The word indexes keep a short list of pending entries: 256 kB instead of PostgreSQL's default of 4 MB.
 
-With GIN's `fastupdate`, the insert that fills the list (4 MB) moves all of it into the index: one turn in some hundreds
-settled 0.3 s late after users had written long texts. Until then each search read the whole list.
+The insert that fills GIN's list moves all of it into the index. With 4 MB that made one turn settle 0.3 s late after
+users had written long texts; with 256 kB it takes about 20 ms. Each search reads the whole list. Without a list
+(`fastupdate = off`) a turn of short messages writes 21 kB of WAL instead of 8.
 
 No release reads or writes differently. Each statement commits by itself, so this may stop half-way; it is run again
 from the beginning then.
@@ -27,12 +28,11 @@ def upgrade() -> None:
     """Go up."""
     with op.get_context().autocommit_block():
         for index in _INDEXES:
-            op.execute(f"ALTER INDEX {index} SET (fastupdate = off)")
-            op.execute(f"SELECT gin_clean_pending_list('{index}')")
+            op.execute(f"ALTER INDEX {index} SET (gin_pending_list_limit = 256)")
 
 
 def downgrade() -> None:
     """Go down."""
     with op.get_context().autocommit_block():
         for index in _INDEXES:
-            op.execute(f"ALTER INDEX {index} RESET (fastupdate)")
+            op.execute(f"ALTER INDEX {index} RESET (gin_pending_list_limit)")
