@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
 from perdure.agents import Agents
@@ -25,7 +25,9 @@ from perdure.settings import Settings, TurnSettings
 from perdure.snapshots.store import SnapshotStore
 from perdure.tools.leaks import Leaks
 from perdure.tools.mcp.connections import Connections
-from perdure.users.erase import Eraser, RedisFile
+
+if TYPE_CHECKING:
+    from perdure.users.erase import Eraser, RedisFile
 
 
 class Waker(Protocol):
@@ -96,6 +98,8 @@ class Runtime:
     @cached_property
     def eraser(self) -> Eraser:
         """Erases users."""
+        from perdure.users.erase import Eraser  # noqa: PLC0415 (with all tables; most processes erase nobody)
+
         return Eraser(
             database=self.database,
             clock=self.clock,

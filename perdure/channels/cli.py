@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from perdure.access.tenants import user_key
+from perdure.channels import CLI
 from perdure.errors import Unavailable
 from perdure.ids import new_id
 from perdure.runtime import Runtime
@@ -22,8 +23,6 @@ from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import Accepted, accept
 from perdure.turns.inbox.incoming import parse_incoming
 from perdure.turns.reading import Delays, SettlementWatch, read_turn
-
-CHANNEL = "cli"
 
 _LOOK_S = 0.25
 _AGAIN_S = 1.0
@@ -80,12 +79,23 @@ class Conversation:
             Unavailable: the database cannot be reached.
         """
         session = self._runtime.settings.session
-        scope = CHANNEL if session.scope is Scope.CHANNEL else ""
+        scope = CLI if session.scope is Scope.CHANNEL else ""
         found = find_live(self._runtime.database, self._user, scope, session.idle_timeout_s)
         if found is None:
             return 0
         self._session_id, self._seen = found
         return self._seen
+
+    def earlier(self) -> list[str]:
+        """The user's messages in the session that `resume` found, oldest first.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+        """
+        if self._session_id is None:
+            return []
+        messages = read_messages(self._runtime.database, self._session_id)
+        return [each["content"] for each in messages if each["role"] == "user"]
 
     def say(self, text: str) -> None:
         """Have `text` accepted, trying again for as long as the database is away.
@@ -96,7 +106,7 @@ class Conversation:
         given = {"user_id": self._user_id, "text": text, "agent": self._agent}
         # One id for all tries: a try whose answer was lost is not said twice.
         given["message_id"] = str(new_id(self._runtime.clock))
-        incoming = parse_incoming({"channel": CHANNEL, **given}, tenant=self._tenant)
+        incoming = parse_incoming({"channel": CLI, **given}, tenant=self._tenant)
         accepted: Accepted = self._insist(lambda: accept(self._runtime, incoming))
         if accepted.session_id != self._session_id:
             self._session_id, self._seen = accepted.session_id, 0
@@ -144,7 +154,7 @@ class Conversation:
         session_id, self._session_id, self._turn_id = self._session_id, None, None
         if session_id is None:
             return False
-        request_end(self._runtime.database, session_id, f"ended on {CHANNEL}").wake(self._runtime.wake)
+        request_end(self._runtime.database, session_id, f"ended on {CLI}").wake(self._runtime.wake)
         return True
 
     def leave(self) -> bool:
@@ -156,7 +166,7 @@ class Conversation:
         if self._session_id is None:
             return False
         idle_s = self._runtime.settings.session.idle_timeout_s
-        requested = leave(self._runtime.database, self._session_id, CHANNEL, idle_s)
+        requested = leave(self._runtime.database, self._session_id, CLI, idle_s)
         if requested is not None:
             requested.wake(self._runtime.wake)
         return requested is not None

@@ -8,6 +8,7 @@
     display.py      tables, JSON, text that is safe on a terminal
     files.py        files that are read tolerantly, and written whole or not at all
     errors.py       errors as a message and an exit status
+    completion.py   completion scripts for shells
 
 `perdure --help` prints a table from here. A command's module is imported when that command runs.
 """
@@ -50,8 +51,8 @@ COMMANDS = {
     "flower": Command("serve.processes", "flower", "Show workers and tasks on web pages."),
     "doctor": Command("inspect.doctor", "doctor", "Check the servers that perdure uses for dangerous settings."),
     "drain": Command("serve.drain", "drain", "Refuse new work, finish or park running turns, and flush."),
-    "chat": Command("talk.commands", "chat", "Talk to an agent."),
-    "send": Command("talk.commands", "send", "Send a message."),
+    "chat": Command("talk.chat", "chat", "Talk to an agent."),
+    "send": Command("talk.send", "send", "Send a message."),
     "sessions": Command("inspect.sessions", "commands", "Conversations and their transcripts."),
     "turns": Command("inspect.turns", "commands", "Turns and their results."),
     "messages": Command("inspect.messages", "commands", "Export and import conversations."),
@@ -59,6 +60,7 @@ COMMANDS = {
     "cases": Command("inspect.cases", "commands", "The CaseBank: answered questions."),
     "schedules": Command("inspect.schedules", "commands", "Scheduled work."),
     "breakers": Command("inspect.breakers", "commands", "Circuit breakers of the fleet."),
+    "completion": Command("completion", "completion", "Print a script that completes commands in a shell."),
 }
 
 

@@ -12,9 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 _PICTURES = {
     **dict.fromkeys(range(0x80, 0xA0), "\N{REPLACEMENT CHARACTER}"),
@@ -48,6 +45,10 @@ def write_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         for row in rows:
             sys.stdout.write("\t".join(_cell(value) for value in row) + "\n")
         return
+    from rich.console import Console  # noqa: PLC0415 (only a terminal needs it)
+    from rich.table import Table  # noqa: PLC0415 (as above)
+    from rich.text import Text  # noqa: PLC0415 (as above)
+
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for row in rows:
         table.add_row(*(Text(_cell(value), overflow="fold") for value in row))

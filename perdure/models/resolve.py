@@ -15,7 +15,6 @@ from typing import Any
 
 from perdure.clock import Clock
 from perdure.errors import SettingsError
-from perdure.models.offline import OfflineModel
 from perdure.models.protocol import Model
 from perdure.models.resilient import FallbackModels, GuardedModel, ModelFallback, ResilientModel
 from perdure.resilience.registry import BreakerRegistry, Breakers
@@ -32,6 +31,7 @@ Guarded = Callable[[str], Model]
 
 FallbackFactory = Callable[[Settings, Clock, Guarded], ModelFallback]
 
+_OFFLINE = "offline"
 _OTHER_MODELS = "models"
 
 
@@ -42,7 +42,9 @@ def resolve(name: str, settings: Settings, clock: Clock, variable: str = "PERDUR
         SettingsError: there is no such model, or it cannot be set up.
     """
     scheme, _, rest = name.partition(":")
-    if name == "offline":
+    if name == _OFFLINE:
+        from perdure.models.offline import OfflineModel  # noqa: PLC0415 (a process that only accepts asks no model)
+
         return OfflineModel()
     if scheme == "openai" and rest:
         from perdure.models.providers.openai import OpenAIModel  # noqa: PLC0415 (the SDK takes a second to import)
@@ -139,7 +141,7 @@ class Models:
 
     def _with_fallback(self, name: str, variable: str) -> Model:
         model = self._guard(name, variable)
-        if isinstance(model, OfflineModel):
+        if name == _OFFLINE:
             return model
         if self._fallback is not None:
             return ResilientModel(model, self._fallback)
@@ -153,7 +155,7 @@ class Models:
     def _guard(self, name: str, variable: str) -> Model:
         if name not in self._guarded:
             model = resolve(name, self._settings, self._clock, variable)
-            if not isinstance(model, OfflineModel):
+            if name != _OFFLINE:
                 breaker = self._breakers.get(f"llm:{name}")
                 model = GuardedModel(model, breaker, self._settings.retry, self._settings.model_timeout_s)
             self._guarded[name] = model

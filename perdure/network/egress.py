@@ -14,9 +14,7 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Mapping
-from typing import Any
-
-import httpx2
+from typing import TYPE_CHECKING, Any
 
 from perdure.errors import InvalidRequest
 from perdure.network.dns import look_up
@@ -24,6 +22,9 @@ from perdure.network.reply_urls import PORTS, Reachable
 from perdure.network.special_networks import Address
 from perdure.text.patterns import compiled
 from perdure.text.untrusted import first_line
+
+if TYPE_CHECKING:
+    import httpx2
 
 _LAST_PORT = 65_535
 _NAME = compiled(r"[a-z0-9._-]+")
@@ -95,6 +96,8 @@ def port_of(url: httpx2.URL) -> int:
 
 
 def _parsed(url: str) -> httpx2.URL:
+    import httpx2  # noqa: PLC0415 (few messages name a URL, and `perdure send` starts without it)
+
     try:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, UnicodeError, ValueError) as error:

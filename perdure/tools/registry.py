@@ -18,7 +18,7 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -27,12 +27,14 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ErrorDetails
 
 from perdure.errors import OutcomeUnknown, SettingsError, ToolError
-from perdure.memory.recall.agent_memory import OwnMemory
 from perdure.models.protocol import ToolSchema
 from perdure.text import untrusted
 from perdure.text.patterns import compiled
 from perdure.tools.docstring import describe
 from perdure.tools.variables import WorkingVariables
+
+if TYPE_CHECKING:
+    from perdure.memory.recall.agent_memory import OwnMemory
 
 log = logging.getLogger(__name__)
 

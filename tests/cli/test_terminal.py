@@ -12,16 +12,19 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import UUID
 
 import psutil
 import pytest
 
 from perdure.database.engine import Database
-from perdure.sessions.reading import list_sessions
+from perdure.sessions.reading import list_sessions, read_messages
 from tests.cli.conftest import COMMAND, Environment, Perdure
 from tests.turns.harness import until
 
 _PATIENCE_S = 60.0
+_PROMPT = ">"
+_TERM = {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}  # this terminal does not answer where its cursor is
 _PRESSES = 4
 _LOOKS = 10
 
@@ -34,7 +37,7 @@ class Terminal:
         self._shown = ""
         device = Path(os.ttyname(self._slave))
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), device)
-        self._process = perdure.start("chat", env={**environment, "TERM": "xterm"}, **streams)
+        self._process = perdure.start("chat", env={**environment, **_TERM}, **streams)
 
     def type(self, keys: str) -> None:
         """Press keys."""
@@ -113,32 +116,52 @@ def terminal(perdure: Perdure, environment: Environment) -> Iterator[Terminal]:
 @pytest.mark.usefixtures("working")
 def test_an_answer_and_the_tools_it_took_are_shown(terminal: Terminal, database: Database) -> None:
     """The call comes before the reply, both committed; `/end` closes the conversation; Ctrl-D leaves with status 0."""
-    terminal.see("> ")
+    terminal.see(_PROMPT)
     terminal.type("what is 12*7+5?\n")
     shown = terminal.see("89")
-    terminal.see("> ")
+    terminal.see(_PROMPT)
     terminal.type("/end\n")
-    terminal.see("This conversation is over.")
-    terminal.see("> ")
+    terminal.see("This conversation has ended.")
+    terminal.see(_PROMPT)
     terminal.type("/end\n")
-    terminal.see("There is none yet.")
-    terminal.see("> ")
+    terminal.see("There is no session yet.")
+    terminal.see(_PROMPT)
     terminal.type("\x04")
-    terminal.see("Until you come back.")
+    terminal.see("Goodbye.")
 
     assert '"12*7+5"' in shown
     assert terminal.ends() == 0
     until(lambda: [each["state"] for each in list_sessions(database)] == ["ended"], "the end of the conversation")
 
 
+@pytest.mark.usefixtures("working")
+def test_a_message_of_several_lines_and_the_history(terminal: Terminal, database: Database) -> None:
+    """Alt-Enter begins a line, pasted lines stay together, and the arrow key brings an earlier message back."""
+    terminal.see(_PROMPT)
+    terminal.type("first\x1b\rsecond\n")
+    terminal.see("thinking")
+    terminal.see(_PROMPT)
+    terminal.type("\x1b[200~third\nfourth\x1b[201~")
+    terminal.see("fourth")
+    terminal.type("\n")
+    terminal.see("thinking")
+    terminal.see(_PROMPT)
+    terminal.type("\x1b[A")
+    terminal.see("fourth")
+
+    (session,) = list_sessions(database, "local")
+    messages = read_messages(database, UUID(session["session_id"]))
+    assert [each["content"] for each in messages if each["role"] == "user"] == ["first\nsecond", "third\nfourth"]
+
+
 def test_ctrl_c_cancels_what_is_being_answered(terminal: Terminal, database: Database) -> None:
     """No worker runs, so the turn is settled at once, and the person is asked for the next line."""
-    terminal.see("> ")
+    terminal.see(_PROMPT)
     terminal.type("hello\n")
     terminal.see("thinking")
     terminal.interrupt()
     terminal.see("TURN_CANCELLED")
-    terminal.see("> ")
+    terminal.see(_PROMPT)
     terminal.type("/exit\n")
 
     assert terminal.ends() == 0
@@ -147,9 +170,9 @@ def test_ctrl_c_cancels_what_is_being_answered(terminal: Terminal, database: Dat
 
 def test_ctrl_c_twice_leaves(terminal: Terminal) -> None:
     """Once is a slip."""
-    terminal.see("> ")
+    terminal.see(_PROMPT)
     terminal.interrupt_until("again leaves")
-    terminal.interrupt_until("come back")
+    terminal.interrupt_until("Goodbye")
 
     assert terminal.ends() == 0
 
@@ -163,12 +186,12 @@ def _asked_to_end(database: Database) -> list[tuple[bool, int]]:
 
 def test_sigterm_leaves_like_the_person_does(terminal: Terminal, database: Database) -> None:
     """What was sent is accepted, and answered before the session ends; the chat says where the reply will be."""
-    terminal.see("> ")
+    terminal.see(_PROMPT)
     terminal.type("hello\n")
     terminal.see("thinking")
     terminal.terminate()
 
-    terminal.see("conversation is over")
+    terminal.see("conversation has ended")
     assert "message is accepted" in terminal.see("has the reply")
     assert terminal.ends() == 0
     assert _asked_to_end(database) == [(True, 1)]
@@ -180,7 +203,7 @@ _LOGIN = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
 @pytest.fixture
 def window(environment: Environment, tmp_path: Path) -> Iterator[Window]:
     """A terminal of its own that a chat controls, as in a window that somebody closes."""
-    made = Window({**environment, "TERM": "xterm"}, tmp_path)
+    made = Window({**environment, **_TERM}, tmp_path)
     yield made
     made.close()
 
@@ -224,7 +247,7 @@ class Window:
 
 def test_closing_the_terminal_while_an_answer_is_awaited_leaves(window: Window, database: Database) -> None:
     """SIGHUP; the terminal takes no more output. The message is accepted, the end requested."""
-    window.see("> ")
+    window.see(_PROMPT)
     window.type("hello\n")
     window.see("thinking")
     window.hang_up()
@@ -234,9 +257,9 @@ def test_closing_the_terminal_while_an_answer_is_awaited_leaves(window: Window, 
 @pytest.mark.usefixtures("working")
 def test_closing_the_terminal_between_two_lines_leaves(window: Window, database: Database) -> None:
     """The session ends, summarised, as after `/exit`."""
-    window.see("> ")
+    window.see(_PROMPT)
     window.type("hello\n")
-    window.see("> ")
+    window.see(_PROMPT)
     until(lambda: [each["turn_count"] for each in list_sessions(database)] == [1], "the answer")
     window.hang_up()
     until(lambda: [each["state"] for each in list_sessions(database)] == ["ended"], "the end of the session")

@@ -77,7 +77,7 @@ def cancel(turn_id: TurnId) -> None:
     with connecting.runtime() as runtime:
         cancel_turn(runtime, wanted)
         status = read_turn(runtime.database, wanted)["status"]
-    sys.stderr.write(f"Asked for. The turn is {status}.\n")
+    sys.stderr.write(f"Cancel requested. The turn is {status}.\n")
 
 
 @commands.command()

@@ -1,6 +1,6 @@
-"""The terminal of `perdure chat`: reads lines, prints committed text.
+"""The conversation of `perdure chat`: reads messages, prints committed text.
 
-On a terminal it shows the agent, tool calls and progress; a pipe gets the replies only. Ctrl-C cancels the running
+On a terminal it also prints tool calls and progress; a pipe gets the replies only. Ctrl-C cancels the running
 turn, or exits if there is none. SIGHUP (a closed terminal) and SIGTERM leave the conversation as `/exit` does: it ends,
 unless another channel was used shortly before. Messages already sent are answered first.
 """
@@ -12,6 +12,7 @@ import io
 import json
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -24,40 +25,41 @@ from perdure.cli.display import printable, write_text
 from perdure.errors import PerdureError
 from perdure.runtime import Runtime
 
-_HELP = """/session  the id of this conversation    /cancel  cancel the last message
-/end      begin another conversation     Ctrl-C   cancel what is being answered, twice: leave
-/exit     leave (/quit and Ctrl-D too)"""
+_HELP = """/session  show the id of this session      /cancel    cancel the turn of the last message
+/end      end this conversation            Ctrl-C     cancel the running turn; twice: leave
+/exit     leave (also /quit and Ctrl-D)    Alt-Enter  begin a new line in the message"""
 _LEAVING = frozenset({"/exit", "/quit"})
 _LONGEST_CALL = 200
 
 
 class _Left(Exception):
-    """The person wants to leave."""
+    """The user leaves the chat."""
 
 
-class _Ended(BaseException):
-    """SIGTERM, or SIGHUP because the terminal was closed."""
+class _Ended(SystemExit):
+    """SIGTERM, or SIGHUP from a closed terminal. asyncio, which the prompt runs on, lets only such exceptions out."""
 
 
 class Prompt:
-    """One person at a terminal, or at the other end of a pipe."""
+    """A chat with one user, at a terminal or over a pipe."""
 
     def __init__(self, runtime: Runtime, user: str, agent: str | None, tenant: str | None = None) -> None:
         self._at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
         self._notes = Console(stderr=True, highlight=False)
         self._status = self._notes.status("thinking", spinner="dots")
         self._conversation = Conversation(runtime, user, agent, self._note, tenant)
+        self._read: Callable[[], str] = input
 
     def run(self) -> None:
-        """Talk until the person leaves or the input ends."""
+        """Converse until the user leaves or the input ends."""
         _tolerate_any_bytes()
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _end)
         try:
             self._talk()
-        except _Ended:  # at any moment, also while it leaves; leaving twice is leaving once
+        except _Ended:  # also while `_leave` runs; leaving twice has no further effect
             self._leave()
-            self._say_where_the_reply_is()
+            self._name_pending_turn()
         finally:
             self._conversation.close()
 
@@ -66,14 +68,14 @@ class Prompt:
             self._greet()
             while True:
                 self._turn(self._line())
-        except (_Left, KeyboardInterrupt):  # Ctrl-C between two lines leaves as well
+        except (_Left, KeyboardInterrupt):  # Ctrl-C between two messages leaves, too
             self._leave()
         except OSError as error:
             self._leave()
-            if error.errno != errno.EIO:  # that is a terminal which was closed: SIGHUP is on its way
+            if error.errno != errno.EIO:  # EIO: the terminal was closed, and SIGHUP follows
                 raise
 
-    def _say_where_the_reply_is(self) -> None:
+    def _name_pending_turn(self) -> None:
         waited_for = self._conversation.waited_for
         if waited_for is not None:
             self._note(f"\nYour message is accepted and is answered: `perdure turns show {waited_for}` has the reply.")
@@ -82,19 +84,19 @@ class Prompt:
         try:
             ends = self._conversation.leave()
         except PerdureError as error:
-            self._note(f"{error.message} ({error.code}) The conversation ends by itself after a while.")
+            self._note(f"{error.message} ({error.code}) The conversation ends by itself after the idle timeout.")
             return
         except KeyboardInterrupt:
-            self._note("\nThis conversation ends by itself after a while, or goes on when you come back.")
+            self._note("\nThis conversation ends by itself after the idle timeout, or continues when you come back.")
             return
         if not self._at_terminal:
             return
         if ends:
-            self._note("\nThis conversation is over, and remembered when you come back.")
+            self._note("\nThis conversation has ended. The next one begins with its summary.")
         elif self._conversation.session_id is not None:
-            self._note("\nThis conversation goes on when you come back.")
+            self._note("\nThis conversation continues when you come back.")
         else:
-            self._note("\nUntil you come back.")
+            self._note("\nGoodbye.")
 
     def _greet(self) -> None:
         earlier = self._conversation.resume()
@@ -103,20 +105,21 @@ class Prompt:
         elif self._at_terminal:
             self._note("A new conversation.")
         if self._at_terminal:
-            import readline  # noqa: F401, PLC0415 (importing it gives input() its line editing)
+            from perdure.cli.talk.keyboard import Keyboard  # noqa: PLC0415 (a pipe needs no line editing)
 
+            self._read = Keyboard(self._conversation.earlier()).read
             self._note("/help lists the commands; Ctrl-D leaves.")
 
     def _line(self) -> str:
-        """The next line that says something.
+        """The next message that is not blank.
 
         Raises:
-            _Left: there is none.
+            _Left: the input has ended, or Ctrl-C was pressed twice.
         """
         interrupted = False
         while True:
             try:
-                line = input("> " if self._at_terminal else "").strip()
+                line = self._read().strip()
             except EOFError:
                 raise _Left from None
             except KeyboardInterrupt:
@@ -138,41 +141,41 @@ class Prompt:
         except PerdureError as error:
             self._note(f"{error.message} ({error.code})")
         except KeyboardInterrupt:
-            self._note("Not sent, as far as is known.")
+            self._note("Interrupted. The message may not have been sent.")
 
     def _command(self, line: str) -> None:
         if line in _LEAVING:
             raise _Left
         if line == "/session":
-            self._note(str(self._conversation.session_id or "There is none yet."))
+            self._note(str(self._conversation.session_id or "There is no session yet."))
         elif line == "/cancel":
-            self._note("Asked for." if self._conversation.cancel() else "Nothing was said yet.")
+            self._note("Cancel requested." if self._conversation.cancel() else "There is no message yet.")
         elif line == "/end":
-            self._note("This conversation is over." if self._conversation.end() else "There is none yet.")
+            self._note("This conversation has ended." if self._conversation.end() else "There is no session yet.")
         elif line == "/help":
             self._note(_HELP)
         else:
             self._note(f"There is no command {line}.\n{_HELP}")
 
     def _listen(self) -> None:
-        """Show the answer; the first Ctrl-C cancels it.
+        """Print the reply; the first Ctrl-C cancels the turn.
 
         Raises:
-            _Left: there was a second one.
+            _Left: Ctrl-C was pressed twice.
         """
         try:
-            turn = self._heard()
+            turn = self._wait_for_reply()
         except KeyboardInterrupt:
             self._conversation.cancel()
             self._note("Cancelling; Ctrl-C again leaves.")
             try:
-                turn = self._heard()
+                turn = self._wait_for_reply()
             except KeyboardInterrupt:
                 raise _Left from None
         if turn["error"] is not None:
             self._note(f"({turn['error']['code']})")
 
-    def _heard(self) -> dict[str, Any]:
+    def _wait_for_reply(self) -> dict[str, Any]:
         if not self._at_terminal:
             return self._conversation.listen(self._show)
         with self._status:
@@ -190,19 +193,19 @@ class Prompt:
             self._status.start()
 
     def _note(self, text: str) -> None:
-        """Say something that is no part of the conversation. A terminal that was closed shows nothing."""
+        """Print a remark on stderr, apart from the conversation. A closed terminal is no error."""
         with suppress(OSError):
             self._notes.print(Text(printable(text), style="dim"))
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # leaving is not interrupted
+        signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt leaving
     raise _Ended
 
 
 def _tolerate_any_bytes() -> None:
-    """Bytes that are not UTF-8 are replaced, coming in and going out, and end nothing."""
+    """Replace bytes that are not UTF-8, in the input and in the output, instead of raising."""
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

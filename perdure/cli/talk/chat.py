@@ -1,0 +1,28 @@
+"""`perdure chat`: a conversation with an agent at a terminal, or over a pipe."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from perdure.access.tenants import parse_tenant
+from perdure.cli import connecting
+from perdure.cli.connecting import Tenant
+from perdure.cli.talk.prompt import Prompt
+from perdure.cli.talk.send import User
+
+
+def chat(
+    user: User = "local",
+    tenant: Tenant = None,
+    agent: Annotated[str | None, typer.Option(help="The agent; by default the first one defined.")] = None,
+) -> None:
+    """Talk to an agent.
+
+    Without a terminal, each line of stdin is a message and only replies are printed.
+    """
+    with connecting.runtime() as runtime:
+        if agent is not None:
+            runtime.agents.get(agent)
+        Prompt(runtime, user, agent, parse_tenant(tenant)).run()

@@ -1,0 +1,52 @@
+"""`perdure completion`: the scripts complete what the commands have."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from perdure.cli import COMMANDS
+from tests.cli.conftest import COMMAND, Perdure
+
+_ASK = """
+source /dev/stdin
+COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+_perdure
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.fixture(scope="module")
+def script() -> str:
+    """The script for bash, made once."""
+    return subprocess.run([*COMMAND, "completion", "bash"], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("perdure ''", ["--help", *COMMANDS]),
+        ("perdure ses", ["sessions"]),
+        ("perdure send --wa", ["--wait"]),
+        ("perdure cases pru", ["prune"]),
+        ("perdure cases prune --app", ["--apply"]),
+        ("perdure sessions snapshot ex", ["export"]),
+        ("perdure send --user ana --j", ["--json"]),
+    ],
+)
+def test_bash_completes_commands_and_options(script: str, words: str, expected: list[str]) -> None:
+    """A command, a subcommand and an option, also behind an option's value."""
+    asked = ["bash", "--norc", "-c", _ASK.format(words=words)]
+    found = subprocess.run(asked, input=script, capture_output=True, text=True, check=True).stdout
+    assert found.split() == expected
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_the_other_shells_get_the_same_names(perdure: Perdure, shell: str) -> None:
+    """A shell that is installed also parses its script."""
+    printed = perdure("completion", shell).stdout
+    assert all(name in printed for name in (*COMMANDS, "wait", "prune"))
+    if program := shutil.which(shell):
+        subprocess.run([program, "-n"], input=printed, text=True, check=True)
