@@ -119,7 +119,7 @@ class Rooms:
             self._waiting.clear()
         self._without_room.clear()
 
-    def hand_back(self) -> None:
+    def return_held(self) -> None:
         """Return to the broker what is held."""
         held, self._without_room = self._without_room, []
         for _, message in held:
@@ -133,7 +133,7 @@ class Rooms:
                 self._cancelled.add(queue)  # before `cancel`: a task that ends during it must reopen the queue
             self._tap.cancel(queue)
             self._reopen(queue)
-        self.hand_back()
+        self.return_held()
 
     def _start_waiting(self, queue: str) -> None:
         while self.has_room(queue):
