@@ -41,7 +41,7 @@ class TaskCarrier:
             named = f" in the queue {target['queue']!r}" if "queue" in target else ""
             raise Undeliverable(f"PERDURE_REPLY_TASKS does not allow the task {target['task']!r}{named}")
         if not self._publisher.publish(target["task"], json.loads(body), queue=queue):
-            raise DeliveryFailed("the broker did not take the task")
+            raise DeliveryFailed("the broker did not accept the task")
 
 
 @shared_task(name="deliveries.send", bind=True, base=PerdureTask)

@@ -143,7 +143,9 @@ def _return_requests(requests: Iterable[Request]) -> int:
         try:
             request.message.requeue()
         except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
-            log.warning("the broker did not take back %s (%s); the sweeper will issue it again", request.name, error)
+            log.warning(
+                "%s could not be returned to the broker (%s); the sweeper will issue it again", request.name, error
+            )
             break
         request.acknowledged = True
         count += 1
@@ -170,4 +172,4 @@ def _return_held(rooms: Rooms) -> None:
     try:
         rooms.return_held()
     except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
-        log.warning("the broker did not take back the held messages (%s); the sweeper will issue them again", error)
+        log.warning("held messages could not be returned to the broker (%s); the sweeper will issue them again", error)

@@ -79,7 +79,7 @@ class UnknownTasks:
             try:
                 message.requeue()
             except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
-                log.warning("the broker did not take back %d messages (%s)", len(messages), error)
+                log.warning("%d messages could not be returned to the broker (%s)", len(messages), error)
                 return
 
     def forget(self) -> None:

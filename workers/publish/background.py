@@ -94,7 +94,7 @@ class BackgroundWaker(CeleryWaker):
                 left = len(self._waiting)
                 self._waiting.clear()
             count = len(wakes) + left
-            log.warning("the broker did not take %d wake-ups (%s); the sweeper will issue them again", count, error)
+            log.warning("the broker did not accept %d wake-ups (%s); the sweeper will issue them again", count, error)
 
     def _next(self) -> list[_Wake]:
         """The next batch, once there is one; empty after `close`."""

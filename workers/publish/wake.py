@@ -81,7 +81,7 @@ class CeleryWaker:
         except Exception as error:  # noqa: BLE001 (each transport has errors of its own; the sweeper repeats this)
             with self._lock:
                 self._unavailable_until = time.monotonic() + PAUSE_S
-            log.warning("the broker did not take %s (%s); the sweeper will issue it again", task, error)
+            log.warning("the broker did not accept %s (%s); the sweeper will issue it again", task, error)
             return False
         return True
 
