@@ -46,7 +46,7 @@ def prune(self: ScheduledTask, *, dry_run: bool = True) -> dict[str, Any] | None
 
 @shared_task(name="casebank.advance", bind=True, base=ScheduledTask)
 def advance(self: ScheduledTask) -> dict[str, Any] | None:
-    """Expire a plan that was not approved in time, or continue an approved or interrupted run."""
+    """Expire a plan that was not approved in time, then continue an approved or interrupted run."""
     runtime = self.process.runtime
     if state.expire(runtime.database):
         log.warning("a plan of the CaseBank was not approved in time and has expired")
@@ -72,7 +72,7 @@ def reflect(self: ScheduledTask) -> dict[str, Any]:
 
 @shared_task(name="casebank.suggest", bind=True, base=ScheduledTask)
 def suggest(self: ScheduledTask) -> int | None:
-    """Have the summary model suggest improvements for a few flagged cases; returns their number."""
+    """Have the summary model suggest improvements for a few flagged cases; see `reflection.suggest`."""
     runtime = self.process.runtime
     settings = runtime.settings
     model = runtime.models(settings.summary_model or settings.model)

@@ -33,7 +33,7 @@ _MOST: Mapping[str, int] = {
 """The most concurrent tasks of a queue; a smaller `--concurrency` limits each of them further.
 
 `sessions` and `memory` have two places more than their semaphores, for the tasks that beat sends. If `--concurrency` is
-at most 22 (`sessions`) or 10 (`memory`), hung tasks can occupy all places of that queue, and of no other.
+at most `ENDINGS` or `CONSOLIDATIONS`, hung tasks can occupy all places of that queue, and of no other.
 """
 
 

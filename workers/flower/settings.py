@@ -104,7 +104,7 @@ def config_file() -> Path | None:
 
 
 def own_credentials(settings: Settings) -> tuple[str, str] | None:
-    """The user and the generated password; None if a variable configures Flower's authentication."""
+    """The user and the generated password; None if authentication is configured by a variable or disabled."""
     configured = os.environ.get(f"{_PREFIX}BASIC_AUTH") or os.environ.get(f"{_PREFIX}AUTH")
     if configured or settings.flower.auth is FlowerAuth.NONE:
         return None
