@@ -13,7 +13,7 @@ from perdure.database.fencing import Fence
 from perdure.errors import InvalidRequest
 from perdure.runtime import Runtime
 from perdure.sessions.ending import Ended, Ender, NotDue, Postponed, Released, expire_idle, request_end
-from perdure.snapshots.forgetting import forget
+from perdure.snapshots.deletion import delete_snapshots
 from perdure.tasks.process import Process
 from perdure.tasks.scheduled import ScheduledTask
 from perdure.tasks.task import PerdureTask
@@ -88,7 +88,7 @@ def _clean(runtime: Runtime, session_id: UUID, fence: Fence) -> None:
         Unavailable: a store cannot be reached; the ending continues later.
     """
     if runtime.redis_memory is None or runtime.redis_memory.end_session(runtime.database, session_id, fence):
-        forget(runtime.database, runtime.snapshots, session_id)
+        delete_snapshots(runtime.database, runtime.snapshots, session_id)
 
 
 def _id(text: str) -> UUID:
