@@ -13,8 +13,8 @@ down_revision = ${repr(down_revision)}
 branch_labels = ${repr(branch_labels)}
 depends_on = ${repr(depends_on)}
 
-# The newest revision of the oldest release that can use the tables after this migration. Lower it to the previous
-# migration's value if the release before this one works on these tables, too: else that release stops being ready.
+# The newest revision of the oldest release that can use the schema after this migration. Set it to the previous
+# migration's value if the previous release can use this schema, too: otherwise that release reports not ready.
 readable_from = ${repr(up_revision)}
 
 

@@ -1,7 +1,7 @@
-"""The arguments of tasks as Flower, events and `celery inspect` show them: ids, never texts.
+"""Masks the arguments of tasks for Flower, events and `celery inspect`: they show ids only, never texts.
 
-Celery copies what a publisher sends as `argsrepr` and `kwargsrepr` into events, which Flower keeps. Publishers of
-perdure set both from here. For the tasks of other publishers the worker does (`perdure.tasks.request`).
+Celery copies the `argsrepr` and `kwargsrepr` of a message into events, which Flower stores. perdure's publishers set
+both with `described`; the worker does so for other publishers (`perdure.tasks.request`).
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ HIDDEN = "(hidden)"
 
 _SHOWN = ("session_id", "turn_id", "delivery_id")
 
-_FROM_HERE = compiled(rf"\(\)|\{{\}}|\(hidden\)|\{{(('({'|'.join(_SHOWN)})': '[0-9a-f-]{{36}}'|\(hidden\))(, )?)+\}}")
+_DESCRIBED = compiled(rf"\(\)|\{{\}}|\(hidden\)|\{{(('({'|'.join(_SHOWN)})': '[0-9a-f-]{{36}}'|\(hidden\))(, )?)+\}}")
 
 
 def described(positional: object, named: object) -> dict[str, str]:
-    """`argsrepr` and `kwargsrepr`, as Celery's `apply_async` takes them."""
+    """The options `argsrepr` and `kwargsrepr` of Celery's `apply_async`."""
     return {"argsrepr": HIDDEN if positional else "()", "kwargsrepr": _named(named)}
 
 
 def hidden(text: str) -> str:
-    """`text`, which some publisher or worker sent as the look of a task's arguments, if it is one from here."""
-    return text if _FROM_HERE.fullmatch(text) else HIDDEN
+    """`text`, the arguments shown in an event, if `described` could have made it; else `HIDDEN`."""
+    return text if _DESCRIBED.fullmatch(text) else HIDDEN
 
 
 def _named(arguments: object) -> str:
-    """The ids among keyword arguments, and whether there are other arguments."""
+    """The ids among the keyword arguments, and `HIDDEN` if there are others."""
     if not arguments:
         return "{}"
     if not isinstance(arguments, Mapping):
@@ -40,7 +40,7 @@ def _named(arguments: object) -> str:
 
 
 def _is_id(value: object) -> bool:
-    """Whether `value` is a UUID, which no text is."""
+    """Whether `value` is a UUID in canonical form."""
     try:
         return str(UUID(str(value))) == str(value)
     except ValueError:

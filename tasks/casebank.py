@@ -1,6 +1,6 @@
-"""The CaseBank's tasks: pruned weekly, rated daily, uses counted each minute.
+"""The CaseBank's tasks: prune weekly, reflect daily, count uses each minute.
 
-A run that was approved, or broken off with its process, is taken up within a minute.
+`casebank.advance` continues an approved or interrupted run within a minute.
 """
 
 from __future__ import annotations
@@ -28,51 +28,51 @@ log = logging.getLogger(__name__)
 
 @shared_task(name="casebank.prune", bind=True, base=ScheduledTask, ignore_result=False)
 def prune(self: ScheduledTask, *, dry_run: bool = True) -> dict[str, Any] | None:
-    """Make the plan, and unless it is a dry run have it applied; the result is the run route's.
+    """Plan a run, and apply the plan unless it is a dry run; the result is that of `POST /v1/consolidation/run`.
 
-    A week in which another run is under way, or still waits for its approval, is left out.
+    A scheduled run is skipped while another one is under way or waits for approval.
     """
     bank = _bank(self.process)
     try:
         return _without_quotations(pruning.dry_run(bank) if dry_run else pruning.run(bank))
     except Interrupted:
-        raise self.refused(Unavailable("This process is leaving; please ask again.")) from None
+        raise self.refused(Unavailable("This process shuts down; repeat the request.")) from None
     except Conflict as error:
         if not self.is_firing:
             raise
-        log.warning("this week's run of the CaseBank is left out: %s", error.message)
+        log.warning("this week's run of the CaseBank is skipped: %s", error.message)
         return None
 
 
 @shared_task(name="casebank.advance", bind=True, base=ScheduledTask)
 def advance(self: ScheduledTask) -> dict[str, Any] | None:
-    """Expire a plan that was not approved in time; continue an approved or interrupted run."""
+    """Expire a plan that was not approved in time, then continue an approved or interrupted run."""
     runtime = self.process.runtime
     if state.expire(runtime.database):
-        log.warning("a plan of the CaseBank was not approved in time, and is void")
+        log.warning("a plan of the CaseBank was not approved in time and has expired")
     result = pruning.advance(_bank(self.process))
     return None if result is None else _without_quotations(result)
 
 
 @shared_task(name="casebank.count", bind=True, base=ScheduledTask)
 def count(self: ScheduledTask) -> int:
-    """Add to the cases the uses that turns have recorded."""
+    """Add the uses that turns have recorded to their cases; returns their number."""
     leaving = self.process.leaving
     return executions.count(self.process.runtime.database, lambda: not leaving.is_set())
 
 
 @shared_task(name="casebank.reflect", bind=True, base=ScheduledTask, ignore_result=False)
 def reflect(self: ScheduledTask) -> dict[str, Any]:
-    """Set the rates of cases from what came of their newest uses; make them findable that are not."""
+    """Set each case's success rate from its newest uses, and embed the cases without vectors."""
     runtime = self.process.runtime
     done = reflection.reflect(runtime.database)
-    _make_findable(runtime)
+    _embed(runtime)
     return {"rated": done.rated, "flagged": done.flagged}
 
 
 @shared_task(name="casebank.suggest", bind=True, base=ScheduledTask)
 def suggest(self: ScheduledTask) -> int | None:
-    """Have the summary model say how flagged cases could be better: a few a minute."""
+    """Have the summary model suggest improvements for a few flagged cases; see `reflection.suggest`."""
     runtime = self.process.runtime
     settings = runtime.settings
     model = runtime.models(settings.summary_model or settings.model)
@@ -80,9 +80,9 @@ def suggest(self: ScheduledTask) -> int | None:
 
 
 def _without_quotations(result: dict[str, Any]) -> dict[str, Any]:
-    """`result` as the result backend and Flower may keep it, which no erasure reaches: without words of users.
+    """`result` without users' words, for the result backend and Flower, which an erasure does not reach.
 
-    Where cases are spared since their questions differ, the reason says in what kind of word, but not in which.
+    The reason for sparing a case names the kind of word in which its question differs, but not the word.
     """
     details = result["details"]
     spared = [{**line, "reason": _without_words(line)} for line in details["spared"]]
@@ -102,12 +102,12 @@ def _bank(process: Process) -> RunContext:
     return bank_of(process.runtime, pause)
 
 
-def _make_findable(runtime: Runtime) -> None:
+def _embed(runtime: Runtime) -> None:
     try:
         for looked in embed_cases(runtime.database, runtime.embedder):
-            log.info("cases that lacked a vector: %d looked at", looked)
+            log.info("embedded cases: %d examined", looked)
     except Unavailable:
         raise
-    except PerdureError as error:  # rates are set all the same; tomorrow it is tried again
-        log.warning("cases get their vectors later: %s", loggable(error))
+    except PerdureError as error:  # the rates are set; the next daily run retries
+        log.warning("cases could not be embedded; the next run retries: %s", loggable(error))
     build_indexes(runtime.database)

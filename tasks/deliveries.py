@@ -15,38 +15,38 @@ from perdure.turns.outbox import DeliveryFailed, Undeliverable, deliver
 
 
 class Publisher(Protocol):
-    """Sends a task message to the broker within about a second."""
+    """Publishes task messages."""
 
     def publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
-        """Whether the broker took it."""
+        """Publish within about a second; returns whether the broker accepted the message."""
         ...
 
 
 class TaskCarrier:
-    """Replies as Celery tasks; delivered once the broker took them. `allowed` is `PERDURE_REPLY_TASKS`."""
+    """Delivers replies as Celery tasks: delivered once the broker accepts them. `allowed` is `PERDURE_REPLY_TASKS`."""
 
     def __init__(self, publisher: Publisher, allowed: Sequence[ReplyTask]) -> None:
         self._publisher = publisher
         self._allowed = allowed
 
-    def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:  # noqa: ARG002 (it is in the body)
-        """Call the task that `target` names with the body's members as keyword arguments.
+    def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:  # noqa: ARG002 (the body has it)
+        """Publish the task that `target` names, with the body's members as keyword arguments.
 
         Raises:
-            DeliveryFailed: the broker did not take it.
-            Undeliverable: `PERDURE_REPLY_TASKS` does not allow the task with this queue, whoever accepted it.
+            DeliveryFailed: the broker did not accept it.
+            Undeliverable: `PERDURE_REPLY_TASKS` does not allow the task with this queue.
         """
         queue = reply_queue(self._allowed, target["task"], target.get("queue"))
         if queue is None:
             named = f" in the queue {target['queue']!r}" if "queue" in target else ""
             raise Undeliverable(f"PERDURE_REPLY_TASKS does not allow the task {target['task']!r}{named}")
         if not self._publisher.publish(target["task"], json.loads(body), queue=queue):
-            raise DeliveryFailed("the broker did not take the task")
+            raise DeliveryFailed("the broker did not accept the task")
 
 
 @shared_task(name="deliveries.send", bind=True, base=PerdureTask)
 def send(self: PerdureTask, delivery_id: str) -> None:
-    """Attempt the delivery, if it is due. Without room for it here, the sweeper publishes it again."""
+    """Attempt the delivery, if it is due. If this process has no room, the sweeper publishes the task again."""
     process = self.process
     if not process.deliveries.acquire(blocking=False):
         return

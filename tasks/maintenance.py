@@ -14,8 +14,8 @@ log = logging.getLogger(__name__)
 
 @shared_task(name="maintenance.retain", bind=True, base=ScheduledTask, ignore_result=False)
 def retain(self: ScheduledTask) -> dict[str, int]:
-    """Delete what has been kept for long enough; returns how many of each kind."""
+    """Delete rows that are older than their retention; returns their number by kind."""
     process = self.process
-    gone = delete_old(process.runtime.database, lambda: not process.leaving.is_set())
-    log.info("kept for long enough: %s", ", ".join(f"{count} {what}" for what, count in gone.items()))
-    return gone
+    deleted = delete_old(process.runtime.database, lambda: not process.leaving.is_set())
+    log.info("retention deleted: %s", ", ".join(f"{count} {what}" for what, count in deleted.items()))
+    return deleted

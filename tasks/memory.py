@@ -1,4 +1,4 @@
-"""Tasks of memory: consolidation, decay, hot memories."""
+"""The tasks of memory: consolidation, decay, hot memories."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from celery import shared_task
 
 from perdure.errors import InvalidRequest
 from perdure.memory.consolidation.consolidate import Consolidated, Consolidator, Failed, NotDue, Progress, Skipped
-from perdure.memory.decay import decay as let_decay
+from perdure.memory.decay import decay as decay_all
 from perdure.memory.embedding import build_index, register
 from perdure.memory.hot_memories import refresh_hot as refresh
 from perdure.models.protocol import CallAborted
@@ -32,14 +32,14 @@ def consolidate(self: ScheduledTask) -> dict[str, int]:
 
 @shared_task(name="memory.consolidate_session", bind=True, base=PerdureTask)
 def consolidate_session(self: PerdureTask, session_id: str) -> None:
-    """Consolidate one session that has ended. Without room for it here, the sweeper wakes for it again."""
+    """Consolidate one ended session. If this process has no room, the sweeper publishes the task again."""
     wanted = _id(session_id)
     if not self.process.consolidations.acquire(blocking=False):
         return
     try:
         outcome = consolidator(self.process).consolidate(wanted)
     except CallAborted:
-        return  # the process shuts down, and the session was given back
+        return  # the process shuts down, and has released the session
     finally:
         self.process.consolidations.release()
     match outcome:
@@ -53,27 +53,27 @@ def consolidate_session(self: PerdureTask, session_id: str) -> None:
 
 @shared_task(name="memory.decay", bind=True, base=ScheduledTask)
 def decay(self: ScheduledTask) -> int:
-    """Bring every memory's value up to now; returns how many changed."""
-    done = let_decay(self.process.runtime.database)
+    """Compute each memory's value as of now; returns how many changed."""
+    done = decay_all(self.process.runtime.database)
     log.info("decayed: %s", done)
     return done.changed
 
 
 @shared_task(name="memory.refresh_hot", bind=True, base=ScheduledTask)
 def refresh_hot(self: ScheduledTask) -> int:
-    """Recompute all users' hot memories; returns their number. Indexes vectors once there are many."""
+    """Recompute all users' hot memories; returns their number. Also builds the index on vectors once there are many."""
     runtime = self.process.runtime
     hot = refresh(runtime.database)
     embedder = runtime.embedder
     if embedder.dimensions is not None:
         known = register(runtime.database, embedder.name, embedder.dimensions)
         if build_index(runtime.database, known, runtime.settings.memory.index_rows):
-            log.info("the vectors of %s have an index now", embedder.name)
+            log.info("built the index on the vectors of %s", embedder.name)
     return hot
 
 
 def consolidator(process: Process) -> Consolidator:
-    """Consolidates with the parts of `process`, which keeps the leases beside those of its turns."""
+    """The consolidator of `process`, whose keeper renews the leases."""
     runtime = process.runtime
     settings = runtime.settings
     return Consolidator(

@@ -1,4 +1,4 @@
-"""How often each task ran in this process, how it ended, and how long it took."""
+"""Counts the tasks of this process by outcome, and their seconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TaskMetrics:
         self._tallies: defaultdict[str, _Tally] = defaultdict(_Tally)
 
     def count(self, task: str, seconds: float, *, failed: bool) -> None:
-        """Note that `task` ended after `seconds`."""
+        """Record that `task` ended after `seconds`."""
         with self._lock:
             tally = self._tallies[task]
             tally.seconds += seconds

@@ -1,4 +1,4 @@
-"""What the tasks of a worker process share, and how a task finds it."""
+"""`Process`: the parts that the tasks of a worker process share."""
 
 from __future__ import annotations
 
@@ -15,30 +15,29 @@ from perdure.turns.outbox import Carrier
 from perdure.turns.run.runner import Runner
 
 Flusher = Callable[[UUID, Fence], int | None]
-"""Writes a session's turns that only Redis has to PostgreSQL; their number.
+"""Writes a session's turns that only Redis has to PostgreSQL; returns their number.
 
-`None` if that is left to the session's next worker: the token is stale, or a turn comes first.
+Returns `None` if the session's next worker must do it: the token is stale, or a turn must run first.
 """
 
 DELIVERIES = 20
-"""Deliveries that one process attempts at once. A receiver that hangs holds a thread for its timeout."""
+"""The most concurrent deliveries of a process. A receiver that hangs occupies a thread until the timeout."""
 
 ENDINGS = 20
-"""Sessions that one process ends at once. A summary model that hangs must leave threads for turns."""
+"""The most sessions that a process ends concurrently, so that a summary model that hangs leaves threads for turns."""
 
 CONSOLIDATIONS = 8
-"""Sessions that one process draws memories from at once, beside a batch: for the same reason."""
+"""The most sessions that a process consolidates concurrently, in addition to a batch; for the same reason."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """One worker process: its runtime, its runner, its ways to receivers.
+    """The parts of one worker process.
 
-    `isolate` runs a session's turn in a process of its own, and returns when that has ended;
-    False if there was no room for it. `entries` are the schedule's, by name. `flushers` are
-    called on the way out, for each session that was worked on here; `leaving` is set when that
-    begins. `deliveries`, `endings` and `consolidations` bound how many of each run at once; a task that
-    finds no room returns, and the sweeper publishes its wake-up again.
+    `carriers` deliver replies, by kind of target. `isolate` runs a session's turns in a child process and returns when
+    it has ended; False without room. `entries` are the schedule's, by name. `leaving` is set when the shutdown begins;
+    it calls the `flushers` for each session that the process has held. `deliveries`, `endings` and `consolidations`
+    limit the concurrent tasks; a task without room returns, and the sweeper publishes it again.
     """
 
     runtime: Runtime

@@ -1,7 +1,7 @@
-"""A task message in a worker. The worker masks its arguments before it emits an event or a log line.
+"""A task message in a worker, with its arguments masked in events, log lines and `celery inspect`.
 
-Other publishers send arguments in full (`argsrepr`, `kwargsrepr`), and `celery inspect` reports the arguments
-themselves, so the worker hides them for every publisher.
+Other publishers send `argsrepr` and `kwargsrepr` in full, and `celery inspect` reports the arguments themselves, so the
+worker masks them for each message.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from perdure.tasks.arguments import described
 
 
 class Request(CelerysRequest):  # type: ignore[misc]  # celery carries no types
-    """Celery's, for tasks of perdure: each names this class (`PerdureTask.Request`)."""
+    """Celery's request for the tasks of perdure, which name this class in `PerdureTask.Request`."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -24,6 +24,6 @@ class Request(CelerysRequest):  # type: ignore[misc]  # celery carries no types
         self._request_dict.update(shown, shadow=None)
 
     def info(self, safe: bool = False) -> dict[str, Any]:  # noqa: ARG002, FBT001, FBT002 (Celery's signature)
-        """What `celery inspect active` and the like answer."""
+        """The reply to `celery inspect active` and similar commands."""
         hidden: dict[str, Any] = super().info(safe=True)
         return hidden

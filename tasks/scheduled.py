@@ -1,8 +1,8 @@
-"""Tasks that do the work of a schedule's slots: fired by beat or a sweeper, settled by the work.
+"""Tasks that do the work of schedule slots. Beat or a sweeper fires them.
 
-A firing is a message with the entry's name in a header. The task takes the entry's newest
-slot, runs its function and marks the slot done; a firing that finds no slot waiting does
-nothing. The same task called by hand, without that header, just runs: no slot is meant.
+A firing is a message with the entry's name in a header. The task claims the entry's newest slot, runs its function and
+marks the slot done; it does nothing if no slot is due. A message without the header is a call by hand: it runs the
+function and claims no slot.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ HEADER = "perdure_entry"
 
 
 def options(entry: Entry) -> dict[str, Any]:
-    """How a firing of `entry` is published, in the words of Celery's `apply_async`."""
+    """The options of Celery's `apply_async` for a firing of `entry`."""
     return {"queue": entry.queue, "headers": {HEADER: entry.name}}
 
 
 def fire(publisher: Publisher, entry: Entry) -> bool:
-    """Publish a firing within about a second; whether the broker took it."""
+    """Publish a firing within about a second; returns whether the broker accepted it."""
     return publisher.publish(entry.task, dict(entry.arguments), **options(entry))
 
 
@@ -38,24 +38,24 @@ class ScheduledTask(PerdureTask):
 
     @property
     def is_firing(self) -> bool:
-        """Whether the message at hand is a slot's, and not a call by hand."""
-        return self._fired_for is not None
+        """Whether the present message is a firing, and not a call by hand."""
+        return self._entry_name is not None
 
     def perform(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the task's function: for the slot that is due, or at once if no slot is meant."""
-        name = self._fired_for
+        """Call the task's function: for the slot that is due, or at once in a call by hand."""
+        name = self._entry_name
         work = partial(super().perform, *args, **kwargs)
-        return work() if name is None else self._for_slot(name, work)
+        return work() if name is None else self._run_slot(name, work)
 
     @property
-    def _fired_for(self) -> str | None:
+    def _entry_name(self) -> str | None:
         name: str | None = (self.request.headers or {}).get(HEADER)
         return name
 
-    def _for_slot(self, name: str, work: partial[Any]) -> Any:
+    def _run_slot(self, name: str, work: partial[Any]) -> Any:
         entry = self.process.entries.get(name)
         if entry is None or entry.task != self.name:
-            log.warning("fired for the entry %r, which is none of this task's in this release: nothing was run", name)
+            log.warning("fired for the entry %r, which this release does not have for this task: nothing was run", name)
             return None
         runtime = self.process.runtime
         outcome = run_slot(runtime.database, runtime.clock, runtime.settings.turn, entry, work)

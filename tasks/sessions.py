@@ -13,7 +13,7 @@ from perdure.database.fencing import Fence
 from perdure.errors import InvalidRequest
 from perdure.runtime import Runtime
 from perdure.sessions.ending import Ended, Ender, NotDue, Postponed, Released, expire_idle, request_end
-from perdure.snapshots.forgetting import forget
+from perdure.snapshots.deletion import delete_snapshots
 from perdure.tasks.process import Process
 from perdure.tasks.scheduled import ScheduledTask
 from perdure.tasks.task import PerdureTask
@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 @shared_task(name="sessions.end", bind=True, base=PerdureTask, hint=False)
 def end(self: PerdureTask, session_id: str, reason: str | None = None) -> None:
-    """End a session whose turns are settled; with a reason, ask for its end first.
+    """End a session whose turns are settled; with a reason, request its end first.
 
-    What cannot end yet ends when its last turn is settled. Where as many are ending as there is room
-    for, it is due again in the next sweep.
+    A session with unsettled turns ends after the last one. If this process has no room, the session is due again in the
+    next sweep.
     """
     wanted = _id(session_id)
     if reason is not None:
@@ -58,7 +58,7 @@ def end(self: PerdureTask, session_id: str, reason: str | None = None) -> None:
 
 @shared_task(name="sessions.expire_idle", bind=True, base=ScheduledTask)
 def expire(self: ScheduledTask) -> int:
-    """Ask for idle sessions to end; returns how many."""
+    """Request the end of idle sessions; returns their number."""
     runtime = self.process.runtime
     found = expire_idle(runtime.database, runtime.settings.session.idle_timeout_s)
     for session_id in found:
@@ -67,7 +67,7 @@ def expire(self: ScheduledTask) -> int:
 
 
 def ender(process: Process) -> Ender:
-    """Ends sessions with the parts of `process`, which keeps their leases beside those of its turns."""
+    """The ender of `process`, whose keeper renews the leases."""
     runtime = process.runtime
     settings = runtime.settings
     return Ender(
@@ -82,13 +82,13 @@ def ender(process: Process) -> Ender:
 
 
 def _clean(runtime: Runtime, session_id: UUID, fence: Fence) -> None:
-    """Remove what is kept of an ending session outside PostgreSQL, once PostgreSQL has it.
+    """Delete an ending session's data outside PostgreSQL, once PostgreSQL has it.
 
     Raises:
-        Unavailable: something cannot be reached; the ending goes on later.
+        Unavailable: a store cannot be reached; the ending continues later.
     """
     if runtime.redis_memory is None or runtime.redis_memory.end_session(runtime.database, session_id, fence):
-        forget(runtime.database, runtime.snapshots, session_id)
+        delete_snapshots(runtime.database, runtime.snapshots, session_id)
 
 
 def _id(text: str) -> UUID:

@@ -1,9 +1,7 @@
-"""The one task class: what every task has and none of them repeats.
+"""The base class of all tasks: logging context, metrics, and the mapping of errors.
 
-Logging context, metrics, and the mapping of errors: a database that cannot be reached is no
-failure of a wake-up (the sweeper issues it again) and a reason to try a submission again;
-any other error of the domain fails the task with its code and sentence, and no stack trace
-of ours reaches the caller.
+If the database cannot be reached, a wake-up is dropped (the sweeper issues it again) and a submission is retried. Any
+other error of the domain fails the task with its code and message. The caller never receives a stack trace.
 """
 
 from __future__ import annotations
@@ -27,20 +25,20 @@ _MOST_DOUBLINGS = 5
 
 
 class Refused(Exception):
-    """What a caller of a task sees of an error: its code and its sentence."""
+    """An error as the caller of a task receives it: its code and its message."""
 
 
 class PerdureTask(Task):  # type: ignore[misc]
-    """A task of perdure. `hint` says that losing it costs speed and nothing else."""
+    """A task of perdure. `hint`: a lost message only causes a delay."""
 
     abstract = True
     hint = True
     Request = f"{__package__}.request:Request"
-    """The class of its messages in a worker, which Celery imports there."""
+    """The class of the task's messages in a worker, which Celery imports."""
 
     @property
     def process(self) -> Process:
-        """What the tasks of this process share."""
+        """The parts that the tasks of this process share."""
         process: Process = self.app.perdure()
         return process
 
@@ -53,14 +51,14 @@ class PerdureTask(Task):  # type: ignore[misc]
             result = self.perform(*args, **kwargs)
             failed = False
         except Unavailable as error:
-            raise self._later(error) from None  # Celery stores the traceback of what is tried again, causes and all
+            raise self._retry_or_ignore(error) from None  # Celery stores the traceback of a retry, causes included
         except TaskPredicate:
             raise
         except PerdureError as error:
             log.info("refused: %s", loggable(error))
             raise self.refused(error) from None
         except Exception:
-            log.exception("the task met an error")
+            log.exception("the task failed")
             raise self.refused(PerdureError("Something went wrong here; the operator's log says what.")) from None
         else:
             return result
@@ -69,13 +67,13 @@ class PerdureTask(Task):  # type: ignore[misc]
             current_task.reset(token)
 
     def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        """Publish the task, or publish it again, with its arguments hidden from those who watch."""
+        """Publish the task, or a retry of it, with its arguments masked in events."""
         return super().apply_async(args, kwargs, **{**described(args, kwargs), **options})
 
     def refused(self, error: PerdureError) -> Exception:
-        """What to raise for an error that the caller is told of.
+        """Record `error` as the task's result; returns the exception to raise.
 
-        It is recorded here: Celery would store the traceback beside it, for the caller to read.
+        Celery itself would store the traceback with the result, where the caller could read it.
         """
         refused = Refused(f"{error.code}: {error.message}")
         self.backend.mark_as_failure(
@@ -86,10 +84,10 @@ class PerdureTask(Task):  # type: ignore[misc]
         return ignored
 
     def perform(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the task's function. A kind of task that does something around that overrides this."""
+        """Call the task's function. Subclasses override this."""
         return super().__call__(*args, **kwargs)
 
-    def _later(self, error: Unavailable) -> Exception:
+    def _retry_or_ignore(self, error: Unavailable) -> Exception:
         if self.hint:
             log.warning("%s; the sweeper will issue this again", error.message)
             ignored: Exception = Ignore()
@@ -99,6 +97,6 @@ class PerdureTask(Task):  # type: ignore[misc]
         try:
             again = self.retry(exc=error, countdown=countdown, max_retries=None, throw=False)
         except Reject:
-            # The broker or the result backend is away too: the message stays where it is.
+            # The broker or the result backend is unavailable, too: the message returns to its queue.
             again = Reject(str(error), requeue=True)
         return again

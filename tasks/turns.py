@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
     reject_on_worker_lost=True,
 )
 def submit(self: PerdureTask, *positional: Any, **message: Any) -> dict[str, Any]:
-    """Accept a message; the result says that it is accepted, and the task's id deduplicates it."""
+    """Accept a message; returns its turn and session. The task's id is the default `message_id`, which deduplicates."""
     if positional:
         raise InvalidRequest("Give the message's members as keyword arguments.")
     message.setdefault("message_id", self.request.id)
@@ -45,13 +45,13 @@ def submit(self: PerdureTask, *positional: Any, **message: Any) -> dict[str, Any
 
 @shared_task(name="turns.run", bind=True, base=PerdureTask)
 def run(self: PerdureTask, session_id: str) -> None:
-    """Run a session's turns, if no other worker does."""
+    """Run a session's turns, unless another worker has claimed it."""
     outcome = self.process.runner.run(UUID(session_id))
     match outcome:
         case Ran() | NotNeeded() | Queued():
             return
         case NeedsIsolation(claims):
-            log.warning("session %s: its turn was claimed %d times already, and must run alone", session_id, claims)
+            log.warning("session %s: its turn was claimed %d times and must run in a child process", session_id, claims)
             if not self.process.isolate(UUID(session_id)):
                 put_off(self.process.runtime, UUID(session_id))
         case _:

@@ -82,7 +82,7 @@ def test_what_waits_is_published_together_and_once(
 ) -> None:
     """A hundred requests for one session are one hint, and a hundred sessions one round trip."""
     batches, begun, go_on = [], threading.Event(), threading.Event()
-    tried = BackgroundWaker._tried
+    tried = BackgroundWaker._publish_batch
 
     def noting(waker: BackgroundWaker, wakes: Any) -> Exception | None:
         begun.set()
@@ -90,7 +90,7 @@ def test_what_waits_is_published_together_and_once(
         batches.append(len(wakes))
         return tried(waker, wakes)
 
-    monkeypatch.setattr(BackgroundWaker, "_tried", noting)
+    monkeypatch.setattr(BackgroundWaker, "_publish_batch", noting)
     with published_by(BackgroundWaker, settings, redis_url) as waker:
         waker.session(uuid4(), 5)
         assert begun.wait(_PATIENCE_S)

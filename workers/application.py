@@ -1,7 +1,7 @@
-"""The Celery application: the same for workers, beat, Flower and publishers.
+"""The Celery application of workers, beat, Flower and publishers.
 
-JSON only. Wake-ups are acknowledged early, since PostgreSQL has what is due; submitted messages are acknowledged when
-they are accepted. Every wait for the broker is bounded.
+Messages are JSON. A wake-up is acknowledged on delivery, since PostgreSQL has the work; a submission is acknowledged
+once it is accepted. Every wait for the broker has a timeout.
 """
 
 from __future__ import annotations
@@ -36,27 +36,25 @@ ROUTES = {
 }
 
 PRIORITIES = {"ingress": 9, "turns": 5, "deliveries": 5, "sessions": 5, "memory": 2, "maintenance": 2}
-"""Priority of a queue's tasks, 9 first; a wake-up of a session has its turn's instead. Redis goes by it across
-queues: messages are accepted first; deliveries and endings take turns with the turns of the default priority; what
-is done to memories comes last. None starves, since each queue has threads of its own (`perdure.workers.consumer.room`).
+"""The priority of a queue's tasks, 9 first; a session's wake-up has the priority of its turn.
+
+On Redis it also orders the queues: `ingress` is first, `memory` and `maintenance` are last. No queue starves, since
+each has room of its own (`perdure.workers.consumer.room`).
 """
 
 CONCURRENCY = 100
-"""Turns that one worker process runs at once, without `--concurrency`: they mostly wait."""
+"""Concurrent turns of a worker process without `--concurrency`. Turns mostly wait for a model."""
 
 _PRIORITIES = 10
 _WORKER_WAIT_S = 5.0
 _PUBLISH_WAIT_S = 0.5
 
 REDELIVER_S = 60
-"""Redis's visibility timeout: a message is delivered again if it is unacknowledged after these seconds."""
+"""Redis's visibility timeout in seconds: an unacknowledged message is redelivered after it."""
 
 
 def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -> Celery:
-    """The application for the servers at `where`.
-
-    A `publisher` gives up on a broker within about a second, as a wake-up must.
-    """
+    """The application for the servers at `where`. A `publisher` has timeouts of half a second, others of five."""
     app = Celery("perdure", broker=where.broker_url, backend=where.redis_url, include=INCLUDED)
     wait_s = _PUBLISH_WAIT_S if publisher else _WORKER_WAIT_S
     app.conf.update(
@@ -76,19 +74,19 @@ def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -
         worker_pool="threads",
         worker_concurrency=CONCURRENCY,
         worker_prefetch_multiplier=1,
-        worker_enable_prefetch_count_reduction=False,  # `perdure.workers.consumer.room` bounds what a worker takes
-        worker_send_task_events=False,  # a sixth of a worker's time; Flower switches them on while it runs
+        worker_enable_prefetch_count_reduction=False,  # `perdure.workers.consumer.room` limits consumption
+        worker_send_task_events=False,  # they cost a sixth of a worker's time; Flower enables them while it runs
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
-        # A command that Redis refuses costs a new connection, not the worker (`perdure.workers.consumer.broken_keys`).
+        # If Redis refuses a command, reconnect and do not end the worker (`perdure.workers.consumer.broken_keys`).
         broker_channel_error_retry=not where.broker_url.startswith(("amqp", "pyamqp")),
         broker_pool_limit=16,
         broker_heartbeat=10,
         broker_connection_timeout=wait_s,
         broker_transport_options=transport_options(where.broker_url, wait_s, settings.redis_prefix),
-        # An application on the same broker does not see these workers in its `celery inspect`, Flower or gossip.
+        # Keeps these workers out of the `celery inspect`, Flower and gossip of other applications on the broker.
         control_exchange=f"{settings.redis_prefix}celery",
         event_exchange=f"{settings.redis_prefix}celeryev",
         redis_socket_timeout=_WORKER_WAIT_S,
@@ -100,29 +98,28 @@ def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -
 
 
 def registered() -> frozenset[str]:
-    """The names of the tasks that workers run."""
+    """The names of all tasks."""
     app = Celery("perdure", include=INCLUDED, set_as_current=False)
     app.loader.import_default_modules()
     return frozenset(app.tasks)
 
 
 def transport_options(broker_url: str, wait_s: float, prefix: str) -> dict[str, Any]:
-    """Bounds on each wait for the broker, as its transport names them; `wait_s` in seconds.
+    """The transport's options: timeouts of `wait_s` seconds, and on Redis the keys of unacknowledged messages.
 
-    On Redis also the keys, beginning with `prefix`, where unacknowledged messages are kept. Under kombu's own
-    names, which every application on the database shares, this short visibility timeout would hand out the
-    running and postponed tasks of the other applications again.
+    The keys begin with `prefix`. Under kombu's default keys, which all applications on the database share, the short
+    visibility timeout would redeliver the running and postponed tasks of other applications.
     """
     if broker_url.startswith(("amqp", "pyamqp")):
         return {"confirm_publish": True, "connect_timeout": wait_s, "read_timeout": wait_s, "write_timeout": wait_s}
     return {
-        # Every level that a publisher with kombu's defaults may use is among these.
+        # These include each level of a publisher with kombu's defaults.
         "priority_steps": list(range(_PRIORITIES)),
         "socket_timeout": wait_s,
         "socket_connect_timeout": wait_s,
         "health_check_interval": int(_WORKER_WAIT_S),
-        # What a killed worker had taken and not acknowledged (a submission) is handed out again
-        # after so many seconds. Wake-ups that wait in a busy worker for longer come twice, which is harmless.
+        # Redelivers the unacknowledged submissions of a killed worker. A wake-up that waits longer in a busy worker
+        # is delivered twice, which is harmless.
         "visibility_timeout": REDELIVER_S,
         "unacked_key": f"{prefix}unacked",
         "unacked_index_key": f"{prefix}unacked_index",
@@ -133,10 +130,10 @@ def transport_options(broker_url: str, wait_s: float, prefix: str) -> dict[str, 
 
 
 def broker_priority(broker_url: str, priority: int) -> int:
-    """A priority of perdure (9 first) in the broker's terms.
+    """The broker's value for a priority of perdure (9 first).
 
-    RabbitMQ takes 9 first. Redis takes 0 first and has a list for each level: kombu's default consumers read
-    those of 0, 3, 6 and 9, so nothing else is published. perdure's workers read all ten.
+    RabbitMQ delivers 9 first. On Redis level 0 is first, and each level is a list: consumers with kombu's defaults read
+    the levels 0, 3, 6 and 9, so perdure publishes to these only. Its workers read all ten.
     """
     if broker_url.startswith(("amqp", "pyamqp")):
         return priority
@@ -144,17 +141,17 @@ def broker_priority(broker_url: str, priority: int) -> int:
 
 
 def restored_level(level: int) -> int:
-    """The level on Redis at which a message of `level` is written back to its queue.
+    """The Redis level to which a message of `level` returns.
 
-    kombu computes the list from the message's own priority and the steps of the process that writes it back. With the
-    ten steps of perdure's workers, a message that a default publisher put in the list of level 3 would return to level
-    4 or 5, which no default consumer reads.
+    kombu computes the level from the message's priority and the `priority_steps` of the process that returns it. With
+    the ten steps of perdure's workers, a message that a default publisher put on level 3 would return to level 4 or 5,
+    which no default consumer reads.
     """
     return level // 3 * 3
 
 
 def _routes(broker_url: str) -> dict[str, dict[str, Any]]:
-    """Queue and priority of each task that is published with this application: by the gateway, a worker or beat."""
+    """The queue and priority of each task that this application publishes."""
     return {
         task: {"queue": queue, "priority": broker_priority(broker_url, PRIORITIES[queue])}
         for task, queue in ROUTES.items()
@@ -162,8 +159,8 @@ def _routes(broker_url: str) -> dict[str, dict[str, Any]]:
 
 
 def _queue(name: str, broker_url: str) -> Queue:
-    # RabbitMQ refuses a publisher that declares a queue with other arguments than it has: the
-    # queues that others publish to have none.
+    # RabbitMQ refuses a declaration with other arguments than the queue has. Other publishers declare queues without
+    # any, so only `turns`, which they do not publish to, has one.
     ranked = name == "turns" and broker_url.startswith(("amqp", "pyamqp"))
     arguments = {"x-max-priority": _PRIORITIES - 1} if ranked else None
     return Queue(name, Exchange(name), routing_key=name, queue_arguments=arguments)

@@ -1,8 +1,7 @@
-"""Assembling a process: the addresses of its servers, and the runtime's parts.
+"""Assembles a process: the addresses of its servers, and the parts of its runtime.
 
-Addresses come from the settings; where one is unset, the embedded server under the data
-directory is meant, which `perdure up` keeps running. Everything that a process holds open is
-made here and handed on; nothing is made at import.
+An address that the settings leave out is that of the embedded server under the data directory, which `perdure up` runs.
+This module opens a process's connections and passes them on; nothing is opened at import.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ from perdure.turns.lease.parking import recall
 log = logging.getLogger(__name__)
 
 _NO_REDIS = "redis://127.0.0.1:0"
-"""Replaces the URL if no Redis runs: a command that needs it fails with a message."""
+"""The URL if no Redis runs: a command to it fails with a message."""
 
 _NO_DATABASE = "postgresql://"
-"""Stands in where a process needs none."""
+"""The URL in a process that needs no database."""
 
 _START_IT = "Start it with `perdure up`, or set {variable} to a server of your own."
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where the servers are. `redis_url` and `broker_url` are in kombu's spelling."""
+    """The URLs of the servers. `redis_url` and `broker_url` have kombu's syntax."""
 
     database_url: str
     redis_url: str
@@ -55,12 +54,12 @@ class Addresses:
 
 
 def addresses(settings: Settings, *, database: bool = True) -> Addresses:
-    """The servers' addresses, from the settings or from embedded servers that run.
+    """The servers' addresses, from the settings or from the running embedded servers.
 
-    Without `database`, for a process that talks to the broker alone, the database's is not looked for.
+    `database` is False for a process that uses the broker only.
 
     Raises:
-        Unavailable: an embedded server is meant and does not run.
+        Unavailable: an address is unset, and its embedded server does not run.
     """
     redis_url = redis_address(settings)
     broker_url = settings.broker_url.get_secret_value() if settings.broker_url else redis_url
@@ -98,20 +97,20 @@ def redis_address(settings: Settings) -> str:
 
 
 def check(settings: Settings, *, asks_models: bool = True, asks_embedder: bool = True) -> None:
-    """Check each setting that names something: agents, models, embedder, breakers, snapshot store.
+    """Check the settings that name agents, models, the embedder, breakers and the snapshot store.
 
-    Every program of an installation calls this before it looks for a server, so that a wrong value stops
-    the gateway, a worker, beat and Flower alike. It connects to nothing and loads no model into memory. A vendor's key
-    may be missing in a process that asks no models, or no embedder.
+    Every program calls this before it connects to a server, so a wrong value stops the gateway, a worker, beat and
+    Flower alike. It opens no connection and loads no model. In a process that calls no model, or no embedder, the
+    vendor's key may be missing.
 
     Raises:
-        SettingsError: a setting, or an agent's own, names what does not exist or cannot be set up, or
-            `PERDURE_MCP__COMMANDS` does not allow what an agent's MCP server would start.
+        SettingsError: a setting, or an agent's own, has a name that does not exist or cannot be set up, or
+            `PERDURE_MCP__COMMANDS` does not allow the command of an agent's MCP server.
     """
     agents, clock = Agents.from_module(settings.agents), SystemClock()
     check_servers(_servers(agents), settings.mcp)
     breakers = resolve_breakers(settings, clock, _NO_REDIS, lambda _: None)
-    _check_models(Models(settings, clock, breakers), settings, agents, asked=asks_models)
+    _check_models(Models(settings, clock, breakers), settings, agents, called=asks_models)
     breakers.close()
     with suppress(*(() if asks_embedder else (MissingKey,))):
         check_embedder(settings.embedder, settings, clock)
@@ -119,9 +118,9 @@ def check(settings: Settings, *, asks_models: bool = True, asks_embedder: bool =
 
 
 def require_database(database_url: str) -> None:
-    """Check, when a program starts, that this release can use the database; warn if its log quotes users.
+    """Check that this release can use the database; warn if the server's log quotes users' texts.
 
-    A database that cannot be reached is only logged: the program starts, and reconnects.
+    If the database cannot be reached, this logs a warning: the program starts, and connects later.
 
     Raises:
         IncompatibleDatabase: PostgreSQL, pgvector or the schema is too old, or the schema is too new.
@@ -130,11 +129,11 @@ def require_database(database_url: str) -> None:
     try:
         compatibility.require(database)
         if (why := serverlog.quoting(database)) is not None:
-            log.warning("PostgreSQL's log quotes what users wrote (%s), which erasing does not reach", why)
+            log.warning("PostgreSQL's log quotes what users wrote (%s); an erasure does not reach it", why)
     except IncompatibleDatabase:
         raise
     except Unavailable as error:
-        log.warning("the database was not checked at the start: %s", error.message)
+        log.warning("the database could not be checked at the start: %s", error.message)
     finally:
         database.close()
 
@@ -142,10 +141,10 @@ def require_database(database_url: str) -> None:
 def assemble(
     settings: Settings, database_url: str, wake: Waker, redis_url: str | None = None, *, turns: bool = False
 ) -> Runtime:
-    """The parts of one process; with `redis_url`, of one that runs turns and ends sessions.
+    """The parts of one process; `redis_url` is needed to run turns and end sessions.
 
-    Only with `turns` are the agents' MCP servers connected: by a process that runs turns, once it is forked. Others may
-    lack the vendors' keys of models, until they ask one.
+    `turns` connects the agents' MCP servers (call this after the fork) and requires the keys of the models; without it
+    a missing key raises an error when a model is called.
 
     Raises:
         SettingsError: as `check`, or the embedder's model cannot be loaded.
@@ -157,7 +156,7 @@ def assemble(
     database = Database(database_url, lease_s=settings.turn.lease_s)
     breakers = resolve_breakers(settings, clock, redis_url or _redis_if_found(settings), partial(recall, database))
     models = Models(settings, clock, breakers)
-    _check_models(models, settings, agents, asked=turns)
+    _check_models(models, settings, agents, called=turns)
     connections = Connections(settings, breakers, clock) if turns else None
     made = Runtime(
         settings=settings,
@@ -176,7 +175,7 @@ def assemble(
         redis_file=_embedded_file(settings, redis_url),
     )
     if connections is not None:
-        connections.open(servers)  # last: this starts processes, which no code would end if a later step failed
+        connections.open(servers)  # last: if a later step failed, no code would end the server processes
     return made
 
 
@@ -184,15 +183,15 @@ def _servers(agents: Agents) -> list[McpServer]:
     return [server for agent in agents for server in agent.servers]
 
 
-def _check_models(models: Models, settings: Settings, agents: Agents, *, asked: bool) -> None:
+def _check_models(models: Models, settings: Settings, agents: Agents, *, called: bool) -> None:
     """Set up each model that a setting or an agent names, so that a wrong name stops the start, not a turn.
 
-    Unless the process has them `asked`, a vendor's key may be missing.
+    Unless `called`, a vendor's key may be missing.
     """
     of_agent = f"the model of agent {{!r}} (PERDURE_AGENTS is {settings.agents!r})"
     named = [(settings.model, "PERDURE_MODEL"), (settings.summary_model, "PERDURE_SUMMARY_MODEL")]
     named += [(agent.model, of_agent.format(agent.name)) for agent in agents]
-    tolerated = () if asked else (MissingKey,)
+    tolerated = () if called else (MissingKey,)
     for name, variable in named:
         with suppress(*tolerated):
             if name:
@@ -209,12 +208,12 @@ def _embedded_file(settings: Settings, redis_url: str | None) -> AppendOnlyFile 
 
 
 def _redis_of_snapshots(settings: Settings) -> str:
-    """Where Redis is, for a process that knows no address of it; only one of the stores asks."""
+    """The Redis of the store `redis`, in a process without a Redis of its own."""
     return (_redis_if_found(settings) if settings.snapshots == "redis" else None) or _NO_REDIS
 
 
 def _redis_if_found(settings: Settings) -> str | None:
-    """Where Redis is, None if none runs."""
+    """The address of Redis; None if it is unset and no embedded Redis runs."""
     try:
         return redis_address(settings)
     except Unavailable:

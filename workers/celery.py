@@ -1,4 +1,4 @@
-"""Where `celery -A workers worker|beat|inspect|flower` finds the application."""
+"""The application for `celery -A perdure worker|beat|inspect|flower`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from celery import Celery
 
 from perdure.schedules.beat import configure_beat
 from perdure.settings import Settings
-from perdure.workers import control as _control  # noqa: F401 (`celery inspect` knows a command once it is imported)
+from perdure.workers import control as _control  # noqa: F401 (registers the command `inspect perdure`)
 from perdure.workers.application import make_app
 from perdure.workers.assembly import addresses, check
-from perdure.workers.flower import settings as flowering
+from perdure.workers.flower import settings as flower
 from perdure.workers.lifecycle import follow
 from perdure.workers.shutdown import beat
 from perdure.workers.shutdown.start_failure import exit_unless_startable
 
 _CHECKED = frozenset({"worker", "beat", "flower"})
-"""The commands that start a process of the installation. `inspect` and the like need the broker alone."""
+"""The commands that check the settings. Others, such as `inspect`, need only the broker."""
 
 
 def _make() -> Celery:
@@ -23,20 +23,20 @@ def _make() -> Celery:
 
     Raises:
         SettingsError: a setting is wrong.
-        Unavailable: an embedded server is meant and does not run.
+        Unavailable: an address is unset, and its embedded server does not run.
     """
     settings = Settings.load()
-    command = flowering.command()
+    command = flower.command()
     if command in _CHECKED:
         check(settings, asks_models=command == "worker", asks_embedder=command == "worker")
     if command == "flower":
-        flowering.check_environment()
-    where = addresses(settings, database=(command or flowering.STARTED.get()) != "flower")
+        flower.check_environment()
+    where = addresses(settings, database=(command or flower.STARTED.get()) != "flower")
     made = make_app(settings, where)
     follow(made, settings, where)
     beat.follow(settings.shutdown, where.database_url)
     configure_beat(made, settings)
-    flowering.follow(made, settings)
+    flower.follow(made, settings)
     return made
 
 

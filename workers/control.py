@@ -1,4 +1,4 @@
-"""`celery -A perdure inspect perdure`: running turns, leaked threads, the intake, and task counts of each worker."""
+"""The remote-control command `celery -A perdure inspect perdure`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from celery.worker.control import inspect_command
 
 @inspect_command(name="perdure")  # type: ignore[untyped-decorator]  # celery carries no types
 def inspect_perdure(state: Any) -> dict[str, Any]:
-    """Turns that run in this process now, threads that it leaked, whether it takes more, how its tasks ended."""
+    """The worker's running turns, leaked threads, phase of the intake, and counts of its tasks."""
     lifecycle = state.app.perdure
     process = lifecycle()
     standby = {} if lifecycle.standby is None else lifecycle.standby.report()

@@ -1,7 +1,7 @@
-"""A worker process from its start to its end: assembles the runtime, starts the sweeper, runs the shutdown.
+"""The lifecycle of a worker process: assembles the runtime, starts the sweeper, runs the shutdown.
 
 Celery's signals call this module. `worker_shutting_down` fires inside the operating system's signal handler, where I/O
-is unsafe, so it only sets an event for the shutdown thread (`shutdown`).
+is unsafe, so it only puts an event into the queue of the shutdown thread (`perdure.workers.shutdown.phases`).
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ log = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """The parts of one worker process, made when first needed and closed when it ends."""
+    """The parts of one worker process: assembled on first use, closed by `close`."""
 
     def __init__(self, app: Celery, settings: Settings, where: Addresses) -> None:
-        self.taking = pause.Taking()
+        self.consumption = pause.Consumption()
         self.standby: Standby | None = None
         self._embedding: Embedding | None = None
         self._app = app
@@ -69,11 +69,11 @@ class Lifecycle:
         self._process: Process | None = None
         self._waker: CeleryWaker | None = None
         self._isolation = Isolation()
-        self._shutdown = Shutdown(settings.shutdown, self._isolation, self.taking)
+        self._shutdown = Shutdown(settings.shutdown, self._isolation, self.consumption)
         self._pid = 0
 
     def __call__(self) -> Process:
-        """The process's parts. A forked child makes its own."""
+        """The process's parts. A forked child assembles its own."""
         with self._lock:
             if self._process is None or self._pid != os.getpid():
                 self._process = self._assemble()
@@ -85,39 +85,39 @@ class Lifecycle:
         require_database(self._where.database_url)
 
     def start(self) -> None:
-        """Assemble now, and begin to sweep and to wait for the end."""
+        """Assemble the parts, and start the threads that sweep, embed, watch children and run the shutdown."""
         process = self()
-        standby = self.standby = Standby(process, self._settings, self._isolation, self.taking)
+        standby = self.standby = Standby(process, self._settings, self._isolation, self.consumption)
         embedding = self._embedding = Embedding(process.runtime)
         embedding.start()
         _thread("perdure-old-unacked", lambda: OldUnacked(self._app).run(self._shutdown.begun))
         _thread("perdure-sweeper", lambda: self._sweep(process, standby, embedding))
         warden = Warden(process.runtime, process.runner)
         _thread("perdure-warden", lambda: self._isolation.watch(warden))
-        _thread("perdure-drain", lambda: self._shutdown.watch(process))
+        _thread("perdure-shutdown", lambda: self._shutdown.run(process))
 
     def watch(self, name: str) -> None:
-        """The worker `name` is ready: from now on a second process kills it if it falls silent."""
+        """Start the watchdog, which kills the worker `name` if none of its threads runs. Call this when it is ready."""
         environment = {"PERDURE_REDIS_URL": self._where.redis_url, "PERDURE_REDIS_PREFIX": self._settings.redis_prefix}
         Heartbeat(name, self._settings.turn.lease_s, environment).start()
 
-    def leave(self) -> None:
-        """A shutdown begins, or is to be hastened. Safe in a signal handler."""
-        self._shutdown.ask()
+    def request_shutdown(self) -> None:
+        """Begin the shutdown, or shorten it if it has begun. Safe in a signal handler."""
+        self._shutdown.request()
 
-    def stop_taking(self) -> None:
-        """The worker stops; if no signal told it to, a shutdown begins all the same."""
-        if not self._shutdown.asked:
-            self._shutdown.ask()
+    def ensure_shutdown(self) -> None:
+        """Begin the shutdown unless it has begun: a remote `shutdown` command stops the worker without a signal."""
+        if not self._shutdown.requested:
+            self._shutdown.request()
 
     def close(self) -> None:
-        """The pool has ended: flush, and give everything back."""
+        """Flush, release the leases and close the parts. Call this when the pool has ended."""
         with self._lock:
             process, self._process = self._process, None
         if process is None:
             return
         if self._embedding is not None:
-            self._embedding.leave()
+            self._embedding.stop()
         self._shutdown.finish(process)
         began, released = time.monotonic(), self._shutdown.release(process)
         process.runner.close()
@@ -131,13 +131,13 @@ class Lifecycle:
         if process.runtime.breakers is not None:
             process.runtime.breakers.close()
         process.runtime.database.close()
-        self._shutdown.ended(released, began)
+        self._shutdown.end(released, began)
 
     def _assemble(self) -> Process:
         waker = self._waker = CeleryWaker(self._settings, self._where)
         found = schedules.entries(self._app.tasks, self._settings)
         runtime = assemble(self._settings, self._where.database_url, waker, self._where.redis_url, turns=True)
-        runtime.leaks.on_too_many = _leave_for_leaks
+        runtime.leaks.on_too_many = _shut_down_for_leaks
         runner = Runner(runtime, owner=f"{socket.gethostname()}:{os.getpid()}")
         runner.start()
         carriers = self._carriers(waker, runtime.breakers)
@@ -154,13 +154,14 @@ class Lifecycle:
     def _sweep(self, process: Process, standby: Standby, embedding: Embedding) -> None:
         while not self._shutdown.begun.wait(standby.pause_s):
             try:
-                if sweep(process.runtime, turns=standby.look(), stopped_after=self._shutdown.begun.wait) is not None:
-                    embedding.look()
+                stopped_after = self._shutdown.begun.wait
+                if sweep(process.runtime, turns=standby.follow_intake(), stopped_after=stopped_after) is not None:
+                    embedding.request()
                 self._sweep_slots(process)
             except Unavailable as error:
                 log.warning("could not sweep: %s", error.message)
             except Exception:
-                log.exception("the sweeper met an error and goes on")
+                log.exception("a sweep failed; the next one follows")
 
     def _sweep_slots(self, process: Process) -> None:
         runtime = process.runtime
@@ -169,15 +170,15 @@ class Lifecycle:
 
 
 def follow(app: Celery, settings: Settings, where: Addresses) -> Lifecycle:
-    """Tie the process's parts to the application's worker."""
+    """Connect a `Lifecycle` to the signals of the application's worker; returns it."""
     lifecycle = Lifecycle(app, settings, where)
     app.perdure = lifecycle
     app.steps["worker"].add(pause.Step)
 
     def begin(sender: Any = None, **_: Any) -> None:
-        logs.configure()  # Celery asks for it only later, and what is logged until then would be lost
+        logs.configure()  # `setup_logging` fires later, and the lines before it would be lost
         or_exit(lifecycle.check)
-        if sender is None or not pause.is_supervisor(sender):  # its children assemble themselves
+        if sender is None or not pause.is_prefork(sender):  # its children assemble their own parts
             or_exit(lifecycle.start)
 
     def begin_child(**_: Any) -> None:
@@ -185,28 +186,28 @@ def follow(app: Celery, settings: Settings, where: Addresses) -> Lifecycle:
         lifecycle.watch(f"{socket.gethostname()}:{os.getpid()}")
 
     def ready(sender: Any, **_: Any) -> None:
-        if not pause.is_supervisor(sender.controller):
+        if not pause.is_prefork(sender.controller):
             lifecycle.watch(sender.hostname)
 
     setup_logging.connect(lambda **_: logs.configure(), weak=False)
-    # Kept alive by the application: Celery holds its receivers weakly.
+    # `weak=False`: Celery would drop these receivers, which nothing else references.
     worker_init.connect(begin, weak=False)
     worker_process_init.connect(begin_child, weak=False)
     worker_ready.connect(ready, weak=False)
-    worker_shutting_down.connect(lambda **_: lifecycle.leave(), weak=False)
+    worker_shutting_down.connect(lambda **_: lifecycle.request_shutdown(), weak=False)
     worker_shutdown.connect(lambda **_: lifecycle.close(), weak=False)
     return lifecycle
 
 
 def or_exit(step: Callable[[], None]) -> None:
-    """Run a step of the start, or exit with its message: Celery logs an error of a signal's receiver and goes on."""
+    """Run `step`, or exit with its message: Celery only logs an error that a receiver raises, and starts the worker."""
     with exit_unless_startable():
         step()
 
 
-def _leave_for_leaks() -> None:
-    """What hangs has taken too many threads: shut down as for any SIGTERM; a supervisor starts another worker."""
-    log.error("too many tools or hooks run past their time and cannot be ended: this worker drains and leaves")
+def _shut_down_for_leaks() -> None:
+    """Shut down as on SIGTERM: hung calls hold too many threads. A process supervisor starts another worker."""
+    log.error("too many tools or hooks run past their time limit and cannot be stopped: this worker shuts down")
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -1,7 +1,8 @@
-"""Logs: one line an event, to stderr, with the task that said it.
+"""Logging to stderr: one line for each event, with the task that logged it.
 
-A log outlives the erasure of a user, so no line has a user's text. Of an exception it has the frames and the types; the
-message only if that cannot quote what a tool, a hook or a statement was called with (`perdure.errors.loggable`).
+A log outlives the erasure of a user, so no line may have a user's text. An exception is logged with its frames and
+types; with its message only if that cannot quote the arguments of a tool, a hook or a statement
+(`perdure.errors.loggable`).
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from perdure.tasks import current_task
 _FORMAT = "%(asctime)s %(levelname)s %(name)s %(task)s %(message)s"
 
 
-# Celery tells of each task twice; what became of its turn is said once, by the domain.
-_CHATTY = ("alembic", "celery.app.trace", "celery.worker.strategy", "httpcore2", "httpx2", "kombu", "openai")
+# Celery logs each task twice, while the domain logs the outcome of its turn once.
+_WARNINGS_ONLY = ("alembic", "celery.app.trace", "celery.worker.strategy", "httpcore2", "httpx2", "kombu", "openai")
 
 
 class _WithTask(logging.Filter):
@@ -30,13 +31,13 @@ class _WithTask(logging.Filter):
 
 
 def configure(level: int = logging.INFO) -> None:
-    """Send this process's log to stderr. Called once, at the start of a process."""
+    """Send this process's log to stderr. Call this once, when the process starts."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_WithoutTexts(_FORMAT))
     handler.addFilter(_WithTask())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    for chatty in _CHATTY:
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    for name in _WARNINGS_ONLY:
+        logging.getLogger(name).setLevel(logging.WARNING)
     threading.excepthook = _log_uncaught
 
 
@@ -46,7 +47,7 @@ class _WithoutTexts(logging.Formatter):
 
 
 def _traced(error: BaseException | None) -> list[str]:
-    """The lines of a traceback, causes first, as Python prints them, with each message as `loggable` has it."""
+    """The lines of a traceback as Python prints them, causes first, with each message from `loggable`."""
     lines: list[str] = []
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -66,7 +67,7 @@ def _frames(trace: TracebackType | None) -> list[str]:
 
 
 def _log_uncaught(ended: threading.ExceptHookArgs) -> None:
-    """Log what ended a thread; Python itself would print its message to stderr."""
+    """Log the error that ended a thread; Python would print its message to stderr."""
     if ended.exc_type is SystemExit or ended.exc_value is None:
         return
     name = ended.thread.name if ended.thread else "?"
@@ -74,15 +75,15 @@ def _log_uncaught(ended: threading.ExceptHookArgs) -> None:
 
 
 def repeat_sparingly(*loggers: str) -> None:
-    """Have each of `loggers` write at most one record a second of each kind. Call it once in a process."""
+    """Limit each of `loggers` to one record a second of each kind. Call this once in a process."""
     for name in loggers:
-        logging.getLogger(name).addFilter(_Sparingly())
+        logging.getLogger(name).addFilter(_OncePerSecond())
 
 
-class _Sparingly(logging.Filter):
-    """Passes one record a second of each kind, which is the first line of the unformatted message.
+class _OncePerSecond(logging.Filter):
+    """Passes one record a second of each kind: the level and the first line of the unformatted message.
 
-    The next record that passes says how many were dropped before it.
+    The next record that passes has the number of records dropped before it.
     """
 
     _MOST_KINDS = 1_000

@@ -1,7 +1,7 @@
 """The first tables: users, identities, sessions, turns, inbox, messages, effects, deliveries, slots.
 
-`perdure_now()` is the one clock that SQL reads: the server's, plus an offset that a
-connection may set (`perdure.clock_offset`), as tests do to move time.
+SQL reads the time from `perdure_now()`: the server's clock, plus an offset that a connection may set
+(`perdure.clock_offset`), with which tests move time.
 
 Revision: 0001, after nothing.
 """

@@ -1,6 +1,6 @@
-"""Snapshots: what an agent keeps between its steps and the transcript does not; and the ledger of schedules.
+"""Snapshots, which hold an agent's state between steps, and the ledger of schedules.
 
-The ledger: since when an entry exists, the lease on its slot in work, failed attempts.
+The ledger has, for each entry, when it was first seen and the lease on its slot; for each slot, failed attempts.
 
 Revision: 0002, after 0001.
 """

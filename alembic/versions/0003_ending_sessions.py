@@ -1,7 +1,7 @@
-"""Ending sessions: who asked for it and when, what it left, and which session came before.
+"""Ending sessions: when and why the end was requested, the summary, and the previous session.
 
-`perdure_illegal_transition()` is what a change of state runs into that the table of states
-does not hold; its error code is read where errors of the driver are mapped.
+`perdure_illegal_transition()` raises an error for a change of state that the table of transitions does not contain.
+`perdure.database` maps its error code.
 
 Revision: 0003, after 0002.
 """

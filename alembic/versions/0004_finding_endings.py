@@ -1,7 +1,7 @@
-"""What finds sessions that are to end, and those that follow another.
+"""Indexes on sessions that are to end and on sessions that follow another.
 
-Reads the whole table of sessions, and lets everybody else read and write it meanwhile. Each
-statement commits by itself, so this may stop half-way; it is run again from the beginning then.
+Reads the whole table of sessions without blocking readers and writers. Each statement commits by itself; an
+interrupted run is repeated from the beginning.
 
 Revision: 0004, after 0003.
 """
@@ -25,7 +25,7 @@ _INDEXES = {
 
 def upgrade() -> None:
     """Go up."""
-    downgrade()  # an index whose building was broken off is there, and of no use
+    downgrade()  # an interrupted build leaves an invalid index
     with op.get_context().autocommit_block():
         op.create_foreign_key(
             op.f(_FOREIGN_KEY),
@@ -33,7 +33,7 @@ def upgrade() -> None:
             "sessions",
             ["previous_session_id"],
             ["session_id"],
-            postgresql_not_valid=True,  # checking it at once would keep every writer out meanwhile
+            postgresql_not_valid=True,  # validating it here would block all writers
         )
         op.execute(f"ALTER TABLE sessions VALIDATE CONSTRAINT {_FOREIGN_KEY}")
         for name, (column, condition) in _INDEXES.items():

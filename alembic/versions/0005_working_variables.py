@@ -1,7 +1,7 @@
-"""Working variables: which are the present ones, and what calls side by side changed before their step.
+"""Working variables: the tick of the present ones, and the changes of concurrent calls before their step commits.
 
-And what saving a snapshot before the reply needs: the version that was saved, the ending of a
-turn that waits for it, the tick at which a turn was settled.
+Also the columns for saving a snapshot before the reply: the version that was saved, the outcome of a turn that waits
+for the save, and the tick at which a turn was settled.
 
 Revision: 0005, after 0004.
 """

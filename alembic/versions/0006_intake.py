@@ -1,4 +1,4 @@
-"""The fleet's intake: one row, which a drain closes and every process reads.
+"""The fleet's intake: one row, which `perdure drain` closes and every process reads.
 
 Revision: 0006, after 0005.
 """

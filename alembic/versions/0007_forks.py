@@ -1,8 +1,7 @@
-"""Forks: which session one is a copy of; and what finds every session that nobody has asked to end.
+"""Forks: the session that a fork was copied from, and an index on all sessions without a requested end.
 
-Routing's index holds no forks, which end like any other when nobody uses them. The index is
-built while everybody else reads and writes. Each statement commits by itself, so this may stop
-half-way; it is run again from the beginning then.
+The index for routing holds no forks; a fork ends by inactivity, as any session does. Indexes are built concurrently.
+Each statement commits by itself; an interrupted run is repeated from the beginning.
 
 Revision: 0007, after 0006.
 """
@@ -22,7 +21,7 @@ _INDEX = "sessions_open_idx"
 
 def upgrade() -> None:
     """Go up."""
-    downgrade()  # an index whose building was broken off is there, and of no use
+    downgrade()  # an interrupted build leaves an invalid index
     op.add_column(
         "sessions", sa.Column("forked_from", sa.Uuid(), nullable=True, comment="the session that it was copied from")
     )

@@ -1,9 +1,9 @@
-"""Memory: what is known of a user, what was said as it is searched, who and what it is about.
+"""Memory: memories of a user, their entities and relations, and the search data of messages.
 
-`perdure_words()` makes of a text what full text search compares; `perdure_owner()` is a word that
-stands for a user and is among them, so that one index answers "these words, of this user". What is
-said becomes searchable with the commit that says it: a trigger on `messages` writes its words, and
-a note that it has no vector yet. What a fork copies is searched in its source.
+`perdure_words()` turns a text into the lexemes that full-text search compares. `perdure_owner()` is a lexeme for the
+user, stored with them, so that one index finds the words of one user. A trigger on `messages` writes the lexemes in the
+commit of the message, and a row in `unembedded` for the missing vector. Messages that a fork copies are searched in the
+fork's source only.
 
 Revision: 0008, after 0007.
 """
@@ -22,15 +22,15 @@ depends_on = None
 
 _TIMESTAMP = sa.DateTime(timezone=True)
 
-# A text of any length is said in one commit: its first 20,000 characters are searched by their words, and
-# a run without spaces comes in pieces, for taking characters out of a long one is quadratic.
+# A message of any length is indexed in its commit, so only the first 20,000 characters are. A run without spaces is
+# processed in pieces: extracting characters from a long one takes quadratic time.
 _FUNCTIONS = (
     """
     CREATE FUNCTION perdure_owner(user_id text) RETURNS text LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS
     $$ SELECT 'user:' || left(encode(sha256(convert_to(user_id, 'UTF8')), 'hex'), 24) $$
     """,
-    # Korean and scripts without spaces are searched by pairs of characters: Korean after its commonest
-    # particles and endings are taken off, so that a noun is found under any of them.
+    # Korean and scripts without spaces are indexed by pairs of characters. The most common particles and endings of
+    # Korean are removed first, so that a noun is found with any of them.
     r"""
     CREATE FUNCTION perdure_words(said text) RETURNS tsvector LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS
     $$

@@ -1,8 +1,7 @@
-"""What finds sessions to consolidate and sessions that were imported; and the words of what was said before.
+"""Indexes on sessions to consolidate and on imported sessions; the search data of existing messages.
 
-Reads the whole tables of sessions and messages, and lets everybody else read and write them
-meanwhile. Each statement commits by itself, so this may stop half-way; it is run again from the
-beginning then.
+Reads the whole tables of sessions and messages without blocking readers and writers. Each statement commits by itself;
+an interrupted run is repeated from the beginning.
 
 Revision: 0009, after 0008.
 """
@@ -22,7 +21,7 @@ _INDEXES = {
     "sessions_imported_as_key": (["user_id", "imported_as"], "imported_as IS NOT NULL", True),
 }
 
-# What the trigger does with what is said from now on, for the sessions that come next.
+# Indexes the existing messages of the next sessions, as the trigger does for new messages.
 _SESSIONS = "SELECT session_id FROM sessions WHERE session_id > :after ORDER BY session_id LIMIT 100"
 _WORDS = """
     WITH said AS (
@@ -46,7 +45,7 @@ _WORDS = """
 
 def upgrade() -> None:
     """Go up."""
-    downgrade()  # an index whose building was broken off is there, and of no use
+    downgrade()  # an interrupted build leaves an invalid index
     with op.get_context().autocommit_block():
         for name, (columns, condition, unique) in _INDEXES.items():
             op.create_index(

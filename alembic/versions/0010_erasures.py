@@ -1,4 +1,4 @@
-"""Erasures that are not quite over: what is seen to once more, a lease after the rows went.
+"""Erasures whose second pass is due, one lease after the rows were deleted.
 
 Revision: 0010, after 0009.
 """

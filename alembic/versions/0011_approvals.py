@@ -1,8 +1,8 @@
-"""Approvals and parked turns: calls that wait for a person, and sessions that are not claimed before a moment.
+"""Approvals and parked turns: calls that wait for a person, and sessions that are not claimed before a time.
 
-Approvals are statuses of a tool call's row, so a check of its statuses replaces the one before. It
-holds for new rows at once; the old ones are looked through without keeping writers out. The rate
-guard counts a user's messages by an index, built while everybody else reads and writes.
+Approvals are statuses of a tool call's row, so a new check constraint replaces the previous one. It applies to new rows
+at once; existing rows are validated without blocking writers. The rate guard counts a user's messages with an index,
+which is built concurrently.
 
 Revision: 0011, after 0010.
 """
@@ -25,7 +25,7 @@ _AFTER = ("asked", "approved", *_BEFORE, "denied")
 
 def upgrade() -> None:
     """Go up."""
-    _drop_index()  # one whose building was broken off is there, and of no use
+    _drop_index()  # an interrupted build leaves an invalid index
     op.add_column(
         "sessions",
         sa.Column(
@@ -42,7 +42,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down. A call that waits for a person was not run, and is not: its turn says so."""
+    """Go down. Calls that wait for a person are not run, and their turns report that."""
     _drop_index()
     op.execute("UPDATE tool_effects SET status = 'failed' WHERE status IN ('asked', 'approved', 'denied')")
     op.execute("UPDATE turns SET status = 'parked' WHERE status = 'waiting_approval'")

@@ -1,4 +1,4 @@
-"""The CaseBank: cases, executions, archive and history, the runs that prune them; what people say of a turn.
+"""The CaseBank: cases, executions, archive, history, and the runs that prune them; feedback on turns.
 
 Revision: 0012, after 0011.
 """

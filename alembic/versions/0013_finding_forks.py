@@ -1,4 +1,4 @@
-"""Finding the forks of a session.
+"""An index on the forks of a session.
 
 Revision: 0013, after 0012.
 """

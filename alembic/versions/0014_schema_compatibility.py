@@ -1,7 +1,6 @@
-"""Which releases can use the schema; the turns of a user and the turns that failed, newest first.
+"""Which releases can use the schema; indexes on a user's turns and on failed turns, newest first.
 
-The indexes are built concurrently. Each statement commits by itself, so this may stop half-way; it starts again from
-the beginning then.
+The indexes are built concurrently. Each statement commits by itself; an interrupted run is repeated from the beginning.
 
 Revision: 0014, after 0013.
 """
@@ -26,7 +25,7 @@ _INDEXES = {
 
 def upgrade() -> None:
     """Go up."""
-    downgrade()  # an index whose building was broken off exists and is invalid
+    downgrade()  # an interrupted build leaves an invalid index
     op.create_table(
         "schema_compatibility",
         sa.Column("single", sa.Boolean(), nullable=False),

@@ -1,4 +1,4 @@
-"""A random nonce beside the fencing token.
+"""A random nonce next to the fencing token.
 
 Revision: 0015, after 0014.
 """

@@ -1,7 +1,7 @@
-"""Indexes that bound listing and retention by their LIMIT; sessions given up; dry runs of the CaseBank.
+"""Indexes that bound listing and retention by their LIMIT; abandoned consolidations; dry runs of the CaseBank.
 
-Builds its indexes concurrently, so that every table stays readable and writable. Each statement commits by itself:
-a migration that was interrupted starts again from the beginning.
+The indexes are built concurrently, without blocking readers and writers. Each statement commits by itself; an
+interrupted run is repeated from the beginning.
 
 Revision: 0016, after 0015.
 """
@@ -65,22 +65,22 @@ def upgrade() -> None:
 
 
 def _build(name: str, table: str, columns: list[Any], condition: str | None) -> None:
-    """Build an index, in place of one that an interrupted build left invalid."""
+    """Build an index, and replace an invalid one that an interrupted build left."""
     op.drop_index(name, table_name=table, if_exists=True, postgresql_concurrently=True)
     where = None if condition is None else sa.text(condition)
     op.create_index(name, table, columns, postgresql_where=where, postgresql_concurrently=True)
 
 
 def _add_dry_runs() -> None:
-    """A table of some hundred rows, changed in one transaction."""
+    """Change the table of runs in one transaction; it has a few hundred rows."""
     op.add_column(
         "case_runs",
         sa.Column(
             "dry_run", sa.Boolean(), server_default=sa.false(), nullable=False, comment="it makes a plan and ends"
         ),
     )
-    # A worker of the release before this one does not know dry runs. If it takes one over, this refuses the
-    # phases in which cases are removed.
+    # A worker of the previous release does not know dry runs. If it continues one, this constraint refuses the
+    # phases that remove cases.
     op.create_check_constraint(op.f(_DRY_RUN), "case_runs", "NOT dry_run OR phase IN ('planning', 'done')")
     op.drop_index(_ONE_RUN, table_name="case_runs")
     op.create_index(

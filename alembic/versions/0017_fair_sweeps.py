@@ -1,7 +1,6 @@
-"""What the sweeper reads goes by index: the sessions to wake or to end and the deliveries to publish, next ones first.
+"""Indexes for the sweeper: sessions to wake or to end and deliveries to publish, in the order in which they are due.
 
-Builds indexes next to readers and writers. Each statement commits by itself, so an interrupted run is repeated
-from the beginning.
+The indexes are built concurrently. Each statement commits by itself; an interrupted run is repeated from the beginning.
 
 Revision: 0017, after 0016.
 """

@@ -1,16 +1,16 @@
-"""Cases have an author; uses of cases are recorded without touching the case, and counted later.
+"""Cases have an author; uses of cases are recorded without an update of the case, and counted later.
 
-The foreign key from `case_executions` to `cases` goes: its check takes a lock on the case's row, so that a turn that
-used the case waits for whoever holds that row. Rows of `case_executions` that exist were counted when they were
-recorded, and a release before this one, which may still run, goes on to do so: hence the default of `counted`.
+Drops the foreign key from `case_executions` to `cases`: its check locks the case's row, so a turn that used the case
+would wait for any transaction that holds that lock. Existing rows of `case_executions` were counted when they were
+recorded, and the previous release, which may still run, continues to do so: hence the default of `counted`.
 
-A case with a turn but without an author takes the turn's user. Where the turn is gone, the author is '', which no user
-is called: the case reaches no prompt unless `PERDURE_CASEBANK__SCOPE` is `all`.
+A case with a turn but without an author gets the turn's user. If the turn is deleted, the author is '', which is no
+user's id: the case reaches no prompt unless `PERDURE_CASEBANK__SCOPE` is `all`.
 
-The vector indexes held all cases. Those that are made from now on hold the shared cases, or the learnt ones; the next
-reflection builds them, and until then a search reads the rows.
+The vector indexes held all cases. New ones hold either the shared cases or the learnt ones. The next reflection builds
+them; until then a search reads the rows.
 
-Each statement commits by itself, so this may stop half-way; it is run again from the beginning then.
+Each statement commits by itself; an interrupted run is repeated from the beginning.
 
 Revision: 0018, after 0017.
 """
@@ -83,13 +83,13 @@ def upgrade() -> None:
             op.f(_AUTHOR), "cases", "turn_id IS NULL OR user_id IS NOT NULL", postgresql_not_valid=True
         )
         op.execute(f"ALTER TABLE cases VALIDATE CONSTRAINT {_AUTHOR}")
-        _drop_indexes()  # one whose building was broken off is there, and of no use
+        _drop_indexes()  # an interrupted build leaves an invalid index
         for name, (table, column, condition) in _INDEXES.items():
             op.create_index(name, table, [column], postgresql_where=sa.text(condition), postgresql_concurrently=True)
 
 
 def downgrade() -> None:
-    """Go down: what is not counted yet is counted, and uses of cases that are gone are deleted."""
+    """Go down. Counts the uncounted uses, and deletes uses of deleted cases."""
     with op.get_context().autocommit_block():
         _drop_vector_indexes()
         _drop_indexes()

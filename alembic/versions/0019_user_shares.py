@@ -1,9 +1,8 @@
-"""Sessions that wait because their user runs as many turns as one user may: since when, and found by user.
+"""Sessions that wait because their user has reached the limit on concurrent turns, and an index by user.
 
-`not_before` of such a session lies ahead, so a release before this one leaves it alone until then.
+`not_before` of such a session is in the future, so the previous release does not claim it before that time.
 
-Builds indexes next to readers and writers. Each statement commits by itself, so an interrupted run is repeated
-from the beginning.
+The indexes are built concurrently. Each statement commits by itself; an interrupted run is repeated from the beginning.
 
 Revision: 0019, after 0018.
 """
@@ -48,7 +47,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down: sessions that wait for a place are due at once."""
+    """Go down. Sessions that wait for their user's limit are due at once."""
     _drop_indexes()
     with op.get_context().autocommit_block():
         op.execute(

@@ -1,7 +1,7 @@
-"""Indexes that find the sessions and the cases of a tenant by the user keys that they are stored with.
+"""Indexes that find a tenant's sessions and cases by the tenant's user keys.
 
-They hold only rows of users with a tenant, so an installation without tenants pays nothing. Readers and writers are not
-blocked. Each statement commits by itself, so an interrupted run is repeated from the beginning.
+They hold only rows of users with a tenant, so they are empty in an installation without tenants. They are built
+concurrently. Each statement commits by itself; an interrupted run is repeated from the beginning.
 
 Revision: 0020, after 0019.
 """

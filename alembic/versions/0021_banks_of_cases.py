@@ -1,11 +1,11 @@
-"""Cases belong to banks, and an administrator can share one user's case with everybody.
+"""Cases belong to banks, and an administrator can share a user's case with all users.
 
-The columns have constant defaults, so no row is rewritten: every case is in the common bank, and none is shared. A
-release before this one adds cases to the common bank and finds cases of every bank.
+The columns have constant defaults, so no row is rewritten: each case is in the common bank, and none is shared. The
+previous release adds cases to the common bank and finds cases of every bank.
 
-Going down, all cases are in one bank again, and shared ones their authors' alone; the record of sharing is deleted.
+The downgrade moves all cases into one bank, withdraws shared ones from other users, and deletes the record of sharing.
 
-Each statement commits by itself, so this may stop half-way; it is run again from the beginning then.
+Each statement commits by itself; an interrupted run is repeated from the beginning.
 
 Revision: 0021, after 0020.
 """
@@ -88,7 +88,7 @@ def _allow(events: str) -> None:
 
 
 def _replace(gone: dict[str, tuple[list[str], str]], made: dict[str, tuple[list[str], str]]) -> None:
-    for name in [*gone, *made]:  # of those to be made, one whose building was interrupted is there and of no use
+    for name in [*gone, *made]:  # an interrupted build leaves an invalid index
         op.drop_index(name, table_name="cases", if_exists=True, postgresql_concurrently=True)
     for name, (columns, condition) in made.items():
         op.create_index(name, "cases", columns, postgresql_where=sa.text(condition), postgresql_concurrently=True)

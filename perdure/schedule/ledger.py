@@ -101,7 +101,7 @@ def claim(database: Database, entry: Entry, lease_s: float) -> ClaimedSlot | Non
     """
     slot = entry.cadence.previous(register(database, [entry], lease_s))
     retries = {"first_retry_s": FIRST_RETRY_S, "longest_retry_s": LONGEST_RETRY_S}
-    rows = database.run(queries.TAKE, {"entry": entry.name, "slot": slot, "lease_s": lease_s, **retries})
+    rows = database.run(queries.CLAIM, {"entry": entry.name, "slot": slot, "lease_s": lease_s, **retries})
     return ClaimedSlot(entry.name, slot, rows[0].token, rows[0].attempts) if rows else None
 
 

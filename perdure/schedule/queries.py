@@ -14,19 +14,19 @@ from perdure.database.engine import Statement
 REGISTER = Statement(
     "slots.register",
     """
-    WITH sighted AS (
+    WITH added AS (
         INSERT INTO schedule_entries (entry, since)
         SELECT name, perdure_now() FROM unnest(%(entries)s::text[]) AS name
         WHERE NOT EXISTS (SELECT FROM schedule_entries WHERE entry = name)
         ON CONFLICT (entry) DO NOTHING
-    ), brought_back AS (
+    ), corrected AS (
         UPDATE schedule_entries
         SET since = least(since, perdure_now()),
             lease_until = CASE WHEN lease_until IS NOT NULL
                 THEN least(lease_until, perdure_now() + make_interval(secs => %(lease_s)s)) END
         WHERE entry = ANY (%(entries)s::text[])
           AND (since > perdure_now() OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s))
-    ), sooner AS (
+    ), retries AS (
         UPDATE schedule_slots
         SET retry_at = perdure_now() + make_interval(secs => %(longest_retry_s)s)
         WHERE entry = ANY (%(entries)s::text[]) AND done_at IS NULL
@@ -39,15 +39,15 @@ REGISTER = Statement(
 # Claims a new slot, one whose lease expired, or one that failed and is due again. One caller gets a row: the statement
 # locks the entry's row first and reads its latest version, and ON CONFLICT reads the slot's latest version, not the
 # statement's snapshot.
-TAKE = Statement(
-    "slots.take",
+CLAIM = Statement(
+    "slots.claim",
     """
     WITH free AS (
         SELECT entry FROM schedule_entries
         WHERE entry = %(entry)s AND since <= %(slot)s::timestamptz
           AND (lease_until IS NULL OR lease_until <= perdure_now())
         FOR NO KEY UPDATE
-    ), taken AS (
+    ), claimed AS (
         INSERT INTO schedule_slots AS s (entry, slot, taken_at)
         SELECT entry, %(slot)s::timestamptz, perdure_now() FROM free
         ON CONFLICT (entry, slot) DO UPDATE
@@ -60,8 +60,8 @@ TAKE = Statement(
     )
     UPDATE schedule_entries AS e
     SET token = e.token + 1, lease_until = perdure_now() + make_interval(secs => %(lease_s)s), wakes = 0
-    FROM taken WHERE e.entry = taken.entry
-    RETURNING e.token, taken.attempts
+    FROM claimed WHERE e.entry = claimed.entry
+    RETURNING e.token, claimed.attempts
     """,
 )
 
@@ -86,7 +86,7 @@ SETTLE = Statement(
     ), done AS (
         UPDATE schedule_slots AS s SET done_at = perdure_now(), error = NULL, retry_at = NULL
         FROM held WHERE s.entry = held.entry AND s.slot = %(slot)s::timestamptz
-    ), forgotten AS (
+    ), deleted AS (
         DELETE FROM schedule_slots AS s USING held
         WHERE s.entry = held.entry AND s.slot <> %(slot)s::timestamptz
           AND s.slot < perdure_now() - make_interval(days => %(kept_days)s)

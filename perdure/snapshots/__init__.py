@@ -2,5 +2,5 @@
 
 `snapshot` defines `AgentSnapshot` and `codec` its JSON. `store` is the protocol; `postgres`, `redis`, `sqlite` and
 `file` implement it, and `resolve` chooses one. `exchange` exports and imports snapshots, `pending` adds the queued
-messages, `forgetting` deletes snapshots. `turns.run.snapshot` saves and loads them.
+messages, `deletion` deletes the snapshots of a session that ends. `turns.run.snapshot` saves and loads them.
 """

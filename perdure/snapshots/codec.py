@@ -253,5 +253,5 @@ def _require_room(variables: Mapping[str, Any]) -> None:
     if size > MAX_VARIABLES_BYTES:
         raise TooLarge(
             f"The working variables take {size:,} bytes as JSON; at most {MAX_VARIABLES_BYTES:,} may be kept. "
-            "Keep what is large elsewhere, and here where it is."
+            "Store large values elsewhere, and keep only their location here."
         )

@@ -1,10 +1,10 @@
 """Export and import of snapshots, for operators.
 
 An export is the snapshot of the last commit and the pending messages, assembled from PostgreSQL. An import restores the
-working variables only, at the session's present tick: the transcript is never rewritten, and `turns.restoring` accepts
-the pending messages again. `restore` claims the session's lease, so that no turn begins with variables that are about
-to be replaced. As in a step, the store saves first, then one statement commits; a save without the commit does not
-count.
+working variables only, at the session's present tick: the transcript is never rewritten, and `turns.restore_snapshot`
+accepts the pending messages again. `restore` claims the session's lease, so no turn begins with variables that are
+about to be replaced. As in a step, the store saves first, then one statement commits; a save without the commit does
+not count.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def restore(database: Database, store: SnapshotStore, snapshot: AgentSnapshot, l
         Unavailable: the database cannot be reached; it is safe to repeat.
     """
     parameters = {"session_id": snapshot.agent_id, "tick": snapshot.tick_index, "lease_s": lease_s}
-    claimed = database.run(queries.TAKE, parameters)
+    claimed = database.run(queries.CLAIM_FOR_IMPORT, parameters)
     if not claimed:
         raise _refused(database, snapshot)
     fence = Fence(claimed[0].token, claimed[0].nonce)
     try:
         _restore_variables(database, store, snapshot, fence)
     except BaseException:
-        database.run(queries.GIVE_BACK, fence.on(snapshot.agent_id))
+        database.run(queries.RELEASE, fence.on(snapshot.agent_id))
         raise
 
 
@@ -69,7 +69,7 @@ def _restore_variables(database: Database, store: SnapshotStore, snapshot: Agent
         merged = replace(present, memory=memory, event_queue_backup=events, extra=snapshot.extra)
         store.save(merged, fence.token)
     kept = as_json(checked_variables(variables))
-    if not database.run(queries.PUT_BACK, {**fence.on(snapshot.agent_id), "variables": kept, "elsewhere": elsewhere}):
+    if not database.run(queries.RESTORE, {**fence.on(snapshot.agent_id), "variables": kept, "elsewhere": elsewhere}):
         raise Conflict("Another process claimed that session during the import. Nothing was restored.")
 
 

@@ -62,7 +62,9 @@ class FileSnapshots:
                     _remove_below(folder, version)
                     return
         raise SnapshotUnavailable(
-            self.name, f"files vanish from {folder} while they are written", "See what else removes files there."
+            self.name,
+            f"files vanish from {folder} while they are written",
+            "Find the process that removes files there.",
         )
 
     def load(self, agent_id: UUID) -> Stored | None:
@@ -184,15 +186,15 @@ def _remove_below(folder: Path, version: Version) -> None:
 
 def _write_whole(path: Path, data: bytes) -> None:
     """Write `data` to `path` atomically and durably."""
-    beside = path.with_name(f"{path.stem}.{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f"{path.stem}.{secrets.token_hex(8)}.tmp")
     try:
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
     except OSError:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     _sync_directory(path.parent)
 

@@ -2,7 +2,7 @@
 
 The queue of a session is in PostgreSQL (`turns` and `inbox`) with every store; each snapshot reads it from there
 (`queries.pending`). An event holds all that is needed to accept its message again, here or in another installation: an
-import does that (`turns.restoring`).
+import does that (`turns.restore_snapshot`).
 """
 
 from __future__ import annotations

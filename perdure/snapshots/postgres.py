@@ -74,7 +74,7 @@ class PostgresSnapshots:
             try:
                 return assemble(agent_id, rows[0])
             except InvalidRequest as error:
-                self._move(agent_id, error.message, _still(rows[0]))
+                self._move(agent_id, error.message, _unchanged(rows[0]))
         return None
 
     def set_aside(self, agent_id: UUID, upto: Version, reason: str) -> None:
@@ -117,7 +117,7 @@ def _version(row: Row[Any]) -> Version:
     return Version(row.token, row.tick)
 
 
-def _still(damaged: Row[Any]) -> Callable[[Row[Any]], bool]:
+def _unchanged(damaged: Row[Any]) -> Callable[[Row[Any]], bool]:
     """A check that a row still has the damaged content that was read."""
     return lambda kept: (kept.variables, kept.events) == (damaged.variables, damaged.events)
 
@@ -149,7 +149,7 @@ def assemble(session_id: UUID, row: Row[Any]) -> Stored:
 
 def _events(saved: list[dict[str, Any]], row: Row[Any]) -> tuple[Event, ...]:
     """The events saved with the snapshot, unless the session has committed since, and the session's queue."""
-    kept = () if row.gone_on else events_of(saved)
+    kept = () if row.committed_since else events_of(saved)
     return (*kept, *(event for event in pending.events(row.pending) if event not in kept))
 
 

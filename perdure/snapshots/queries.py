@@ -82,10 +82,10 @@ SAVE = Statement(
 )
 
 # Assembles a snapshot from the stored variables, the session's row, the messages of the last turns, and the queue. If
-# the session has committed since the variables last changed (`gone_on`), the events saved with them are void.
+# the session has committed since the variables last changed (`committed_since`), the events saved with them are void.
 _PARTS = f"""
     SELECT s.state, coalesce(k.variables::text, '{{{{}}}}') AS variables, coalesce(k.events::text, '[]') AS events,
-           coalesce(k.tick < s.tick, false) AS gone_on, {pending("s.session_id")} AS pending,
+           coalesce(k.tick < s.tick, false) AS committed_since, {pending("s.session_id")} AS pending,
            (extract(epoch FROM coalesce(k.saved_at, s.last_activity_at)) * 1000)::bigint AS timestamp,
            CASE WHEN k.tick IS NULL OR (s.token, s.tick) > (k.token, k.tick) THEN s.token ELSE k.token END AS token,
            CASE WHEN k.tick IS NULL OR (s.token, s.tick) > (k.token, k.tick) THEN s.tick ELSE k.tick END AS tick,
@@ -138,8 +138,8 @@ DELETE = Statement(
 # --- import ------------------------------------------------------------------------------
 
 # Claims a session if no turn has begun, no end is requested, and it is still at `tick`. Turns may be queued.
-TAKE = Statement(
-    "snapshots.take_session",
+CLAIM_FOR_IMPORT = Statement(
+    "snapshots.claim_for_import",
     f"""
     WITH candidate AS (
         SELECT session_id FROM sessions
@@ -158,9 +158,9 @@ TAKE = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# Writes the restored variables and releases the session; turns accepted during the import are due at once.
-PUT_BACK = Statement(
-    "snapshots.put_back",
+# Writes the restored variables and releases the session. Turns accepted during the import are due at once.
+RESTORE = Statement(
+    "snapshots.restore",
     f"""
     WITH fenced AS (
         UPDATE sessions
@@ -178,8 +178,8 @@ PUT_BACK = Statement(
     """,  # noqa: S608 (constants)
 )
 
-GIVE_BACK = Statement(
-    "snapshots.give_session_back",
+RELEASE = Statement(
+    "snapshots.release_session",
     f"""
     UPDATE sessions SET lease_until = NULL, lease_owner = NULL, woken_at = NULL
     WHERE {HELD}

@@ -1,4 +1,4 @@
-"""Makes the store that `PERDURE_SNAPSHOTS` names.
+"""Creates the store that `PERDURE_SNAPSHOTS` names.
 
 A third party adds a store with an entry point of the group `perdure.snapshots`: its name is the URL's scheme, and its
 object is called with the whole value and the settings.
@@ -30,7 +30,7 @@ _CREDENTIALS = compiled("://[^/@]*@")
 
 
 def resolve(url: str, settings: Settings, database: Database, redis_url: str) -> SnapshotStore:
-    """Make the store that `url`, the value of `PERDURE_SNAPSHOTS`, names.
+    """Create the store that `url`, the value of `PERDURE_SNAPSHOTS`, names.
 
     Args:
         url: `postgres`, `redis`, `sqlite:///PATH`, `file:///DIR`, or the URL of a third party's store.

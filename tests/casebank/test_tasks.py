@@ -115,7 +115,7 @@ def test_a_week_in_which_a_plan_still_waits_is_left_out(
     weekly("casebank.prune", dry_run=False)  # a schedule begins with its next slot
     clock.advance(timedelta(days=7))
     assert weekly("casebank.prune", dry_run=False) is None
-    assert "this week's run of the CaseBank is left out" in caplog.text
+    assert "this week's run of the CaseBank is skipped" in caplog.text
     assert [each["run_id"] for each in state.list_runs(runtime.database)] == [waits["run_id"]]
 
 

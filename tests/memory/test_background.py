@@ -29,9 +29,9 @@ def test_what_was_said_gets_its_vectors(harness: Harness) -> None:
     runtime = replace(harness.runtime, embedder=HashEmbedder(64))
     embedding = Embedding(runtime)
     embedding.start()
-    embedding.look()
+    embedding.request()
     wait_until(lambda: _count(runtime, _VECTORS) == 2 and _count(runtime, _LACKING) == 0, "both lines have a vector")
-    embedding.leave()
+    embedding.stop()
 
 
 class _Hanging(HashEmbedder):
@@ -57,8 +57,8 @@ def test_a_process_that_leaves_waits_for_no_embedder(harness: Harness) -> None:
     hanging = _Hanging()
     embedding = Embedding(replace(harness.runtime, embedder=hanging))
     embedding.start()
-    embedding.look()
+    embedding.request()
     assert hanging.entered.wait(30)
-    embedding.leave()
+    embedding.stop()
     assert hanging.ended.wait(30)
     assert _count(harness.runtime, _VECTORS) == 0

@@ -87,7 +87,7 @@ def test_a_silent_redis_hangs_no_worker(celery_setup: CeleryTestSetup, installat
     installation.redis.kill("SIGSTOP")
     accepted = installation.accept("meanwhile")
     wait_until(
-        lambda: sum(worker.logs().count("the broker did not take") for worker in installation.workers) >= TIMED_OUT,
+        lambda: sum(worker.logs().count("the broker did not accept") for worker in installation.workers) >= TIMED_OUT,
         "the workers' waits have run out, several times",
     )
     installation.redis.kill("SIGCONT")

@@ -33,7 +33,7 @@ def test_a_worker_with_too_many_hanging_tools_leaves_and_another_takes_over(inst
     bystander = installation.accept("hello", user="bea")
     gate.wait()
     second = installation.accept("hanging: 2", user="cleo")
-    wait_until(lambda: "this worker drains and leaves" in worker.logs(), "the limit is passed", PATIENCE_S)
+    wait_until(lambda: "this worker shuts down" in worker.logs(), "the limit is passed", PATIENCE_S)
     installation.worker().ready()
     assert worker.container.wait(PATIENCE_S) == 0
     turns = installation.settled(bystander.turn_id, second.turn_id, within_s=PATIENCE_S)

@@ -176,13 +176,13 @@ def test_a_response_that_hangs_costs_the_status(installation: Installation, perd
 def test_beat_says_that_it_stops(installation: Installation, perdure: Perdure, number: signal.Signals) -> None:
     """Status 0 and one line, by either signal, and by two of them."""
     with running(installation, perdure, "beat") as beat:
-        beat.says("beats until")
+        beat.says("beat runs until")
         beat.signal(number)
         beat.signal(number)
         assert beat.ends() == 0
 
     (line,) = [line for line in beat.said().splitlines() if "shutdown: " in line]
-    assert re.search(r"fires nothing more, \d+ slots in this life; closed \([\d.]+ s\)", line)
+    assert re.search(r"fires no more; fired \d+ slots since the start, closed \([\d.]+ s\)", line)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

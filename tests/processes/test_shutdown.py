@@ -144,7 +144,7 @@ def test_a_second_signal_hastens(installation: Installation, first: signal.Signa
     drained = _figures(phases["2"], "drained; 1 turns finished, 1 parked (# s)")
     flushed = _figures(phases["3"], "flushed 3 of 3 sessions, # entries (# s)")
     closed = _figures(phases["4"], "released 0 leases, closed (# s; # s in all)")
-    assert "handed back 0 of 0" in phases["1"]
+    assert "returned 0 of 0" in phases["1"]
     assert waited_s - HEARD_S < drained[0] < closed[1] < took_s
     assert drained[0] + flushed[1] + closed[0] <= closed[1] + 0.01
     installation.worker()
@@ -165,7 +165,7 @@ def test_at_the_hard_limit_leases_are_given_back(installation: Installation) -> 
 
     assert leaving.container.wait() == 1
     assert time.monotonic() - began < HARD_EXIT_S + 2 * HEARD_S, "giving back is done by the limit, and not begun"
-    assert "gave back 1 of 1 leases" in leaving.logs()
+    assert "released 1 of 1 leases" in leaving.logs()
     (session,) = installation.query("SELECT lease_until, strikes FROM sessions")
     assert (session.lease_until, session.strikes) == (None, 0)
     installation.worker(**LONG_LEASE)
@@ -194,7 +194,7 @@ def test_a_database_that_hangs_holds_no_exit_up(installation: Installation) -> N
 
     assert took_s < HARD_EXIT_S + 2 * HEARD_S
     assert "the hard limit is reached" in leaving.logs()
-    assert "gave back" not in leaving.logs()
+    assert "of 1 leases" not in leaving.logs()
 
 
 @pytest.mark.long

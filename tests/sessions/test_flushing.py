@@ -69,7 +69,7 @@ def test_what_is_left_to_others_is_seen_to_and_not_flushed() -> None:
     flushed = flush(TOUCHED, [one, other], PATIENCE_S)
     assert flushed == Flushed(touched=3, sessions=2, written=32, left=1)
     assert str(flushed) == "flushed 2 of 3 sessions, 32 entries, 1 left to others"
-    assert flushed.whole
+    assert flushed.complete
 
 
 def test_a_server_that_is_away_ends_the_flush(caplog: pytest.LogCaptureFixture) -> None:
@@ -78,7 +78,7 @@ def test_a_server_that_is_away_ends_the_flush(caplog: pytest.LogCaptureFixture) 
     flusher.happens[SECOND] = _raising(Unavailable("Redis cannot be reached."))
     assert flush(TOUCHED, [flusher], PATIENCE_S) == Flushed(touched=3, sessions=1, written=1)
     assert flusher.seen == TOUCHED[:2]
-    assert caplog.messages == ["sessions could not be flushed: Redis cannot be reached."]
+    assert caplog.messages == ["the flush ended early: Redis cannot be reached."]
 
 
 def test_a_flusher_that_hangs_is_left_behind() -> None:

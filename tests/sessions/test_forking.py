@@ -15,8 +15,8 @@ from perdure.errors import Conflict, InvalidRequest, NotFound
 from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest, Role
 from perdure.sessions.ending import Ended, expire_idle, request_end
 from perdure.sessions.forking import fork
+from perdure.snapshots.deletion import delete_snapshots
 from perdure.snapshots.exchange import read
-from perdure.snapshots.forgetting import forget
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.tools.registry import ToolContext
 from perdure.turns.cancel import cancel
@@ -248,7 +248,7 @@ def test_the_variables_are_those_of_the_last_turn_copied(harness: Harness) -> No
     assert kept(forks[1]) == {"noted": ["one", "other"]}
     assert kept(source) == {"noted": ["one", "two", "three"]}
     request_end(harness.database, source, "enough")
-    forget(harness.database, PostgresSnapshots(harness.database), source)
+    delete_snapshots(harness.database, PostgresSnapshots(harness.database), source)
     assert kept(_fork(harness, source)) == {}
     assert kept(forks[3]) == {"noted": ["one", "two"]}
 

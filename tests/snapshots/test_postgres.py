@@ -16,7 +16,7 @@ from perdure.errors import NotFound
 from perdure.settings import Settings
 from perdure.snapshots import queries
 from perdure.snapshots.codec import checked_variables
-from perdure.snapshots.forgetting import forget
+from perdure.snapshots.deletion import delete_snapshots
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.snapshots.snapshot import HISTORY_TURNS, Event, Status
 from perdure.snapshots.store import SnapshotStore, SnapshotUnavailable, StaleSnapshot, Stored, Version
@@ -135,8 +135,8 @@ def test_what_is_kept_of_every_session_is_forgotten_whatever_the_store(
     step(database, session_id, 0, {"a": 1})
     step(database, session_id, 0, {"a": 2})
     elsewhere.save(snapshot_of(session_id), 1)
-    forget(database, elsewhere, session_id)
-    forget(database, elsewhere, session_id)
+    delete_snapshots(database, elsewhere, session_id)
+    delete_snapshots(database, elsewhere, session_id)
     assert rows(database, session_id) == []
     assert store.load(session_id) is None
     assert elsewhere.load(session_id) is None

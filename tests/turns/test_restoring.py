@@ -182,7 +182,7 @@ def test_a_session_that_is_opened_is_the_users_where_they_have_none(harness: Har
 
 @pytest.mark.parametrize(
     ("name", "nth"),
-    [("sessions.open_restored", 1), ("snapshots.put_back", 1), ("turns.enqueue", 1), ("turns.enqueue", 2)],
+    [("sessions.open_restored", 1), ("snapshots.restore", 1), ("turns.enqueue", 1), ("turns.enqueue", 2)],
 )
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_an_import_that_dies_is_repeated(harness: Harness, other: Harness, moment: Moment, name: str, nth: int) -> None:

@@ -20,8 +20,8 @@ from perdure.models.protocol import Role
 from perdure.sessions.reading import read_messages
 from perdure.settings import Settings
 from perdure.snapshots import queries as snapshots
+from perdure.snapshots.deletion import delete_snapshots
 from perdure.snapshots.file import FileSnapshots
-from perdure.snapshots.forgetting import forget
 from perdure.snapshots.postgres import assemble
 from perdure.snapshots.redis import RedisSnapshots
 from perdure.snapshots.snapshot import AgentSnapshot, Event
@@ -428,7 +428,7 @@ def test_a_session_goes_on_from_each_store(harness: Harness, store: SnapshotStor
     found = store.load(session_id)
     assert found is not None
     assert found.version == _committed(harness, session_id).version == Version(4, 9)
-    forget(harness.database, store, session_id)
+    delete_snapshots(harness.database, store, session_id)
     assert store.load(session_id) is None
 
 
@@ -519,8 +519,8 @@ def test_a_held_turn_over_http(harness: Harness, spy: Spy) -> None:
 def test_a_session_is_forgotten_in_both_places(harness: Harness, spy: Spy) -> None:
     """Ended, it has nothing left to survive; if the store is away, that is for later, and safe to repeat."""
     session_id = UUID(_count(harness)["session_id"])
-    forget(harness.database, spy, session_id)
-    forget(harness.database, spy, session_id)
+    delete_snapshots(harness.database, spy, session_id)
+    delete_snapshots(harness.database, spy, session_id)
     assert spy.load(session_id) is None
     assert harness.sql("SELECT count(*) FROM snapshots")[0][0] == 0
     _count(harness)

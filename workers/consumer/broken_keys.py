@@ -1,15 +1,15 @@
-"""Keys at a Redis broker whose value is of another type than kombu expects; the workers go on all the same.
+"""Keeps workers running when a key of the Redis broker has another type than kombu expects.
 
-One such key ends a worker, and each one that is started after it: Redis refuses kombu's command (WRONGTYPE). Any
-program with the broker's URL can make one.
+Without this, one such key ends every worker: Redis refuses kombu's command (WRONGTYPE). Any program with the broker's
+URL can create one.
 
-- Keys under `PERDURE_REDIS_PREFIX`, and kombu's bindings of perdure's exchanges, are nobody else's. A worker renames
-  such a key to `PREFIX…KEY.broken-TIME` and logs it. The renamed key does not expire.
+- Keys under `PERDURE_REDIS_PREFIX`, and kombu's bindings of perdure's exchanges, belong to perdure alone. A worker
+  renames such a key to `PREFIX…KEY.broken-TIME` and logs it. The renamed key does not expire.
 - The queues have names that another program may use for data of its own. A worker neither renames nor changes such a
-  key: it logs an error and takes nothing from that queue until the key is gone or a list.
+  key: it logs an error and stops consuming that queue until the key is deleted or is a list.
 
-`perdure.workers.consumer.consumer` looks when a worker connects, every `LOOK_S` seconds, and when Redis refuses a
-command.
+`perdure.workers.consumer.consumer` checks the keys when a worker connects, every `CHECK_S` seconds, and when Redis
+refuses a command.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from celery import Celery
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 10.0
+CHECK_S = 10.0
 
 _REPORT_S = 60.0
-"""Seconds between two lines of the log about one key that another program uses."""
+"""Seconds between two log lines about one key that another program uses."""
 
-# KEYS: the key, its new name. ARGV: the type that it must have.
-# kombu's mutex expires by itself; one that does not stops the restoring of messages for good.
-_SET_ASIDE = """
+# KEYS: the key, its new name. ARGV: the expected type.
+# A string is kombu's mutex. One without expiry would stop the restoring of messages forever.
+_RENAME = """
 local found = redis.call('TYPE', KEYS[1]).ok
 local endless = found == 'string' and redis.call('PTTL', KEYS[1]) == -1
 if found == 'none' or (found == ARGV[1] and not endless) then return false end
@@ -41,16 +41,16 @@ return found
 
 
 class BrokenKeys:
-    """The broken keys that the workers of `app` have met. Belongs to the consumer's event loop."""
+    """Finds and renames broken keys for one worker of `app`. For the consumer's event loop only."""
 
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._report_at: dict[str, float] = {}
         self.taken: frozenset[str] = frozenset()
-        """The queues whose keys another program uses."""
+        """The queues with a key that another program uses."""
 
-    def pass_over_taken(self, channel: Any) -> None:
-        """Have `channel`, one of kombu's Redis transport, neither take from queues that are `taken` nor count them."""
+    def skip_taken(self, channel: Any) -> None:
+        """Have `channel`, of kombu's Redis transport, neither consume nor count queues in `taken`."""
         size = channel._size  # noqa: SLF001 (kombu has no public way)
 
         def count(queue: str) -> int:
@@ -61,10 +61,10 @@ class BrokenKeys:
 
         channel._size, channel._update_queue_cycle = count, update_cycle  # noqa: SLF001 (as above)
 
-    def look(self, channel: Any) -> list[str]:
-        """Set aside each broken key of perdure's own, and find the queues that are `taken`.
+    def check(self, channel: Any) -> list[str]:
+        """Rename each broken key of perdure's own, and update `taken`.
 
-        Returns the names of the keys that were set aside. What Redis refuses is logged.
+        Returns the names of the renamed keys. An error of Redis is logged.
         """
         own, queues = dict(_own(channel, self._app)), dict(_queues(channel, self._app))
         prefix = channel.unacked_key.removesuffix("unacked")  # PERDURE_REDIS_PREFIX
@@ -86,7 +86,7 @@ class BrokenKeys:
         queues = dict(_queues(channel, self._app))
         taken = frozenset(queues[key] for key in wrong)
         for queue in sorted(self.taken - taken):
-            log.warning("queue %s: its keys at the broker are free again; the worker takes from it", queue)
+            log.warning("queue %s: no other program uses its keys at the broker any more; it is consumed again", queue)
         self.taken = taken
         now = time.monotonic()
         for key, kind in wrong.items():
@@ -95,7 +95,7 @@ class BrokenKeys:
             self._report_at[key] = now + _REPORT_S
             log.error(
                 "the key %r at the broker holds a %s where perdure's queue %s needs a list: another program uses this "
-                "key. Nothing is taken from the queue. Give perdure a Redis database of its own, or remove the key",
+                "key. The queue is not consumed. Give perdure a Redis database of its own, or remove the key",
                 key, kind, queues[key],
             )  # fmt: skip
 
@@ -109,8 +109,8 @@ def _types(client: Any, keys: list[str]) -> dict[str, str]:
 
 def _rename(client: Any, key: str, expected: str, prefix: str) -> bool:
     renamed = f"{prefix}{key.removeprefix(prefix)}.broken-{time.time_ns()}"
-    found = client.eval(_SET_ASIDE, 2, key, renamed, expected)
-    if found is None:  # another worker was faster
+    found = client.eval(_RENAME, 2, key, renamed, expected)
+    if found is None:  # another worker has renamed it
         return False
     log.error(
         "the key %r at the broker holds a %s where kombu expects a %s: some program wrote to it; renamed to %r",
@@ -120,7 +120,7 @@ def _rename(client: Any, key: str, expected: str, prefix: str) -> bool:
 
 
 def _own(channel: Any, app: Celery) -> Iterable[tuple[str, str]]:
-    """Each key that no other program uses, and its type: under perdure's prefix, or under kombu's for bindings."""
+    """Each key that belongs to perdure alone, and its type: under perdure's prefix, or kombu's for bindings."""
     whole = channel.global_keyprefix
     yield whole + channel.unacked_key, "hash"
     yield whole + channel.unacked_index_key, "zset"
@@ -134,7 +134,7 @@ def _own(channel: Any, app: Celery) -> Iterable[tuple[str, str]]:
 
 
 def _queues(channel: Any, app: Celery) -> Iterable[tuple[str, str]]:
-    """Each key of a queue, one a level, and the queue."""
+    """Each key of each queue, one for each priority level, and the queue's name."""
     for queue in app.amqp.queues:
         for level in channel.priority_steps:
             yield channel.global_keyprefix + channel._q_for_pri(queue, level), queue  # noqa: SLF001 (as above)

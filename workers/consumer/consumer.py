@@ -1,9 +1,9 @@
-"""A worker's consumer: Celery's, with a bound for each queue.
+"""A worker's consumer: Celery's, with a limit for each queue.
 
-It survives the loss of a Redis, and keys of Redis that another program broke or uses (see
-`perdure.workers.consumer.broken_keys`). It takes from a queue only what it can begin at once (see
-`perdure.workers.consumer.room`), returns messages of other applications to their queue (see
-`perdure.workers.consumer.unknown_tasks`), and drops what it cannot read (see `perdure.workers.consumer.malformed`).
+It survives the loss of Redis, and keys of Redis that another program broke or uses
+(`perdure.workers.consumer.broken_keys`). It consumes a queue only while it can start a task of that queue at once
+(`perdure.workers.consumer.room`), returns messages of other applications to their queue
+(`perdure.workers.consumer.unknown_tasks`), and drops malformed ones (`perdure.workers.consumer.malformed`).
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ from perdure.workers.consumer.unknown_tasks import UnknownTasks
 log = logging.getLogger(__name__)
 
 _BUILT_IN = "celery."
-"""How the names of Celery's built-in tasks begin. perdure publishes none: in a shared queue they are the other
-application's, whose tasks they call."""
+"""The prefix of Celery's built-in tasks. perdure publishes none: in a shared queue they are another application's, and
+call its tasks."""
 
 _AHEAD = 8
-"""Messages that RabbitMQ sends ahead. One round trip brings several; few go back when there is no room."""
+"""Messages that RabbitMQ prefetches beyond those of `ingress`: several for each round trip, and few to return without
+room."""
 
 
 class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no types
-    """Celery's, with these changes.
+    """Celery's consumer, with these changes.
 
-    Each queue has room of its own. A message that is no task of perdure's is returned to its queue after a pause;
-    Celery would discard it. An item that cannot be read is dropped; Celery would end, or log it in full. The channel
-    of a lost connection is closed completely. Broken keys stop no other queue.
+    Each queue has room of its own. A message of another application is returned to its queue after a pause; Celery
+    discards it. A malformed item is dropped; Celery ends, or logs it in full. The channel of a lost connection is
+    closed completely. Broken keys affect only their own queue.
     """
 
     rooms: Rooms | None = None
-    """None with another pool than `threads`: Celery's prefetch count is the only bound then."""
+    """None if the pool is not `threads`: then Celery's prefetch count is the only limit."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._unknown = UnknownTasks(self)
         self._dropped = malformed.Dropped()
-        self._arrives_from = ""
+        self._current_queue = ""
         super().__init__(*args, **options)
         self._keys = broken_keys.BrokenKeys(self.app)
         if not isinstance(self.pool, TaskPool):
@@ -63,11 +64,11 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
 
     @property
     def max_prefetch_count(self) -> int:
-        """Messages that the broker may send and this worker has not acknowledged."""
+        """The most unacknowledged messages that the broker may send."""
         return self._ahead if self.rooms is not None else super().max_prefetch_count
 
     def create_task_handler(self, *args: Any, **options: Any) -> Callable[[Any], Any]:
-        """What is called with each message: Celery's handler, if there is room."""
+        """Celery's message handler, except that it holds and returns a message without room."""
         handle: Callable[[Any], Any] = super().create_task_handler(*args, **options)
 
         def receive(message: Any) -> Any:
@@ -86,15 +87,15 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         self.call_soon(work, queue)
 
     def cancel(self, queue: str) -> None:
-        """Stop taking from a queue."""
+        """Stop consuming a queue."""
         if self.task_consumer is not None:
             self.task_consumer.cancel_by_queue(queue)
 
     def consume(self, queue: str) -> None:
-        """Take from a queue again.
+        """Consume a queue again.
 
-        Not if the worker stops, the queue was deselected (the intake is closed), it has no room, or too many messages
-        of it are held: whatever ends the last of these calls this again.
+        Does nothing if the worker stops, the queue is deselected (the intake is closed) or without room, or too many
+        of its messages are held. The code that ends such a condition calls this again.
         """
         tasks, queues = self.task_consumer, self.app.amqp.queues
         if tasks is None or queue not in queues.consume_from or tasks.consuming_from(queue):
@@ -113,9 +114,9 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         """Have Redis answer the pending BRPOP now, so that the next one names the queue that was added.
 
         kombu sends the next BRPOP only when Redis has answered the pending one, up to a second later. A shorter
-        timeout of BRPOP would cost every idle worker 10 to 20 commands a second. The command runs on another
-        connection, and it changes nothing if BRPOP already has a message. A server that refuses it (by an access
-        list, or because it speaks only the older protocol and sends no id) costs up to that second.
+        timeout of BRPOP would cost every idle worker 10 to 20 commands a second. CLIENT UNBLOCK runs on another
+        connection, and has no effect if BRPOP already has a message. If the server refuses it (an access list), or
+        sends no client id (RESP2), the added queue waits for up to a second.
         """
         if not isinstance(channel, redis.Channel):
             return
@@ -131,7 +132,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
     def _begin(self, request: Any) -> None:
         """Run a task in the pool as soon as there is room, and count it until it has ended.
 
-        While it waits it takes no prefetch slot: all queues share them.
+        A waiting task raises the prefetch count by one, since all queues share its slots.
         """
         rooms: Any = self.rooms
         waited = False
@@ -161,74 +162,74 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
             result.f.add_done_callback(lambda _: rooms.leave(queue))
 
     def connection_for_read(self, heartbeat: float | None = None) -> Any:
-        """Connect, and write messages back at levels that every consumer of the queue reads.
+        """Connect, and have Redis messages restored at levels that every consumer of the queue reads.
 
-        This must happen here: the first restoring, right after connecting, already uses this channel.
+        Not later: kombu restores messages on this channel right after it connects.
         """
         connection = super().connection_for_read(heartbeat=heartbeat)
         if isinstance(connection.transport, redis.Transport):
-            _restore_where_all_read(connection.default_channel)
-            self._keys.pass_over_taken(connection.default_channel)
-            self._look_at_keys(connection.default_channel)
+            _restore_at_common_levels(connection.default_channel)
+            self._keys.skip_taken(connection.default_channel)
+            self._check_keys(connection.default_channel)
         return connection
 
     def register_with_event_loop(self, hub: Any) -> None:
-        """Look for broken keys now and then, for publishers cannot set them aside; report what was dropped."""
+        """Have the event loop check for broken keys, which publishers cannot rename, and report dropped items."""
         super().register_with_event_loop(hub)
         hub.call_repeatedly(malformed.REPORT_S, self._dropped.report)
         channel = self.task_consumer.channel
         if isinstance(channel, redis.Channel):
-            hub.call_repeatedly(broken_keys.LOOK_S, self._look_at_keys, channel)
+            hub.call_repeatedly(broken_keys.CHECK_S, self._check_keys, channel)
 
-    def _look_at_keys(self, channel: Any) -> list[str]:
-        """Set broken keys aside, and take from the queues whose keys no other program uses."""
+    def _check_keys(self, channel: Any) -> list[str]:
+        """Rename broken keys, and consume the queues whose keys no other program uses; returns the renamed keys."""
         before = self._keys.taken
-        renamed = self._keys.look(channel)
+        renamed = self._keys.check(channel)
         if self._keys.taken != before:
             channel._update_queue_cycle()  # noqa: SLF001 (kombu has no public way)
             self._end_wait(channel)
         return renamed
 
     def connect(self) -> Any:
-        """Connect, and note from then on which queue each message comes from: a message does not say."""
+        """Connect, and record the queue of each message from then on: the message itself does not name it."""
         connection = super().connect()
         if isinstance(connection.transport, virtual.Transport):
-            self._note_arrivals(connection.transport, connection.default_channel)
+            self._track_queues(connection.transport, connection.default_channel)
         if isinstance(connection.transport, redis.Transport):
-            self._record_arrivals(connection.default_channel)
+            self._record_as_sent_by_name(connection.default_channel)
             malformed.screen(connection.transport, connection.default_channel, self._dropped.note)
         return connection
 
-    def _note_arrivals(self, transport: Any, channel: Any) -> None:
-        deliver = transport._deliver  # noqa: SLF001 (there is no public way to the queue's name)
+    def _track_queues(self, transport: Any, channel: Any) -> None:
+        deliver = transport._deliver  # noqa: SLF001 (kombu passes the queue's name only here)
 
         def note_and_deliver(message: Any, queue: str) -> None:
             if (wrong := malformed.fault(message, channel)) is not None:
                 self._dropped.note(queue, wrong)
                 return
-            self._arrives_from = queue
+            self._current_queue = queue
             deliver(message, queue)
 
         transport._deliver = note_and_deliver  # noqa: SLF001 (as above)
 
-    def _record_arrivals(self, channel: Any) -> None:
-        """Have each unacknowledged message recorded as sent to its queue by name, which it then is restored to.
+    def _record_as_sent_by_name(self, channel: Any) -> None:
+        """Record each unacknowledged message as sent directly to its queue, so that kombu restores it there.
 
-        kombu publishes a restored message to its exchange again: to every queue that is bound there, and to none if
-        the exchange's type is one that only the other application has declared.
+        kombu publishes a restored message to its exchange: to every queue bound to it, or to none if only another
+        application has declared the exchange's type.
 
-        A message that arrives is no longer in its queue: where a broken key keeps it from being recorded, the key
-        is set aside and the message recorded then.
+        Redis has popped the message by now: if a broken key prevents the record, the key is renamed and the record
+        repeated.
         """
         append = channel.qos.append
 
         def append_as_sent_by_name(message: Any, delivery_tag: str) -> None:
             published = message.delivery_info
-            message.delivery_info = {"exchange": "", "routing_key": self._arrives_from}
+            message.delivery_info = {"exchange": "", "routing_key": self._current_queue}
             try:
                 append(message, delivery_tag)
             except channel.ResponseError:
-                if not self._look_at_keys(channel):
+                if not self._check_keys(channel):
                     raise
                 append(message, delivery_tag)
             finally:
@@ -237,37 +238,38 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         channel.qos.append = append_as_sent_by_name
 
     def update_strategies(self) -> None:
-        """Run the application's own tasks, not Celery's built-in ones."""
+        """Build the strategies of perdure's tasks, without Celery's built-in ones."""
         super().update_strategies()
         for name in [name for name in self.strategies if name.startswith(_BUILT_IN)]:
             del self.strategies[name]
 
     def on_unknown_task(self, body: Any, message: Any, exc: BaseException) -> None:  # noqa: ARG002 (Celery's signature)
-        """Return another application's task to its queue after a pause."""
+        """Return the task of another application to its queue after a pause."""
         self._return(message, f"the task {exc.args[0]!r}")
 
     def on_unknown_message(self, body: Any, message: Any) -> None:  # noqa: ARG002 (Celery's signature)
-        """Return a message that is no task to its queue after a pause."""
-        self._return(message, "a message that is no task")
+        """Return a message that is not a task to its queue after a pause."""
+        self._return(message, "a message that is not a task")
 
     def on_decode_error(self, message: Any, exc: BaseException) -> None:
-        """Drop a message whose body cannot be decoded, if it is for perdure; return another one to its queue.
+        """Drop a task of perdure whose body cannot be decoded; return another message to its queue.
 
-        Another application may use content types that perdure does not accept. A command has no queue to return to.
+        Another application may use content types that perdure does not accept. A remote-control command has no queue
+        to return to, and is dropped.
         """
         task = message.headers.get("task") if isinstance(message.headers, Mapping) else None
         is_ours = isinstance(task, str) and task in self.strategies
-        if is_ours or self._came_from(message) not in self.app.amqp.queues:
+        if is_ours or self._queue_of(message) not in self.app.amqp.queues:
             self._drop(message, malformed.reason(exc))
         else:
             self._return(message, "a message that cannot be decoded")
 
     def on_invalid_task(self, body: Any, message: Any, exc: BaseException) -> None:  # noqa: ARG002 (Celery's signature)
-        """Drop a task whose headers or body are invalid, or of a content type that is not accepted."""
+        """Drop a task with invalid headers, an invalid body or a content type that is not accepted."""
         self._drop(message, malformed.reason(exc))
 
     def on_close(self) -> None:
-        """Return what is held now if the worker stops; forget it if the connection is lost. Report what was dropped."""
+        """Return the held messages if the worker stops, forget them if the connection is lost; report dropped items."""
         self._dropped.report()
         if self.connection is None:
             self._unknown.forget()
@@ -276,42 +278,42 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         super().on_close()
 
     def _return(self, message: Any, what: str) -> None:
-        self._unknown.hold(message, self._came_from(message), what)
+        self._unknown.hold(message, self._queue_of(message), what)
 
     def _drop(self, message: Any, reason: str, queue: str = "") -> None:
-        self._dropped.note(queue or self._came_from(message), reason)
+        self._dropped.note(queue or self._queue_of(message), reason)
         if not message.acknowledged:
             message.reject_log_error(log, self.connection_errors)
 
-    def _came_from(self, message: Any) -> str:
-        return self._arrives_from or self._consumed_from(message.delivery_info)
+    def _queue_of(self, message: Any) -> str:
+        return self._current_queue or self._queue_by_tag(message.delivery_info)
 
-    def _consumed_from(self, delivery: Mapping[str, Any]) -> str:
-        """The queue of a message of RabbitMQ, whose routing key may be the other application's."""
+    def _queue_by_tag(self, delivery: Mapping[str, Any]) -> str:
+        """The queue of a RabbitMQ message, by its consumer tag: the routing key may be another application's."""
         tags = getattr(self.task_consumer, "_active_tags", {})
         queues = [queue for queue, tag in tags.items() if tag == delivery.get("consumer_tag")]
         return str(queues[0] if queues else delivery.get("routing_key", ""))
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
-        """Close the channel of a lost connection completely, so that the next attempt makes a new one.
+        """Close the channel of a lost connection completely, so that the worker can reconnect.
 
-        Closing a Redis channel begins with reading a pending reply. If the server is gone, and another of the
-        worker's sockets was found dead first, this ends the closing early; Celery discards the connection all the
-        same, and the next use of the channel (the second closing, a late acknowledgement) raises
-        `AttributeError: 'NoneType' object has no attribute 'hostname'`: an unrecoverable error, and the worker
-        ends. A second attempt, before the connection is discarded, finds nothing left to read.
+        kombu first reads the pending reply of a Redis channel. If the server is unavailable, that raises and leaves
+        the channel half closed. Celery then discards the connection, and the next use of the channel (a second
+        closing, a late acknowledgement) raises `AttributeError: 'NoneType' object has no attribute 'hostname'`, which
+        ends the worker. Closing it twice before the connection is discarded avoids this: the second call has no reply
+        to read.
         """
         channel = getattr(self.task_consumer, "channel", None)
         if isinstance(channel, virtual.Channel):
             self.connection.maybe_close_channel(channel)
             self.connection.maybe_close_channel(channel)
         if self.rooms is not None:
-            self.rooms.lost()
+            self.rooms.forget()
         super().on_connection_error_after_connected(exc)
 
 
-def _restore_where_all_read(channel: Any) -> None:
-    """Have the Redis channel write each message back at its `restored_level`."""
+def _restore_at_common_levels(channel: Any) -> None:
+    """Have the Redis channel restore each message at its `restored_level`."""
     own_level = channel._get_message_priority  # noqa: SLF001 (kombu has no public way)
 
     def level(message: Any, *, reverse: bool = False) -> int:

@@ -1,9 +1,9 @@
-"""Malformed items on a queue: dropped and counted, logged without their text.
+"""Malformed items on a queue: dropped, counted, and logged without their text.
 
-Any program with the broker's address can put anything on a queue. kombu and Celery parse an item in the worker's
-event loop, where an error that they do not expect ends the worker; Redis has popped the item by then, so the next
-item of that kind ends the next worker. `screen` drops what is no JSON before kombu parses it, `fault` finds what is
-no message of kombu's, and `UNREADABLE` are the errors of Celery over a message that is no task.
+Any program with the broker's URL can publish anything to a queue. kombu and Celery parse an item in the worker's event
+loop, where an unexpected error ends the worker. `screen` drops items that are not JSON before kombu parses them,
+`fault` finds JSON that is not a message of kombu's, and `UNREADABLE` are the errors that Celery raises for a message
+that is not a task.
 
 Called by `perdure.workers.consumer.consumer`.
 """
@@ -24,36 +24,36 @@ from kombu.utils.json import loads
 log = logging.getLogger(__name__)
 
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What Celery raises over headers or a body of another shape than a task's. No error of a connection is among them."""
+"""The errors that Celery raises for headers or a body that are not a task's. None is a connection error."""
 
 REPORT_S = 60.0
-"""Seconds between two reports of what was dropped since the first item of its kind."""
+"""Seconds between two log lines about one kind of dropped items."""
 
 _MOST_KINDS = 1_000
 
 Drop = Callable[[str, str], None]
-"""Notes that an item of a queue was dropped, and why."""
+"""Records a dropped item: its queue and the reason."""
 
 
 @dataclass(slots=True)
 class _Tally:
-    """How many items were dropped since the last line of the log, and until when further ones are only counted."""
+    """The items dropped since the last log line, and the monotonic time until which they are only counted."""
 
     count: int = 0
     counted_until: float = 0.0
 
 
 class Dropped:
-    """Reports what was dropped: the first item of each kind at once, further ones as a count.
+    """Logs dropped items: the first of each kind at once, further ones as a count.
 
-    `report` must be called every `REPORT_S` seconds, and when no more is received.
+    Call `report` every `REPORT_S` seconds, and when the consumer closes.
     """
 
     def __init__(self) -> None:
         self._tallies: dict[tuple[str, str], _Tally] = {}
 
     def note(self, queue: str, reason: str) -> None:
-        """An item of `queue` was dropped. `reason` holds no text of the item's."""
+        """Record a dropped item of `queue`. `reason` must not contain text of the item."""
         if len(self._tallies) >= _MOST_KINDS:
             self.report()
             self._tallies.clear()
@@ -63,7 +63,7 @@ class Dropped:
             self._write(queue, reason, tally)
 
     def report(self) -> None:
-        """Log how many items of each kind were dropped since its last line, if any were."""
+        """Log the items of each kind that were dropped since its last log line."""
         for (queue, reason), tally in self._tallies.items():
             if tally.count:
                 self._write(queue, reason, tally)
@@ -75,9 +75,9 @@ class Dropped:
 
 
 def screen(transport: Any, channel: Any, drop: Drop) -> None:
-    """Have `channel` of kombu's Redis `transport` receive nothing where an item is no JSON; commands' channels, too.
+    """Drop items that are not JSON from `channel` of kombu's Redis `transport`, and from the channels it creates later.
 
-    Celery makes a channel for commands and one for events when it needs them.
+    Celery creates those for commands and events.
     """
     create = transport.create_channel
 
@@ -108,9 +108,10 @@ def _screen_queues(channel: Any, drop: Drop) -> None:
 
 
 def _screen_published(channel: Any, drop: Drop) -> None:
-    """The same for pub/sub: commands and events. kombu logs an item that is no JSON, or ends over it.
+    """The same for pub/sub: commands and events. kombu logs an item that is not JSON, or raises.
 
-    Raising `Empty`, as kombu does, would leave the items behind it unread until the next one comes.
+    The item is replaced by an empty one: raising `Empty`, as kombu does, would leave the following items unread until
+    another one arrives.
     """
     handle = channel._handle_message  # noqa: SLF001 (kombu has no public way)
 
@@ -120,7 +121,7 @@ def _screen_published(channel: Any, drop: Drop) -> None:
             return payload
         if (wrong := _not_json(payload["data"])) is not None:
             topic = bytes_to_str(payload["channel"]).partition(".")[2]
-            drop(topic.partition("/")[0], wrong)  # behind the exchange's name is text of the publisher's
+            drop(topic.partition("/")[0], wrong)  # the publisher chooses the text after the exchange's name
             payload["data"] = None
         return payload
 
@@ -130,18 +131,18 @@ def _screen_published(channel: Any, drop: Drop) -> None:
 def _not_json(item: Any) -> str | None:
     try:
         loads(bytes_to_str(item))
-    except Exception as error:  # noqa: BLE001 (kombu's decoders of single types raise errors of their own)
+    except Exception as error:  # noqa: BLE001 (kombu's decoders of types raise any error)
         return f"not JSON ({type(error).__name__})"
     return None
 
 
 def fault(item: Any, channel: Any) -> str | None:
-    """Why a parsed item is no message that `channel` can deliver; `None` if it is one."""
+    """Why `channel` cannot deliver a parsed item; `None` if it can."""
     if not isinstance(item, dict):
         return f"not an envelope ({type(item).__name__})"
     try:
         message = channel.Message(item, channel=channel)
-    except Exception as error:  # noqa: BLE001 (kombu checks nothing: any error may come of any member)
+    except Exception as error:  # noqa: BLE001 (kombu checks nothing, so any member may raise any error)
         return f"not an envelope ({reason(error)})"
     if not isinstance(message.delivery_tag, str | int):
         return "its delivery tag is neither text nor a number"
@@ -153,7 +154,7 @@ def fault(item: Any, channel: Any) -> str | None:
 
 
 def reason(error: BaseException) -> str:
-    """An error's type and place. Its message may quote the item."""
+    """An error's type, file and line; not its message, which may quote the item."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return type(error).__name__

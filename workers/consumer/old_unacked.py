@@ -1,10 +1,10 @@
 """Restores messages that a release before `PERDURE_REDIS_PREFIX` left unacknowledged.
 
-That release kept what its workers had taken under kombu's default keys, `unacked` and `unacked_index`, which
-every application on a Redis database shares. Workers of this release use keys of their own, so a message that
-a killed worker of the old one left there is restored by no worker of perdure. Each worker looks once when it
-starts, and again while an entry is too young to be abandoned: a worker of the old release may still hold it
-during a rolling upgrade. Entries of other applications are never touched.
+That release kept unacknowledged messages under kombu's default keys, `unacked` and `unacked_index`, which all
+applications on a Redis database share. This release has keys of its own, so kombu does not restore the messages of a
+killed worker of the old one. Each worker checks once at its start, and again while an entry is younger than the
+visibility timeout: during a rolling upgrade a worker of the old release may still process it. Entries of other
+applications are not touched.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _CONNECT_S = 5.0
 _RETRY_S = 30.0
 _BATCH = 100
 
-# KEYS: the unacknowledged messages, the times at which they were taken, the queue. ARGV: the delivery tag, the
-# latest time at which an abandoned message was taken, the message. RPUSH: the next one to be taken, as kombu does.
+# KEYS: the unacknowledged messages, the times of their delivery, the queue. ARGV: the delivery tag, the latest delivery
+# time of an abandoned message, the message. RPUSH as kombu does: the message is the next one to be consumed.
 _RESTORE = """
 local taken = redis.call('ZSCORE', KEYS[2], ARGV[1])
 if taken and tonumber(taken) > tonumber(ARGV[2]) then return 'young' end
@@ -51,7 +51,7 @@ class OldUnacked:
         self._abandoned_s = abandoned_s
 
     def run(self, ends: threading.Event) -> None:
-        """Restore until no entry of perdure's queues is left, or until `ends` is set."""
+        """Restore until no entry of perdure's queues remains, or until `ends` is set."""
         pause_s: float = 0
         while not ends.wait(pause_s):
             try:
@@ -63,9 +63,9 @@ class OldUnacked:
                 pause_s = _RETRY_S
 
     def restore(self) -> int:
-        """Put abandoned messages back into their queues; return how many are too young and stay.
+        """Return abandoned messages to their queues; returns how many are too young and remain.
 
-        On any broker but Redis there are none.
+        Only a Redis broker has any.
         """
         with self._app.connection_for_write() as connection:
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=_CONNECT_S)
@@ -93,9 +93,9 @@ class OldUnacked:
         return counts[b"young"]
 
     def _own(self, entry: bytes) -> tuple[str, dict[str, Any]] | None:
-        """The queue and the message of an entry; `None` unless a worker of perdure was to run it.
+        """The queue and the message of an entry; `None` if it is not one of perdure's.
 
-        Another application may have a queue of the same name, so the task must be one of perdure's, too.
+        The task must be perdure's as well as the queue: another application may have a queue of the same name.
         """
         try:
             message, exchange, routing_key = json.loads(entry)
@@ -108,7 +108,7 @@ class OldUnacked:
 
 
 def _list(channel: Any, queue: str, message: dict[str, Any]) -> str:
-    """The Redis list of `queue` that `message` is written back to."""
+    """The Redis list of `queue` that `message` returns to."""
     priority = channel._get_message_priority(message, reverse=False)  # noqa: SLF001 (kombu has no public way)
     key: str = channel._q_for_pri(queue, restored_level(priority))  # noqa: SLF001 (as above)
     return key

@@ -1,12 +1,12 @@
-"""How many tasks of each queue a worker process runs at once, and from which queues it takes now.
+"""How many tasks of each queue a worker process runs concurrently, and which queues it consumes now.
 
-Every queue has room of its own, with threads of its own in the pool: turns that wait on a slow model never keep
-deliveries, endings or submissions from running, nor these the turns. The worker takes from a queue only while a
-task of it can begin at once. A message for which there is no room stays in the broker, or goes back there, where
-an idle worker finds it. Only a task with a countdown waits in this process, for its time and then for a place.
+Each queue has room of its own, with that many threads in the pool: turns that wait on a slow model do not delay
+deliveries, endings or submissions, nor do these delay turns. The worker consumes a queue only while it can start a task
+of it at once. Without room, a message stays in the broker or returns there, where an idle worker can consume it. Only a
+task with a countdown waits in this process: until it is due, and then for room.
 
-Redis gives a message only on request, so the worker stops asking. RabbitMQ sends ahead up to the prefetch count:
-what arrives after the last place is taken is held until the consumer is cancelled, and then returned.
+Redis sends a message only on request, so the worker stops requesting. RabbitMQ sends up to the prefetch count in
+advance: messages that arrive without room are held until the consumer is cancelled, and then returned.
 
 Used by `perdure.workers.consumer.consumer`. All methods but `leave` run in the thread of the worker's event loop.
 """
@@ -30,31 +30,31 @@ _MOST: Mapping[str, int] = {
     "memory": CONSOLIDATIONS + 2,
     "maintenance": 4,
 }
-"""The most tasks of one queue that a process runs at once; a smaller `--concurrency` bounds each of them further.
+"""The most concurrent tasks of a queue; a smaller `--concurrency` limits each of them further.
 
-`sessions` and `memory` have two places more than their semaphores count, for the tasks that beat sends. With a
-concurrency of 22 or 10 or less, tasks that hang can occupy all places of `sessions` or `memory`, and only these.
+`sessions` and `memory` have two places more than their semaphores, for the tasks that beat sends. If `--concurrency` is
+at most `ENDINGS` or `CONSOLIDATIONS`, hung tasks can occupy all places of that queue, and of no other.
 """
 
 
 class Tap(Protocol):
-    """The worker's side of the broker."""
+    """The consumer, as `Rooms` uses it."""
 
     def soon(self, work: Any, queue: str) -> None:
         """Have the event loop call `work(queue)`. Any thread may call this."""
         ...
 
     def cancel(self, queue: str) -> None:
-        """Stop taking from a queue, if it is taken from. Messages may still be received before this returns."""
+        """Stop consuming a queue. Idempotent. Messages may still arrive before this returns."""
         ...
 
     def consume(self, queue: str) -> None:
-        """Take from a queue again, if it is not."""
+        """Consume a queue again. Idempotent."""
         ...
 
 
 class Rooms:
-    """Counts the tasks that run, by queue. `concurrency` is the most for any queue, and the number for turns."""
+    """Counts the running tasks of each queue. `concurrency` is the limit for turns; no queue has a higher one."""
 
     def __init__(self, concurrency: int, tap: Tap) -> None:
         self._concurrency = concurrency
@@ -66,22 +66,22 @@ class Rooms:
         self._waiting: defaultdict[str, deque[Callable[[], None]]] = defaultdict(deque)
 
     def of(self, queue: str) -> int:
-        """Tasks of `queue` that may run at once."""
+        """The limit on concurrent tasks of `queue`."""
         return min(self._concurrency, _MOST.get(queue, self._concurrency))
 
     def is_cancelled(self, queue: str) -> bool:
-        """Whether the worker takes nothing from `queue` until a task of it ends."""
+        """Whether `queue` is not consumed until a task of it ends."""
         with self._lock:
             return queue in self._cancelled
 
     def has_room(self, queue: str) -> bool:
-        """Whether a task of `queue` can begin now."""
+        """Whether a task of `queue` can start now."""
         return self._running[queue] < self.of(queue)
 
     def begin(self, queue: str, start: Callable[[], None]) -> bool:
-        """Start a task of `queue`; without room, once another one has ended. Whether it started now.
+        """Call `start` now, or once a task of `queue` has ended; returns whether it was called now.
 
-        Only a task whose countdown has passed comes here without room: its message was received when there was some.
+        Only a task whose countdown has passed can be without room: its message was received earlier.
         """
         if not self.has_room(queue):
             with self._lock:
@@ -93,14 +93,14 @@ class Rooms:
         return True
 
     def enter(self, queue: str) -> None:
-        """A task begins."""
+        """Count a task that starts."""
         with self._lock:
             self._running[queue] += 1
         if not self.has_room(queue):
             self._tap.soon(self._close, queue)
 
     def leave(self, queue: str) -> None:
-        """A task has ended. Any thread may call this."""
+        """Count a task that has ended. Any thread may call this."""
         with self._lock:
             self._running[queue] -= 1
             waiting = queue in self._cancelled or bool(self._waiting[queue])
@@ -108,19 +108,19 @@ class Rooms:
             self._tap.soon(self._reopen, queue)
 
     def hold(self, queue: str, message: Any) -> None:
-        """A message came without room for it: it goes back to the broker once the queue is cancelled."""
+        """Hold a message that arrived without room, and return it to the broker once the queue is cancelled."""
         self._without_room.append((queue, message))
         self._tap.soon(self._close, queue)
 
-    def lost(self) -> None:
-        """The connection is gone, and with it what was held; the next one takes from every queue."""
+    def forget(self) -> None:
+        """Forget held and waiting messages: the connection is lost, and the next one consumes every queue."""
         with self._lock:
             self._cancelled.clear()
             self._waiting.clear()
         self._without_room.clear()
 
-    def hand_back(self) -> None:
-        """Return to the broker what is held."""
+    def return_held(self) -> None:
+        """Return the held messages to the broker."""
         held, self._without_room = self._without_room, []
         for _, message in held:
             message.requeue()
@@ -133,7 +133,7 @@ class Rooms:
                 self._cancelled.add(queue)  # before `cancel`: a task that ends during it must reopen the queue
             self._tap.cancel(queue)
             self._reopen(queue)
-        self.hand_back()
+        self.return_held()
 
     def _start_waiting(self, queue: str) -> None:
         while self.has_room(queue):

@@ -1,8 +1,8 @@
-"""Which requests Flower answers, and which events it stores.
+"""Which requests Flower answers, and what it stores of an event.
 
-Any page that a browser on this machine shows can send it to a name of the page's own that resolves to 127.0.0.1 (DNS
-rebinding). A request that names another host than Flower's is refused, whatever it is for: `/metrics` and
-`/healthcheck` are outside of Flower's authentication.
+A web page can make a browser on this machine send requests to a host name of its own that resolves to 127.0.0.1 (DNS
+rebinding). So Flower refuses each request for a host that is not its own. This covers `/metrics` and
+`/healthcheck`, which Flower's authentication does not.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _FORBIDDEN = 403
 
 
 def guard(hosts: Collection[str]) -> None:
-    """Have the command `flower` serve a guarded application. `hosts` are its names, besides loopback's."""
-    from flower import command  # noqa: PLC0415 (of use to Flower alone)
+    """Have the command `flower` serve a guarded application. `hosts`: its names in addition to loopback's."""
+    from flower import command  # noqa: PLC0415 (only Flower needs it)
 
     command.Flower = _guarded(command.Flower, frozenset(host.lower() for host in hosts))
 
 
 def serves(host: str, address: str, hosts: Collection[str]) -> bool:
-    """Whether a Flower that is bound to `address` is meant by the header `Host`.
+    """Whether a Flower bound to `address` answers a request with the header `Host: host`.
 
-    On loopback: by a loopback name or one of `hosts`. On another address, where browsers elsewhere use whatever name
-    it has, by any name unless `hosts` are configured.
+    On loopback the name must be a loopback name or one of `hosts`. On another address any name is accepted, unless
+    `hosts` are configured.
     """
     if not hosts and not is_loopback(address):
         return True
@@ -39,7 +39,7 @@ def serves(host: str, address: str, hosts: Collection[str]) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address is this machine's own."""
+    """Whether `host` is `localhost` or a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -47,9 +47,9 @@ def is_loopback(host: str) -> bool:
 
 
 def without_arguments(event: dict[str, Any]) -> dict[str, Any]:
-    """An event as Flower may keep it: of a task of perdure, whoever sent it, without its arguments.
+    """The event for Flower's storage: without the arguments if it is of a task of perdure.
 
-    A publisher that announces its tasks (`task_send_sent_event`) and a worker of an earlier release send them.
+    Publishers with `task_send_sent_event` and workers of an earlier release send the arguments.
     """
     if not any(fnmatchcase(str(event.get("name")), glob) for glob in ROUTES):
         return event
@@ -57,7 +57,7 @@ def without_arguments(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _guarded(flower: Any, hosts: frozenset[str]) -> Any:
-    from tornado.web import RequestHandler  # noqa: PLC0415 (of use to Flower alone)
+    from tornado.web import RequestHandler  # noqa: PLC0415 (only Flower needs it)
 
     class Refusal(RequestHandler):
         def prepare(self) -> None:

@@ -1,8 +1,8 @@
 """Flower's own settings: `FLOWER_*` variables, `flowerconfig.py` and options of its command.
 
-Flower reads them itself. Its pages can shut workers down, so it asks for a password however it is started: for the
-operator's, else for one made once under the data directory. The latter is not for other addresses than loopback. What
-it answers to whom, beyond that, is in `flower_guard`.
+Flower reads them itself. Its pages can shut workers down, so it always requires a password: the operator's, or one that
+is generated once under the data directory. The generated one is for loopback only. `perdure.workers.flower.guard`
+restricts the host names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 USER = "perdure"
-"""Who asks with the password that is made under the data directory."""
+"""The user name for the generated password."""
 
 _PASSWORD_FILE = "flower.password"  # noqa: S105 (a file's name)
 _LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
@@ -39,11 +39,11 @@ _LAST_PORT = 65_535
 
 
 STARTED: ContextVar[str | None] = ContextVar("STARTED", default=None)
-"""The subcommand that `perdure` starts: its contexts are typer's own, which `command` does not see."""
+"""The subcommand that `perdure` starts. `command` cannot see it, since typer has its own contexts."""
 
 
 def command() -> str | None:
-    """The subcommand of `celery` that this process runs; None if it is another program."""
+    """The subcommand of `celery` that this process runs; None in another program."""
     context = click.get_current_context(silent=True)
     while context is not None and context.parent is not None:
         context = context.parent
@@ -56,8 +56,8 @@ def check_environment() -> None:
     Raises:
         SettingsError: a value is wrong; the message names the variable, the value and what is accepted.
     """
-    from flower.options import default_options  # noqa: PLC0415 (of use to Flower alone)
-    from flower.utils import strtobool  # noqa: PLC0415 (the same)
+    from flower.options import default_options  # noqa: PLC0415 (only Flower needs it)
+    from flower.utils import strtobool  # noqa: PLC0415 (as above)
 
     for variable in [name for name in os.environ if name.startswith(_PREFIX)]:
         value, name = os.environ[variable], variable.removeprefix(_PREFIX).lower()
@@ -88,26 +88,23 @@ def require_authentication(address: str) -> None:
 
 
 def follow(app: Celery, settings: Settings) -> None:
-    """Have a Flower that runs with `app` ask for credentials, and check by which name it is asked.
+    """Require credentials of a Flower that runs with `app`, and guard its host names.
 
-    Flower imports the application's tasks after it has read all its options and before it listens.
+    Flower imports the application's tasks after it has read its options and before it listens.
     """
     import_modules.connect(partial(_require, settings), sender=app, weak=False)
-    if command() == "flower":  # `perdure flower` calls `guard` itself: it is no command of Celery's yet
+    if command() == "flower":  # else `perdure flower` calls `guard` itself
         guard(settings.flower.hosts)
 
 
 def config_file() -> Path | None:
-    """The file in Python that Flower reads its options from, after the variables; None if there is none."""
+    """The Python file from which Flower reads its options after the variables; None without one."""
     path = Path(os.environ.get(f"{_PREFIX}CONF", "flowerconfig.py"))
     return path if path.is_file() else None
 
 
 def own_credentials(settings: Settings) -> tuple[str, str] | None:
-    """User and password that Flower asks for unless it is configured otherwise; None if it is, by a variable.
-
-    The password is made once, under the data directory.
-    """
+    """The user and the generated password; None if authentication is configured by a variable or disabled."""
     configured = os.environ.get(f"{_PREFIX}BASIC_AUTH") or os.environ.get(f"{_PREFIX}AUTH")
     if configured or settings.flower.auth is FlowerAuth.NONE:
         return None
@@ -115,13 +112,13 @@ def own_credentials(settings: Settings) -> tuple[str, str] | None:
 
 
 def _require(settings: Settings, **_: Any) -> None:
-    """Add the password if no credentials are configured. Bind loopback where no address is given.
+    """Add the generated password if no credentials are configured, and bind loopback if no address is.
 
-    Exits with status 2 where another address is given, without credentials of the operator's.
+    Exits with status 2 for another address than loopback without configured credentials.
     """
     if command() != "flower":
         return
-    from flower.options import options  # noqa: PLC0415 (of use to Flower alone)
+    from flower.options import options  # noqa: PLC0415 (only Flower needs it)
 
     own = _authenticates(options.basic_auth, options.auth)
     with exit_unless_startable():
@@ -134,11 +131,11 @@ def _require(settings: Settings, **_: Any) -> None:
     if not own and settings.flower.auth is FlowerAuth.PASSWORD:
         password = made_once(settings.data_dir / _PASSWORD_FILE, _password)
         options.basic_auth = [f"{USER}:{password}"]
-        log.info("Flower asks for the user %s and the password in %s", USER, settings.data_dir / _PASSWORD_FILE)
+        log.info("Flower requires the user %s and the password in %s", USER, settings.data_dir / _PASSWORD_FILE)
 
 
 def _password() -> str:
-    """A hundred random bits, as a person can type them."""
+    """A password of a hundred random bits, in groups that a person can type."""
     return "-".join("".join(secrets.choice(_LETTERS) for _ in range(4)) for _ in range(5))
 
 
@@ -151,7 +148,7 @@ def _check_address(address: str, basic_auth: Sequence[str], auth: str) -> None:
 
 
 def _authenticates(basic_auth: Sequence[str], auth: str) -> bool:
-    """Whether Flower asks for credentials. Any of the pairs opens it, so one without a password counts as none."""
+    """Whether the options require credentials. Flower accepts any of the pairs, so each must have a password."""
     if basic_auth:
         return all(pair.partition(":")[2] for pair in basic_auth)
     return bool(auth)

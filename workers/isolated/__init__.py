@@ -1,1 +1,1 @@
-"""Turns that run in a child process of their own."""
+"""Turns that run in a child process."""

@@ -1,9 +1,8 @@
-"""Kills isolated children that cannot end by themselves, and has their turns settled.
+"""Kills isolated children that cannot exit by themselves, and settles their turns.
 
-A child whose interpreter's lock is held sees no cancellation, no lost lease and no time limit. The thread
-`perdure-warden` of the worker looks at all of its children once a second, in one statement
-(`perdure.turns.run.isolated`). A turn is settled only after its process has ended, under the fence that the process
-held.
+While a call holds the interpreter lock of a child, the child notices no cancellation, lost lease or time limit. The
+worker's thread `perdure-warden` checks all children once a second, in one statement (`perdure.turns.run.isolated`).
+A turn is settled only after its process has ended, under the fence that the process held.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ _END_S = 5.0
 
 
 def owner(pid: int | None = None) -> str:
-    """The name in the lease of an isolated child: of the process `pid`, or of this one."""
+    """The lease owner of an isolated child: the process `pid`, or this one."""
     return f"{socket.gethostname()}:{pid or os.getpid()} alone"
 
 
 @dataclass(frozen=True, slots=True)
 class _Unsettled:
-    """A turn whose process was killed."""
+    """A turn whose process was killed, and how to settle it."""
 
     session_id: UUID
     fence: Fence
@@ -45,7 +44,7 @@ class _Unsettled:
 
 
 class Warden:
-    """Belongs to one thread."""
+    """Kills overdue children and settles their turns. For one thread."""
 
     def __init__(self, runtime: Runtime, runner: Runner) -> None:
         self._runtime = runtime
@@ -53,11 +52,11 @@ class Warden:
         self._watches: dict[int, Watch] = {}
         self._unsettled: list[_Unsettled] = []
 
-    def look(self, children: Mapping[UUID, subprocess.Popen[bytes]]) -> None:
-        """Kill those of `children`, by session, that are overdue; settle their turns.
+    def check(self, children: Mapping[UUID, subprocess.Popen[bytes]]) -> None:
+        """Kill the overdue ones of `children`, by session id, and settle their turns.
 
         Raises:
-            Unavailable: the database cannot be reached; the next look settles what is left.
+            Unavailable: the database cannot be reached; the next call settles the remaining turns.
         """
         now = self._runtime.clock.monotonic()
         self._watches = {
@@ -83,7 +82,7 @@ class Warden:
             child.wait(_END_S)
         except subprocess.TimeoutExpired:
             log.warning("the process %d has not ended %g s after SIGKILL", child.pid, _END_S)
-            return  # it may still write: the next look kills it again
+            return  # it may still write: the next check kills it again
         if overdue.ending is not None and standing is not None and standing.turn_id is not None:
             self._unsettled.append(_Unsettled(session_id, standing.fence, standing.turn_id, overdue.ending))
 
@@ -93,7 +92,9 @@ class Warden:
         except Unavailable:
             raise
         except Exception:
-            log.exception("turn %s, whose process was killed, is left to the next claim", left.turn_id)
+            log.exception(
+                "turn %s, whose process was killed, could not be settled; its next claim does it", left.turn_id
+            )
             return
         if not settled:
-            log.info("turn %s, whose process was killed, is another runner's", left.turn_id)
+            log.info("turn %s, whose process was killed, was claimed by another runner", left.turn_id)

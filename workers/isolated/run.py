@@ -1,11 +1,11 @@
 """A turn in a child process, so that a crash harms no other turn.
 
 From the third claim without progress a turn runs here. `python -m perdure.workers.isolated.run SESSION_ID` claims the
-session, runs its turns, and exits; the parent waits. Only a few run concurrently; the sweeper wakes a session again if
-there was no room.
+session, runs its turns, and exits; the parent waits. At most `MOST_AT_ONCE` run concurrently; the sweeper issues the
+wake-up of a session without room again.
 
-A child that cannot end by itself is killed: by its parent when its turn is cancelled, lost or past its time limit
-(`perdure.workers.isolated.kill`), by the kernel when its parent ends (Linux only).
+A child that cannot exit by itself is killed: by its parent if its turn is cancelled, claimed elsewhere or past its time
+limit (`perdure.workers.isolated.kill`), by the kernel if its parent ends (Linux only).
 """
 
 from __future__ import annotations
@@ -41,66 +41,67 @@ _LOOK_S = 1.0
 
 
 class Isolation:
-    """Starts such processes, at most `MOST_AT_ONCE` at a time, and one for a session."""
+    """Starts the child processes: at most `MOST_AT_ONCE` at a time, and one for each session."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sessions: set[UUID] = set()
         self._children: dict[UUID, subprocess.Popen[bytes]] = {}
-        self._leaving = False
+        self._stopping = False
 
     @property
     def running(self) -> int:
-        """How many such processes run."""
+        """The number of child processes that run."""
         return len(self._children)
 
     def run(self, session_id: UUID) -> bool:
-        """Run a session's turns in a process of their own and wait for its end; False if it must wait for one.
+        """Run a session's turns in a child process and wait for its end; False without room, or if it has a child.
 
-        While its process starts, the session looks idle and is issued again: a second one would take others' room.
+        Until the child has claimed the session, the sweeper may issue another wake-up: a second child for it would
+        take another session's room.
         """
         with self._lock:
             if session_id in self._sessions or len(self._sessions) == MOST_AT_ONCE:
-                log.info("session %s waits for a process of its own", session_id)
+                log.info("session %s waits for a child process", session_id)
                 return False
             self._sessions.add(session_id)
         try:
-            log.warning("session %s has cost processes their lives: it runs alone now", session_id)
+            log.warning("session %s has ended processes: it runs in a child process now", session_id)
             status = self._run(session_id)
-            log.info("the process of session %s ended with status %s", session_id, status)
+            log.info("the child process of session %s ended with status %s", session_id, status)
         finally:
             with self._lock:
                 self._sessions.remove(session_id)
         return True
 
     def watch(self, warden: Warden) -> None:
-        """Have `warden` look at the processes once a second. Does not return."""
+        """Have `warden` check the children once a second. Does not return."""
         while True:
             time.sleep(_LOOK_S)
             with self._lock:
                 children = dict(self._children)
             try:
-                warden.look(children)
+                warden.check(children)
             except Unavailable as error:
-                log.warning("the processes of isolated turns could not be looked after: %s", error.message)
+                log.warning("the child processes could not be checked: %s", error.message)
             except Exception:
-                log.exception("the warden met an error and goes on")
+                log.exception("a check of the child processes failed; the next one follows")
 
     def park(self) -> int:
-        """Have the turns parked that run in such processes; how many. Asked again, they give back and leave."""
+        """Have each child park its turn; returns their number. On a second call they release their leases and exit."""
         with self._lock:
             for child in self._children.values():
                 child.terminate()
             return len(self._children)
 
-    def leave(self) -> None:
-        """The worker shuts down: park them, and start no more."""
+    def stop(self) -> None:
+        """Park all turns, and start no more children."""
         with self._lock:
-            self._leaving = True
+            self._stopping = True
         self.park()
 
     def end(self, within_s: float) -> None:
-        """The worker leaves: kill the processes that have not ended within `within_s` seconds."""
+        """Wait up to `within_s` seconds for the children, then kill those that have not ended."""
         until = time.monotonic() + within_s
         with self._lock:
             children = list(self._children.values())
@@ -111,12 +112,12 @@ class Isolation:
                 child.kill()
 
     def _run(self, session_id: UUID) -> int | None:
-        """Run a process until it ends or is ended; its status, None if it was too late to start it."""
+        """Run a child and return its exit status; None after `stop`."""
         argv = [sys.executable, "-m", "perdure.workers.isolated.run", str(session_id)]
         with self._lock:
-            if self._leaving:
+            if self._stopping:
                 return None
-            # SIGKILL: a process whose interpreter's lock is held handles no other signal.
+            # SIGKILL: while a call holds the interpreter lock, the process handles no other signal.
             child = subprocess.Popen(launch.command(argv, death_signal=signal.SIGKILL))
             self._children[session_id] = child
         try:
@@ -135,8 +136,8 @@ def main(session_id: UUID) -> None:
     runtime = assemble(settings, where.database_url, waker, where.redis_url, turns=True)
     runner = Runner(runtime, owner=owner())
     runner.start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the worker too, which has the say
-    signal.signal(signal.SIGTERM, _leave(runner, runtime.connections))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the worker sends SIGTERM
+    signal.signal(signal.SIGTERM, _drain_then_exit(runner, runtime.connections))
     log.info("%s", runner.run(session_id, alone=True))
     flush(runner.keeper.touched(), flushers(runtime), settings.shutdown.flush_s)
     runner.close()
@@ -150,23 +151,23 @@ def main(session_id: UUID) -> None:
     runtime.database.close()
 
 
-def _leave(runner: Runner, connections: Connections | None) -> Callable[[int, FrameType | None], None]:
-    """The first time it drains; the second time it leaves the hard way."""
-    ways = iter((runner.keeper.drain, partial(_leave_now, runner, connections)))
+def _drain_then_exit(runner: Runner, connections: Connections | None) -> Callable[[int, FrameType | None], None]:
+    """A handler that drains on the first signal, and exits on the second one."""
+    actions = iter((runner.keeper.drain, partial(_exit_now, runner, connections)))
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
-        way = next(ways, None)
-        if way is not None:
-            threading.Thread(target=way, name="perdure-drain", daemon=True).start()
+        action = next(actions, None)
+        if action is not None:
+            threading.Thread(target=action, name="perdure-drain", daemon=True).start()
 
     return handle
 
 
-def _leave_now(runner: Runner, connections: Connections | None) -> None:
+def _exit_now(runner: Runner, connections: Connections | None) -> None:
     try:
         runner.keeper.release_all()
     except Unavailable as error:
-        log.warning("the lease was not given back, and runs out: %s", error.message)
+        log.warning("the lease was not released; it expires: %s", error.message)
     if connections is not None:
         connections.close(0)
     os._exit(1)

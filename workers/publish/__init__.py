@@ -1,1 +1,1 @@
-"""Wake-ups as Celery messages."""
+"""Publishes wake-ups as Celery messages."""

@@ -1,8 +1,7 @@
-"""Wake-ups of the gateway: published by one thread, together where several are waiting.
+"""Publishes the gateway's wake-ups on a background thread, in batches.
 
-A message is accepted when it is committed; a request does not wait for the broker as well. On Redis the wake-ups that
-have come while the last ones were published take one round trip. What is lost when the process dies, or while the
-broker is unavailable, the sweeper issues again.
+A message is accepted when it is committed, so the request does not wait for the broker. On Redis a batch takes one
+round trip. The sweeper issues the wake-ups that are lost because the process dies or the broker is unavailable.
 """
 
 from __future__ import annotations
@@ -22,51 +21,51 @@ from perdure.settings import Settings
 from perdure.tasks.arguments import described
 from perdure.workers.application import PRIORITIES, broker_priority
 from perdure.workers.assembly import Addresses
-from perdure.workers.publish.wake import ONCE_MORE, PAUSE_S, CeleryWaker
+from perdure.workers.publish.wake import PAUSE_S, RETRY_ONCE, CeleryWaker
 
 log = logging.getLogger(__name__)
 
 _MOST = 10_000
-"""Wake-ups that wait to be published; further ones are left to the sweeper."""
+"""The most queued wake-ups; further ones are left to the sweeper."""
 
-_TOGETHER = 200
+_BATCH = 200
 _PAUSE_S = 0.01
-"""Between two publications: what comes during it is published together, at a fraction of the cost."""
+"""Seconds between two batches. A batch costs far less than its messages one by one."""
 
 _TRIES = 2
 _CLOSE_S = 3.0
 
-_OF_ONE = (EncodeError, ResponseError)
-"""What fails one wake-up and no other: arguments that are no JSON, a queue whose key another program uses."""
+_ERRORS_OF_ONE = (EncodeError, ResponseError)
+"""Errors of one wake-up only: its arguments are not JSON, or another program uses the key of its queue."""
 
 _Wake = tuple[str, dict[str, Any], dict[str, Any]]
 
 
 class BackgroundWaker(CeleryWaker):
-    """A `CeleryWaker` whose callers do not wait for the broker. Call `close` last: it publishes what waits."""
+    """A `CeleryWaker` whose callers do not wait for the broker. `close` publishes the queued wake-ups."""
 
     def __init__(self, settings: Settings, where: Addresses) -> None:
         super().__init__(settings, where)
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
-        """Begin with nothing. A forked child has neither its parent's thread nor, perhaps, a lock that is free."""
+    def _reset(self) -> None:
+        """Start empty. A forked child lacks its parent's thread, and may have inherited a lock that is held."""
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._waiting: dict[str, _Wake] = {}
         self._closing = False
-        self._away_until = 0.0
+        self._unavailable_until = 0.0
         self._thread: threading.Thread | None = None
 
     def publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
-        """Have one task message sent, once if it waits already; whether it is likely to be.
+        """Queue one task message, unless the same one is queued; returns whether it is queued.
 
-        It is not while the broker is unavailable, and after `close`.
+        False while the broker is unavailable, after `close`, and if the queue is full.
         """
         if os.getpid() != self._pid:
-            self._begin()
+            self._reset()
         with self._changed:
-            if self._closing or time.monotonic() < self._away_until or len(self._waiting) >= _MOST:
+            if self._closing or time.monotonic() < self._unavailable_until or len(self._waiting) >= _MOST:
                 return False
             self._waiting.setdefault(f"{task}{arguments}{options}", (task, arguments, options))
             if self._thread is None:
@@ -76,7 +75,7 @@ class BackgroundWaker(CeleryWaker):
         return True
 
     def close(self) -> None:
-        """Publish what waits, for at most a few seconds, and close the connections to the broker."""
+        """Publish the queued wake-ups within `_CLOSE_S`, and close the connections to the broker."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -86,26 +85,29 @@ class BackgroundWaker(CeleryWaker):
 
     def _publish_all(self) -> None:
         while wakes := self._next():
-            error = self._tried(wakes)
+            error = self._publish_batch(wakes)
             if error is None:
                 time.sleep(0 if self._closing else _PAUSE_S)
                 continue
             with self._changed:
-                self._away_until = time.monotonic() + PAUSE_S
+                self._unavailable_until = time.monotonic() + PAUSE_S
                 left = len(self._waiting)
                 self._waiting.clear()
             count = len(wakes) + left
-            log.warning("the broker did not take %d wake-ups (%s); the sweeper will issue them again", count, error)
+            log.warning("the broker did not accept %d wake-ups (%s); the sweeper will issue them again", count, error)
 
     def _next(self) -> list[_Wake]:
-        """The wake-ups that wait, as soon as there are any; none at the end."""
+        """The next batch, once there is one; empty after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
-            taken = list(self._waiting)[:_TOGETHER]
+            taken = list(self._waiting)[:_BATCH]
             return [self._waiting.pop(key) for key in taken]
 
-    def _tried(self, wakes: list[_Wake]) -> Exception | None:
-        """Publish; once more if that fails, for a kept connection may be closed. A repeated wake-up is harmless."""
+    def _publish_batch(self, wakes: list[_Wake]) -> Exception | None:
+        """Publish a batch, twice if needed: a pooled connection may be closed. Returns the error, or None.
+
+        A repeated wake-up is harmless.
+        """
         failed: Exception | None = None
         for _ in range(_TRIES):
             try:
@@ -115,20 +117,20 @@ class BackgroundWaker(CeleryWaker):
                 failed = error
             else:
                 return None
-        return failed if len(wakes) == 1 else self._tried_singly(wakes)
+        return failed if len(wakes) == 1 else self._publish_singly(wakes)
 
-    def _tried_singly(self, wakes: list[_Wake]) -> Exception | None:
-        """Publish one by one, without those that no broker can take: one such wake-up fails its whole batch."""
+    def _publish_singly(self, wakes: list[_Wake]) -> Exception | None:
+        """Publish one by one, since one invalid wake-up fails its batch. Returns the first error of the broker."""
         for wake in wakes:
-            failed = self._tried([wake])
-            if isinstance(failed, _OF_ONE):
+            failed = self._publish_batch([wake])
+            if isinstance(failed, _ERRORS_OF_ONE):
                 log.error("a wake-up for %s cannot be published (%s)", wake[0], type(failed).__name__)
             elif failed is not None:
                 return failed
         return None
 
     def _send(self, producer: Producer, wakes: list[_Wake]) -> None:
-        """As `Celery.send_task` does, less what is the same for all of them: routing, and declaring the queues."""
+        """As `Celery.send_task`, but without routing, and each queue is declared once for a batch."""
         amqp, declared = self.app.amqp, set()
         for task, arguments, options in wakes:
             task_id, queue = uuid(), options["queue"]
@@ -140,5 +142,5 @@ class BackgroundWaker(CeleryWaker):
             declare = None if queue not in declared else ()
             declared.add(queue)
             amqp.send_task_message(
-                producer, task, message, retry=True, retry_policy=ONCE_MORE, declare=declare, **ranked
+                producer, task, message, retry=True, retry_policy=RETRY_ONCE, declare=declare, **ranked
             )

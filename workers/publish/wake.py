@@ -1,4 +1,4 @@
-"""Wake-ups as Celery messages: a hint to whichever worker is free."""
+"""Publishes wake-ups as Celery messages. A lost wake-up is harmless: the sweeper issues it again."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from perdure.workers.assembly import Addresses
 log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
-"""After a failure the broker is left alone for so long: not every message waits for it."""
+"""Seconds after a failure in which nothing is published, so that not every caller waits for the broker."""
 
-ONCE_MORE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
+RETRY_ONCE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
 
 
 class CeleryWaker:
-    """A `perdure.runtime.Waker` over the broker. Shared by the threads of a process."""
+    """A `perdure.runtime.Waker` that publishes to the broker. Threads may share it."""
 
     def __init__(self, settings: Settings, where: Addresses) -> None:
         self._app = make_app(settings, where, publisher=True)
         self._broker_url = where.broker_url
         self._lock = threading.Lock()
-        self._away_until = 0.0
+        self._unavailable_until = 0.0
 
     @property
     def app(self) -> Celery:
-        """The application that publishes, for replies that travel as tasks."""
+        """The application that publishes."""
         return self._app
 
     def session(self, session_id: UUID, priority: int) -> bool:
@@ -64,9 +64,9 @@ class CeleryWaker:
         return self.publish("casebank.advance", {}, queue="maintenance")
 
     def publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
-        """Send one task message within about a second, its arguments hidden from events; whether the broker took it."""
+        """Publish one task within about a second; returns whether the broker accepted it. Events hide its arguments."""
         with self._lock:
-            if time.monotonic() < self._away_until:
+            if time.monotonic() < self._unavailable_until:
                 return False
         try:
             self._app.send_task(
@@ -74,31 +74,31 @@ class CeleryWaker:
                 kwargs=arguments,
                 ignore_result=True,
                 retry=True,
-                retry_policy=ONCE_MORE,
+                retry_policy=RETRY_ONCE,
                 **described((), arguments),
                 **options,
             )
-        except Exception as error:  # noqa: BLE001 (each transport has errors of its own, and this is but a hint)
+        except Exception as error:  # noqa: BLE001 (each transport has errors of its own; the sweeper repeats this)
             with self._lock:
-                self._away_until = time.monotonic() + PAUSE_S
-            log.warning("the broker did not take %s (%s); the sweeper will issue it again", task, error)
+                self._unavailable_until = time.monotonic() + PAUSE_S
+            log.warning("the broker did not accept %s (%s); the sweeper will issue it again", task, error)
             return False
         return True
 
     def ask(self, question: str, within_s: float) -> dict[str, Any]:
-        """What the workers answer to an inspection within so many seconds, by their names; none if it fails."""
+        """Broadcast a remote-control command; returns the replies within `within_s` by worker, none on error."""
         began = time.monotonic()
         answers: dict[str, Any] = {}
         try:
             for answer in self._app.control.broadcast(question, reply=True, timeout=within_s) or ():
                 answers |= answer
         except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
-            log.warning("the workers cannot be asked (%s)", error)
+            log.warning("the workers cannot be inspected (%s)", error)
             time.sleep(max(within_s - (time.monotonic() - began), 0))
         return answers
 
     def reachable(self) -> bool:
-        """Whether the broker answers now."""
+        """Whether the broker can be reached now."""
         try:
             with self._app.connection_for_write() as connection:
                 connection.ensure_connection(max_retries=1, interval_start=0, timeout=PAUSE_S)

@@ -1,1 +1,1 @@
-"""Warm shutdown: its phases, their time limits, and the standby of a drained fleet."""
+"""The shutdown: signals, phases and time limits. Also standby while the intake is closed, and failures at the start."""

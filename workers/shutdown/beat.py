@@ -1,8 +1,7 @@
-"""Beat's way out: it fires nothing more, writes its schedule down, says so, and exits with 0.
+"""The start and the shutdown of beat: it stops firing, closes its schedule, logs a line, and exits with status 0.
 
-Nothing is drained, for it only gives slots out: what it leaves, another beat or the workers' sweepers
-find in the ledger. Celery's own handler would write the schedule within the signal handler, in the middle
-of whatever was being written there.
+Beat has nothing to drain: another beat, or a worker's sweeper, fires the slots that it missed. Celery's own handler
+closes the schedule within the signal handler, which may interrupt a write to it; here SIGTERM raises `SystemExit`.
 """
 
 from __future__ import annotations
@@ -25,45 +24,45 @@ from perdure.workers.shutdown.hard_limit import HardLimit
 log = logging.getLogger(__name__)
 
 
-class Beating:
-    """One beat process, from its first signal on."""
+class BeatShutdown:
+    """The shutdown of one beat process."""
 
     def __init__(self, budget: ShutdownSettings) -> None:
         self._limit = HardLimit(budget.hard_exit_s)
         self._fired = 0
-        self._told_at: float | None = None
+        self._requested_at: float | None = None
 
-    def begin(self) -> None:
-        """It beats: signals are ours from here on."""
+    def install(self) -> None:
+        """Install the signal handlers. Call this when beat starts."""
         after_task_publish.connect(self._count, weak=False)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._leave)
-        atexit.register(self._ended)
-        log.info("beats until SIGTERM or SIGINT")
+            signal.signal(number, self._exit)
+        atexit.register(self._log_end)
+        log.info("beat runs until SIGTERM or SIGINT")
 
     def _count(self, **_: Any) -> None:
         self._fired += 1
 
-    def _leave(self, _number: int, _frame: FrameType | None) -> None:
-        if self._told_at is not None:
-            return  # it ends already, and is not to be disturbed in writing
-        self._told_at = time.monotonic()
+    def _exit(self, _number: int, _frame: FrameType | None) -> None:
+        if self._requested_at is not None:
+            return  # a second `SystemExit` would interrupt the closing of the schedule
+        self._requested_at = time.monotonic()
         self._limit.begin()
         raise SystemExit(0)
 
-    def _ended(self) -> None:
-        if self._told_at is not None:
+    def _log_end(self) -> None:
+        if self._requested_at is not None:
             log.info(
-                "shutdown: fires nothing more, %d slots in this life; closed (%.3f s)",
-                self._fired, time.monotonic() - self._told_at,
+                "shutdown: fires no more; fired %d slots since the start, closed (%.3f s)",
+                self._fired, time.monotonic() - self._requested_at,
             )  # fmt: skip
 
 
 def follow(budget: ShutdownSettings, database_url: str) -> None:
-    """If the process is a beat: check the database at its start, and see it out."""
+    """When beat starts in this process, check the database and install the shutdown."""
 
     def begin(**_: Any) -> None:
         or_exit(partial(require_database, database_url))
-        Beating(budget).begin()
+        BeatShutdown(budget).install()
 
     beat_init.connect(begin, weak=False)

@@ -1,7 +1,7 @@
 """The flush: writes turns that only Redis has to PostgreSQL before the process ends.
 
-For each session that the process held, under its fence: if another worker has claimed the session since, nothing is
-written. The whole flush has a time limit, since it calls servers that may be unresponsive.
+Each session that the process held is flushed under its fence: nothing is written if another worker has claimed it
+since. One time limit bounds the flush, since Redis or PostgreSQL may be unresponsive.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Flushed:
-    """How far a flush came: for so many `sessions` of `touched` all is written down; `written` is how much it was.
+    """The result of a flush: of `touched` sessions, `sessions` are flushed, with `written` entries in total.
 
-    `left` are those that others have claimed since, or that have a turn to run first: they flush them.
+    `left`: sessions that another worker flushes, since it has claimed them or a turn must run first.
     """
 
     touched: int
@@ -35,8 +35,8 @@ class Flushed:
     left: int = 0
 
     @property
-    def whole(self) -> bool:
-        """Whether every session was seen to."""
+    def complete(self) -> bool:
+        """Whether each session is flushed, or left to another worker."""
         return self.sessions + self.left == self.touched
 
     def __str__(self) -> str:
@@ -45,15 +45,15 @@ class Flushed:
 
 
 def flushers(runtime: Runtime) -> tuple[Flusher, ...]:
-    """What a process with these parts has to flush."""
+    """The flushers of a process: one if it has Redis."""
     return () if runtime.redis_memory is None else (partial(runtime.redis_memory.flush, runtime.database),)
 
 
 def flush(touched: Sequence[tuple[UUID, Fence]], flushers: Sequence[Flusher], within_s: float) -> Flushed:
-    """Flush the sessions in their order, for at most `within_s` seconds."""
+    """Flush the sessions in the order given, for at most `within_s` seconds."""
     flushed = Flushed(len(touched))
     until = time.monotonic() + within_s
-    # A flusher that hangs is left behind: it writes under a fence, so that a late write does no harm.
+    # A flusher that hangs is abandoned. It writes under a fence, so a late write is harmless.
     thread = threading.Thread(
         target=_flush, args=(touched, flushers, flushed, until), name="perdure-flush", daemon=True
     )
@@ -66,18 +66,18 @@ def _flush(touched: Sequence[tuple[UUID, Fence]], flushers: Sequence[Flusher], f
     for session_id, fence in touched:
         if time.monotonic() >= until:
             return
-        whole, left = True, False
+        succeeded, left = True, False
         for flusher in flushers:
             try:
                 written = flusher(session_id, fence)
             except Unavailable as error:
-                log.warning("sessions could not be flushed: %s", error.message)
+                log.warning("the flush ended early: %s", error.message)
                 return
             except Exception:
                 log.exception("session %s could not be flushed", session_id)
-                whole = False
+                succeeded = False
             else:
                 flushed.written += written or 0
                 left |= written is None
-        flushed.sessions += whole and not left
-        flushed.left += whole and left
+        flushed.sessions += succeeded and not left
+        flushed.left += succeeded and left

@@ -1,7 +1,7 @@
-"""The hard limit of a shutdown: the process exits with status 1, whatever hangs.
+"""The hard limit of a shutdown: the process exits with status 1, even if threads hang.
 
-`os._exit` on a thread of its own: neither a thread that never returns, nor a blocked event loop, nor a log pipe without
-a reader prevents it.
+A separate thread calls `os._exit`, so neither a thread that never returns, nor a blocked event loop, nor a full log
+pipe prevents the exit.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import threading
 log = logging.getLogger(__name__)
 
 _STATUS = 1
-_SAY_S = 0.5
+_LOG_S = 0.5
 
 
 def exit_in(seconds: float) -> None:
-    """This process leaves in so many seconds, unless it has ended by then."""
-    timer = threading.Timer(seconds, _leave)
+    """Exit this process in `seconds`, unless it ends before."""
+    timer = threading.Timer(seconds, _exit)
     timer.daemon = True
     timer.start()
 
 
 class HardLimit:
-    """Lets a process live for `seconds` after it was told to leave. `begin` may be called in a signal handler."""
+    """Exits the process `seconds` after `begin`."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -33,7 +33,7 @@ class HardLimit:
         threading.Thread(target=self._watch, name="perdure-limit", daemon=True).start()
 
     def begin(self) -> None:
-        """It was told to leave."""
+        """Start the limit. Safe in a signal handler."""
         self._begun.put(None)
 
     def _watch(self) -> None:
@@ -41,8 +41,8 @@ class HardLimit:
         exit_in(self._seconds)
 
 
-def _leave() -> None:
-    saying = threading.Thread(target=log.error, args=("shutdown: the hard limit is reached",), daemon=True)
-    saying.start()
-    saying.join(_SAY_S)
+def _exit() -> None:
+    logging_thread = threading.Thread(target=log.error, args=("shutdown: the hard limit is reached",), daemon=True)
+    logging_thread.start()
+    logging_thread.join(_LOG_S)
     os._exit(_STATUS)

@@ -1,16 +1,15 @@
-"""A worker's way out, in four phases with a budget each, told in the log one by one.
+"""The shutdown of a worker, in four phases with a log line each.
 
-    1  no more work is taken; what was prefetched is handed back     (see `taking`)
-    2  drain: what runs goes on; at the deadline a turn that waits for a model is parked and
-       released, and a successor woken; a tool is awaited
-    3  flush: sessions that were worked on here are written down     (see `flushing`)
-    4  leases that are still held are given back, connections closed; exit 0
+    1  the worker stops consuming and returns prefetched messages (`perdure.workers.consumer.pause`)
+    2  drain: running turns continue; at the deadline turns that wait for a model are parked and released, a worker is
+       woken for each, and running tools are awaited
+    3  flush: turns that only Redis has are written to PostgreSQL (`perdure.workers.shutdown.flush`)
+    4  held leases are released, connections are closed, exit with status 0
 
-One thread holds the clock. It waits for whatever comes first: the end, another signal, or the
-time. A second signal makes the drain's deadline now, and leaves the hard limit where it is;
-a third makes the hard limit now. Shortly before the hard limit leases are given back and
-successors woken, so that at the limit the process has left by `os._exit` with status 1,
-whatever its threads do.
+One thread runs the time limits: it waits for the next request, the end, or the deadline. A second request makes the
+drain's deadline now and does not move the hard limit; a third one makes the hard limit now. Shortly before the hard
+limit the thread releases all leases and wakes other workers; at the limit the process exits by `os._exit` with status
+1, whatever its other threads do.
 """
 
 from __future__ import annotations
@@ -28,69 +27,69 @@ from perdure.settings import ShutdownSettings
 from perdure.tasks.process import Process
 from perdure.turns.inbox.incoming import DEFAULT_PRIORITY
 from perdure.turns.run.runner import Turns
-from perdure.workers.consumer.pause import Taking
+from perdure.workers.consumer.pause import Consumption
 from perdure.workers.isolated.run import Isolation
 from perdure.workers.shutdown.flush import flush
 from perdure.workers.shutdown.hard_limit import exit_in
 
 log = logging.getLogger(__name__)
 
-_GIVE_BACK_S = 3.0
-"""For giving leases back, out of the hard limit's time: of a short one no more than a third."""
+_RELEASE_S = 3.0
+"""Seconds before the hard limit at which the leases are released; at most a third of the limit."""
 
-_LEAVE_S = 0.5
-"""Of that, for leaving once isolated processes have had their time."""
+_EXIT_S = 0.5
+"""Seconds of these that are kept for the exit itself, after waiting for isolated children."""
 
 
 class _Event(Enum):
-    ASKED = auto()
+    REQUESTED = auto()
     ENDED = auto()
 
 
 class Shutdown:
-    """The end of one worker process."""
+    """The shutdown of one worker process."""
 
-    def __init__(self, budget: ShutdownSettings, isolation: Isolation, taking: Taking) -> None:
-        self.asked = False
+    def __init__(self, budget: ShutdownSettings, isolation: Isolation, consumption: Consumption) -> None:
+        self.requested = False
         self.begun = threading.Event()
         self._hard = False
         self._budget = budget
         self._isolation = isolation
-        self._taking = taking
-        # Its `put` may be called in a signal handler, even in one that interrupts another.
+        self._consumption = consumption
+        # SimpleQueue: `put` may be called in a signal handler, even in one that interrupts another.
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._began = 0.0
         self._before = Turns()
 
-    def ask(self) -> None:
-        """Begin, or hasten. Safe in a signal handler."""
-        self.asked = True
-        self._events.put(_Event.ASKED)
+    def request(self) -> None:
+        """Begin the shutdown, or shorten it if it has begun. Safe in a signal handler."""
+        self.requested = True
+        self._events.put(_Event.REQUESTED)
 
-    def watch(self, process: Process) -> None:
-        """See the process out. Returns when it has ended in time; else does not return."""
+    def run(self, process: Process) -> None:
+        """Wait for a request, then run the time limits. Returns if the process ends in time; exits it otherwise."""
         self._next(None)
         self._began = time.monotonic()
         self._before = process.runner.turns()
         self.begun.set()
-        self._taking.notice()
+        self._consumption.wake()
         keeper = process.runner.keeper
         running = keeper.turns + self._isolation.running
-        give_back_at_s = self._budget.hard_exit_s - min(_GIVE_BACK_S, self._budget.hard_exit_s / 3)
+        release_at_s = self._budget.hard_exit_s - min(_RELEASE_S, self._budget.hard_exit_s / 3)
         log.info("shutdown: %d turns run; %g s to drain, %g s at most", running, *self._limits())
-        if self._next(min(self._budget.drain_s, give_back_at_s)) is _Event.ENDED:
+        if self._next(min(self._budget.drain_s, release_at_s)) is _Event.ENDED:
             return
         log.info("shutdown: parks %d turns after %.3f s", keeper.turns + self._isolation.running, self._passed_s())
         keeper.drain()
-        self._isolation.leave()
-        if self._next(give_back_at_s) is _Event.ENDED:
+        self._isolation.stop()
+        if self._next(release_at_s) is _Event.ENDED:
             return
-        self._leave_hard(process)
+        self._exit_at_hard_limit(process)
 
     def finish(self, process: Process) -> None:
-        """The pool has ended: flush."""
-        self._stay_behind()
-        if self.asked:
+        """Flush. Call this when the pool has ended."""
+        self._block_after_hard_limit()
+        if self.requested:
             self.begun.wait()
         turns = process.runner.turns() - self._before
         log.info(
@@ -99,17 +98,17 @@ class Shutdown:
         )  # fmt: skip
         began = time.monotonic()
         flushed = flush(process.runner.keeper.touched(), process.flushers, self._budget.flush_s)
-        level = logging.INFO if flushed.whole else logging.WARNING
+        level = logging.INFO if flushed.complete else logging.WARNING
         log.log(level, "shutdown, 3 of 4: %s (%.3f s)", flushed, time.monotonic() - began)
 
     def release(self, process: Process) -> int:
-        """Give back what is still held, though nothing runs any more; how many leases that were."""
-        self._stay_behind()
-        return _give_back(process)
+        """Release the leases that are still held, after the flush; returns their number."""
+        self._block_after_hard_limit()
+        return _release_leases(process)
 
-    def ended(self, released: int, began: float) -> None:
-        """All is closed, which `began` (monotonic) with so many leases given back."""
-        self._stay_behind()
+    def end(self, released: int, began: float) -> None:
+        """Log the fourth phase, which `began` at a monotonic time, and end `run`. Call this when all is closed."""
+        self._block_after_hard_limit()
         log.info(
             "shutdown, 4 of 4: released %d leases, closed (%.3f s; %.3f s in all)",
             released, time.monotonic() - began, self._passed_s(),
@@ -117,7 +116,7 @@ class Shutdown:
         self._events.put(_Event.ENDED)
 
     def _next(self, within_s: float | None) -> _Event | None:
-        """The next event; None if there is none until so many seconds after the beginning."""
+        """The next event; None if none arrives within `within_s` seconds of the beginning."""
         try:
             return self._events.get(timeout=None if within_s is None else max(within_s - self._passed_s(), 0))
         except queue.Empty:
@@ -129,31 +128,37 @@ class Shutdown:
     def _limits(self) -> tuple[float, float]:
         return self._budget.drain_s, self._budget.hard_exit_s
 
-    def _stay_behind(self) -> None:
-        """Past the hard limit the status is 1, even if giving the leases back has set free what held the process up."""
+    def _block_after_hard_limit(self) -> None:
+        """Block the main thread forever if the hard limit is near: the exit status must be 1.
+
+        Releasing the leases may unblock the thread, which would then exit with status 0.
+        """
         if self._hard:
             threading.Event().wait()
 
-    def _leave_hard(self, process: Process) -> None:
+    def _exit_at_hard_limit(self, process: Process) -> None:
         self._hard = True
         held = process.runner.keeper.running
-        exit_in(min(_GIVE_BACK_S, max(self._budget.hard_exit_s - self._passed_s(), 0)))
-        log.error("shutdown: %d sessions are still held: leaves the hard way", held)
+        exit_in(min(_RELEASE_S, max(self._budget.hard_exit_s - self._passed_s(), 0)))
+        log.error("shutdown: %d sessions are still held: exits with status 1", held)
         self._isolation.park()
         closing = threading.Thread(target=_close_servers, args=(process,), name="perdure-close", daemon=True)
         closing.start()
-        log.error("shutdown: gave back %d of %d leases (%.3f s in all)", _give_back(process), held, self._passed_s())
+        log.error(
+            "shutdown: released %d of %d leases (%.3f s in all)", _release_leases(process), held, self._passed_s()
+        )
         closing.join()
-        self._isolation.end(max(self._budget.hard_exit_s - self._passed_s() - _LEAVE_S, 0))
+        self._isolation.end(max(self._budget.hard_exit_s - self._passed_s() - _EXIT_S, 0))
         logging.shutdown()
         os._exit(1)
 
 
-def _give_back(process: Process) -> int:
+def _release_leases(process: Process) -> int:
+    """Release all leases, and wake another worker for each session; returns their number, 0 without a database."""
     try:
         released = process.runner.keeper.release_all()
     except Unavailable as error:
-        log.warning("leases were not given back, and run out: %s", error.message)
+        log.warning("the leases were not released; they expire: %s", error.message)
         return 0
     wake = process.runtime.wake
     for session_id, state in released:
@@ -168,6 +173,6 @@ def _give_back(process: Process) -> int:
 
 
 def _close_servers(process: Process) -> None:
-    """MCP servers that are processes are killed, lest they outlive this one."""
+    """Kill the MCP servers that are child processes: they would outlive this process."""
     if process.runtime.connections is not None:
         process.runtime.connections.close(0)

@@ -1,8 +1,7 @@
-"""A worker while the fleet's intake is closed: it lets go of what it has, and lives on.
+"""A worker while the fleet's intake is closed: it releases its sessions and keeps running.
 
-It takes nothing more from the queues that bring turns, gives what runs the time that a
-shutdown would, parks the rest, flushes, and then waits until the intake is opened. Endings of
-sessions, deliveries and schedules go on.
+The worker pauses the queues of turns, gives running turns the time limit of a shutdown, parks the rest, flushes, and
+waits until the intake is open. Endings of sessions, deliveries and schedules continue.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from perdure.settings import Settings
 from perdure.tasks.process import Process
 from perdure.turns import drain
 from perdure.turns.drain import Phase
-from perdure.workers.consumer.pause import Taking
+from perdure.workers.consumer.pause import Consumption
 from perdure.workers.isolated.run import Isolation
 from perdure.workers.shutdown.flush import Flushed, flush
 
@@ -25,13 +24,13 @@ _LOOK_S = 0.5
 
 
 class Standby:
-    """Follows the intake, for one worker process. Belongs to one thread; `report` may be called by any."""
+    """Pauses and resumes one worker with the fleet's intake. For one thread; any thread may call `report`."""
 
-    def __init__(self, process: Process, settings: Settings, isolation: Isolation, taking: Taking) -> None:
+    def __init__(self, process: Process, settings: Settings, isolation: Isolation, consumption: Consumption) -> None:
         self._process = process
         self._settings = settings
         self._isolation = isolation
-        self._taking = taking
+        self._consumption = consumption
         self._phase = Phase.OPEN
         self._park_at = 0.0
         self._parked = 0
@@ -39,12 +38,12 @@ class Standby:
 
     @property
     def pause_s(self) -> float:
-        """Seconds until the intake should be looked at again."""
+        """Seconds until the next call of `follow_intake`."""
         sweep_s = self._settings.turn.sweep_s
         return min(sweep_s, _LOOK_S) if self._phase is Phase.DRAINING else sweep_s
 
     def report(self) -> dict[str, Any]:
-        """Where this worker stands."""
+        """The worker's phase and its counts since the intake was closed, for `inspect perdure` and `perdure drain`."""
         return {
             "intake": self._phase.value,
             "parked": self._parked,
@@ -52,11 +51,11 @@ class Standby:
             "flushed_entries": self._flushed.written,
         }
 
-    def look(self) -> bool:
-        """Look at the intake and do what follows; whether it is open.
+    def follow_intake(self) -> bool:
+        """Read the intake, pause or resume accordingly, and return whether it is open.
 
         Raises:
-            Unavailable: the database cannot be reached; things stay as they are.
+            Unavailable: the database cannot be reached; the phase does not change.
         """
         if not drain.is_closed(self._process.runtime.database):
             self._reopen()
@@ -68,7 +67,7 @@ class Standby:
         return False
 
     def _close(self) -> None:
-        self._taking.pause()
+        self._consumption.pause()
         self._phase = Phase.DRAINING
         self._park_at = time.monotonic() + self._settings.shutdown.drain_s
         self._parked, self._flushed = 0, Flushed(0)
@@ -91,7 +90,7 @@ class Standby:
     def _reopen(self) -> None:
         if self._phase is Phase.OPEN:
             return
-        self._taking.resume()
+        self._consumption.resume()
         self._phase = Phase.OPEN
         log.info("the intake is open again")
 

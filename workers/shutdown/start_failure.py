@@ -1,7 +1,7 @@
 """A Celery process that cannot start: a message on stderr and an exit status.
 
-Celery would print a traceback for an error in the application's module, and log and ignore one of a signal's
-receiver. The statuses are those of the `perdure` command: 2 for a wrong setting, 3 for a missing server.
+Celery prints a traceback for an error in the application's module, and only logs one that a signal's receiver raises.
+The statuses are those of the `perdure` command: 2 for a wrong setting, 3 for a missing server.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The worker's side of its watchdog: starts the process, and writes to it for as long as Python threads run here.
+"""The worker's side of the watchdog: a thread that starts the watchdog process and writes heartbeats to it.
 
-The thread does nothing else: it waits for no lock but the interpreter's, and for no server, so an unavailable database
-is no silence. It goes on during the shutdown, until the process ends. Started by `perdure.workers.lifecycle` when the
-worker is ready. A watchdog that ends before its worker is replaced.
+The thread waits for no lock but the interpreter's, and for no server, so an unavailable database does not silence it.
+It runs until the process ends, through the shutdown. `perdure.workers.lifecycle` starts it when the worker is ready. A
+watchdog that ends before its worker is replaced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from perdure.workers.watchdog import process as watchdog
 log = logging.getLogger(__name__)
 
 LEAST_LIMIT_S = 30.0
-"""Seconds of silence that are allowed whatever the lease is."""
+"""The lowest limit on silence in seconds, for any lease."""
 
 _LEASES = 2
 _REPORT = (sys.executable, "-m", "perdure.workers.watchdog.kill_report")
@@ -33,12 +33,12 @@ _FIRST = 1
 
 
 class Heartbeat:
-    """Has this process killed by a second one when it falls silent for longer than two leases.
+    """Has the watchdog kill this process after two leases of silence.
 
     Args:
-        name: The worker, for the log and `/readyz`.
+        name: The worker's name, for the log and `/readyz`.
         lease_s: Seconds of a lease.
-        environment: What the program that reports a kill finds in its environment besides this process's.
+        environment: Variables for the program that reports a kill, in addition to this process's.
     """
 
     def __init__(self, name: str, lease_s: float, environment: Mapping[str, str]) -> None:
@@ -47,7 +47,7 @@ class Heartbeat:
         self._environment = environment
 
     def start(self) -> None:
-        """Begin. Call it once in a process."""
+        """Start the thread. Call this once in a process."""
         _dump_stacks_on_signal()
         log.info("the watchdog kills this worker if none of its threads runs for %g s", self._limit_s)
         threading.Thread(target=self._run, name="perdure-heartbeat", daemon=True).start()
@@ -78,15 +78,15 @@ class Heartbeat:
         """
         os.set_blocking(pipe.fileno(), False)
         while True:
-            with suppress(BlockingIOError):  # a watchdog that is stopped does not read
+            with suppress(BlockingIOError):  # a stopped watchdog does not read
                 os.write(pipe.fileno(), b".")
             time.sleep(self._limit_s / watchdog.LOOKS)
 
 
 def _dump_stacks_on_signal() -> None:
-    """Have the signal of the watchdog write all threads' stacks to stderr, in C: no Python code runs here by then.
+    """Have the watchdog's signal write the stacks of all threads to stderr, in C, since no Python code can run then.
 
-    The first process of a container cannot be killed from within, so there the signal ends it, too.
+    Process 1 of a container cannot be killed from within, so there the signal also ends the process.
     """
     first = os.getpid() == _FIRST
     if first:

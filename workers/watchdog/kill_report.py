@@ -1,8 +1,7 @@
-"""Report a kill. The watchdog runs `python -m perdure.workers.watchdog.kill_report WORKER PID SECONDS [withdraw]`.
+"""Reports a kill: `python -m perdure.workers.watchdog.kill_report WORKER PID SECONDS [withdraw]`.
 
-It does so before it kills. With `withdraw` the report is removed: the worker recovered before the kill.
-
-A program of its own because the watchdog knows the standard library alone. `PERDURE_REDIS_URL` is the worker's.
+The watchdog runs this before it kills a worker, and with `withdraw` if the worker recovered in between. It is a
+separate program because the watchdog imports only the standard library. `PERDURE_REDIS_URL` is the worker's.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from perdure.workers.watchdog.process import WITHDRAW
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Add the kill in Redis, or remove it; return the exit status."""
+    """Add the report in Redis, or remove it; returns the exit status."""
     worker, pid, silent_s, *rest = arguments
     settings = Settings.load()
     kills = Kills(redis_address(settings), settings.redis_prefix)
@@ -27,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
         change = kills.withdraw if rest == [WITHDRAW] else kills.add
         change(worker, int(pid), float(silent_s))
     except redis.RedisError as error:
-        sys.stderr.write(f"Redis does not take the report: {error}\n")
+        sys.stderr.write(f"Redis does not accept the report: {error}\n")
         return 1
     finally:
         kills.close()

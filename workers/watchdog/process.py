@@ -1,18 +1,16 @@
 """The watchdog: a process that kills a worker in which no Python thread has run for too long.
 
-A computation in C that holds Python's interpreter lock (a regular expression, an integer of a million digits) stops
-every thread of its process: no turn goes on, no lease is renewed, no signal is handled. No thread of that process can
-end it. The worker's thread `perdure-heartbeat` (`perdure.workers.watchdog.heartbeat`) writes to this process's stdin;
-once nothing has come for the limit, this process reports the kill (`perdure.workers.watchdog.kill_report`), logs it,
-has the worker write its threads' stacks, and kills it. A worker that beats again during the report is not killed, and
-the report is withdrawn. Turns of a killed worker are claimed elsewhere; isolated children die with it
-(`perdure.workers.isolated.run`).
+A computation in C that holds the interpreter lock (a regular expression, an integer of a million digits) stops every
+thread of its process: turns stop, leases expire, signals are not handled. So a second process watches. The worker's
+thread `perdure-heartbeat` (`perdure.workers.watchdog.heartbeat`) writes to its stdin. After the limit without a
+heartbeat, it reports the kill (`perdure.workers.watchdog.kill_report`), logs it, has the worker write its threads'
+stacks, and kills the worker. If a heartbeat arrives during the report, it withdraws the report and kills nothing.
+Other workers claim the turns of a killed worker; its isolated children die with it (`perdure.workers.isolated.run`).
 
-If this process itself did not run in time, the machine or the whole process tree was paused, and the time begins anew.
-It ends as soon as the worker has ended.
+If the watchdog itself did not run in time, the machine or the whole process tree was paused, and the limit starts
+again. The watchdog ends when the worker has ended.
 
-The worker starts this file as a script of its own, in an isolated interpreter; nothing but the standard library may be
-imported here.
+The worker starts this file as a script, in an isolated interpreter: import only the standard library here.
 """
 
 from __future__ import annotations
@@ -30,27 +28,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOOKS = 30
-"""Times that the watchdog looks, and the worker beats, within the limit."""
+"""The number of checks, and of heartbeats, within the limit."""
 
 DUMP_SIGNAL = signal.SIGURG
-"""Has the worker write its threads' stacks. A process without a handler ignores it."""
+"""Makes the worker write its threads' stacks. A process without a handler ignores this signal."""
 
 WITHDRAW = "withdraw"
-"""The last argument of a report that withdraws the one before."""
+"""The last argument of the report program to withdraw a report."""
 
 _OVERRUN = 10
-"""The share of the limit, as its reciprocal, by which a look may be late before it shows a pause."""
+"""The watchdog was paused if a check is late by more than the limit divided by this."""
 
 _REPORT_S = 10.0
 _DUMP_S = 1.0
 _END_S = 5.0
-_SAY_S = 0.5
+_LOG_S = 0.5
 _BEATS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The worker: its process id, its name, after how many silent seconds it is killed, and how that is reported."""
+    """The worker. `limit_s`: seconds of silence before the kill; `report`: the argument list that reports it."""
 
     pid: int
     name: str
@@ -70,15 +68,15 @@ def command(pid: int, name: str, limit_s: float, report: Sequence[str]) -> list[
 def main(arguments: Sequence[str]) -> None:
     """Watch until the worker has ended, or is killed."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)  # they are meant for the worker, which is watched until it has ended
+        signal.signal(number, signal.SIG_IGN)  # they are for the worker; the watchdog ends after it
     pid, name, limit_s, *report = arguments
     worker = Watched(int(pid), name, float(limit_s), report)
     while (silent_s := _until_silent(worker)) is not None:
         _report(worker, silent_s)
         if not _has_beaten():
-            _end(worker, silent_s)
+            _kill(worker, silent_s)
             return
-        _say("WARNING", f"{worker.name} has recovered after {silent_s:.1f} s of silence, and is not killed")
+        _log("WARNING", f"{worker.name} has recovered after {silent_s:.1f} s of silence, and is not killed")
         _report(worker, silent_s, WITHDRAW)
 
 
@@ -93,7 +91,9 @@ def _until_silent(worker: Watched) -> float | None:
         now = time.monotonic()
         paused_s = now - looked_at - look_s
         if paused_s > worker.limit_s / _OVERRUN:
-            _say("WARNING", f"was paused for {paused_s:.1f} s itself: the silence of {worker.name} counts from now")
+            _log(
+                "WARNING", f"the watchdog was paused for {paused_s:.1f} s: the silence of {worker.name} counts from now"
+            )
         if ready or paused_s > worker.limit_s / _OVERRUN:
             heard_at = now
         if now - heard_at >= worker.limit_s:
@@ -103,31 +103,31 @@ def _until_silent(worker: Watched) -> float | None:
 
 
 def _lives(worker: Watched) -> bool:
-    """Whether the worker lives: an orphan gets another parent."""
+    """Whether the worker lives. When it has ended, this process gets another parent."""
     return os.getppid() == worker.pid
 
 
 def _report(worker: Watched, silent_s: float, *withdraw: str) -> None:
-    """Report that the worker is killed, or withdraw that.
+    """Report the kill, or withdraw the report.
 
-    Before the kill: this process may end with the worker, by its supervisor or as part of its container.
+    Call this before the kill: a supervisor or the container's end may end this process with the worker.
     """
     arguments = [*worker.report, worker.name, str(worker.pid), f"{silent_s:.1f}", *withdraw]
     try:
         subprocess.run(arguments, stdin=subprocess.DEVNULL, timeout=_REPORT_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        _say("WARNING", f"the kill of {worker.name} was not {'withdrawn' if withdraw else 'reported'}: {error}")
+        _log("WARNING", f"the kill of {worker.name} was not {'withdrawn' if withdraw else 'reported'}: {error}")
 
 
 def _has_beaten() -> bool:
-    """Whether a heartbeat has arrived since the last look; reads it. False at EOF."""
+    """Read the heartbeats since the last check; returns whether there were any. False at EOF."""
     ready, _, _ = select.select([0], [], [], 0)
     return bool(ready and os.read(0, _BEATS))
 
 
-def _end(worker: Watched, silent_s: float) -> None:
+def _kill(worker: Watched, silent_s: float) -> None:
     """Log the kill, have the worker write its stacks, and kill it."""
-    _say(
+    _log(
         "ERROR",
         f"{worker.name} (process {worker.pid}) is killed: no thread of it has run for {silent_s:.1f} s. "
         f"It is stopped, or a call holds Python's interpreter lock; the stacks of its threads follow",
@@ -137,7 +137,7 @@ def _end(worker: Watched, silent_s: float) -> None:
     _signal(worker, signal.SIGKILL)
     _wait(worker, _END_S)
     if _lives(worker):
-        _say("ERROR", f"{worker.name} (process {worker.pid}) has not ended {_END_S:g} s after SIGKILL")
+        _log("ERROR", f"{worker.name} (process {worker.pid}) has not ended {_END_S:g} s after SIGKILL")
 
 
 def _signal(worker: Watched, number: signal.Signals) -> None:
@@ -147,20 +147,20 @@ def _signal(worker: Watched, number: signal.Signals) -> None:
 
 
 def _wait(worker: Watched, seconds: float) -> None:
-    """Return when the worker has ended, or the time is up."""
+    """Wait until the worker has ended, at most `seconds`."""
     until = time.monotonic() + seconds
     while _lives(worker) and time.monotonic() < until:
         time.sleep(_DUMP_S / 20)
 
 
-def _say(level: str, text: str) -> None:
-    """Write a line in the form of the worker's log; a log that is not read must not keep the worker alive."""
+def _log(level: str, text: str) -> None:
+    """Write a line in the format of the worker's log, within `_LOG_S`: a blocked pipe must not prevent the kill."""
     now = time.time()
     stamp = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))},{int(now % 1 * 1_000):03d}"
     line = f"{stamp} {level} perdure.workers.watchdog.process - {text}\n".encode(errors="replace")
-    saying = threading.Thread(target=_write, args=(line,), daemon=True)
-    saying.start()
-    saying.join(_SAY_S)
+    writing = threading.Thread(target=_write, args=(line,), daemon=True)
+    writing.start()
+    writing.join(_LOG_S)
 
 
 def _write(line: bytes) -> None:

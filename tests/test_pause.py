@@ -11,11 +11,11 @@ import pytest
 from celery import Celery
 from kombu import Queue
 
-from perdure.workers.consumer.pause import INTAKE, Taking
+from perdure.workers.consumer.pause import INTAKE, Consumption
 
 
 class FailingConsumer:
-    """Celery's consumer as far as `Taking` uses it; the broker fails at the first queue."""
+    """Celery's consumer as far as `Consumption` uses it; the broker fails at the first queue."""
 
     def __init__(self, app: Celery) -> None:
         self.task_consumer: object | None = object()
@@ -46,7 +46,7 @@ class FailingConsumer:
 @pytest.fixture
 def app() -> Celery:
     """An application with a worker's queues."""
-    made = Celery("taking", set_as_current=False)
+    made = Celery("pausing", set_as_current=False)
     made.conf.task_queues = [Queue(name) for name in (*INTAKE, "deliveries")]
     return made
 
@@ -54,13 +54,13 @@ def app() -> Celery:
 def test_a_broker_that_fails_costs_no_queue_its_place(app: Celery) -> None:
     """Celery starts its consumer again with the selected queues, so all of them must be selected by then."""
     consumer = FailingConsumer(app)
-    taking = Taking()
-    taking.of(SimpleNamespace(app=app, consumer=consumer))
-    taking.pause()
+    consumption = Consumption()
+    consumption.attach(SimpleNamespace(app=app, consumer=consumer))
+    consumption.pause()
     with pytest.raises(ConnectionError):
         consumer.run_pending()
     assert set(app.amqp.queues.consume_from) == {"deliveries"}
-    taking.resume()
+    consumption.resume()
     with pytest.raises(ConnectionError):
         consumer.run_pending()
     assert set(app.amqp.queues.consume_from) == {*INTAKE, "deliveries"}

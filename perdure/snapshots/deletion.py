@@ -9,7 +9,7 @@ from perdure.snapshots import queries
 from perdure.snapshots.store import SnapshotStore
 
 
-def forget(executor: Executor, store: SnapshotStore, session_id: UUID) -> None:
+def delete_snapshots(executor: Executor, store: SnapshotStore, session_id: UUID) -> None:
     """Delete the session's working variables, their history, and its snapshot. Safe to repeat.
 
     Raises:
