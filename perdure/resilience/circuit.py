@@ -13,7 +13,7 @@ epoch is the moment it began, so a circuit that was lost and made again is never
 A probe holds one of the half-open circuit's slots, for as long as its lease at most: a probe
 that dies with its process frees its slot by that.
 
-Nothing here knows a clock; a moment is in milliseconds since 1970. `fleet.py` has the same
+Nothing here knows a clock; a moment is in milliseconds since 1970. `redis_circuits.py` has the same
 machine in Lua; a property test holds the two together.
 """
 

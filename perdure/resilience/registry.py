@@ -19,7 +19,7 @@ from perdure.clock import Clock
 from perdure.errors import CircuitBreakerOpen, NotFound
 from perdure.resilience.circuit import Circuit, Outcome, Policy, State
 from perdure.resilience.failures import Verdict, verdict
-from perdure.resilience.fleet import FleetCircuits
+from perdure.resilience.redis_circuits import FleetCircuits
 from perdure.resilience.shared import SharedCircuits, Transition
 from perdure.resilience.stores import Answer, OwnCircuits
 from perdure.settings import REDIS_PREFIX, BreakerSettings

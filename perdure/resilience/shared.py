@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from perdure.clock import Clock
 from perdure.errors import Unavailable
 from perdure.resilience.circuit import Admission, Outcome, State
-from perdure.resilience.fleet import FleetCircuits
+from perdure.resilience.redis_circuits import FleetCircuits
 from perdure.resilience.stores import Answer, CircuitStore, OwnCircuits
 
 log = logging.getLogger(__name__)

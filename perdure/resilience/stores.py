@@ -1,7 +1,7 @@
 """The store protocol of circuits, and the store in a process's memory.
 
-Each transition is atomic: no other call comes between its read and its write. `fleet.py` stores circuits in Redis for
-all workers.
+Each transition is atomic: no other call comes between its read and its write. `redis_circuits.py` stores circuits in
+Redis, for all workers.
 """
 
 from __future__ import annotations

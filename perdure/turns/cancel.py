@@ -1,6 +1,6 @@
-"""Cancelling a turn: at once if no worker runs its calls or its model call, else at its next safe point.
+"""Cancelling a turn: immediately if no worker runs it, else at its next safe point.
 
-Also settles turns that have begun and that no worker runs, for a message that interrupts.
+Also settles turns that have begun, for a message that interrupts them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ log = logging.getLogger(__name__)
 
 
 def cancel(runtime: Runtime, turn_id: UUID) -> None:
-    """Ask for a turn to be cancelled; nothing happens if it is settled already.
+    """Request that a turn be cancelled; has no effect on a settled turn.
 
-    A turn that is running stops between steps or in the middle of a model's stream. One that waits
-    for a person is settled here, its calls denied. Any other that nobody runs is woken, so that a
-    worker claims it and settles it.
+    A running turn stops between steps or in the middle of a model's stream. A turn that waits for approval is settled
+    here, and its calls are denied. For any other turn that no worker runs, a worker is woken, claims it and settles it.
 
     Raises:
         NotFound: there is no such turn.
@@ -52,7 +51,7 @@ def cancel(runtime: Runtime, turn_id: UUID) -> None:
 
 
 def settle_begun(runtime: Runtime, transaction: Transaction, tenure: Tenure, row: Row[Any]) -> Settled:
-    """Settle as cancelled a turn that was begun, in a session that was seized under `tenure`."""
+    """Settle as cancelled the turns that have begun, in a session that was taken over under `tenure`."""
     turn = TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
     try:
         transcript = Transcript.load(transaction, tenure.session_id, turn, window=1)
@@ -64,7 +63,7 @@ def settle_begun(runtime: Runtime, transaction: Transaction, tenure: Tenure, row
 
 
 def _close(runtime: Runtime, session_id: UUID, turn_id: UUID) -> bool:
-    """Settle a turn if it waits for a person still; whether the session has nothing left to run then."""
+    """Settle a turn that still waits for approval; returns whether the session then has nothing left to run."""
     with runtime.database.transaction("turns.close_waiting") as transaction:
         seized = transaction.run(turns_queries.SEIZE_WAITING, {"session_id": session_id})
         rows = transaction.run(inbox_queries.BEGUN, {"session_id": session_id}) if seized else ()

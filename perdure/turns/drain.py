@@ -1,8 +1,8 @@
-"""Whether the fleet takes in work: one row in PostgreSQL, which `perdure drain` closes and opens.
+"""The fleet's intake: one row in PostgreSQL, which `perdure drain` closes and opens.
 
-While the row is closed no turn is claimed, since the claim itself reads it, also after restarts, until it is opened.
-Accepting does not read it: messages that a process still accepts wait. Every process reads the row regularly, to refuse
-new work and to finish running turns.
+While it is closed no turn is claimed, because the claim itself reads the row; this survives restarts. Accepting does
+not read it: messages that a process still accepts wait. Every process reads the row regularly, refuses new work and
+finishes running turns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from uuid import UUID
 from perdure.database.engine import Executor, Statement
 
 CLOSED = "EXISTS (SELECT FROM intake WHERE closed_at IS NOT NULL)"
-"""For the statements that begin work."""
+"""A condition for the statements that begin work."""
 
 _READ = Statement("intake.read", f"SELECT {CLOSED} AS closed", writes=False)
 
@@ -27,7 +27,7 @@ _CLOSE = Statement(
     """,
 )
 
-# Opens it, and makes due at once whatever waited, however often it was woken in vain meanwhile.
+# Opens the intake and makes all waiting work due now, whatever its back-off.
 _OPEN = Statement(
     "intake.open",
     """
@@ -77,7 +77,7 @@ _SETTLED = Statement(
 
 
 class Phase(StrEnum):
-    """How far a worker has let go of its work: not at all, finishing or parking it, done."""
+    """How far a worker's drain has come: not begun, finishing or parking turns, done."""
 
     OPEN = "open"
     DRAINING = "draining"
@@ -86,13 +86,13 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """What the fleet still has in hand.
+    """The fleet's unfinished work.
 
     Attributes:
         running: Turns under a lease.
         waiting: Turns that are accepted or parked, and run when the intake is open again.
-        ending: Sessions that are to end and can.
-        held_back: Sessions that are to end and have turns to run first.
+        ending: Sessions whose end is requested and that have no unsettled turn.
+        held_back: Sessions whose end is requested and that have turns to run first.
     """
 
     running: int
@@ -102,7 +102,7 @@ class Unfinished:
 
 
 def is_closed(executor: Executor) -> bool:
-    """Whether the fleet takes nothing in.
+    """Whether the intake is closed.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -111,12 +111,12 @@ def is_closed(executor: Executor) -> bool:
 
 
 def close(executor: Executor) -> None:
-    """From now on no turn is begun. Closing it again changes nothing."""
+    """Close the intake: no further turn is begun. Closing it twice has no further effect."""
     executor.run(_CLOSE, {})
 
 
 def reopen(executor: Executor) -> None:
-    """Take work in again; whatever waits is due at once."""
+    """Open the intake and make all waiting work due now."""
     executor.run(_OPEN, {})
 
 
@@ -126,12 +126,12 @@ def running(executor: Executor) -> list[UUID]:
 
 
 def settled(executor: Executor, turn_ids: Sequence[UUID]) -> int:
-    """How many of these turns are settled."""
+    """The number of these turns that are settled."""
     return int(executor.run(_SETTLED, {"turn_ids": list(turn_ids)})[0].settled)
 
 
 def unfinished(executor: Executor) -> Unfinished:
-    """What is still in hand, and what waits."""
+    """The fleet's running and waiting work."""
     row = executor.run(_UNFINISHED, {})[0]
     return Unfinished(row.running, row.unsettled - row.running, row.ending, row.held_back)
 

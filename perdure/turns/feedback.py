@@ -1,7 +1,7 @@
-"""Feedback: a person's score of a reply, and its effect on the CaseBank.
+"""Feedback: a user's score of a reply, and its effect on the CaseBank.
 
-It overrides the turn's outcome for the cases in its prompt, and a praised turn becomes a case. The last feedback on a
-turn counts; a learnt case is judged by its uses.
+The score overrides the turn's outcome for the cases in its prompt, and positive feedback makes the turn a case. The
+last feedback on a turn counts. A case that came from feedback is then judged by its uses.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ MAX_COMMENT_CHARS = 2_000
 
 
 def _no_truth_value(value: object) -> object:
-    """`value`, unless it is `true`, which Python takes for 1."""
+    """`value`, unless it is a boolean, which Python takes for 0 or 1."""
     if isinstance(value, bool):
         raise ValueError("must be -1 or 1")  # noqa: TRY004 (pydantic reports only this one)
     return value
 
 
 class Feedback(BaseModel):
-    """What a person says of a turn, as `POST /v1/turns/{id}/feedback` takes it."""
+    """A score of a turn, as `POST /v1/turns/{id}/feedback` takes it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,12 +44,12 @@ class Feedback(BaseModel):
 
 
 def give_feedback(runtime: Runtime, turn_id: UUID, feedback: Feedback) -> None:
-    """Note `feedback`, have it count for the cases of the turn, and learn from praise.
+    """Store `feedback`, count it for the cases in the turn's prompt, and make a case of a praised turn.
 
     Raises:
         NotFound: there is no such turn.
-        Conflict: it has no reply, or none yet.
-        Unavailable: the database cannot be reached; giving it again is safe.
+        Conflict: the turn has no reply.
+        Unavailable: the database cannot be reached; repeating the call is safe.
     """
     said = {"score": feedback.score, "comment": None if feedback.comment is None else storable(feedback.comment)}
     case_id, asked = None, ""
@@ -78,13 +78,13 @@ def give_feedback(runtime: Runtime, turn_id: UUID, feedback: Feedback) -> None:
 
 
 def _bank(runtime: Runtime, name: str) -> str | None:
-    """The bank of the agent of that name; `None` if it uses none, or is no agent of this installation any more."""
+    """The case bank of the agent `name`; `None` if it uses none or is no longer defined."""
     agent = runtime.agents.find(name)
     return None if agent is None else agent.bank
 
 
 def _embed(runtime: Runtime, case_id: str, query: str) -> None:
-    """Make a new case findable now, or leave it to the next reflection."""
+    """Give a new case its vector now; if the embedder fails, the next reflection does it."""
     call = ModelCall(runtime.clock, runtime.settings.memory.recall_timeout_s)
     try:
         embed_case(runtime.database, runtime.embedder, case_id, query, call)

@@ -1,7 +1,7 @@
 """The outbox: delivers a settled turn's reply to its receiver, at least once.
 
-An attempt first moves the delivery's due time ahead, so no other worker tries it, and it is repeated if this one dies.
-The receiver recognises a repetition by the delivery's id.
+Before an attempt the delivery's due time is moved ahead: no other worker attempts it, and if this process dies it is
+attempted again. The receiver recognises a repeated delivery by its id.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 12
 ATTEMPT_S = 60
-"""Seconds after which an attempt that was begun is taken for lost."""
+"""Seconds after which a begun attempt counts as lost."""
 
 FIRST_RETRY_S = 5.0
 LONGEST_RETRY_S = 3_600.0
 
 
 REFUSALS_FORGIVEN_S = 86_400.0
-"""Seconds for which a delivery loses no attempt to its receiver's open breaker; later it does, so that it ends."""
+"""Age of a delivery, in seconds, from which an open breaker costs it attempts, so that it ends."""
 
 
 class DeliveryFailed(Exception):
-    """The receiver could not be reached or refused; the message says how, `status_code` with which HTTP status."""
+    """The receiver could not be reached, or refused; `status_code` is its HTTP status, if it answered."""
 
     def __init__(self, message: str, status_code: int | None = None) -> None:
         super().__init__(message)
@@ -44,11 +44,13 @@ class DeliveryFailed(Exception):
 
 
 class Undeliverable(DeliveryFailed):
-    """The receiver refuses it for good, or this installation does: it is not attempted again."""
+    """The receiver or this installation refuses the delivery permanently; it is not attempted again."""
 
 
 class NotAsked(DeliveryFailed):
-    """The receiver failed so often that it is not asked now, but at the earliest in `retry_s` seconds."""
+    """The receiver's breaker is open: no request was sent. The next attempt is due in `retry_s` seconds at the
+    earliest.
+    """
 
     def __init__(self, message: str, retry_s: float) -> None:
         super().__init__(message)
@@ -56,13 +58,13 @@ class NotAsked(DeliveryFailed):
 
 
 class Carrier(Protocol):
-    """A way to a receiver. It either has the body when `carry` returns, or `carry` raises."""
+    """Sends a body to a receiver: `carry` returns once the receiver has it, and raises otherwise."""
 
     def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
         """Send `body` (JSON) to `target`. `message_id` is the same at each attempt.
 
         Raises:
-            DeliveryFailed: it did not arrive, as far as is known.
+            DeliveryFailed: the receiver has not confirmed it.
         """
         ...
 
@@ -74,14 +76,14 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """It did not arrive; it is due again in so many seconds, or never if None."""
+    """The attempt failed. The next one is due in `retry_s` seconds; `None`: there is none."""
 
     retry_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class NotDue:
-    """It was delivered, given up, or is being attempted elsewhere."""
+    """The delivery is settled, or another worker attempts it."""
 
 
 Outcome = Delivered | Postponed | NotDue
@@ -93,12 +95,12 @@ def signature(key: bytes, body: bytes) -> str:
 
 
 def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UUID) -> Outcome:
-    """Attempt one delivery, if it is due. `carriers` has one for `url` and one for `task`."""
+    """Attempt one delivery if it is due. `carriers` has the keys `url` and `task`."""
     asked = {"delivery_id": delivery_id, "attempt_s": ATTEMPT_S, "furthest_s": LONGEST_RETRY_S}
     rows = database.run(queries.TAKE_DELIVERY, asked)
     if not rows:
         return NotDue()
-    if rows[0].attempts > MAX_ATTEMPTS:  # the last one ended with its process, or in an error of ours
+    if rows[0].attempts > MAX_ATTEMPTS:  # the last attempt ended with its process or with an internal error
         return _postpone(database, delivery_id, rows[0].attempts, "every attempt broke off")
     target: dict[str, Any] = rows[0].target
     body = {**read_turn(database, rows[0].turn_id), "delivery_id": str(delivery_id)}
@@ -115,28 +117,28 @@ def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UU
 
 
 def retry_after(attempts: int) -> float | None:
-    """Seconds until the next attempt after `attempts` failed ones; None when there is none."""
+    """Seconds until the next attempt after `attempts` failures; `None` if there is none."""
     if attempts >= MAX_ATTEMPTS:
         return None
     return min(FIRST_RETRY_S * 2.0 ** (attempts - 1), LONGEST_RETRY_S)
 
 
 def due(database: Database, most: int, backoff_s: float) -> list[UUID]:
-    """At most `most` deliveries to publish, those that wait longest first.
+    """At most `most` deliveries to publish, the longest waiting first.
 
-    Each is returned again only after `backoff_s` seconds, then after twice as long, until it is attempted.
+    A delivery is returned again after `backoff_s` seconds, then after twice as long, until it is attempted.
     """
     asked = {"most": most, "backoff_s": backoff_s, "furthest_s": max(LONGEST_RETRY_S, backoff_s * 2**7)}
     return [row.delivery_id for row in database.run(queries.DELIVERIES_DUE, asked)]
 
 
 def put_back(database: Database, delivery_ids: Sequence[UUID]) -> None:
-    """The broker did not take these: `due` returns them again in the next round."""
+    """Undo `due` for deliveries that were not published: they are due in the next round."""
     database.run(queries.UNWAKE_DELIVERIES, {"delivery_ids": list(delivery_ids)})
 
 
 def _postpone_unasked(database: Database, delivery_id: UUID, row: Row[Any], error: NotAsked) -> Postponed:
-    """Postpone without counting an attempt. The pause grows with the delivery's age, so a long outage stays cheap."""
+    """Postpone without counting an attempt. The pause grows with the delivery's age, so a long outage costs little."""
     if row.age_s > REFUSALS_FORGIVEN_S:
         return _postpone(database, delivery_id, row.attempts, str(error))
     retry_s = min(max(error.retry_s, FIRST_RETRY_S, row.age_s / 2), LONGEST_RETRY_S)

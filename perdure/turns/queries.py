@@ -7,9 +7,8 @@ from perdure.database.engine import Statement
 from perdure.database.fencing import RAISED
 from perdure.sessions.states import Trigger, sql
 
-# A turn that has not begun is settled here and now; one that has is asked to stop, and waits for
-# nothing any more. What is left without a turn is active again, whatever a runner was about to do
-# when it died.
+# A turn that has not begun is settled now; one that has begun is asked to stop, and its wait ends. A session without a
+# remaining turn becomes active again, whatever state a dead runner left it in.
 CANCEL = Statement(
     "turns.cancel",
     f"""
@@ -50,7 +49,7 @@ CANCEL = Statement(
     """,
 )
 
-# The same where nobody runs it: its turn waits.
+# The same for a turn that no worker runs: it waits.
 SEIZE_WAITING = Statement(
     "turns.seize_waiting",
     f"""
@@ -60,7 +59,7 @@ SEIZE_WAITING = Statement(
     """,
 )
 
-# Whoever moves the row ahead sweeps this round.
+# The worker that moves the row ahead sweeps this round.
 TAKE_SWEEP = Statement(
     "sweep.take",
     """
@@ -78,19 +77,18 @@ _UNLEASED = """
                OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
 """.strip()
 
-# Sessions with unsettled turns that no worker holds. A session is due `backoff_s` after its last wake-up, and
-# after twice as long with each further one that no worker answered by a claim (`wakes`). By priority, then those
-# woken less often, then those that wait longest: no session is woken twice while another waits for its first.
+# Sessions with unsettled turns that no worker holds. A session is due `backoff_s` after its last wake-up, and after
+# twice as long with each further wake-up that no claim followed (`wakes`). Ordered by priority, then by fewer wake-ups,
+# then by waiting time: no session is woken twice while another waits for its first wake-up.
 #
-# `ready` reads sessions whose turn may run, `waiting` those whose turn waited for a person or a model until
-# `not_before`, which is then the moment since which they wait. Of those that waited for a model (`paced`),
-# `most_paced` a round are woken: a model that has just recovered must not be overrun. The claim may follow: that
-# `not_before` is reached shows in the row alone, which is written here.
+# `ready` reads sessions whose turn may run. `waiting` reads those whose turn waited for approval or a model until
+# `not_before`; they wait since that moment. Of those that waited for a model (`paced`), `most_paced` a round are woken,
+# so that a recovered model is not overrun. The claim may follow, because this statement records that `not_before` has
+# passed.
 #
 # Each pair (priority, level) is one range of `sessions_wake_idx`, read in its order up to the limit. The limit is a
-# subquery because the planner, if it knew the number, would expect fewer rows than that in one range, and then
-# read and sort the whole range. A moment in the future was written while the server's clock was ahead, and counts
-# as past.
+# subquery because the planner, if it knew the number, would expect fewer rows than that in one range, and then read and
+# sort the whole range. A moment in the future was written while the server's clock was ahead, and counts as past.
 WAKE_DUE = Statement(
     "sweep.wake_due",
     f"""
@@ -145,7 +143,7 @@ WAKE_DUE = Statement(
     """,
 )
 
-# The broker did not take these wake-ups: the sessions are due in the next round, as if they had not been woken.
+# For wake-ups that the broker refused: the sessions are due in the next round, as if they had not been woken.
 UNWAKE = Statement(
     "sweep.unwake",
     """
@@ -159,8 +157,8 @@ UNWAKE = Statement(
     """,
 )
 
-# A worker took the wake-up and had no room. It counts, so that other sessions come first, but the pause stays
-# short enough for a place that becomes free to be used.
+# For a wake-up that met a full worker. It counts, so that other sessions come first, but the pause stays short enough
+# to use a place that becomes free.
 CROWDED = Statement(
     "sweep.crowded",
     """
@@ -169,8 +167,8 @@ CROWDED = Statement(
     """,
 )
 
-# Attempts are apart by construction: whoever attempts has moved the due time ahead.
-# Due further ahead than any pause is what a clock that was wrong for a while has said.
+# Attempts cannot overlap: an attempt begins by moving the due time ahead. A due time further ahead than any pause was
+# written while the clock was ahead.
 _DELIVERY_DUE = "(due_at <= perdure_now() OR due_at > perdure_now() + make_interval(secs => %(furthest_s)s))"
 
 TAKE_DELIVERY = Statement(
@@ -192,7 +190,7 @@ DELIVERED = Statement(
     """,
 )
 
-# `forgiven`: the receiver was not asked, and the attempt does not count.
+# `forgiven`: no request was sent, and the attempt does not count.
 POSTPONE_DELIVERY = Statement(
     "deliveries.postpone",
     """
@@ -205,8 +203,8 @@ POSTPONE_DELIVERY = Statement(
     """,
 )
 
-# Deliveries to publish, each with the moment before which it is not published again: the pause doubles while no
-# worker attempts it. A moment further ahead than any pause was written while the server's clock was ahead.
+# Deliveries to publish. Each is published again after a pause that doubles until a worker attempts it. A moment further
+# ahead than any pause was written while the clock was ahead.
 DELIVERIES_DUE = Statement(
     "deliveries.due",
     """
@@ -234,7 +232,7 @@ DELIVERIES_DUE = Statement(
     """,
 )
 
-# The broker did not take these: they are due in the next round.
+# For deliveries that were not published: they are due in the next round.
 UNWAKE_DELIVERIES = Statement(
     "deliveries.unwake",
     """
@@ -270,7 +268,7 @@ READ = Statement("turns.read", _TURN + " WHERE t.turn_id = %(turn_id)s", writes=
 
 
 def _list(name: str, chosen: str, order: str = "t.turn_id") -> Statement:
-    """The newest turns of those `chosen`, at most `limit`; an index has them in this order."""
+    """The newest `limit` turns among `chosen`; an index has them in this order."""
     return Statement(
         f"turns.{name}",
         f"""
@@ -298,7 +296,7 @@ LIST_OF_SESSION = _list("list_of_session", f"{_LISTED} WHERE t.session_id = %(se
 
 LIST_ERRORS = _list("list_errors", f"{_LISTED} WHERE t.error_code IS NOT NULL")
 
-# Reads all unsettled turns: walking back through all turns, the oldest of them may be far away.
+# Reads all unsettled turns: walking back through all turns could take long to reach the oldest of them.
 LIST_UNSETTLED = _list(
     "list_unsettled",
     f"WITH t AS MATERIALIZED ({_LISTED} WHERE t.settled_at IS NULL) SELECT * FROM t WHERE true",
@@ -321,8 +319,8 @@ SETTLED_AMONG = Statement(
     writes=False,
 )
 
-# Notes what a person said of a turn that has a reply, and returns what was asked and answered. The
-# user's row is held, so that an erasure comes before this or after what is learnt from it.
+# Stores a score of a turn that has a reply, and returns the question and the reply. Locks the user's row, so that an
+# erasure comes before this or after the case is made.
 FEEDBACK = Statement(
     "turns.feedback",
     """

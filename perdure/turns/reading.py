@@ -1,7 +1,7 @@
-"""Turns as callers see them, and waiting for one to be settled.
+"""Reading turns for callers, and waiting for a turn to be settled.
 
-Waiting costs the database one small statement a round for the whole process, whatever the number of waiting callers,
-and does not need Redis.
+Waiting costs one small statement a round for the whole process, whatever the number of waiting callers, and needs no
+Redis.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 SETTLED = frozenset({"done", "failed", "cancelled"})
 
 DELAYED = "The answer is delayed: no model answers at present. It comes by itself, as soon as one does."
-"""What is said of a turn that is parked until a model may answer."""
+"""The explanation of a turn that is parked until a model is available."""
 
 _ROUND_S = 0.05
 
@@ -44,7 +44,7 @@ def read_turn(executor: Executor, turn_id: UUID) -> dict[str, Any]:
 
 
 def owner(executor: Executor, turn_id: UUID) -> str:
-    """The key of the user whose turn it is.
+    """The key of the turn's user.
 
     Raises:
         NotFound: there is no such turn.
@@ -64,7 +64,9 @@ def list_turns(
     status: str | None = None,
     limit: int = 100,
 ) -> list[dict[str, Any]]:
-    """Turns that match all that is given, newest first; `user` is a user's key, `tenant` that of all users listed."""
+    """Turns that match all of the given filters, newest first. `user` is a user's key; `tenant` selects all users of a
+    tenant.
+    """
     if session_id is not None:
         statement = queries.LIST_OF_SESSION
     elif user is not None:
@@ -100,7 +102,7 @@ def _listed(row: Row[Any]) -> dict[str, Any]:
 
 
 def held_turns(executor: Executor, session_id: UUID) -> list[dict[str, str]]:
-    """The turns that are not answered because the session cannot be saved, each with the reason, for an operator."""
+    """Turns whose reply is held back because the snapshot store fails, each with the reason, for an operator."""
     rows = executor.run(queries.HELD_TURNS, {"session_id": session_id})
     return [{"turn_id": str(row.turn_id), "error": row.held_error} for row in rows]
 
@@ -131,14 +133,14 @@ def _error(row: Row[Any]) -> dict[str, str] | None:
 
 
 def _delay(row: Row[Any]) -> dict[str, str | None] | None:
-    """Why an answer is delayed, and until when its turn is left alone at the latest (None: it is being tried)."""
+    """Why a reply is delayed, and until when at most; `None`: a worker is trying now."""
     if row.error_code is None or row.steps != row.steps_when_parked:
         return None
     return {"code": row.error_code, "message": DELAYED, "until": _instant(row.not_before)}
 
 
 class Delays:
-    """Notices that a turn's answer is delayed: once a park, not once a try."""
+    """Reports that a turn's reply is delayed, once per park."""
 
     def __init__(self, executor: Executor, turn_id: UUID) -> None:
         self._executor = executor
@@ -146,7 +148,7 @@ class Delays:
         self._told = False
 
     def look(self) -> str | None:
-        """The sentence for whoever waits, where it has not been returned already.
+        """The explanation for the caller, if it was not returned before.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -161,7 +163,7 @@ def _instant(value: datetime | None) -> str | None:
 
 
 class SettlementWatch:
-    """Notifies waiting callers of this process when a turn is settled. One thread, while any caller waits."""
+    """Notifies waiting callers of this process when a turn is settled. Runs one thread while a caller waits."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

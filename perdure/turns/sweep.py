@@ -1,6 +1,6 @@
 """The sweeper: issues wake-ups again for work that is due and that no worker runs.
 
-Runs in every worker, every few seconds. One worker takes a round by a compare-and-set on a row, so no lock outlives a
+Every worker runs it every few seconds. One worker takes a round by a compare-and-set on a row, so no lock outlives a
 statement, and a paused sweeper blocks no other. A round issues a bounded number of wake-ups and backs off per session.
 """
 
@@ -21,18 +21,18 @@ from perdure.turns.lease import parking, user_share
 log = logging.getLogger(__name__)
 
 MOST_A_ROUND = 200
-"""Wake-ups that one round issues at the most."""
+"""The most wake-ups of one kind in a round."""
 
 MOST_CROWDED_WAKES = 3
-"""Doublings of the pause after which a session is woken again that found no room: 40 s with the defaults."""
+"""The most doublings of the pause before a session that found no free place is woken again: 40 s by default."""
 
 MOST_CONSOLIDATIONS = 50
-"""The same for what waits to become memories: it is in no hurry."""
+"""The most wake-ups for consolidations in a round; they are not urgent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a round issued: wake-ups for sessions, deliveries, endings, consolidations, and those the broker refused."""
+    """The wake-ups of a round, and those that the broker refused."""
 
     sessions: int = 0
     deliveries: int = 0
@@ -44,11 +44,12 @@ class Swept:
 def sweep(
     runtime: Runtime, *, turns: bool = True, stopped_after: Callable[[float], bool] = lambda _: False
 ) -> Swept | None:
-    """One round; `None` if another worker has taken it. Without `turns` none is woken: the intake is closed.
+    """Run one round; `None` if another worker has taken it. With `turns` false, while the intake is closed, no turn is
+    woken.
 
     `stopped_after(seconds)` waits and returns whether the worker is stopping. A round spreads its deliveries over at
-    most half of the sweeper's interval, so that deliveries to a receiver that failed do not all compete with the turns
-    at the same moment.
+    most half of the sweeper's interval, so that deliveries to a failed receiver do not compete with the turns in one
+    burst.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -87,7 +88,7 @@ def sweep(
 
 
 def _deliveries(runtime: Runtime, stopped_after: Callable[[float], bool]) -> int:
-    """Wake for the deliveries that are due, one after the other; the count."""
+    """Publish wake-ups for the deliveries that are due, spread over time; the count."""
     sweep_s = runtime.settings.turn.sweep_s
     due, sent = outbox.due(runtime.database, MOST_A_ROUND, sweep_s), 0
     while sent < len(due) and runtime.wake.delivery(due[sent]):
@@ -100,7 +101,7 @@ def _deliveries(runtime: Runtime, stopped_after: Callable[[float], bool]) -> int
 
 
 def _consolidations(runtime: Runtime) -> int:
-    """Wake for the sessions that have ended a while ago and still wait to be consolidated; how many were taken."""
+    """Publish wake-ups for sessions that ended some time ago and are not consolidated; the count."""
     database, lease_s = runtime.database, runtime.settings.turn.lease_s
     found = consolidate.consolidations_to_wake(
         database, runtime.settings.consolidation, MOST_CONSOLIDATIONS, lease_s, lease_s
@@ -112,12 +113,14 @@ def _consolidations(runtime: Runtime) -> int:
 
 
 def put_off(runtime: Runtime, session_id: UUID) -> None:
-    """A worker that took a session's wake-up has no room: the sweeper wakes it again, after a pause that grows."""
+    """Return a session's wake-up that this worker has no free place for: the sweeper repeats it, after a growing pause."""
     runtime.database.run(queries.CROWDED, {"session_id": session_id, "most_wakes": MOST_CROWDED_WAKES})
 
 
 def _refused(runtime: Runtime, due: list[tuple[UUID, int]]) -> list[UUID]:
-    """Wake each; those that the broker did not take. After the first refusal the rest is not tried."""
+    """Publish a wake-up for each session; returns those that the broker refused. After the first refusal no other is
+    tried.
+    """
     for number, (session_id, priority) in enumerate(due):
         if not runtime.wake.session(session_id, priority):
             return [session_id for session_id, _ in due[number:]]

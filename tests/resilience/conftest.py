@@ -8,7 +8,7 @@ import pytest
 
 from perdure.clock import MovedClock
 from perdure.resilience.circuit import Policy
-from perdure.resilience.fleet import FleetCircuits
+from perdure.resilience.redis_circuits import FleetCircuits
 from perdure.resilience.stores import CircuitStore, OwnCircuits
 
 POLICY = Policy(failure_threshold=3, cooldown_ms=60_000, half_open_max_probes=2)

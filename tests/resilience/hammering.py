@@ -27,7 +27,7 @@ from uuid import uuid4
 from perdure.clock import MovedClock
 from perdure.embedded import redis
 from perdure.resilience.circuit import Admission, Outcome, Policy
-from perdure.resilience.fleet import FleetCircuits
+from perdure.resilience.redis_circuits import FleetCircuits
 from perdure.resilience.registry import Breakers
 from perdure.resilience.shared import PAUSE_S
 from perdure.settings import BreakerSettings

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from perdure.clock import MovedClock
 from perdure.resilience import circuit as machine
 from perdure.resilience.circuit import Admission, Circuit, Outcome, Policy, State
-from perdure.resilience.fleet import FleetCircuits
+from perdure.resilience.redis_circuits import FleetCircuits
 from perdure.resilience.stores import Answer, CircuitStore
 from tests.resilience.conftest import POLICY
 

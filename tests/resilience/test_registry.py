@@ -31,7 +31,7 @@ from perdure.errors import (
     Unavailable,
 )
 from perdure.resilience.circuit import Outcome, Policy, State
-from perdure.resilience.fleet import FleetCircuits
+from perdure.resilience.redis_circuits import FleetCircuits
 from perdure.resilience.registry import Breaker, Breakers
 from perdure.resilience.shared import PAUSE_S, SharedCircuits, Transition
 from perdure.resilience.stores import Answer, OwnCircuits

@@ -1,4 +1,4 @@
-"""Messages accepted for sessions: parsed, rate-limited and stored; a restored snapshot's messages, too.
+"""Accepting messages: parsing, rate limits, and the row that makes a message accepted.
 
 Called by the channels and the commands.
 """

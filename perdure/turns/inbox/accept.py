@@ -1,9 +1,9 @@
-"""Accepting a message: it is accepted when its row is committed.
+"""Accepts a message: it is accepted when its row is committed.
 
 Idempotent by `(user_id, channel, message_id)`. The common case, a message to an existing session, is one statement and
-one commit. A message that needs a decision first (a new or idle session, a repeated message, a busy session that must
-not queue) locks the session's row in a transaction; so does every message if a rate limit is set (`rate_limit`). After
-the commit a worker is woken; that hint may be lost.
+one commit. The session's row is locked in a transaction if the message needs a decision first: a new or idle session, a
+repeated message, a busy session whose `on_busy` is not `enqueue`, or a rate limit. After the commit a wake-up is
+published; it may be lost.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ log = logging.getLogger(__name__)
 
 _TRIES = 3
 _MOST_WOKEN = 10
-"""Wake-ups for deliveries that accepting a message publishes; the sweeper publishes those of the rest."""
+"""The most wake-ups for deliveries that accepting one message publishes; the sweeper publishes the others."""
 
 _CHANGED = "The session changed while the message was being accepted; please send it again."
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Where a message went. `duplicate` says that it had been accepted before."""
+    """Where a message went. `duplicate`: it had been accepted before."""
 
     turn_id: UUID
     session_id: UUID
@@ -53,7 +53,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class _Commit:
-    """What an accepting transaction did, and what is to be said to the workers after it."""
+    """The result of an accepting transaction, and the wake-ups to publish after it."""
 
     accepted: Accepted
     wake: bool
@@ -62,13 +62,13 @@ class _Commit:
 
 
 def accept(runtime: Runtime, message: Incoming) -> Accepted:
-    """Accept a message: after this returns it will be answered, also after a crash.
+    """Accept a message. Once this returns, the message will be answered, also after a crash.
 
     Raises:
-        InvalidRequest, TooLarge: the message itself is refused.
-        NotFound: `session_id` is no session of this user.
-        Conflict: the id was used for another text; the session is busy or over.
-        RateLimited: this user has sent as many messages as are accepted in a while.
+        InvalidRequest, TooLarge: the message is refused.
+        NotFound: the user has no session `session_id`.
+        Conflict: the id was used for another text; or the session is busy or has ended.
+        RateLimited: the user's rate is used up.
         Unavailable: the database cannot be reached. Sending the same `message_id` again is safe.
     """
     check(runtime, message)
@@ -84,7 +84,7 @@ def accept(runtime: Runtime, message: Incoming) -> Accepted:
 
 
 def check(runtime: Runtime, message: Incoming) -> None:
-    """Check a message against what this installation accepts, before anything is written.
+    """Check a message against the settings before anything is written.
 
     Raises:
         InvalidRequest, TooLarge: the message is refused.
@@ -118,7 +118,7 @@ def _check_receiver(settings: Settings, reply_to: ReplyTo) -> None:
 
 
 def _parameters(runtime: Runtime, message: Incoming) -> dict[str, Any]:
-    # Made before the first try, so that a try whose commit is in doubt can be repeated.
+    # The ids are made before the first try, so that a try with an unknown outcome can be repeated.
     turn_id = new_id(runtime.clock)
     reply_to = message.reply_to.model_dump(exclude_none=True) if message.reply_to else None
     return {
@@ -153,7 +153,7 @@ def _retried(runtime: Runtime, message: Incoming, parameters: dict[str, Any]) ->
                 raise
             log.debug("the same message is being accepted beside this one; looking again")
         except Unavailable:
-            # A pooled connection may have died with its server; a second look finds a new one.
+            # A pooled connection may have died with its server; the second try opens a new one.
             if not tries_left:
                 raise
     raise AssertionError("unreachable")
@@ -172,8 +172,8 @@ def _enqueue(executor: Executor, parameters: dict[str, Any]) -> _Commit | None:
 def _accept_under_lock(runtime: Runtime, message: Incoming, parameters: dict[str, Any]) -> _Commit:
     with runtime.database.transaction("turns.accept") as transaction:
         rate_limit.queue_up(transaction, runtime.settings.guard, message.user_id)
-        # What is true of the message and of the session is asked under the session's lock only:
-        # before it, the same message or the session's first one may be on its way beside this.
+        # These questions are decided under the session's lock: before it, a concurrent transaction may accept the same
+        # message or open the session.
         targets = transaction.run(sessions.LOCK_TARGET, parameters)
         earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
         ending = targets[0].session_id if targets and targets[0].idle and message.session_id is None else None
@@ -198,7 +198,7 @@ def _accept_under_lock(runtime: Runtime, message: Incoming, parameters: dict[str
 def _again(row: Row[Any], parameters: dict[str, Any]) -> _Commit:
     if row.text != parameters["text"]:
         raise Conflict(f"message_id {parameters['message_id']!r} was used for another text.")
-    mine = row.turn_id == parameters["turn_id"]  # an earlier try of this very call had gone through
+    mine = row.turn_id == parameters["turn_id"]  # an earlier try of this call was committed
     accepted = Accepted(row.turn_id, row.session_id, row.seq, row.status, duplicate=not mine)
     return _Commit(accepted, wake=row.status == "accepted" and not row.held)
 
@@ -237,9 +237,9 @@ def _queued(transaction: Transaction, parameters: dict[str, Any]) -> _Commit:
 
 
 def _interrupt(runtime: Runtime, transaction: Transaction, session_id: UUID) -> tuple[UUID, ...]:
-    """Take the session from its runner and settle as cancelled what is unsettled; returns the deliveries owed.
+    """Take the session from its runner and settle its unsettled turns as cancelled; returns the deliveries owed.
 
-    The number of statements does not depend on how many turns are queued.
+    The number of statements does not depend on the number of queued turns.
     """
     [seized] = transaction.run(queries.SEIZE, {"session_id": session_id})
     tenure = Tenure(session_id, Fence(seized.token, seized.nonce), runtime.settings.turn.lease_s)

@@ -7,17 +7,16 @@ from perdure.database.fencing import RAISED
 from perdure.sessions.states import State, Trigger, sql
 from perdure.turns.lease.queries import ADMITTED
 
-# A wake-up for the session is on its way, and the sweeper repeats it in time: another one would only make the queue
-# longer. A session that was woken in vain several times is woken by its messages, too, sooner than by the sweeper.
+# A wake-up for the session is pending and the sweeper will repeat it: another one would only lengthen the queue. A
+# session that several wake-ups did not get claimed is woken by its new messages, too, before the sweeper does.
 _WOKEN = """
     (s.woken_at <= perdure_now()
      AND s.woken_at > perdure_now() - make_interval(secs => %(sweep_s)s * 2 ^ least(s.wakes, 2)))
 """.strip()
 
-# The whole of accepting into a session that exists. A session whose agent this installation no
-# longer has goes on with the default one. Returns no row where more must be known first: there
-# is no such session, it is over or nobody has used it for long, it is busy and the message would
-# not queue, or the message was accepted before.
+# Accepts a message into an existing session. A session whose agent is no longer defined continues with the default
+# agent. Returns no row if a decision is needed first: there is no such session, it has ended or is idle, it is busy and
+# the message would not queue, or the message was accepted before.
 ENQUEUE = Statement(
     "turns.enqueue",
     f"""
@@ -88,7 +87,7 @@ FIND_ACCEPTED = Statement(
 )
 
 # Adds a message to the newest turn of a locked session, if that turn has not begun, is for the same agent, channel and
-# receiver, and its messages together have at most `max_chars` characters then.
+# receiver, and its messages together then have at most `max_chars` characters.
 MERGE = Statement(
     "turns.merge",
     f"""
@@ -123,15 +122,14 @@ MERGE = Statement(
     """,
 )
 
-# Whoever comes next with a message of this user waits until the transaction is over.
+# Concurrent messages of this user wait until the transaction has ended.
 QUEUE_UP = Statement(
     "turns.queue_up",
     "SELECT pg_advisory_xact_lock(hashtextextended('perdure rate of ' || %(user_id)s::text, 0)) IS NULL AS free",
 )
 
-# For how many seconds still as many messages as a rate allows lie within its time: then the oldest of
-# those leaves it. One that was accepted while the clock was ahead is not counted; by less, a transaction only began
-# later and was first.
+# Seconds until the sliding window has room, which is when its oldest counted message leaves it. Messages with a later
+# time than now, from a clock that was ahead, are not counted.
 FULL_FOR = Statement(
     "turns.full_for",
     """
@@ -148,7 +146,7 @@ FULL_FOR = Statement(
     writes=False,
 )
 
-# Takes a locked session away from whoever runs it; its turns are then settled by the taker.
+# Takes a locked session from its runner; the caller then settles its turns.
 SEIZE = Statement(
     "turns.seize",
     f"""
@@ -173,7 +171,7 @@ BEGUN = Statement(
     writes=False,
 )
 
-# The queued turns of a locked session whose outcome is owed to a receiver.
+# The queued turns of a locked session that have a receiver.
 OWING = Statement(
     "turns.owing",
     """
@@ -184,8 +182,8 @@ OWING = Statement(
     writes=False,
 )
 
-# Settles every queued turn of a locked session as cancelled, however many there are, and writes their deliveries:
-# `delivery_ids` are the ids for those of `turn_ids`.
+# Settles all queued turns of a locked session as cancelled and writes their deliveries: `delivery_ids` are the ids for
+# the deliveries of `turn_ids`.
 CANCEL_QUEUED = Statement(
     "turns.cancel_queued",
     f"""

@@ -15,21 +15,21 @@ _MINUTE_S, _HOUR_S = 60, 3_600
 
 
 def is_on(guard: GuardSettings) -> bool:
-    """Whether any rate is set."""
+    """Whether a rate is set."""
     return guard.per_minute > 0 or guard.per_hour > 0
 
 
 def queue_up(transaction: Transaction, guard: GuardSettings, user_id: str) -> None:
-    """Have this user's other messages wait until the transaction is over. First of all: before any row is locked."""
+    """Make the user's other messages wait until the transaction ends. Must come before any row is locked."""
     if is_on(guard):
         transaction.run(queries.QUEUE_UP, {"user_id": user_id})
 
 
 def check(transaction: Transaction, guard: GuardSettings, user_id: str) -> None:
-    """Let one more message in, or not.
+    """Check that one more message is within the rates.
 
     Raises:
-        RateLimited: it is one too many; `retry_after_s` says when it will be none.
+        RateLimited: it is not; `retry_after_s` is the time in seconds until one is.
     """
     if not is_on(guard):
         return

@@ -7,13 +7,10 @@ asked again. No connection is held during a model call or a tool call.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, assert_never
-
-from sqlalchemy import Row
+from typing import assert_never
 
 from perdure.access.tenants import tenant_of, user_of
 from perdure.agents import Agent
-from perdure.database.engine import as_json
 from perdure.errors import (
     BudgetExhausted,
     DeadlineExceeded,
@@ -32,13 +29,11 @@ from perdure.turns.calls import approvals
 from perdure.turns.calls.approvals import Undecided
 from perdure.turns.calls.ledger import Interrupted, Ledger
 from perdure.turns.calls.plan import Planned, equip, plan
-from perdure.turns.calls.results import Result
 from perdure.turns.lease import parking
-from perdure.turns.lease.claim import Claimed, LeaseLost, TurnRef
+from perdure.turns.lease.claim import LeaseLost, TurnRef
 from perdure.turns.lease.hold import Hold
 from perdure.turns.prompt.system_message import Briefing, brief, offered
-from perdure.turns.run import queries
-from perdure.turns.run.commit import persist
+from perdure.turns.run.commit_step import Step, StepCommits
 from perdure.turns.run.settle import Cancelled, Ending, Failed, Replied
 from perdure.turns.run.transcript import Entry, Transcript, result_of, said
 
@@ -82,11 +77,12 @@ class Turn:
         self._offered: tuple[ToolSchema, ...] = ()
         self._variables = variables or VariableSet()
         self._ledger = Ledger(runtime, hold, ref, self._agent, self._variables)
+        self._commits = StepCommits(
+            runtime, hold, ref, transcript, variables=self._variables, spent_s=lambda: self.spent_s
+        )
         self._max_steps = self._agent.max_steps or runtime.settings.turn.max_steps
         self._timeout_s = self._agent.timeout_s or runtime.settings.turn.timeout_s
         self._planned: list[Planned] | None = None
-        self._asked_at = 0.0
-        """When the last commit of a step was sent, by the monotonic clock."""
         self._before_call_s = spent_s
         if ref.cancel_requested_at is not None:
             hold.cancel(ref.turn_id)
@@ -133,7 +129,7 @@ class Turn:
             self._call_hooks(self._agent.before_turn, self._seen())
         except PerdureError as error:
             return Failed(error)
-        self._commit(uncommitted, asks=False)
+        self._commits.commit(Step(uncommitted))
         return None
 
     def _call_hooks(self, hooks: Hooks[Seen], seen: Seen) -> None:
@@ -262,82 +258,22 @@ class Turn:
         waits = any(each.needs_approval for each in runnable)
         expires_s = self._runtime.settings.approval.expires_s
         intents = [each.request(expires_s) if waits else each.intent() for each in runnable]
-        at_once = self._commit([*self.transcript.uncommitted, asking], asks=True, intents=intents)
-        if not (waits or at_once):
+        step = Step([*self.transcript.uncommitted, asking], asks=True, intents=intents)
+        at_first_try = self._commits.commit(step)
+        if not (waits or at_first_try):
             self._ledger.extend(planned)
         self._planned = None if waits else planned
 
     def _answer(self, asking: Entry) -> None:
         planned, self._planned = self._planned, None
-        results = self._ledger.resume(asking) if planned is None else self._ledger.perform(planned, self._asked_at)
+        results = (
+            self._ledger.resume(asking) if planned is None else self._ledger.perform(planned, self._commits.sent_at)
+        )
         entries = [
             result_of(self.ref.turn_id, call, result.text)
             for call, result in zip(asking.tool_calls, results, strict=True)
         ]
-        self._commit(entries, asks=False, results=results)
-
-    def _commit(
-        self,
-        entries: list[Entry],
-        *,
-        asks: bool,
-        intents: list[dict[str, object]] | None = None,
-        results: list[Result] | None = None,
-    ) -> bool:
-        """Commit a step; False if it was committed a while ago, by a try whose answer was lost.
-
-        Raises:
-            LeaseLost: another worker has the session.
-            Unavailable: the database refuses the commit.
-        """
-        variables = self._variables.changed()
-        step = self._step_parameters(entries, asks=asks, intents=intents, results=results, variables=variables)
-        done = persist(self._runtime, self._hold, self.ref.turn_id, lambda: self._write(step))
-        if isinstance(done, Claimed):
-            if done.turn is None or done.turn.turn_id != self.ref.turn_id:
-                raise LeaseLost  # the turn is settled, which this runner has not done
-            base, cancelled_at = self.transcript.last_seq(self.ref.first_seq), done.turn.cancel_requested_at
-        else:
-            base, cancelled_at = done.base, done.cancel_requested_at
-        self._hold.tick += 1
-        self.transcript.committed(entries, base)
-        self._variables.committed(variables)
-        if cancelled_at is not None:
-            self._hold.cancel(self.ref.turn_id)
-        return not isinstance(done, Claimed)
-
-    def _write(self, step: dict[str, object]) -> Row[Any]:
-        """Run the statement that commits a step."""
-        asked_at = self._runtime.clock.monotonic()
-        rows = self._runtime.database.run(queries.STEP, {**step, "spent_s": self.spent_s})
-        if not rows:
-            raise LeaseLost
-        self._hold.renewed(asked_at)
-        self._asked_at = asked_at
-        return rows[0]
-
-    def _step_parameters(
-        self,
-        entries: list[Entry],
-        *,
-        asks: bool,
-        intents: list[dict[str, object]] | None,
-        results: list[Result] | None,
-        variables: dict[str, Any] | None,
-    ) -> dict[str, object]:
-        return {
-            **self._hold.held,
-            "tick": self._hold.tick,
-            "lease_s": self._runtime.settings.turn.lease_s,
-            "turn_id": self.ref.turn_id,
-            "channel": self.ref.channel,
-            "asks": asks,
-            "added": len(entries),
-            "messages": as_json([entry.record(position) for position, entry in enumerate(entries, start=1)]),
-            "intents": as_json(intents or []),
-            "results": as_json([result.record() for result in results or [] if result.effect_id]),
-            "variables": None if variables is None else as_json(variables),
-        }
+        self._commits.commit(Step(entries, results=results))
 
 
 def out_of_time(limit_s: float) -> DeadlineExceeded:
