@@ -1,9 +1,9 @@
-"""Looking up cases: for a prompt, for what a user's prompts could contain, and for an administrator.
+"""Looking up cases: for a prompt, for the cases that a user's prompts could contain, and for an administrator.
 
-A prompt has only cases above the similarity floor. A cosine means something else with each embedder: unrelated texts
-have about 0 with one, 0.8 with another. The floors for `hash` and all-MiniLM-L6-v2 were measured with
-`tests/casebank/questions.py`: no question comes as near to a case of another topic. The others are strict guesses;
-docs/casebank.md has the figures.
+A prompt has only cases above the similarity floor. The scale of the cosine depends on the embedder: unrelated texts
+have about 0 with one and 0.8 with another. The floors for `hash` and all-MiniLM-L6-v2 were measured with
+`tests/casebank/questions.py`: no question reaches them with a case of another topic. The other floors are
+unmeasured and strict; docs/casebank.md has the figures.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The CLI channel: one person's conversation, as a terminal holds it.
+"""The CLI channel: the conversation of one user in a terminal.
 
-A terminal cannot take back what it has shown, so it is only given committed text.
+A terminal cannot withdraw printed text, so only committed text is passed to it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ Message = dict[str, Any]
 
 
 class Conversation:
-    """What one user says and is answered. Belongs to one thread.
+    """The messages and replies of one user. Belongs to one thread.
 
     Args:
-        runtime: The parts of this process.
-        user_id: Who speaks.
-        tenant: The tenant of that user; None: none.
-        agent: Who is spoken to; None: the session's own.
-        on_note: Told in a sentence that the answer is delayed, once a time; that the database is away,
-            each time it is tried again.
+                runtime: The parts of this process.
+        user_id: The user's id within `tenant`.
+        tenant: The user's tenant; `None` for a user without one.
+        agent: The name of the agent; `None`: the session's agent.
+        on_note: Receives a message for the user: once per delay of the reply, and before each retry while the
+            database is unavailable.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Conversation:
 
     @property
     def waited_for(self) -> UUID | None:
-        """The turn of the last message, while its answer has not been heard to its end."""
+        """The turn of the last message, until `listen` has returned it."""
         return self._turn_id if self._listening else None
 
     def resume(self) -> int:
-        """Go on where this user stopped; return how many messages that conversation has.
+        """Continue the user's live session; returns the number of its messages, 0 without a live session.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -98,13 +98,13 @@ class Conversation:
         return [each["content"] for each in messages if each["role"] == "user"]
 
     def say(self, text: str) -> None:
-        """Have `text` accepted, trying again for as long as the database is away.
+        """Accept `text` as a message; retries while the database is unavailable.
 
         Raises:
-            PerdureError: it is refused.
+            PerdureError: the message is refused.
         """
         given = {"user_id": self._user_id, "text": text, "agent": self._agent}
-        # One id for all tries: a try whose answer was lost is not said twice.
+        # One id for all tries: a retry after a lost answer must not accept a second message.
         given["message_id"] = str(new_id(self._runtime.clock))
         incoming = parse_incoming({"channel": CLI, **given}, tenant=self._tenant)
         accepted: Accepted = self._insist(lambda: accept(self._runtime, incoming))
@@ -114,7 +114,7 @@ class Conversation:
         self._listening = True
 
     def listen(self, on_message: Callable[[Message], None]) -> dict[str, Any]:
-        """Give each message of the answer to `on_message` as it is committed; return the settled turn."""
+        """Pass each committed message of the turn to `on_message`; returns the settled turn."""
         if self._turn_id is None or self._session_id is None:
             raise LookupError("nothing was said yet")
         turn_id, session_id = self._turn_id, self._session_id
@@ -134,7 +134,7 @@ class Conversation:
         return turn
 
     def cancel(self) -> bool:
-        """Cancel the turn of the last message; whether there was one.
+        """Cancel the turn of the last message; returns False if there is none.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -145,7 +145,7 @@ class Conversation:
         return True
 
     def end(self) -> bool:
-        """Ask for the conversation to end; whether there was one.
+        """Request the end of the session; returns False if there is none.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -158,7 +158,7 @@ class Conversation:
         return True
 
     def leave(self) -> bool:
-        """The person goes: the conversation ends, unless it goes on on another channel. Whether it ends.
+        """Request the end of the session unless another channel uses it; returns whether the end was requested.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -172,7 +172,7 @@ class Conversation:
         return requested is not None
 
     def close(self) -> None:
-        """Stop waiting."""
+        """Stop watching for settled turns."""
         self._watch.close()
 
     def _show_new(self, session_id: UUID, turn_id: UUID, on_message: Callable[[Message], None]) -> None:

@@ -4,5 +4,5 @@
 `sections` fills the memory sections of a prompt. At the top level: vectors (`embedding`), decay, hot memories, and
 conversations from and to files (`import_export`). Called by turns, tools, tasks, routes and commands.
 
-The state that a turn needs to survive is not here but in `turns` and `snapshots`.
+The durable state of a turn is in `turns` and `snapshots`.
 """

@@ -28,7 +28,7 @@ def unknown_members(record: Mapping[str, Any], known: Collection[str]) -> dict[s
 
 
 class Role(StrEnum):
-    """Who speaks in a transcript."""
+    """The author of a message in a transcript."""
 
     SYSTEM = "system"
     USER = "user"
@@ -127,7 +127,7 @@ class ModelReply:
 
 
 class CallAborted(Abandoned):
-    """The engine aborted the call. Nothing of it is kept, and no attempt is charged."""
+    """The engine aborted the call. Its text is discarded, and no attempt is counted."""
 
 
 class ModelCall:

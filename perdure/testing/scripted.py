@@ -1,4 +1,4 @@
-"""A model whose replies a test writes down."""
+"""A model whose replies a test defines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAME = "scripted"
 
 
 class ScriptExhausted(AssertionError):
-    """The agent asked the model once more than the script has replies."""
+    """The agent called the model more often than the script has replies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Scripted:
 
     @property
     def unused(self) -> int:
-        """Replies that were not asked for."""
+        """The number of replies that were not used."""
         return len(self._replies)
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:

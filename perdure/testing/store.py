@@ -1,4 +1,4 @@
-"""What the step loop commits, held in memory in place of PostgreSQL.
+"""The step loop's commits, stored in memory instead of PostgreSQL.
 
 The step loop runs named statements (`perdure.database.engine.Statement`) and reads their rows. `MemoryStore` answers
 those that a turn without a past runs, by name, with the rows that PostgreSQL would return; it keeps messages, tool
@@ -55,7 +55,7 @@ class MemoryStore(Database):
     """The database of one conversation. Threads may share it."""
 
     def __init__(self) -> None:
-        """Make it without an engine: nothing connects."""
+        """Create the store without an engine; no connection is made."""
         self.messages: list[dict[str, Any]] = []
         self.effects: dict[UUID, Effect] = {}
         self.variables: dict[str, Any] = {}
@@ -87,12 +87,12 @@ class MemoryStore(Database):
 
     @contextmanager
     def transaction(self, name: str) -> Iterator[Transaction]:
-        """A block of statements; none is undone."""
+        """A block of statements, without rollback."""
         del name
         yield cast("Transaction", self)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Return; the store has no connections."""
 
     def append(self, turn_id: UUID, messages: Sequence[Mapping[str, Any]]) -> None:
         """Append messages of a turn, in the form of `Entry.record`."""

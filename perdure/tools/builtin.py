@@ -167,7 +167,7 @@ _FUNCTIONS: dict[str, Callable[..., Number]] = {
 
 
 def clock_tool(source: Clock) -> Tool:
-    """A tool named `clock` that tells the time by `source`."""
+    """The tool `clock`, which reads the time from `source`."""
 
     @tool(effect=Effect.PURE, name="clock")
     def tell(zone: str = "UTC") -> str:

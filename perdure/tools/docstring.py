@@ -26,7 +26,7 @@ class Described(NamedTuple):
 
 
 def describe(docstring: str | None) -> Described:
-    """Split `docstring`, in the style that recognises most of it. Sections other than the parameters' are left out."""
+    """Split `docstring`, in the style that recognises most parts. Omits sections other than the parameters'."""
     text = inspect.cleandoc(docstring or "").strip()
     best = max((_parsed(parser, text) for parser in _PARSERS), key=_recognised)
     arguments = {
@@ -49,7 +49,7 @@ def _parsed(parser: Callable[[str], Docstring], text: str) -> Docstring:
 def _recognised(docstring: Docstring) -> tuple[int, int]:
     """How many parts a style recognised: entries of parameters, results and errors; and sections for people.
 
-    In Sphinx style every line that begins with a colon is a part, also a smiley, so only entries count.
+    In Sphinx style every line that begins with a colon is a part, even a smiley, so only entries count.
     """
     entries = sum(type(each) is not DocstringMeta for each in docstring.meta)
     return entries, 0 if docstring.style is DocstringStyle.REST else len(docstring.meta) - entries

@@ -1,8 +1,7 @@
 """Calls tools through the circuit breaker `tool:NAME` that they declare.
 
-A `ToolError` that a tool raises by itself does not count as a failure of the service behind it. An error of another
-kind, or a `ToolError` with such a cause, an interrupted call and a time-out do. Tools of MCP servers use the breaker of
-their server.
+A `ToolError` without a foreign cause does not count as a failure of the service that the tool calls. Other errors, a
+`ToolError` caused by one, an interrupted call and a time-out count. Tools of MCP servers use their server's breaker.
 """
 
 from __future__ import annotations

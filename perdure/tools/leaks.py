@@ -1,6 +1,6 @@
 """Counts threads of tools and hooks that ran past their time. Python cannot end them.
 
-A worker with more than `PERDURE_TURN__MAX_LEAKED_THREADS` of them shuts down, before it has no capacity left for turns.
+A worker with more than `PERDURE_TURN__MAX_LEAKED_THREADS` of them shuts down, so that a new process replaces it.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class Tool:
 
         Raises:
             ToolError: it failed, or its result has no JSON form; the message is for the model.
-            OutcomeUnknown: the function raised it: the call may or may not have taken effect.
+            OutcomeUnknown: the function raised it; the call may or may not have taken effect.
         """
         injected = {self._context_parameter: context} if self._context_parameter else {}
         try:

@@ -70,7 +70,7 @@ def _apply_batch(database: Database, run: ClaimedRun, limits: CasebankSettings, 
 def _locked(transaction: Transaction, pending: Sequence[Row[Any]]) -> dict[str, Row[Any]]:
     """Lock the cases of these items and count their uses; returns their rows, those of merges with vectors.
 
-    Three statements: only a statement that begins after the locks are held sees what others counted before.
+    Three statements: a statement sees the uses counted by others only if it begins after the locks are held.
     """
     merges = [item for item in pending if item.action == Action.MERGE]
     compared = {item.case_id for item in merges} | {item.keeper_id for item in merges}

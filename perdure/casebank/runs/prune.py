@@ -58,7 +58,7 @@ class RunContext:
 
 
 def dry_run(context: RunContext) -> dict[str, Any]:
-    """The plan that a run would make now. Writes nothing, no run either."""
+    """The plan that a run would make now. Writes nothing and creates no run."""
     pace = _pace(context)
 
     def on_progress(done: int, total: int) -> None:

@@ -1,13 +1,13 @@
 """The HTTP gateway: messages in, turns and transcripts out.
 
-    app.py            the application, made of the parts below
+    app.py            the application: routes, middleware, error handlers
     api/              the routes, one module per resource
     schemas/          request bodies and answers as pydantic models
     body.py           how a body is read: bounded, strict JSON
     parameters.py     parameters of paths and queries
     dependencies.py   FastAPI dependencies: the gateway, the caller, what the caller has access to
     auth.py           keys and callers; throttle.py limits wrong keys
-    gateway.py        what the requests share: the runtime, threads (threads.py), waiting for turns
+    gateway.py        the shared state of requests: the runtime, threads (threads.py), waiting for turns
     errors.py         errors as `application/problem+json`
     middleware.py     headers of every answer; escaped slashes in paths
     openapi.py        /openapi.json

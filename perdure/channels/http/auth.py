@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class KeyKind(StrEnum):
-    """A service acts for any user that it names, an administrator operates the installation."""
+    """A service acts for any user of its tenant; an administrator operates the installation."""
 
     SERVICE = "service"
     ADMIN = "admin"
@@ -55,7 +55,7 @@ class Caller:
 
 class _Entry(Protocol):
     def allowed(self) -> Iterable[Key]:
-        """The keys that this entry of a key list holds now."""
+        """The current keys of this entry of a key list."""
         ...
 
 

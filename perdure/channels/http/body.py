@@ -1,8 +1,8 @@
 """Request bodies: bounded, strict JSON, read after the caller is known.
 
-A route of a router with `StrictRoute` declares its body as a pydantic model. FastAPI alone reads a body of any length,
-before it knows the caller; it takes NaN and duplicate keys; and it refuses JSON that is sent under another media type,
-as `curl -d` does. FastAPI checks the model after the dependencies, so a caller without access gets 401, 403 or 404
+A route of a router with `StrictRoute` declares its body as a pydantic model. FastAPI alone reads a body of any length
+before it authenticates the caller, accepts NaN and duplicate keys, and refuses JSON with another media type, which
+`curl -d` sends. FastAPI checks the model after the dependencies, so a caller without access gets 401, 403 or 404
 whatever the body is.
 """
 
@@ -38,7 +38,7 @@ class StrictRoute(APIRoute):
     """A route whose body, if it has one, is a strict JSON object."""
 
     def get_route_handler(self) -> _Handler:
-        """FastAPI's handler, which gets the body as it was parsed here."""
+        """FastAPI's handler, which receives the body parsed here."""
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
@@ -66,16 +66,16 @@ class _ParsedRequest(Request):
         return Headers(raw=[header for header in self.scope["headers"] if header[0] != b"content-type"])
 
     async def body(self) -> bytes:
-        """A token: FastAPI only looks whether there is a body."""
+        """A placeholder: FastAPI only checks whether there is a body."""
         return b"{}"
 
     async def json(self) -> Any:
-        """The object, or the model made of it; of an unusable body the error's message, which no model accepts."""
+        """The object, or the model made of it. For an unusable body, the error's message, which no model accepts."""
         return self._content
 
 
 async def _parse(request: Request, *, model: TypeAdapter[Any], required: bool) -> Any:
-    """What `json` returns. An error waits in `request.state.unusable_body` until the dependencies have passed."""
+    """What `json` returns. Stores an error in `request.state.unusable_body`; it is raised after the dependencies."""
     try:
         body = await read_body(request)
         if not required and not body.strip():

@@ -3,9 +3,9 @@
 Statements block, so they run in threads, as many as there are connections. A request that waits for a turn holds no
 thread.
 
-The gateway stops taking messages before it closes. While it shuts down, and while the fleet's intake is closed, it
-refuses new messages with 503 and a `Retry-After`, and `/readyz` sends balancers elsewhere. Requests that wait for a
-turn have the time of a drain; then they are answered with the turn's present status.
+The gateway stops accepting messages before it closes. While it shuts down, and while the fleet's intake is closed, it
+refuses new messages with 503 and a `Retry-After`, and `/readyz` answers 503. Requests that wait for a turn may wait
+until the drain's deadline; then they are answered with the turn's current status.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Gateway:
         self._threads = Threads(_MAX_THREADS)
 
     def admit(self) -> None:
-        """Check that the gateway takes messages.
+        """Check that the gateway accepts messages.
 
         Raises:
             Unavailable: the gateway shuts down, or the intake is closed.
@@ -141,7 +141,7 @@ class Gateway:
             await asyncio.sleep(self.runtime.settings.turn.sweep_s)
 
     async def drain(self, hastened: asyncio.Event) -> None:
-        """Refuse new messages; return when no request waits for a turn, or when those that wait must answer now.
+        """Refuse new messages; returns when no request waits for a turn, or at the drain's deadline.
 
         These are the first two of the four phases of a gateway's shutdown. The server carries out the others.
         """

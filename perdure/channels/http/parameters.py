@@ -82,7 +82,7 @@ def parse_id(text: str, thing: str) -> UUID:
     """The id in a path.
 
     Raises:
-        NotFound: it is no UUID, so no `thing` has it.
+        NotFound: it is not a UUID, so no `thing` has it.
     """
     try:
         return UUID(text)

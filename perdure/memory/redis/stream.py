@@ -1,4 +1,4 @@
-"""Layer 0: events around a conversation: typing, channel switches, presence.
+"""Layer 0: events outside a conversation's messages: typing, channel switches, presence.
 
 One Redis Stream a user with about `MAX_ENTRIES` entries; the oldest are dropped. Losing it does no harm. The caller
 gives the times. The end of a session deletes the events up to that end.

@@ -3,8 +3,8 @@
 The number of statements and rows is bounded, whatever the length of the history: one statement for the content that
 does not depend on the question, those of the recall, and one for the sources and relations of recalled memories. A
 user without earlier sessions costs the first statement only. No connection is held while the question is embedded.
-Cases of the CaseBank share the budget of recalled memories. Called once a turn, by `turns.prompt`, which goes on
-without memory if this fails.
+Cases of the CaseBank share the budget of recalled memories. Called once a turn, by `turns.prompt`, which
+continues without memory if this fails.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def assemble_sections(
     `quoter` is the prompt's.
 
     Raises:
-        PerdureError: a dependency is unavailable; the turn goes on without memory.
+        PerdureError: a dependency is unavailable; the turn continues without memory.
     """
     past = executor.run(
         queries.PAST,
@@ -196,7 +196,7 @@ def _day(at: datetime) -> str:
 
 
 def _stream_lines(stream: Stream | None, user_id: str) -> list[str]:
-    """The events of the user's stream, newest first. Typing events are out of date by now and left out."""
+    """The events of the user's stream, newest first. Omits typing events, which are outdated."""
     found: list[StreamEvent] = [] if stream is None else stream.recent(user_id, _EVENTS)
     return [_stream_line(each) for each in reversed(found) if each.kind is not StreamEventKind.TYPING]
 

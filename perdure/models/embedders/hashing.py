@@ -70,7 +70,7 @@ class HashEmbedder:
             weight = _salience(word) * (1 + math.log(times))
             for at, value in _features(word, self._dimensions):
                 vector[at] += weight * value
-        if not any(vector):  # no word in it, or what there is cancels out
+        if not any(vector):  # the text has no word, or its features cancel out
             at, sign = _place(f"text {text.strip()}", self._dimensions)
             vector[at] = sign
         return unit(vector)

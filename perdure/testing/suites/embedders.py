@@ -1,4 +1,4 @@
-"""What every embedder must do."""
+"""The behaviour that every embedder must show."""
 
 from __future__ import annotations
 

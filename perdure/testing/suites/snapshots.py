@@ -1,4 +1,4 @@
-"""What every snapshot store must do.
+"""The behaviour that every snapshot store must show.
 
 A store under test comes with a `StoreHarness`, which opens it a second time, as another process would, and damages what
 it stored.

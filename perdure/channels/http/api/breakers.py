@@ -31,5 +31,5 @@ async def reset(name: str, gateway: TheGateway, _admin: TheAdministrator) -> Bre
 
 
 def _breakers(runtime: Runtime) -> Switchboard:
-    """The fleet's breakers, or an empty set where this process has none."""
+    """The fleet's breakers; an empty set if this process has none."""
     return runtime.breakers or Breakers(runtime.settings.breaker, runtime.clock)

@@ -49,7 +49,7 @@ async def run(
     _admin: TheAdministrator,
     wait: parameters.RunWait = _DEFAULT_WAIT_S,
 ) -> Response:
-    """Have a worker prune the CaseBank. 202 while that is unfinished, or with the plan that waits for approval."""
+    """Request a run that prunes the CaseBank. 202: the run is unfinished, or its plan waits for approval."""
     return await _run(gateway, request, wait, dry_run=False)
 
 
@@ -69,7 +69,7 @@ async def dry_run(
     _admin: TheAdministrator,
     wait: parameters.RunWait = _DEFAULT_WAIT_S,
 ) -> Response:
-    """Have a worker make the plan that a run would make now; no case changes. 202 if it is not made in time."""
+    """Request the plan that a run would make now; no case changes. 202: the plan is unfinished."""
     return await _run(gateway, request, wait, dry_run=True)
 
 
@@ -98,7 +98,7 @@ async def read(run_id: parameters.IdPath, gateway: TheGateway, _admin: TheAdmini
     responses=problems(404, 409),
 )
 async def approve(run_id: parameters.IdPath, gateway: TheGateway, _admin: TheAdministrator) -> Response:
-    """Approve the plan of a run that waits for it: a worker applies it."""
+    """Approve a plan that waits for approval; a worker then applies it."""
     return await _decide(gateway, state.approve, _parse_id(run_id))
 
 
@@ -110,14 +110,14 @@ async def approve(run_id: parameters.IdPath, gateway: TheGateway, _admin: TheAdm
     responses=problems(404, 409),
 )
 async def reject(run_id: parameters.IdPath, gateway: TheGateway, _admin: TheAdministrator) -> Response:
-    """Reject the plan of a run that waits for approval: nothing of it is applied."""
+    """Reject a plan that waits for approval; no case changes."""
     return await _decide(gateway, state.reject, _parse_id(run_id))
 
 
 # Callers choose the ids of cases, which may hold slashes.
 @router.post("/restore/{case_id:path}", response_description="Restored.", responses=problems(404))
 async def restore(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> Restored:
-    """Make an archived case active again, as it was; runs spare it for some days."""
+    """Make an archived case active again, unchanged; runs spare it for some days."""
     name = parameters.parse_name(case_id, "archived case")
     await gateway.in_thread(partial(archive.restore, gateway.runtime.database, name))
     return Restored(case_id=case_id, status="restored")
@@ -126,7 +126,7 @@ async def restore(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -
 async def _run(gateway: Gateway, request: Request, wait: float, *, dry_run: bool) -> Response:
     """Request a run of the workers, and answer with its result or its progress after at most `wait` seconds.
 
-    The run is a row before this waits: it continues if the client disconnects or the gateway stops.
+    The request is committed before the wait, so the run continues if the client disconnects or the gateway stops.
     """
     runtime = gateway.runtime
     run_id = await gateway.in_thread(partial(state.request, runtime.database, runtime.clock, dry_run=dry_run))

@@ -1,4 +1,4 @@
-"""`/healthz`: the process answers. `/readyz`: it takes messages, and PostgreSQL and the broker answer.
+"""`/healthz`: the process responds. `/readyz`: it accepts messages, and PostgreSQL and the broker respond.
 
 This release must be able to use the database (`perdure.database.compatibility`). Neither route needs a key, so their
 answers contain no address, user or table. `/readyz` also reports the workers that were killed within the last hour

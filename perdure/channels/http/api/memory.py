@@ -1,4 +1,4 @@
-"""`/v1/memory`: search in a user's memory, as the user's agent does it, and consolidation on request."""
+"""`/v1/memory`: the agent's search over a user's memory, and consolidation on request."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def search(query: Search, gateway: TheGateway, users: TheUsers) -> SearchR
 async def consolidate(
     wanted: Annotated[Consolidate, Body(default_factory=Consolidate)], gateway: TheGateway, caller: TheCaller
 ) -> ConsolidationRequested:
-    """Ask for the consolidation of an ended session, also after its last retry; without an id, of a batch."""
+    """Request the consolidation of an ended session, also of an abandoned one; without an id, of a batch."""
     if wanted.session_id is None:
         if caller.tenant is not None:
             raise Forbidden("Name a session_id: a batch is of all tenants' sessions, and takes a key without a tenant.")

@@ -26,9 +26,9 @@ router = APIRouter(tags=["messages"], route_class=StrictRoute)
     },
 )
 async def accept(message: IncomingBody, gateway: TheOpenGateway, users: TheUsers, response: Response) -> Accepted:
-    """Accept a message: it is committed before the answer, so it gets a reply whichever process dies.
+    """Accept a message. It is committed before the response, so it gets a reply even if a process dies.
 
-    The same `(user_id, channel, message_id)` again answers 200 with the ids of the first time.
+    The same `(user_id, channel, message_id)` again answers 200 with the ids of the first message.
     """
     accepted = await gateway.in_thread(partial(accepting.accept, gateway.runtime, users.address(message)))
     if accepted.duplicate:

@@ -57,7 +57,7 @@ async def read(session_id: TheSession, gateway: TheGateway) -> Session:
 async def end(
     session_id: TheSession, given: Annotated[EndSession, Body(default_factory=EndSession)], gateway: TheGateway
 ) -> Session:
-    """Ask for a session to end: its accepted turns run first, later messages begin the next session."""
+    """Request the end of a session. Its accepted turns run first; later messages begin the next session."""
     return await gateway.in_thread(partial(_end, gateway.runtime, session_id, given.reason))
 
 
@@ -70,7 +70,7 @@ async def end(
 async def fork(
     session_id: TheSession, given: Annotated[ForkSession, Body(default_factory=ForkSession)], gateway: TheGateway
 ) -> Forked:
-    """Copy a session through its last settled turn at or before a tick; only its id leads to the copy."""
+    """Copy a session up to its last settled turn at or before a tick. Only messages with its id reach the copy."""
     runtime = gateway.runtime
     fork_id = await gateway.in_thread(partial(fork_session, runtime.database, runtime.clock, session_id, given.tick))
     return Forked(session_id=fork_id)
@@ -88,7 +88,7 @@ async def messages(
     after: parameters.After = 0,
     limit: parameters.MessageLimit = None,
 ) -> Response:
-    """Read the committed transcript in order, all of it unless `after` or `limit` are given."""
+    """Read the committed transcript in order; `after` and `limit` select a part of it."""
     return await gateway.json_response(partial(read_messages, gateway.runtime.database, session_id, after, limit))
 
 

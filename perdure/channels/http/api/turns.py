@@ -1,4 +1,4 @@
-"""`/v1/turns`: what became of a message, and decisions and feedback of people."""
+"""`/v1/turns`: the state of a turn, approvals, and feedback."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ router = APIRouter(
 
 @router.get("", response_description="The turn.", responses=problems(400))
 async def read(turn_id: TheTurn, request: Request, gateway: TheGateway, wait: parameters.Wait = None) -> Turn:
-    """Read a turn; with `wait`, as soon as it is settled, or with its present status when the time is up."""
+    """Read a turn. `wait`: respond when it is settled, or after these seconds with its current status."""
     turn = await gateway.in_thread(partial(_read, gateway, turn_id))
     if not wait or turn.status in SETTLED:
         return turn
@@ -37,7 +37,7 @@ async def read(turn_id: TheTurn, request: Request, gateway: TheGateway, wait: pa
 
 @router.post("/cancel", status_code=HTTPStatus.ACCEPTED, response_description="Requested; the turn as it is now.")
 async def cancel(turn_id: TheTurn, gateway: TheGateway) -> Turn:
-    """Cancel a turn: at once if it has not begun, else at its next safe point. A settled one stays as it is."""
+    """Cancel a turn: at once if it has not begun, else at its next safe point. A settled turn is unchanged."""
     return await _after(gateway, turn_id, lambda: cancel_turn(gateway.runtime, turn_id))
 
 
@@ -59,7 +59,7 @@ async def approval(turn_id: TheTurn, decision: DecisionBody, gateway: TheGateway
     responses=problems(*WITH_BODY, 409),
 )
 async def feedback(turn_id: TheTurn, given: FeedbackBody, gateway: TheGateway) -> Turn:
-    """Say whether a reply was of use, 1 or -1; the latest feedback counts. A praised reply becomes a case."""
+    """Rate a reply: 1 is helpful, -1 is not. The latest rating counts. A reply rated 1 becomes a case."""
     return await _after(gateway, turn_id, lambda: give_feedback(gateway.runtime, turn_id, given))
 
 

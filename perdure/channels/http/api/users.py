@@ -1,4 +1,4 @@
-"""`/v1/users`: everything that is held about a user, to export or to erase."""
+"""`/v1/users`: exports or erases all data of a user."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ router = APIRouter(prefix="/users", tags=["users"], responses=problems(*WITH_KEY
 
 @router.get("/{user_id}/export", response_model=Export, response_description="The export.", responses=problems(404))
 async def export(user_id: parameters.UserPath, gateway: TheGateway, users: TheUsers) -> Response:
-    """Read everything that is held about a user: the rows of each table, by table."""
+    """Export all data of a user: rows by table, and recent stream events."""
     runtime, key = gateway.runtime, users.key(user_id)
     return await gateway.json_response(partial(export_user, runtime.database, runtime.clock, runtime.redis_memory, key))
 

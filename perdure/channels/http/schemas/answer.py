@@ -1,4 +1,4 @@
-"""What all answers share: the base model, the format of an instant, and the errors that a route declares."""
+"""Shared parts of all answers: the base model, the format of a time, and the errors that a route declares."""
 
 from __future__ import annotations
 

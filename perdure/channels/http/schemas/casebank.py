@@ -11,7 +11,7 @@ from perdure.channels.http.schemas.answer import Answer, Instant
 
 
 class NoMembers(BaseModel):
-    """A body without members. `dry_run`, for one, is refused: the caller may have meant the other route."""
+    """A body without members. Members such as `dry_run` are refused: the caller may mean the other route."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -116,7 +116,7 @@ class NearCases(Answer):
 
 
 class SharedCase(Answer):
-    """A case, and the time since which all users of its bank share it; null: it is its author's."""
+    """A case, and the time at which it was shared with all users of its bank; null: it is not shared."""
 
     case_id: str
     shared_at: str | None

@@ -13,7 +13,7 @@ from perdure.turns.inbox.incoming import MAX_REASON_CHARS, Text
 
 
 class EndSession(BaseModel):
-    """Why a session is to end."""
+    """The reason for a session's end."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"reason": "the case is closed"}, {}]})
 
@@ -21,7 +21,7 @@ class EndSession(BaseModel):
 
 
 class ForkSession(BaseModel):
-    """Through which tick a session is copied; null: all of its settled turns."""
+    """The tick up to which a session is copied; null: all settled turns."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"tick": 12}, {}]})
 

@@ -59,7 +59,7 @@ FeedbackBody = Annotated[
 
 
 class Accepted(Answer):
-    """Where a message went."""
+    """The turn and the session of an accepted message."""
 
     model_config = examples({**_ACCEPTED, "status": "accepted", "duplicate": False})
 
@@ -102,7 +102,7 @@ class Approval(Answer):
 
 
 class Turn(Answer):
-    """A message and what became of it. `done`, `failed` and `cancelled` are final."""
+    """A message and its outcome. `done`, `failed` and `cancelled` are final."""
 
     model_config = examples(
         {

@@ -8,7 +8,7 @@ from perdure.channels.http.schemas.answer import Answer, Instant
 
 
 class Export(Answer):
-    """Everything that is held about a user: rows by table, and the recent events of the user's stream."""
+    """All data of a user: rows by table, and the recent events of the user's stream."""
 
     user_id: str
     exported_at: Instant
