@@ -48,9 +48,7 @@ class Undeliverable(DeliveryFailed):
 
 
 class NotAsked(DeliveryFailed):
-    """The receiver's breaker is open: no request was sent. The next attempt is due in `retry_s` seconds at the
-    earliest.
-    """
+    """The receiver's breaker is open, and no request was sent. `retry_s`: seconds until the next attempt, at least."""
 
     def __init__(self, message: str, retry_s: float) -> None:
         super().__init__(message)

@@ -64,9 +64,7 @@ def list_turns(
     status: str | None = None,
     limit: int = 100,
 ) -> list[dict[str, Any]]:
-    """Turns that match all of the given filters, newest first. `user` is a user's key; `tenant` selects all users of a
-    tenant.
-    """
+    """Turns that match all of the given filters, newest first. `user` is a user's key."""
     if session_id is not None:
         statement = queries.LIST_OF_SESSION
     elif user is not None:

@@ -44,8 +44,7 @@ class Swept:
 def sweep(
     runtime: Runtime, *, turns: bool = True, stopped_after: Callable[[float], bool] = lambda _: False
 ) -> Swept | None:
-    """Run one round; `None` if another worker has taken it. With `turns` false, while the intake is closed, no turn is
-    woken.
+    """Run one round; `None` if another worker has taken it. Without `turns`, no turn is woken: the intake is closed.
 
     `stopped_after(seconds)` waits and returns whether the worker is stopping. A round spreads its deliveries over at
     most half of the sweeper's interval, so that deliveries to a failed receiver do not compete with the turns in one
@@ -113,14 +112,12 @@ def _consolidations(runtime: Runtime) -> int:
 
 
 def put_off(runtime: Runtime, session_id: UUID) -> None:
-    """Return a session's wake-up that this worker has no free place for: the sweeper repeats it, after a growing pause."""
+    """Have the sweeper wake a session again, after a growing pause: this worker has no free place for it."""
     runtime.database.run(queries.CROWDED, {"session_id": session_id, "most_wakes": MOST_CROWDED_WAKES})
 
 
 def _refused(runtime: Runtime, due: list[tuple[UUID, int]]) -> list[UUID]:
-    """Publish a wake-up for each session; returns those that the broker refused. After the first refusal no other is
-    tried.
-    """
+    """Publish wake-ups until the broker refuses one; returns the sessions without a wake-up."""
     for number, (session_id, priority) in enumerate(due):
         if not runtime.wake.session(session_id, priority):
             return [session_id for session_id, _ in due[number:]]
