@@ -1,7 +1,7 @@
-"""What an entry of `PERDURE_API_KEYS` and `PERDURE_ADMIN_KEYS` may be.
+"""Entries of `PERDURE_API_KEYS` and `PERDURE_ADMIN_KEYS`.
 
-`[TENANT=]KEY`, `[TENANT=]sha256:HEX` or `file:PATH`. Where the text before the first `=` cannot name a tenant, the `=`
-is the key's own. No message here contains any part of a key.
+`[TENANT=]KEY`, `[TENANT=]sha256:HEX` or `file:PATH`. If the text before the first `=` is no valid tenant, the `=`
+belongs to the key. No message of this module contains any part of a key.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from perdure.access.tenants import is_tenant
 from perdure.text.patterns import compiled
 
 SHORTEST = 16
-"""Characters that a key has at least."""
+"""The minimum length of a key in characters."""
 
 OF_A_LINE = f"[TENANT=]KEY with a KEY of {SHORTEST} characters or more, or [TENANT=]sha256: and 64 hexadecimal digits"
 ACCEPTED = f"{OF_A_LINE}, or file:PATH"
@@ -25,37 +25,37 @@ _FILE = "file:"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key as its SHA-256, and the tenant whose users its holder reaches; `None`: users without a tenant."""
+    """The SHA-256 of a key, and the tenant whose users it gives access to; `None`: users without a tenant."""
 
     tenant: str | None
     digest: bytes
 
 
 def parse_entry(text: str) -> Key | Path:
-    """The key that an entry is or, for `file:PATH`, where keys are listed.
+    """The key that an entry contains or, for `file:PATH`, the path of a list of keys.
 
     Raises:
-        ValueError: the entry is neither; the message says why, without the key.
+        ValueError: the entry is invalid; the message says why, without the key.
     """
     return Path(text.removeprefix(_FILE)) if text.startswith(_FILE) else parse_key(text)
 
 
 def parse_key(text: str) -> Key:
-    """The key that an entry, or a line of a file, is.
+    """The key in an entry or in a line of a file.
 
     Raises:
-        ValueError: it is none; the message says why, without the key.
+        ValueError: it is invalid; the message says why, without the key.
     """
     before, equals, rest = text.partition("=")
     tenant, key = (before, rest) if equals and is_tenant(before) else (None, text)
     if key.startswith(_FILE):
-        raise ValueError(f"is {'TENANT=' if tenant else ''}file:… where no file can be named")
+        raise ValueError(f"is {'TENANT=' if tenant else ''}file:…, which is not accepted here")
     if key.startswith("sha256:"):
         found = _SHA256.fullmatch(key)
         if found is None:
             raise ValueError("is sha256:… without 64 hexadecimal digits")
         return Key(tenant, bytes.fromhex(found[1]))
     if len(key) < SHORTEST:
-        behind = " behind its TENANT=" if tenant else ""
+        behind = " after TENANT=" if tenant else ""
         raise ValueError(f"has a key of fewer than {SHORTEST} characters{behind}")
     return Key(tenant, hashlib.sha256(key.encode()).digest())

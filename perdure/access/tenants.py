@@ -1,9 +1,9 @@
-"""Tenants: customers of one installation who share no user.
+"""Tenants: customers of one installation whose users are separate.
 
-A user is stored, everywhere, under one text: the *user key*. The key of a user without a tenant is the user's id; that
-of a user with one is `TENANT`, U+001F and the id. No id from outside may contain U+001F, so no id is the key of
-another tenant's user. Each entry (route, task, command, file) makes the key with `user_key`, so each statement that is
-scoped by user is scoped by tenant; each answer splits it with `tenant_of` and `user_of`.
+A user is stored everywhere under one text, the *user key*: the user's id, or with a tenant `TENANT`, U+001F and the id.
+An id from outside may not contain U+001F, so no id is the key of another tenant's user. Each entry point (route, task,
+command, file) makes the key with `user_key`, so each statement that is scoped by user is scoped by tenant; each answer
+splits it with `tenant_of` and `user_of`.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from perdure.errors import InvalidRequest
 SEPARATOR = "\x1f"
 
 ACCEPTED = "1 to 32 of the characters a-z, 0-9 and -"
-"""What a tenant's name may be, for messages."""
+"""The accepted names of tenants, for messages."""
 
 LONGEST = 32
 
 PATTERN = "^[a-z0-9-]{1,32}$"
-"""What a tenant's name may be, for the OpenAPI document."""
+"""The accepted names of tenants, for the OpenAPI document."""
 
 NOT_A_USER = "user_id: contains U+001F, which no user's id may."
 
 _CHARACTERS = frozenset(string.ascii_lowercase + string.digits + "-")
 
 OF_TENANT = "strpos({column}, chr(31)) > 0 AND split_part({column}, chr(31), 1) = %(tenant)s::text"
-"""SQL: whether the user key in `column` is of the parameter `tenant`. Indexes have the same expressions."""
+"""SQL: whether the user key in `column` belongs to the parameter `tenant`. Indexes use the same expressions."""
 
 WITHOUT_TENANT = "strpos({column}, chr(31)) = 0"
-"""SQL: whether the user key in `column` is that of a user without a tenant."""
+"""SQL: whether the user key in `column` has no tenant."""
 
 
 def is_tenant(text: str) -> bool:
-    """Whether `text` can name a tenant."""
+    """Whether `text` is a valid name of a tenant."""
     return 0 < len(text) <= LONGEST and _CHARACTERS.issuperset(text)
 
 
 def parse_tenant(given: object) -> str | None:
-    """The tenant that a caller names; `None`: none.
+    """The tenant that a caller names, or `None`.
 
     Raises:
-        InvalidRequest: no tenant can have that name.
+        InvalidRequest: the name is invalid.
     """
     if given is None or (isinstance(given, str) and is_tenant(given)):
         return given
@@ -50,14 +50,14 @@ def parse_tenant(given: object) -> str | None:
 
 
 def line_tenant(named: object, given: str | None) -> str | None:
-    """The tenant of a line of a file: the one that it names, else the one that is given for the file.
+    """The tenant of a line of a file: its own, else the one that is given for the file.
 
     Raises:
-        InvalidRequest: the line names another one than the file's, or one that no tenant can be called.
+        InvalidRequest: the line's tenant differs from the file's, or its name is invalid.
     """
     tenant = parse_tenant(named)
     if tenant is not None and given is not None and tenant != given:
-        raise InvalidRequest(f"tenant: is {tenant}, and the file is imported for {given}.")
+        raise InvalidRequest(f"tenant: is {tenant}, but the file is imported for {given}.")
     return tenant or given
 
 
@@ -73,7 +73,7 @@ def user_key(tenant: str | None, user_id: str) -> str:
 
 
 def everybodys(tenant: str) -> str:
-    """The author of a case that all users of `tenant` share: no user has this key."""
+    """The author of a case that all users of `tenant` share; no user has this key."""
     return f"{tenant}{SEPARATOR}{SEPARATOR}"
 
 
@@ -90,5 +90,5 @@ def user_of(key: str) -> str:
 
 
 def author_of(key: str | None) -> str | None:
-    """The author's id in the key that a case is stored with; `None`: the case is everybody's in its tenant."""
+    """The author's id in a case's user key; `None`: the case is shared within its tenant."""
     return None if key is None or key.endswith(SEPARATOR * 2) else user_of(key)

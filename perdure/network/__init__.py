@@ -1,1 +1,1 @@
-"""Outgoing requests to addresses that others name: what may be reached, DNS, signatures."""
+"""Outgoing requests to addresses that users or models supply: allowed destinations, DNS, signatures."""

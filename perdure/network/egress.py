@@ -1,11 +1,11 @@
-"""Requests to places that others name: what may be reached, and a connection to the very address that was checked.
+"""Requests to URLs from users or models: which are allowed, and a connection to the address that was checked.
 
-A URL of a user or of a model is untrusted: it may name the host's own services, or a network behind the firewall.
-`check` refuses what is certain from the text, in every spelling. `resolve` looks a name up once and checks each of its
-addresses. `pinned` makes a request that connects to one of those, so that a second look-up cannot answer otherwise;
-TLS still checks the certificate against the name. Callers follow no redirect without the same checks.
+Such a URL may name this host's own services, or a network behind the firewall. `check` rejects what the URL's text
+alone shows, in every spelling of an address. `resolve` looks the name up once and checks each of its addresses.
+`pinned` makes a request that connects to one of them, so that a second look-up cannot return another address; TLS still
+checks the certificate against the name. Callers follow a redirect only after the same checks.
 
-`http_get` and the delivery of replies call this.
+Called by `http_get` and the delivery of replies.
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ _NUMERIC = compiled(r"[0-9a-fx.]+")
 _LOCAL_NAMES = frozenset(
     {"localhost", "localdomain", "local", "internal", "home.arpa", "ip6-localhost", "ip6-loopback"}
 )
-"""Names, and the ends of names, that no public name server resolves (RFC 6761, RFC 6762, RFC 8375, ICANN)."""
+"""Names and suffixes that no public name server resolves (RFC 6761, RFC 6762, RFC 8375, ICANN)."""
 
 
 class Refused(InvalidRequest):
-    """The URL leads, or may lead, elsewhere than to where requests may go."""
+    """The URL's destination is not allowed, or cannot be determined."""
 
 
 def check(url: str, reachable: Reachable) -> httpx2.URL:
-    """Parse `url`, unless it is certain from its text that it may not be reached.
+    """Parse `url`, and reject it if its text alone shows that it is not allowed.
 
     Raises:
-        Refused: it is no URL of a host over HTTP, or names an address or a host of a network that is not public.
+        Refused: it is not an HTTP URL with a host, or names an address or host of a non-public network.
     """
     parsed = _parsed(url)
     host, port = _host(parsed), port_of(parsed)
     address = _literal(host)
     if address is None and _NAME.fullmatch(host) is None:
-        raise Refused(f"{first_line(host, 100)!r} is refused: it is not the name of a host.")
+        raise Refused(f"{first_line(host, 100)!r} is refused: it is not a valid host name.")
     if reachable.has_url(parsed.scheme, host, port, _path(parsed)):
         return parsed
     if address is not None:
         _require(host, address, reachable)
     elif not reachable.networks and _is_local(host):
-        raise Refused(f"{host} is refused: it is not a name of the public Internet.")
+        raise Refused(f"{host} is refused: it is not a public host name.")
     return parsed
 
 
 async def resolve(url: httpx2.URL, reachable: Reachable) -> list[Address]:
-    """The addresses of the URL's host, each of which may be reached; at least one.
+    """The addresses of the URL's host, all of them allowed; at least one.
 
     Raises:
-        Refused: one of them may not be reached, or there is none.
+        Refused: an address is not allowed, or there is none.
         OSError, UnicodeError: the name does not resolve.
     """
     host = _host(url)
@@ -80,7 +80,7 @@ async def resolve(url: httpx2.URL, reachable: Reachable) -> list[Address]:
 def pinned(
     client: httpx2.AsyncClient, method: str, url: httpx2.URL, address: Address, headers: Mapping[str, str], **more: Any
 ) -> httpx2.Request:
-    """A request to `url` that connects to `address`. A certificate is checked against the URL's host."""
+    """A request to `url` that connects to `address`. The certificate is checked against the URL's host."""
     return client.build_request(
         method,
         url.copy_with(host=str(address)),
@@ -91,7 +91,7 @@ def pinned(
 
 
 def port_of(url: httpx2.URL) -> int:
-    """The port that `url` names, or its scheme's."""
+    """The port in `url`, or its scheme's default."""
     return url.port or PORTS[url.scheme]
 
 
@@ -102,7 +102,7 @@ def _parsed(url: str) -> httpx2.URL:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, UnicodeError, ValueError) as error:
         raise Refused(f"The URL is refused: {first_line(str(error), 200)}.") from None
-    if parsed.scheme not in PORTS or not parsed.host or "\\" in url:  # of which parsers make different hosts
+    if parsed.scheme not in PORTS or not parsed.host or "\\" in url:  # parsers disagree on the host of such a URL
         raise Refused(f"{first_line(url, 100)!r} is refused: expected an address that begins with http:// or https://.")
     if parsed.port is not None and not 0 < parsed.port <= _LAST_PORT:
         raise Refused(f"The URL is refused: there is no port {parsed.port}.")
@@ -118,7 +118,7 @@ def _path(url: httpx2.URL) -> str:
 
 
 def _literal(host: str) -> Address | None:
-    """The address that `host` spells: also as a number, in octal or hexadecimal, or with fewer than four parts."""
+    """The address that `host` spells, also as a number, in octal or hexadecimal, or with fewer than four parts."""
     try:
         return ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -137,4 +137,4 @@ def _is_local(host: str) -> bool:
 
 def _require(host: str, address: Address, reachable: Reachable) -> None:
     if not reachable.has_address(address):
-        raise Refused(f"{host} is refused: {address} is not an address of the public Internet.")
+        raise Refused(f"{host} is refused: {address} is not a public address.")

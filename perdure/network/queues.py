@@ -1,8 +1,8 @@
 """Names of queues at the broker: perdure's own, and those that `reply_to` may name.
 
-On Redis a queue's name is a key. So a reply that went to any name would write to the keys of kombu, of Celery's
-results or of perdure itself. `PERDURE_REPLY_TASKS` names the tasks and their queues; `Settings` refuses an entry with
-a queue that is not an application's, and the accepting side and the delivery ask `reply_queue`.
+On Redis a queue's name is a key: a reply to an arbitrary name could write to the keys of kombu, of Celery's results or
+of perdure. `PERDURE_REPLY_TASKS` lists the tasks and their queues. `Settings` rejects an entry with a reserved queue;
+accepting a message and delivering its reply both call `reply_queue`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 QUEUES = ("ingress", "turns", "deliveries", "sessions", "memory", "maintenance")
-"""The queues that perdure's workers take from."""
+"""The queues that perdure's workers consume."""
 
 CELERYS_OWN_QUEUE = "celery"
-"""Where a Celery worker listens that was told nothing else."""
+"""The default queue of a Celery worker."""
 
 _MAX_NAME = 200
 _RESERVED = (
@@ -27,22 +27,22 @@ _RESERVED = (
     "amq.",  # RabbitMQ's own
 )  # fmt: skip
 _CONTROL = ".pidbox"
-"""How the names of Celery's control queues end."""
+"""Suffixes of the names of Celery's control queues."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyTask:
-    """An entry of `PERDURE_REPLY_TASKS`: a task's name or a glob of names, and the one queue of these tasks."""
+    """An entry of `PERDURE_REPLY_TASKS`: a task's name or a glob of names, and their queue."""
 
     task: str
     queue: str
 
     @classmethod
     def parse(cls, entry: str, prefix: str) -> ReplyTask:
-        """The entry `TASK` or `TASK@QUEUE`; `prefix` is `PERDURE_REDIS_PREFIX`.
+        """Parse the entry `TASK` or `TASK@QUEUE`; `prefix` is `PERDURE_REDIS_PREFIX`.
 
         Raises:
-            ValueError: a part is empty, or the queue is not an application's; the message says which.
+            ValueError: a part is empty, or the queue is reserved; the message says which.
         """
         task, at, queue = entry.partition("@")
         if not task or (at and not queue):
@@ -54,16 +54,16 @@ class ReplyTask:
 
 
 def reply_queue(entries: Iterable[ReplyTask], task: str, queue: str | None) -> str | None:
-    """The queue that a reply to `task` goes to: `queue` if an entry allows it, without one the first entry's.
+    """The queue for a reply to `task`; `None` if no entry allows it.
 
-    `None` if no entry allows it.
+    Without `queue`, it is that of the first entry that matches.
     """
     allowed = [entry.queue for entry in entries if fnmatchcase(task, entry.task)]
     return next((each for each in allowed if queue is None or each == queue), None)
 
 
 def _problem(queue: str, prefix: str) -> str | None:
-    """Why a reply may not go to `queue`; `None` if it may."""
+    """Why `queue` is not accepted for replies; `None` if it is."""
     if len(queue) > _MAX_NAME:
         return f"has more than {_MAX_NAME} characters"
     if any(unicodedata.category(character)[0] == "C" for character in queue):
@@ -73,5 +73,5 @@ def _problem(queue: str, prefix: str) -> str | None:
     if queue.startswith(prefix):
         return f"begins with PERDURE_REDIS_PREFIX ({prefix!r}), as perdure's own keys do"
     if queue.startswith(_RESERVED) or queue.endswith(_CONTROL):
-        return "is a name of Celery's, kombu's or the broker's own"
+        return "is reserved by Celery, kombu or the broker"
     return None

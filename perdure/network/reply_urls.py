@@ -1,7 +1,7 @@
-"""What replies may reach besides the public Internet, as `PERDURE_REPLY_URLS` says: networks and globs of URLs.
+"""The receivers that `PERDURE_REPLY_URLS` allows besides public addresses: networks and globs of URLs.
 
-A glob is compared part by part, so that no part of a URL stands in for another: `http://*.corp/*` does not match
-`http://10.0.0.1/x.corp/`. `perdure.network.egress` asks here for each URL and for each address that a name resolves to.
+A glob is matched part by part, so that a pattern for the host never matches the path: `http://*.corp/*` does not match
+`http://10.0.0.1/x.corp/`. `perdure.network.egress` checks each URL, and each address that a name resolves to.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from urllib.parse import unquote
 from perdure.network.special_networks import Address, Network, is_public, reached
 
 PORTS = {"http": 80, "https": 443}
-"""The schemes of URLs that are reached, with their default ports."""
+"""The accepted schemes of URLs, with their default ports."""
 
 _ACCEPTED = "accepted: a network such as 10.1.0.0/16, or a glob of URLs such as https://hooks.corp.example/perdure/*"
 
 
 @dataclass(frozen=True, slots=True)
 class UrlGlob:
-    """`SCHEME://HOST[:PORT][/PATH]`; `port` and `path` are `None` where every one matches."""
+    """`SCHEME://HOST[:PORT][/PATH]`; a `port` or `path` of `None` matches any."""
 
     scheme: str
     host: str
@@ -31,10 +31,12 @@ class UrlGlob:
 
     @classmethod
     def parse(cls, entry: str) -> UrlGlob:
-        """Read an entry. A port of `*` is any port, no port the scheme's own; no path is any path.
+        """Parse an entry.
+
+        The port `*` is any port. Without a port the scheme's default applies, without a path any path matches.
 
         Raises:
-            ValueError: it is no such glob.
+            ValueError: the entry is not such a glob.
         """
         scheme, _, rest = entry.partition("://")
         authority, slash, path = rest.partition("/")
@@ -56,17 +58,17 @@ class UrlGlob:
 
 @dataclass(frozen=True, slots=True)
 class Reachable:
-    """Networks and URLs that may be reached although they are not public. Without any, only public ones are."""
+    """The networks and URLs that are allowed although they are not public. The default allows public ones only."""
 
     networks: tuple[Network, ...] = ()
     urls: tuple[UrlGlob, ...] = ()
 
     @classmethod
     def parse(cls, entries: Iterable[str]) -> Reachable:
-        """Read the entries of `PERDURE_REPLY_URLS`.
+        """Parse the entries of `PERDURE_REPLY_URLS`.
 
         Raises:
-            ValueError: one of them is neither a network nor a glob of URLs; the message names it.
+            ValueError: an entry is neither a network nor a glob of URLs; the message names it.
         """
         networks: list[Network] = []
         urls: list[UrlGlob] = []
@@ -82,12 +84,12 @@ class Reachable:
         return cls(tuple(networks), tuple(urls))
 
     def has_address(self, address: Address) -> bool:
-        """Whether `address` is public, or in one of the networks; of an embedded IPv4 address, whether that is."""
+        """Whether `address`, or the IPv4 address that it contains, is public or in one of the networks."""
         inner = reached(address)
         return is_public(address) or any(inner in network or address in network for network in self.networks)
 
     def has_url(self, scheme: str, host: str, port: int, path: str) -> bool:
-        """Whether a glob allows the URL of these parts, whatever address its host has."""
+        """Whether a glob allows the URL of these parts, whatever its host resolves to."""
         return any(glob.matches(scheme, host, port, path) for glob in self.urls)
 
 
@@ -96,14 +98,14 @@ ANYWHERE = Reachable((ipaddress.IPv4Network("0.0.0.0/0"), ipaddress.IPv6Network(
 
 
 def _unquoted(path: str) -> str:
-    """`path` as the last of several servers may read it, each of which decodes it once."""
+    """`path` as a chain of servers may read it, each of which decodes it once."""
     while (decoded := unquote(path)) != path:
         path = decoded
     return path
 
 
 def _split(authority: str) -> tuple[str, str]:
-    """Host and port of `HOST:PORT` or `[IPv6]:PORT`."""
+    """Split `HOST:PORT` or `[IPv6]:PORT`."""
     if authority.startswith("["):
         host, _, port = authority[1:].partition("]")
         return host, port.removeprefix(":")

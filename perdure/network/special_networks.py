@@ -1,8 +1,8 @@
-"""Which addresses belong to the public Internet, decided by the project's own table on every Python alike.
+"""Which addresses belong to the public Internet, by the project's own table on every Python release.
 
-`ipaddress.is_global` differs between Python releases. The tables below hold every block of IANA's special-purpose
-registries (RFC 6890) that is not globally reachable, and addresses of clouds' metadata and platform services that lie
-in public blocks. A test compares them with the registries. `http_get` and the delivery of replies ask here.
+`ipaddress.is_global` differs between Python releases. The tables below list every block of IANA's special-purpose
+registries (RFC 6890) that is not globally reachable, and the addresses of clouds' metadata and platform services in
+public blocks. A test compares them with the registries. Called by `http_get` and the delivery of replies.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _REFUSED_V4 = tuple(
     )
 )
 _GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
-"""Global unicast (RFC 4291): outside of it, no IPv6 address is public."""
+"""Global unicast (RFC 4291): no IPv6 address outside it is public."""
 
 _REFUSED_V6 = tuple(
     ipaddress.IPv6Network(block)
@@ -52,7 +52,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def is_public(address: Address) -> bool:
-    """Whether `address` belongs to the public Internet; of an IPv4 address inside an IPv6 one, whether that does."""
+    """Whether `address`, or the IPv4 address that it contains, belongs to the public Internet."""
     if isinstance(address, ipaddress.IPv4Address):
         return not any(address in block for block in _REFUSED_V4)
     inner = _inner(address)
@@ -62,7 +62,7 @@ def is_public(address: Address) -> bool:
 
 
 def reached(address: Address) -> Address:
-    """The address that traffic to `address` reaches: the IPv4 address inside an IPv6 one, else `address` itself."""
+    """The address that traffic to `address` reaches: the IPv4 address that an IPv6 address contains, else `address`."""
     return (_inner(address) if isinstance(address, ipaddress.IPv6Address) else None) or address
 
 

@@ -1,7 +1,6 @@
-"""Signatures of callbacks as Standard Webhooks 1.0 defines them, which receivers verify with any of its libraries.
+"""Signatures of callbacks by Standard Webhooks 1.0, for which receivers can use any of its libraries.
 
-The signature covers the message's id, the time of the attempt and the body, so that a receiver can refuse an old
-message that someone sends again.
+The signature covers the message's id, the time of the attempt and the body, so that a receiver can reject a replay.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ ACCEPTED = f"accepted: {_PREFIX} and base64 of at least {_MIN_BYTES} bytes; seve
 
 
 def make_secret() -> str:
-    """A new secret, in the form that receivers' libraries take."""
+    """A new secret, in the form that receivers' libraries accept."""
     return _PREFIX + base64.b64encode(secrets.token_bytes(_NEW_BYTES)).decode()
 
 
 def parse_secrets(text: str) -> tuple[bytes, ...]:
-    """The keys of the secrets in `text`, which spaces or commas separate; at least one.
+    """The keys of the secrets in `text`, separated by spaces or commas; at least one.
 
     Raises:
-        ValueError: one of them is malformed or too short, or there is none. The message does not show it.
+        ValueError: a secret is malformed or too short, or there is none. The message does not contain it.
     """
     keys = tuple(_key(number, each) for number, each in enumerate(text.replace(",", " ").split(), start=1))
     if not keys:
@@ -38,7 +37,7 @@ def parse_secrets(text: str) -> tuple[bytes, ...]:
 
 
 def signed_headers(keys: Sequence[bytes], message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """The headers of one attempt: the message's id, `timestamp` in seconds, and a signature by each of `keys`."""
+    """The headers of one attempt: the message's id, `timestamp` in seconds, and one signature per key."""
     signed = f"{message_id}.{timestamp}.".encode() + body
     return {
         "webhook-id": message_id,

@@ -1,1 +1,1 @@
-"""Failing calls: a breaker around retries around the call, and then other models' answers."""
+"""Circuit breakers, retries and fallbacks: `fallback(breaker(retry(call)))`."""

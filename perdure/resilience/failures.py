@@ -1,8 +1,8 @@
-"""Classifying a failure: is it transient, and does it count for the breaker?
+"""Classifies a failure: whether it is transient, and whether the breaker counts it.
 
-The first error in the chain of causes with a known class decides: an error of `perdure.errors` by `transient`, a
-foreign one by its HTTP status or by being Python's own for connections and timeouts. Retries and breakers both ask
-here, so they cannot disagree.
+The first error in the chain of causes with a known class decides: an error of `perdure.errors` by `transient`, any
+other by its HTTP status, or as one of Python's connection and timeout errors. Retries and breakers share this
+classification.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from http import HTTPStatus
 from perdure.errors import Abandoned, PerdureError
 
 _CANCELLATIONS = (Abandoned, CancelledError, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
-_PASSING_STATUSES = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
+_TRANSIENT_STATUSES = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
 
 
 class Verdict(Enum):
     """What an error means to a retry and to a breaker."""
 
-    PASSING = auto()
-    """A failure that may be over at the next try."""
-    LASTING = auto()
-    """A failure, and nothing says that it will pass."""
+    TRANSIENT = auto()
+    """Transient: the next attempt may succeed."""
+    PERMANENT = auto()
+    """A failure that is not known to be transient."""
     REFUSED = auto()
-    """The request was at fault: it is not made again, and whoever refused it is well."""
+    """The request is invalid: it is not repeated, and the callee is healthy."""
     ABANDONED = auto()
-    """The caller gave up; nothing is known of whoever was called."""
+    """The caller cancelled the call, which says nothing of the callee."""
 
 
 def verdict(error: BaseException) -> Verdict:
-    """What `error` means, by the first of its chain of causes that knows."""
+    """The class of `error`, by the first error in its chain of causes that has one."""
     for each in _chain(error):
         if isinstance(each, _CANCELLATIONS):
             return Verdict.ABANDONED
-        passes = _passes(each)
-        if passes is not None:
-            return Verdict.PASSING if passes else Verdict.REFUSED
-    return Verdict.LASTING
+        transient = _is_transient(each)
+        if transient is not None:
+            return Verdict.TRANSIENT if transient else Verdict.REFUSED
+    return Verdict.PERMANENT
 
 
 def asked_pause_s(error: BaseException) -> float | None:
-    """Seconds for which whoever failed asks to be left alone; None if it does not, or asks nonsense."""
+    """The pause in seconds that the failed callee requests (`Retry-After`); `None` without one or if it is invalid."""
     for each in _chain(error):
         if isinstance(each, PerdureError) and each.retry_after_s is not None:
             asked = each.retry_after_s
@@ -54,19 +54,19 @@ def asked_pause_s(error: BaseException) -> float | None:
     return None
 
 
-def _passes(error: BaseException) -> bool | None:
+def _is_transient(error: BaseException) -> bool | None:
     if isinstance(error, PerdureError):
         return error.transient
     status = getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(status, int) and status >= HTTPStatus.BAD_REQUEST:
-        return status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _PASSING_STATUSES
+        return status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _TRANSIENT_STATUSES
     return True if isinstance(error, ConnectionError | TimeoutError | socket.gaierror) else None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """`error` and its causes, each once, though they go in a circle.
+    """`error` and its causes, each once, even if the chain is a cycle.
 
-    Not `__context__`: an error that is only raised while another is handled is not made by it.
+    Without `__context__`: an error raised while another is handled need not be caused by it.
     """
     seen: set[int] = set()
     at: BaseException | None = error

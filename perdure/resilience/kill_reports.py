@@ -1,4 +1,4 @@
-"""Workers that their watchdog killed lately, in Redis: a notice for the operator, lost with Redis.
+"""Recent kills of workers by their watchdogs, in Redis: a notice for the operator, lost with Redis.
 
 A sorted set by the time of the kill, in Redis's clock. `perdure.workers.watchdog.kill_report` writes it, `/readyz`
 reads it.
@@ -18,17 +18,18 @@ from perdure.redis import connect
 log = logging.getLogger(__name__)
 
 LATELY_S = 3_600
-"""Seconds for which a kill is remembered."""
+"""Seconds for which a kill is kept."""
 
 _MOST = 100
 
 _WITHDRAW_S = 30.0
-"""Seconds within which a report can be withdrawn; earlier ones of the same name and process id are another worker's."""
+"""Seconds within which a report can be withdrawn; an earlier one with the same name and process id is another worker's.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One kill: the worker's name, its process id, the seconds that it was silent, and when (Unix time)."""
+    """One kill: the worker's name and process id, the seconds without progress, and the time (Unix seconds)."""
 
     worker: str
     pid: int
@@ -37,14 +38,14 @@ class Kill:
 
 
 class Kills:
-    """The kills of an installation, in the Redis at `url`, under keys that begin with `prefix`. Shared by threads."""
+    """The kills of an installation, in the Redis at `url`, under keys that begin with `prefix`. Thread-safe."""
 
     def __init__(self, url: str, prefix: str) -> None:
         self._client: Any = connect(url)
         self._key = f"{prefix}killed-workers"
 
     def add(self, worker: str, pid: int, silent_s: float) -> None:
-        """Note a kill that happens now.
+        """Record a kill at the current time.
 
         Raises:
             redis.RedisError: Redis is unavailable.
@@ -59,7 +60,7 @@ class Kills:
             pipe.execute()
 
     def withdraw(self, worker: str, pid: int, silent_s: float) -> None:
-        """Remove a kill that was added in the last `_WITHDRAW_S` seconds: the worker recovered.
+        """Remove a kill recorded in the last `_WITHDRAW_S` seconds: the worker recovered.
 
         Raises:
             redis.RedisError: Redis is unavailable.
@@ -70,11 +71,11 @@ class Kills:
                 self._client.zrem(self._key, entry)
 
     def lately(self) -> list[Kill]:
-        """The kills of the last `LATELY_S` seconds, oldest first; none if Redis is unavailable."""
+        """The kills of the last `LATELY_S` seconds, oldest first; empty if Redis is unavailable."""
         try:
             entries = self._client.zrangebyscore(self._key, self._now() - LATELY_S, "+inf")
         except redis.RedisError as error:
-            log.warning("it is not known which workers were killed lately (%s)", error)
+            log.warning("cannot read which workers were killed recently (%s)", error)
             return []
         return [kill for entry in entries if (kill := _kill(entry)) is not None]
 

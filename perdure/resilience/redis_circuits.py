@@ -1,11 +1,10 @@
-"""Circuits for the whole fleet, in Redis: each transition one script, in Redis's own time.
+"""The fleet's circuits in Redis: each transition is one script, in Redis's own time.
 
-The scripts are the machine of `circuit.py` in Lua; whoever changes one changes the other, and a
-property test holds them together. A circuit is a hash, its probes a sorted set by the ends of
-their leases; both are forgotten after a week without a call. All keys share one slot of a
-cluster.
+The scripts implement the machine of `circuit.py` in Lua: change both together; a property test compares them. A circuit
+is a hash, its probes a sorted set by the ends of their leases; both expire after a week without a call. All keys share
+one hash slot.
 
-Every wait is bounded: a Redis that is silent costs the call that finds it out half a second.
+Every wait is bounded: an unresponsive Redis costs the call that finds it half a second.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from perdure.errors import Unavailable
+from perdure.redis import client_url
 from perdure.resilience.circuit import Admission, Circuit, Outcome, Policy, State
 from perdure.resilience.stores import Answer
 from perdure.settings import REDIS_PREFIX
@@ -27,17 +27,17 @@ from perdure.text.untrusted import first_line
 _TIMEOUT_S = 0.25
 """Seconds for connecting, and for an answer: together half a second."""
 
-_CONNECTIONS = 10_000  # a thread each at most, for the length of one script
+_CONNECTIONS = 10_000  # one per thread at most, for the duration of one script
 
 _NAMES = "{breakers}"
-"""After the prefix: the set of all names, and the beginning of each circuit's keys. The braces are a hash tag."""
+"""Follows the prefix: the key of the set of names, and the start of each circuit's keys. The braces are a hash tag."""
 
 _FIELDS = ("state", "epoch", "failures", "successes", "last_failure", "opened_at")
 
-# All scripts: KEYS are the circuit, its probes, the names of all circuits. ARGV are the name,
-# milliseconds to add to Redis's time (none but in tests), the policy's three numbers, and two
-# of the script's own. They return the moment, the states before and after, failures in a row,
-# when a call is let through at the latest, and the epoch if one was.
+# All scripts: KEYS are the circuit, its probes, and the set of names. ARGV are the name, milliseconds to add to Redis's
+# time (0 outside tests), the policy's three numbers, and two arguments of the script. They return the time, the states
+# before and after, the consecutive failures, the latest time at which a call is admitted, and the epoch if this call
+# is.
 _BEGIN = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2]
@@ -78,7 +78,7 @@ local function answer(epoch)
 end
 """
 
-# ARGV: the call's id, the milliseconds of its lease.
+# ARGV: the call's id, its lease in milliseconds.
 _ADMIT = f"""{_BEGIN}
 if circuit.state == 'open' then
     local opened_at = tonumber(circuit.opened_at)
@@ -136,11 +136,9 @@ return answer()
 
 
 class FleetCircuits:
-    """The circuits in the Redis at `url`, in kombu's spelling or redis-py's, under keys that begin with `prefix`.
+    """The circuits in the Redis at `url`, under keys that begin with `prefix`. Thread-safe.
 
-    Threads may share it.
-
-    For tests: `ahead_ms` are milliseconds by which one is ahead of Redis's time, `timeout_s` how patient it is.
+    `url` is in kombu's or redis-py's form. Tests set `ahead_ms`, milliseconds ahead of Redis's time, and `timeout_s`.
     """
 
     def __init__(
@@ -155,12 +153,12 @@ class FleetCircuits:
         self._policy = policy
         self._ahead_ms = ahead_ms
         self._client = redis.Redis.from_url(
-            _as_redis_py_spells(url),
+            client_url(url),
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
             max_connections=_CONNECTIONS,
             decode_responses=True,
-            # Once more, at once: after a restart of Redis every pooled connection is a dead one.
+            # Retry once, at once: after a restart of Redis every pooled connection is dead.
             retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
         )
         self._admit = self._client.register_script(_ADMIT)
@@ -172,35 +170,35 @@ class FleetCircuits:
         self._reset = self._client.register_script(_RESET)
 
     def admit(self, name: str, call_id: str, lease_ms: int) -> Answer:
-        """Let a call through, or not; see `CircuitStore.admit`."""
-        with _explained():
+        """See `CircuitStore.admit`."""
+        with _mapped_errors():
             return _answer(self._admit(self._keys(name), self._arguments(name, call_id, lease_ms)), call_id)
 
     def settle(self, name: str, admission: Admission, outcome: Outcome) -> Answer:
-        """Note what became of a call; see `CircuitStore.settle`."""
-        with _explained():
+        """See `CircuitStore.settle`."""
+        with _mapped_errors():
             return _answer(
                 self._settle[outcome](self._keys(name), self._arguments(name, admission.id, admission.epoch))
             )
 
     def free(self, name: str, call_id: str) -> None:
-        """Free the slot of a probe that was admitted, if it was, without its caller learning of it.
+        """Free the slot of a probe whose admission may have been lost.
 
         Raises:
             Unavailable: Redis cannot be reached.
         """
-        with _explained():
+        with _mapped_errors():
             self._client.zrem(self._keys(name)[1], call_id)
 
     def reset(self, name: str) -> Answer | None:
-        """Close a circuit; see `CircuitStore.reset`."""
-        with _explained():
-            said: Any = self._reset(self._keys(name), self._arguments(name))
-        return _answer(said) if said else None
+        """See `CircuitStore.reset`."""
+        with _mapped_errors():
+            reply: Any = self._reset(self._keys(name), self._arguments(name))
+        return _answer(reply) if reply else None
 
     def read(self) -> dict[str, Circuit]:
-        """All the circuits."""
-        with _explained():
+        """See `CircuitStore.read`."""
+        with _mapped_errors():
             names: Any = self._client.smembers(self._names)
             ordered = sorted(names)
             pipeline = self._client.pipeline(transaction=False)
@@ -225,8 +223,8 @@ class FleetCircuits:
         return f"{self._names}:{name}", f"{self._names}:{name}:probes", self._names
 
 
-def _answer(said: str, call_id: str = "") -> Answer:
-    now, before, after, failures, until, epoch = said.split(",")
+def _answer(reply: str, call_id: str = "") -> Answer:
+    now, before, after, failures, until, epoch = reply.split(",")
     admission = Admission(call_id, int(epoch)) if epoch else None
     return Answer(int(now), State(before), State(after), int(failures), _moment(until), admission)
 
@@ -249,14 +247,9 @@ def _moment(text: str) -> int | None:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
-    """Errors of Redis as one of the tree; a key of another type, or one that holds nonsense, as well."""
+def _mapped_errors() -> Iterator[None]:
+    """Raise Redis's errors as `Unavailable`, also a key of the wrong type or with malformed content."""
     try:
         yield
     except (redis.RedisError, ValueError) as error:
         raise Unavailable(f"The breakers in Redis cannot be reached: {first_line(str(error))}") from error
-
-
-def _as_redis_py_spells(url: str) -> str:
-    scheme = "redis+socket://"
-    return f"unix://{url.removeprefix(scheme)}".replace("virtual_host=", "db=") if url.startswith(scheme) else url

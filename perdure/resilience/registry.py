@@ -1,10 +1,10 @@
 """Circuit breakers by name, such as `llm:openai:gpt-5`, `embed:openai:NAME`, `mcp:weather`, `tool:bank`.
 
-One circuit per name for the whole fleet while Redis answers, one per process otherwise. A breaker fails a call only by
-being open.
+One circuit per name for the whole fleet while Redis is reachable, one per process otherwise. A breaker fails a call
+only if its circuit is open.
 
-`Breaker` and `BreakerRegistry` are protocols: a program may pass its own registry, and a process takes its registry
-from a `Switchboard` (`resolve.py`).
+`Breaker` and `BreakerRegistry` are protocols: a program may pass its own registry. A process takes its registry from a
+`Switchboard` (`resolve.py`).
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from perdure.settings import REDIS_PREFIX, BreakerSettings
 T = TypeVar("T")
 
 _OUTCOMES = {
-    Verdict.PASSING: Outcome.FAILED,
-    Verdict.LASTING: Outcome.FAILED,
+    Verdict.TRANSIENT: Outcome.FAILED,
+    Verdict.PERMANENT: Outcome.FAILED,
     Verdict.REFUSED: Outcome.RELEASED,
     Verdict.ABANDONED: Outcome.RELEASED,
 }
 
 
 class Breaker(Protocol):
-    """Lets calls to one thing through, or refuses them."""
+    """Admits or refuses calls to one callee."""
 
     def execute(self, work: Callable[[], T], lease_s: float) -> T:
-        """What `work` returns, if it is let through; after `lease_s` it is over, or its process is dead.
+        """Run `work` if the breaker admits it. After `lease_s` seconds the call counts as over.
 
         Raises:
-            CircuitBreakerOpen: it is not let through.
-            BaseException: whatever `work` raises.
+            CircuitBreakerOpen: the breaker refuses the call.
+            BaseException: the error of `work`.
         """
         ...
 
@@ -51,18 +51,18 @@ class BreakerRegistry(Protocol):
     """Breakers by name."""
 
     def get(self, name: str) -> Breaker:
-        """The breaker called `name`, new if nobody asked for it before."""
+        """The breaker called `name`, created on first use."""
         ...
 
 
 class Switchboard(BreakerRegistry, Protocol):
-    """Breakers that a process goes by, and that operators look at and close by hand."""
+    """The breakers of a process, which operators list and close."""
 
     def list(self) -> list[Metrics]:
-        """Every breaker that there is, by name.
+        """All breakers, by name.
 
         Raises:
-            Unavailable: where they are kept cannot be reached.
+            Unavailable: the store cannot be reached.
         """
         ...
 
@@ -70,25 +70,25 @@ class Switchboard(BreakerRegistry, Protocol):
         """Close the breaker called `name`.
 
         Raises:
-            NotFound: there is none of that name.
-            Unavailable: where they are kept cannot be reached.
+            NotFound: there is no such breaker.
+            Unavailable: the store cannot be reached.
         """
         ...
 
     def close(self) -> None:
-        """Let go of whatever is held open: the process ends."""
+        """Close connections when the process ends."""
         ...
 
 
 Listener = Callable[[Transition], None]
-"""Is told of each change of state that an event in this process made, in the thread of that event."""
+"""Called for each change of state by an event in this process, in that event's thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """A breaker as operators see it. Moments are in milliseconds since 1970.
+    """A breaker as operators see it. Times are in milliseconds since 1970.
 
-    `failure_count` are those in a row, `success_count` all there ever were.
+    `failure_count` counts consecutive failures, `success_count` all successes.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Metrics:
     opened_at: int | None
 
     def record(self) -> dict[str, Any]:
-        """As `GET /v1/breakers` has it."""
+        """The breaker as an object of `GET /v1/breakers`."""
         return {
             "name": self.name,
             "state": self.state.value,
@@ -111,10 +111,10 @@ class Metrics:
 
 
 class Breakers:
-    """perdure's own breakers; see `Switchboard`. Threads may share it.
+    """perdure's own breakers; see `Switchboard`. Thread-safe.
 
-    Without `redis_url` (in kombu's spelling or redis-py's) the circuits are this process's own.
-    No other process is told of the change of state that `listen` is told of.
+    Without `redis_url` (in kombu's or redis-py's form) the circuits belong to this process. `listen` is called in the
+    process that made the change of state only.
     """
 
     def __init__(
@@ -133,11 +133,11 @@ class Breakers:
         self._circuits = SharedCircuits(OwnCircuits(policy, clock), fleet, clock, listen)
 
     def get(self, name: str) -> Breaker:
-        """The breaker called `name`."""
+        """See `BreakerRegistry.get`."""
         return CircuitBreaker(name, self._circuits, self._clock) if self._enabled else Unguarded()
 
     def list(self) -> list[Metrics]:
-        """Every breaker that was asked in the last week, of the whole fleet, by name.
+        """The fleet's breakers that were used in the last week, by name.
 
         Raises:
             Unavailable: Redis cannot be reached.
@@ -145,10 +145,10 @@ class Breakers:
         return [_metrics(name, circuit) for name, circuit in sorted(self._circuits.store.read().items())]
 
     def reset(self, name: str) -> Metrics:
-        """Close the breaker called `name`, for the whole fleet.
+        """Close the breaker called `name` for the whole fleet.
 
         Raises:
-            NotFound: there is none of that name.
+            NotFound: there is no such breaker.
             Unavailable: Redis cannot be reached.
         """
         found = self._circuits.store.read().get(name) if self._circuits.reset(name) else None
@@ -170,7 +170,7 @@ class CircuitBreaker:
         self._clock = clock
 
     def execute(self, work: Callable[[], T], lease_s: float) -> T:
-        """Run `work` if it is let through, and note its outcome; see `Breaker.execute`."""
+        """Run `work` if the circuit admits it, and record its outcome; see `Breaker.execute`."""
         asked = self._circuits.admit(self._name, str(uuid4()), max(1, round(lease_s * 1_000)))
         admission = asked.answer.admission
         if admission is None:
@@ -185,17 +185,17 @@ class CircuitBreaker:
             self._circuits.settle(self._name, admission, outcome, fleet=asked.fleet)
 
     def _refusal(self, answer: Answer) -> CircuitBreakerOpen:
-        """What the caller gets, in its own time: Redis's clock may be another."""
+        """The error for a refused call, in the caller's time: Redis's clock may differ."""
         left_s = max(0, (answer.until or answer.now) - answer.now) / 1_000
         until = self._clock.now() + timedelta(seconds=left_s)
         return CircuitBreakerOpen(until=until, retry_after_s=left_s)
 
 
 class Unguarded:
-    """No breaker at all: `PERDURE_BREAKER__ENABLED` is false."""
+    """Admits every call: `PERDURE_BREAKER__ENABLED` is false."""
 
     def execute(self, work: Callable[[], T], lease_s: float) -> T:  # noqa: ARG002 (as the protocol has it)
-        """What `work` returns."""
+        """Run `work`."""
         return work()
 
 

@@ -1,6 +1,6 @@
-"""Retries: only of transient failures, with growing delays, within the call's time limit.
+"""Retries of transient failures, with exponential backoff, within the call's time limit.
 
-The breaker is outside, so all tries of a call count there once.
+The breaker wraps the retries, so all attempts of a call count as one call for it.
 """
 
 from __future__ import annotations
@@ -17,57 +17,56 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_MOST_GROWTHS = 64  # the cap is reached long before, and a float bears no 2,000th power
+_MOST_GROWTHS = 64  # `cap_s` is reached earlier, and a larger power overflows a float
 
 
 class Window(Protocol):
-    """The time that a call has."""
+    """The time limit of one call."""
 
     def remaining(self) -> float:
         """Seconds left. Raises if the call is over."""
         ...
 
     def wait(self, seconds: float) -> None:
-        """Let so many seconds pass. Raises at once if the call is ended meanwhile."""
+        """Wait for `seconds`. Raises at once if the call is aborted."""
         ...
 
 
 def retrying(what: str, work: Callable[[], T], policy: RetrySettings, window: Window, draw: Callable[[], float]) -> T:
-    """What `work` returns at the first try that does not fail.
+    """Call `work` until it succeeds, fails permanently, or the attempts or the call's time are used up.
 
     Args:
         what: Names the work in the log.
-        work: One try.
-        policy: How often, and how long between two.
-        window: The call's time.
+        work: One attempt.
+        policy: The number of attempts, and the backoff.
+        window: The call's time limit.
         draw: A number from [0, 1), for the jitter.
 
     Raises:
-        Exception: the last try's, when it cannot pass, when there were enough tries, or when
-            the call's time does not suffice for the wait.
+        Exception: the last attempt's error, also if the pause before the next one exceeds the call's time.
     """
     tried = 1
     while True:
         try:
             return work()
         except Exception as error:
-            if tried >= policy.max_attempts or verdict(error) is not Verdict.PASSING:
+            if tried >= policy.max_attempts or verdict(error) is not Verdict.TRANSIENT:
                 raise
             pause_s = pause_before_next(error, policy, tried, draw())
             if pause_s >= window.remaining():
                 raise
-            text = "%s: try %d of %d failed (%s); again in %.1f s"
+            text = "%s: attempt %d of %d failed (%s), retrying in %.1f s"
             log.info(text, what, tried, policy.max_attempts, loggable(error), pause_s)
         window.wait(pause_s)
         tried += 1
 
 
 def pause_before_next(error: BaseException, policy: RetrySettings, tried: int, drawn: float) -> float:
-    """Seconds to wait after `tried` tries: the policy's, or what was asked for if that is longer."""
+    """Seconds to wait after `tried` attempts: the backoff, or the pause that the error requests if that is longer."""
     return max(backoff_s(policy, tried, drawn), asked_pause_s(error) or 0.0)
 
 
 def backoff_s(policy: RetrySettings, tried: int, drawn: float) -> float:
-    """Seconds to wait after `tried` tries: growing, capped, and varied by `drawn` from [0, 1)."""
+    """Exponential backoff after `tried` attempts in seconds, capped, with jitter from `drawn` in [0, 1)."""
     grown = min(policy.base_s * policy.multiplier ** min(tried - 1, _MOST_GROWTHS), policy.cap_s)
     return min(grown * (1 + policy.jitter * (2 * drawn - 1)), policy.cap_s)

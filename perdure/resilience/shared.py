@@ -1,7 +1,7 @@
-"""The fleet's circuits while Redis answers, this process's own while it does not.
+"""The fleet's circuits while Redis is reachable, this process's own otherwise.
 
-When Redis answers again, its state counts. An unavailable Redis costs one call of the process half a second, and the
-others nothing until it is asked again.
+Once Redis answers again, its state applies. An unavailable Redis costs one call of the process half a second; the
+others do not wait for it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from perdure.resilience.stores import Answer, CircuitStore, OwnCircuits
 log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
-"""Seconds for which a Redis that did not answer is left alone."""
+"""Seconds for which a Redis that did not answer is not called."""
 
-_MOST_LEFT = 100
-"""Slots of probes that are remembered while Redis is away; others are freed by their leases."""
+_MAX_UNRELEASED = 100
+"""Probe slots that are kept for release while Redis is unavailable; others are freed by their leases."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A breaker changed its state by an event in this process. `fleet` says that all workers see it."""
+    """A breaker's change of state by an event in this process. `fleet`: the change applies to all workers."""
 
     name: str
     before: State
@@ -40,14 +40,14 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What an admission was asked of, and its answer: only there does its outcome count."""
+    """The answer to an admission and its store: the outcome must be reported to the same store."""
 
     answer: Answer
     fleet: bool
 
 
 class SharedCircuits:
-    """Circuits that calls go by. `listen` is told of each change of state, in the caller's thread."""
+    """The circuits that a process uses. `listen` is called for each change of state, in the caller's thread."""
 
     def __init__(
         self,
@@ -61,37 +61,37 @@ class SharedCircuits:
         self._clock = clock
         self._listen = listen
         self._lock = threading.Lock()
-        self._is_away = False
-        self._away_until = 0.0
-        self._left: deque[tuple[str, str]] = deque(maxlen=_MOST_LEFT)
+        self._is_unavailable = False
+        self._retry_at = 0.0
+        self._unreleased: deque[tuple[str, str]] = deque(maxlen=_MAX_UNRELEASED)
 
     @property
     def store(self) -> CircuitStore:
-        """The circuits that operators mean: the fleet's, if there is one."""
+        """The store that operators see: the fleet's, if there is one."""
         return self._fleet or self._own
 
     def admit(self, name: str, call_id: str, lease_ms: int) -> Asked:
-        """Let a call through, or not. Never fails."""
-        answer = self._ask_fleet(name, lambda fleet: self._admitted(fleet, name, call_id, lease_ms))
+        """Admit or refuse a call. Never fails."""
+        answer = self._call_fleet(name, lambda fleet: self._admit(fleet, name, call_id, lease_ms))
         if answer is not None:
             return Asked(answer, fleet=True)
         answer = self._own.admit(name, call_id, lease_ms)
-        self._tell(name, answer, fleet=False)
+        self._report(name, answer, fleet=False)
         return Asked(answer, fleet=False)
 
     def settle(self, name: str, admission: Admission, outcome: Outcome, *, fleet: bool) -> None:
-        """Tell whoever admitted the call what became of it. Never fails.
+        """Report a call's outcome to the store that admitted it. Never fails.
 
-        If that was Redis and it is gone, the outcome is lost; a probe's slot is free when it is back.
+        If that was Redis and it is unavailable, the outcome is lost; a probe's slot is freed once Redis answers.
         """
         if fleet:
-            if self._ask_fleet(name, lambda circuits: circuits.settle(name, admission, outcome)) is None:
-                self._left.append((name, admission.id))
+            if self._call_fleet(name, lambda circuits: circuits.settle(name, admission, outcome)) is None:
+                self._unreleased.append((name, admission.id))
         else:
-            self._tell(name, self._own.settle(name, admission, outcome), fleet=False)
+            self._report(name, self._own.settle(name, admission, outcome), fleet=False)
 
     def reset(self, name: str) -> bool:
-        """Close a circuit, for the fleet and here; whether there is one of that name.
+        """Close a circuit of the fleet and of this process; returns whether it exists.
 
         Raises:
             Unavailable: Redis cannot be reached.
@@ -101,7 +101,7 @@ class SharedCircuits:
             return False
         if self._fleet is not None:
             self._own.reset(name)
-        self._tell(name, answer, fleet=self._fleet is not None)
+        self._report(name, answer, fleet=self._fleet is not None)
         return True
 
     def close(self) -> None:
@@ -109,77 +109,77 @@ class SharedCircuits:
         if self._fleet is not None:
             self._fleet.close()
 
-    def _admitted(self, fleet: FleetCircuits, name: str, call_id: str, lease_ms: int) -> Answer:
-        """The fleet's answer; one that was lost may have been a probe's slot, which nobody would use."""
+    def _admit(self, fleet: FleetCircuits, name: str, call_id: str, lease_ms: int) -> Answer:
+        """The fleet's answer. If it is lost, it may have been a probe's slot, which is then freed."""
         try:
             return fleet.admit(name, call_id, lease_ms)
         except Unavailable:
-            self._left.append((name, call_id))
+            self._unreleased.append((name, call_id))
             raise
 
-    def _ask_fleet(self, name: str, ask: Callable[[FleetCircuits], Answer]) -> Answer | None:
-        """The fleet's answer, or None while it is out of reach."""
-        if self._fleet is None or not self._may_ask():
+    def _call_fleet(self, name: str, ask: Callable[[FleetCircuits], Answer]) -> Answer | None:
+        """The fleet's answer, or `None` while it cannot be reached."""
+        if self._fleet is None or not self._may_call():
             return None
         try:
             answer = ask(self._fleet)
         except Unavailable as error:
-            self._note_away(error)
+            self._mark_unavailable(error)
             return None
-        self._note_back()
+        self._mark_available()
         self._own.follow(name, answer)
-        self._tell(name, answer, fleet=True)
+        self._report(name, answer, fleet=True)
         try:
             self._free_slots(self._fleet)
-        except Unavailable as error:  # the answer stands: a call that was let through holds its slot
-            self._note_away(error)
+        except Unavailable as error:  # the answer is valid: an admitted call holds its slot
+            self._mark_unavailable(error)
         return answer
 
     def _free_slots(self, fleet: FleetCircuits) -> None:
-        while self._left:
+        while self._unreleased:
             try:
-                name, call_id = self._left.popleft()
+                name, call_id = self._unreleased.popleft()
             except IndexError:  # another thread took the last one
                 return
-            fleet.free(name, call_id)  # if that fails, the slot is freed by its lease
+            fleet.free(name, call_id)  # if that fails, the lease frees the slot
 
-    def _may_ask(self) -> bool:
-        """Whether to ask Redis. After a pause one caller does, and the others do not wait for what it finds."""
-        if not self._is_away:
+    def _may_call(self) -> bool:
+        """Whether to call Redis. After a pause one caller does; the others do not wait for the result."""
+        if not self._is_unavailable:
             return True
         with self._lock:
             now = self._clock.monotonic()
-            if now < self._away_until:
+            if now < self._retry_at:
                 return False
-            self._away_until = now + PAUSE_S
+            self._retry_at = now + PAUSE_S
             return True
 
-    def _note_away(self, error: Unavailable) -> None:
+    def _mark_unavailable(self, error: Unavailable) -> None:
         with self._lock:
-            new, self._is_away = not self._is_away, True
-            self._away_until = self._clock.monotonic() + PAUSE_S
+            new, self._is_unavailable = not self._is_unavailable, True
+            self._retry_at = self._clock.monotonic() + PAUSE_S
         if new:
-            log.warning("%s Until it answers, this process goes by breakers of its own.", error.message)
+            log.warning("%s Until it answers, this process uses its own breakers.", error.message)
 
-    def _note_back(self) -> None:
-        if not self._is_away:
+    def _mark_available(self) -> None:
+        if not self._is_unavailable:
             return
         with self._lock:
-            was, self._is_away = self._is_away, False
+            was, self._is_unavailable = self._is_unavailable, False
         if was:
-            log.info("Redis answers: the breakers are the fleet's again")
+            log.info("Redis answers: using the fleet's breakers again")
 
-    def _tell(self, name: str, answer: Answer, *, fleet: bool) -> None:
+    def _report(self, name: str, answer: Answer, *, fleet: bool) -> None:
         if answer.before is answer.after:
             return
         change = Transition(name, answer.before, answer.after, answer.failures, fleet)
         level = logging.INFO if change.after is State.CLOSED else logging.WARNING
         whose = "the fleet" if fleet else "this process"
-        text = "breaker %s of %s: from %s to %s, failures in a row: %d"
+        text = "breaker %s of %s: from %s to %s, consecutive failures: %d"
         log.log(level, text, name, whose, change.before, change.after, change.failures)
         if self._listen is None:
             return
         try:
             self._listen(change)
         except Exception:
-            log.exception("who listens to the breakers failed; the call goes on")
+            log.exception("the listener of breaker changes failed; the call continues")

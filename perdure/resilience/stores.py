@@ -1,7 +1,6 @@
 """The store protocol of circuits, and the store in a process's memory.
 
-Each transition is atomic: no other call comes between its read and its write. `redis_circuits.py` stores circuits in
-Redis, for all workers.
+Each transition is atomic. `redis_circuits.py` stores circuits in Redis, for all workers.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from perdure.resilience.circuit import Admission, Circuit, Outcome, Policy, Stat
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an event did to a circuit. Moments are in milliseconds of the store's own clock.
+    """The result of an event. Times are in milliseconds of the store's own clock.
 
-    `until` is when a circuit that is not closed lets a call through at the latest, if that is
-    known; `admission` is there if a call was let through.
+    `until`: the latest time at which a circuit that is not closed admits a call, if known. `admission`: set if the call
+    was admitted.
     """
 
     now: int
@@ -32,10 +31,10 @@ class Answer:
 
 
 class CircuitStore(Protocol):
-    """Circuits by their names; one that nobody knows yet is closed."""
+    """Circuits by name; an unknown one is closed."""
 
     def admit(self, name: str, call_id: str, lease_ms: int) -> Answer:
-        """Let a call through, or not.
+        """Admit or refuse a call.
 
         Raises:
             Unavailable: the store cannot be reached.
@@ -43,20 +42,20 @@ class CircuitStore(Protocol):
         ...
 
     def settle(self, name: str, admission: Admission, outcome: Outcome) -> Answer:
-        """Note what became of a call. Raises as `admit` does."""
+        """Record a call's outcome. Raises as `admit` does."""
         ...
 
     def reset(self, name: str) -> Answer | None:
-        """Close a circuit; None if there is none of that name. Raises as `admit` does."""
+        """Close a circuit; `None` if it does not exist. Raises as `admit` does."""
         ...
 
     def read(self) -> dict[str, Circuit]:
-        """All the circuits. Raises as `admit` does."""
+        """All circuits. Raises as `admit` does."""
         ...
 
 
 class OwnCircuits:
-    """The circuits of this process alone."""
+    """The circuits of this process."""
 
     def __init__(self, policy: Policy, clock: Clock) -> None:
         self._policy = policy
@@ -65,7 +64,7 @@ class OwnCircuits:
         self._circuits: dict[str, Circuit] = {}
 
     def admit(self, name: str, call_id: str, lease_ms: int) -> Answer:
-        """Let a call through, or not; see `CircuitStore.admit`. Never fails."""
+        """See `CircuitStore.admit`. Never fails."""
         with self._lock:
             now = self._now()
             before = self._find(name, now)
@@ -73,28 +72,28 @@ class OwnCircuits:
             return self._keep(name, now, before, after, admission)
 
     def settle(self, name: str, admission: Admission, outcome: Outcome) -> Answer:
-        """Note what became of a call; see `CircuitStore.settle`. Never fails."""
+        """See `CircuitStore.settle`. Never fails."""
         with self._lock:
             now = self._now()
             before = self._find(name, now)
             return self._keep(name, now, before, machine.settle(before, self._policy, now, admission, outcome))
 
     def reset(self, name: str) -> Answer | None:
-        """Close a circuit; see `CircuitStore.reset`. Never fails."""
+        """See `CircuitStore.reset`. Never fails."""
         with self._lock:
             before = self._circuits.get(name)
             now = self._now()
             return self._keep(name, now, before, machine.reset(before, now)) if before else None
 
     def read(self) -> dict[str, Circuit]:
-        """All the circuits."""
+        """See `CircuitStore.read`. Never fails."""
         with self._lock:
             return dict(self._circuits)
 
     def follow(self, name: str, answer: Answer) -> None:
-        """Stand as the fleet's circuit does, for the moment at which that is out of reach.
+        """Copy the state of the fleet's circuit, for use when Redis cannot be reached.
 
-        What is not closed there is open here: its probes are the fleet's affair.
+        A half-open circuit becomes open here: its probes belong to the fleet.
         """
         with self._lock:
             now = self._now()

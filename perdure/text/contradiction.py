@@ -1,11 +1,11 @@
 """Whether two texts that are close in meaning contradict each other.
 
-Cosine similarity cannot tell a contradiction from a paraphrase: "not" is a small word, and 30 is as near to 90 as a
-number can be. This module compares numbers, negations, names, and words that exclude each other, in English and
-Korean. It errs on one side: texts wrongly taken to differ are both kept, which costs a merge and never a fact.
+Cosine similarity cannot distinguish a contradiction from a paraphrase: "not" hardly moves a vector, and neither does 30
+instead of 90. This module compares numbers, negations, names, and words that exclude each other, in English and Korean.
+It errs on one side: texts wrongly classified as different are both kept, which costs a merge and never a fact.
 
-A caller that compares many texts compares `Features.fingerprint` and the name and word bits first: most pairs are
-decided by these integers.
+A caller that compares many texts compares `Features.fingerprint` and the name and word bits first: these integers
+decide most pairs.
 
 Called by consolidation, by the tool `remember` and by the CaseBank's duplicate search.
 """
@@ -33,7 +33,7 @@ from perdure.text.words import (
 )
 
 MAX_CHARS = 10_000
-"""Characters of a text, in its normal form, that are analysed. The rest is compared by its hash."""
+"""Characters of a text, in its normal form, that are analysed. The rest is compared by hash."""
 
 _BITS = 63
 _SHOWN_CHARS = 200
@@ -41,7 +41,7 @@ _STRAIGHT_APOSTROPHES = str.maketrans({"’": "'", "‘": "'", "ʼ": "'"})  # no
 
 
 class DifferenceKind(StrEnum):
-    """What two texts differ in."""
+    """The kind of difference between two texts."""
 
     NUMBER = "number"
     NEGATION = "negation"
@@ -100,7 +100,7 @@ class Features:
 
 
 def difference(left: str, right: str) -> Difference | None:
-    """The gravest difference between two texts; `None` if they may mean the same."""
+    """The most significant difference between two texts; `None` if they may mean the same."""
     return compare(features(left), features(right))
 
 

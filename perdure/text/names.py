@@ -1,4 +1,4 @@
-"""Names in a text: words that are written as names are, or that stand where names stand. English and Korean.
+"""Names in a text: words spelled as names, or in a position of names. English and Korean.
 
 Called by `contradiction`.
 """
@@ -22,7 +22,7 @@ from perdure.text.words import (
     word_list,
 )
 
-# At the beginning of a sentence these words have a capital letter and are no names.
+# At the beginning of a sentence these words have a capital letter and are not names.
 _OPENERS = frozenset(
     word_list("""
     a about after all also an and any are as ask at be because before both but by can change check cancel connect

@@ -85,7 +85,7 @@ def load_object(text: str) -> dict[str, Any]:
 def dump(value: Any, limit: int) -> str:
     """`value` as text of at most `limit` characters for a model: a string unchanged, any other value as JSON.
 
-    Reads at most `limit` characters and items of a larger value.
+    Reads at most `limit` characters and items of the value.
 
     Raises:
         ValueError: the value cannot be converted to JSON; the message says why.
@@ -101,7 +101,7 @@ def dump(value: Any, limit: int) -> str:
 
 
 def is_identifier(name: str) -> bool:
-    """Whether `name` may name a channel or a bank of cases: `IDENTIFIER`, in ASCII."""
+    """Whether `name` is a valid name of a channel or a bank of cases: `IDENTIFIER`, in ASCII."""
     return _IDENTIFIER.fullmatch(name) is not None
 
 
@@ -122,7 +122,7 @@ def shown_channel(name: str) -> str:
 
 
 def cut(text: str, limit: int) -> str:
-    """`text` within `limit` characters; a mark at the end tells its full length if it was cut."""
+    """`text` within `limit` characters; if it was cut, a mark at the end states its full length."""
     return text if len(text) <= limit else _within(text, limit, f"{len(text):,}")
 
 
@@ -194,7 +194,7 @@ def error_summary(error: BaseException) -> str:
 
 
 def what_is_wrong(item: ErrorDetails) -> str:
-    """A pydantic error as a message for users who do not read Python."""
+    """A pydantic error as a message for users who do not know Python."""
     kind, context = item["type"], item.get("ctx", {})
     if kind in {"string_too_short", "too_short"} and context.get("min_length") == 1:
         return "is empty"
@@ -206,7 +206,7 @@ def what_is_wrong(item: ErrorDetails) -> str:
 
 IDENTIFIER_PATTERN = "^[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}$"
 IDENTIFIER = "1 to 64 letters, digits and the characters _ . : -, the first a letter or a digit"
-"""The same, for error messages."""
+"""JSON types by their names in error messages."""
 
 _IDENTIFIER = compiled(IDENTIFIER_PATTERN)
 

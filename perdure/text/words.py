@@ -23,7 +23,7 @@ _LONGEST_CACHED = 64
 
 
 def word_list(text: str) -> list[str]:
-    """The words of a list in the source, which blanks and line ends separate."""
+    """The words of a list in the source, separated by whitespace."""
     return text.split()
 
 
@@ -194,7 +194,7 @@ _EXCLUSIVE = """
 
 @cached_by_word
 def forms(text: str) -> tuple[str, ...]:
-    """The forms in which the other text may hold a word."""
+    """The forms of a word that the other text may contain."""
     word = base_form(text)
     if not has_hangul(word):
         return word, stem(word)

@@ -292,7 +292,7 @@ def test_a_short_key_that_is_added_later_is_refused(
     logged = [each.getMessage() for each in caplog.records if "the line is skipped" in each.getMessage()]
     assert len(logged) == 2
     assert "line 2 has a key of fewer than 16 characters" in logged[0]
-    assert "line 3 has a key of fewer than 16 characters behind its TENANT=" in logged[1]
+    assert "line 3 has a key of fewer than 16 characters after TENANT=" in logged[1]
 
 
 def test_wrong_keys_are_throttled(guarded: TestClient, clock: MovedClock) -> None:

@@ -113,7 +113,7 @@ def test_messages_go_out_and_in_by_tenant(command: Command, tmp_path: Path) -> N
     refused = command("messages", "import", str(of_acme), "--tenant", "bolt", "--json")
     assert isinstance(refused.exception, Failure)
     assert json.loads(refused.stdout)["bad"] == [
-        {"line": 1, "reason": "tenant: is acme, and the file is imported for bolt."}
+        {"line": 1, "reason": "tenant: is acme, but the file is imported for bolt."}
     ]
     assert _json(command, "messages", "import", str(plain), "--tenant", "bolt")["added"] == 1
     assert len(exported("--tenant", "bolt")) == 3

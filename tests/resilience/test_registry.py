@@ -109,8 +109,8 @@ def test_a_transition_is_told_once_by_the_process_that_made_it(
     assert heard == [Transition("llm:test", State.CLOSED, State.OPEN, 2, fleet=True)]
     assert told == [Transition("llm:test", State.OPEN, State.CLOSED, 0, fleet=True)]
     assert [record.getMessage() for record in caplog.records] == [
-        "breaker llm:test of the fleet: from closed to open, failures in a row: 2",
-        "breaker llm:test of the fleet: from open to closed, failures in a row: 0",
+        "breaker llm:test of the fleet: from closed to open, consecutive failures: 2",
+        "breaker llm:test of the fleet: from open to closed, consecutive failures: 0",
     ]
     other.close()
 
@@ -297,9 +297,9 @@ def test_calls_go_on_while_redis_is_stopped_and_its_state_stands_when_it_is_back
             assert succeed(mcp) == "fine"
             assert {each.name: each.state for each in breakers.list()} == {"llm:test": "open", "mcp:test": "closed"}
     away, opened, back = (record.getMessage() for record in caplog.records)
-    assert "this process goes by breakers of its own" in away
-    assert opened == "breaker mcp:test of this process: from closed to open, failures in a row: 2"
-    assert back == "Redis answers: the breakers are the fleet's again"
+    assert "this process uses its own breakers" in away
+    assert opened == "breaker mcp:test of this process: from closed to open, consecutive failures: 2"
+    assert back == "Redis answers: using the fleet's breakers again"
     breakers.close()
 
 

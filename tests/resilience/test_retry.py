@@ -27,7 +27,7 @@ from perdure.settings import RetrySettings
 
 
 class Time:
-    """A call's time, which passes by being waited for."""
+    """A call's time, which passes by waiting."""
 
     def __init__(self, seconds: float) -> None:
         self.left = seconds
@@ -77,20 +77,20 @@ class Answered(Exception):
 
 DOWN = ProviderError("down", transient=True)
 VERDICTS: list[tuple[BaseException, Verdict]] = [
-    (RateLimited("429"), Verdict.PASSING),
+    (RateLimited("429"), Verdict.TRANSIENT),
     (asyncio.CancelledError(), Verdict.ABANDONED),
     (caused_by(asyncio.CancelledError()), Verdict.ABANDONED),
-    (DeadlineExceeded("timeout"), Verdict.PASSING),
-    (InvalidResponse("a page of some proxy"), Verdict.PASSING),
-    (DOWN, Verdict.PASSING),
-    (caused_by(ConnectionResetError()), Verdict.PASSING),
-    (caused_by(caused_by(TimeoutError(), RuntimeError("wrapped"))), Verdict.PASSING),
-    (caused_by(socket.gaierror(8, "no such name")), Verdict.PASSING),
-    (caused_by(Answered(429)), Verdict.PASSING),
-    (caused_by(Answered(503)), Verdict.PASSING),
-    (ProviderError("no word why"), Verdict.LASTING),
-    (caused_by(FileNotFoundError()), Verdict.LASTING),
-    (RuntimeError("a bug"), Verdict.LASTING),
+    (DeadlineExceeded("timeout"), Verdict.TRANSIENT),
+    (InvalidResponse("a page of some proxy"), Verdict.TRANSIENT),
+    (DOWN, Verdict.TRANSIENT),
+    (caused_by(ConnectionResetError()), Verdict.TRANSIENT),
+    (caused_by(caused_by(TimeoutError(), RuntimeError("wrapped"))), Verdict.TRANSIENT),
+    (caused_by(socket.gaierror(8, "no such name")), Verdict.TRANSIENT),
+    (caused_by(Answered(429)), Verdict.TRANSIENT),
+    (caused_by(Answered(503)), Verdict.TRANSIENT),
+    (ProviderError("no word why"), Verdict.PERMANENT),
+    (caused_by(FileNotFoundError()), Verdict.PERMANENT),
+    (RuntimeError("a bug"), Verdict.PERMANENT),
     (ProviderError("refused", transient=False), Verdict.REFUSED),
     (caused_by(ConnectionResetError(), ContextTooLong("long")), Verdict.REFUSED),
     (caused_by(Answered(401)), Verdict.REFUSED),
@@ -100,7 +100,7 @@ VERDICTS: list[tuple[BaseException, Verdict]] = [
     (caused_by(Abandoned("given up")), Verdict.ABANDONED),
     (KeyboardInterrupt(), Verdict.ABANDONED),
 ]
-NOT_PASSING = [error for error, what in VERDICTS if what is not Verdict.PASSING]
+NOT_TRANSIENT = [error for error, what in VERDICTS if what is not Verdict.TRANSIENT]
 
 
 def _ids(errors: Iterable[BaseException]) -> list[str]:
@@ -118,11 +118,11 @@ def test_a_circle_of_causes_ends() -> None:
     """Nobody should make one; a worker must not hang on it."""
     one, other = RuntimeError("one"), RuntimeError("other")
     one.__cause__, other.__cause__ = other, one
-    assert verdict(one) is Verdict.LASTING
+    assert verdict(one) is Verdict.PERMANENT
     assert asked_pause_s(one) is None
 
 
-@pytest.mark.parametrize("error", NOT_PASSING, ids=_ids(NOT_PASSING))
+@pytest.mark.parametrize("error", NOT_TRANSIENT, ids=_ids(NOT_TRANSIENT))
 def test_what_cannot_pass_is_not_tried_again(error: BaseException) -> None:
     """A refusal stays one, a cancelled call is over, and a bug is not repaired by repeating it."""
     time = Time(100)

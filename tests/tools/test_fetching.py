@@ -134,8 +134,8 @@ PRIVATE = [
     "[fe80::1]",
     "[fd00::1]",
 ]
-NOT_PUBLIC = "is not an address of the public Internet"
-REFUSED = f"{NOT_PUBLIC}|not a name of the public Internet|The URL is refused|InvalidURL"  # some spellings are no URL
+NOT_PUBLIC = "is not a public address"
+REFUSED = f"{NOT_PUBLIC}|not a public host name|The URL is refused|InvalidURL"  # some spellings are no URL
 
 
 @pytest.mark.parametrize("host", [*LOOPBACKS, *PRIVATE])

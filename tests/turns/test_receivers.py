@@ -21,7 +21,7 @@ def test_a_reply_to_an_address_that_is_not_public_is_refused(harness: Harness) -
     """In every spelling; it is accepted once its network is allowed."""
     for url in SPELLINGS:
         _refused(harness, "", url=url)
-    _refused(harness, r"10\.0\.0\.1 is not an address of the public Internet", url="http://10.0.0.1/")
+    _refused(harness, r"10\.0\.0\.1 is not a public address", url="http://10.0.0.1/")
     assert harness.counts()["inbox"] == 0
     harness.settings = harness.settings.model_copy(update={"reply_urls": ("10.0.0.0/8",)})
     assert harness.send(reply_to={"url": "http://10.0.0.1/"}).status == "accepted"

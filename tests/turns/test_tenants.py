@@ -44,7 +44,7 @@ def test_a_key_is_made_and_split() -> None:
     assert [line_tenant("a", None), line_tenant(None, "a"), line_tenant("a", "a"), line_tenant(None, None)] == [
         "a", "a", "a", None,
     ]  # fmt: skip
-    with pytest.raises(InvalidRequest, match="is bolt, and the file is imported for acme"):
+    with pytest.raises(InvalidRequest, match="is bolt, but the file is imported for acme"):
         line_tenant("bolt", "acme")
 
 

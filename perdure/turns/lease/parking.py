@@ -37,7 +37,7 @@ def pause_s(error: PerdureError, cooldown_s: float) -> float | None:
     if isinstance(error, CircuitBreakerOpen):
         # While a probe is under way that says when its time is over; should it fail or be lost, nobody tells.
         wanted = None if error.retry_after_s is None else min(error.retry_after_s, cooldown_s)
-    elif verdict(error) is Verdict.PASSING:
+    elif verdict(error) is Verdict.TRANSIENT:
         wanted = max(asked_pause_s(error) or 0.0, cooldown_s)
     else:
         return None
