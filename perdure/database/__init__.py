@@ -1,1 +1,1 @@
-"""PostgreSQL, the truth: tables, the engine, and how a statement becomes a commit."""
+"""PostgreSQL, which stores all durable state: tables, the engine, migrations."""

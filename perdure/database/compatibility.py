@@ -1,14 +1,14 @@
 """Whether this release can use a database: the server's versions and the schema's revision.
 
 The database holds its revision (`alembic_version`) and, from revision 0014 on, the oldest release that can still use
-its schema (`schema_compatibility`, one row, which `alembic/env.py` writes with every migration, up and down).
-A release is identified by the newest revision that it contains. It can use a database whose revision
+its schema (`schema_compatibility`, one row, which `alembic/env.py` writes with every migration, up and down). A release
+is identified by the newest revision that it contains. It can use a database whose revision
 
 - is that revision, or
 - is unknown to it, because a newer release has migrated, if it contains the revision of the row.
 
-So the release before a migration and the one after it run at the same time. Migrating, `/readyz` and the start of
-each gateway, worker and beat check this.
+So the releases before and after a migration can run concurrently. `perdure migrate`, `/readyz` and the start of each
+gateway, worker and beat check this.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Query = Callable[[Statement], Sequence[Row[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A database's revision (None: no migration has run), and the oldest release that it declares usable."""
+    """A database's revision (`None`: no migration has run), and the oldest release that can use it."""
 
     revision: str | None
     readable_from: str | None
@@ -65,7 +65,7 @@ class Schema:
         return self.revision is not None and self.revision not in revisions()
 
     def require(self) -> None:
-        """Check that this release can use it.
+        """Check that this release can use the schema.
 
         Raises:
             IncompatibleDatabase: it cannot.
@@ -101,7 +101,7 @@ def require(database: Database) -> None:
 
 
 def inspect(query: Query) -> Schema:
-    """Check the server's versions, and read the database's revision and what it declares.
+    """Check the server's versions, and read the database's revision and its oldest compatible release.
 
     Raises:
         IncompatibleDatabase: PostgreSQL or pgvector is too old or missing, or the revision is not one of perdure's.

@@ -1,14 +1,12 @@
-"""The engine: named statements in, rows out, one statement one commit.
+"""The engine: named statements in, rows out, one statement per commit.
 
-The hot path of a turn never opens a transaction of several statements: each of its writes
-is a single statement (with CTEs) that checks the fencing token and writes in one round
-trip, committed by PostgreSQL itself. A process that is paused therefore holds no lock.
-`transaction()` is for what is rare and needs several statements (accepting a message that
-interrupts); the server ends it if the client falls silent in the middle.
+The hot path of a turn never opens a transaction of several statements: each write is a single statement (with CTEs)
+that checks the fencing token and writes in one round trip, committed by PostgreSQL itself. A paused process therefore
+holds no lock. `transaction()` is for rare work that needs several statements (accepting a message that interrupts); the
+server ends it if the client stops responding.
 
-Errors of the driver are mapped here, once: a database that cannot be reached is
-`Unavailable`. Such an error is ambiguous (the commit may have happened), so callers do not
-repeat a write blindly: they read again what is true and go on from there.
+The driver's errors are mapped here: a database that cannot be reached is `Unavailable`. Such an error is ambiguous (the
+commit may have happened), so callers do not repeat a write: they read the current state and continue from it.
 
 A connection can become useless without being lost: its prepared statements are deallocated, a column's type changes
 under them, or its server is demoted to a standby. All pooled connections are then replaced. A single statement runs
@@ -49,16 +47,17 @@ _ILLEGAL_TRANSITION = "PD001"
 
 _READ_ONLY = "25006"
 _USELESS = frozenset({"26000", "42P05", _READ_ONLY})
-"""The connection is useless: it lost a prepared statement or has one too many, or its server became a standby."""
+"""Codes of a useless connection: a prepared statement is missing or exists already, or the server became a standby."""
 
 _CHANGED = ("0A000", "42")
-"""Codes, or their beginnings, of a statement that does not fit the tables. If the connection ran it before, the tables
-have changed since, and preparing it again helps."""
+"""Codes, or their prefixes, of a statement that does not match the tables. If the connection ran it before, the tables
+have changed since, and preparing it again helps.
+"""
 
 _TRIES = 3
 
 _OVER_A_LIMIT = "54"
-"""The class of error codes for statements over a limit of the server's, such as an index row that is too large."""
+"""The class of error codes for statements that exceed a limit of the server, such as the size of an index row."""
 
 _CONNECT_TIMEOUT_S = 5
 _LOCK_TIMEOUT_S = 2
@@ -66,9 +65,10 @@ _POOL_SIZE = 32
 _POOL_WAIT_S = 30
 _SET_ASIDE = 2
 _SEARCH_WIDTH = 200
-"""Of pgvector's index: 0.98 of the nearest ten are found among 100,000 vectors of one kind of sentence. A search
-that is narrowed to one user goes on (iteratively) until it has found enough of theirs or met
-`hnsw.max_scan_tuples` (20,000); at this width, one who owns half of all rows has enough the first time."""
+"""`hnsw.ef_search` of pgvector: finds 0.98 of the nearest ten among 100,000 vectors of similar sentences. A search for
+one user continues (iteratively) until it has found enough rows or met `hnsw.max_scan_tuples` (20,000); at this
+width, a user who owns half of all rows has enough after the first scan.
+"""
 
 _BUSY = "The database is busy; please try again."
 _UNREACHABLE = "The database cannot be reached; please try again."
@@ -76,10 +76,10 @@ _UNREACHABLE = "The database cannot be reached; please try again."
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement with a name. `writes` says that running it is a commit of its own.
+    """A named statement. `writes`: running it is a commit of its own.
 
-    `sql` names its parameters `%(so)s`. Each connection prepares it once, under its name, and
-    executes it from then on: parsing and planning cost more than a turn's statements do.
+    `sql` names its parameters `%(name)s`. Each connection prepares it once, under its name, and executes it from then
+    on: parsing and planning cost more than the statement itself.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Statement:
 
     @cached_property
     def execute(self) -> str:
-        """The SQL that runs it once prepared, for positional parameters."""
+        """The SQL that executes it once prepared, with positional parameters."""
         given = f"({', '.join(['%s'] * len(self.parameters))})" if self.parameters else ""
         return f'EXECUTE "{self.name}"{given}'
 
@@ -109,10 +109,10 @@ Observer = Callable[[Moment, str], None]
 
 
 class Executor(Protocol):
-    """Something that runs a statement: the database itself, or a transaction under way."""
+    """Runs statements: the database, or a transaction under way."""
 
     def run(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
-        """Run it and return its rows."""
+        """Run a statement and return its rows."""
         ...
 
 
@@ -123,16 +123,15 @@ class Transaction:
         self._connection = connection
 
     def run(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
-        """Run one of them and return its rows."""
+        """Run a statement and return its rows."""
         return _rows(self._connection, statement, parameters)
 
 
 class Database:
-    """A pool of connections and the ways to use them. Shared by all threads of a process.
+    """A pool of connections. Shared by all threads of a process.
 
-    `observe`, where given, is called before each commit is sent and after it is known to
-    have happened: tests and `perdure certify` use it to kill the process at each of these
-    boundaries.
+    `observe`, if set, is called before each commit is sent and after it is known to have happened. Tests use it to kill
+    the process at each of these points.
     """
 
     def __init__(self, url: str | URL, *, lease_s: float = 30, observe: Observer | None = None) -> None:
@@ -147,7 +146,7 @@ class Database:
             pool_timeout=_POOL_WAIT_S,
             pool_use_lifo=True,
             connect_args=_connect_arguments(self.url, lease_s),
-            hide_parameters=True,  # they are what users said, and an error's text is logged
+            hide_parameters=True,  # users' texts, which an error's text would carry into the log
         )
         event.listen(self.engine, "handle_error", hide_values)
         event.listen(self.engine, "handle_error", _drop_if_useless)
@@ -157,8 +156,8 @@ class Database:
     def run(self, statement: Statement, parameters: Mapping[str, Any], *, urgent: bool = False) -> Sequence[Row[Any]]:
         """Run one statement, which commits by itself, and return its rows.
 
-        Connections are set aside for what is `urgent` (renewing leases): whatever waits for
-        locks in all the others does not delay it.
+        Connections are reserved for `urgent` statements (renewing leases): statements that wait for locks in all other
+        connections do not delay them.
 
         Raises:
             Unavailable: the database cannot be reached or is read-only; a write may or may not have happened.
@@ -167,7 +166,7 @@ class Database:
         if statement.writes:
             self._notify("before", statement.name)
         with mapped_errors(), nullcontext() if urgent else self._room():
-            rows = self._tried(statement, parameters)
+            rows = self._run_with_retry(statement, parameters)
         if statement.writes:
             self._notify("after", statement.name)
         return rows
@@ -179,8 +178,8 @@ class Database:
         Never call a model, a tool or the network inside: row locks are held.
 
         Raises:
-            Unavailable: the database cannot be reached, is read-only, or its tables have changed under the connection;
-                the commit may or may not have happened.
+            Unavailable: the database cannot be reached, is read-only, or its tables have changed under the
+                connection; the commit may or may not have happened.
         """
         with mapped_errors(), self._room(), self._transactional.begin() as connection:
             yield Transaction(connection)
@@ -188,11 +187,11 @@ class Database:
         self._notify("after", name)
 
     def close(self) -> None:
-        """Close the connections that are idle; those in use close when they are given back."""
+        """Close the idle connections; those in use close when they are returned to the pool."""
         self.engine.dispose()
 
-    def _tried(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
-        """Run one statement, again on a new connection if the server refused it over the connection's state.
+    def _run_with_retry(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
+        """Run one statement, again on a new connection if the connection's state was the reason for its error.
 
         An error that the server reports aborts the statement's own transaction, so repeating it writes nothing twice.
         After a lost connection that is unknown: it is not repeated.
@@ -204,7 +203,7 @@ class Database:
             except DBAPIError as error:
                 if not (error.connection_invalidated and _is_about_the_connection(_code(error.orig))):
                     raise
-                log.warning("connections are replaced: %s failed with %s", statement.name, first_line(str(error.orig)))
+                log.warning("replacing connections: %s failed with %s", statement.name, first_line(str(error.orig)))
         with self.engine.connect() as connection:
             return _rows(connection, statement, parameters)
 
@@ -223,27 +222,27 @@ class Database:
 
 
 def with_driver(url: str | URL) -> URL:
-    """`url` with psycopg2 named as its driver: SQLAlchemy takes `postgresql://` to mean another."""
+    """`url` with the driver psycopg2: SQLAlchemy's default for `postgresql://` may be another."""
     return make_url(url).set(drivername="postgresql+psycopg2")
 
 
 def as_json(value: object) -> str:
-    """JSON text for a `jsonb` parameter; refuses NaN and infinities, which PostgreSQL does too."""
+    """JSON text for a `jsonb` parameter; rejects NaN and infinities, as PostgreSQL does."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=str)
 
 
 def _rows(connection: Connection, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
-    info = connection.info  # of the pooled connection, and gone with it
+    info = connection.info  # of the pooled connection: discarded with it
     if statement.name not in info:
         connection.exec_driver_sql(statement.prepare)
         info[statement.name] = True
     result = connection.exec_driver_sql(statement.execute, tuple(parameters[name] for name in statement.parameters))
-    info[statement.execute] = True  # it fits the tables; see `_drop_if_useless`
+    info[statement.execute] = True  # it matches the tables; see `_drop_if_useless`
     return result.fetchall() if result.returns_rows else ()
 
 
 def _drop_if_useless(context: ExceptionContext) -> None:
-    """Have SQLAlchemy close a connection that would fail again, and replace all older ones when they are next used."""
+    """Have SQLAlchemy close a connection that would fail again, and replace all older ones on their next use."""
     code = _code(context.original_exception)
     if context.is_disconnect or context.connection is None or not _is_about_the_connection(code):
         return
@@ -259,7 +258,7 @@ def _code(error: BaseException | None) -> str | None:
 
 
 def _connect_arguments(url: URL, lease_s: float) -> dict[str, Any]:
-    """Bounds on every wait: a paused or vanished client frees its locks within a third of the lease."""
+    """Limits on every wait: the server releases the locks of a paused or lost client within a third of the lease."""
     idle_ms = int(min(lease_s / 3, 10) * 1000)
     given = url.query.get("options", "")
     own = f"-c idle_in_transaction_session_timeout={idle_ms} -c lock_timeout={_LOCK_TIMEOUT_S * 1000}"
@@ -278,7 +277,7 @@ def _connect_arguments(url: URL, lease_s: float) -> dict[str, Any]:
 
 @contextmanager
 def mapped_errors() -> Iterator[None]:
-    """Raise the driver's errors as `Unavailable` where that is what they mean."""
+    """Raise the driver's errors as `Unavailable` if they mean that."""
     try:
         yield
     except PoolTimeout as error:
@@ -289,17 +288,17 @@ def mapped_errors() -> Iterator[None]:
             raise
         raise mapped from error
     except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
-        # Beginning a transaction on a connection that has died: SQLAlchemy lets the driver's own error through.
+        # Beginning a transaction on a dead connection: SQLAlchemy does not wrap the driver's error.
         raise Unavailable(_UNREACHABLE) from error
     except psycopg2.DatabaseError as error:
         if type(error) is not psycopg2.DatabaseError or error.pgcode is not None:
             raise
-        # The same as a transaction ends, if the server closes the connection then: the driver has no class for it.
+        # The server closed the connection at the end of a transaction: the driver has no class for that.
         raise Unavailable(_UNREACHABLE) from error
 
 
 def _mapped(error: DBAPIError) -> Unavailable | IllegalTransition | None:
-    """The error of perdure for one of the driver's; `None` if the statement itself is at fault."""
+    """Perdure's error for one of the driver's; `None` if the statement itself is at fault."""
     code = _code(error.orig) or ""
     if code == _READ_ONLY:
         return Unavailable("The database accepts no writes at present; please try again.")

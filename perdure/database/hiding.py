@@ -1,7 +1,7 @@
 """Errors of the driver without the values of the statement that failed.
 
-What fails here is logged, and logs outlive the erasure of a user. PostgreSQL quotes values in the lines after the first
-(`DETAIL: Key (…)=(…)`, `Failing row contains (…)`, `CONTEXT: JSON data, line 1: …`), and in the first one, between
+Errors are logged, and logs outlive the erasure of a user. PostgreSQL quotes values in the lines after the first
+(`DETAIL: Key (…)=(…)`, `Failing row contains (…)`, `CONTEXT: JSON data, line 1: …`), and in the first line, between
 quotation marks, if a value cannot be read as its type, as a name, or as a query.
 """
 
@@ -11,12 +11,13 @@ import psycopg2
 from sqlalchemy.engine import ExceptionContext
 
 _QUOTES_NO_VALUE = ("08", "23", "25", "40", "53", "55", "57")
-"""The classes of error codes whose first line quotes names of the schema only: connections, constraints, transactions,
-resources, and what an operator does."""
+"""Classes of error codes whose first line quotes only names of the schema: connections, constraints, transactions,
+resources, and operator intervention.
+"""
 
 
 def hide_values(context: ExceptionContext) -> None:
-    """Shorten the text of an error of the driver, and of SQLAlchemy's error around it, to what quotes no value.
+    """Cut the values out of the text of a driver's error, and of SQLAlchemy's error around it.
 
     The code and the fields of `diag` stay. `hides_values` marks the errors for `perdure.errors.loggable`.
     """
@@ -26,8 +27,8 @@ def hide_values(context: ExceptionContext) -> None:
     if error.pgcode is not None:
         shown = (error.diag.message_primary or type(error).__name__).partition("\n")[0]
         if not error.pgcode.startswith(_QUOTES_NO_VALUE):
-            said = shown.partition('"')[0].rstrip(" :")
-            shown = f"{said} ({error.pgcode})"
+            message = shown.partition('"')[0].rstrip(" :")
+            shown = f"{message} ({error.pgcode})"
         error.args = (shown,)
     for each in (error, wrapped):
         if each is not None:

@@ -1,7 +1,7 @@
-"""Whether PostgreSQL's own log may quote users: statements carry the texts, and no erasure reaches a log.
+"""Whether PostgreSQL's own log may quote users' texts, which an erasure does not remove from it.
 
-Read when a program starts. The server of `perdure up` is started with settings under which it quotes nothing; for
-another one its operator decides (docs/operating.md, "What erasing reaches").
+Checked when a program starts. `perdure up` starts its server with settings under which the log quotes nothing; the
+operator of another server decides (docs/operating.md, "What erasing reaches").
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _QUIET = {
 
 
 def quoting(database: Database) -> str | None:
-    """The settings under which the server's log quotes texts, as `NAME is VALUE, …`; None if there are none.
+    """The settings under which the server's log quotes texts, as `NAME is VALUE, …`; `None` if there are none.
 
     Raises:
         Unavailable: the database cannot be reached.

@@ -1,10 +1,10 @@
 """The tables, as the migrations leave them (a test compares the two).
 
-Rows that every step of a turn touches (`sessions`, `turns`) are narrow, have room on their
-page (`fillfactor`) and no index on what changes, so that PostgreSQL updates them in place
-(HOT). Everything else is appended: a message is written once and never again.
+Rows that every step of a turn updates (`sessions`, `turns`) are narrow, with free space on their page (`fillfactor`)
+and no index on the updated columns, so that PostgreSQL updates them in place (HOT). Other tables are append-mostly: a
+message is written once and never updated.
 
-Over 500 lines on purpose: the schema is read as a whole, and Alembic compares it as one.
+Longer than 500 lines on purpose: Alembic compares the schema as one, and a reader needs it in one file.
 """
 
 from __future__ import annotations
@@ -656,11 +656,11 @@ hot_memories = Table(
 
 # --- casebank ----------------------------------------------------------------------------
 
-_case_id = Text(collation="C")  # in the order of its code points, as Python sorts
+_case_id = Text(collation="C")  # by code point, as Python sorts
 
 
 def _case_columns() -> list[Column[Any]]:
-    """What a case is. Its archive row has the same, so that a restore brings back just what was there."""
+    """The content of a case. Its archive row has the same columns, so that a restore is exact."""
     return [
         Column("query", Text, nullable=False),
         Column("response_text", Text, nullable=False),
@@ -732,7 +732,7 @@ case_executions = Table(
         "counted",
         Boolean,
         nullable=False,
-        server_default=text("true"),  # releases before this column count a use when they record it
+        server_default=text("true"),  # releases without this column count a use when they record it
         comment="whether the case's usage_count and last_accessed_at include it",
     ),
     PrimaryKeyConstraint("case_id", "turn_id"),

@@ -1,22 +1,20 @@
-"""PostgreSQL and Redis out of wheels, run under the data directory for whoever has neither.
+"""PostgreSQL and Redis from wheels, run under the data directory, for machines without servers.
 
     from perdure.embedded import postgres, redis
 
     with postgres.start(settings.data_dir / "postgres") as server:
         create_engine(server.url)
 
-`start` joins the server of that directory or starts it; the last of its users that stops
-stops the server. `find` only looks, for commands that run beside `perdure up`. `python -m
-perdure.embedded postgres DIRECTORY` keeps one running in the foreground, for a supervisor.
+`start` joins the server of that directory or starts it; the last user to stop it ends the server. `find` changes
+nothing; commands use it while `perdure up` runs. `python -m perdure.embedded postgres DIRECTORY` keeps a server running
+in the foreground, for a supervisor.
 
-The law kept here: whether a server lives is asked of the kernel and of nobody else. Each
-server inherits a file lock (`server.lock`) that ends with the last of its processes, so a
-crash, a reboot or a process id that was given to someone else leaves no state to guess at;
-and no process is signalled before its command line has proven it to be that server.
+The invariant: only the kernel decides whether a server is alive. Each server inherits a file lock (`server.lock`) that
+the kernel releases with the last of its processes, so a crash, a reboot or a reused process id leaves no ambiguous
+state. No process is signalled before its command line has identified it as that server.
 
-`lifecycle` holds start, find and stop for both; `postgres` and `redis` what is particular to
-each; `account`, `programs`, `sockets` and `launch` what root, closed directories, long paths and
-lost parents ask for.
+`lifecycle` has start, find and stop for both, `postgres` and `redis` their specifics. The modules of `process` handle
+root, closed directories, long paths and the death of a parent.
 """
 
 from perdure.embedded.errors import EmbeddedServerError

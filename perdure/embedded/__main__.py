@@ -1,4 +1,4 @@
-"""Keep one embedded server running: `python -m perdure.embedded postgres|redis DIRECTORY`.
+"""Keeps one embedded server running: `python -m perdure.embedded postgres|redis DIRECTORY`.
 
 For a supervisor: exits with status 1 when the server dies, so that a restart restarts the server. On SIGTERM or SIGINT
 it exits, and stops the server if no other process uses it.
@@ -17,11 +17,11 @@ _STARTS = {"postgres": postgres.start, "redis": redis.start}
 
 
 class _Leave(Exception):
-    """The supervisor asked this process to end."""
+    """The supervisor requested the end of this process."""
 
 
 def main(arguments: list[str]) -> int:
-    """Start or join the server and stay until it dies or a signal asks to leave; return the exit status."""
+    """Start or join the server and wait until it dies or a signal ends this process; returns the exit status."""
     if len(arguments) != 2 or arguments[0] not in _STARTS:  # noqa: PLR2004 - two arguments
         sys.stderr.write("usage: python -m perdure.embedded postgres|redis DIRECTORY\n")
         return 2

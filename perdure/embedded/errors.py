@@ -1,6 +1,6 @@
 """The error of the embedded servers, and its messages.
 
-Each message names the server, the directory, `PERDURE_DATA_DIR` and a way out.
+Each message names the server, the directory, `PERDURE_DATA_DIR` and a remedy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class EmbeddedServerError(Exception):
 
 @contextmanager
 def explained(server: str, directory: Path) -> Iterator[None]:
-    """Turn an `OSError` met in `directory` into a sentence.
+    """Raise an `OSError` about `directory` as an `EmbeddedServerError` with a remedy.
 
     Raises:
         EmbeddedServerError: in place of the `OSError`.
@@ -31,28 +31,28 @@ def explained(server: str, directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise EmbeddedServerError(_sentence(server, directory, error)) from error
+        raise EmbeddedServerError(_message(server, directory, error)) from error
 
 
 def disk_full(server: str, directory: Path) -> str:
-    """Say that the disk of `directory` is full, and how much of it is free."""
+    """The message for a full disk under `directory`, with its free space."""
     try:
         free = f"{shutil.disk_usage(_existing(directory)).free / 2**20:.1f} MiB are free"
     except OSError:
-        free = "how much is free cannot be told"
+        free = "the free space is unknown"
     return (
         f"the embedded {server} cannot write to {directory}: the disk is full ({free}). "
         "Make room, or set PERDURE_DATA_DIR to a directory on another disk."
     )
 
 
-def _sentence(server: str, directory: Path, error: OSError) -> str:
+def _message(server: str, directory: Path, error: OSError) -> str:
     if error.errno in _DISK_FULL:
         return disk_full(server, directory)
     where = error.filename or directory
     if error.errno in _NOT_WRITABLE:
         return (
-            f"the embedded {server} needs {directory}, but {_whoami()} may not use {where} ({error.strerror}). "
+            f"the embedded {server} needs {directory}, but {_account()} may not use {where} ({error.strerror}). "
             "Set PERDURE_DATA_DIR to a directory that this account may write, or run as the account that made it."
         )
     return (
@@ -65,7 +65,7 @@ def _existing(path: Path) -> Path:
     return next(candidate for candidate in (path, *path.parents) if candidate.exists())
 
 
-def _whoami() -> str:
+def _account() -> str:
     try:
         return f"the account {getpass.getuser()!r}"
     except (KeyError, OSError):

@@ -1,13 +1,13 @@
-"""Start, find and stop one embedded server: the same few steps for PostgreSQL and for Redis.
+"""Starts, finds and stops an embedded server, PostgreSQL or Redis.
 
-Three locks in the server's directory carry it all, and the kernel gives each of them back:
+Three locks in the server's directory coordinate this, and the kernel releases each of them:
 
     start.lock    held while a server is being started or stopped, so that two never race
-    server.lock   inherited by the server and all its children: held = some of it lives
-    users.lock    shared by every process that started or joined it; the last one out stops it
+    server.lock   inherited by the server and all its children: held = a process of it is alive
+    users.lock    shared by every process that started or joined it; the last one to leave stops it
 
-So the servers outlive a starter that was killed, the next start joins them, and its own stop
-then stops them; of two `perdure up` at once, the first to leave stops nothing.
+So a server outlives a starter that was killed, the next start joins it, and its own stop then ends it; of two
+concurrent `perdure up`, the first to leave stops nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import psutil
 from perdure.embedded.errors import EmbeddedServerError, disk_full, explained
 from perdure.embedded.process.locks import FileLock
 
-_TICK_S = 0.01  # between two looks at a server that has no way to call back
+_TICK_S = 0.01  # between two checks of a server that cannot call back
 _LOG_KEPT_BYTES = 4 * 2**20
 _TAIL_LINES = 15
 
@@ -43,68 +43,68 @@ class Launch:
 
 
 class Server(Protocol):
-    """What is particular to one kind of server."""
+    """The specifics of one kind of server."""
 
     @property
     def title(self) -> str:
-        """What a person calls it."""
+        """The server's name in messages."""
         ...
 
     @property
     def directory(self) -> Path:
-        """Where everything of it lives; absolute, free of symbolic links."""
+        """The directory of all its files; absolute, without symbolic links."""
         ...
 
     @property
     def last_resort(self) -> signal.Signals:
-        """The signal that ends it when SIGINT, a clean shutdown for either, does not."""
+        """The signal that ends it if SIGINT, a clean shutdown for both, does not."""
         ...
 
     def prepare(self) -> Launch:
-        """Make or check its files. Called only while no process of it lives.
+        """Create or check its files. Called only while no process of it runs.
 
         Raises:
-            EmbeddedServerError: what is there cannot be used.
+            EmbeddedServerError: the existing files cannot be used.
             OSError: the directory cannot be used.
         """
         ...
 
     def answers(self) -> bool:
-        """Whether it takes connections now, found out by connecting."""
+        """Whether it accepts connections, by connecting."""
         ...
 
     def complete(self) -> None:
-        """What a server that answers still lacks before it is handed out; safe to repeat."""
+        """Complete the setup of a server that answers; idempotent."""
         ...
 
     def pid(self) -> int | None:
-        """The process to signal, proven to be this very server; None if none is."""
+        """The process to signal, verified to be this server; `None` if there is none."""
         ...
 
     def url(self) -> str:
-        """Where it is reached."""
+        """The server's address."""
         ...
 
     def way_out(self, log: str) -> str:
-        """What to do about a failed start that left `log`; a sentence."""
+        """What to do about a failed start that left `log`: one sentence."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server that answers, kept up by somebody else."""
+    """A server that answers, kept running by another process."""
 
     url: str
     pid: int
 
 
 class Running:
-    """A server that this process uses and keeps up, until `stop`.
+    """A server that this process keeps running until `stop`.
 
     Attributes:
-        url: Where it is reached.
-        pid: Its process at the time of `start`; a keeper may have started it again since.
-        owned: Whether this process started it, rather than joined one that was running.
+        url: The server's address.
+        pid: Its process id at the time of `start`; another keeper may have restarted it since.
+        owned: Whether this process started it, rather than joined it.
     """
 
     def __init__(self, server: Server, users: FileLock, endpoint: Endpoint, *, owned: bool) -> None:
@@ -115,7 +115,7 @@ class Running:
         self.owned = owned
 
     def stop(self, *, timeout_s: float = 60) -> bool:
-        """Stop the server cleanly, unless another process started or joined it too.
+        """Stop the server cleanly, unless another process uses it as well.
 
         Returns:
             Whether the server is stopped now.
@@ -131,7 +131,7 @@ class Running:
         return True
 
     def wait(self) -> None:
-        """Return once no process of the server lives any more."""
+        """Return once no process of the server is alive."""
         with FileLock(self._server.directory / "server.lock") as lock:
             lock.shared()
 
@@ -149,7 +149,7 @@ def start(server: Server, *, timeout_s: float = 300) -> Running:
 
     Args:
         server: Which one.
-        timeout_s: Seconds until it must answer. Generous: after a crash, PostgreSQL replays its log first.
+        timeout_s: Seconds until it must answer. After a crash, PostgreSQL first replays its log.
 
     Raises:
         EmbeddedServerError: it cannot be started; the message says why and what to do.
@@ -167,16 +167,16 @@ def start(server: Server, *, timeout_s: float = 300) -> Running:
             users = FileLock(server.directory / "users.lock")
             users.shared()
     if child is not None:
-        # Whenever it ends, however this process left it: a child that nobody waits for stays as a zombie.
+        # Reap the child whenever it ends, however this block was left: otherwise it stays as a zombie.
         threading.Thread(target=child.wait, name=f"reap-{server.title}", daemon=True).start()
     return Running(server, users, Endpoint(server.url(), pid), owned=child is not None)
 
 
 def find(server: Server) -> Endpoint | None:
-    """The running server of the directory, or None. Starts, makes and changes nothing.
+    """The running server of the directory, or `None`. Starts, creates and changes nothing.
 
     Raises:
-        EmbeddedServerError: this account may not look.
+        EmbeddedServerError: this account may not read the directory.
     """
     with explained(server.title, server.directory):
         if not _lives(server.directory) or not server.answers():
@@ -186,7 +186,7 @@ def find(server: Server) -> Endpoint | None:
 
 
 def proven(pid: int, program: str, directory: Path) -> bool:
-    """Whether process `pid` runs `program` on exactly `directory`, by the command line that `start` gave it."""
+    """Whether process `pid` runs `program` on exactly `directory`, by its command line."""
     try:
         argv = psutil.Process(pid).cmdline()
     except psutil.Error:
@@ -211,13 +211,13 @@ def _lives(directory: Path) -> bool:
 
 
 def _join_or_launch(server: Server, timeout_s: float) -> subprocess.Popen[bytes] | None:
-    """Return the process that was launched, None if a running server was joined. It answers."""
+    """Returns the started process, or `None` if a running server was joined. The server answers."""
     deadline = time.monotonic() + timeout_s
     log = server.directory / "server.log"
     log_start = _make_room(log)
     child: subprocess.Popen[bytes] | None = None
     try:
-        # Its own lock first: in a copied directory, what is written down leads to the original's server.
+        # The lock comes first: in a copied directory, the recorded address is that of the original's server.
         while not (_lives(server.directory) and server.answers()):
             if child is None:
                 child = _launch(server, log)
@@ -241,7 +241,7 @@ def _refuse_lost(
 
 
 def _launch(server: Server, log: Path) -> subprocess.Popen[bytes] | None:
-    """Start the server, or return None while something of an earlier one still lives."""
+    """Start the server; `None` while a process of an earlier one is alive."""
     with FileLock(server.directory / "server.lock") as alive:
         if not alive.try_exclusive():
             return None
@@ -275,7 +275,7 @@ def _stop(server: Server, timeout_s: float) -> None:
 
 
 def _ended(server: Server, timeout_s: float) -> bool:
-    """Wait until no process of the server lives; whether that came true in `timeout_s` seconds."""
+    """Wait until no process of the server is alive; returns whether that happened within `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while _lives(server.directory):
         if time.monotonic() > deadline:
@@ -303,7 +303,7 @@ def _failure(server: Server, what: str, log: str) -> EmbeddedServerError:
 
 
 def _tail(log: Path, start: int) -> str:
-    """The last lines that were written to `log` since it was `start` bytes long."""
+    """The last lines that were written to `log` after its first `start` bytes."""
     if not log.exists():
         return ""
     with log.open("rb") as file:
@@ -312,7 +312,7 @@ def _tail(log: Path, start: int) -> str:
 
 
 def _make_room(log: Path) -> int:
-    """Set a long log aside (one is kept; a server that is running goes on writing to it); return the length."""
+    """Rotate a long log (one old file is kept; a running server goes on writing to it); returns the length."""
     size = log.stat().st_size if log.exists() else 0
     if size <= _LOG_KEPT_BYTES:
         return size

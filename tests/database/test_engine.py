@@ -82,7 +82,7 @@ def test_a_statement_first_met_in_a_transaction_that_failed_can_be_run_again(dat
 
 
 def test_it_tells_of_each_commit_before_and_after(database: Database) -> None:
-    """These are the boundaries at which tests and `perdure certify` kill the process."""
+    """Tests kill the process at these points."""
     seen: list[tuple[str, str]] = []
     database.observe = lambda moment, name: seen.append((moment, name))
     database.run(INSERT, {"user_id": "ana"})

@@ -100,7 +100,7 @@ def test_what_dies_is_started_again(program: Start) -> None:
     supervisor = program(SUPERVISE, "[python('worker', POLITE)]")
     first = int(supervisor.until("is").split()[-1])
     os.kill(first, signal.SIGKILL)
-    supervisor.until("ended by signal 9; starting it again in 0.01 s")
+    supervisor.until("ended by signal 9; restarting it in 0.01 s")
     assert int(supervisor.until("is").split()[-1]) != first
     supervisor.process.terminate()
     assert supervisor.ends() == 0
@@ -121,7 +121,7 @@ def test_a_process_that_refuses_its_settings_stops_all(program: Start) -> None:
 def test_another_status_is_a_death_like_any_other(program: Start) -> None:
     """A server that is missing at the start (status 3) may come back."""
     supervisor = program(SUPERVISE, "[python('beat', 'raise SystemExit(3)', final_status=2)]")
-    supervisor.until("ended with status 3; starting it again in 0.01 s")
+    supervisor.until("ended with status 3; restarting it in 0.01 s")
     supervisor.process.terminate()
     assert supervisor.ends() == 0
 

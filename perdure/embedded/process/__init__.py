@@ -1,1 +1,1 @@
-"""Processes of embedded servers: their account, their programs, locks, sockets, and how they are started."""
+"""Processes of embedded servers: their account, their programs, locks, sockets, and their start."""

@@ -1,7 +1,7 @@
 """File locks that the kernel releases when their holder dies.
 
-`flock` belongs to the open file, not to the process: a child that inherits the descriptor holds the lock, too, and it
-is free when the last of them has ended. The embedded servers' liveness depends on that.
+`flock` belongs to the open file, not to the process: a child that inherits the descriptor holds the lock as well, and
+it is released when the last of them has ended. The embedded servers' liveness check depends on that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Self
 
 
 class FileLock:
-    """A lock on a file, which is made if need be, readable by its owner alone.
+    """A lock on a file, created if necessary, readable by its owner only.
 
     Raises:
         OSError: the file cannot be opened.
@@ -32,23 +32,23 @@ class FileLock:
         return self._descriptor
 
     def exclusive(self) -> None:
-        """Wait until nobody else holds the lock in any way, and take it."""
+        """Wait for the exclusive lock."""
         fcntl.flock(self.descriptor, fcntl.LOCK_EX)
 
     def shared(self) -> None:
-        """Wait until nobody holds the lock for itself, and take it together with others."""
+        """Wait for a shared lock."""
         fcntl.flock(self.descriptor, fcntl.LOCK_SH)
 
     def try_exclusive(self) -> bool:
-        """Take the lock for this holder alone if nobody else holds it; whether it was taken."""
+        """Take the exclusive lock if no other process holds the lock; returns whether it was taken."""
         return self._try(fcntl.LOCK_EX)
 
     def try_shared(self) -> bool:
-        """Take the lock together with others if nobody holds it alone; whether it was taken."""
+        """Take a shared lock if no process holds it exclusively; returns whether it was taken."""
         return self._try(fcntl.LOCK_SH)
 
     def close(self) -> None:
-        """Let go of the file. The lock stays with whoever inherited it, else it is free."""
+        """Close the file. Processes that inherited it keep the lock."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -1,9 +1,9 @@
-"""Where a server's unix socket lives: beside its data, or in a short place that is written down.
+"""Where a server's unix socket is: next to its data, or in a directory with a short path that is recorded.
 
-A socket's path may be about 107 bytes long, some file systems hold no sockets at all, and
-the path ends up in URLs that several libraries take apart, each in its own way. So the data's own
-`run` directory is used if a socket can be bound there and its path is plain; else a private
-directory under the temporary one. Either is recorded in `socket-directory` for other processes to find.
+A socket's path is limited to about 107 bytes, some file systems do not support sockets, and the path becomes part of
+URLs that several libraries parse differently. So the data's own `run` directory is used if a socket can be bound there
+and its path is plain, else a private directory under the temporary one. The file `socket-directory` records the choice
+for other processes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _PLAIN = compiled(r"[A-Za-z0-9/._+-]+")
 
 
 def settle(home: Path, name: str, account: Account | None) -> Path:
-    """Choose, make and record the directory of the socket `name`. No server of `home` may live.
+    """Choose, create and record the directory of the socket `name`. No server of `home` may run.
 
     Returns:
-        An absolute directory, mode 0700, owned by `account` (None: by the caller).
+        An absolute directory, mode 0700, owned by `account` (`None`: by the caller).
 
     Raises:
-        EmbeddedServerError: neither place holds a socket.
-        OSError: a directory cannot be made.
+        EmbeddedServerError: a socket can be bound in neither place.
+        OSError: a directory cannot be created.
     """
     near = home / "run"
     near.mkdir(mode=0o700, exist_ok=True)
@@ -44,7 +44,7 @@ def settle(home: Path, name: str, account: Account | None) -> Path:
 
 
 def recorded(home: Path) -> Path | None:
-    """The directory that `settle` chose last, if it ever did."""
+    """The directory that `settle` last recorded, or `None`."""
     try:
         return Path(_record(home).read_text(encoding="utf-8").strip())
     except FileNotFoundError:
@@ -52,7 +52,7 @@ def recorded(home: Path) -> Path | None:
 
 
 def discard(home: Path) -> None:
-    """Remove the directory that was made elsewhere for `home`, if any. No server of `home` may live."""
+    """Remove the temporary directory of `home`, if there is one. No server of `home` may run."""
     made = recorded(home)
     if made is not None and made != home / "run" and made.exists() and _was_made_for(home, made, made.lstat().st_uid):
         shutil.rmtree(made)
@@ -78,10 +78,10 @@ def _elsewhere(home: Path, name: str, owner: int) -> Path:
 
 
 def _was_made_for(home: Path, directory: Path, owner: int) -> bool:
-    """Whether it is still the directory that was made, and for this home.
+    """Whether the directory was created for this home, and is still the same.
 
-    A cleaned `/tmp` lets anybody plant one of that name; and a copied home brings the record of
-    the original along, whose server may be using the place.
+    After a cleanup of `/tmp` anyone can create a directory of that name; and a copied home contains the record of the
+    original, whose server may use the directory.
     """
     try:
         entry = directory.lstat()
@@ -92,7 +92,7 @@ def _was_made_for(home: Path, directory: Path, owner: int) -> bool:
 
 
 def _holds(directory: Path, name: str) -> bool:
-    """Whether a socket `name` can be bound here, found out by doing it; what a dead server left is removed."""
+    """Whether a socket `name` can be bound here, by trying; removes the socket of a dead server."""
     path = directory / name
     if not _PLAIN.fullmatch(str(path)):
         return False
