@@ -1,6 +1,6 @@
 """perdure: durable LLM agents on Celery, Redis and PostgreSQL.
 
-What the author of an agent needs. Names are imported on first use, so that `perdure --help` starts fast.
+The public API for authors of agents. Names are imported on first use, so that `perdure --help` starts fast.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An agent as its author writes it: plain Python.
+"""An agent, declared in plain Python.
 
     from perdure import Agent, tool
 
@@ -34,29 +34,29 @@ from perdure.tools.sources import Toolset
 
 
 class ErrorMessages(Protocol):
-    """How an agent tells its users of a failure."""
+    """The texts of an agent's failures for its users."""
 
     def find(self, code: str, language: str | None) -> str | None:
-        """The sentence for an error's code, in the `language` of the message's metadata; None: perdure's own."""
+        """The text for an error's code, in the `language` of the message's metadata; `None`: perdure's own."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorTexts:
-    """Error messages by their codes; `by_language` has others for some languages. See `ErrorMessages`.
+    """Error messages by code; `by_language` has those of other languages. See `ErrorMessages`.
 
-    Languages are tags as in BCP 47, looked up as RFC 4647 has it: `de-AT`, where there is none, means `de`.
+    Languages are BCP 47 tags with the look-up of RFC 4647: without texts for `de-AT`, those for `de` apply.
     """
 
     by_code: Mapping[str, str]
     by_language: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def find(self, code: str, language: str | None) -> str | None:
-        """The sentence for an error's code."""
-        sentences = {tag.lower(): of_tag for tag, of_tag in self.by_language.items()}
+        """See `ErrorMessages.find`."""
+        texts = {tag.lower(): of_tag for tag, of_tag in self.by_language.items()}
         wanted = (language or "").replace("_", "-").lower()
         while wanted:
-            if found := sentences.get(wanted, {}).get(code):
+            if found := texts.get(wanted, {}).get(code):
                 return found
             wanted = wanted.rpartition("-")[0]
         return self.by_code.get(code)
@@ -64,14 +64,13 @@ class ErrorTexts:
 
 @dataclass(frozen=True)
 class Agent:
-    """Who answers: instructions, tools, and limits where they differ from the settings.
+    """Instructions, tools, and limits that replace those of the settings.
 
-    `model` is a name as in `PERDURE_MODEL`; unset means that setting. A plain function
-    among `tools` becomes a tool of class `unsafe`; an `McpServer` among them stands for all
-    the tools that the server has, and is found in `servers` afterwards. `on_unavailable`, `fail`
-    or `park`, says what becomes of a turn for which no model answers; `error_messages` how a
-    failure is told. `casebank` names the bank of cases that the agent's prompts draw from and its praised turns add to;
-    without one it is the common bank, `None` and `False` mean none. The hooks are described in `perdure.hooks`.
+    `model` is a name as in `PERDURE_MODEL`, the default. A plain function among `tools` becomes a tool of class
+    `unsafe`; an `McpServer` stands for all tools of the server, and is moved to `servers`. `on_unavailable`, `fail` or
+    `park`, is what happens to a turn if no model replies; `error_messages` are the texts of failures. `casebank` names
+    the bank of cases that the agent's prompts draw from and its praised turns add to; the default is the common bank,
+    `None` and `False` mean no bank. The hooks are described in `perdure.hooks`.
     """
 
     name: str
@@ -94,13 +93,15 @@ class Agent:
         servers = tuple(given for given in self.tools if isinstance(given, McpServer))
         if len({server.name for server in servers}) != len(servers):
             raise SettingsError(
-                f"agent {self.name!r} has two MCP servers of one name: {[each.name for each in servers]}"
+                f"agent {self.name!r} has two MCP servers with the same name: {[each.name for each in servers]}"
             )
         own = [given for given in self.tools if not isinstance(given, McpServer)]
         made = [given if isinstance(given, Tool) else tool()(given) for given in own]
         by_name = {each.name: each for each in made}
         if len(by_name) != len(made):
-            raise SettingsError(f"agent {self.name!r} has two tools of one name: {sorted(each.name for each in made)}")
+            raise SettingsError(
+                f"agent {self.name!r} has two tools with the same name: {sorted(each.name for each in made)}"
+            )
         if self.on_unavailable is not None and self.on_unavailable not in [*OnUnavailable]:
             accepted = ", ".join(OnUnavailable)
             raise SettingsError(f"agent {self.name!r} has on_unavailable={self.on_unavailable!r}; accepted: {accepted}")
@@ -129,11 +130,11 @@ class Agent:
 
     @property
     def bank(self) -> str | None:
-        """The agent's bank of cases; `None`: it uses none."""
+        """The agent's bank of cases; `None` if it uses no bank."""
         return self.casebank or None
 
     def find_tool(self, name: str) -> Tool | None:
-        """The tool of that name, if the agent has it."""
+        """The tool of that name, or `None`."""
         return self._by_name.get(name)
 
     @property
@@ -142,16 +143,16 @@ class Agent:
         return tuple(self._by_name.values())
 
     def toolset(self, connections: Connections | None) -> Toolset:
-        """All that the agent may call at this moment, its servers' tools as far as they are known.
+        """All tools that the agent may call now, including the known tools of its servers.
 
-        The first look at a server waits until it is connected, for its `connect_timeout_s` at most.
-        A process without connections knows of none.
+        The first call for a server waits until it is connected, for its `connect_timeout_s` at most. A process without
+        connections has no tools of servers.
         """
         remote = connections.tools(self.servers) if connections is not None else ()
         return Toolset([*self.tool_list, *remote])
 
     def may_have(self, name: str) -> bool:
-        """Whether a tool of that name would belong to one of the agent's servers, which alone know if there is one."""
+        """Whether `name` has the prefix of one of the agent's servers, of which only the server knows if it exists."""
         return any(name.startswith(f"{server.name}:") for server in self.servers)
 
 
@@ -160,10 +161,10 @@ class Agents:
 
     def __init__(self, agents: Sequence[Agent]) -> None:
         if not agents:
-            raise SettingsError("there is no agent: the module that PERDURE_AGENTS names must define one")
+            raise SettingsError("there is no agent: the module of PERDURE_AGENTS must define one")
         self._by_name = {agent.name: agent for agent in agents}
         if len(self._by_name) != len(agents):
-            raise SettingsError(f"two agents have one name: {sorted(agent.name for agent in agents)}")
+            raise SettingsError(f"two agents have the same name: {sorted(agent.name for agent in agents)}")
         self.default = agents[0]
 
     @classmethod
@@ -171,7 +172,7 @@ class Agents:
         """Import the module at `path` and collect the agents that it defines.
 
         Raises:
-            SettingsError: it cannot be imported, whatever its code raises, or it defines no agent.
+            SettingsError: it cannot be imported (for any exception of its code), or it defines no agent.
         """
         try:
             module = importlib.import_module(path)
@@ -184,14 +185,14 @@ class Agents:
         found = [value for value in vars(module).values() if isinstance(value, Agent)]
         unique = list({id(agent): agent for agent in found}.values())
         if not unique:
-            raise SettingsError(f"PERDURE_AGENTS is {path!r}: that module defines no Agent")
+            raise SettingsError(f"PERDURE_AGENTS is {path!r}: the module defines no Agent")
         return cls(unique)
 
     def get(self, name: str) -> Agent:
         """The agent of that name.
 
         Raises:
-            InvalidRequest: there is none.
+            InvalidRequest: there is no such agent.
         """
         agent = self._by_name.get(name)
         if agent is None:
@@ -199,12 +200,12 @@ class Agents:
         return agent
 
     def find(self, name: str) -> Agent | None:
-        """The agent of that name, if there is one."""
+        """The agent of that name, or `None`."""
         return self._by_name.get(name)
 
     @property
     def banks(self) -> list[str]:
-        """The banks of cases that the agents use, each once."""
+        """The banks of cases that the agents use, without duplicates."""
         return sorted({agent.bank for agent in self if agent.bank is not None})
 
     def __iter__(self) -> Iterator[Agent]:
@@ -212,7 +213,7 @@ class Agents:
 
 
 def _explain(error: Exception) -> str:
-    """What went wrong in importing a module, and where unless the message says so itself."""
+    """The error of importing a module, and its place unless the message has it."""
     if isinstance(error, ImportError):
         return str(error)
     if isinstance(error, SyntaxError):

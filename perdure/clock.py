@@ -1,8 +1,8 @@
-"""Time, passed to every module, so that a test can move it.
+"""The clock that is passed to every module, so that tests can set the time.
 
-SQL calls `perdure_now()`, which adds the connection's `perdure.clock_offset` (only tests set it) to the server's clock.
-Leases are measured by the database's clock. Whether a lease still holds within this process is measured by the
-monotonic clock, which no administrator can set back.
+SQL calls `perdure_now()`, which adds the connection's `perdure.clock_offset` (set by tests only) to the server's clock.
+The database's clock measures leases. The monotonic clock, which an administrator cannot set back, measures whether a
+lease is still valid within this process.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The time, as a person reads it and as a stopwatch measures it."""
+    """The wall clock and the monotonic clock."""
 
     def now(self) -> datetime:
-        """The time of day, aware, in UTC."""
+        """The current time, aware, in UTC."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment; never goes back."""
+        """Seconds since a fixed but unspecified time; never decreases."""
         ...
 
 
 class SystemClock:
-    """The machine's own clock."""
+    """The machine's clock."""
 
     def now(self) -> datetime:
-        """The time of day, aware, in UTC."""
+        """See `Clock.now`."""
         return datetime.now(UTC)
 
     def monotonic(self) -> float:
-        """Seconds since the machine started, or so."""
+        """See `Clock.monotonic`."""
         return time.monotonic()
 
 
 class MovedClock:
-    """The machine's clock plus an offset that a test moves by hand."""
+    """The machine's clock plus an offset that a test sets."""
 
     def __init__(self) -> None:
         self._offset = timedelta()
@@ -52,7 +52,7 @@ class MovedClock:
         self._offset += by
 
     def now(self) -> datetime:
-        """The machine's time of day plus the offset."""
+        """The machine's time plus the offset."""
         return datetime.now(UTC) + self._offset
 
     def monotonic(self) -> float:

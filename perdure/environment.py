@@ -1,4 +1,4 @@
-"""Environment variables and `.env`, for `perdure.settings`: how they are read, and what is said of a wrong one."""
+"""Reads environment variables and `.env` for `perdure.settings`, and explains invalid ones."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from perdure.errors import SettingsError
 PREFIX = "PERDURE_"
 
 _SECRET = ("KEY", "SECRET", "URL")
-"""Parts of the names of variables whose values no message shows."""
+"""Parts of variables' names: messages do not show the values of these variables."""
 
 
 def read(settings: type[BaseSettings], path: Any) -> Mapping[str, str]:
-    """The variables of the file at `path`, by their names in capitals; empty values count as unset.
+    """The variables of the file at `path`, by their names in upper case; empty values count as unset.
 
     Raises:
         SettingsError: the file cannot be read.
@@ -31,24 +31,24 @@ def read(settings: type[BaseSettings], path: Any) -> Mapping[str, str]:
 
 
 def unknown(settings: type[BaseSettings], names: Iterable[str]) -> list[str]:
-    """The names among `names` that begin as settings do and are none."""
+    """The names among `names` that have perdure's prefix but are not settings."""
     known = {PREFIX + name.upper() for name in settings.model_fields}
     known |= {variable for group in _groups(settings) for variable in _of_group(settings, group)}
     return sorted({name for name in names if name.upper().startswith(PREFIX) and name.upper() not in known})
 
 
 def explain(settings: type[BaseSettings], error: ValidationError) -> str:
-    """A line for each wrong value: the variable, the value and what is accepted."""
-    return "\n".join(_sentence(settings, item) for item in error.errors())
+    """One line per invalid value: the variable, the value and what is accepted."""
+    return "\n".join(_line(settings, item) for item in error.errors())
 
 
 def given_groups(settings: type[BaseSettings], names: Iterable[str]) -> str:
-    """A line for each group of settings among `names`, which is no variable itself."""
+    """One line per group of settings among `names`: a group is not a variable."""
     given = {name.upper() for name in names}
     return "\n".join(_is_group(settings, group) for group in _groups(settings) if PREFIX + group in given)
 
 
-def _sentence(settings: type[BaseSettings], item: ErrorDetails) -> str:
+def _line(settings: type[BaseSettings], item: ErrorDetails) -> str:
     location = "__".join(str(part) for part in item["loc"] if not isinstance(part, int)).upper()
     message = item["msg"].removeprefix("Value error, ")
     if message.startswith(PREFIX):
@@ -56,8 +56,8 @@ def _sentence(settings: type[BaseSettings], item: ErrorDetails) -> str:
     if item["type"] in {"model_type", "model_attributes_type"}:
         return _is_group(settings, location)
     secret = any(word in location for word in _SECRET)
-    said = "(its value is not shown) cannot be used" if secret else f"is {item['input']!r}"
-    return f"{PREFIX}{location} {said}: {message[:1].lower()}{message[1:]}"
+    problem = "(its value is not shown) cannot be used" if secret else f"is {item['input']!r}"
+    return f"{PREFIX}{location} {problem}: {message[:1].lower()}{message[1:]}"
 
 
 def _groups(settings: type[BaseSettings]) -> list[str]:

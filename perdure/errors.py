@@ -22,12 +22,11 @@
     ├── TurnCancelled                TURN_CANCELLED        409
     └── Abandoned                    (internal: the caller has aborted the call)
 
-An error's `message` is for the caller: no stack trace, no query, no secret. The log has the
-exception itself for the operator. Foreign errors (of a driver, of a provider's SDK) are mapped
-to this tree once, where they are caught first.
+An error's `message` is for the caller: no stack trace, no query, no secret. The log has the exception itself for the
+operator. Errors of a driver or of a provider's SDK are mapped to this tree once, where they are first caught.
 
-`transient`: whether the same call may succeed if it is repeated. `retry_after_s`: seconds after
-which the callee requests that; see `perdure.resilience.failures`.
+`transient`: whether the same call may succeed if it is repeated. `retry_after_s`: the pause in seconds that the callee
+requests; see `perdure.resilience.failures`.
 """
 
 from __future__ import annotations
@@ -83,14 +82,14 @@ class ContextTooLong(PerdureError):
 
 
 class ToolError(PerdureError):
-    """A tool failed; the model gets the message."""
+    """A tool failed; the model receives the message."""
 
     code = "TOOL_ERROR"
     http_status = 500
 
 
 class OutcomeUnknown(ToolError):
-    """A tool was interrupted after it had begun: it may or may not have taken effect."""
+    """A tool was interrupted after it had begun: its effect may or may not have happened."""
 
 
 class GuardRejected(PerdureError):
@@ -110,7 +109,7 @@ class InvalidRequest(PerdureError):
 
 
 class Unauthorized(PerdureError):
-    """No key, or an unknown one."""
+    """The key is missing or unknown."""
 
     code = "UNAUTHORIZED"
     http_status = 401
@@ -118,7 +117,7 @@ class Unauthorized(PerdureError):
 
 
 class Forbidden(PerdureError):
-    """The key is known but does not reach this."""
+    """The key has no access to this."""
 
     code = "FORBIDDEN"
     http_status = 403
@@ -158,7 +157,7 @@ class InvalidResponse(PerdureError):
 
 
 class ProviderError(PerdureError):
-    """A provider failed, refused, or could not be reached: `transient` says which, if that is known."""
+    """A provider failed, refused, or could not be reached: `transient` tells which, if known."""
 
     code = "PROVIDER_ERROR"
     http_status = 502
@@ -170,7 +169,7 @@ class ProviderError(PerdureError):
 
 
 class CircuitBreakerOpen(PerdureError):
-    """A breaker admits no call before `until`, in `retry_after_s` seconds, if that is known."""
+    """The breaker refuses calls until `until`, in `retry_after_s` seconds, if known."""
 
     code = "CIRCUIT_BREAKER_OPEN"
     http_status = 503
@@ -189,7 +188,7 @@ class CircuitBreakerOpen(PerdureError):
 
 
 class Unavailable(PerdureError):
-    """A required service (PostgreSQL, the broker) cannot be reached, or refuses work at present."""
+    """A required service (PostgreSQL, the broker) cannot be reached or refuses work."""
 
     code = "UNAVAILABLE"
     http_status = 503
@@ -237,20 +236,20 @@ def reworded(error: PerdureError, message: str) -> PerdureError:
 
 
 def loggable(error: BaseException) -> str:
-    """`error` in one line for a log: its code or type, and its message if that cannot carry a user's text.
+    """`error` in one line for a log: its code or type, and its message if that cannot contain a user's text.
 
-    A tool's, a hook's or a library's message may quote what it was called with, and logs outlive an erasure. What a
-    tool said is in the transcript. A driver's error is shown if `hides_values` says that its text has been cut.
+    The message of a tool, a hook or a library may quote its input, and logs outlive an erasure; a tool's error is in
+    the transcript. A driver's error is shown if `hides_values` marks its text as cut.
     """
     kind = error.code if isinstance(error, PerdureError) else type(error).__name__
-    said = _said(error).partition("\n")[0][:_LONGEST_SAID]
-    return f"{kind}: {said}" if said else kind
+    text = _shown_text(error).partition("\n")[0][:_MAX_TEXT]
+    return f"{kind}: {text}" if text else kind
 
 
-_LONGEST_SAID = 500
+_MAX_TEXT = 500
 
 
-def _said(error: BaseException) -> str:
+def _shown_text(error: BaseException) -> str:
     if isinstance(error, OSError):
         return error.strerror or ""  # the file's name may be a user's
     if isinstance(error, PerdureError):
@@ -264,11 +263,11 @@ _OF_SERVERS = (
     RateLimited, DeadlineExceeded, ContextTooLong, ProviderError, CircuitBreakerOpen, Unavailable, BudgetExhausted,
     TurnCancelled, Abandoned,
 )  # fmt: skip
-"""Say what a server or a limit did. The messages of all others may quote texts."""
+"""Errors of servers and limits. The messages of all others may quote texts."""
 
 
 def _is_of_a_broker(kind: type[BaseException]) -> bool:
-    """Whether it says that Redis or the broker cannot be reached."""
+    """Whether it is an error of the connection to Redis or to the broker."""
     return kind.__module__.partition(".")[0] in {"redis", "kombu", "amqp"} and kind.__name__ in {
         "ConnectionError", "TimeoutError", "OperationalError", "BusyLoadingError", "AuthenticationError",
         "ReadOnlyError", "OutOfMemoryError",
@@ -276,24 +275,24 @@ def _is_of_a_broker(kind: type[BaseException]) -> bool:
 
 
 class SettingsError(Exception):
-    """A setting is wrong: the message names the variable, the value and what is accepted.
+    """A setting is invalid: the message names the variable, the value and what is accepted.
 
-    Stands outside the tree: it stops a program at its start and reaches no user.
+    Not in the tree: it stops a program at its start and reaches no user.
     """
 
 
 class MissingKey(SettingsError):
-    """A model or an embedder is named whose vendor's key is not set. Processes that do not call it start without."""
+    """A named model or embedder lacks its vendor's key. Processes that do not call it start without the key."""
 
 
 class IllegalTransition(Exception):
-    """A session is in a state out of which what happened does not lead: a mistake in this program.
+    """A session's state does not allow a transition: a bug in perdure.
 
-    Stands outside the tree: nothing was written, and the log must say where. `state` is the
-    one before; `trigger` says what happened, and between which states it leads.
+    Not in the tree: nothing was written, and the log must show where. `state` is the state before; `trigger` names the
+    event and the states between which it leads.
     """
 
     def __init__(self, state: str, trigger: str) -> None:
-        super().__init__(f"The session is {state}, and there leads no way out of it by: {trigger}.")
+        super().__init__(f"The session is {state}, which does not allow: {trigger}.")
         self.state = state
         self.trigger = trigger

@@ -100,7 +100,7 @@ class _Unfinished(Exception):
 
 
 def call_hooks(hooks: Hooks[Seen], seen: Seen, within_s: float, leaks: Leaks) -> None:
-    """Call each in order, each for at most `within_s` seconds.
+    """Call each hook in order, for at most `within_s` seconds each.
 
     Raises:
         PerdureError: a required hook failed, with its own error or as `GuardRejected`.
@@ -125,7 +125,7 @@ def _call(function: Callable[[Seen], object], seen: Seen, name: str, within_s: f
 
     Raises:
         Exception: the hook's own.
-        _Unfinished: it has not returned in time.
+        _Unfinished: it exceeded its time limit.
     """
     ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
     context = contextvars.copy_context()
@@ -144,8 +144,8 @@ def _call(function: Callable[[Seen], object], seen: Seen, name: str, within_s: f
         error = ended.get(timeout=within_s)
     except queue.Empty:
         leaks.add(thread)
-        raise _Unfinished(f"it is not back within {within_s:g} s") from None
+        raise _Unfinished(f"it did not return within {within_s:g} s") from None
     if isinstance(error, Exception):
         raise error
     if error is not None:
-        raise _Unfinished(f"it ended its thread by {type(error).__name__}") from error
+        raise _Unfinished(f"it ended its thread with {type(error).__name__}") from error

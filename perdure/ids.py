@@ -1,4 +1,4 @@
-"""Identifiers: UUIDv7 (RFC 9562), so that ids sort by the time they were made."""
+"""Identifiers: UUIDv7 (RFC 9562), which sort by creation time."""
 
 from __future__ import annotations
 

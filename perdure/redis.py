@@ -17,34 +17,34 @@ _SOCKET_SCHEME = "redis+socket://"
 
 
 def connect(url: str) -> redis.Redis:
-    """A client for the Redis at `url`; it connects when it is first used. Shared by threads."""
+    """A client for the Redis at `url`, which connects on first use. Thread-safe."""
     return redis.Redis.from_url(
         client_url(url),
         socket_timeout=_TIMEOUT_S,
         socket_connect_timeout=_TIMEOUT_S,
-        # Once more, at once: after a restart of Redis every pooled connection is a dead one.
+        # Retry once, at once: after a restart of Redis every pooled connection is dead.
         retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
     )
 
 
 def client_url(url: str) -> str:
-    """`url` as redis-py spells it, which calls `redis+socket://` `unix://`; any other is left alone."""
+    """`url` in redis-py's form, which has `unix://` for `redis+socket://`; other URLs are unchanged."""
     if not url.startswith(_SOCKET_SCHEME):
         return url
     return f"unix://{url.removeprefix(_SOCKET_SCHEME)}".replace("virtual_host=", "db=")
 
 
 def where(url: str) -> str:
-    """The server as a message may name it: no user, no password."""
+    """The server's address for a message, without user and password."""
     parts = urlsplit(url)
     return parts.netloc.rpartition("@")[2] or parts.path
 
 
-def way_out(error: redis.RedisError, otherwise: str = "See to that server.") -> str:
-    """What the operator can do about `error`; `otherwise` about a server that answers with another one."""
+def way_out(error: redis.RedisError, otherwise: str = "Check that server.") -> str:
+    """A remedy for `error`; `otherwise` if the server answers with an error that is not listed here."""
     match error:
         case redis.OutOfMemoryError():
-            return "Raise Redis's maxmemory, or make room in it."
+            return "Raise Redis's maxmemory, or free memory in it."
         case redis.ReadOnlyError():
             return "PERDURE_REDIS_URL must name the primary server, not a replica."
         case redis.AuthenticationError() | redis.exceptions.NoPermissionError():

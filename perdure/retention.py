@@ -1,11 +1,11 @@
 """Retention: deletes rows that are no longer read, after a fixed number of days.
 
 Delivered or failed deliveries, snapshots that were set aside, snapshots of ended sessions, messages of the inbox whose
-text is in a transcript, executions of cases beyond those that a success rate is computed from, and dry runs of the
-CaseBank. Transcripts, turns, memories and cases stay until their user is erased.
+text is in a transcript, executions of cases that no success rate includes any more, and dry runs of the CaseBank.
+Transcripts, turns, memories and cases stay until their user is erased.
 
 Each statement reads and deletes a bounded number of rows through an index. A table without an index for its rule is
-walked page by page in the order of its key, once in each call of `retain`.
+scanned page by page in the order of its key, once in each call of `retain`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _BATCH = 1_000
 
 _LONG_AGO = "perdure_now() - make_interval(days => %(days)s)"
 
-# The smallest UUIDv7 of that moment: ids of what was made earlier are below it.
+# The smallest UUIDv7 of that time: ids created earlier are smaller.
 _IDS_LONG_AGO = f"""
     (lpad(to_hex((extract(epoch FROM {_LONG_AGO}) * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid
 """.strip()
 
 _FIRST_ID = "00000000-0000-0000-0000-000000000000"
 
-# Rows are deleted by an array of what a limited query found: for a join with it, the generic plan of a prepared
-# statement, which does not know the limit, reads the whole table. Each statement returns one row: how many rows it
-# deleted, and the parameter `after` of the next call, NULL when nothing is left to look at.
+# Rows are deleted by an array of the keys that a limited query found: for a join with it, the generic plan of a
+# prepared statement, which does not know the limit, reads the whole table. Each statement returns one row: the number
+# of deleted rows, and the parameter `after` of the next call, NULL at the end.
 _DELETED = "SELECT count(*) AS deleted, CASE WHEN count(*) = %(most)s THEN %(after)s::text END AS after FROM gone"
 
 DELIVERIES = Statement(
@@ -60,8 +60,8 @@ SET_ASIDE = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# The end of a session deletes its snapshots; this deletes what was written after that. A session that is not over is
-# passed by in one step, however many rows it has: a fork needs them.
+# The end of a session deletes its snapshots; this deletes those written later. A session that has not ended is skipped
+# in one step, however many rows it has: a fork needs them.
 OF_ENDED_SESSIONS = Statement(
     "retention.of_ended_sessions",
     f"""
@@ -80,9 +80,9 @@ OF_ENDED_SESSIONS = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# A message is read by its `message_id` when it is sent again, by its time for an hour's rate, and by its turn until the
-# turn's first commit puts its text into the transcript. The text of a turn that was cancelled before it began is only
-# here, so its rows stay.
+# A message is read by its `message_id` when it is sent again, by its time for the hourly rate, and by its turn until
+# the turn's first commit copies its text into the transcript. The text of a turn that was cancelled before it began is
+# stored only here, so its rows stay.
 INBOX = Statement(
     "retention.inbox",
     f"""
@@ -102,7 +102,7 @@ INBOX = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# Of each case those that are older than its newest `executions`, in the order in which reflection counts them.
+# For each case, the executions older than its newest `executions`, in the order in which reflection counts them.
 USES = Statement(
     "retention.uses",
     f"""
@@ -148,7 +148,7 @@ DRY_RUNS = Statement(
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A kind of row and the days it is kept. `start` is the first `after` of a walk, `batch` the most rows at once."""
+    """A kind of row and its retention in days. `start`: the first `after` of a scan; `batch`: the most rows at once."""
 
     what: str
     days: int
@@ -168,9 +168,9 @@ KEPT = (
 
 
 def retain(database: Database, go_on: Callable[[], bool] = lambda: True) -> dict[str, int]:
-    """Delete what has been kept for its time, a batch a commit; returns the number of rows deleted, by kind.
+    """Delete all rows past their retention, one commit per batch; returns the number of deleted rows by kind.
 
-    Between commits it calls `go_on`, and stops where that returns False; the next call deletes the rest.
+    Between commits it calls `go_on`, and stops if that returns False; the next call deletes the rest.
 
     Raises:
         Unavailable: the database cannot be reached.

@@ -1,6 +1,6 @@
-"""The parts of a process: made once at its start, shared by all its threads.
+"""The parts of a process, created once at its start and shared by all its threads.
 
-The domain knows neither Celery nor the web: the process that starts it passes a `Waker`, which publishes wake-ups.
+The domain imports neither Celery nor the web framework: the process passes a `Waker`, which publishes wake-ups.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 class Waker(Protocol):
     """Publishes wake-ups, which are hints to the workers. Each call returns within about a second and never raises.
 
-    Each returns whether the broker took the hint. If not, the sweeper issues it again.
+    Each returns whether the broker accepted the hint. If not, the sweeper publishes it again.
     """
 
     def session(self, session_id: UUID, priority: int) -> bool:
-        """Have a worker claim this session, which has turns to run."""
+        """Have a worker claim this session, which has unsettled turns."""
         ...
 
     def delivery(self, delivery_id: UUID) -> bool:
@@ -66,7 +66,7 @@ class Runtime:
     database: Database
     agents: Agents
     models: Callable[[str], Model]
-    """Finds a model by its name in the form of `PERDURE_MODEL`."""
+    """Returns a model by its name in the form of `PERDURE_MODEL`."""
     wake: Waker
     snapshots: SnapshotStore
     """The store of `PERDURE_SNAPSHOTS`."""
@@ -74,15 +74,15 @@ class Runtime:
     """Memory in Redis; `None` in a process that neither runs turns nor ends sessions."""
     embedder: Embedder = field(default_factory=lambda: HashEmbedder(384))
     breakers: Switchboard | None = None
-    """The fleet's, for commands and routes; models have theirs already."""
+    """The fleet's breakers, for commands and routes; models have theirs already."""
     connections: Connections | None = None
-    """To the agents' MCP servers; `None` in a process that runs no turns."""
+    """Connections to the agents' MCP servers; `None` in a process that runs no turns."""
     leaks: Leaks = field(default_factory=lambda: Leaks(TurnSettings().max_leaked_threads))
     """Counts the threads of tools and hooks that exceeded their time limit."""
     quoting_key: bytes = field(default=b"", repr=False)
-    """For the codes of quotations. Workers share one, so that a prompt's prefix is the same on each; empty: random."""
+    """The key of quotations' codes. Workers share one, so that a prompt's prefix is the same on each; empty: random."""
     redis_file: RedisFile | None = None
-    """The append-only file of an embedded Redis; `None` for a server of the operator's."""
+    """The append-only file of an embedded Redis; `None` for another server."""
 
     @cached_property
     def recall(self) -> Recall:

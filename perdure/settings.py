@@ -1,12 +1,11 @@
-"""Every setting, in one place: `PERDURE_*` environment variables or a `.env` file.
+"""All settings: `PERDURE_*` environment variables or a `.env` file.
 
-Nested groups join with `__` (`PERDURE_TURN__LEASE_S`). Each number that the documents
-name is a setting with that number as its default. `Settings.load()` is called once by each
-program; a value that is wrong raises `SettingsError`, which names the variable, the value
-and what is accepted.
+Nested groups join with `__` (`PERDURE_TURN__LEASE_S`). Each number in the documentation is a setting with that number
+as its default. Each program calls `Settings.load()` once; an invalid value raises `SettingsError`, which names the
+variable, the value and what is accepted.
 
-The vendors' SDKs and Flower read their own variables from the process's environment, so `load`
-is also the one place that copies the `VENDORS` variables of `.env` there.
+The vendors' SDKs and Flower read their own variables from the process's environment, so only `load` copies the
+`VENDORS` variables of `.env` there.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from perdure.text.patterns import compiled
 log = logging.getLogger(__name__)
 
 REDIS_PREFIX = "perdure:"
-"""The default of `PERDURE_REDIS_PREFIX`, with which each of perdure's own keys begins."""
+"""The default of `PERDURE_REDIS_PREFIX`, the prefix of all of perdure's keys."""
 
 VENDORS = ("OPENAI_", "ANTHROPIC_", "FLOWER_")
 """Prefixes of the variables in `.env` that other libraries read from the process's environment."""
@@ -53,14 +52,14 @@ Weight = Annotated[float, Field(ge=0, le=100)]
 
 
 class Scope(StrEnum):
-    """What one live session spans: all of a user's channels, or one of them."""
+    """What one live session covers: all of a user's channels, or one of them."""
 
     USER = "user"
     CHANNEL = "channel"
 
 
 class OnBusy(StrEnum):
-    """What becomes of a message whose session has a turn that is not settled."""
+    """What happens to a message whose session has an unsettled turn."""
 
     ENQUEUE = "enqueue"
     REJECT = "reject"
@@ -69,53 +68,53 @@ class OnBusy(StrEnum):
 
 
 class PruneApproval(StrEnum):
-    """Whether a plan of the CaseBank is applied as it is, or waits for a person."""
+    """Whether a plan of the CaseBank is applied at once, or needs approval."""
 
     AUTO = "auto"
     MANUAL = "manual"
 
 
 class CaseScope(StrEnum):
-    """Whose prompts a case that was made from a user's words may enter."""
+    """Whose prompts a case made from a user's messages may enter."""
 
     USER = "user"
     ALL = "all"
 
 
 class FlowerAuth(StrEnum):
-    """What Flower asks for if it has no authentication of its own: a password made once, or nothing."""
+    """Flower's authentication if it has none of its own: a generated password, or none."""
 
     PASSWORD = "password"  # noqa: S105 (the value of a setting)
     NONE = "none"
 
 
 class OnUnavailable(StrEnum):
-    """What becomes of a turn when neither its model nor a fallback answers."""
+    """What happens to a turn if neither its model nor a fallback replies."""
 
     FAIL = "fail"
     PARK = "park"
 
 
 def _split(value: Any) -> Any:
-    """The parts of a comma-separated list; anything else as it is."""
+    """The parts of a comma-separated list; other types unchanged."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return value
 
 
 class _Group(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)  # `load` tells of what is unknown
+    model_config = ConfigDict(extra="ignore", frozen=True)  # `load` warns of unknown names
 
 
 class SessionSettings(_Group):
-    """`PERDURE_SESSION__*`: what one conversation spans, and when it is over by itself."""
+    """`PERDURE_SESSION__*`: what one session covers, and when an idle one ends."""
 
     scope: Scope = Scope.USER
     idle_timeout_s: Seconds = 1_800
 
 
 class TurnSettings(_Group):
-    """`PERDURE_TURN__*`: limits of one turn and of the lease it runs under."""
+    """`PERDURE_TURN__*`: limits of one turn and of its session's lease."""
 
     max_steps: Count = 15
     timeout_s: Seconds = 300
@@ -141,13 +140,13 @@ class TurnSettings(_Group):
 
 
 class ApprovalSettings(_Group):
-    """`PERDURE_APPROVAL__*`: calls that wait for a person."""
+    """`PERDURE_APPROVAL__*`: calls that need a person's approval."""
 
     expires_s: Seconds = 3_600
 
 
 class GuardSettings(_Group):
-    """`PERDURE_GUARD__*`: what is refused before it is accepted. A rate of 0 is none."""
+    """`PERDURE_GUARD__*`: limits that are checked before a message is accepted. A rate of 0 disables the limit."""
 
     per_minute: Annotated[int, Field(ge=0)] = 0
     per_hour: Annotated[int, Field(ge=0)] = 0
@@ -155,7 +154,7 @@ class GuardSettings(_Group):
 
 
 class MemorySettings(_Group):
-    """`PERDURE_MEMORY__*`: how much is remembered, and for how long."""
+    """`PERDURE_MEMORY__*`: how much a prompt contains from each layer of memory, and how long layers are kept."""
 
     working_turns: Count = 20
     working_ttl_s: Seconds = 3_600
@@ -178,11 +177,11 @@ class MemorySettings(_Group):
 
 
 class ConsolidationSettings(_Group):
-    """`PERDURE_CONSOLIDATION__*`: when and how what was said in sessions becomes memories.
+    """`PERDURE_CONSOLIDATION__*`: when and how memories are extracted from sessions.
 
-    A session of fewer than `min_turns` turns is passed over. Memories whose vectors are closer than
-    `similarity` are taken for one, whose importance grows by `importance_boost`, unless they contradict
-    each other. What fails in `max_runs` runs is given up.
+    A session of fewer than `min_turns` turns is skipped. Memories with a cosine similarity above `similarity` are
+    merged, and the result's importance grows by `importance_boost`, unless they contradict each other. A session that
+    fails in `max_runs` runs is abandoned.
     """
 
     interval_hours: Annotated[int, Field(ge=1, le=24)] = 6
@@ -194,9 +193,9 @@ class ConsolidationSettings(_Group):
 
 
 class BreakerSettings(_Group):
-    """`PERDURE_BREAKER__*`: when calls to what keeps failing are refused, and when it is tried again.
+    """`PERDURE_BREAKER__*`: when calls to a failing callee are refused, and when it is tried again.
 
-    `registry` names whose breakers they are: `fleet`, perdure's own, or a third party's.
+    `registry` is `fleet`, perdure's own breakers, or the name of a third party's.
     """
 
     enabled: bool = True
@@ -207,9 +206,9 @@ class BreakerSettings(_Group):
 
 
 class RetrySettings(_Group):
-    """`PERDURE_RETRY__*`: how often a call is tried, and how long to wait before each further try.
+    """`PERDURE_RETRY__*`: the number of attempts, and the delay before each further one.
 
-    The wait grows from `base_s` by `multiplier` up to `cap_s`, more or less by the fraction `jitter`.
+    The delay grows from `base_s` by `multiplier` up to `cap_s`, varied by the fraction `jitter`.
     """
 
     max_attempts: Count = 3
@@ -222,7 +221,7 @@ class RetrySettings(_Group):
 class McpSettings(_Group):
     """`PERDURE_MCP__*`: what MCP servers may do on this machine.
 
-    `commands` are the executables that may be started as servers, each as a declaration spells it.
+    `commands` are the executables that may be started as servers, spelled as in their declarations.
     """
 
     commands: Annotated[tuple[str, ...], NoDecode] = ()
@@ -234,7 +233,7 @@ class McpSettings(_Group):
 
 
 class FlowerSettings(_Group):
-    """`PERDURE_FLOWER__*`: who may see Flower's pages. `hosts` are names by which it is reached, besides loopback's."""
+    """`PERDURE_FLOWER__*`: access to Flower's pages. `hosts` are its host names besides loopback."""
 
     auth: FlowerAuth = FlowerAuth.PASSWORD
     hosts: Annotated[tuple[str, ...], NoDecode] = ()
@@ -243,7 +242,7 @@ class FlowerSettings(_Group):
 
 
 class ShutdownSettings(_Group):
-    """`PERDURE_SHUTDOWN__*`: the budgets of a graceful shutdown, and of a drain of the fleet."""
+    """`PERDURE_SHUTDOWN__*`: the time limits of a graceful shutdown, and of a drain of the fleet."""
 
     drain_s: Seconds = 15
     flush_s: Seconds = 10
@@ -260,7 +259,7 @@ class ShutdownSettings(_Group):
 
 
 class CasebankSettings(_Group):
-    """`PERDURE_CASEBANK__*`: which cases enter a prompt, which are pruned or spared, and who is notified."""
+    """`PERDURE_CASEBANK__*`: which cases enter a prompt, which are pruned or protected, and who is notified."""
 
     scope: CaseScope = CaseScope.USER
     min_similarity: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -298,7 +297,7 @@ class CasebankSettings(_Group):
 
 
 class Settings(BaseSettings):
-    """All settings of one program, checked and immutable."""
+    """All settings of one program, validated and immutable."""
 
     model_config = SettingsConfigDict(
         env_prefix=environment.PREFIX,
@@ -423,26 +422,26 @@ class Settings(BaseSettings):
         return self
 
     def allowed_reply_tasks(self) -> tuple[ReplyTask, ...]:
-        """`PERDURE_REPLY_TASKS`: which tasks replies may be sent to, and in which queues."""
+        """`PERDURE_REPLY_TASKS`: the tasks that replies may be sent to, and their queues."""
         return tuple(ReplyTask.parse(entry, self.redis_prefix) for entry in self.reply_tasks)
 
     def reachable(self) -> Reachable:
-        """`PERDURE_REPLY_URLS`: what replies may reach besides public addresses."""
+        """`PERDURE_REPLY_URLS`: receivers that replies may be sent to besides public addresses."""
         return Reachable.parse(self.reply_urls)
 
     @classmethod
     def load(cls, **overrides: Any) -> Settings:
-        """Read the environment and `.env`, of which the environment takes precedence.
+        """Read the environment and `.env`; the environment takes precedence.
 
-        Logs a warning for each `PERDURE_*` name that is not a setting, and copies the `VENDORS` variables of
-        `.env` into the process's environment where it has none of that name.
+        Logs a warning for each `PERDURE_*` name that is not a setting, and copies the `VENDORS` variables of `.env`
+        into the process's environment unless they are set there.
 
         Raises:
-            SettingsError: a value is wrong; the message names variable, value and what is accepted.
+            SettingsError: a value is invalid; the message names the variable, the value and what is accepted.
         """
         written = environment.read(cls, overrides.get("_env_file", cls.model_config.get("env_file")))
         for name in environment.unknown(cls, [*os.environ, *written]):
-            log.warning("%s is no setting of this release of perdure, and is ignored", name)
+            log.warning("%s is not a setting of this release of perdure and is ignored", name)
         for name, value in written.items():
             if name.startswith(VENDORS) and not os.environ.get(name):
                 os.environ[name] = value
@@ -450,20 +449,20 @@ class Settings(BaseSettings):
             return cls(**overrides)
         except ValidationError as error:
             raise SettingsError(environment.explain(cls, error)) from None
-        except Unparsable:  # a group, which pydantic-settings takes for JSON
+        except Unparsable:  # a group, which pydantic-settings parses as JSON
             raise SettingsError(environment.given_groups(cls, [*os.environ, *written])) from None
 
     def signing_key(self) -> bytes:
-        """The key of the former signature of callbacks: `PERDURE_SECRET_KEY`, or one made once under the data dir."""
+        """The key of the former signature of callbacks: `PERDURE_SECRET_KEY`, or one generated in the data dir."""
         if self.secret_key is not None:
             return self.secret_key.get_secret_value().encode()
         return made_once(self.data_dir / "secret.key", lambda: secrets.token_hex(32)).encode()
 
     def webhook_keys(self) -> tuple[bytes, ...]:
-        """The keys that sign callbacks: of `PERDURE_WEBHOOK_SECRET`, or one made once under the data dir.
+        """The keys that sign callbacks: of `PERDURE_WEBHOOK_SECRET`, or one generated once under the data dir.
 
         Raises:
-            SettingsError: the file under the data dir holds something else.
+            SettingsError: the file under the data dir is malformed.
         """
         if self.webhook_secret is not None:
             return parse_secrets(self.webhook_secret.get_secret_value())
@@ -474,10 +473,10 @@ class Settings(BaseSettings):
             raise SettingsError(f"{path} cannot be used: {error}") from None
 
     def require_keys_for(self, host: str) -> None:
-        """Refuse to serve `host` to others without keys.
+        """Check that a server that other hosts can reach has keys.
 
         Raises:
-            SettingsError: the host is not loopback and no key is configured.
+            SettingsError: `host` is not loopback and no key is configured.
         """
         if host not in _LOOPBACK and not (self.api_keys or self.admin_keys):
             raise SettingsError(

@@ -184,8 +184,8 @@ class _Postgres:
         if major != MAJOR:
             raise _foreign(
                 data,
-                f"it was created by PostgreSQL {major}, but this is {MAJOR}: dump it with pg_dump of {major}, or run that "
-                "version and set PERDURE_DATABASE_URL",
+                f"it was created by PostgreSQL {major}, but this is {MAJOR}: dump it with pg_dump of {major}, or run "
+                "that version and set PERDURE_DATABASE_URL",
             )
         owner = data.stat().st_uid
         if os.geteuid() not in (0, owner):
@@ -221,8 +221,8 @@ class _Postgres:
             return EmbeddedServerError(disk_full(self.title, self.directory))
         if self._account is not None and "Permission denied" in output:
             return EmbeddedServerError(
-                f"PostgreSQL could not create its cluster in {self.directory}: the account {self._account.name!r}, which "
-                f"root borrows for it, may not use the paths in the last lines. {_ELSEWHERE}\n{output}"
+                f"PostgreSQL could not create its cluster in {self.directory}: the account {self._account.name!r}, "
+                f"which root borrows for it, may not use the paths in the last lines. {_ELSEWHERE}\n{output}"
             )
         return EmbeddedServerError(
             f"PostgreSQL could not create its cluster in {self.directory} (PERDURE_DATA_DIR). {_ELSEWHERE}\n{output}"

@@ -14,6 +14,7 @@ from perdure.errors import ToolError
 from perdure.memory.consolidation.candidates import MAX_CONTENT_CHARS, MemoryKind
 from perdure.memory.recall.agent_memory import OwnMemory
 from perdure.memory.recall.search import Layer, Recalled
+from perdure.models.embedders.protocol import MAX_QUERY_CHARS
 from perdure.text.quoting import MEMORY, quoted
 from perdure.text.untrusted import cut
 from perdure.tools.registry import Effect, ToolContext, tool
@@ -21,7 +22,6 @@ from perdure.tools.registry import Effect, ToolContext, tool
 MOST = 20
 """The most results of one recall."""
 
-_MAX_QUERY_CHARS = 2_000
 _PIECE_CHARS = 1_000
 
 
@@ -48,7 +48,7 @@ def remember(  # noqa: D417 (the model does not pass the context)
 
 @tool(effect=Effect.PURE)
 def recall(  # noqa: D417 (the same)
-    query: Annotated[str, Field(min_length=1, max_length=_MAX_QUERY_CHARS)],
+    query: Annotated[str, Field(min_length=1, max_length=MAX_QUERY_CHARS)],
     context: ToolContext,
     k: Annotated[int, Field(ge=1, le=MOST)] = 5,
 ) -> str:

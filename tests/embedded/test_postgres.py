@@ -131,9 +131,9 @@ def test_a_server_that_somebody_else_started_there_is_left_alone(cluster: Path, 
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        ({"data/PG_VERSION": "17\n"}, "made by PostgreSQL 17"),
-        ({"data/holiday.jpg": ""}, "no PostgreSQL cluster"),
-        ({"PG_VERSION": "18\n"}, "did not make"),
+        ({"data/PG_VERSION": "17\n"}, "created by PostgreSQL 17"),
+        ({"data/holiday.jpg": ""}, "not a PostgreSQL cluster"),
+        ({"PG_VERSION": "18\n"}, "did not create"),
     ],
 )
 def test_a_foreign_directory_is_refused_untouched(tmp_path: Path, made: dict[str, str], said: str) -> None:

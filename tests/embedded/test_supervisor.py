@@ -115,7 +115,7 @@ def test_a_process_that_refuses_its_settings_stops_all(program: Start) -> None:
     supervisor.until("ended with status 2, which a restart does not change; stopping")
     assert supervisor.ends() == 2
     assert supervisor.lines[-1].split(" | ") == ["beat  ", "perdure: PERDURE_X is wrong"]
-    assert not [line for line in supervisor.lines if "starting it again" in line]
+    assert not [line for line in supervisor.lines if "restarting it" in line]
 
 
 def test_another_status_is_a_death_like_any_other(program: Start) -> None:

@@ -90,7 +90,7 @@ def test_two_servers_of_one_name_are_refused() -> None:
 
     with pytest.raises(SettingsError, match="named 'w'"):
         check([one, other], Settings().mcp)
-    with pytest.raises(SettingsError, match="two MCP servers of one name"):
+    with pytest.raises(SettingsError, match="two MCP servers with the same name"):
         Agent("a", "x", tools=[one, other])
 
 

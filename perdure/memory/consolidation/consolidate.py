@@ -5,8 +5,8 @@
 A session is claimed by the same lease and token as for its turns, so that workers share a batch without conflicts and
 an erasure of the user fences the run. Models and embedders are called without an open transaction. Memories and the
 mark that the session is consolidated are written in one commit, so that a crash neither loses nor doubles them. A
-failed session keeps its error, is retried in later runs, and is abandoned after `PERDURE_CONSOLIDATION__MAX_RUNS`; it is never
-marked as consolidated.
+failed session keeps its error, is retried in later runs, and is abandoned after `PERDURE_CONSOLIDATION__MAX_RUNS`; it
+is never marked as consolidated.
 
 Called by `tasks.memory`, `perdure memory consolidate` and the sweeper.
 """
