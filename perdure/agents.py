@@ -152,7 +152,7 @@ class Agent:
         return Toolset([*self.tool_list, *remote])
 
     def may_have(self, name: str) -> bool:
-        """Whether `name` has the prefix of one of the agent's servers, of which only the server knows if it exists."""
+        """Whether `name` has the prefix of one of the agent's servers, which may or may not have such a tool."""
         return any(name.startswith(f"{server.name}:") for server in self.servers)
 
 

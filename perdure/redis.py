@@ -40,7 +40,7 @@ def where(url: str) -> str:
     return parts.netloc.rpartition("@")[2] or parts.path
 
 
-def way_out(error: redis.RedisError, otherwise: str = "Check that server.") -> str:
+def remedy(error: redis.RedisError, otherwise: str = "Check that server.") -> str:
     """A remedy for `error`; `otherwise` if the server answers with an error that is not listed here."""
     match error:
         case redis.OutOfMemoryError():

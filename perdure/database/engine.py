@@ -298,7 +298,7 @@ def mapped_errors() -> Iterator[None]:
 
 
 def _mapped(error: DBAPIError) -> Unavailable | IllegalTransition | None:
-    """Perdure's error for one of the driver's; `None` if the statement itself is at fault."""
+    """The error of perdure for one of the driver's; `None` if the statement itself is at fault."""
     code = _code(error.orig) or ""
     if code == _READ_ONLY:
         return Unavailable("The database accepts no writes at present; please try again.")

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _ONE_AT_A_TIME = 0x7065726475726500
 """The key of the advisory lock for migrations."""
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 def config(database_url: str | URL) -> Config:
@@ -67,7 +67,7 @@ def _wait_for_turn(connection: Connection) -> None:
     # that waits for the lock.
     while not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": _ONE_AT_A_TIME}):
         connection.commit()
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     connection.commit()
 
 

@@ -56,7 +56,7 @@ class Server(Protocol):
         ...
 
     @property
-    def last_resort(self) -> signal.Signals:
+    def kill_signal(self) -> signal.Signals:
         """The signal that ends it if SIGINT, a clean shutdown for both, does not."""
         ...
 
@@ -85,7 +85,7 @@ class Server(Protocol):
         """The server's address."""
         ...
 
-    def way_out(self, log: str) -> str:
+    def remedy(self, log: str) -> str:
         """What to do about a failed start that left `log`: one sentence."""
         ...
 
@@ -161,8 +161,8 @@ def start(server: Server, *, timeout_s: float = 300) -> Running:
             pid = server.pid()
             if pid is None:
                 raise EmbeddedServerError(
-                    f"the embedded {server.title} of {server.directory} answers, but which process it is cannot be "
-                    "proven: is PERDURE_DATA_DIR shared with another container? Start one installation there only."
+                    f"the embedded {server.title} of {server.directory} answers, but its process cannot be "
+                    "identified: is PERDURE_DATA_DIR shared with another container? Run only one installation there."
                 )
             users = FileLock(server.directory / "users.lock")
             users.shared()
@@ -179,13 +179,13 @@ def find(server: Server) -> Endpoint | None:
         EmbeddedServerError: this account may not read the directory.
     """
     with explained(server.title, server.directory):
-        if not _lives(server.directory) or not server.answers():
+        if not _is_alive(server.directory) or not server.answers():
             return None
         pid = server.pid()
     return None if pid is None else Endpoint(server.url(), pid)
 
 
-def proven(pid: int, program: str, directory: Path) -> bool:
+def is_process_of(pid: int, program: str, directory: Path) -> bool:
     """Whether process `pid` runs `program` on exactly `directory`, by its command line."""
     try:
         argv = psutil.Process(pid).cmdline()
@@ -201,7 +201,7 @@ def _starting(directory: Path) -> Iterator[None]:
         yield
 
 
-def _lives(directory: Path) -> bool:
+def _is_alive(directory: Path) -> bool:
     try:
         lock = FileLock(directory / "server.lock", create=False)
     except FileNotFoundError:
@@ -214,24 +214,24 @@ def _join_or_launch(server: Server, timeout_s: float) -> subprocess.Popen[bytes]
     """Returns the started process, or `None` if a running server was joined. The server answers."""
     deadline = time.monotonic() + timeout_s
     log = server.directory / "server.log"
-    log_start = _make_room(log)
+    log_start = _rotate(log)
     child: subprocess.Popen[bytes] | None = None
     try:
         # The lock comes first: in a copied directory, the recorded address is that of the original's server.
-        while not (_lives(server.directory) and server.answers()):
+        while not (_is_alive(server.directory) and server.answers()):
             if child is None:
                 child = _launch(server, log)
-            _refuse_lost(server, child, deadline, log, log_start)
+            _require_running(server, child, deadline, log, log_start)
             time.sleep(_TICK_S)
         server.complete()
     except BaseException:
         if child is not None:
-            _end(child, server.last_resort)
+            _end(child, server.kill_signal)
         raise
     return child
 
 
-def _refuse_lost(
+def _require_running(
     server: Server, child: subprocess.Popen[bytes] | None, deadline: float, log: Path, log_start: int
 ) -> None:
     if child is not None and child.poll() is not None:
@@ -261,35 +261,35 @@ def _launch(server: Server, log: Path) -> subprocess.Popen[bytes] | None:
 
 
 def _stop(server: Server, timeout_s: float) -> None:
-    for number, patience_s in ((signal.SIGINT, timeout_s), (server.last_resort, 15.0)):
-        if not _lives(server.directory):
+    for number, patience_s in ((signal.SIGINT, timeout_s), (server.kill_signal, 15.0)):
+        if not _is_alive(server.directory):
             return
         pid = server.pid()
         if pid is not None:
             os.kill(pid, number)
-        if _ended(server, patience_s):
+        if _wait_until_ended(server, patience_s):
             return
     raise EmbeddedServerError(
         f"the embedded {server.title} of {server.directory} did not stop; see {server.directory / 'server.log'}."
     )
 
 
-def _ended(server: Server, timeout_s: float) -> bool:
+def _wait_until_ended(server: Server, timeout_s: float) -> bool:
     """Wait until no process of the server is alive; returns whether that happened within `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
-    while _lives(server.directory):
+    while _is_alive(server.directory):
         if time.monotonic() > deadline:
             return False
         time.sleep(_TICK_S)
     return True
 
 
-def _end(child: subprocess.Popen[bytes], last_resort: signal.Signals) -> None:
+def _end(child: subprocess.Popen[bytes], kill_signal: signal.Signals) -> None:
     child.send_signal(signal.SIGINT)
     try:
         child.wait(timeout=30)
     except subprocess.TimeoutExpired:
-        child.send_signal(last_resort)
+        child.send_signal(kill_signal)
         child.wait()
 
 
@@ -298,7 +298,7 @@ def _failure(server: Server, what: str, log: str) -> EmbeddedServerError:
         return EmbeddedServerError(disk_full(server.title, server.directory))
     return EmbeddedServerError(
         f"the embedded {server.title} {what}. Its data is in {server.directory} (PERDURE_DATA_DIR). "
-        f"{server.way_out(log)}\n--- end of {server.directory / 'server.log'} ---\n{log}"
+        f"{server.remedy(log)}\n--- end of {server.directory / 'server.log'} ---\n{log}"
     )
 
 
@@ -311,7 +311,7 @@ def _tail(log: Path, start: int) -> str:
         return "\n".join(file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:])
 
 
-def _make_room(log: Path) -> int:
+def _rotate(log: Path) -> int:
     """Rotate a long log (one old file is kept; a running server goes on writing to it); returns the length."""
     size = log.stat().st_size if log.exists() else 0
     if size <= _LOG_KEPT_BYTES:

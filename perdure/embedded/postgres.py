@@ -97,7 +97,7 @@ class _Postgres:
 
     directory: Path
     title: str = "PostgreSQL"
-    last_resort: signal.Signals = signal.SIGQUIT  # immediate shutdown; the next start replays the log
+    kill_signal: signal.Signals = signal.SIGQUIT  # immediate shutdown; the next start replays the log
 
     @property
     def _data(self) -> Path:
@@ -160,13 +160,13 @@ class _Postgres:
     def pid(self) -> int | None:
         """The postmaster's process id, from its pid file and verified by its command line."""
         written = self._written_pid()
-        return written if written is not None and lifecycle.proven(written, "postgres", self._data) else None
+        return written if written is not None and lifecycle.is_process_of(written, "postgres", self._data) else None
 
     def url(self) -> str:
         """For SQLAlchemy. The path needs no quoting (see `sockets`): a `%` would break a config file."""
         return f"postgresql+psycopg2://{_ROLE}@/{_DATABASE}?host={sockets.recorded(self.directory)}"
 
-    def way_out(self, log: str) -> str:
+    def remedy(self, log: str) -> str:
         """What to do about a failed start."""
         if "could not access directory" in log or "Permission denied" in log:
             return f"The account that it runs as may not read its files. {_ELSEWHERE}"

@@ -93,7 +93,7 @@ class _Redis:
 
     directory: Path
     title: str = "Redis"
-    last_resort: signal.Signals = signal.SIGKILL
+    kill_signal: signal.Signals = signal.SIGKILL
 
     @property
     def _data(self) -> Path:
@@ -143,13 +143,13 @@ class _Redis:
             written = int(self._pid_file.read_text(encoding="ascii"))
         except (FileNotFoundError, ValueError):
             return None
-        return written if any(lifecycle.proven(written, name, self._data) for name in _PROGRAMS) else None
+        return written if any(lifecycle.is_process_of(written, name, self._data) for name in _PROGRAMS) else None
 
     def url(self) -> str:
         """For kombu, Celery and Flower."""
         return f"redis+socket://{sockets.recorded(self.directory)}/{_SOCKET}"
 
-    def way_out(self, log: str) -> str:
+    def remedy(self, log: str) -> str:
         """What to do about a failed start."""
         several = self._data / "appendonlydir"  # from Redis 7 on
         file = several if several.exists() else self._data / "appendonly.aof"

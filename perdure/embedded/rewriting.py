@@ -16,11 +16,11 @@ from uuid import UUID
 import redis
 
 from perdure.errors import Unavailable
-from perdure.redis import connect, way_out
+from perdure.redis import connect, remedy
 from perdure.text.untrusted import first_line
 
 _WAIT_S = 2.0
-_LOOK_S = 0.01
+_POLL_S = 0.01
 _APART_S = 5.0
 """Minimum seconds between two rewrites that erasures begin; the second pass of an erasure always begins one."""
 
@@ -78,13 +78,13 @@ class AppendOnlyFile:
                 yield client
         except redis.RedisError as error:
             reason = first_line(str(error))
-            raise Unavailable(f"Redis does not rewrite its append-only file: {reason}. {way_out(error)}") from error
+            raise Unavailable(f"Redis does not rewrite its append-only file: {reason}. {remedy(error)}") from error
 
 
 def _ends_well(client: Any) -> bool:
     deadline = time.monotonic() + _WAIT_S
     while (ended_well := _finished(client)) is None and time.monotonic() < deadline:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return ended_well is True
 
 

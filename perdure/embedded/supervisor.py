@@ -167,7 +167,7 @@ class _Child:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        self._pipe = cast("IO[bytes]", self._popen.stdout)  # asked for above
+        self._pipe = cast("IO[bytes]", self._popen.stdout)  # requested above
         os.set_blocking(self._pipe.fileno(), False)
         self._loop.add_reader(self._pipe.fileno(), self._read)
 
@@ -191,7 +191,7 @@ class _Child:
         if not self.ended.is_set():
             os.killpg(self._popen.pid, signal.SIGKILL)
 
-    def notice_end(self) -> None:
+    def reap_if_ended(self) -> None:
         """Called after SIGCHLD: if this child has ended, reap it and close its output."""
         if self.ended.is_set() or not _has_exited(self._popen.pid):
             return
@@ -251,7 +251,7 @@ class _Supervisor:
         self._not_ready = {process.name for process in processes}
         self._stopping = asyncio.Event()
         self._hastened = asyncio.Event()
-        self._given_up = asyncio.Event()
+        self._kill_requested = asyncio.Event()
         self._killed = False
         self._refusal: _Refusal | None = None
         self._printer = _Printer([process.name for process in processes], output, self._stopping.set)
@@ -259,8 +259,8 @@ class _Supervisor:
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in _STOP_SIGNALS:
-            loop.add_signal_handler(number, self._asked_to_stop)
-        loop.add_signal_handler(signal.SIGCHLD, self._some_child_ended)
+            loop.add_signal_handler(number, self._on_stop_signal)
+        loop.add_signal_handler(signal.SIGCHLD, self._on_child_exit)
         keeping = [asyncio.ensure_future(self._keep(process)) for process in self._processes]
         for task in keeping:
             task.add_done_callback(lambda _: self._stopping.set())  # ends only to stop, or by a bug
@@ -286,12 +286,14 @@ class _Supervisor:
                 return
             if child.status == process.final_status:
                 self._refusal = _Refusal(process.name, child.status, child.last_line)
-                self._printer.line(process.name, f"{_how(child.status)}, which a restart does not change; stopping")
+                self._printer.line(
+                    process.name, f"{_exit_text(child.status)}, which a restart does not change; stopping"
+                )
                 return
             deaths = self._backoff.deaths(deaths, self._clock.monotonic() - started)
             delay_s = self._backoff.delay_s(deaths)
-            self._printer.line(process.name, f"{_how(child.status)}; restarting it in {delay_s:g} s")
-            await _within(delay_s, self._stopping)
+            self._printer.line(process.name, f"{_exit_text(child.status)}; restarting it in {delay_s:g} s")
+            await _wait_for_any(delay_s, self._stopping)
 
     async def _until_ended(self, process: Process, child: _Child) -> None:
         ended = asyncio.ensure_future(child.ended.wait())
@@ -326,26 +328,26 @@ class _Supervisor:
             return
         child.terminate()
         deadline = self._clock.monotonic() + process.stop_within_s
-        await _within(process.stop_within_s, child.ended, self._hastened)
+        await _wait_for_any(process.stop_within_s, child.ended, self._hastened)
         if self._hastened.is_set():
             child.hasten()
-            await _within(max(deadline - self._clock.monotonic(), 0), child.ended, self._given_up)
+            await _wait_for_any(max(deadline - self._clock.monotonic(), 0), child.ended, self._kill_requested)
         if not child.ended.is_set():
             self._killed = True
             self._printer.line(process.name, "killed: it did not end in time")
             child.kill()
         await child.ended.wait()
 
-    def _asked_to_stop(self) -> None:
-        asked = (self._stopping, self._hastened, self._given_up)
-        next((event for event in asked if not event.is_set()), self._given_up).set()
+    def _on_stop_signal(self) -> None:
+        events = (self._stopping, self._hastened, self._kill_requested)
+        next((event for event in events if not event.is_set()), self._kill_requested).set()
 
-    def _some_child_ended(self) -> None:
+    def _on_child_exit(self) -> None:
         for child in self._children.values():
-            child.notice_end()
+            child.reap_if_ended()
 
 
-async def _within(seconds: float, *events: asyncio.Event) -> None:
+async def _wait_for_any(seconds: float, *events: asyncio.Event) -> None:
     """Return when one of `events` is set, or after `seconds`."""
     waiting = [asyncio.ensure_future(event.wait()) for event in events]
     try:
@@ -359,5 +361,5 @@ def _has_exited(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _how(status: int) -> str:
+def _exit_text(status: int) -> str:
     return f"ended with status {status}" if status >= 0 else f"ended by signal {-status}"

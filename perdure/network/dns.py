@@ -21,13 +21,13 @@ def look_up(host: str, port: int) -> Future[Found]:
     found: Future[Found] = Future()
     found.set_running_or_notify_cancel()
     if _is_address(host):
-        _ask(found, host, port)
+        _resolve(found, host, port)
     else:
-        threading.Thread(target=_ask, args=(found, host, port), name="perdure-look-up", daemon=True).start()
+        threading.Thread(target=_resolve, args=(found, host, port), name="perdure-look-up", daemon=True).start()
     return found
 
 
-def _ask(found: Future[Found], host: str, port: int) -> None:
+def _resolve(found: Future[Found], host: str, port: int) -> None:
     try:
         found.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     except Exception as error:  # noqa: BLE001 (whoever waits raises it; UnicodeError, too: what is no name at all)

@@ -79,8 +79,8 @@ class Reachable:
                 else:
                     networks.append(ipaddress.ip_network(entry))
             except ValueError as error:
-                said = _ACCEPTED if _ACCEPTED in str(error) else f"{error}; {_ACCEPTED}"
-                raise ValueError(f"the entry {entry!r} cannot be used: {said}") from None
+                explanation = _ACCEPTED if _ACCEPTED in str(error) else f"{error}; {_ACCEPTED}"
+                raise ValueError(f"the entry {entry!r} cannot be used: {explanation}") from None
         return cls(tuple(networks), tuple(urls))
 
     def has_address(self, address: Address) -> bool:

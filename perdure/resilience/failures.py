@@ -45,12 +45,12 @@ def verdict(error: BaseException) -> Verdict:
     return Verdict.PERMANENT
 
 
-def asked_pause_s(error: BaseException) -> float | None:
+def requested_pause_s(error: BaseException) -> float | None:
     """The pause in seconds that the failed callee requests (`Retry-After`); `None` without one or if it is invalid."""
     for each in _chain(error):
         if isinstance(each, PerdureError) and each.retry_after_s is not None:
-            asked = each.retry_after_s
-            return asked if math.isfinite(asked) and asked >= 0 else None
+            requested = each.retry_after_s
+            return requested if math.isfinite(requested) and requested >= 0 else None
     return None
 
 

@@ -87,7 +87,7 @@ end
 local admitted = circuit.state == 'closed'
 if circuit.state == 'half_open' then
     redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
-    -- A client that lost the answer asks again: it has its slot already.
+    -- A client that lost the answer repeats the request: it already has its slot.
     admitted = redis.call('ZSCORE', KEYS[2], ARGV[6]) or redis.call('ZCARD', KEYS[2]) < most
     if admitted then
         redis.call('ZADD', KEYS[2], now + ARGV[7], ARGV[6])

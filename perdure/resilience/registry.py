@@ -171,10 +171,10 @@ class CircuitBreaker:
 
     def execute(self, work: Callable[[], T], lease_s: float) -> T:
         """Run `work` if the circuit admits it, and record its outcome; see `Breaker.execute`."""
-        asked = self._circuits.admit(self._name, str(uuid4()), max(1, round(lease_s * 1_000)))
-        admission = asked.answer.admission
+        decision = self._circuits.admit(self._name, str(uuid4()), max(1, round(lease_s * 1_000)))
+        admission = decision.answer.admission
         if admission is None:
-            raise self._refusal(asked.answer)
+            raise self._refusal(decision.answer)
         outcome = Outcome.SUCCEEDED
         try:
             return work()
@@ -182,7 +182,7 @@ class CircuitBreaker:
             outcome = _OUTCOMES[verdict(error)]
             raise
         finally:
-            self._circuits.settle(self._name, admission, outcome, fleet=asked.fleet)
+            self._circuits.settle(self._name, admission, outcome, fleet=decision.fleet)
 
     def _refusal(self, answer: Answer) -> CircuitBreakerOpen:
         """The error for a refused call, in the caller's time: Redis's clock may differ."""

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from perdure.errors import loggable
-from perdure.resilience.failures import Verdict, asked_pause_s, verdict
+from perdure.resilience.failures import Verdict, requested_pause_s, verdict
 from perdure.settings import RetrySettings
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_MOST_GROWTHS = 64  # `cap_s` is reached earlier, and a larger power overflows a float
+_MAX_EXPONENT = 64  # `cap_s` is reached earlier, and a larger power overflows a float
 
 
 class Window(Protocol):
@@ -63,10 +63,10 @@ def retrying(what: str, work: Callable[[], T], policy: RetrySettings, window: Wi
 
 def pause_before_next(error: BaseException, policy: RetrySettings, tried: int, drawn: float) -> float:
     """Seconds to wait after `tried` attempts: the backoff, or the pause that the error requests if that is longer."""
-    return max(backoff_s(policy, tried, drawn), asked_pause_s(error) or 0.0)
+    return max(backoff_s(policy, tried, drawn), requested_pause_s(error) or 0.0)
 
 
 def backoff_s(policy: RetrySettings, tried: int, drawn: float) -> float:
     """Exponential backoff after `tried` attempts in seconds, capped, with jitter from `drawn` in [0, 1)."""
-    grown = min(policy.base_s * policy.multiplier ** min(tried - 1, _MOST_GROWTHS), policy.cap_s)
+    grown = min(policy.base_s * policy.multiplier ** min(tried - 1, _MAX_EXPONENT), policy.cap_s)
     return min(grown * (1 + policy.jitter * (2 * drawn - 1)), policy.cap_s)

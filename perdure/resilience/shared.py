@@ -39,7 +39,7 @@ class Transition:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Decision:
     """The answer to an admission and its store: the outcome must be reported to the same store."""
 
     answer: Answer
@@ -70,14 +70,14 @@ class SharedCircuits:
         """The store that operators see: the fleet's, if there is one."""
         return self._fleet or self._own
 
-    def admit(self, name: str, call_id: str, lease_ms: int) -> Asked:
+    def admit(self, name: str, call_id: str, lease_ms: int) -> Decision:
         """Admit or refuse a call. Never fails."""
         answer = self._call_fleet(name, lambda fleet: self._admit(fleet, name, call_id, lease_ms))
         if answer is not None:
-            return Asked(answer, fleet=True)
+            return Decision(answer, fleet=True)
         answer = self._own.admit(name, call_id, lease_ms)
         self._report(name, answer, fleet=False)
-        return Asked(answer, fleet=False)
+        return Decision(answer, fleet=False)
 
     def settle(self, name: str, admission: Admission, outcome: Outcome, *, fleet: bool) -> None:
         """Report a call's outcome to the store that admitted it. Never fails.

@@ -14,7 +14,7 @@ from uuid import UUID
 import redis
 
 from perdure.errors import InvalidRequest
-from perdure.redis import connect, way_out, where
+from perdure.redis import connect, remedy, where
 from perdure.settings import REDIS_PREFIX
 from perdure.snapshots.codec import dump
 from perdure.snapshots.snapshot import AgentSnapshot
@@ -156,7 +156,7 @@ class RedisSnapshots:
         try:
             yield
         except redis.RedisError as error:
-            raise SnapshotUnavailable(self.name, first_line(str(error)), way_out(error, _REMEDY)) from error
+            raise SnapshotUnavailable(self.name, first_line(str(error)), remedy(error, _REMEDY)) from error
 
 
 def _stored(fields: _Fields, agent_id: UUID) -> Stored:

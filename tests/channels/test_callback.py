@@ -178,7 +178,7 @@ def test_a_name_of_a_private_address_is_not_asked(receiver: Receiver, monkeypatc
     breakers = Breakers(BreakerSettings(failure_threshold=1, cooldown_s=60), MovedClock())
     to_url = carrier(Reachable(), breakers=breakers)
     for _ in range(4):
-        with pytest.raises(DeliveryFailed, match=r"127\.0\.0\.1 is not an address") as failed:
+        with pytest.raises(DeliveryFailed, match=r"127\.0\.0\.1 is not a public address") as failed:
             to_url.carry({"url": f"http://a.example:{receiver.server_port}/"}, BODY, MESSAGE_ID)
         assert not isinstance(failed.value, Undeliverable)
     assert receiver.received == []

@@ -21,7 +21,7 @@ from perdure.errors import (
     ProviderError,
     RateLimited,
 )
-from perdure.resilience.failures import Verdict, asked_pause_s, verdict
+from perdure.resilience.failures import Verdict, requested_pause_s, verdict
 from perdure.resilience.retry import backoff_s, retrying
 from perdure.settings import RetrySettings
 
@@ -119,7 +119,7 @@ def test_a_circle_of_causes_ends() -> None:
     one, other = RuntimeError("one"), RuntimeError("other")
     one.__cause__, other.__cause__ = other, one
     assert verdict(one) is Verdict.PERMANENT
-    assert asked_pause_s(one) is None
+    assert requested_pause_s(one) is None
 
 
 @pytest.mark.parametrize("error", NOT_TRANSIENT, ids=_ids(NOT_TRANSIENT))

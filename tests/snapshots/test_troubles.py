@@ -227,14 +227,14 @@ def test_a_redis_that_is_silent_is_given_up_in_time(own_redis: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "wrong", "right", "way_out"),
+    ("setting", "wrong", "right", "remedy"),
     [
         ("maxmemory", "1", "0", "maxmemory"),
         ("min-replicas-to-write", "1", "0", "Check that server"),
     ],
 )
 def test_a_redis_that_takes_no_writes_is_said(
-    own_redis: Running, setting: str, wrong: str, right: str, way_out: str
+    own_redis: Running, setting: str, wrong: str, right: str, remedy: str
 ) -> None:
     """Full, or without its required replicas: stored snapshots stay readable."""
     store = RedisSnapshots(own_redis.url)
@@ -242,7 +242,7 @@ def test_a_redis_that_takes_no_writes_is_said(
     store.save(snapshot_of(agent_id, 1), 1)
     with redis_py.Redis.from_url(redis.client_url(own_redis.url)) as operator:
         operator.config_set(setting, wrong)
-        assert way_out in unavailable(lambda: store.save(snapshot_of(agent_id, 2), 1))
+        assert remedy in unavailable(lambda: store.save(snapshot_of(agent_id, 2), 1))
         assert store.load(agent_id) == Stored(snapshot_of(agent_id, 1), 1)
         operator.config_set(setting, right)
     store.save(snapshot_of(agent_id, 2), 1)

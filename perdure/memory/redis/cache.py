@@ -15,7 +15,7 @@ import redis
 
 from perdure.clock import Clock
 from perdure.errors import Unavailable
-from perdure.redis import connect, way_out, where
+from perdure.redis import connect, remedy, where
 from perdure.settings import REDIS_PREFIX
 from perdure.text.untrusted import first_line
 
@@ -72,4 +72,4 @@ class Cache:
         self._client.close()
 
     def _explain(self, error: redis.RedisError) -> str:
-        return f"Working memory in {self._name} cannot be used: {first_line(str(error))}. {way_out(error)}"
+        return f"Working memory in {self._name} cannot be used: {first_line(str(error))}. {remedy(error)}"

@@ -15,7 +15,7 @@ from perdure.clock import Clock
 from perdure.database.engine import Executor
 from perdure.errors import CircuitBreakerOpen, PerdureError
 from perdure.resilience.circuit import State as Breaker
-from perdure.resilience.failures import Verdict, asked_pause_s, verdict
+from perdure.resilience.failures import Verdict, requested_pause_s, verdict
 from perdure.resilience.shared import Transition
 from perdure.turns.lease import queries
 from perdure.turns.lease.claim import LeaseLost, TurnRef
@@ -38,7 +38,7 @@ def pause_s(error: PerdureError, cooldown_s: float) -> float | None:
         # While a probe is under way that says when its time is over; should it fail or be lost, nobody tells.
         wanted = None if error.retry_after_s is None else min(error.retry_after_s, cooldown_s)
     elif verdict(error) is Verdict.TRANSIENT:
-        wanted = max(asked_pause_s(error) or 0.0, cooldown_s)
+        wanted = max(requested_pause_s(error) or 0.0, cooldown_s)
     else:
         return None
     return min(cooldown_s if wanted is None else wanted, _LONGEST_PAUSE_S)
