@@ -1,4 +1,4 @@
-"""Approvals: calls that wait for a person's decision, without a worker.
+"""Approvals: tool calls that wait for a person's decision, without a worker.
 
 A reply with such a call is committed with its calls `asked` (a person decides) or `approved` (no decision needed), and
 none of them begins. The turn then waits: no lease, no worker, no attempt, and no worker claims the session before the
@@ -32,7 +32,7 @@ from perdure.turns.lease.hold import Hold
 log = logging.getLogger(__name__)
 
 UNBEGUN = frozenset({"asked", "approved"})
-"""Statuses of a call that waits, or waits with others that do."""
+"""The statuses of calls that wait for a decision, or for the decisions of the other calls."""
 
 DENIED = "A person did not approve of this call, and it was not run. Do not ask for it again unless you are told to."
 EXPIRED = "Nobody approved of this call in time, and it was not run."
@@ -46,9 +46,9 @@ _DENIED_WITH_ARGUMENTS: JsonValue = {
 
 
 class Decision(BaseModel):
-    """What a person decided of a call, as `POST /v1/turns/{id}/approval` takes it.
+    """A decision about a call, as `POST /v1/turns/{id}/approval` takes it.
 
-    `arguments` are what is run instead of the model's own.
+    `arguments` replace the model's own.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra={"not": _DENIED_WITH_ARGUMENTS})
@@ -66,24 +66,24 @@ class Decision(BaseModel):
 
 
 class Waits(Enum):
-    """What came of giving a session back until its calls are decided."""
+    """The outcome of releasing a session until its calls are decided."""
 
     YES = auto()
     CANCELLED = auto()
-    """The turn is cancelled: nothing of it waits."""
+    """The turn is cancelled: it does not wait."""
     ENDING = auto()
-    """The session is to end: what is undecided is denied."""
+    """The session's end is requested: undecided calls are denied."""
 
 
 class Undecided(Exception):
-    """A person is still to decide about some of the calls."""
+    """Some of the calls wait for a decision."""
 
 
 def parse_decision(given: Mapping[str, Any]) -> Decision:
-    """Check what somebody sent as a decision.
+    """Parse a decision from outside.
 
     Raises:
-        InvalidRequest: it is none; the sentence says what is wrong with which field.
+        InvalidRequest: it is malformed; the error names the field and the reason.
     """
     try:
         return Decision.model_validate(given)
@@ -95,11 +95,11 @@ def parse_decision(given: Mapping[str, Any]) -> Decision:
 
 
 def decide(runtime: Runtime, turn_id: UUID, decision: Decision) -> None:
-    """Decide about a call that waits; the last decision has the turn go on.
+    """Decide about a call that waits; after the last decision the turn continues.
 
     Raises:
         NotFound: there is no such turn, or no such call in it.
-        Conflict: the call waits no more: it was decided, has expired, or its turn is being ended.
+        Conflict: the call does not wait: it was decided, has expired, or its turn is being ended.
         InvalidRequest: the arguments do not fit the tool.
         Unavailable: the database cannot be reached.
     """
@@ -130,14 +130,14 @@ def decide(runtime: Runtime, turn_id: UUID, decision: Decision) -> None:
 
 
 def wait(database: Database, hold: Hold, turn_id: UUID, message_seq: int, spent_s: float) -> Waits:
-    """Give the session back until the calls of a message are decided.
+    """Release the session until the calls of a message are decided.
 
     Raises:
         LeaseLost: the token has moved on; nothing was written.
         Unavailable: the database cannot be reached.
     """
     with database.transaction("turns.wait_approval") as transaction:
-        # Whoever cancels or ends does so under this lock: what is read after it is as they left it.
+        # Cancelling and ending hold this lock, too, so what is read after it is final.
         if not transaction.run(queries.LOCK_HELD, hold.held):
             raise LeaseLost
         given = {**hold.held, "turn_id": turn_id, "message_seq": message_seq, "spent_s": spent_s}
@@ -155,7 +155,7 @@ def begin(
     calls: Iterable[tuple[UUID, float]],
     lease_s: float,
 ) -> None:
-    """Begin the approved ones among `calls` (effect id, seconds that it may take), once all are decided.
+    """Begin the approved calls among `calls` (effect id, seconds that it may take), once all are decided.
 
     Raises:
         Undecided: some are not; nothing has begun.
@@ -181,21 +181,21 @@ def begin(
 
 def _require_open(row: Row[Any], *, ending: bool) -> None:
     if row.status != "asked":
-        raise Conflict("That call is decided already, or was never asked for.")
+        raise Conflict("That call is decided already, or needs no approval.")
     if ending or not row.waits:
-        raise Conflict("That call waits no more: its turn goes on, or is over.")
+        raise Conflict("That call no longer waits: its turn continues or has ended.")
     if row.expired:
-        raise Conflict("The time to approve of that call is over: it is denied.")
+        raise Conflict("The approval of that call has expired: it is denied.")
 
 
 def _checked(runtime: Runtime, row: Row[Any], arguments: Mapping[str, Any] | None) -> str | None:
-    """The arguments as text that the tool takes."""
+    """The arguments as text, checked against the tool."""
     if arguments is None:
         return None
     agent, text = runtime.agents.get(row.agent), as_json(arguments)
     tool = agent.find_tool(row.tool)
     if tool is None and agent.may_have(row.tool):
-        return text  # whether they fit, the server says when it is asked
+        return text  # a server checks its tools' arguments itself
     if tool is None:
         raise Conflict(f"The agent {row.agent!r} has no tool {row.tool!r} any more.")
     try:

@@ -6,8 +6,8 @@ from perdure.database.engine import Statement
 from perdure.database.fencing import HELD
 from perdure.sessions.states import State, Trigger, sql
 
-# A result of one of several calls made side by side, as it comes. Not fenced: a late result
-# may be written here, but it enters the transcript only by STEP.
+# The result of one of several concurrent calls, as it comes. Not fenced: a late result may be written here, but it
+# enters the transcript only by STEP.
 FINISH_EFFECT = Statement(
     "turns.finish_effect",
     """
@@ -18,7 +18,7 @@ FINISH_EFFECT = Statement(
     """,
 )
 
-# A tool call that runs (again) has its full time from here on, and the lease with it.
+# A tool call that runs (again) has its full time limit from now on, and the lease with it.
 EXTEND_EFFECT = Statement(
     "turns.extend_effect",
     f"""
@@ -35,7 +35,7 @@ EXTEND_EFFECT = Statement(
     """,
 )
 
-# None is undecided for longer than its time, however far the clock was set back since.
+# No call stays undecided longer than its time limit, also if the clock was set back.
 EFFECTS_OF_STEP = Statement(
     "turns.effects_of_step",
     """
@@ -53,8 +53,8 @@ LOCK_HELD = Statement(
     f"SELECT token FROM sessions WHERE {HELD} FOR NO KEY UPDATE",
 )
 
-# Gives the session back until the calls are decided, or expire. Nobody's attempt, and no claim. Not where an end or
-# a cancellation was asked for meanwhile.
+# Releases the session until the calls are decided or expire; costs no attempt. Has no effect if an end or a
+# cancellation was requested.
 WAIT_APPROVAL = Statement(
     "turns.wait_approval",
     f"""
@@ -88,7 +88,7 @@ _UNDECIDED = """
           AND decide_at > perdure_now()))
 """.strip()
 
-# Begins what is approved, unless something is still to be decided. What can be decided no more is denied.
+# Begins the approved calls, unless a decision is missing. Calls that can no longer be decided are denied.
 BEGIN_APPROVED = Statement(
     "turns.begin_approved",
     f"""
@@ -129,7 +129,7 @@ LOCK_OF_TURN = Statement(
     """,
 )
 
-# Ids of calls are distinct within a turn; where a release before this one made them, the newest is meant.
+# Call ids are distinct within a turn. Where an earlier release made equal ones, the newest is meant.
 FIND_CALL = Statement(
     "turns.find_call",
     """
@@ -144,7 +144,7 @@ FIND_CALL = Statement(
     writes=False,
 )
 
-# A decision; where it was the last one, the session is anybody's. Returns a row then.
+# A decision. Returns a row if it was the last one: any worker may then claim the session.
 DECIDE = Statement(
     "turns.decide",
     f"""

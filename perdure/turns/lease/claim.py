@@ -23,7 +23,7 @@ _NO_LIMIT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What came before a turn: the channel of the turn before, the session before and its summary, if any."""
+    """What preceded a turn: the channel of the turn before it, and the previous session with its summary."""
 
     channel: str | None = None
     session_id: UUID | None = None
@@ -43,18 +43,18 @@ class TurnRef:
     cancel_requested_at: datetime | None
     before: Before = Before()
     held: str | None = None
-    """How it ends, as JSON, once the session's snapshot is saved; None while it has not come to that."""
+    """The turn's verdict as JSON, once it waits for the session's snapshot to be saved; else `None`."""
     started_at: datetime | None = None
     language: str | None = None
-    """As the message's metadata name it."""
+    """The language named in the message's metadata."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a session keeps between its turns: its tick, its working variables, which snapshot of it counts.
+    """What a session keeps between its turns.
 
-    `variables` is JSON: those of `variables_tick`, which is None if there are none. It is None as well where
-    the claim could not see them yet. `wakes` is how often the session was woken in vain before.
+    `variables`: the working variables as JSON, of tick `variables_tick`; `None` if there are none, or if the claim
+    could not read them. `saved`: the version of the snapshot that counts. `wakes`: wake-ups since the last claim.
     """
 
     tick: int = 0
@@ -66,7 +66,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The session is held under `fence`. `turn` is None if a concurrent commit took the last one."""
+    """The session is held under `fence`. `turn` is `None` if a concurrent commit took the last one."""
 
     session_id: UUID
     fence: Fence
@@ -77,39 +77,39 @@ class Claimed:
 
     @property
     def token(self) -> int:
-        """The fence's token, by which claims are ordered."""
+        """The fence's token; claims are ordered by it."""
         return self.fence.token
 
 
 @dataclass(frozen=True, slots=True)
 class NotNeeded:
-    """Somebody else runs the session, or it has nothing to run."""
+    """Another worker runs the session, or it has nothing to run."""
 
 
 @dataclass(frozen=True, slots=True)
 class NeedsIsolation:
-    """The turn has cost processes their lives: it must be claimed by one of its own."""
+    """Earlier claims of the turn ended with their processes: a process of its own must claim it."""
 
     claims: int
 
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The user runs as many turns as one user may: the session waits for one of them to settle."""
+    """The user's concurrency limit is reached: the session waits until one of the user's turns settles."""
 
 
 Claim = Claimed | NotNeeded | NeedsIsolation | Queued
 
 
 class LeaseLost(Exception):
-    """Another worker has the session: stop, and write nothing."""
+    """Another worker has claimed the session: stop, and write nothing."""
 
 
 def claim(database: Database, session_id: UUID, owner: str, limits: TurnSettings, *, alone: bool = False) -> Claim:
     """Take the lease on a session whose lease is free, and begin its oldest unsettled turn.
 
-    `alone` says that this process is the turn's own. A turn out of attempts is claimed by
-    whoever comes, for it will only be given up.
+    `alone`: this process runs nothing but this turn. A turn out of attempts may be claimed by any process, because it
+    is only settled as failed.
     """
     parameters = {
         "session_id": session_id,
@@ -147,7 +147,7 @@ def begin_next(database: Database, session_id: UUID, fence: Fence, limits: TurnS
 
 
 def is_claimable(database: Database, session_id: UUID, limits: TurnSettings) -> bool:
-    """Whether a claim that found nothing only met a row that was locked for a moment."""
+    """Whether a claim returned nothing only because another transaction held the row's lock."""
     rows = database.run(queries.CLAIMABLE, {"session_id": session_id, "lease_s": limits.lease_s})
     return bool(rows and rows[0].claimable)
 

@@ -1,4 +1,4 @@
-"""`Hold`: what a running turn knows of its lease. Shared with the keeper's thread."""
+"""`Hold`: the state of one session's lease in this process. Shared with the keeper's thread."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ GRACE_S = 5.0
 
 
 class Hold:
-    """One running turn's lease, shared with the keeper. `call` is the model call under way."""
+    """One session's lease, and the model call that runs under it."""
 
     def __init__(self, claim: Claimed, clock: Clock, lease_s: float) -> None:
         self.session_id = claim.session_id
         self.fence = claim.fence
         self.turn_id: UUID | None = None
         self.tick = claim.kept.tick
-        """The session's tick by the last commit that this process knows of."""
+        """The session's tick at the last commit known to this process."""
         self.stopping = threading.Event()
-        """Something other than time ends the wait for a model: cancelled, lost or draining."""
+        """Set when the turn is cancelled, the lease is lost, or the process drains: a wait for a model ends."""
         self.unwanted = threading.Event()
-        """The turn no longer wants its tools' results: cancelled or lost."""
+        """Set when the turn is cancelled or the lease is lost: results of its tools are not needed."""
         self.cancelled = False
         self.lost = False
         self.draining = False
@@ -41,32 +41,32 @@ class Hold:
 
     @property
     def token(self) -> int:
-        """The fence's token, by which claims are ordered."""
+        """The fence's token; claims are ordered by it."""
         return self.fence.token
 
     @property
     def held(self) -> dict[str, Any]:
-        """The parameters of a statement that is conditional on the fence."""
+        """The parameters of a statement that is conditional on this fence."""
         return self.fence.on(self.session_id)
 
     def renewed(self, asked_at: float) -> None:
-        """The database renewed the lease in answer to a statement sent at `asked_at` (monotonic)."""
+        """Record that the database renewed the lease, by a statement sent at `asked_at` (monotonic)."""
         self._valid_until = asked_at + self._lease_s
 
     def still_valid(self) -> bool:
-        """Whether the lease holds for certain, by this process's own stopwatch."""
+        """Whether the lease certainly holds, by this process's monotonic clock."""
         return not self.lost and self._clock.monotonic() < self._valid_until
 
     def step_within(self, seconds: float) -> None:
-        """The step that begins now ends within `seconds`; later, its lease is not renewed."""
+        """Declare that the step that begins now ends within `seconds`; after that, its lease is not renewed."""
         self._step_until = self._clock.monotonic() + seconds + GRACE_S
 
     def within_step(self) -> bool:
-        """Whether the present step may still be running honestly."""
+        """Whether the current step is within its declared time."""
         return self._clock.monotonic() < self._step_until
 
     def begin(self, turn_id: UUID) -> None:
-        """Begin the session's next turn, which is not cancelled."""
+        """Begin the session's next turn, and forget a cancellation of the previous one."""
         with self._lock:
             self.turn_id = turn_id
             self.cancelled = False
@@ -77,7 +77,7 @@ class Hold:
 
     @contextmanager
     def calling(self, call: ModelCall) -> Iterator[None]:
-        """Have `call` ended when the turn is cancelled, lost, drained, or out of time."""
+        """Within the block, `call` is ended when the turn is cancelled, lost, drained or out of time."""
         with self._lock:
             self._call = call
             already = self.stopping.is_set()
@@ -89,11 +89,11 @@ class Hold:
             with self._lock:
                 self._call = None
 
-    # Each of these says why and stops under one lock: between the two, `begin` could go on to
-    # the next turn, which would then find itself stopped and never learn the reason.
+    # The reason and the event are set under one lock. Between them `begin` could start the next turn, which would then
+    # find itself stopped without a reason.
 
     def cancel(self, turn_id: UUID) -> None:
-        """Somebody asked for `turn_id` to be cancelled."""
+        """Record that cancelling `turn_id` was requested."""
         with self._lock:
             if turn_id != self.turn_id:
                 return
@@ -103,7 +103,7 @@ class Hold:
         _end(call)
 
     def lose(self) -> None:
-        """The token has moved on."""
+        """Record that another worker has claimed the session."""
         with self._lock:
             self.lost = True
             self.unwanted.set()
@@ -111,14 +111,14 @@ class Hold:
         _end(call)
 
     def drain(self) -> None:
-        """The process shuts down: abort a model call, await tool calls."""
+        """Record that the process shuts down: model calls are aborted, tool calls awaited."""
         with self._lock:
             self.draining = True
             call = self._stop()
         _end(call)
 
     def expire_overdue(self) -> None:
-        """Hang up on the model call, or on the part of it that is under way, if its deadline has passed."""
+        """End the model call, or its current part, if its deadline has passed."""
         with self._lock:
             call = self._call
         if call is not None:
@@ -130,7 +130,7 @@ class Hold:
 
 
 def _end(call: ModelCall | None) -> None:
-    """Hang up, outside of the lock: a model's own code runs there."""
+    """End a call outside the lock, because this runs a model's own code."""
     if call is not None:
         call.abort()
 

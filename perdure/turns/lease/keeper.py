@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 _WATCH_S = 1.0
 
 _MOST_TOUCHED = 10_000
-"""Sessions that a process knows to have worked on, for its last flush."""
+"""The most sessions that a process remembers for its last flush."""
 
 
 class Keeper:
-    """Keeps the leases of all turns that this process runs. One thread; start it once."""
+    """Renews the leases of all sessions that this process holds. One thread; start it once."""
 
     def __init__(self, database: Database, clock: Clock, limits: TurnSettings) -> None:
         self._database = database
@@ -48,11 +48,11 @@ class Keeper:
         self._forgets = False
 
     def start(self) -> None:
-        """Begin to keep."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop keeping; what is still held runs out."""
+        """Stop the thread; leases that are still held expire."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join(timeout=_WATCH_S * 5)
@@ -66,7 +66,7 @@ class Keeper:
             self._holds[claim.session_id] = hold
             self._touch(claim)
             draining = self._draining
-        if older is not None:  # this process lost the session and has claimed it again
+        if older is not None:  # this process had lost the session and has claimed it again
             older.lose()
         if draining:
             hold.drain()
@@ -79,12 +79,12 @@ class Keeper:
 
     @property
     def running(self) -> int:
-        """How many sessions this process holds: to run their turns, or to end them."""
+        """The number of sessions that this process holds, to run their turns or to end them."""
         return len(self._holds)
 
     @property
     def turns(self) -> int:
-        """How many turns this process runs."""
+        """The number of turns that this process runs."""
         with self._lock:
             return sum(1 for hold in self._holds.values() if hold.turn_id is not None)
 
@@ -94,7 +94,7 @@ class Keeper:
             return [*reversed(self._touched.items())]
 
     def release_all(self) -> list[tuple[UUID, State]]:
-        """Give back every lease, for a process that must leave in mid-turn; the sessions, and where they stand."""
+        """Release every lease, for a process that must exit in mid-turn; returns the sessions and their states."""
         with self._lock:
             holds = list(self._holds.values())
         for hold in holds:
@@ -103,7 +103,7 @@ class Keeper:
         return [(row.session_id, State(row.state)) for row in rows]
 
     def park(self) -> int:
-        """Stop the running turns at their next safe point, and no session's ending; the number of turns."""
+        """Stop the running turns at their next safe point, but no session's ending; the number of turns."""
         with self._lock:
             holds = [hold for hold in self._holds.values() if hold.turn_id is not None]
         for hold in holds:
@@ -111,7 +111,7 @@ class Keeper:
         return len(holds)
 
     def drain(self) -> None:
-        """Stop every turn at its next safe point, including those that begin later."""
+        """Stop every turn at its next safe point, including turns that begin later."""
         with self._lock:
             self._draining = True
             holds = list(self._holds.values())
@@ -119,7 +119,7 @@ class Keeper:
             hold.drain()
 
     def beat(self) -> None:
-        """One round: time out calls, renew what is due, learn what was cancelled or lost."""
+        """Run one round: end overdue calls, renew leases, detect cancelled and lost turns."""
         with self._lock:
             holds = list(self._holds.values())
         for hold in holds:
@@ -165,7 +165,7 @@ class Keeper:
             if hold.session_id in renewed:
                 hold.renewed(asked_at)
         if len(renewed) == len(holds):
-            self._renewed_at = asked_at  # else the rows that were locked are renewed at the next beat
+            self._renewed_at = asked_at  # rows that were locked are renewed at the next beat
 
     def _watch(self, holds: list[Hold]) -> None:
         rows = self._database.run(

@@ -24,18 +24,18 @@ from perdure.turns.lease.hold import Hold
 log = logging.getLogger(__name__)
 
 MOST_A_ROUND = 10
-"""Parked turns that one round of the sweeper wakes."""
+"""The most parked turns that one round of the sweeper wakes."""
 
 LONGEST = timedelta(days=1)
-"""From its beginning on, a turn is parked so long at the most; what nobody answered by then has failed."""
+"""The longest that a turn may be parked, in seconds since its beginning; then it fails."""
 
 _LONGEST_PAUSE_S = 600.0
 
 
 def pause_s(error: PerdureError, cooldown_s: float) -> float | None:
-    """Seconds after which a model that failed so may answer; None if waiting is no help."""
+    """Seconds after which the failed model may be available; `None` if waiting does not help."""
     if isinstance(error, CircuitBreakerOpen):
-        # While a probe is under way that says when its time is over; should it fail or be lost, nobody tells.
+        # The probe's deadline. If the probe fails or is lost, no event announces it.
         wanted = None if error.retry_after_s is None else min(error.retry_after_s, cooldown_s)
     elif verdict(error) is Verdict.PASSING:
         wanted = max(asked_pause_s(error) or 0.0, cooldown_s)
@@ -45,15 +45,15 @@ def pause_s(error: PerdureError, cooldown_s: float) -> float | None:
 
 
 def may_wait(turn: TurnRef, clock: Clock) -> bool:
-    """Whether a turn has not waited for too long already."""
+    """Whether the turn has been parked for less than the limit."""
     return turn.started_at is None or clock.now() - turn.started_at < LONGEST
 
 
 @dataclass(frozen=True, slots=True)
 class Delayed:
-    """No model answers, and the turn would rather wait: it goes on after `wait_s` seconds.
+    """No model is available and the turn waits `wait_s` seconds.
 
-    `steps` are those that it has taken; `spent_s` is its time under lease without the call that failed.
+    `steps`: the steps that it has taken; `spent_s`: its time under lease without the failed call.
     """
 
     error: PerdureError
@@ -63,7 +63,7 @@ class Delayed:
 
 
 def park(executor: Executor, hold: Hold, turn: TurnRef, delayed: Delayed) -> bool:
-    """Give a turn back; whether it was cancelled meanwhile, and is to be claimed at once.
+    """Release a turn until a model may be available; returns whether a cancel arrived, so that it is claimed at once.
 
     Raises:
         LeaseLost: the token has moved on; nothing was written.
@@ -88,7 +88,7 @@ def park(executor: Executor, hold: Hold, turn: TurnRef, delayed: Delayed) -> boo
 
 
 def recall(executor: Executor, change: Transition) -> None:
-    """A model's breaker changed its state: if it lets calls through again, parked turns need not wait longer."""
+    """Make parked turns due if the breaker now admits calls. Called when a model's breaker changes its state."""
     if change.after is not Breaker.CLOSED or not change.name.startswith("llm:"):
         return
     found = executor.run(queries.RECALL, {})

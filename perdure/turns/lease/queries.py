@@ -8,22 +8,21 @@ from perdure.sessions.states import State, Trigger, sql
 from perdure.snapshots.queries import PRESENT_VARIABLES
 from perdure.turns.drain import CLOSED
 
-# A session is *admitted* while it may run its turns or does: it counts against `user_concurrency`, the turns of its
-# user that run at once. With as many admitted, a further session of the user is *queued*: no wake-up is published for
-# it, and no worker claims it, until a settled turn of the user admits it (ADMIT) or the sweeper does (ADMIT_DUE).
+# A session is *admitted* while it runs its turns or may run them. Admitted sessions count against `user_concurrency`.
+# Once a user has that many, a further session is *queued*: no wake-up is published for it and no worker claims it,
+# until a settled turn of the user admits it (ADMIT) or the sweeper does (ADMIT_DUE).
 #
-# What waits for a person or a model (`not_before`), or after an error (`strikes`), takes no place. A session without
-# such a wait is in `sessions_admitted_idx`, which admission keeps short.
+# A session that waits for an approval or a model (`not_before`), or after an error (`strikes`), takes no place. A
+# session without such a wait is in `sessions_admitted_idx`, which admission keeps short.
 ADMITTED = """
         unsettled > 0 AND not_before IS NULL AND (lease_until IS NOT NULL OR strikes = 0)
 """.strip()
 
-# `not_before` keeps a queued session out of what the sweeper reads (WAKE_DUE). Nothing but a lost update of this
-# release, or a fleet of the release before, lets it come.
+# `not_before` keeps a queued session out of what the sweeper reads (WAKE_DUE).
 _QUEUE = """queued_at = coalesce(s.queued_at, perdure_now()), not_before = perdure_now() + interval '1 hour',
             woken_at = perdure_now(), wakes = 0, paced = false"""
 
-# The next session of a user: the most urgent one, then the one that waits longest.
+# The next session of a user: the highest priority, then the longest waiting.
 _NEXT = """
     SELECT session_id FROM sessions
     WHERE user_id = {user_id} AND unsettled > 0 AND queued_at IS NOT NULL
@@ -37,8 +36,8 @@ _ADMIT = """
     RETURNING s.session_id, s.priority
 """.strip()
 
-# Admits one session of a user who has room, once a turn of the user has freed a place. Two places that are freed at
-# once admit two: the second skips the row that the first has locked.
+# Admits one session of a user, after one of the user's turns has freed a place. Two places that are freed at the same
+# time admit two: the second statement skips the row that the first has locked.
 ADMIT = Statement(
     "turns.admit",
     f"""
@@ -55,8 +54,8 @@ ADMIT = Statement(
     """,
 )
 
-# The sweeper's part: fills the places of every user with queued sessions, whatever became of the turns that should
-# have done so. Visits one row of `sessions_queued_idx` per user, however many sessions each has queued.
+# The sweeper's part: fills the free places of every user with queued sessions. It repairs admissions that were lost
+# with a process. Visits one row of `sessions_queued_idx` per user, however many sessions each user has queued.
 ADMIT_DUE = Statement(
     "sweep.admit_due",
     f"""
@@ -84,15 +83,14 @@ ADMIT_DUE = Statement(
     """,
 )
 
-# A session whose turn waits for a person or for a model is nobody's before its time, whoever wakes
-# it. A moment that lies ahead of the last wake-up was given while the server's clock was wrong, and is none.
+# A session whose turn waits for an approval or a model is not claimed before `not_before`, whatever wakes it. A
+# `not_before` ahead of the last wake-up was written while the server's clock was wrong, and is ignored.
 _IN_TIME = """
           (not_before IS NULL OR not_before <= perdure_now() OR woken_at > perdure_now() + interval '1 second')
 """.strip()
 
-# What the model is told of what came before a turn: the channel of the turn before it, be it the
-# last one of the session before; and that session, with its summary once there is one. And what
-# the session keeps between its turns.
+# For the prompt: the channel of the previous turn, also if that was in the previous session; and the previous session
+# with its summary, if that exists. And what the session keeps between its turns.
 _BEFORE = f"""
            {{held}}.previous_session_id, previous.summary AS previous_summary,
            coalesce(
@@ -103,15 +101,13 @@ _BEFORE = f"""
            {PRESENT_VARIABLES} AS variables
 """.strip()
 
-# Takes the lease and begins (or takes over) the session's oldest unsettled turn. Skips a
-# row that somebody has locked. A lease that lies too far ahead was given while the server's
-# clock was wrong, and is none. From `isolate_from` claims of one turn on, only a process of the
-# turn's own may claim it. While the fleet's intake is closed, nobody may.
+# Takes the lease and begins, or takes over, the session's oldest unsettled turn. Skips a locked row. A lease that lies
+# too far ahead was written while the server's clock was wrong, and counts as expired. From `isolate_from` claims of one
+# turn on, only a process of the turn's own may claim it. While the intake is closed, none may.
 #
-# Where as many of the user's sessions have a live lease as may run at once, the session is queued instead, at the cost
-# of no attempt. No lock is held for the count: claims of one user that run at the same moment do not see each other,
-# so the limit is exceeded by at most their number, until one of these turns settles. A turn that will only be settled
-# (cancelled, or out of attempts) needs no place.
+# If `user_concurrency` of the user's sessions have a live lease, the session is queued instead; that costs no attempt.
+# The count takes no lock: concurrent claims for one user do not see each other, so the limit can be exceeded by their
+# number until one of these turns settles. A turn that is only settled (cancelled, or out of attempts) needs no place.
 CLAIM = Statement(
     "turns.claim",
     f"""
@@ -179,7 +175,7 @@ CLAIM = Statement(
     """,
 )
 
-# Whether a claim that came back empty-handed met a lock for a moment, or had nothing to do.
+# Whether a claim that returned no row met a lock, or had nothing to do.
 CLAIMABLE = Statement(
     "turns.claimable",
     f"""
@@ -191,9 +187,8 @@ CLAIMABLE = Statement(
     writes=False,
 )
 
-# Begins the next turn of a session whose lease is already held, or goes on with the present
-# one after its runner lost sight of what was committed. While the fleet's intake is closed, no turn begins;
-# one that runs goes on.
+# Begins the next turn of a session whose lease is held, or continues the current one after its runner lost track of
+# what was committed. While the intake is closed no turn begins; a running turn continues.
 BEGIN_NEXT = Statement(
     "turns.begin_next",
     f"""
@@ -226,9 +221,8 @@ BEGIN_NEXT = Statement(
     """,
 )
 
-# Renews the leases of a process in one statement; rows that somebody has locked keep what
-# they have until the next beat. What was released at this moment stays so: a lease that
-# nobody holds would keep everybody out until it ran out.
+# Renews the leases of a process in one statement. Locked rows are left to the next beat. A session that was released at
+# the same moment stays released: renewing it would keep every worker out until that lease expired.
 RENEW = Statement(
     "turns.renew",
     """
@@ -245,7 +239,7 @@ RENEW = Statement(
     """,
 )
 
-# What a process must know of the turns that it runs: still its own, still wanted.
+# Whether the turns of this process still hold their fences, and which are cancelled.
 WATCH = Statement(
     "turns.watch",
     """
@@ -257,7 +251,7 @@ WATCH = Statement(
     writes=False,
 )
 
-# What a worker must know of sessions whose turn runs in a process of its own, which may be unable to see it.
+# The same for sessions whose turn runs in a child process, which may be unable to see it.
 WATCH_ISOLATED = Statement(
     "turns.watch_isolated",
     """
@@ -273,8 +267,7 @@ WATCH_ISOLATED = Statement(
     writes=False,
 )
 
-# The store would not take the snapshot: the session is given back, for the sweeper to wake again,
-# later than the last time (see WAKE_DUE).
+# The snapshot store failed: releases the session; the sweeper wakes it after a growing pause (see WAKE_DUE).
 PUT_OFF = Statement(
     "turns.put_off",
     f"""
@@ -292,7 +285,7 @@ PUT_OFF = Statement(
     """,
 )
 
-# Gives a session back in the middle of a turn; what it had is a place to go on from.
+# Releases a session in the middle of a turn; its committed steps stay.
 PARK = Statement(
     "turns.park",
     f"""
@@ -309,9 +302,8 @@ PARK = Statement(
     """,
 )
 
-# Gives a session back after an error: the claim stays counted as a strike. The sweeper wakes the session
-# later after each strike (see WAKE_DUE), and in its next round once the strikes are used up: then the turn is
-# given up.
+# Releases a session after an error: the claim stays counted as a strike. The sweeper wakes it after a pause that grows
+# with each strike (see WAKE_DUE), and in its next round once the strikes are used up: then the turn fails.
 STRIKE = Statement(
     "turns.strike",
     f"""
@@ -331,8 +323,8 @@ STRIKE = Statement(
     """,
 )
 
-# The same until a model may answer. The turn says why, and after how many steps: its answer is delayed until it
-# has taken another one, however often it is tried meanwhile.
+# The same until a model may be available. The turn records the reason and its number of steps: its reply counts as
+# delayed until it has taken another step.
 PARK_FOR = Statement(
     "turns.park_for",
     f"""
@@ -351,7 +343,7 @@ PARK_FOR = Statement(
     """,
 )
 
-# A cancellation that came while the turn was on its way here: somebody is to settle it.
+# A cancellation was requested while the turn was being parked: it must be settled.
 BRING_BACK = Statement(
     "turns.bring_back",
     f"""
@@ -360,8 +352,8 @@ BRING_BACK = Statement(
     """,
 )
 
-# Their order of acceptance becomes the order in which the sweeper wakes them (see WAKE_DUE). `woken_at` is when that
-# was written: it shows a clock that is set back later, which else would put `not_before` into the future again.
+# The order of acceptance becomes the order in which the sweeper wakes them (see WAKE_DUE). `woken_at` records when this
+# was written: if the clock is set back later, it shows that `not_before` is out of date.
 RECALL = Statement(
     "turns.recall",
     """
@@ -376,8 +368,8 @@ RECALL = Statement(
     """,
 )
 
-# A process that must leave now gives back whatever it holds: turns are parked; an ending, and a
-# session that memories are drawn from, stay as far as they are.
+# A process that must exit releases everything that it holds: turns are parked; endings and consolidations stay as far
+# as they are.
 RELEASE_ALL = Statement(
     "turns.release_all",
     f"""
@@ -399,7 +391,7 @@ RELEASE_ALL = Statement(
     """,
 )
 
-# A session that goes on in a later slice takes its place behind its user's queued sessions (see ADMIT).
+# A session that continues in a later slice queues behind its user's other sessions (see ADMIT).
 RELEASE = Statement(
     "turns.release",
     f"""

@@ -19,11 +19,11 @@ from perdure.turns.lease import queries
 log = logging.getLogger(__name__)
 
 MOST_USERS = 2_000
-"""Users for whom one round of the sweeper looks for a free place."""
+"""The most users for whom one round of the sweeper looks for a free place."""
 
 
 def admit_next(runtime: Runtime, user_id: str) -> None:
-    """Wake the session of this user that waits longest for a place, if the user has one free."""
+    """Wake the user's session that has waited longest for a place, if the user has a free one."""
     given = {"user_id": user_id, "user_concurrency": runtime.settings.turn.user_concurrency}
     try:
         rows = runtime.database.run(queries.ADMIT, given)
@@ -35,6 +35,6 @@ def admit_next(runtime: Runtime, user_id: str) -> None:
 
 
 def admit_due(executor: Executor, user_concurrency: int, most: int) -> list[tuple[UUID, int]]:
-    """Admit up to `most` queued sessions whose users have free places; each with its priority, to be woken."""
+    """Admit up to `most` queued sessions of users with free places; returns each with its priority, to be woken."""
     given = {"user_concurrency": user_concurrency, "most": most, "most_users": MOST_USERS}
     return [(row.session_id, row.priority) for row in executor.run(queries.ADMIT_DUE, given)]

@@ -1,9 +1,9 @@
 """The system message: the agent's instructions, the user's channel, and the past.
 
-Made once per turn. The past is in sections of bounded size (`memory.sections`); the previous session comes last, as its
-summary, or as its last messages until the summary exists. Cases that are near to the question follow what is known of
-the user. All of it is quoted (`text.quoting`) as data. If memory cannot be reached, the turn waits for a bounded time
-and continues without it.
+Made once per turn. The past is in sections of bounded size (`memory.sections`). The previous session comes last, as its
+summary, or as its last messages until the summary exists. Cases similar to the question follow the user's memories. All
+of it is quoted (`text.quoting`) as data. If memory cannot be reached, the turn waits for a bounded time and continues
+without it.
 """
 
 from __future__ import annotations
@@ -35,31 +35,33 @@ from perdure.turns.run.transcript import Transcript
 log = logging.getLogger(__name__)
 
 MAX_MESSAGES = 20
-"""Messages of the session before, the newest, that stand in for its summary."""
+"""The newest messages of the previous session that replace its summary until it exists."""
 
 MOST_CASES = 4
-"""Cases of the CaseBank that a turn is told of."""
+"""The most cases of the CaseBank in a prompt."""
 
 _MAX_CHARS = 500
 _CASE_CHARS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Briefing:
-    """The system message of a turn, and the cases of the CaseBank that are in it."""
+class SystemMessage:
+    """The system message of a turn, and the cases in it."""
 
     text: str
     case_ids: tuple[str, ...] = ()
 
 
-def brief(runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript: Transcript) -> Briefing:
-    """What a turn's model is told; `transcript` is what the prompt holds besides.
+def make_system_message(
+    runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript: Transcript
+) -> SystemMessage:
+    """Make the system message; `transcript` holds the rest of the prompt.
 
-    One statement; with a past to recall, those of the recall and one more; with cases to search, one
-    transaction; one more if the session before has no summary yet.
+    One statement; with a past to recall, those of the recall and one more; with cases to search, one transaction; one
+    more if the previous session has no summary yet.
 
     Raises:
-        CallAborted: the turn is to stop; the hold says why.
+        CallAborted: the turn is to stop; the hold has the reason.
         Unavailable: the database cannot be reached.
     """
     limits = runtime.settings.memory
@@ -71,15 +73,15 @@ def brief(runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript:
     quotations = [each for each in (*past, earlier) if each]
     instructions = cut_to(agent.instructions, limits.budget_system - estimate_tokens(channel) - estimate_tokens(NOTE))
     parts = [instructions, channel, *([NOTE] if quotations else []), *quotations]
-    return Briefing("\n\n".join(part for part in parts if part), case_ids)
+    return SystemMessage("\n\n".join(part for part in parts if part), case_ids)
 
 
 def offered(agent: Agent, schemas: Sequence[ToolSchema], budget: int) -> tuple[ToolSchema, ...]:
-    """Of the agent's tools those that a model is told of; the ones beyond the budget are left out, and reported."""
+    """The agent's tools within the token budget; those beyond it are left out, and logged."""
     told = affordable(schemas, budget)
     if len(told) < len(schemas):
         log.warning(
-            "agent %s: the model is not told of %d of its tools (from %s on): PERDURE_MEMORY__BUDGET_TOOLS is %d",
+            "agent %s: %d of its tools (from %s on) are left out of the prompt: PERDURE_MEMORY__BUDGET_TOOLS is %d",
             agent.name, len(schemas) - len(told), schemas[len(told)].name, budget,
         )  # fmt: skip
     return told
@@ -95,7 +97,7 @@ def _past(
     quoter: Quoter,
     bank: str | None,
 ) -> tuple[list[str], tuple[str, ...]]:
-    """What is remembered, and which cases are among it; nothing where memory cannot be reached."""
+    """The sections of the past, and the cases among them; empty if memory cannot be reached."""
     in_prompt = PromptWindow(hold.session_id, transcript.first_seen(limits.budget_working))
     embedder = MemoizedEmbedder(runtime.embedder)
     occasion = SectionsRequest(
@@ -128,7 +130,7 @@ def _past(
         except (Abandoned, Unavailable):
             raise
         except PerdureError as error:
-            log.warning("turn %s goes on without the CaseBank: %s", turn.turn_id, error.message)
+            log.warning("turn %s continues without the CaseBank: %s", turn.turn_id, error.message)
         return [_case(each) for each in cases]
 
     try:
@@ -140,9 +142,9 @@ def _past(
     except CallAborted:
         raise
     except PerdureError as error:
-        log.warning("turn %s goes on without what is remembered: %s", turn.turn_id, error.message)
-    except DBAPIError:  # a text that the search stumbles over: no reason to leave its sender without an answer
-        log.exception("turn %s goes on without what is remembered", turn.turn_id)
+        log.warning("turn %s continues without memory: %s", turn.turn_id, error.message)
+    except DBAPIError:  # a text that breaks the search must not keep its sender from a reply
+        log.exception("turn %s continues without memory", turn.turn_id)
     return [], ()
 
 

@@ -25,7 +25,7 @@ from perdure.turns.run.transcript import Entry, Transcript
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step adds: messages, the intents of calls that `entries` ask for, or the results of calls."""
+    """The additions of one step: messages, the intents of the calls that they ask for, or the results of calls."""
 
     entries: Sequence[Entry]
     asks: bool = False

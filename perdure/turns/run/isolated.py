@@ -28,8 +28,8 @@ IDLE_S = 60.0
 class Standing:
     """A session and its oldest unsettled turn.
 
-    `limit_s` is the turn's time limit, `spent_s` its time under lease at the last commit; `is_silent` says that the
-    lease was not renewed when its holder should have renewed it.
+    `limit_s`: the turn's time limit. `spent_s`: its time under lease at the last commit. `is_silent`: the lease was not
+    renewed when its holder should have renewed it.
     """
 
     fence: Fence
@@ -51,7 +51,7 @@ class Overdue:
 
 
 class Watch:
-    """What is known of one process, whose claims bear the name `owner`. Times are monotonic."""
+    """The observations of one process, whose claims bear the name `owner`. Times are monotonic."""
 
     def __init__(self, owner: str, now: float) -> None:
         self._owner = owner
@@ -63,9 +63,9 @@ class Watch:
     def see(self, standing: Standing | None, now: float) -> Overdue | None:
         """Whether the process must be killed. `standing` is `None` if the session does not exist.
 
-        The process may claim the session again, under a new fence: it does so when the broker takes no wake-up.
+        The process may claim the session again, under a new fence: it does so if the broker refuses the wake-up.
 
-        A turn that is cancelled or whose time is up is killed only if its process is silent: any other one ends by
+        A turn that is cancelled or out of time is killed only if its process is silent: any other process ends it
         itself, at its next safe point. A requested end of the session kills no turn: accepted turns run first.
         """
         if standing is None or (standing.owner != self._owner and self._fence not in (None, standing.fence)):
@@ -93,7 +93,7 @@ class Watch:
 
 
 def look(runtime: Runtime, session_ids: Iterable[UUID]) -> dict[UUID, Standing]:
-    """Where sessions stand, in one statement; those that do not exist are missing.
+    """The states of sessions, in one statement; sessions that do not exist are missing.
 
     Raises:
         Unavailable: the database cannot be reached.

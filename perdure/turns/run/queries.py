@@ -171,9 +171,9 @@ REMAINS = Statement(
     writes=False,
 )
 
-# Commits how a turn ends, and shows nobody: the snapshot is saved first, and SETTLE comes then.
-# Returns the messages that wait behind it, the pending events of that snapshot. Holding again is no
-# progress: the strikes stay.
+# Commits a turn's verdict invisibly to callers: the snapshot is saved first, then SETTLE follows. Returns the messages
+# that wait behind the turn, which are the pending events of that snapshot. Holding back again is no progress: the
+# strikes stay.
 HOLD = Statement(
     "turns.hold",
     f"""

@@ -32,7 +32,7 @@ from perdure.turns.calls.plan import Planned, equip, plan
 from perdure.turns.lease import parking
 from perdure.turns.lease.claim import LeaseLost, TurnRef
 from perdure.turns.lease.hold import Hold
-from perdure.turns.prompt.system_message import Briefing, brief, offered
+from perdure.turns.prompt.system_message import SystemMessage, make_system_message, offered
 from perdure.turns.run.commit_step import Step, StepCommits
 from perdure.turns.run.settle import Cancelled, Ending, Failed, Replied
 from perdure.turns.run.transcript import Entry, Transcript, result_of, said
@@ -45,14 +45,14 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A person is to decide about calls. The session is given back already."""
+    """A person must decide about calls. The session is released already."""
 
 
 Stop = Parked | Waiting | parking.Delayed
 
 
 class Turn:
-    """One turn under one lease, from wherever its transcript stands to its ending."""
+    """One turn under one lease, from the current state of its transcript to its end."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Turn:
         self._began = runtime.clock.monotonic() - spent_s
         self._agent: Agent = runtime.agents.get(ref.agent)
         self._model: Model = runtime.models(self._agent.model or runtime.settings.model)
-        self._briefing: Briefing | None = None
+        self._system_message: SystemMessage | None = None
         self._tools = Toolset()
         self._schemas: tuple[ToolSchema, ...] = ()
         self._offered: tuple[ToolSchema, ...] = ()
@@ -89,13 +89,13 @@ class Turn:
 
     @property
     def spent_s(self) -> float:
-        """Seconds under lease, over all the runners that the turn has had."""
+        """Seconds under lease, over all runners of the turn."""
         return self._runtime.clock.monotonic() - self._began
 
     @property
     def case_ids(self) -> tuple[str, ...]:
         """The cases in the prompt."""
-        return () if self._briefing is None else self._briefing.case_ids
+        return () if self._system_message is None else self._system_message.case_ids
 
     def run(self) -> Ending | Stop:
         """Step until the turn ends.
@@ -104,8 +104,8 @@ class Turn:
             LeaseLost: another worker has the session.
             Unavailable: the database cannot be reached; what is committed must be read again.
         """
-        left = self._refused() or self._loop()
-        return left if isinstance(left, Stop) else self._let_go(left)
+        left = self._rejected_by_hook() or self._loop()
+        return left if isinstance(left, Stop) else self._call_closing_hooks(left)
 
     def _loop(self) -> Ending | Stop:
         while True:
@@ -116,8 +116,8 @@ class Turn:
             if left is not None:
                 return left
 
-    def _refused(self) -> Failed | None:
-        """Whether a required hook keeps the turn from beginning. Once the user's words are committed, all have passed.
+    def _rejected_by_hook(self) -> Failed | None:
+        """The failure of a required hook before the turn. Not called again once the user's messages are committed.
 
         Raises:
             LeaseLost: another worker has the session.
@@ -137,8 +137,8 @@ class Turn:
         self._hold.step_within(within_s * len(hooks))
         call_hooks(hooks, seen, within_s, self._runtime.leaks)
 
-    def _let_go(self, ending: Ending) -> Ending:
-        """How the turn ends, once its hooks have seen it: a required one may take the reply back."""
+    def _call_closing_hooks(self, ending: Ending) -> Ending:
+        """Call the hooks after the turn; a required one may turn the reply into a failure."""
         match ending:
             case Replied(reply):
                 over = TurnEnding(self._seen(), "done", reply.content)
@@ -161,14 +161,14 @@ class Turn:
         return TurnStarted(user, self._hold.session_id, ref.turn_id, ref.agent, ref.channel, text, tenant)
 
     def _step_or_stop(self) -> Ending | Stop | None:
-        """One step; its ending, or `None` if the turn continues."""
+        """Run one step; returns how the turn ends or stops, or `None` if it continues."""
         try:
             reply = self._step()
         except Undecided:
             return self._wait()
         except (CallAborted, Interrupted) as error:
-            # Else the hold says why, at the head of the loop.
-            return None if self._hold.stopping.is_set() else Failed(_broken_off(error))
+            # otherwise `_over` finds the reason in the hold
+            return None if self._hold.stopping.is_set() else Failed(_aborted_by_model(error))
         except Unavailable:
             raise
         except PerdureError as error:
@@ -176,7 +176,7 @@ class Turn:
         return None if reply is None else Replied(reply)
 
     def _wait(self) -> Waiting | None:
-        """Give the session back until its calls are decided, unless nothing waits any more."""
+        """Release the session until its calls are decided, if any still waits."""
         asking = self.transcript.asking()
         if asking is None or asking.seq is None:
             raise LookupError("no call is open")
@@ -186,7 +186,7 @@ class Turn:
         return Waiting() if waits is approvals.Waits.YES else None
 
     def _delayed(self, error: PerdureError) -> parking.Delayed | None:
-        """Whether the turn waits until a model may answer. One whose own time is over does not."""
+        """The turn's delay, if it may wait until a model is available; not if its own time is over."""
         settings = self._runtime.settings
         if (self._agent.on_unavailable or settings.turn.on_unavailable) != OnUnavailable.PARK:
             return None
@@ -201,7 +201,7 @@ class Turn:
         if self._hold.cancelled:
             return Cancelled()
         if self._planned is not None:
-            return None  # intents are committed: their calls are run before anything else ends the turn
+            return None  # intents are committed: their calls run before anything else ends the turn
         if self._hold.draining:
             return Parked()
         if self.spent_s >= self._timeout_s:
@@ -211,7 +211,7 @@ class Turn:
         return None
 
     def _step(self) -> Entry | None:
-        """One step; returns the reply that ends the turn, if this step brought it."""
+        """Run one step; returns the reply that ends the turn, if there is one."""
         asking = self.transcript.asking()
         if asking is not None:
             self._answer(asking)
@@ -220,35 +220,37 @@ class Turn:
         if not reply.tool_calls:
             return reply
         if self._hold.draining:
-            raise Interrupted  # the process leaves: its successor asks again, and has the time to run the tools
+            raise Interrupted  # the process shuts down: its successor asks again, and has the time to run the tools
         self._ask(reply)
         return None
 
     def _query(self) -> ModelReply:
-        if self._briefing is None:
-            self._briefing = brief(self._runtime, self._hold, self._agent, self.ref, self.transcript)
-        self._look_for_tools()
+        if self._system_message is None:
+            self._system_message = make_system_message(
+                self._runtime, self._hold, self._agent, self.ref, self.transcript
+            )
+        self._read_tools()
         self._before_call_s = self.spent_s
-        # For the model and its fallbacks together; each has its own limit besides.
+        # The limit of the model and its fallbacks together; each also has its own.
         limit_s = max(self._timeout_s - self._before_call_s, 0.001)
         call = ModelCall(self._runtime.clock, limit_s)
-        prompt = self.transcript.prompt(self._briefing.text, self._runtime.settings.memory.budget_working)
+        prompt = self.transcript.prompt(self._system_message.text, self._runtime.settings.memory.budget_working)
         request = ModelRequest(prompt, self._offered)
         self._hold.step_within(limit_s)
         with self._hold.calling(call):
             try:
                 reply = self._model.respond(request, call)
-            except Unavailable as error:  # here that word means the database, which is asked again without end
+            except Unavailable as error:  # else it would count as the database's, which is retried without end
                 raise ProviderError(error.message) from error
         if not reply.content.strip() and not reply.tool_calls:
             raise InvalidResponse("The model's answer was empty.")
         return reply
 
-    def _look_for_tools(self) -> None:
-        """Have what the agent may call now; servers' tools come and go between two steps."""
+    def _read_tools(self) -> None:
+        """Read the tools that may be called now; those of MCP servers can change between two steps."""
         self._tools = equip(self._runtime, self._hold, self._agent)
         schemas = self._tools.schemas()
-        if schemas != self._schemas:  # else they were weighed, and what is left out reported, a step ago
+        if schemas != self._schemas:  # unchanged tools were weighed against the budget before
             self._schemas = schemas
             self._offered = offered(self._agent, schemas, self._runtime.settings.memory.budget_tools)
 
@@ -281,7 +283,7 @@ def out_of_time(limit_s: float) -> DeadlineExceeded:
     return DeadlineExceeded(f"I could not finish within {limit_s:g} seconds, so I stopped.")
 
 
-def _broken_off(error: Exception) -> PerdureError:
+def _aborted_by_model(error: Exception) -> PerdureError:
     """A model reported an aborted call that was not aborted."""
     broken = ProviderError("The model broke off.")
     broken.__cause__ = error

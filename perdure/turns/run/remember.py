@@ -20,9 +20,9 @@ from perdure.turns.run.transcript import Transcript
 def remember(
     runtime: Runtime, session_id: UUID, token: int, *, turn: TurnRef, transcript: Transcript, verdict: Verdict
 ) -> None:
-    """Keep a turn that was settled by `verdict` under `token`; one that said nothing leaves nothing.
+    """Write a turn that `verdict` settled under `token` to working memory; a turn without messages leaves nothing.
 
-    `transcript` is the one that the verdict was made from: what it has committed comes first.
+    `transcript` is the one that the verdict was made from; its committed messages come first.
     """
     committed = [entry.record(number) for number, entry in enumerate(transcript.present, 1) if entry.seq is not None]
     if runtime.redis_memory is None or not (committed or verdict.messages):

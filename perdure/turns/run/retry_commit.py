@@ -30,7 +30,7 @@ Committed = TypeVar("Committed")
 
 
 def persist(runtime: Runtime, hold: Hold, turn_id: UUID, commit: Callable[[], Committed]) -> Committed | Claimed:
-    """What `commit` returns, tried until the database takes it; the session as it stands if a failed try had happened.
+    """Call `commit` until the database accepts it; its result, or the session's state if an earlier try was committed.
 
     Tries for as long as a turn may take; a process that shuts down tries twice.
 
@@ -51,7 +51,7 @@ def persist(runtime: Runtime, hold: Hold, turn_id: UUID, commit: Callable[[], Co
         except LeaseLost as error:
             if not refused:
                 raise
-            lost = error  # unless an earlier try was committed after the session was last read
+            lost = error  # an earlier try may have been committed after the session was last read
         found = find_again(runtime, hold)
         if found.turn is None or found.turn.turn_id != turn_id or found.kept.tick != hold.tick:
             return found
@@ -61,7 +61,7 @@ def persist(runtime: Runtime, hold: Hold, turn_id: UUID, commit: Callable[[], Co
 
 
 def _pause(hold: Hold, refused: int) -> None:
-    """Wait before the next try. The first one follows at once, for the connection alone may have been dead."""
+    """Wait before the next try. The first retry follows at once, because perhaps only the connection was dead."""
     if refused > 1:
         pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(refused - 2, 10), _LONGEST_PAUSE_S)
         hold.step_within(pause_s)
@@ -69,7 +69,7 @@ def _pause(hold: Hold, refused: int) -> None:
 
 
 def find_again(runtime: Runtime, hold: Hold) -> Claimed:
-    """The session with its oldest unsettled turn, for as long as `hold` has it; renews the lease.
+    """Read the session with its oldest unsettled turn while `hold` has it; renews the lease.
 
     Raises:
         LeaseLost: another worker has the session, or the database is unavailable for a whole lease.

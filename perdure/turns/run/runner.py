@@ -64,16 +64,16 @@ _LOCKED_PAUSE_S = 0.02
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_REFUSED_S = 30.0
 _MOST_LOSSES = 10
-"""Times that the database is lost sight of in one turn, and found again, before that is a strike against the turn."""
+"""Losses of the database within one turn before the next one counts as a strike."""
 _SLICE_S = 1.0
-"""After this time a session with further turns is given back, so that sessions whose wake-ups wait come first."""
+"""Seconds after which a session with further turns is released, so that waiting sessions come first."""
 _MOST_DOUBLINGS = 3
-"""Of the pause between two attempts to save a snapshot, which begins with that of the sweeper."""
+"""The most doublings of the pause between two attempts to save a snapshot; it begins with the sweeper's interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """The session was ours; so many turns were settled before it was given back."""
+    """The session was run: the number of turns that were settled."""
 
     settled: int
 
@@ -83,7 +83,7 @@ Outcome = Ran | NotNeeded | NeedsIsolation | Queued
 
 @dataclass(frozen=True, slots=True)
 class _DatabaseLost:
-    """The database was away in the middle of a turn that had taken `spent_s` under lease by then."""
+    """The database became unavailable during a turn that had spent `spent_s` seconds under lease."""
 
     turn_id: UUID
     spent_s: float
@@ -91,7 +91,7 @@ class _DatabaseLost:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """How many turns ended here: answered, cancelled or failed for good; or left for somebody else to go on with."""
+    """The number of turns that this process settled (done, failed or cancelled) or parked."""
 
     settled: int = 0
     parked: int = 0
@@ -101,7 +101,7 @@ class Turns:
 
 
 class Runner:
-    """Runs the turns of sessions in this process. `owner` names it in the lease."""
+    """Runs the turns of sessions in this process. `owner` names the process in the lease."""
 
     def __init__(self, runtime: Runtime, owner: str) -> None:
         self._runtime = runtime
@@ -112,21 +112,21 @@ class Runner:
         self.keeper = Keeper(runtime.database, runtime.clock, self._limits)
 
     def turns(self) -> Turns:
-        """How many turns have ended here so far."""
+        """The turns that have ended in this process so far."""
         return self._turns
 
     def start(self) -> None:
-        """Begin to keep leases. Call once, in the process that runs turns."""
+        """Start the keeper of leases. Call once, in the process that runs turns."""
         self.keeper.start()
 
     def close(self) -> None:
-        """Stop keeping leases."""
+        """Stop the keeper."""
         self.keeper.close()
 
     def run(self, session_id: UUID, *, alone: bool = False) -> Outcome:
         """Run the session's turns, if no other worker does.
 
-        `alone` says that this process is the session's own and may be killed by it.
+        `alone`: this process runs nothing else and may be killed by the turn.
 
         Raises:
             Unavailable: the database cannot be reached; nothing was begun.
@@ -143,17 +143,18 @@ class Runner:
                 return Ran(settled)
 
     def settle_killed(self, session_id: UUID, fence: Fence, turn_id: UUID, ending: Ending) -> bool:
-        """Settle a turn whose process was killed while it held the session under `fence`; False if nothing was.
+        """Settle a turn whose process was killed while it held the session under `fence`; `False` if it was settled.
 
-        An ending that the process had held is settled instead. Other turns of the session are left to the next claim.
+        If the process had held back a verdict, that is settled instead. Other turns of the session are left to the next
+        claim.
 
         Raises:
-            Unavailable: the database cannot be reached; it may be tried again.
+            Unavailable: the database cannot be reached; the call may be repeated.
         """
         try:
             found = begin_next(self._runtime.database, session_id, fence, self._limits)
             with self.keeper.holding(found) as hold:
-                hold.drain()  # gives the session back behind the turn
+                hold.drain()  # releases the session after the turn
                 return self._settle_killed(found, hold, turn_id, ending)
         except LeaseLost:
             return False
@@ -183,12 +184,15 @@ class Runner:
         for _ in range(_LOCKED_TRIES):
             if not isinstance(found, NotNeeded) or not is_claimable(self._runtime.database, session_id, self._limits):
                 break
-            time.sleep(_LOCKED_PAUSE_S)  # another transaction held the row for the length of a commit
+            time.sleep(_LOCKED_PAUSE_S)  # another transaction held the row's lock for the length of a commit
             found = claim(self._runtime.database, session_id, self._owner, self._limits, alone=alone)
         return found
 
     def _run_turns(self, claimed: Claimed, hold: Hold) -> tuple[int, bool]:
-        """The number of settled turns, and whether the session is free and has more that no wake-up announces."""
+        """Run turns until none is left or the slice is over.
+
+        Returns the number of settled turns, and whether the session is free and has turns without a wake-up.
+        """
         settled, losses = 0, 0
         until = self._runtime.clock.monotonic() + _SLICE_S
         try:
@@ -211,11 +215,11 @@ class Runner:
                 claimed = find_again(self._runtime, hold)
             return settled, self._release(hold) and not hold.draining
         except LeaseLost:
-            log.warning("session %s was taken over; nothing more is written here", hold.session_id)
+            log.warning("session %s was claimed by another worker; this one writes nothing more", hold.session_id)
         return settled, False
 
     def _count_end(self, turn: TurnRef, ended: Settled | Parked, hold: Hold) -> None:
-        """Count how a turn ended here. One that waits frees its user's place; settling one has done so already."""
+        """Count how a turn ended here. A parked turn frees its user's place; settling a turn has done so already."""
         if isinstance(ended, Parked) and not hold.draining:
             user_share.admit_next(self._runtime, turn.user_id)
         with self._counting:
@@ -225,9 +229,9 @@ class Runner:
                 self._turns = replace(self._turns, settled=self._turns.settled + 1)
 
     def _run_turn(self, claimed: Claimed, ref: TurnRef, hold: Hold) -> Settled | Parked | _DatabaseLost:
-        """Run one turn to its commit, or until the database is lost sight of.
+        """Run one turn to its commit, or until the database is lost.
 
-        Any other error is a strike against the turn; once the strikes are used up, it is given up.
+        Any other error is a strike against the turn; once the strikes are used up, it fails.
 
         Raises:
             LeaseLost: another worker has the session.
@@ -271,20 +275,20 @@ class Runner:
                 return self._postpone(claimed, ref, hold, str(error))
         settled = self._settle(ref, hold, verdict, saved=saved)
         self._remember(ref, hold, transcript, verdict)
-        if settled.may_end:  # after the turn is remembered: ending the session removes what is remembered
+        if settled.may_end:  # must follow `_remember`: ending the session deletes working memory
             self._runtime.wake.ending(hold.session_id)
         return settled
 
     def _abandon(self, claimed: Claimed, ref: TurnRef, hold: Hold) -> Settled:
-        """Settle a turn whose strikes are used up. Needs nothing but its claimed row.
+        """Settle a turn whose strikes are used up. Reads nothing but its claimed row.
 
-        An ending that is held is settled as it is, unless that was tried before.
+        A verdict that is held back is settled unchanged, unless that was tried before.
         """
         verdict = _held(ref) if claimed.strikes == self._limits.max_attempts + 1 else None
         if verdict is None:
             cancelled = ref.cancel_requested_at is not None
             ending = Cancelled() if cancelled else Failed(_out_of_attempts(self._limits.max_attempts))
-            log.error("turn %s is given up after %d attempts", ref.turn_id, self._limits.max_attempts)
+            log.error("turn %s failed after %d attempts", ref.turn_id, self._limits.max_attempts)
             verdict = conclude_unread(self._runtime.database, hold.session_id, ref, self._render_error(ref, ending))
         settled = self._settle(ref, hold, verdict, saved=False)
         if settled.may_end:
@@ -294,7 +298,7 @@ class Runner:
     def _ending(
         self, claimed: Claimed, ref: TurnRef, hold: Hold, transcript: Transcript, variables: VariableSet
     ) -> tuple[Ending | Stop, Sequence[str]]:
-        """How the turn ends or stops, and the cases of the CaseBank that its model was told of."""
+        """How the turn ends or stops, and the cases in its prompt."""
         try:
             turn = Turn(self._runtime, hold, ref, transcript, claimed.spent_s, variables=variables)
         except (PerdureError, SettingsError) as error:
@@ -303,19 +307,19 @@ class Runner:
         return turn.run(), turn.case_ids
 
     def _render_error(self, ref: TurnRef, ending: Ending) -> Ending:
-        """A failure in the agent's own words, where it has some."""
+        """Replace the message of a failure with the agent's own, if it has one."""
         agent = next((each for each in self._runtime.agents if each.name == ref.agent), None)
         if not isinstance(ending, Failed) or agent is None or agent.error_messages is None:
             return ending
         try:
             sentence = agent.error_messages.find(ending.error.code, ref.language)
         except Exception:
-            log.exception("agent %s has no words for %s", agent.name, ending.error.code)
+            log.exception("the error messages of agent %s failed for %s", agent.name, ending.error.code)
             return ending
         return Failed(reworded(ending.error, sentence)) if sentence else ending
 
     def _settle(self, ref: TurnRef, hold: Hold, verdict: Verdict, *, saved: bool) -> Settled:
-        """Settle a turn; the verdict is kept in hand until the database takes it."""
+        """Settle a turn; the verdict is kept in this process until the database accepts it."""
 
         def commit() -> Settled:
             return settle(
@@ -330,7 +334,7 @@ class Runner:
 
         settled = persist(self._runtime, hold, ref.turn_id, commit)
         log.info("turn %s is %s", ref.turn_id, verdict.status)
-        if isinstance(settled, Claimed):  # by a try whose answer was lost; what waits behind it has begun, if anything
+        if isinstance(settled, Claimed):  # an earlier try had settled it; what waited behind it has begun
             return Settled(unsettled=1, may_end=False, delivery_id=None)
         if settled.others_wait:
             user_share.admit_next(self._runtime, ref.user_id)
@@ -339,19 +343,19 @@ class Runner:
         return settled
 
     def _remember(self, ref: TurnRef, hold: Hold, transcript: Transcript, verdict: Verdict) -> None:
-        """Keep a settled turn at hand. Nothing depends on it, so no error of it touches the turns that follow."""
+        """Write a settled turn to working memory. An error here must not affect the turns that follow."""
         try:
             remember(self._runtime, hold.session_id, hold.token, turn=ref, transcript=transcript, verdict=verdict)
         except Exception:
-            log.exception("turn %s is settled, and is not kept in working memory", ref.turn_id)
+            log.exception("turn %s is settled, but working memory does not have it", ref.turn_id)
 
     def _stop(self, hold: Hold, ref: TurnRef, began: float, stop: Stop) -> Parked:
-        """Leave a turn as it is, for the next worker."""
+        """Leave a turn to the next worker."""
         match stop:
             case Parked():
                 return self._park(hold, ref, began)
             case Waiting():
-                log.info("turn %s waits for a person to decide about its calls", ref.turn_id)
+                log.info("turn %s waits for approval of its calls", ref.turn_id)
                 return Parked()
             case Delayed(error, wait_s):
                 log.warning("turn %s waits %g s for a model: %s", ref.turn_id, wait_s, loggable(error))
@@ -362,7 +366,7 @@ class Runner:
                 assert_never(stop)
 
     def _postpone(self, claimed: Claimed, ref: TurnRef, hold: Hold, reason: str) -> Parked:
-        """Give the session back with its turn held; the sweeper wakes it later and later."""
+        """Release the session with its verdict held back; the sweeper wakes it after a growing pause."""
         wakes = min(claimed.kept.wakes, _MOST_DOUBLINGS)
         rows = self._runtime.database.run(
             queries.PUT_OFF,
@@ -376,20 +380,25 @@ class Runner:
         if not rows:
             raise LeaseLost
         again_s = self._limits.sweep_s * 2**wakes
-        log.error("turn %s is not answered, for it is not saved: %s Again in %g s.", ref.turn_id, reason, again_s)
+        log.error(
+            "turn %s is held back because its snapshot is not saved: %s Next attempt in %g s.",
+            ref.turn_id,
+            reason,
+            again_s,
+        )
         return Parked()
 
     def _park(self, hold: Hold, ref: TurnRef, began: float) -> Parked:
-        """Give the session back in the middle of its turn, at no cost to the turn."""
+        """Release the session in the middle of its turn, at no cost to the turn."""
         self._release_turn(queries.PARK, hold, ref, {"spent_s": self._runtime.clock.monotonic() - began})
         self._runtime.wake.session(hold.session_id, DEFAULT_PRIORITY)
         return Parked()
 
     def _strike(self, hold: Hold, ref: TurnRef, spent_s: float) -> Parked:
-        """Give the session back after an error; the sweeper wakes it later after each one.
+        """Release the session after an error; the sweeper wakes it after a pause that grows with each one.
 
         Raises:
-            LeaseLost: another worker has the session, or the database is unavailable: then the lease runs out.
+            LeaseLost: another worker has the session, or the database is unavailable: then the lease expires.
         """
         try:
             given = {"spent_s": spent_s, "max_attempts": self._limits.max_attempts}
@@ -410,7 +419,7 @@ class Runner:
         return rows[0]
 
     def _release(self, hold: Hold) -> bool:
-        """Give the session back; whether it has turns to run and the broker took no wake-up for them."""
+        """Release the session; returns whether it has turns to run and the broker refused their wake-up."""
         rows = self._runtime.database.run(queries.RELEASE, {**hold.held, "woken": not hold.draining})
         if rows and rows[0].may_end:
             self._runtime.wake.ending(hold.session_id)
@@ -422,10 +431,10 @@ class Runner:
         return not self._runtime.wake.session(hold.session_id, rows[0].priority)
 
     def _reread(self, hold: Hold, lost: _DatabaseLost, losses: int) -> Claimed:
-        """Where the session stands now: at once the first time, then less and less often.
+        """Read the session again: at once the first time, then after growing pauses.
 
-        A database that answers and yet refuses the commit (its disk is full) would otherwise
-        have the model asked again without a pause and without an end.
+        Without the pause, a database that answers and refuses every commit (its disk is full) would have the model
+        asked in a loop.
         """
         since = self._runtime.clock.monotonic()
         if losses:
@@ -439,7 +448,7 @@ class Runner:
 
 
 def _held(ref: TurnRef) -> Verdict | None:
-    """The ending that is held; None if there is none that this release can read."""
+    """The verdict that is held back; `None` if there is none that this release can read."""
     if ref.held is None:
         return None
     try:
@@ -450,7 +459,7 @@ def _held(ref: TurnRef) -> Verdict | None:
 
 
 def _report(ref: TurnRef, ending: Ending) -> None:
-    """What only this process knows of an ending: the error behind it."""
+    """Log the cause of a failure, which the verdict does not hold."""
     if isinstance(ending, Failed):
         error = ending.error
         log.warning("turn %s failed: %s", ref.turn_id, loggable(error), exc_info=error.__cause__)

@@ -35,7 +35,7 @@ CANCELLED = "The turn was cancelled."
 
 @dataclass(frozen=True, slots=True)
 class Replied:
-    """The model answered without asking for another tool."""
+    """The model replied without asking for another tool."""
 
     reply: Entry
 
@@ -49,7 +49,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Somebody who may asked for it; there is no reply."""
+    """A caller cancelled the turn; there is no reply."""
 
 
 Ending = Replied | Failed | Cancelled
@@ -59,8 +59,8 @@ Ending = Replied | Failed | Cancelled
 class Settled:
     """What the commit left: turns that still wait in the session, and the delivery that is owed.
 
-    `may_end` says that the session was asked to end and that this was its last turn; `others_wait` that the user has
-    sessions that wait for the place that it has freed.
+    `may_end`: the session's end was requested and this was its last turn. `others_wait`: further sessions of the user
+    wait for the place that this turn has freed.
     """
 
     unsettled: int
@@ -71,22 +71,21 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
-    """The fence that a session is written under, and the seconds by which a commit prolongs its lease."""
+    """The fence that a session is written under, and the seconds by which a commit extends its lease."""
 
     session_id: UUID
     fence: Fence
     lease_s: float
     tick: int | None = None
-    """The session's, where a commit may be sent twice; None under the session's lock."""
+    """The session's tick, if the commit may be sent twice; `None` under the session's lock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """All that the commit of an ending writes, in words of JSON.
+    """All data of the commit that settles a turn, serialisable as JSON.
 
-    `messages` are records of entries, in order; `variables` the working variables, None if they
-    are left as they are; `case_ids` the cases of the CaseBank that had a part in it; `extra` the members of a
-    held verdict that this release does not know.
+    `messages`: records of entries, in order. `variables`: the working variables; `None` if they are unchanged.
+    `case_ids`: the cases in the prompt. `extra`: members of a held verdict that this release does not know.
     """
 
     status: str
@@ -101,13 +100,13 @@ class Verdict:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """The verdict as text."""
+        """The verdict as JSON text."""
         record = asdict(self)
         return as_json({**record.pop("extra"), **record})
 
     @classmethod
     def from_json(cls, text: str) -> Verdict:
-        """The verdict that `text` is, as `to_json` made it."""
+        """The verdict in `text`, which `to_json` made."""
         record = json.loads(text)
         known = {each.name for each in fields(cls)} - {"extra"}
         return cls(
@@ -124,7 +123,7 @@ def conclude(
     *,
     case_ids: Sequence[str] = (),
 ) -> Verdict:
-    """What is to be written of a turn that ends so; calls that are still open are answered in it.
+    """The verdict on a turn that ends as `ending` says; open calls are closed in it.
 
     `case_ids` are the cases in its prompt.
     """
@@ -143,13 +142,13 @@ def conclude(
         error_code=error.code if error else None,
         error_message=storable(error.message) if error else None,
         variables=variables,
-        # Of a turn that somebody ended nobody knows whether it would have served.
+        # A cancelled turn says nothing about the use of its cases.
         case_ids=[] if isinstance(ending, Cancelled) else list(case_ids),
     )
 
 
 def conclude_unread(executor: Executor, session_id: UUID, turn: TurnRef, ending: Ending) -> Verdict:
-    """The verdict on a turn that is given up. Parses none of its rows, so that no row can keep it from ending.
+    """The verdict on a turn that is given up. Parses none of its rows, so that no row can prevent its end.
 
     Working variables stay as the last step left them.
     """
@@ -185,10 +184,9 @@ def settle(
     keep: bool = False,
     saved: bool = False,
 ) -> Settled:
-    """Settle a turn.
+    """Settle a turn in one commit.
 
-    `keep` holds on to the lease where more turns wait; `saved` says that the snapshot of the tick
-    that this makes is in its store.
+    `keep`: keep the lease if more turns wait. `saved`: the snapshot of the resulting tick is in its store.
 
     Raises:
         LeaseLost: the token has moved on; nothing was written.
@@ -224,7 +222,7 @@ def settle(
 def _closed(
     executor: Executor, session_id: UUID, turn: TurnRef, transcript: Transcript
 ) -> tuple[list[Entry], dict[str, Any] | None]:
-    """Results for the calls that are still open, and the variables as those of them that ended left them."""
+    """Results for the calls that are still open, and the variables as their finished calls left them."""
     asking = transcript.asking()
     if asking is None:
         return [], None
@@ -239,7 +237,7 @@ def _closed(
 
 
 def _said(turn_id: UUID, message: Mapping[str, Any]) -> Entry:
-    """A message of the inbox, as an entry that is not committed yet."""
+    """A message of the inbox as an uncommitted entry."""
     accepted_at = datetime.fromisoformat(message["accepted_at"])
     return Entry(turn_id, Role.USER, message["text"], message_id=message["message_id"], created_at=accepted_at)
 

@@ -34,27 +34,26 @@ from perdure.turns.run.settle import Verdict
 log = logging.getLogger(__name__)
 
 MAX_EVENTS = 100
-"""Pending messages, the oldest, that the snapshot saved with a turn holds. An export holds all of them."""
+"""The most pending messages, oldest first, in the snapshot that is saved with a turn. An export has all of them."""
 
 _STEP_S = 10.0
-"""Seconds within which a store has answered, or failed to; see `SnapshotStore`."""
+"""Seconds within which a store answers or fails; see `SnapshotStore`."""
 
 
 class NotSaved(Exception):
-    """The store would not take the snapshot. The message says why, for the operator."""
+    """The store did not save the snapshot. The message is for the operator."""
 
 
 def is_elsewhere(store: SnapshotStore) -> bool:
-    """Whether a snapshot must be saved there, since no commit of ours does it."""
+    """Whether the store is not PostgreSQL, so that a snapshot must be saved separately."""
     return not isinstance(store, PostgresSnapshots)
 
 
 def hydrate(runtime: Runtime, claimed: Claimed, hold: Hold) -> VariableSet:
-    """The working variables that the session goes on with.
+    """The working variables that the session continues with.
 
-    They are the store's if its snapshot is of the last commit, else PostgreSQL's. A snapshot that is
-    of no commit at all is set aside and reported; one that is older, because a turn was broken off
-    in the middle, is not.
+    The store's, if its snapshot is of the last commit; else PostgreSQL's. A snapshot that belongs to no commit is set
+    aside and reported. An older one, which a turn that broke off leaves behind, is only ignored.
 
     Raises:
         LeaseLost: another worker has the session.
@@ -65,7 +64,7 @@ def hydrate(runtime: Runtime, claimed: Claimed, hold: Hold) -> VariableSet:
 
 
 def kept_variables(database: Database, claimed: Claimed) -> Mapping[str, Any]:
-    """The working variables in PostgreSQL. No statement, unless the claim could not read them.
+    """The working variables in PostgreSQL. Runs a statement only if the claim could not read them.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -83,17 +82,17 @@ def kept_variables(database: Database, claimed: Claimed) -> Mapping[str, Any]:
 
 
 def save(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict, memory: Memory) -> None:
-    """Hold the ending of a turn, and save the snapshot as settling will leave the session.
+    """Hold back the turn's verdict, and save the snapshot of the session as settling will leave it.
 
-    `memory` is what the session has in mind by the last commit.
+    `memory`: the session's messages and variables at the last commit.
 
     Raises:
-        NotSaved: the store would not take it; the ending is held.
+        NotSaved: the store failed; the verdict is held back.
         LeaseLost: another worker has the session.
         Unavailable: the database cannot be reached.
     """
     rows = persist(runtime, hold, turn.turn_id, lambda: _held(runtime, hold, turn, verdict))
-    if isinstance(rows, Claimed):  # settled, which this runner has not done
+    if isinstance(rows, Claimed):  # another runner has settled the turn
         raise LeaseLost
     snapshot = AgentSnapshot(
         agent_id=hold.session_id,
@@ -110,8 +109,8 @@ def save(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict, memory: 
     stale = _offer(runtime.snapshots, snapshot, hold.token)
     if stale is None:
         return
-    # A newer one is there. Either somebody has taken the session over, or the database is older
-    # than its snapshots: it was restored from a backup.
+    # The store has a newer snapshot. Either another worker has taken the session over, or the database was restored
+    # from a backup and is older than its snapshots.
     _require_ours(runtime, hold)
     try:
         runtime.snapshots.set_aside(hold.session_id, stale.stored, f"the session is at tick {rows[0].tick}")
@@ -144,7 +143,7 @@ def _stored(runtime: Runtime, claimed: Claimed, hold: Hold) -> AgentSnapshot | N
     except LeaseLost:
         raise
     except Exception as error:  # noqa: BLE001
-        # Whatever a third party's store raises: what is there is here as well.
+        # A third party's store may raise anything; the variables are in PostgreSQL, too.
         log.warning("session %s goes on without its snapshot: %s", claimed.session_id, _reason(store, error))
     return None
 
@@ -168,7 +167,7 @@ def _held(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict) -> Sequ
 
 
 def _offer(store: SnapshotStore, snapshot: AgentSnapshot, token: int) -> StaleSnapshot | None:
-    """Save `snapshot`; what the store says if it has a newer one."""
+    """Save `snapshot`; returns the store's answer if it has a newer one."""
     try:
         store.save(snapshot, token)
     except StaleSnapshot as stale:

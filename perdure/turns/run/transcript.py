@@ -28,16 +28,17 @@ from perdure.turns.run import queries
 log = logging.getLogger(__name__)
 
 WINDOW_TURNS = 20
-"""Turns of history that a prompt begins with, before it is cut to the budget: the default of
-`PERDURE_MEMORY__WORKING_TURNS`, which the runner passes."""
+"""Turns of history that a prompt begins with, before it is cut to its budget; the default of
+`PERDURE_MEMORY__WORKING_TURNS`, which the runner passes.
+"""
 
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError)
-"""What parsing a row raises that this release does not understand."""
+"""The errors of parsing a row that this release does not understand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One message of a transcript. `seq` is None while it is not committed."""
+    """One message of a transcript. `seq` is `None` until it is committed."""
 
     turn_id: UUID
     role: Role
@@ -53,7 +54,7 @@ class Entry:
 
     @property
     def token_count(self) -> int:
-        """Tokens by a conservative estimate: a token is at least three bytes of UTF-8, or so."""
+        """A conservative estimate of the tokens in a text: one for every three bytes of UTF-8."""
         calls = sum(len(call.name) + len(call.arguments.encode()) for call in self.tool_calls)
         return (len(self.content.encode()) + calls) // 3 + 4
 
@@ -79,7 +80,7 @@ class Entry:
 
 
 class Transcript:
-    """A session's recent turns and the present one, as its runner holds them in memory."""
+    """A session's recent turns and the current one, in memory."""
 
     def __init__(self, turn_id: UUID, entries: Iterable[Entry]) -> None:
         self.turn_id = turn_id
@@ -87,12 +88,12 @@ class Transcript:
 
     @classmethod
     def load(cls, executor: Executor, session_id: UUID, turn: TurnRef, *, window: int = WINDOW_TURNS) -> Transcript:
-        """Read the last `window` turns, the present one included. One statement.
+        """Read the last `window` turns, including the current one, in one statement.
 
-        An earlier turn that this release cannot parse is left out, whole, and reported.
+        An earlier turn that this release cannot parse is left out as a whole, and logged.
 
         Raises:
-            Exception: the present turn cannot be parsed.
+            Exception: the current turn cannot be parsed.
         """
         rows = executor.run(
             queries.HISTORY,
@@ -108,31 +109,31 @@ class Transcript:
 
     @property
     def uncommitted(self) -> list[Entry]:
-        """What the sender wrote, until the turn's first commit takes it in."""
+        """The user's messages that are not committed to the transcript yet."""
         return [entry for entry in self._entries if entry.seq is None]
 
     def committed_messages(self) -> tuple[Message, ...]:
-        """The messages of the last turns, as far as they are committed."""
+        """The committed messages of the last turns."""
         return tuple(entry.message() for entry in self._entries if entry.seq is not None)
 
     @property
     def present(self) -> list[Entry]:
-        """The entries of the present turn."""
+        """The entries of the current turn."""
         return [entry for entry in self._entries if entry.turn_id == self.turn_id]
 
     @property
     def asked(self) -> str:
-        """What the user says in the present turn."""
+        """The user's text in the current turn."""
         return "\n".join(entry.content for entry in self.present if entry.role is Role.USER)
 
     @property
     def steps(self) -> int:
-        """Model replies in the present turn."""
+        """The number of model replies in the current turn."""
         return sum(entry.role is Role.ASSISTANT for entry in self.present)
 
     @property
     def usage(self) -> Usage:
-        """Tokens of the present turn, over all its steps."""
+        """The tokens of the current turn, over all its steps."""
         return sum((entry.usage for entry in self.present if entry.usage), Usage())
 
     def last_seq(self, first_seq: int) -> int:
@@ -141,28 +142,28 @@ class Transcript:
 
     @property
     def call_ids(self) -> frozenset[str]:
-        """The ids of the present turn's calls. An approval names one, and must not mean a later one."""
+        """The ids of the current turn's calls. An approval names one, which must not mean a later call."""
         return frozenset(call.id for entry in self.present for call in entry.tool_calls)
 
     def asking(self) -> Entry | None:
-        """The message whose tool calls wait for their results, if one does."""
+        """The message whose tool calls have no results yet; `None` if there is none."""
         last = self._entries[-1] if self._entries else None
         return last if last is not None and last.turn_id == self.turn_id and last.tool_calls else None
 
     def committed(self, appended: Sequence[Entry], base: int) -> None:
-        """Note that `appended` were committed behind the session's message number `base`."""
+        """Record that `appended` were committed after the session's message number `base`."""
         self._entries = [entry for entry in self._entries if entry.seq is not None]
         self._entries += [replace(entry, seq=base + number) for number, entry in enumerate(appended, start=1)]
 
     def prompt(self, system: str, budget: int) -> tuple[Message, ...]:
         """The messages for a model: whole turns from the newest back, as far as `budget` tokens go.
 
-        The newest turn is never cut, whatever it takes.
+        The newest turn is never cut.
         """
         return (Message(Role.SYSTEM, system), *(entry.message() for entry in self._within(budget)))
 
     def first_seen(self, budget: int) -> int:
-        """The number of the first message in such a prompt; 0 if none of them is committed yet."""
+        """The number of the first message in such a prompt; 0 if none is committed."""
         return next((entry.seq for entry in self._within(budget) if entry.seq is not None), 0)
 
     def _within(self, budget: int) -> list[Entry]:
@@ -171,7 +172,7 @@ class Transcript:
 
 
 def said(turn_id: UUID, reply: ModelReply, taken: Collection[str] = ()) -> Entry:
-    """A model's reply as an entry, made storable; its call ids made distinct, also from those that are `taken`."""
+    """A model's reply as a storable entry; its call ids are made distinct, also from those in `taken`."""
     return Entry(
         turn_id,
         Role.ASSISTANT,
@@ -189,7 +190,7 @@ def result_of(turn_id: UUID, call: ToolCall, text: str) -> Entry:
 
 
 def _distinct(calls: Sequence[ToolCall], taken: Collection[str]) -> tuple[ToolCall, ...]:
-    """The calls with ids that are there, storable, and each its own."""
+    """The calls with non-empty, storable, distinct ids."""
     seen = set(taken)
     distinct = []
     for number, call in enumerate(calls, start=1):
@@ -206,7 +207,7 @@ def _turns(rows: Iterable[Row[Any]]) -> Iterator[list[Row[Any]]]:
 
 
 def _entries(rows: Sequence[Row[Any]], present: UUID) -> list[Entry]:
-    """One turn's entries; none if it is over and cannot be parsed: it must not stop the turns that follow."""
+    """One turn's entries; none if it is settled and cannot be parsed: it must not stop the turns that follow."""
     turn_id = rows[0].turn_id
     try:
         return [_entry(row) for row in rows]
