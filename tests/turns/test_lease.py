@@ -18,13 +18,14 @@ from perdure.memory.redis import queries as memory_queries
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Role
 from perdure.sessions import queries as session_queries
 from perdure.snapshots import queries as snapshot_queries
+from perdure.tools.variables import VariableSet
 from perdure.turns.calls import queries as calls_queries
 from perdure.turns.lease import queries as lease_queries
 from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM, Claimed, LeaseLost, NeedsIsolation, NotNeeded, claim
 from perdure.turns.lease.hold import Hold, _all_held
 from perdure.turns.lease.keeper import Keeper
 from perdure.turns.run import queries as run_queries
-from perdure.turns.run.react import Turn
+from perdure.turns.run.commit_step import Step, StepCommits
 from perdure.turns.run.runner import Ran, Runner
 from perdure.turns.run.settle import Cancelled, Tenure, conclude, settle
 from perdure.turns.run.transcript import Entry, Transcript
@@ -129,10 +130,10 @@ def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness
     stale, hold = lose(harness)
     assert stale.turn is not None
     transcript = Transcript.load(harness.database, stale.session_id, stale.turn)
-    turn = Turn(harness.runtime, hold, stale.turn, transcript, 0)
+    commits = StepCommits(harness.runtime, hold, stale.turn, transcript, variables=VariableSet(), spent_s=lambda: 0.0)
     before = _state(harness)
     with pytest.raises(LeaseLost):
-        turn._commit([*transcript.uncommitted, Entry(stale.turn.turn_id, Role.ASSISTANT, "x")], asks=False)
+        commits.commit(Step([*transcript.uncommitted, Entry(stale.turn.turn_id, Role.ASSISTANT, "x")]))
     with pytest.raises(LeaseLost):
         settle(
             harness.database, harness.clock, Tenure(stale.session_id, stale.fence, 30), turn=stale.turn,

@@ -210,7 +210,7 @@ def test_it_says_so_in_the_log(harness: Harness, spy: Spy, caplog: pytest.LogCap
     with caplog.at_level(logging.ERROR):
         harness.run(sent.session_id)
     assert f"turn {sent.turn_id} is held back because its snapshot is not saved" in caplog.text
-    assert "Make room. Again in 5 s." in caplog.text
+    assert "Make room. Next attempt in 5 s." in caplog.text
 
 
 def test_turns_behind_a_held_one_wait_for_it(harness: Harness, spy: Spy) -> None:
