@@ -10,7 +10,7 @@ from tempfile import NamedTemporaryFile
 
 
 def made_once(path: Path, make: Callable[[], str]) -> str:
-    """The text of the file at `path`, which `make` gives if there is none. Of two processes at once, one makes it.
+    """The text of the file at `path`; if it does not exist, `make` makes it. Of two concurrent processes, one makes it.
 
     The file's mode is 0600.
     """

@@ -1,7 +1,7 @@
-"""What an entry of `PERDURE_API_KEYS` and `PERDURE_ADMIN_KEYS` may be.
+"""The syntax of `PERDURE_API_KEYS` and `PERDURE_ADMIN_KEYS`.
 
-`[TENANT=]KEY`, `[TENANT=]sha256:HEX` or `file:PATH`. Where the text before the first `=` cannot name a tenant, the `=`
-is the key's own. No message here contains any part of a key.
+`[TENANT=]KEY`, `[TENANT=]sha256:HEX` or `file:PATH`. If the text before the first `=` is not a valid tenant, the `=`
+belongs to the key. No message here contains any part of a key.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from perdure.access.tenants import is_tenant
 from perdure.text.patterns import compiled
 
 SHORTEST = 16
-"""Characters that a key has at least."""
+"""The fewest characters of a key."""
 
 OF_A_LINE = f"[TENANT=]KEY with a KEY of {SHORTEST} characters or more, or [TENANT=]sha256: and 64 hexadecimal digits"
 ACCEPTED = f"{OF_A_LINE}, or file:PATH"
@@ -25,26 +25,26 @@ _FILE = "file:"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key as its SHA-256, and the tenant whose users its holder reaches; `None`: users without a tenant."""
+    """A key as its SHA-256, and the tenant whose users it reaches; `None`: users without a tenant."""
 
     tenant: str | None
     digest: bytes
 
 
 def parse_entry(text: str) -> Key | Path:
-    """The key that an entry is or, for `file:PATH`, where keys are listed.
+    """Parse an entry: a key, or the path of a file of keys.
 
     Raises:
-        ValueError: the entry is neither; the message says why, without the key.
+        ValueError: the entry is neither; the message gives the reason, without the key.
     """
     return Path(text.removeprefix(_FILE)) if text.startswith(_FILE) else parse_key(text)
 
 
 def parse_key(text: str) -> Key:
-    """The key that an entry, or a line of a file, is.
+    """Parse a key in an entry or in a line of a file.
 
     Raises:
-        ValueError: it is none; the message says why, without the key.
+        ValueError: it is not a key; the message gives the reason, without the key.
     """
     before, equals, rest = text.partition("=")
     tenant, key = (before, rest) if equals and is_tenant(before) else (None, text)

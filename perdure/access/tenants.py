@@ -15,22 +15,22 @@ from perdure.errors import InvalidRequest
 SEPARATOR = "\x1f"
 
 ACCEPTED = "1 to 32 of the characters a-z, 0-9 and -"
-"""What a tenant's name may be, for messages."""
+"""The syntax of a tenant's name, for messages."""
 
 LONGEST = 32
 
 PATTERN = "^[a-z0-9-]{1,32}$"
-"""What a tenant's name may be, for the OpenAPI document."""
+"""The syntax of a tenant's name, for the OpenAPI document."""
 
 NOT_A_USER = "user_id: contains U+001F, which no user's id may."
 
 _CHARACTERS = frozenset(string.ascii_lowercase + string.digits + "-")
 
 OF_TENANT = "strpos({column}, chr(31)) > 0 AND split_part({column}, chr(31), 1) = %(tenant)s::text"
-"""SQL: whether the user key in `column` is of the parameter `tenant`. Indexes have the same expressions."""
+"""SQL: whether the user key in `column` belongs to the parameter `tenant`. Indexes have the same expressions."""
 
 WITHOUT_TENANT = "strpos({column}, chr(31)) = 0"
-"""SQL: whether the user key in `column` is that of a user without a tenant."""
+"""SQL: whether the user key in `column` belongs to a user without a tenant."""
 
 
 def is_tenant(text: str) -> bool:
@@ -39,10 +39,10 @@ def is_tenant(text: str) -> bool:
 
 
 def parse_tenant(given: object) -> str | None:
-    """The tenant that a caller names; `None`: none.
+    """Parse the tenant that a caller names; `None`: none.
 
     Raises:
-        InvalidRequest: no tenant can have that name.
+        InvalidRequest: the name is not a valid tenant.
     """
     if given is None or (isinstance(given, str) and is_tenant(given)):
         return given
@@ -50,10 +50,10 @@ def parse_tenant(given: object) -> str | None:
 
 
 def line_tenant(named: object, given: str | None) -> str | None:
-    """The tenant of a line of a file: the one that it names, else the one that is given for the file.
+    """The tenant of a line of a file: its own, else the file's.
 
     Raises:
-        InvalidRequest: the line names another one than the file's, or one that no tenant can be called.
+        InvalidRequest: the line names another tenant than the file's, or an invalid one.
     """
     tenant = parse_tenant(named)
     if tenant is not None and given is not None and tenant != given:
@@ -90,5 +90,5 @@ def user_of(key: str) -> str:
 
 
 def author_of(key: str | None) -> str | None:
-    """The author's id in the key that a case is stored with; `None`: the case is everybody's in its tenant."""
+    """The author's id in the key that a case is stored with; `None`: all users of its tenant share the case."""
     return None if key is None or key.endswith(SEPARATOR * 2) else user_of(key)

@@ -1,18 +1,11 @@
-"""The engine: named statements in, rows out, one statement one commit.
+"""The engine: runs named statements and returns their rows; one statement is one commit.
 
-The hot path of a turn never opens a transaction of several statements: each of its writes
-is a single statement (with CTEs) that checks the fencing token and writes in one round
-trip, committed by PostgreSQL itself. A process that is paused therefore holds no lock.
-`transaction()` is for what is rare and needs several statements (accepting a message that
-interrupts); the server ends it if the client falls silent in the middle.
+A turn's writes are single statements (with CTEs) that check the fencing token and write in one round trip, committed by
+PostgreSQL itself. A paused process therefore holds no lock. `transaction()` is for rare work that needs several
+statements, such as accepting a message that interrupts; the server ends it if the client becomes unresponsive.
 
-Errors of the driver are mapped here, once: a database that cannot be reached is
-`Unavailable`. Such an error is ambiguous (the commit may have happened), so callers do not
-repeat a write blindly: they read again what is true and go on from there.
-
-A connection can become useless without being lost: its prepared statements are deallocated, a column's type changes
-under them, or its server is demoted to a standby. All pooled connections are then replaced. A single statement runs
-again on a new connection: the server refused it, so nothing was written. A transaction is `Unavailable`.
+Errors of the driver are mapped here, once: a database that cannot be reached is `Unavailable`. Such an error is
+ambiguous, because the commit may have happened: callers read the current state before they repeat a write.
 """
 
 from __future__ import annotations
@@ -58,7 +51,7 @@ have changed since, and preparing it again helps."""
 _TRIES = 3
 
 _OVER_A_LIMIT = "54"
-"""The class of error codes for statements over a limit of the server's, such as an index row that is too large."""
+"""The class of error codes for statements that exceed a limit of the server, such as an index row that is too large."""
 
 _CONNECT_TIMEOUT_S = 5
 _LOCK_TIMEOUT_S = 2
@@ -66,9 +59,10 @@ _POOL_SIZE = 32
 _POOL_WAIT_S = 30
 _SET_ASIDE = 2
 _SEARCH_WIDTH = 200
-"""Of pgvector's index: 0.98 of the nearest ten are found among 100,000 vectors of one kind of sentence. A search
-that is narrowed to one user goes on (iteratively) until it has found enough of theirs or met
-`hnsw.max_scan_tuples` (20,000); at this width, one who owns half of all rows has enough the first time."""
+"""The width of pgvector's index search: it finds 0.98 of the nearest ten among 100,000 vectors of one kind of sentence.
+A search that is narrowed to one user continues (iteratively) until it has found enough of the user's rows or met
+`hnsw.max_scan_tuples` (20,000); at this width, a user who owns half of all rows gets enough in the first pass.
+"""
 
 _BUSY = "The database is busy; please try again."
 _UNREACHABLE = "The database cannot be reached; please try again."
@@ -76,10 +70,10 @@ _UNREACHABLE = "The database cannot be reached; please try again."
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement with a name. `writes` says that running it is a commit of its own.
+    """A statement with a name. `writes`: running it is a commit of its own.
 
-    `sql` names its parameters `%(so)s`. Each connection prepares it once, under its name, and
-    executes it from then on: parsing and planning cost more than a turn's statements do.
+    `sql` names its parameters `%(so)s`. Each connection prepares it once, under its name, and then executes it: parsing
+    and planning cost more than a turn's statements do.
     """
 
     name: str
@@ -93,13 +87,13 @@ class Statement:
 
     @cached_property
     def prepare(self) -> str:
-        """The SQL that prepares it on a connection."""
+        """The SQL that prepares the statement on a connection."""
         numbers = {name: f"${number}" for number, name in enumerate(self.parameters, start=1)}
         return f'PREPARE "{self.name}" AS {_PARAMETER.sub(lambda found: numbers[found[1]], self.sql)}'
 
     @cached_property
     def execute(self) -> str:
-        """The SQL that runs it once prepared, for positional parameters."""
+        """The SQL that runs the prepared statement, with positional parameters."""
         given = f"({', '.join(['%s'] * len(self.parameters))})" if self.parameters else ""
         return f'EXECUTE "{self.name}"{given}'
 
@@ -109,10 +103,10 @@ Observer = Callable[[Moment, str], None]
 
 
 class Executor(Protocol):
-    """Something that runs a statement: the database itself, or a transaction under way."""
+    """Runs statements: the database, or a transaction."""
 
     def run(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
-        """Run it and return its rows."""
+        """Run a statement and return its rows."""
         ...
 
 
@@ -123,16 +117,15 @@ class Transaction:
         self._connection = connection
 
     def run(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
-        """Run one of them and return its rows."""
+        """Run a statement and return its rows."""
         return _rows(self._connection, statement, parameters)
 
 
 class Database:
-    """A pool of connections and the ways to use them. Shared by all threads of a process.
+    """A pool of connections. Shared by all threads of a process.
 
-    `observe`, where given, is called before each commit is sent and after it is known to
-    have happened: tests and `perdure certify` use it to kill the process at each of these
-    boundaries.
+    `observe` is called before each commit is sent and after it is known to have happened. Tests use it to kill the
+    process at each of these boundaries.
     """
 
     def __init__(self, url: str | URL, *, lease_s: float = 30, observe: Observer | None = None) -> None:
@@ -141,13 +134,13 @@ class Database:
         self.engine: Engine = create_engine(
             self.url.difference_update_query(["options"]),
             isolation_level="AUTOCOMMIT",
-            use_native_hstore=False,  # else each connection begins with a query for a type that no table has
+            use_native_hstore=False,  # otherwise each connection begins with a query for a type that no table has
             pool_size=_POOL_SIZE,
             max_overflow=0,  # a connection beyond the pool would be opened and prepared for one statement
             pool_timeout=_POOL_WAIT_S,
             pool_use_lifo=True,
             connect_args=_connect_arguments(self.url, lease_s),
-            hide_parameters=True,  # they are what users said, and an error's text is logged
+            hide_parameters=True,  # the parameters are users' texts, and an error's text is logged
         )
         event.listen(self.engine, "handle_error", hide_values)
         event.listen(self.engine, "handle_error", _drop_if_useless)
@@ -157,8 +150,8 @@ class Database:
     def run(self, statement: Statement, parameters: Mapping[str, Any], *, urgent: bool = False) -> Sequence[Row[Any]]:
         """Run one statement, which commits by itself, and return its rows.
 
-        Connections are set aside for what is `urgent` (renewing leases): whatever waits for
-        locks in all the others does not delay it.
+        `urgent` statements (renewing leases) have connections of their own, so they do not wait behind statements that
+        wait for locks.
 
         Raises:
             Unavailable: the database cannot be reached or is read-only; a write may or may not have happened.
@@ -188,14 +181,14 @@ class Database:
         self._notify("after", name)
 
     def close(self) -> None:
-        """Close the connections that are idle; those in use close when they are given back."""
+        """Close idle connections now, and the others when they are returned."""
         self.engine.dispose()
 
     def _tried(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
-        """Run one statement, again on a new connection if the server refused it over the connection's state.
+        """Run one statement, and repeat it on a new connection if the server refused it for the connection's state.
 
         An error that the server reports aborts the statement's own transaction, so repeating it writes nothing twice.
-        After a lost connection that is unknown: it is not repeated.
+        After a lost connection that is unknown: the statement is not repeated.
         """
         for _ in range(_TRIES - 1):
             try:
@@ -223,17 +216,17 @@ class Database:
 
 
 def with_driver(url: str | URL) -> URL:
-    """`url` with psycopg2 named as its driver: SQLAlchemy takes `postgresql://` to mean another."""
+    """`url` with psycopg2 as its driver: SQLAlchemy takes `postgresql://` to mean another one."""
     return make_url(url).set(drivername="postgresql+psycopg2")
 
 
 def as_json(value: object) -> str:
-    """JSON text for a `jsonb` parameter; refuses NaN and infinities, which PostgreSQL does too."""
+    """JSON text for a `jsonb` parameter; raises on NaN and infinities, which PostgreSQL refuses."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=str)
 
 
 def _rows(connection: Connection, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
-    info = connection.info  # of the pooled connection, and gone with it
+    info = connection.info  # an attribute of the pooled connection, discarded with it
     if statement.name not in info:
         connection.exec_driver_sql(statement.prepare)
         info[statement.name] = True
@@ -243,7 +236,7 @@ def _rows(connection: Connection, statement: Statement, parameters: Mapping[str,
 
 
 def _drop_if_useless(context: ExceptionContext) -> None:
-    """Have SQLAlchemy close a connection that would fail again, and replace all older ones when they are next used."""
+    """Have SQLAlchemy close a connection that would fail again, and replace all older ones at their next use."""
     code = _code(context.original_exception)
     if context.is_disconnect or context.connection is None or not _is_about_the_connection(code):
         return
@@ -278,7 +271,7 @@ def _connect_arguments(url: URL, lease_s: float) -> dict[str, Any]:
 
 @contextmanager
 def mapped_errors() -> Iterator[None]:
-    """Raise the driver's errors as `Unavailable` where that is what they mean."""
+    """Raise `Unavailable` for errors of the driver that mean it."""
     try:
         yield
     except PoolTimeout as error:
@@ -299,7 +292,7 @@ def mapped_errors() -> Iterator[None]:
 
 
 def _mapped(error: DBAPIError) -> Unavailable | IllegalTransition | None:
-    """The error of perdure for one of the driver's; `None` if the statement itself is at fault."""
+    """The error of perdure for one of the driver's; `None` if the statement itself is wrong."""
     code = _code(error.orig) or ""
     if code == _READ_ONLY:
         return Unavailable("The database accepts no writes at present; please try again.")

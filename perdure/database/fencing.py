@@ -1,8 +1,8 @@
 """The fence on a session: every write of its holder is conditional on it.
 
-A claim raises the token and draws a random nonce. The token orders claims; the nonce distinguishes two claims of one
-token. There can be two after a failover to a standby that had not received the first: its holder still runs, and the
-next claim raises the same token again.
+A claim raises the token and draws a random nonce. The token orders claims; the nonce distinguishes two claims with the
+same token. These can occur after a failover to a standby that had not received the first claim: its holder still runs,
+and the next claim raises the same token again.
 
 A worker of a release without the nonce raises the token alone, so its claim also shuts out every earlier holder.
 """
@@ -17,12 +17,12 @@ HELD = "session_id = %(session_id)s AND token = %(token)s AND nonce = %(nonce)s"
 """The condition of a statement that writes to `sessions` for the holder of a fence."""
 
 RAISED = "token = s.token + 1, nonce = gen_random_uuid()"
-"""What a statement that takes a session sets in `sessions AS s`."""
+"""Assignments of a statement that claims a session, `sessions AS s`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """What a session is held under."""
+    """The token and nonce that a session is held under."""
 
     token: int
     nonce: UUID

@@ -1,8 +1,8 @@
-"""Errors of the driver without the values of the statement that failed.
+"""Removes values of the failed statement from the driver's errors.
 
-What fails here is logged, and logs outlive the erasure of a user. PostgreSQL quotes values in the lines after the first
+Errors are logged, and logs outlive the erasure of a user. PostgreSQL quotes values in the lines after the first
 (`DETAIL: Key (…)=(…)`, `Failing row contains (…)`, `CONTEXT: JSON data, line 1: …`), and in the first one, between
-quotation marks, if a value cannot be read as its type, as a name, or as a query.
+quotation marks, if a value cannot be parsed as its type, as a name, or as a query.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from sqlalchemy.engine import ExceptionContext
 
 _QUOTES_NO_VALUE = ("08", "23", "25", "40", "53", "55", "57")
 """The classes of error codes whose first line quotes names of the schema only: connections, constraints, transactions,
-resources, and what an operator does."""
+resources, and operator intervention.
+"""
 
 
 def hide_values(context: ExceptionContext) -> None:
-    """Shorten the text of an error of the driver, and of SQLAlchemy's error around it, to what quotes no value.
+    """Shorten the texts of a driver's error, and of SQLAlchemy's error around it, to the part that quotes no value.
 
     The code and the fields of `diag` stay. `hides_values` marks the errors for `perdure.errors.loggable`.
     """

@@ -37,9 +37,9 @@ def config(database_url: str | URL) -> Config:
 
 
 def migrate(database_url: str | URL, revision: str = "head") -> None:
-    """Upgrade the database to `revision`; one that a newer release has migrated is left as it is.
+    """Upgrade the database to `revision`. A database that a newer release has migrated is left unchanged.
 
-    Processes that start at once migrate one after another.
+    Concurrent calls migrate one after another.
 
     Raises:
         IncompatibleDatabase: PostgreSQL or pgvector is too old, or the revision is not one of perdure's.
@@ -63,8 +63,8 @@ def migrate(database_url: str | URL, revision: str = "head") -> None:
 
 
 def _wait_for_turn(connection: Connection) -> None:
-    # Asked for again and again: a statement that waited for the lock would itself be waited for
-    # by an index that the lock's holder builds concurrently.
+    # The lock is polled: an index that its holder builds concurrently would wait for a statement that waits for the
+    # lock.
     while not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": _ONE_AT_A_TIME}):
         connection.commit()
         time.sleep(_LOOK_S)
@@ -72,7 +72,7 @@ def _wait_for_turn(connection: Connection) -> None:
 
 
 def _is_newer(connection: Connection) -> bool:
-    """Whether a newer release has migrated the database, which then stays as it is.
+    """Whether a newer release has migrated the database.
 
     Raises:
         IncompatibleDatabase: PostgreSQL or pgvector is too old, or the revision is not one of perdure's.

@@ -1,7 +1,7 @@
-"""Whether PostgreSQL's own log may quote users: statements carry the texts, and no erasure reaches a log.
+"""Whether PostgreSQL's own log may quote users' texts, which no erasure reaches.
 
-Read when a program starts. The server of `perdure up` is started with settings under which it quotes nothing; for
-another one its operator decides (docs/operating.md, "What erasing reaches").
+Read when a program starts. The server of `perdure up` runs with settings under which it quotes nothing; for another
+server its operator decides (docs/operating.md, "What erasing reaches").
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The tables, as the migrations leave them (a test compares the two).
 
-Rows that every step of a turn touches (`sessions`, `turns`) are narrow, have room on their
-page (`fillfactor`) and no index on what changes, so that PostgreSQL updates them in place
-(HOT). Everything else is appended: a message is written once and never again.
+Rows that every step of a turn touches (`sessions`, `turns`) are narrow, have room on their page (`fillfactor`) and no
+index on what changes, so that PostgreSQL updates them in place (HOT). Everything else is appended: a message is never
+updated.
 
 Over 500 lines on purpose: the schema is read as a whole, and Alembic compares it as one.
 """
@@ -660,7 +660,7 @@ _case_id = Text(collation="C")  # in the order of its code points, as Python sor
 
 
 def _case_columns() -> list[Column[Any]]:
-    """What a case is. Its archive row has the same, so that a restore brings back just what was there."""
+    """The columns of a case. Its archive row has the same ones, so that a restore is exact."""
     return [
         Column("query", Text, nullable=False),
         Column("response_text", Text, nullable=False),

@@ -1,8 +1,7 @@
-"""Looking a host's name up, for who must not wait on it for ever.
+"""Resolves host names with a bound on the wait.
 
-The system's resolver can be neither bounded nor interrupted, and takes half a minute over a
-nameserver that is silent. So it is asked in a thread of its own, which whoever waits may leave
-behind: it ends when the resolver gives up.
+The system's resolver can be neither bounded nor interrupted; with an unresponsive name server it takes half a minute.
+It runs in a thread of its own, which a waiting caller may abandon.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from concurrent.futures import Future
 from typing import Any
 
 Found = list[tuple[Any, Any, int, str, Any]]
-"""As `socket.getaddrinfo` gives it: family, type, protocol, canonical name and socket address of each."""
+"""The result of `socket.getaddrinfo`: family, type, protocol, canonical name and socket address of each."""
 
 
 def look_up(host: str, port: int) -> Future[Found]:
-    """The addresses of `host` for TCP, or the resolver's OSError; known at once where `host` is an address."""
+    """The addresses of `host` for TCP, or the resolver's OSError; immediately if `host` is an address."""
     found: Future[Found] = Future()
     found.set_running_or_notify_cancel()
     if _is_address(host):

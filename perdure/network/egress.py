@@ -1,9 +1,9 @@
-"""Requests to places that others name: what may be reached, and a connection to the very address that was checked.
+"""Requests to URLs from outside: which may be reached, and a connection to the very address that was checked.
 
 A URL of a user or of a model is untrusted: it may name the host's own services, or a network behind the firewall.
-`check` refuses what is certain from the text, in every spelling. `resolve` looks a name up once and checks each of its
-addresses. `pinned` makes a request that connects to one of those, so that a second look-up cannot answer otherwise;
-TLS still checks the certificate against the name. Callers follow no redirect without the same checks.
+`check` refuses by the text, in every spelling of an address. `resolve` resolves a name once and checks each address.
+`pinned` makes a request that connects to one of those, so that a second resolution cannot differ; TLS still checks the
+certificate against the name. Callers follow no redirect without the same checks.
 
 `http_get` and the delivery of replies call this.
 """
@@ -36,14 +36,14 @@ _LOCAL_NAMES = frozenset(
 
 
 class Refused(InvalidRequest):
-    """The URL leads, or may lead, elsewhere than to where requests may go."""
+    """The URL names, or may name, a place that requests may not reach."""
 
 
 def check(url: str, reachable: Reachable) -> httpx2.URL:
-    """Parse `url`, unless it is certain from its text that it may not be reached.
+    """Parse `url`, unless its text shows that it may not be reached.
 
     Raises:
-        Refused: it is no URL of a host over HTTP, or names an address or a host of a network that is not public.
+        Refused: it is not an HTTP URL with a host, or names an address or a host of a network that is not public.
     """
     parsed = _parsed(url)
     host, port = _host(parsed), port_of(parsed)
@@ -60,7 +60,7 @@ def check(url: str, reachable: Reachable) -> httpx2.URL:
 
 
 async def resolve(url: httpx2.URL, reachable: Reachable) -> list[Address]:
-    """The addresses of the URL's host, each of which may be reached; at least one.
+    """The addresses of the URL's host; at least one. Each may be reached.
 
     Raises:
         Refused: one of them may not be reached, or there is none.
@@ -102,7 +102,7 @@ def _parsed(url: str) -> httpx2.URL:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, UnicodeError, ValueError) as error:
         raise Refused(f"The URL is refused: {first_line(str(error), 200)}.") from None
-    if parsed.scheme not in PORTS or not parsed.host or "\\" in url:  # of which parsers make different hosts
+    if parsed.scheme not in PORTS or not parsed.host or "\\" in url:  # parsers disagree about the host in these
         raise Refused(f"{first_line(url, 100)!r} is refused: expected an address that begins with http:// or https://.")
     if parsed.port is not None and not 0 < parsed.port <= _LAST_PORT:
         raise Refused(f"The URL is refused: there is no port {parsed.port}.")

@@ -1,8 +1,8 @@
 """Names of queues at the broker: perdure's own, and those that `reply_to` may name.
 
-On Redis a queue's name is a key. So a reply that went to any name would write to the keys of kombu, of Celery's
-results or of perdure itself. `PERDURE_REPLY_TASKS` names the tasks and their queues; `Settings` refuses an entry with
-a queue that is not an application's, and the accepting side and the delivery ask `reply_queue`.
+On Redis a queue's name is a key: a reply to an arbitrary name could write to keys of kombu, of Celery's results or of
+perdure. `PERDURE_REPLY_TASKS` names the tasks and their queues. `Settings` refuses an entry with a queue that is not an
+application's; accepting and delivering call `reply_queue`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ QUEUES = ("ingress", "turns", "deliveries", "sessions", "memory", "maintenance")
 """The queues that perdure's workers take from."""
 
 CELERYS_OWN_QUEUE = "celery"
-"""Where a Celery worker listens that was told nothing else."""
+"""The queue that a Celery worker consumes by default."""
 
 _MAX_NAME = 200
 _RESERVED = (
@@ -27,7 +27,7 @@ _RESERVED = (
     "amq.",  # RabbitMQ's own
 )  # fmt: skip
 _CONTROL = ".pidbox"
-"""How the names of Celery's control queues end."""
+"""The suffixes of Celery's control queues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class ReplyTask:
 
 
 def reply_queue(entries: Iterable[ReplyTask], task: str, queue: str | None) -> str | None:
-    """The queue that a reply to `task` goes to: `queue` if an entry allows it, without one the first entry's.
+    """The queue of a reply to `task`: `queue` if an entry allows it; without one, the first entry's queue.
 
     `None` if no entry allows it.
     """

@@ -1,7 +1,7 @@
-"""What replies may reach besides the public Internet, as `PERDURE_REPLY_URLS` says: networks and globs of URLs.
+"""The non-public addresses and URLs that replies may reach: networks and globs of URLs, from `PERDURE_REPLY_URLS`.
 
 A glob is compared part by part, so that no part of a URL stands in for another: `http://*.corp/*` does not match
-`http://10.0.0.1/x.corp/`. `perdure.network.egress` asks here for each URL and for each address that a name resolves to.
+`http://10.0.0.1/x.corp/`. `perdure.network.egress` checks each URL, and each address that a name resolves to.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ACCEPTED = "accepted: a network such as 10.1.0.0/16, or a glob of URLs such as 
 
 @dataclass(frozen=True, slots=True)
 class UrlGlob:
-    """`SCHEME://HOST[:PORT][/PATH]`; `port` and `path` are `None` where every one matches."""
+    """`SCHEME://HOST[:PORT][/PATH]`; `port` and `path` are `None` where any one matches."""
 
     scheme: str
     host: str
@@ -31,10 +31,10 @@ class UrlGlob:
 
     @classmethod
     def parse(cls, entry: str) -> UrlGlob:
-        """Read an entry. A port of `*` is any port, no port the scheme's own; no path is any path.
+        """Parse an entry. A port of `*` is any port, no port is the scheme's own; no path is any path.
 
         Raises:
-            ValueError: it is no such glob.
+            ValueError: it is not such a glob.
         """
         scheme, _, rest = entry.partition("://")
         authority, slash, path = rest.partition("/")
@@ -56,7 +56,7 @@ class UrlGlob:
 
 @dataclass(frozen=True, slots=True)
 class Reachable:
-    """Networks and URLs that may be reached although they are not public. Without any, only public ones are."""
+    """Networks and URLs that may be reached although they are not public; none by default."""
 
     networks: tuple[Network, ...] = ()
     urls: tuple[UrlGlob, ...] = ()
@@ -82,7 +82,7 @@ class Reachable:
         return cls(tuple(networks), tuple(urls))
 
     def has_address(self, address: Address) -> bool:
-        """Whether `address` is public, or in one of the networks; of an embedded IPv4 address, whether that is."""
+        """Whether `address`, or the IPv4 address inside it, is public or in one of the networks."""
         inner = reached(address)
         return is_public(address) or any(inner in network or address in network for network in self.networks)
 
@@ -92,11 +92,11 @@ class Reachable:
 
 
 ANYWHERE = Reachable((ipaddress.IPv4Network("0.0.0.0/0"), ipaddress.IPv6Network("::/0")))
-"""For URLs that the operator sets."""
+"""For URLs from the operator's settings."""
 
 
 def _unquoted(path: str) -> str:
-    """`path` as the last of several servers may read it, each of which decodes it once."""
+    """`path`, decoded as by several servers in a row, each of which decodes it once."""
     while (decoded := unquote(path)) != path:
         path = decoded
     return path

@@ -1,8 +1,8 @@
-"""Which addresses belong to the public Internet, decided by the project's own table on every Python alike.
+"""Which addresses belong to the public Internet, by the project's own table, equal on every Python.
 
 `ipaddress.is_global` differs between Python releases. The tables below hold every block of IANA's special-purpose
 registries (RFC 6890) that is not globally reachable, and addresses of clouds' metadata and platform services that lie
-in public blocks. A test compares them with the registries. `http_get` and the delivery of replies ask here.
+in public blocks. A test compares them with the registries. `http_get` and the delivery of replies use it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def is_public(address: Address) -> bool:
-    """Whether `address` belongs to the public Internet; of an IPv4 address inside an IPv6 one, whether that does."""
+    """Whether `address`, or the IPv4 address inside it, belongs to the public Internet."""
     if isinstance(address, ipaddress.IPv4Address):
         return not any(address in block for block in _REFUSED_V4)
     inner = _inner(address)

@@ -1,20 +1,20 @@
-"""The circuit breaker as a pure state machine: a circuit, what happens to it, and when.
+"""The circuit breaker as a pure state machine.
 
     closed ── failures in a row reach the threshold ──▶ open
-    open ── the cooldown is over, and somebody asks ──▶ half_open
+    open ── the cooldown is over, and a call asks ──▶ half_open
     half_open ── a probe succeeds ──▶ closed
     half_open ── a probe fails ──▶ open
     any ── reset ──▶ closed
 
-Each change of state begins an epoch. A call is admitted in an epoch, and its outcome moves the
-circuit in that epoch only: what was admitted before the circuit opened must not close it. An
-epoch is the moment it began, so a circuit that was lost and made again is never in an old one.
+Each change of state begins an epoch. A call is admitted in an epoch, and its outcome changes the circuit in that epoch
+only: a call from before the circuit opened must not close it. An epoch is identified by its first moment, so a circuit
+that was lost and made again is never in an old one.
 
-A probe holds one of the half-open circuit's slots, for as long as its lease at most: a probe
-that dies with its process frees its slot by that.
+A probe holds one of the half-open circuit's slots until its outcome, at most for its lease: a probe that dies with its
+process frees its slot.
 
-Nothing here knows a clock; a moment is in milliseconds since 1970. `redis_circuits.py` has the same
-machine in Lua; a property test holds the two together.
+Nothing here reads a clock; times are in milliseconds since 1970. `redis_circuits.py` has the same machine in Lua; a
+property test compares the two.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from perdure.settings import BreakerSettings
 
 
 class State(StrEnum):
-    """Whether calls are let through: all, none, or a few to see."""
+    """Which calls a circuit admits: all, none, or a few probes."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -36,7 +36,7 @@ class State(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What became of an admitted call. `RELEASED` counts neither way: it was cancelled or refused."""
+    """The outcome of an admitted call. `RELEASED` counts neither way: the call was cancelled or refused."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -45,7 +45,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """When a circuit opens, for how long, and how many probes it then admits at once."""
+    """When a circuit opens, for how long, and how many concurrent probes it then admits."""
 
     failure_threshold: int
     cooldown_ms: int
@@ -53,17 +53,17 @@ class Policy:
 
     @classmethod
     def of(cls, settings: BreakerSettings) -> Policy:
-        """As `PERDURE_BREAKER__*` says."""
+        """The policy of `PERDURE_BREAKER__*`."""
         cooldown_ms = max(1, round(settings.cooldown_s * 1_000))
         return cls(settings.failure_threshold, cooldown_ms, settings.half_open_max_probes)
 
 
 @dataclass(frozen=True, slots=True)
 class Circuit:
-    """All that is known of one breaker.
+    """The state of one breaker.
 
-    `failures` are those in a row, `successes` all there ever were; `probes` are the ends of
-    the leases of those under way, by their ids.
+    `failures`: failures in a row. `successes`: all successes. `probes`: the ends of the running probes' leases, by
+    probe id.
     """
 
     epoch: int
@@ -77,16 +77,16 @@ class Circuit:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The leave to make one call. `id` names its slot, should it be a probe."""
+    """The permission to make one call. `id` names the probe's slot, if the call is a probe."""
 
     id: str
     epoch: int
 
 
 def admit(circuit: Circuit, policy: Policy, now: int, call_id: str, lease_ms: int) -> tuple[Circuit, Admission | None]:
-    """Let a call through, or not: the circuit after it, and the admission if there is one.
+    """Admit a call, or refuse it: the resulting circuit, and the admission if there is one.
 
-    A probe that asks again under the id by which it was admitted is admitted again, to the same slot.
+    A probe that is admitted again under the same id gets the same slot.
     """
     if circuit.state is State.OPEN and _is_cool(circuit, policy, now):
         circuit = _move(circuit, State.HALF_OPEN, now)
@@ -106,7 +106,7 @@ def admit(circuit: Circuit, policy: Policy, now: int, call_id: str, lease_ms: in
 
 
 def settle(circuit: Circuit, policy: Policy, now: int, admission: Admission, outcome: Outcome) -> Circuit:
-    """The circuit after an admitted call. Outcomes of another epoch are noted and move nothing."""
+    """The circuit after an admitted call. An outcome of an earlier epoch is counted and changes no state."""
     present = admission.epoch == circuit.epoch
     match outcome:
         case Outcome.SUCCEEDED:
@@ -123,12 +123,12 @@ def settle(circuit: Circuit, policy: Policy, now: int, admission: Admission, out
 
 
 def reset(circuit: Circuit, now: int) -> Circuit:
-    """Closed by somebody's decision; whatever is under way moves nothing any more."""
+    """The circuit after an operator closed it; outcomes of running calls change no state."""
     return _move(replace(circuit, failures=0), State.CLOSED, now)
 
 
 def lets_through_at(circuit: Circuit, policy: Policy) -> int | None:
-    """When a circuit that refuses admits a call at the latest; None if it is closed."""
+    """When a circuit that refuses admits a call at the latest; `None` if it is closed."""
     if circuit.state is State.OPEN:
         return (circuit.opened_at_ms or 0) + policy.cooldown_ms
     return min(circuit.probes.values(), default=None)
@@ -146,7 +146,7 @@ def _after_failure(circuit: Circuit, policy: Policy, now: int) -> Circuit:
 
 
 def _is_cool(circuit: Circuit, policy: Policy, now: int) -> bool:
-    """Whether the cooldown is over; it is, too, if the clock was set back behind the opening."""
+    """Whether the cooldown is over. It is, too, if the clock was set back to before the opening."""
     opened_at = circuit.opened_at_ms or 0
     return not opened_at <= now < opened_at + policy.cooldown_ms
 

@@ -1,8 +1,8 @@
-"""Classifying a failure: is it transient, and does it count for the breaker?
+"""Classifies failures: is it transient, and does it count for the breaker?
 
 The first error in the chain of causes with a known class decides: an error of `perdure.errors` by `transient`, a
-foreign one by its HTTP status or by being Python's own for connections and timeouts. Retries and breakers both ask
-here, so they cannot disagree.
+foreign one by its HTTP status, or as Python's own error for connections and timeouts. Retries and breakers both use
+this, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _PASSING_STATUSES = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY,
 
 
 class Verdict(Enum):
-    """What an error means to a retry and to a breaker."""
+    """The meaning of an error for a retry and for a breaker."""
 
     PASSING = auto()
-    """A failure that may be over at the next try."""
+    """A failure that the next try may not meet."""
     LASTING = auto()
-    """A failure, and nothing says that it will pass."""
+    """A failure that is not known to be transient."""
     REFUSED = auto()
-    """The request was at fault: it is not made again, and whoever refused it is well."""
+    """The request was invalid: it is not repeated, and the dependency is healthy."""
     ABANDONED = auto()
-    """The caller gave up; nothing is known of whoever was called."""
+    """The caller ended the call; nothing is known about the dependency."""
 
 
 def verdict(error: BaseException) -> Verdict:
-    """What `error` means, by the first of its chain of causes that knows."""
+    """The class of `error`, by the first known error in its chain of causes."""
     for each in _chain(error):
         if isinstance(each, _CANCELLATIONS):
             return Verdict.ABANDONED
@@ -46,7 +46,7 @@ def verdict(error: BaseException) -> Verdict:
 
 
 def asked_pause_s(error: BaseException) -> float | None:
-    """Seconds for which whoever failed asks to be left alone; None if it does not, or asks nonsense."""
+    """The seconds of a `Retry-After`; `None` if there is none or it is invalid."""
     for each in _chain(error):
         if isinstance(each, PerdureError) and each.retry_after_s is not None:
             asked = each.retry_after_s
@@ -64,9 +64,9 @@ def _passes(error: BaseException) -> bool | None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """`error` and its causes, each once, though they go in a circle.
+    """`error` and its causes, each once, even in a cycle.
 
-    Not `__context__`: an error that is only raised while another is handled is not made by it.
+    `__context__` is not followed: an error that is raised while another is handled is not caused by it.
     """
     seen: set[int] = set()
     at: BaseException | None = error

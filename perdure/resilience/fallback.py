@@ -1,4 +1,4 @@
-"""Fallbacks: another answer after a call has finally failed, or the original error.
+"""Fallbacks: another reply after a call has finally failed, or the original error.
 
 A failure of the strategy itself never hides the original error.
 """
@@ -21,13 +21,13 @@ Reply_co = TypeVar("Reply_co", covariant=True)
 
 
 class FallbackStrategy(Protocol[Asked_contra, Reply_co]):
-    """Finds another answer to what was asked."""
+    """Finds another reply to a request."""
 
     def execute(self, asked: Asked_contra, error: Exception) -> Reply_co | None:
-        """Another answer to `asked`, which failed with `error`; None if there is none.
+        """Another reply to `asked`, which failed with `error`; `None` if there is none.
 
         Raises:
-            Exception: the same as None, but for a cancellation, which is passed on.
+            Exception: has the effect of `None`, except a cancellation, which is passed on.
         """
         ...
 
@@ -35,18 +35,18 @@ class FallbackStrategy(Protocol[Asked_contra, Reply_co]):
 def with_fallback(
     what: str, work: Callable[[], Reply], strategy: FallbackStrategy[Asked, Reply], asked: Asked
 ) -> Reply:
-    """What `work` returns, or what `strategy` finds instead after any failure but a cancellation.
+    """The result of `work`, or of `strategy` after any failure but a cancellation.
 
     Raises:
-        Exception: that of `work`, if the strategy finds nothing or fails itself.
-        Abandoned: the call was given up, by then or meanwhile.
+        Exception: that of `work`, if the strategy finds nothing or fails.
+        Abandoned: the caller ended the call.
     """
     try:
         return work()
     except Exception as error:
         if verdict(error) is Verdict.ABANDONED:
             raise
-        log.warning("%s failed (%s); its fallback is asked", what, loggable(error), exc_info=error.__cause__)
+        log.warning("%s failed (%s); calling its fallback", what, loggable(error), exc_info=error.__cause__)
         found = _recover(what, strategy, asked, error)
         if found is None:
             raise

@@ -1,4 +1,4 @@
-"""Workers that their watchdog killed lately, in Redis: a notice for the operator, lost with Redis.
+"""Workers that their watchdog killed recently, in Redis: a notice for the operator, which may be lost.
 
 A sorted set by the time of the kill, in Redis's clock. `perdure.workers.watchdog.kill_report` writes it, `/readyz`
 reads it.
@@ -37,14 +37,14 @@ class Kill:
 
 
 class Kills:
-    """The kills of an installation, in the Redis at `url`, under keys that begin with `prefix`. Shared by threads."""
+    """The kills of an installation, in the Redis at `url`, under keys that begin with `prefix`. Thread-safe."""
 
     def __init__(self, url: str, prefix: str) -> None:
         self._client: Any = connect(url)
         self._key = f"{prefix}killed-workers"
 
     def add(self, worker: str, pid: int, silent_s: float) -> None:
-        """Note a kill that happens now.
+        """Record a kill that happens now.
 
         Raises:
             redis.RedisError: Redis is unavailable.
@@ -74,7 +74,7 @@ class Kills:
         try:
             entries = self._client.zrangebyscore(self._key, self._now() - LATELY_S, "+inf")
         except redis.RedisError as error:
-            log.warning("it is not known which workers were killed lately (%s)", error)
+            log.warning("the recent kills of workers cannot be read (%s)", error)
             return []
         return [kill for entry in entries if (kill := _kill(entry)) is not None]
 

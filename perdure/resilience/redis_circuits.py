@@ -1,11 +1,10 @@
-"""Circuits for the whole fleet, in Redis: each transition one script, in Redis's own time.
+"""The fleet's circuits in Redis: each transition is one script, in Redis's own time.
 
-The scripts are the machine of `circuit.py` in Lua; whoever changes one changes the other, and a
-property test holds them together. A circuit is a hash, its probes a sorted set by the ends of
-their leases; both are forgotten after a week without a call. All keys share one slot of a
-cluster.
+The scripts are the state machine of `circuit.py` in Lua. A change of one is a change of both; a property test compares
+them. A circuit is a hash; its probes are a sorted set by the ends of their leases. Both expire after a week without a
+call. All keys share one hash slot of a cluster.
 
-Every wait is bounded: a Redis that is silent costs the call that finds it out half a second.
+Every wait is bounded: an unresponsive Redis costs the call that notices it half a second.
 """
 
 from __future__ import annotations
@@ -25,19 +24,18 @@ from perdure.settings import REDIS_PREFIX
 from perdure.text.untrusted import first_line
 
 _TIMEOUT_S = 0.25
-"""Seconds for connecting, and for an answer: together half a second."""
+"""Timeout for connecting, and for an answer: together half a second."""
 
-_CONNECTIONS = 10_000  # a thread each at most, for the length of one script
+_CONNECTIONS = 10_000  # each thread holds one for the length of a script
 
 _NAMES = "{breakers}"
 """After the prefix: the set of all names, and the beginning of each circuit's keys. The braces are a hash tag."""
 
 _FIELDS = ("state", "epoch", "failures", "successes", "last_failure", "opened_at")
 
-# All scripts: KEYS are the circuit, its probes, the names of all circuits. ARGV are the name,
-# milliseconds to add to Redis's time (none but in tests), the policy's three numbers, and two
-# of the script's own. They return the moment, the states before and after, failures in a row,
-# when a call is let through at the latest, and the epoch if one was.
+# All scripts: KEYS are the circuit, its probes, and the set of all names. ARGV are the name, milliseconds added to
+# Redis's time (0 except in tests), the policy's three numbers, and two arguments of the script's own. They return the
+# time, the states before and after, failures in a row, when a call is admitted at the latest, and the epoch if one was.
 _BEGIN = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2]
@@ -138,9 +136,7 @@ return answer()
 class FleetCircuits:
     """The circuits in the Redis at `url`, in kombu's spelling or redis-py's, under keys that begin with `prefix`.
 
-    Threads may share it.
-
-    For tests: `ahead_ms` are milliseconds by which one is ahead of Redis's time, `timeout_s` how patient it is.
+    Thread-safe. For tests: `ahead_ms` is added to Redis's time, and `timeout_s` bounds each wait.
     """
 
     def __init__(
@@ -160,7 +156,7 @@ class FleetCircuits:
             socket_connect_timeout=timeout_s,
             max_connections=_CONNECTIONS,
             decode_responses=True,
-            # Once more, at once: after a restart of Redis every pooled connection is a dead one.
+            # One retry: after a restart of Redis every pooled connection is dead.
             retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
         )
         self._admit = self._client.register_script(_ADMIT)
@@ -172,19 +168,19 @@ class FleetCircuits:
         self._reset = self._client.register_script(_RESET)
 
     def admit(self, name: str, call_id: str, lease_ms: int) -> Answer:
-        """Let a call through, or not; see `CircuitStore.admit`."""
+        """See `CircuitStore.admit`."""
         with _explained():
             return _answer(self._admit(self._keys(name), self._arguments(name, call_id, lease_ms)), call_id)
 
     def settle(self, name: str, admission: Admission, outcome: Outcome) -> Answer:
-        """Note what became of a call; see `CircuitStore.settle`."""
+        """See `CircuitStore.settle`."""
         with _explained():
             return _answer(
                 self._settle[outcome](self._keys(name), self._arguments(name, admission.id, admission.epoch))
             )
 
     def free(self, name: str, call_id: str) -> None:
-        """Free the slot of a probe that was admitted, if it was, without its caller learning of it.
+        """Free the slot of a probe whose admission may not have reached its caller.
 
         Raises:
             Unavailable: Redis cannot be reached.
@@ -193,7 +189,7 @@ class FleetCircuits:
             self._client.zrem(self._keys(name)[1], call_id)
 
     def reset(self, name: str) -> Answer | None:
-        """Close a circuit; see `CircuitStore.reset`."""
+        """See `CircuitStore.reset`."""
         with _explained():
             said: Any = self._reset(self._keys(name), self._arguments(name))
         return _answer(said) if said else None
@@ -250,7 +246,7 @@ def _moment(text: str) -> int | None:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Errors of Redis as one of the tree; a key of another type, or one that holds nonsense, as well."""
+    """Map Redis's errors to one of the tree, also for a key of another type or with a malformed value."""
     try:
         yield
     except (redis.RedisError, ValueError) as error:

@@ -35,13 +35,13 @@ _OUTCOMES = {
 
 
 class Breaker(Protocol):
-    """Lets calls to one thing through, or refuses them."""
+    """Admits calls to one dependency, or refuses them."""
 
     def execute(self, work: Callable[[], T], lease_s: float) -> T:
-        """What `work` returns, if it is let through; after `lease_s` it is over, or its process is dead.
+        """The result of `work`, if it is admitted. Its slot is free after `lease_s` seconds at the latest.
 
         Raises:
-            CircuitBreakerOpen: it is not let through.
+            CircuitBreakerOpen: the call is refused.
             BaseException: whatever `work` raises.
         """
         ...
@@ -51,44 +51,44 @@ class BreakerRegistry(Protocol):
     """Breakers by name."""
 
     def get(self, name: str) -> Breaker:
-        """The breaker called `name`, new if nobody asked for it before."""
+        """The breaker `name`; a new one if the name was not used before."""
         ...
 
 
 class Switchboard(BreakerRegistry, Protocol):
-    """Breakers that a process goes by, and that operators look at and close by hand."""
+    """A process's breakers, which operators can list and close."""
 
     def list(self) -> list[Metrics]:
-        """Every breaker that there is, by name.
+        """All breakers, by name.
 
         Raises:
-            Unavailable: where they are kept cannot be reached.
+            Unavailable: their store cannot be reached.
         """
         ...
 
     def reset(self, name: str) -> Metrics:
-        """Close the breaker called `name`.
+        """Close the breaker `name`.
 
         Raises:
-            NotFound: there is none of that name.
-            Unavailable: where they are kept cannot be reached.
+            NotFound: there is no such breaker.
+            Unavailable: their store cannot be reached.
         """
         ...
 
     def close(self) -> None:
-        """Let go of whatever is held open: the process ends."""
+        """Close open connections when the process ends."""
         ...
 
 
 Listener = Callable[[Transition], None]
-"""Is told of each change of state that an event in this process made, in the thread of that event."""
+"""Called with each change of state that an event in this process caused, in the thread of that event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """A breaker as operators see it. Moments are in milliseconds since 1970.
+    """A breaker's state and counts. Times are in milliseconds since 1970.
 
-    `failure_count` are those in a row, `success_count` all there ever were.
+    `failure_count`: failures in a row. `success_count`: all successes.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Metrics:
     opened_at: int | None
 
     def record(self) -> dict[str, Any]:
-        """As `GET /v1/breakers` has it."""
+        """The metrics in the form of `GET /v1/breakers`."""
         return {
             "name": self.name,
             "state": self.state.value,
@@ -111,10 +111,10 @@ class Metrics:
 
 
 class Breakers:
-    """perdure's own breakers; see `Switchboard`. Threads may share it.
+    """perdure's own breakers; see `Switchboard`. Thread-safe.
 
-    Without `redis_url` (in kombu's spelling or redis-py's) the circuits are this process's own.
-    No other process is told of the change of state that `listen` is told of.
+    Without `redis_url` (in kombu's spelling or redis-py's) the circuits are this process's own. `listen` is called in
+    the process where a change of state happened, and in no other.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Breakers:
         return CircuitBreaker(name, self._circuits, self._clock) if self._enabled else Unguarded()
 
     def list(self) -> list[Metrics]:
-        """Every breaker that was asked in the last week, of the whole fleet, by name.
+        """Every breaker of the fleet that was used in the last week, by name.
 
         Raises:
             Unavailable: Redis cannot be reached.
@@ -145,10 +145,10 @@ class Breakers:
         return [_metrics(name, circuit) for name, circuit in sorted(self._circuits.store.read().items())]
 
     def reset(self, name: str) -> Metrics:
-        """Close the breaker called `name`, for the whole fleet.
+        """Close the breaker `name` for the whole fleet.
 
         Raises:
-            NotFound: there is none of that name.
+            NotFound: there is no such breaker.
             Unavailable: Redis cannot be reached.
         """
         found = self._circuits.store.read().get(name) if self._circuits.reset(name) else None
@@ -170,7 +170,7 @@ class CircuitBreaker:
         self._clock = clock
 
     def execute(self, work: Callable[[], T], lease_s: float) -> T:
-        """Run `work` if it is let through, and note its outcome; see `Breaker.execute`."""
+        """Run `work` if it is admitted, and record its outcome; see `Breaker.execute`."""
         asked = self._circuits.admit(self._name, str(uuid4()), max(1, round(lease_s * 1_000)))
         admission = asked.answer.admission
         if admission is None:
@@ -185,14 +185,14 @@ class CircuitBreaker:
             self._circuits.settle(self._name, admission, outcome, fleet=asked.fleet)
 
     def _refusal(self, answer: Answer) -> CircuitBreakerOpen:
-        """What the caller gets, in its own time: Redis's clock may be another."""
+        """The error for a refused call, with times by this process's clock: Redis's may differ."""
         left_s = max(0, (answer.until or answer.now) - answer.now) / 1_000
         until = self._clock.now() + timedelta(seconds=left_s)
         return CircuitBreakerOpen(until=until, retry_after_s=left_s)
 
 
 class Unguarded:
-    """No breaker at all: `PERDURE_BREAKER__ENABLED` is false."""
+    """Admits every call, because `PERDURE_BREAKER__ENABLED` is false."""
 
     def execute(self, work: Callable[[], T], lease_s: float) -> T:  # noqa: ARG002 (as the protocol has it)
         """What `work` returns."""

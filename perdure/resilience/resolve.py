@@ -1,4 +1,4 @@
-"""From `PERDURE_BREAKER__REGISTRY` to the breakers of a process.
+"""Makes the breakers of a process from `PERDURE_BREAKER__REGISTRY`.
 
 A third party adds a registry by an entry point of the group `perdure.breakers`: its name is the setting's value, and
 its object is called with the settings, the clock and a callback for changes of a breaker's state (a model's breaker
@@ -24,10 +24,10 @@ _VARIABLE = "PERDURE_BREAKER__REGISTRY"
 
 
 def resolve(settings: Settings, clock: Clock, redis_url: str | None, listen: Listener) -> Switchboard:
-    """Make the breakers that the settings name. Switched off, they are perdure's own, which then refuse nothing.
+    """Make the breakers that the settings name. If breakers are disabled, perdure's own are made, which refuse nothing.
 
     Raises:
-        SettingsError: there are none of that name, or they cannot be set up.
+        SettingsError: there is no such registry, or it cannot be set up.
     """
     name = settings.breaker.registry
     found = entry_points(group=ENTRY_POINT_GROUP)

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_MOST_GROWTHS = 64  # the cap is reached long before, and a float bears no 2,000th power
+_MOST_GROWTHS = 64  # beyond the cap anyway, and 2.0 ** 2000 overflows
 
 
 class Window(Protocol):
@@ -28,23 +28,23 @@ class Window(Protocol):
         ...
 
     def wait(self, seconds: float) -> None:
-        """Let so many seconds pass. Raises at once if the call is ended meanwhile."""
+        """Sleep for `seconds`. Raises at once if the call is ended."""
         ...
 
 
 def retrying(what: str, work: Callable[[], T], policy: RetrySettings, window: Window, draw: Callable[[], float]) -> T:
-    """What `work` returns at the first try that does not fail.
+    """The result of the first try of `work` that succeeds.
 
     Args:
         what: Names the work in the log.
         work: One try.
-        policy: How often, and how long between two.
+        policy: The number of tries, and the pauses between them.
         window: The call's time.
         draw: A number from [0, 1), for the jitter.
 
     Raises:
-        Exception: the last try's, when it cannot pass, when there were enough tries, or when
-            the call's time does not suffice for the wait.
+        Exception: the last try's, if it is not transient, if the tries are used up, or if the call's time does not
+            suffice for the pause.
     """
     tried = 1
     while True:
@@ -63,11 +63,11 @@ def retrying(what: str, work: Callable[[], T], policy: RetrySettings, window: Wi
 
 
 def pause_before_next(error: BaseException, policy: RetrySettings, tried: int, drawn: float) -> float:
-    """Seconds to wait after `tried` tries: the policy's, or what was asked for if that is longer."""
+    """Seconds to wait after `tried` tries: the policy's pause, or the requested one if that is longer."""
     return max(backoff_s(policy, tried, drawn), asked_pause_s(error) or 0.0)
 
 
 def backoff_s(policy: RetrySettings, tried: int, drawn: float) -> float:
-    """Seconds to wait after `tried` tries: growing, capped, and varied by `drawn` from [0, 1)."""
+    """Seconds to wait after `tried` tries: exponential, capped, and varied by `drawn` from [0, 1)."""
     grown = min(policy.base_s * policy.multiplier ** min(tried - 1, _MOST_GROWTHS), policy.cap_s)
     return min(grown * (1 + policy.jitter * (2 * drawn - 1)), policy.cap_s)

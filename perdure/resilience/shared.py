@@ -1,7 +1,7 @@
-"""The fleet's circuits while Redis answers, this process's own while it does not.
+"""The fleet's circuits while Redis is available, this process's own otherwise.
 
-When Redis answers again, its state counts. An unavailable Redis costs one call of the process half a second, and the
-others nothing until it is asked again.
+When Redis is available again, its state counts. An unavailable Redis costs one call of the process half a second, and
+the others nothing until the next attempt to reach it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from perdure.resilience.stores import Answer, CircuitStore, OwnCircuits
 log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
-"""Seconds for which a Redis that did not answer is left alone."""
+"""Seconds between two attempts to reach an unavailable Redis."""
 
 _MOST_LEFT = 100
-"""Slots of probes that are remembered while Redis is away; others are freed by their leases."""
+"""The most probe slots that are remembered for freeing while Redis is unavailable; others are freed by their leases."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A breaker changed its state by an event in this process. `fleet` says that all workers see it."""
+    """A change of a breaker's state by an event in this process. `fleet`: all workers see it."""
 
     name: str
     before: State
@@ -40,14 +40,14 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What an admission was asked of, and its answer: only there does its outcome count."""
+    """The store that answered an admission, and its answer. The outcome counts only there."""
 
     answer: Answer
     fleet: bool
 
 
 class SharedCircuits:
-    """Circuits that calls go by. `listen` is told of each change of state, in the caller's thread."""
+    """The circuits that calls use. `listen` is called with each change of state, in the caller's thread."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class SharedCircuits:
 
     @property
     def store(self) -> CircuitStore:
-        """The circuits that operators mean: the fleet's, if there is one."""
+        """The circuits for operators: the fleet's, if there is a Redis."""
         return self._fleet or self._own
 
     def admit(self, name: str, call_id: str, lease_ms: int) -> Asked:
-        """Let a call through, or not. Never fails."""
+        """Admit a call, or refuse it. Never fails."""
         answer = self._ask_fleet(name, lambda fleet: self._admitted(fleet, name, call_id, lease_ms))
         if answer is not None:
             return Asked(answer, fleet=True)
@@ -80,9 +80,10 @@ class SharedCircuits:
         return Asked(answer, fleet=False)
 
     def settle(self, name: str, admission: Admission, outcome: Outcome, *, fleet: bool) -> None:
-        """Tell whoever admitted the call what became of it. Never fails.
+        """Record the outcome in the store that admitted the call. Never fails.
 
-        If that was Redis and it is gone, the outcome is lost; a probe's slot is free when it is back.
+        If that is Redis and it is unavailable, the outcome is lost; a probe's slot is freed when Redis is available
+        again.
         """
         if fleet:
             if self._ask_fleet(name, lambda circuits: circuits.settle(name, admission, outcome)) is None:
@@ -91,7 +92,7 @@ class SharedCircuits:
             self._tell(name, self._own.settle(name, admission, outcome), fleet=False)
 
     def reset(self, name: str) -> bool:
-        """Close a circuit, for the fleet and here; whether there is one of that name.
+        """Close a circuit, for the fleet and here; returns whether it existed.
 
         Raises:
             Unavailable: Redis cannot be reached.
@@ -110,7 +111,7 @@ class SharedCircuits:
             self._fleet.close()
 
     def _admitted(self, fleet: FleetCircuits, name: str, call_id: str, lease_ms: int) -> Answer:
-        """The fleet's answer; one that was lost may have been a probe's slot, which nobody would use."""
+        """The fleet's answer. If the answer is lost, the slot of a possible probe is freed later."""
         try:
             return fleet.admit(name, call_id, lease_ms)
         except Unavailable:
@@ -118,7 +119,7 @@ class SharedCircuits:
             raise
 
     def _ask_fleet(self, name: str, ask: Callable[[FleetCircuits], Answer]) -> Answer | None:
-        """The fleet's answer, or None while it is out of reach."""
+        """The fleet's answer, or `None` while Redis is unavailable."""
         if self._fleet is None or not self._may_ask():
             return None
         try:
@@ -131,7 +132,7 @@ class SharedCircuits:
         self._tell(name, answer, fleet=True)
         try:
             self._free_slots(self._fleet)
-        except Unavailable as error:  # the answer stands: a call that was let through holds its slot
+        except Unavailable as error:  # the answer stands: an admitted call holds its slot
             self._note_away(error)
         return answer
 
@@ -141,10 +142,10 @@ class SharedCircuits:
                 name, call_id = self._left.popleft()
             except IndexError:  # another thread took the last one
                 return
-            fleet.free(name, call_id)  # if that fails, the slot is freed by its lease
+            fleet.free(name, call_id)  # if that fails, the lease frees the slot
 
     def _may_ask(self) -> bool:
-        """Whether to ask Redis. After a pause one caller does, and the others do not wait for what it finds."""
+        """Whether to try Redis. After a pause one caller does, and the others do not wait for it."""
         if not self._is_away:
             return True
         with self._lock:
@@ -159,7 +160,7 @@ class SharedCircuits:
             new, self._is_away = not self._is_away, True
             self._away_until = self._clock.monotonic() + PAUSE_S
         if new:
-            log.warning("%s Until it answers, this process goes by breakers of its own.", error.message)
+            log.warning("%s Until Redis is available, this process uses breakers of its own.", error.message)
 
     def _note_back(self) -> None:
         if not self._is_away:
@@ -167,7 +168,7 @@ class SharedCircuits:
         with self._lock:
             was, self._is_away = self._is_away, False
         if was:
-            log.info("Redis answers: the breakers are the fleet's again")
+            log.info("Redis is available: the fleet shares its breakers again")
 
     def _tell(self, name: str, answer: Answer, *, fleet: bool) -> None:
         if answer.before is answer.after:
@@ -182,4 +183,4 @@ class SharedCircuits:
         try:
             self._listen(change)
         except Exception:
-            log.exception("who listens to the breakers failed; the call goes on")
+            log.exception("a listener of the breakers failed; the call continues")

@@ -17,10 +17,10 @@ from perdure.resilience.circuit import Admission, Circuit, Outcome, Policy, Stat
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an event did to a circuit. Moments are in milliseconds of the store's own clock.
+    """The effect of an event on a circuit. Times are in milliseconds of the store's own clock.
 
-    `until` is when a circuit that is not closed lets a call through at the latest, if that is
-    known; `admission` is there if a call was let through.
+    `until`: when a circuit that is not closed admits a call at the latest, if known. `admission`: set if the call was
+    admitted.
     """
 
     now: int
@@ -32,10 +32,10 @@ class Answer:
 
 
 class CircuitStore(Protocol):
-    """Circuits by their names; one that nobody knows yet is closed."""
+    """Circuits by name; an unknown one is closed."""
 
     def admit(self, name: str, call_id: str, lease_ms: int) -> Answer:
-        """Let a call through, or not.
+        """Admit a call, or refuse it.
 
         Raises:
             Unavailable: the store cannot be reached.
@@ -43,11 +43,11 @@ class CircuitStore(Protocol):
         ...
 
     def settle(self, name: str, admission: Admission, outcome: Outcome) -> Answer:
-        """Note what became of a call. Raises as `admit` does."""
+        """Record the outcome of a call. Raises as `admit` does."""
         ...
 
     def reset(self, name: str) -> Answer | None:
-        """Close a circuit; None if there is none of that name. Raises as `admit` does."""
+        """Close a circuit; `None` if there is none of that name. Raises as `admit` does."""
         ...
 
     def read(self) -> dict[str, Circuit]:
@@ -65,7 +65,7 @@ class OwnCircuits:
         self._circuits: dict[str, Circuit] = {}
 
     def admit(self, name: str, call_id: str, lease_ms: int) -> Answer:
-        """Let a call through, or not; see `CircuitStore.admit`. Never fails."""
+        """See `CircuitStore.admit`. Never fails."""
         with self._lock:
             now = self._now()
             before = self._find(name, now)
@@ -73,14 +73,14 @@ class OwnCircuits:
             return self._keep(name, now, before, after, admission)
 
     def settle(self, name: str, admission: Admission, outcome: Outcome) -> Answer:
-        """Note what became of a call; see `CircuitStore.settle`. Never fails."""
+        """See `CircuitStore.settle`. Never fails."""
         with self._lock:
             now = self._now()
             before = self._find(name, now)
             return self._keep(name, now, before, machine.settle(before, self._policy, now, admission, outcome))
 
     def reset(self, name: str) -> Answer | None:
-        """Close a circuit; see `CircuitStore.reset`. Never fails."""
+        """See `CircuitStore.reset`. Never fails."""
         with self._lock:
             before = self._circuits.get(name)
             now = self._now()
@@ -92,9 +92,9 @@ class OwnCircuits:
             return dict(self._circuits)
 
     def follow(self, name: str, answer: Answer) -> None:
-        """Stand as the fleet's circuit does, for the moment at which that is out of reach.
+        """Copy the state of the fleet's circuit, for the time that Redis is unavailable.
 
-        What is not closed there is open here: its probes are the fleet's affair.
+        A circuit that is not closed there is open here: probes are the fleet's.
         """
         with self._lock:
             now = self._now()
