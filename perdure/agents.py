@@ -34,25 +34,25 @@ from perdure.tools.sources import Toolset
 
 
 class ErrorMessages(Protocol):
-    """How an agent tells its users of a failure."""
+    """An agent's own messages for failures."""
 
     def find(self, code: str, language: str | None) -> str | None:
-        """The sentence for an error's code, in the `language` of the message's metadata; None: perdure's own."""
+        """The message for an error's code, in the `language` of the message's metadata; `None`: perdure's own."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorTexts:
-    """Error messages by their codes; `by_language` has others for some languages. See `ErrorMessages`.
+    """Error messages by code; `by_language` has others for some languages. See `ErrorMessages`.
 
-    Languages are tags as in BCP 47, looked up as RFC 4647 has it: `de-AT`, where there is none, means `de`.
+    Languages are BCP 47 tags, looked up as in RFC 4647: without an entry for `de-AT`, that of `de` is used.
     """
 
     by_code: Mapping[str, str]
     by_language: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def find(self, code: str, language: str | None) -> str | None:
-        """The sentence for an error's code."""
+        """The message for an error's code."""
         sentences = {tag.lower(): of_tag for tag, of_tag in self.by_language.items()}
         wanted = (language or "").replace("_", "-").lower()
         while wanted:
@@ -64,14 +64,14 @@ class ErrorTexts:
 
 @dataclass(frozen=True)
 class Agent:
-    """Who answers: instructions, tools, and limits where they differ from the settings.
+    """An agent: instructions, tools, and limits that differ from the settings.
 
-    `model` is a name as in `PERDURE_MODEL`; unset means that setting. A plain function
-    among `tools` becomes a tool of class `unsafe`; an `McpServer` among them stands for all
-    the tools that the server has, and is found in `servers` afterwards. `on_unavailable`, `fail`
-    or `park`, says what becomes of a turn for which no model answers; `error_messages` how a
-    failure is told. `casebank` names the bank of cases that the agent's prompts draw from and its praised turns add to;
-    without one it is the common bank, `None` and `False` mean none. The hooks are described in `perdure.hooks`.
+    `model` is a name as in `PERDURE_MODEL`; by default that setting's value. A plain function among `tools` becomes a
+    tool of class `unsafe`. An `McpServer` among them stands for all of the server's tools, and is in `servers`
+    afterwards. `on_unavailable` (`fail` or `park`) decides about a turn for which no model is available;
+    `error_messages` has the agent's own messages for failures. `casebank` names the bank that its prompts draw cases
+    from and its praised turns add to: by default the common bank; `None` and `False` mean none. The hooks are described
+    in `perdure.hooks`.
     """
 
     name: str
@@ -133,7 +133,7 @@ class Agent:
         return self.casebank or None
 
     def find_tool(self, name: str) -> Tool | None:
-        """The tool of that name, if the agent has it."""
+        """The tool `name`, if the agent has it."""
         return self._by_name.get(name)
 
     @property
@@ -142,16 +142,16 @@ class Agent:
         return tuple(self._by_name.values())
 
     def toolset(self, connections: Connections | None) -> Toolset:
-        """All that the agent may call at this moment, its servers' tools as far as they are known.
+        """The tools that the agent may call now, including those of its MCP servers.
 
-        The first look at a server waits until it is connected, for its `connect_timeout_s` at most.
-        A process without connections knows of none.
+        The first call waits until each server is connected, for its `connect_timeout_s` at most. A process without
+        connections knows no server's tools.
         """
         remote = connections.tools(self.servers) if connections is not None else ()
         return Toolset([*self.tool_list, *remote])
 
     def may_have(self, name: str) -> bool:
-        """Whether a tool of that name would belong to one of the agent's servers, which alone know if there is one."""
+        """Whether a tool of that name would belong to one of the agent's MCP servers, which are not asked here."""
         return any(name.startswith(f"{server.name}:") for server in self.servers)
 
 
@@ -171,7 +171,7 @@ class Agents:
         """Import the module at `path` and collect the agents that it defines.
 
         Raises:
-            SettingsError: it cannot be imported, whatever its code raises, or it defines no agent.
+            SettingsError: the import raises, or the module defines no agent.
         """
         try:
             module = importlib.import_module(path)
@@ -191,7 +191,7 @@ class Agents:
         """The agent of that name.
 
         Raises:
-            InvalidRequest: there is none.
+            InvalidRequest: there is no such agent.
         """
         agent = self._by_name.get(name)
         if agent is None:
@@ -204,7 +204,7 @@ class Agents:
 
     @property
     def banks(self) -> list[str]:
-        """The banks of cases that the agents use, each once."""
+        """The case banks of the agents, each once."""
         return sorted({agent.bank for agent in self if agent.bank is not None})
 
     def __iter__(self) -> Iterator[Agent]:
@@ -212,7 +212,7 @@ class Agents:
 
 
 def _explain(error: Exception) -> str:
-    """What went wrong in importing a module, and where unless the message says so itself."""
+    """The failure of importing a module, and its place unless the message contains it."""
     if isinstance(error, ImportError):
         return str(error)
     if isinstance(error, SyntaxError):

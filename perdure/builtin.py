@@ -1,4 +1,4 @@
-"""The built-in agent: what answers when `PERDURE_AGENTS` is not set."""
+"""The built-in agent, which replies if `PERDURE_AGENTS` is not set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where `celery -A perdure worker|beat|inspect|flower` finds the application."""
+"""The application for `celery -A perdure worker|beat|inspect|flower`."""
 
 from perdure.workers.celery import app
 

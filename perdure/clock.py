@@ -13,7 +13,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The time, as a person reads it and as a stopwatch measures it."""
+    """The time of day, and a monotonic time."""
 
     def now(self) -> datetime:
         """The time of day, aware, in UTC."""
@@ -32,7 +32,7 @@ class SystemClock:
         return datetime.now(UTC)
 
     def monotonic(self) -> float:
-        """Seconds since the machine started, or so."""
+        """Monotonic seconds of the machine."""
         return time.monotonic()
 
 

@@ -1,4 +1,4 @@
-"""Environment variables and `.env`, for `perdure.settings`: how they are read, and what is said of a wrong one."""
+"""Environment variables and `.env` for `perdure.settings`: how they are read, and how a wrong one is reported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read(settings: type[BaseSettings], path: Any) -> Mapping[str, str]:
 
 
 def unknown(settings: type[BaseSettings], names: Iterable[str]) -> list[str]:
-    """The names among `names` that begin as settings do and are none."""
+    """The `names` that have the prefix of settings and are not settings."""
     known = {PREFIX + name.upper() for name in settings.model_fields}
     known |= {variable for group in _groups(settings) for variable in _of_group(settings, group)}
     return sorted({name for name in names if name.upper().startswith(PREFIX) and name.upper() not in known})
@@ -43,7 +43,7 @@ def explain(settings: type[BaseSettings], error: ValidationError) -> str:
 
 
 def given_groups(settings: type[BaseSettings], names: Iterable[str]) -> str:
-    """A line for each group of settings among `names`, which is no variable itself."""
+    """A line for each group of settings among `names`; a group is not a variable."""
     given = {name.upper() for name in names}
     return "\n".join(_is_group(settings, group) for group in _groups(settings) if PREFIX + group in given)
 

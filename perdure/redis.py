@@ -22,26 +22,26 @@ def connect(url: str) -> redis.Redis:
         client_url(url),
         socket_timeout=_TIMEOUT_S,
         socket_connect_timeout=_TIMEOUT_S,
-        # Once more, at once: after a restart of Redis every pooled connection is a dead one.
+        # One retry: after a restart of Redis every pooled connection is dead.
         retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
     )
 
 
 def client_url(url: str) -> str:
-    """`url` as redis-py spells it, which calls `redis+socket://` `unix://`; any other is left alone."""
+    """`url` in redis-py's form, which has `unix://` for `redis+socket://`; any other URL is unchanged."""
     if not url.startswith(_SOCKET_SCHEME):
         return url
     return f"unix://{url.removeprefix(_SOCKET_SCHEME)}".replace("virtual_host=", "db=")
 
 
 def where(url: str) -> str:
-    """The server as a message may name it: no user, no password."""
+    """The server's address for messages, without user and password."""
     parts = urlsplit(url)
     return parts.netloc.rpartition("@")[2] or parts.path
 
 
 def way_out(error: redis.RedisError, otherwise: str = "See to that server.") -> str:
-    """What the operator can do about `error`; `otherwise` about a server that answers with another one."""
+    """How the operator can resolve `error`; `otherwise` is returned for other errors."""
     match error:
         case redis.OutOfMemoryError():
             return "Raise Redis's maxmemory, or make room in it."

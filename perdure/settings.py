@@ -53,14 +53,14 @@ Weight = Annotated[float, Field(ge=0, le=100)]
 
 
 class Scope(StrEnum):
-    """What one live session spans: all of a user's channels, or one of them."""
+    """The scope of one live session: all of a user's channels, or each channel."""
 
     USER = "user"
     CHANNEL = "channel"
 
 
 class OnBusy(StrEnum):
-    """What becomes of a message whose session has a turn that is not settled."""
+    """What happens to a message whose session has an unsettled turn."""
 
     ENQUEUE = "enqueue"
     REJECT = "reject"
@@ -69,28 +69,28 @@ class OnBusy(StrEnum):
 
 
 class PruneApproval(StrEnum):
-    """Whether a plan of the CaseBank is applied as it is, or waits for a person."""
+    """Whether a plan of the CaseBank is applied at once or waits for a decision."""
 
     AUTO = "auto"
     MANUAL = "manual"
 
 
 class CaseScope(StrEnum):
-    """Whose prompts a case that was made from a user's words may enter."""
+    """Whose prompts a case from a user's words may enter."""
 
     USER = "user"
     ALL = "all"
 
 
 class FlowerAuth(StrEnum):
-    """What Flower asks for if it has no authentication of its own: a password made once, or nothing."""
+    """Flower's authentication if it has none of its own: a generated password, or none."""
 
     PASSWORD = "password"  # noqa: S105 (the value of a setting)
     NONE = "none"
 
 
 class OnUnavailable(StrEnum):
-    """What becomes of a turn when neither its model nor a fallback answers."""
+    """What happens to a turn if neither its model nor a fallback is available."""
 
     FAIL = "fail"
     PARK = "park"
@@ -104,11 +104,11 @@ def _split(value: Any) -> Any:
 
 
 class _Group(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)  # `load` tells of what is unknown
+    model_config = ConfigDict(extra="ignore", frozen=True)  # `load` reports unknown variables
 
 
 class SessionSettings(_Group):
-    """`PERDURE_SESSION__*`: what one conversation spans, and when it is over by itself."""
+    """`PERDURE_SESSION__*`: the scope of a session, and its idle timeout."""
 
     scope: Scope = Scope.USER
     idle_timeout_s: Seconds = 1_800
@@ -141,13 +141,13 @@ class TurnSettings(_Group):
 
 
 class ApprovalSettings(_Group):
-    """`PERDURE_APPROVAL__*`: calls that wait for a person."""
+    """`PERDURE_APPROVAL__*`: calls that wait for approval."""
 
     expires_s: Seconds = 3_600
 
 
 class GuardSettings(_Group):
-    """`PERDURE_GUARD__*`: what is refused before it is accepted. A rate of 0 is none."""
+    """`PERDURE_GUARD__*`: limits on accepting messages. A rate of 0 means no limit."""
 
     per_minute: Annotated[int, Field(ge=0)] = 0
     per_hour: Annotated[int, Field(ge=0)] = 0
@@ -155,7 +155,7 @@ class GuardSettings(_Group):
 
 
 class MemorySettings(_Group):
-    """`PERDURE_MEMORY__*`: how much is remembered, and for how long."""
+    """`PERDURE_MEMORY__*`: how much memory keeps, and for how long."""
 
     working_turns: Count = 20
     working_ttl_s: Seconds = 3_600
@@ -178,11 +178,11 @@ class MemorySettings(_Group):
 
 
 class ConsolidationSettings(_Group):
-    """`PERDURE_CONSOLIDATION__*`: when and how what was said in sessions becomes memories.
+    """`PERDURE_CONSOLIDATION__*`: when and how ended sessions become memories.
 
-    A session of fewer than `min_turns` turns is passed over. Memories whose vectors are closer than
-    `similarity` are taken for one, whose importance grows by `importance_boost`, unless they contradict
-    each other. What fails in `max_runs` runs is given up.
+    Sessions of fewer than `min_turns` turns are skipped. A memory whose vector is closer than `similarity` to an
+    existing one reinforces it by `importance_boost`, unless the two contradict each other. A session that fails in
+    `max_runs` runs is abandoned.
     """
 
     interval_hours: Annotated[int, Field(ge=1, le=24)] = 6
@@ -194,9 +194,9 @@ class ConsolidationSettings(_Group):
 
 
 class BreakerSettings(_Group):
-    """`PERDURE_BREAKER__*`: when calls to what keeps failing are refused, and when it is tried again.
+    """`PERDURE_BREAKER__*`: when calls to a failing dependency are refused, and when it is probed.
 
-    `registry` names whose breakers they are: `fleet`, perdure's own, or a third party's.
+    `registry`: `fleet`, perdure's own breakers, or the name of a third party's.
     """
 
     enabled: bool = True
@@ -207,9 +207,9 @@ class BreakerSettings(_Group):
 
 
 class RetrySettings(_Group):
-    """`PERDURE_RETRY__*`: how often a call is tried, and how long to wait before each further try.
+    """`PERDURE_RETRY__*`: the number of tries of a call, and the pauses between them.
 
-    The wait grows from `base_s` by `multiplier` up to `cap_s`, more or less by the fraction `jitter`.
+    The pause grows from `base_s` by `multiplier` up to `cap_s`, varied by the fraction `jitter`.
     """
 
     max_attempts: Count = 3
@@ -222,7 +222,7 @@ class RetrySettings(_Group):
 class McpSettings(_Group):
     """`PERDURE_MCP__*`: what MCP servers may do on this machine.
 
-    `commands` are the executables that may be started as servers, each as a declaration spells it.
+    `commands`: the executables that may be started as servers, spelled as in a declaration.
     """
 
     commands: Annotated[tuple[str, ...], NoDecode] = ()
@@ -234,7 +234,7 @@ class McpSettings(_Group):
 
 
 class FlowerSettings(_Group):
-    """`PERDURE_FLOWER__*`: who may see Flower's pages. `hosts` are names by which it is reached, besides loopback's."""
+    """`PERDURE_FLOWER__*`: access to Flower's pages. `hosts`: names by which it is reached, besides loopback's."""
 
     auth: FlowerAuth = FlowerAuth.PASSWORD
     hosts: Annotated[tuple[str, ...], NoDecode] = ()
@@ -390,7 +390,8 @@ class Settings(BaseSettings):
     @field_validator("redis_prefix")
     @classmethod
     def _plain_prefix(cls, value: str) -> str:
-        # It becomes part of pub/sub patterns, of the names of exchanges, and of keys with a cluster's hash tags.
+        # The prefix becomes part of pub/sub patterns, of the names of exchanges, and of keys with a cluster's hash
+        # tags.
         if _KEY_PREFIX.fullmatch(value) is None:
             raise ValueError("accepted: 1 to 64 letters, digits and the characters : . _ -, such as perdure:")
         return value
@@ -423,7 +424,7 @@ class Settings(BaseSettings):
         return self
 
     def allowed_reply_tasks(self) -> tuple[ReplyTask, ...]:
-        """`PERDURE_REPLY_TASKS`: which tasks replies may be sent to, and in which queues."""
+        """`PERDURE_REPLY_TASKS`: the tasks and queues that replies may be sent to."""
         return tuple(ReplyTask.parse(entry, self.redis_prefix) for entry in self.reply_tasks)
 
     def reachable(self) -> Reachable:
@@ -432,17 +433,17 @@ class Settings(BaseSettings):
 
     @classmethod
     def load(cls, **overrides: Any) -> Settings:
-        """Read the environment and `.env`, of which the environment takes precedence.
+        """Read the environment and `.env`; the environment takes precedence.
 
-        Logs a warning for each `PERDURE_*` name that is not a setting, and copies the `VENDORS` variables of
-        `.env` into the process's environment where it has none of that name.
+        Logs a warning for each `PERDURE_*` name that is not a setting, and copies the `VENDORS` variables of `.env`
+        into the process's environment unless they are set there.
 
         Raises:
-            SettingsError: a value is wrong; the message names variable, value and what is accepted.
+            SettingsError: a value is wrong; the message names the variable, the value and what is accepted.
         """
         written = environment.read(cls, overrides.get("_env_file", cls.model_config.get("env_file")))
         for name in environment.unknown(cls, [*os.environ, *written]):
-            log.warning("%s is no setting of this release of perdure, and is ignored", name)
+            log.warning("%s is not a setting of this release of perdure and is ignored", name)
         for name, value in written.items():
             if name.startswith(VENDORS) and not os.environ.get(name):
                 os.environ[name] = value
@@ -450,17 +451,17 @@ class Settings(BaseSettings):
             return cls(**overrides)
         except ValidationError as error:
             raise SettingsError(environment.explain(cls, error)) from None
-        except Unparsable:  # a group, which pydantic-settings takes for JSON
+        except Unparsable:  # a group, which pydantic-settings would parse as JSON
             raise SettingsError(environment.given_groups(cls, [*os.environ, *written])) from None
 
     def signing_key(self) -> bytes:
-        """The key of the former signature of callbacks: `PERDURE_SECRET_KEY`, or one made once under the data dir."""
+        """The key of the former signature of callbacks: `PERDURE_SECRET_KEY`, or a generated one under the data dir."""
         if self.secret_key is not None:
             return self.secret_key.get_secret_value().encode()
         return made_once(self.data_dir / "secret.key", lambda: secrets.token_hex(32)).encode()
 
     def webhook_keys(self) -> tuple[bytes, ...]:
-        """The keys that sign callbacks: of `PERDURE_WEBHOOK_SECRET`, or one made once under the data dir.
+        """The keys that sign callbacks: those of `PERDURE_WEBHOOK_SECRET`, or a generated one under the data dir.
 
         Raises:
             SettingsError: the file under the data dir holds something else.
@@ -474,7 +475,7 @@ class Settings(BaseSettings):
             raise SettingsError(f"{path} cannot be used: {error}") from None
 
     def require_keys_for(self, host: str) -> None:
-        """Refuse to serve `host` to others without keys.
+        """Refuse to serve a host that is not loopback without keys.
 
         Raises:
             SettingsError: the host is not loopback and no key is configured.

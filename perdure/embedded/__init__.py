@@ -1,22 +1,22 @@
-"""PostgreSQL and Redis out of wheels, run under the data directory for whoever has neither.
+"""PostgreSQL and Redis from wheels, run under the data directory of an installation that has no servers.
 
     from perdure.embedded import postgres, redis
 
     with postgres.start(settings.data_dir / "postgres") as server:
         create_engine(server.url)
 
-`start` joins the server of that directory or starts it; the last of its users that stops
-stops the server. `find` only looks, for commands that run beside `perdure up`. `python -m
-perdure.embedded postgres DIRECTORY` keeps one running in the foreground, for a supervisor.
+`start` joins the server of that directory or starts it; the last process that uses it stops it. `find` only looks, for
+commands that run next to `perdure up`. `python -m perdure.embedded postgres DIRECTORY` keeps one running in the
+foreground, for a supervisor.
 
-The law kept here: whether a server lives is asked of the kernel and of nobody else. Each
-server inherits a file lock (`server.lock`) that ends with the last of its processes, so a
-crash, a reboot or a process id that was given to someone else leaves no state to guess at;
-and no process is signalled before its command line has proven it to be that server.
+Only the kernel decides whether a server lives. Each server inherits a file lock (`server.lock`) that ends with the last
+of its processes, so a crash, a reboot or a reused process id leaves no stale state. No process is signalled before its
+command line has proven that it is that server.
 
-`lifecycle` holds start, find and stop for both; `postgres` and `redis` what is particular to
-each; `account`, `programs`, `sockets` and `launch` what root, closed directories, long paths and
-lost parents ask for.
+lifecycle.py    start, find and stop
+postgres.py, redis.py
+process/        what root, closed directories, long paths and lost parents need
+supervisor.py   keeps the processes of `perdure up` running
 """
 
 from perdure.embedded.errors import EmbeddedServerError

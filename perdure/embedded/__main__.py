@@ -17,11 +17,11 @@ _STARTS = {"postgres": postgres.start, "redis": redis.start}
 
 
 class _Leave(Exception):
-    """The supervisor asked this process to end."""
+    """The supervisor asked this process to exit."""
 
 
 def main(arguments: list[str]) -> int:
-    """Start or join the server and stay until it dies or a signal asks to leave; return the exit status."""
+    """Start or join the server; return the exit status when the server has died or a signal has come."""
     if len(arguments) != 2 or arguments[0] not in _STARTS:  # noqa: PLR2004 - two arguments
         sys.stderr.write("usage: python -m perdure.embedded postgres|redis DIRECTORY\n")
         return 2

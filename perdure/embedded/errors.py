@@ -18,15 +18,15 @@ _NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 class EmbeddedServerError(Exception):
-    """An embedded server cannot be started, found or stopped; the message says why and what to do."""
+    """An embedded server cannot be started, found or stopped; the message gives the reason and a way out."""
 
 
 @contextmanager
 def explained(server: str, directory: Path) -> Iterator[None]:
-    """Turn an `OSError` met in `directory` into a sentence.
+    """Turn an `OSError` in `directory` into a message.
 
     Raises:
-        EmbeddedServerError: in place of the `OSError`.
+        EmbeddedServerError: instead of the `OSError`.
     """
     try:
         yield
@@ -35,7 +35,7 @@ def explained(server: str, directory: Path) -> Iterator[None]:
 
 
 def disk_full(server: str, directory: Path) -> str:
-    """Say that the disk of `directory` is full, and how much of it is free."""
+    """The error of a full disk under `directory`, with the free space."""
     try:
         free = f"{shutil.disk_usage(_existing(directory)).free / 2**20:.1f} MiB are free"
     except OSError:

@@ -1,13 +1,13 @@
-"""Start, find and stop one embedded server: the same few steps for PostgreSQL and for Redis.
+"""Starts, finds and stops an embedded server, PostgreSQL or Redis.
 
-Three locks in the server's directory carry it all, and the kernel gives each of them back:
+Three locks in the server's directory decide everything, and the kernel releases each of them:
 
-    start.lock    held while a server is being started or stopped, so that two never race
-    server.lock   inherited by the server and all its children: held = some of it lives
-    users.lock    shared by every process that started or joined it; the last one out stops it
+    start.lock    held while a server is started or stopped, so that the two never race
+    server.lock   inherited by the server and its children: held while one of them lives
+    users.lock    shared by every process that started or joined the server; the last one stops it
 
-So the servers outlive a starter that was killed, the next start joins them, and its own stop
-then stops them; of two `perdure up` at once, the first to leave stops nothing.
+So a server outlives a starter that was killed; the next start joins it, and its stop then stops the server. Of two
+concurrent `perdure up`, the first to exit does not stop the server.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import psutil
 from perdure.embedded.errors import EmbeddedServerError, disk_full, explained
 from perdure.embedded.process.locks import FileLock
 
-_TICK_S = 0.01  # between two looks at a server that has no way to call back
+_TICK_S = 0.01  # seconds between two looks at a server that has no way to call back
 _LOG_KEPT_BYTES = 4 * 2**20
 _TAIL_LINES = 15
 
@@ -43,68 +43,68 @@ class Launch:
 
 
 class Server(Protocol):
-    """What is particular to one kind of server."""
+    """The differences between PostgreSQL and Redis."""
 
     @property
     def title(self) -> str:
-        """What a person calls it."""
+        """The name for messages."""
         ...
 
     @property
     def directory(self) -> Path:
-        """Where everything of it lives; absolute, free of symbolic links."""
+        """The directory of all its files; absolute, without symbolic links."""
         ...
 
     @property
     def last_resort(self) -> signal.Signals:
-        """The signal that ends it when SIGINT, a clean shutdown for either, does not."""
+        """The signal that ends it if SIGINT, a clean shutdown for both servers, does not."""
         ...
 
     def prepare(self) -> Launch:
         """Make or check its files. Called only while no process of it lives.
 
         Raises:
-            EmbeddedServerError: what is there cannot be used.
+            EmbeddedServerError: the files cannot be used.
             OSError: the directory cannot be used.
         """
         ...
 
     def answers(self) -> bool:
-        """Whether it takes connections now, found out by connecting."""
+        """Whether it accepts a connection now."""
         ...
 
     def complete(self) -> None:
-        """What a server that answers still lacks before it is handed out; safe to repeat."""
+        """Complete a server that accepts connections, before it is used; safe to repeat."""
         ...
 
     def pid(self) -> int | None:
-        """The process to signal, proven to be this very server; None if none is."""
+        """The id of the process to signal, proven to be this server; `None` if there is none."""
         ...
 
     def url(self) -> str:
-        """Where it is reached."""
+        """Its URL."""
         ...
 
     def way_out(self, log: str) -> str:
-        """What to do about a failed start that left `log`; a sentence."""
+        """A sentence on how to resolve a failed start that wrote `log`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server that answers, kept up by somebody else."""
+    """A running server that another process keeps running."""
 
     url: str
     pid: int
 
 
 class Running:
-    """A server that this process uses and keeps up, until `stop`.
+    """A server that this process keeps running until `stop`.
 
     Attributes:
-        url: Where it is reached.
-        pid: Its process at the time of `start`; a keeper may have started it again since.
-        owned: Whether this process started it, rather than joined one that was running.
+        url: Its URL.
+        pid: Its process at the time of `start`; a supervisor may have restarted it since.
+        owned: Whether this process started it, instead of joining a running one.
     """
 
     def __init__(self, server: Server, users: FileLock, endpoint: Endpoint, *, owned: bool) -> None:
@@ -115,13 +115,13 @@ class Running:
         self.owned = owned
 
     def stop(self, *, timeout_s: float = 60) -> bool:
-        """Stop the server cleanly, unless another process started or joined it too.
+        """Stop the server cleanly, unless another process uses it, too.
 
         Returns:
             Whether the server is stopped now.
 
         Raises:
-            EmbeddedServerError: it did not end in `timeout_s` seconds, nor when forced to.
+            EmbeddedServerError: it did not end in `timeout_s` seconds, nor when killed.
         """
         directory = self._server.directory
         with self._users, explained(self._server.title, directory), _starting(directory):
@@ -131,7 +131,7 @@ class Running:
         return True
 
     def wait(self) -> None:
-        """Return once no process of the server lives any more."""
+        """Return when no process of the server lives."""
         with FileLock(self._server.directory / "server.lock") as lock:
             lock.shared()
 
@@ -148,11 +148,11 @@ def start(server: Server, *, timeout_s: float = 300) -> Running:
     """Join the server of the directory, or start it.
 
     Args:
-        server: Which one.
-        timeout_s: Seconds until it must answer. Generous: after a crash, PostgreSQL replays its log first.
+        server: The server.
+        timeout_s: Seconds until it must accept connections. After a crash, PostgreSQL replays its log first.
 
     Raises:
-        EmbeddedServerError: it cannot be started; the message says why and what to do.
+        EmbeddedServerError: it cannot be started; the message gives the reason and a way out.
     """
     with explained(server.title, server.directory):
         server.directory.mkdir(parents=True, exist_ok=True)
@@ -167,16 +167,16 @@ def start(server: Server, *, timeout_s: float = 300) -> Running:
             users = FileLock(server.directory / "users.lock")
             users.shared()
     if child is not None:
-        # Whenever it ends, however this process left it: a child that nobody waits for stays as a zombie.
+        # Reaped whenever it ends: otherwise it would stay as a zombie.
         threading.Thread(target=child.wait, name=f"reap-{server.title}", daemon=True).start()
     return Running(server, users, Endpoint(server.url(), pid), owned=child is not None)
 
 
 def find(server: Server) -> Endpoint | None:
-    """The running server of the directory, or None. Starts, makes and changes nothing.
+    """The running server of the directory, or `None`. Starts and changes nothing.
 
     Raises:
-        EmbeddedServerError: this account may not look.
+        EmbeddedServerError: this account may not read the directory.
     """
     with explained(server.title, server.directory):
         if not _lives(server.directory) or not server.answers():
@@ -186,7 +186,7 @@ def find(server: Server) -> Endpoint | None:
 
 
 def proven(pid: int, program: str, directory: Path) -> bool:
-    """Whether process `pid` runs `program` on exactly `directory`, by the command line that `start` gave it."""
+    """Whether the process `pid` runs `program` on exactly `directory`, by the command line that `start` gave it."""
     try:
         argv = psutil.Process(pid).cmdline()
     except psutil.Error:
@@ -211,13 +211,13 @@ def _lives(directory: Path) -> bool:
 
 
 def _join_or_launch(server: Server, timeout_s: float) -> subprocess.Popen[bytes] | None:
-    """Return the process that was launched, None if a running server was joined. It answers."""
+    """Return the launched process, or `None` if a running server was joined. The server accepts connections."""
     deadline = time.monotonic() + timeout_s
     log = server.directory / "server.log"
     log_start = _make_room(log)
     child: subprocess.Popen[bytes] | None = None
     try:
-        # Its own lock first: in a copied directory, what is written down leads to the original's server.
+        # The lock decides first: in a copied directory, the recorded files lead to the original's server.
         while not (_lives(server.directory) and server.answers()):
             if child is None:
                 child = _launch(server, log)
@@ -241,7 +241,7 @@ def _refuse_lost(
 
 
 def _launch(server: Server, log: Path) -> subprocess.Popen[bytes] | None:
-    """Start the server, or return None while something of an earlier one still lives."""
+    """Start the server, or return `None` while a process of an earlier one lives."""
     with FileLock(server.directory / "server.lock") as alive:
         if not alive.try_exclusive():
             return None
@@ -255,7 +255,7 @@ def _launch(server: Server, log: Path) -> subprocess.Popen[bytes] | None:
                 stderr=output,
                 cwd="/",
                 umask=0o077,
-                start_new_session=True,  # a Ctrl-C is for the application, which must drain first
+                start_new_session=True,  # a Ctrl-C must reach only the application, which drains first
                 pass_fds=(alive.descriptor,),
             )
 
@@ -275,7 +275,7 @@ def _stop(server: Server, timeout_s: float) -> None:
 
 
 def _ended(server: Server, timeout_s: float) -> bool:
-    """Wait until no process of the server lives; whether that came true in `timeout_s` seconds."""
+    """Wait until no process of the server lives; returns whether that happened in `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while _lives(server.directory):
         if time.monotonic() > deadline:
@@ -303,7 +303,7 @@ def _failure(server: Server, what: str, log: str) -> EmbeddedServerError:
 
 
 def _tail(log: Path, start: int) -> str:
-    """The last lines that were written to `log` since it was `start` bytes long."""
+    """The last lines written to `log` since it was `start` bytes long."""
     if not log.exists():
         return ""
     with log.open("rb") as file:
@@ -312,7 +312,7 @@ def _tail(log: Path, start: int) -> str:
 
 
 def _make_room(log: Path) -> int:
-    """Set a long log aside (one is kept; a server that is running goes on writing to it); return the length."""
+    """Rotate a long log (one old file is kept, which a running server continues to write); return the log's length."""
     size = log.stat().st_size if log.exists() else 0
     if size <= _LOG_KEPT_BYTES:
         return size

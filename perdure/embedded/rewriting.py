@@ -1,7 +1,7 @@
-"""The append-only file of the embedded Redis, written anew after a user was erased.
+"""Rewrites the append-only file of the embedded Redis after a user was erased.
 
-The file holds each command since it was last rewritten, so a text that was deleted stays in it. A rewrite takes
-milliseconds, since Redis holds wake-ups and caches. Erasures that come close together share one.
+The file holds each command since its last rewrite, and therefore deleted texts. A rewrite takes milliseconds, since
+Redis holds wake-ups and caches. Erasures that come close together share one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from perdure.text.untrusted import first_line
 _WAIT_S = 2.0
 _LOOK_S = 0.01
 _APART_S = 5.0
-"""Seconds between two rewrites that erasures begin at once; the second pass of each begins one in any case."""
+"""Seconds between two rewrites that erasures begin immediately; the second pass of an erasure begins one in any case.
+"""
 
 
 class AppendOnlyFile:
-    """The file of the Redis at `url`. Threads share it; it holds no connection open."""
+    """The append-only file of the Redis at `url`. Thread-safe; holds no connection open."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -35,7 +36,7 @@ class AppendOnlyFile:
         self._covered: frozenset[UUID] = frozenset()
 
     def rewrite(self) -> None:
-        """Begin a rewrite, unless one runs or another began within `_APART_S` seconds.
+        """Begin a rewrite, unless one runs or began within the last `_APART_S` seconds.
 
         Raises:
             Unavailable: Redis cannot be reached, or refuses.
@@ -45,9 +46,9 @@ class AppendOnlyFile:
                 self._begin(client)
 
     def rewritten(self, erasures: Collection[UUID]) -> frozenset[UUID]:
-        """Those of `erasures`, whose keys are deleted, that a finished rewrite has removed from the file, too.
+        """The `erasures`, whose keys are deleted, that a finished rewrite has removed from the file.
 
-        Begins a rewrite for the others and waits for it, two seconds at most; call it again for those not returned.
+        Begins a rewrite for the others and waits for it for two seconds at most. Call it again for those not returned.
 
         Raises:
             Unavailable: as `rewrite`.
@@ -89,7 +90,7 @@ def _ends_well(client: Any) -> bool:
 
 
 def _finished(client: Any) -> bool | None:
-    """Whether the last rewrite succeeded; None while one runs or waits to begin."""
+    """Whether the last rewrite succeeded; `None` while one runs or waits to begin."""
     told = client.info("persistence")
     if told["aof_rewrite_in_progress"] or told["aof_rewrite_scheduled"]:
         return None

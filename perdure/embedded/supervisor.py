@@ -1,12 +1,10 @@
-"""Keep a handful of processes running in the foreground: what `perdure up` stands on.
+"""Keeps processes running in the foreground, for `perdure up`.
 
-Each process runs in a session of its own, so that a Ctrl-C in the terminal reaches only the
-supervisor, which stops its processes in their order: SIGTERM, a time to drain, SIGKILL. A
-second Ctrl-C hastens them all by a signal of their own; a third one kills what is left. A
-process that dies is started again after a delay that doubles, unless it exits with its
-`final_status`: then all are stopped. None outlives a supervisor
-that is killed: each is given a death signal (see `embedded.launch`), which fires when the
-*thread* that started it ends, so `run` belongs in the main thread.
+Each process has a session of its own, so that a Ctrl-C in the terminal reaches only the supervisor. The supervisor stops
+its processes in order: SIGTERM, a time to drain, SIGKILL. A second Ctrl-C sends all of them a hastening signal, and a
+third one kills them. A process that dies is restarted after a delay that doubles, unless it exits with its
+`final_status`: then all are stopped. No process outlives a killed supervisor: each has a death signal (see
+`embedded.process.launch`), which is sent when the *thread* that started it ends, so `run` belongs in the main thread.
 
 Everything waits for an event: a child's end, a line of output, a signal, the end of a delay.
 """
@@ -59,12 +57,12 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait before a process is started again.
+    """The delays before a process is restarted.
 
     Attributes:
         first_s: Seconds after the first death.
-        cap_s: Seconds that the delay, which doubles, never exceeds.
-        reset_after_s: A process that lived this many seconds counts as having been well.
+        cap_s: The longest delay in seconds; the delay doubles until then.
+        reset_after_s: A process that lived this many seconds starts again with the first delay.
     """
 
     first_s: float = 1
@@ -77,7 +75,7 @@ class Backoff:
 
     def delay_s(self, deaths: int) -> float:
         """Seconds to wait after the `deaths`th death in a row (from 1): `first · 2^(deaths - 1)`, capped."""
-        doublings = min(deaths - 1, 64)  # beyond it a float no longer tells, and much later overflows
+        doublings = min(deaths - 1, 64)  # beyond it the delay is capped anyway, and 2.0 ** 2000 overflows
         return min(self.first_s * 2.0**doublings, self.cap_s)
 
 
@@ -107,7 +105,7 @@ def run(
 
 
 async def listening(host: str, port: int, *, every_s: float = 0.1) -> None:
-    """Return once something accepts connections there: a `ready` for servers that cannot call back."""
+    """Return once a server accepts connections there: a `ready` for servers that cannot call back."""
     while True:
         try:
             _, writer = await asyncio.open_connection(host, port)
@@ -135,15 +133,15 @@ class _Printer:
         try:
             self._output.write(f"{prefix} {text}\n")
             self._output.flush()
-        except OSError:  # the terminal, or the reader of the pipe, is gone, and whoever wanted this with it
+        except OSError:  # the terminal, or the reader of the pipe, is closed
             with Path(os.devnull).open("wb") as nowhere:
-                os.dup2(nowhere.fileno(), self._output.fileno())  # else each later line, and the exit, fails too
+                os.dup2(nowhere.fileno(), self._output.fileno())  # otherwise each later line, and the exit, fails too
             self._on_gone()
 
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """The process that exited with its `final_status`, and its last line of output, which says why."""
+    """The process that exited with its `final_status`, and its last line of output, which has the reason."""
 
     name: str
     status: int
@@ -151,7 +149,7 @@ class _Refusal:
 
 
 class _Child:
-    """One run of a process: its lines are printed, its end is an event, its group dies with it."""
+    """One run of a process: prints its lines, and kills its process group when it ends."""
 
     def __init__(self, process: Process, printer: _Printer) -> None:
         self._name = process.name
@@ -168,35 +166,35 @@ class _Child:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        self._pipe = cast("IO[bytes]", self._popen.stdout)  # asked for above
+        self._pipe = cast("IO[bytes]", self._popen.stdout)  # set above
         os.set_blocking(self._pipe.fileno(), False)
         self._loop.add_reader(self._pipe.fileno(), self._read)
 
     @property
     def status(self) -> int:
-        """Its exit status once it has ended; negative: the signal that ended it."""
+        """The exit status once it has ended; negative: the signal that ended it."""
         return self._popen.wait()
 
     def terminate(self) -> None:
-        """Ask it to end. Only the process itself: it knows best how to end its own children."""
+        """Send SIGTERM to the process alone: it ends its own children."""
         if not self.ended.is_set():
             self._popen.terminate()
 
     def hasten(self) -> None:
-        """Ask it again. By another signal: two of a kind may be delivered as one."""
+        """Send another signal than SIGTERM: two pending ones of the same kind are delivered as one."""
         if not self.ended.is_set():
             self._popen.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """End it and everything that it started in its session's group."""
+        """Kill the process group."""
         if not self.ended.is_set():
             os.killpg(self._popen.pid, signal.SIGKILL)
 
     def notice_end(self) -> None:
-        """Called whenever some child has ended: if it was this one, clear up after it."""
+        """Called whenever a child has ended; reaps this one if it has."""
         if self.ended.is_set() or not _has_exited(self._popen.pid):
             return
-        # Before it is reaped: until then its number, the group's too, belongs to nobody else.
+        # Before it is reaped: until then its process id and group cannot be reused.
         os.killpg(self._popen.pid, signal.SIGKILL)
         self._popen.wait()
         while self._read():
@@ -205,9 +203,9 @@ class _Child:
         self.ended.set()
 
     def _read(self) -> bool:
-        """Print some of the lines that are there now; whether there may be more.
+        """Print some of the available lines; returns whether there may be more.
 
-        Not all of them at once: a process that writes without end would keep everybody else waiting, Ctrl-C too.
+        Bounded, so that a process that writes without end delays neither the others nor Ctrl-C.
         """
         try:
             chunk = os.read(self._pipe.fileno(), _LONGEST_LINE_BYTES)
@@ -264,7 +262,7 @@ class _Supervisor:
         loop.add_signal_handler(signal.SIGCHLD, self._some_child_ended)
         keeping = [asyncio.ensure_future(self._keep(process)) for process in self._processes]
         for task in keeping:
-            task.add_done_callback(lambda _: self._stopping.set())  # a keeper only ends to stop, or by a mistake
+            task.add_done_callback(lambda _: self._stopping.set())  # a keeper ends only to stop, or by a defect
         try:
             await self._stop_in_order()
             await asyncio.gather(*keeping)
@@ -277,7 +275,7 @@ class _Supervisor:
         return 1 if self._killed else 0
 
     async def _keep(self, process: Process) -> None:
-        """Run the process again and again until the supervisor stops."""
+        """Run the process, and restart it, until the supervisor stops."""
         deaths = 0
         while not self._stopping.is_set():
             started = self._clock.monotonic()
@@ -300,7 +298,7 @@ class _Supervisor:
         try:
             done, _ = await asyncio.wait((ended, probing), return_when=asyncio.FIRST_COMPLETED)
             if probing in done:
-                probing.result()  # a probe that raises is a mistake in this program, and ends it
+                probing.result()  # an exception of a probe is a defect of this program, and ends it
             await ended
         finally:
             ended.cancel()

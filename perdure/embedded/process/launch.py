@@ -1,11 +1,10 @@
-"""Become another program: under another account, and dying with the parent, where asked.
+"""Becomes another program: optionally under another account, and dying with the parent.
 
-`command` wraps an argument list so that this file runs first, as a script of its own in an
-isolated interpreter (a dozen milliseconds), changes what must be changed between fork and exec,
-and execs. The same could be done in `subprocess`'s `preexec_fn`, which is unsafe as soon
-as the parent has threads.
+`command` wraps an argument list so that this file runs first, as a script in an isolated interpreter (a dozen
+milliseconds), makes the changes that belong between fork and exec, and execs. `subprocess`'s `preexec_fn` could do the
+same, but is unsafe once the parent has threads.
 
-Run as a script it sees the standard library alone; nothing else may be imported here.
+As a script it can import the standard library only.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def command(
     user: tuple[int, int] | None = None,
     capability: int | None = None,
 ) -> list[str]:
-    """The argument list that runs `argv` changed as asked; its process id becomes `argv`'s.
+    """The argument list that runs `argv` with these changes; its process id becomes `argv`'s.
 
     Args:
         argv: The program and its arguments.
@@ -52,12 +51,12 @@ def command(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Change account, capability and death signal as `command` wrote them down, then exec."""
+    """Change account, capability and death signal as `command` recorded them, then exec."""
     parent, uid, gid, capability, *argv = arguments
     if uid != _NONE:
         _become(int(uid), int(gid), None if capability == _NONE else int(capability))
     if parent != _NONE:
-        _die_with(*map(int, parent.split(":")))  # last: a change of account clears the death signal
+        _die_with(*map(int, parent.split(":")))  # must come last: a change of account clears the death signal
     try:
         os.execvp(argv[0], argv)  # noqa: S606 - becoming another program is what this file is for
     except OSError as error:
@@ -76,7 +75,7 @@ def _become(uid: int, gid: int, capability: int | None) -> None:
 
 
 def _keep_only(capability: int) -> None:
-    """Set effective, permitted and inheritable to that one capability, as capset(2) wants them."""
+    """Set effective, permitted and inheritable to that one capability, in the form of capset(2)."""
     word, bit = divmod(capability, 32)
     sets = [0] * 6
     sets[word * 3 : word * 3 + 3] = [1 << bit] * 3
@@ -88,7 +87,7 @@ def _keep_only(capability: int) -> None:
 
 def _die_with(parent: int, number: int = signal.SIGTERM) -> None:
     _prctl(_PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:  # it died before the kernel knew whom to tell
+    if os.getppid() != parent:  # the parent died before the death signal was set
         sys.exit(f"the parent process {parent} has ended")
 
 

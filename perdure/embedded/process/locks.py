@@ -14,7 +14,7 @@ from typing import Self
 
 
 class FileLock:
-    """A lock on a file, which is made if need be, readable by its owner alone.
+    """A lock on a file, which is created if necessary, readable by its owner only.
 
     Raises:
         OSError: the file cannot be opened.
@@ -32,23 +32,23 @@ class FileLock:
         return self._descriptor
 
     def exclusive(self) -> None:
-        """Wait until nobody else holds the lock in any way, and take it."""
+        """Wait until no other holder has the lock, and take it exclusively."""
         fcntl.flock(self.descriptor, fcntl.LOCK_EX)
 
     def shared(self) -> None:
-        """Wait until nobody holds the lock for itself, and take it together with others."""
+        """Wait until no holder has the lock exclusively, and share it."""
         fcntl.flock(self.descriptor, fcntl.LOCK_SH)
 
     def try_exclusive(self) -> bool:
-        """Take the lock for this holder alone if nobody else holds it; whether it was taken."""
+        """Take the lock exclusively if no other holder has it; returns whether it was taken."""
         return self._try(fcntl.LOCK_EX)
 
     def try_shared(self) -> bool:
-        """Take the lock together with others if nobody holds it alone; whether it was taken."""
+        """Share the lock unless a holder has it exclusively; returns whether it was taken."""
         return self._try(fcntl.LOCK_SH)
 
     def close(self) -> None:
-        """Let go of the file. The lock stays with whoever inherited it, else it is free."""
+        """Close the file. The lock stays with processes that inherited it; otherwise it is free."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

