@@ -1,7 +1,7 @@
 """Keeps processes running in the foreground, for `perdure up`.
 
-Each process has a session of its own, so that a Ctrl-C in the terminal reaches only the supervisor. The supervisor stops
-its processes in order: SIGTERM, a time to drain, SIGKILL. A second Ctrl-C sends all of them a hastening signal, and a
+Each process has a session of its own, so that a Ctrl-C in the terminal reaches only the supervisor. It stops its
+processes in order: SIGTERM, a time to drain, SIGKILL. A second Ctrl-C sends all of them a hastening signal, and a
 third one kills them. A process that dies is restarted after a delay that doubles, unless it exits with its
 `final_status`: then all are stopped. No process outlives a killed supervisor: each has a death signal (see
 `embedded.process.launch`), which is sent when the *thread* that started it ends, so `run` belongs in the main thread.

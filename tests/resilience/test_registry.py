@@ -297,7 +297,7 @@ def test_calls_go_on_while_redis_is_stopped_and_its_state_stands_when_it_is_back
             assert succeed(mcp) == "fine"
             assert {each.name: each.state for each in breakers.list()} == {"llm:test": "open", "mcp:test": "closed"}
     away, opened, back = (record.getMessage() for record in caplog.records)
-    assert "this process goes by breakers of its own" in away
+    assert "this process uses breakers of its own" in away
     assert opened == "breaker mcp:test of this process: from closed to open, failures in a row: 2"
     assert back == "Redis is available: the fleet shares its breakers again"
     breakers.close()
