@@ -1,5 +1,8 @@
 """The tool ledger: intents are committed with the message that asks for the calls, results afterwards.
 
+`run.commit_step` commits both. `calls.execute` also writes the result of each of several calls, and a late one, to its
+own row (`FINISH_EFFECT`).
+
 `Ledger` runs the calls of one message, and decides calls that a crash, a lost lease or a timeout left in doubt.
 Calls that wait for approval have not begun and are not in doubt (`approvals`).
 """
