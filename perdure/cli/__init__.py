@@ -55,6 +55,7 @@ COMMANDS = {
     "send": Command("talk.send", "send", "Send a message."),
     "sessions": Command("inspect.sessions", "commands", "Conversations and their transcripts."),
     "turns": Command("inspect.turns", "commands", "Turns and their results."),
+    "deliveries": Command("inspect.deliveries", "commands", "Replies sent to URLs and tasks."),
     "messages": Command("inspect.messages", "commands", "Export and import conversations."),
     "memory": Command("inspect.memory", "commands", "Memories and messages of users."),
     "cases": Command("inspect.cases", "commands", "The CaseBank: answered questions."),

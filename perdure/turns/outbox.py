@@ -17,7 +17,9 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from perdure.database.engine import Database
+from perdure.access.tenants import tenant_of, user_of
+from perdure.database.engine import Database, Executor
+from perdure.errors import NotFound
 from perdure.turns import queries
 from perdure.turns.reading import read_turn
 
@@ -128,6 +130,37 @@ def due(database: Database, most: int, backoff_s: float) -> list[UUID]:
     """
     asked = {"most": most, "backoff_s": backoff_s, "furthest_s": max(LONGEST_RETRY_S, backoff_s * 2**7)}
     return [row.delivery_id for row in database.run(queries.DELIVERIES_DUE, asked)]
+
+
+def list_deliveries(executor: Executor, *, status: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
+    """The newest deliveries, optionally of one status. A `failed` one is a dead letter: it is not attempted again."""
+    rows = executor.run(queries.DELIVERIES, {"status": status, "limit": limit})
+    return [
+        {
+            "delivery_id": str(row.delivery_id),
+            "turn_id": str(row.turn_id),
+            "tenant": tenant_of(row.user_id),
+            "user_id": user_of(row.user_id),
+            "target": row.target,
+            "status": row.status,
+            "attempts": row.attempts,
+            "last_error": row.last_error,
+            "created_at": row.created_at.isoformat(),
+            "due_at": row.due_at and row.due_at.isoformat(),
+            "delivered_at": row.delivered_at and row.delivered_at.isoformat(),
+        }
+        for row in rows
+    ]
+
+
+def resend(executor: Executor, delivery_id: UUID) -> None:
+    """Start a delivery over, whatever its status, with all of its attempts and under the same id.
+
+    Raises:
+        NotFound: there is no such delivery.
+    """
+    if not executor.run(queries.RESEND, {"delivery_id": delivery_id}):
+        raise NotFound("There is no such delivery.")
 
 
 def put_back(database: Database, delivery_ids: Sequence[UUID]) -> None:

@@ -241,6 +241,29 @@ UNWAKE_DELIVERIES = Statement(
     """,
 )
 
+DELIVERIES = Statement(
+    "deliveries.list",
+    """
+    SELECT d.delivery_id, d.turn_id, t.user_id, d.target, d.status, d.attempts, d.last_error, d.created_at,
+           CASE WHEN d.status = 'pending' THEN d.due_at END AS due_at, d.delivered_at
+    FROM deliveries AS d JOIN turns AS t USING (turn_id)
+    WHERE (%(status)s::text IS NULL OR d.status = %(status)s)
+    ORDER BY d.delivery_id DESC LIMIT %(limit)s
+    """,
+    writes=False,
+)
+
+# Starts a delivery over. One that is being attempted may then be sent twice; the receiver deduplicates by its id.
+RESEND = Statement(
+    "deliveries.resend",
+    """
+    UPDATE deliveries
+    SET status = 'pending', attempts = 0, due_at = perdure_now(), wake_at = NULL, wakes = 0, delivered_at = NULL
+    WHERE delivery_id = %(delivery_id)s
+    RETURNING delivery_id
+    """,
+)
+
 _TURN = """
     SELECT t.turn_id, t.session_id, t.seq, t.user_id, t.status, t.attempts,
            CASE WHEN t.settled_at IS NULL AND t.first_seq IS NOT NULL THEN (
