@@ -94,7 +94,7 @@ def _consolidations(runtime: Runtime) -> int:
     return taken
 
 
-def put_off(runtime: Runtime, session_id: UUID) -> None:
+def postpone(runtime: Runtime, session_id: UUID) -> None:
     """A worker that took a session's wake-up has no room: the sweeper wakes it again, after a pause that grows."""
     runtime.database.run(queries.CROWDED, {"session_id": session_id, "most_wakes": MOST_CROWDED_WAKES})
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 import pytest
 
 from perdure.models.protocol import Role
-from perdure.turns.calls.results import UNKNOWN_OUTCOME
+from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from tests.databases import Databases
 from tests.processes.boundaries import CASES, KINDS, Case, CaseRunner, Outcome, passed
 from tests.processes.faults import done

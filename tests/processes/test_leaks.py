@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure.turns.calls.results import UNKNOWN_OUTCOME
+from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from perdure.workers.application import make_app
 from perdure.workers.assembly import Addresses
 from tests.processes.faults import wait_until

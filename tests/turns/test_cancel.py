@@ -10,7 +10,7 @@ import pytest
 from perdure import tool
 from perdure.errors import NotFound
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
-from perdure.turns.calls.results import UNKNOWN_OUTCOME
+from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from perdure.turns.cancel import cancel
 from perdure.turns.run.runner import Ran, Runner
 from tests.turns.harness import PATIENCE_S, Harness, side_by_side

@@ -12,7 +12,7 @@ import pytest
 from perdure import tool
 from perdure.hooks import ToolCalling
 from perdure.tools.registry import DidNotHappen, Happened, Probe, Tool, ToolContext, Unknown
-from perdure.turns.calls.results import UNKNOWN_OUTCOME
+from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from perdure.turns.run.runner import Ran, Runner
 from tests.turns.harness import PATIENCE_S, Harness, until
 from tests.turns.scripted import calls, says

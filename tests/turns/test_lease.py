@@ -24,6 +24,7 @@ from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM, Claimed, LeaseLost, Ne
 from perdure.turns.lease.hold import Hold, _all_held
 from perdure.turns.lease.keeper import Keeper
 from perdure.turns.run import queries as run_queries
+from perdure.turns.run.commit_step import Step
 from perdure.turns.run.react import Turn
 from perdure.turns.run.runner import Ran, Runner
 from perdure.turns.run.settle import Cancelled, Tenure, conclude, settle
@@ -132,7 +133,7 @@ def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness
     turn = Turn(harness.runtime, hold, stale.turn, transcript, 0)
     before = _state(harness)
     with pytest.raises(LeaseLost):
-        turn._commit([*transcript.uncommitted, Entry(stale.turn.turn_id, Role.ASSISTANT, "x")], asks=False)
+        turn._steps.commit(Step([*transcript.uncommitted, Entry(stale.turn.turn_id, Role.ASSISTANT, "x")]))
     with pytest.raises(LeaseLost):
         settle(
             harness.database, harness.clock, Tenure(stale.session_id, stale.fence, 30), turn=stale.turn,
@@ -147,7 +148,7 @@ def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness
     )
     assert not harness.database.run(lease_queries.BEGIN_NEXT, mine)
     assert not harness.database.run(run_queries.HOLD, {**mine, "held": "{}", "most": 10})
-    assert not harness.database.run(lease_queries.PUT_OFF, {**mine, "wakes": 1, "error": "x"})
+    assert not harness.database.run(lease_queries.POSTPONE, {**mine, "wakes": 1, "error": "x"})
     assert not harness.database.run(run_queries.OWNED, mine)
     assert not harness.database.run(calls_queries.LOCK_HELD, mine)
     assert not harness.database.run(calls_queries.WAIT_APPROVAL, {**mine, "spent_s": 9.0, "message_seq": 1})

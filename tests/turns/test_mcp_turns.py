@@ -17,7 +17,7 @@ from perdure.resilience.registry import Breakers
 from perdure.settings import Settings
 from perdure.tools.mcp.connections import Connections
 from perdure.turns.calls.approvals import decide, parse_decision
-from perdure.turns.calls.results import UNKNOWN_OUTCOME
+from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
 

@@ -172,7 +172,7 @@ def test_the_lease_is_kept_while_a_commit_waits(harness: Harness, monkeypatch: p
         harness.move(seconds)
         others.append(Runner(harness.runtime, "other")._claim(sent.session_id, alone=True))
 
-    monkeypatch.setattr("perdure.turns.run.commit.time", _Sleeping(pause))
+    monkeypatch.setattr("perdure.turns.run.retry_commit.time", _Sleeping(pause))
 
     def refuse(moment: Moment, statement: str) -> None:
         if (moment, statement) == ("before", "turns.settle") and sum(pauses) < 3 * harness.settings.turn.lease_s:

@@ -109,7 +109,7 @@ HOT = [
     lease_queries.CLAIMABLE, lease_queries.BEGIN_NEXT,
     run_queries.HISTORY, lease_queries.RENEW, lease_queries.WATCH, run_queries.STEP, calls_queries.FINISH_EFFECT,
     calls_queries.EXTEND_EFFECT,
-    calls_queries.EFFECTS_OF_STEP, run_queries.SETTLE, run_queries.HOLD, run_queries.OWNED, lease_queries.PUT_OFF,
+    calls_queries.EFFECTS_OF_STEP, run_queries.SETTLE, run_queries.HOLD, run_queries.OWNED, lease_queries.POSTPONE,
     lease_queries.PARK,
     lease_queries.STRIKE, run_queries.REMAINS,
     lease_queries.RELEASE, turns_queries.CANCEL, inbox_queries.BEGUN, lease_queries.PARK_FOR,

@@ -14,7 +14,7 @@ from perdure.errors import PerdureError, ToolError
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Role, ToolCall, Usage
 from perdure.tools.registry import ToolContext
 from perdure.turns.calls.plan import MAX_CALLS
-from perdure.turns.calls.results import UNKNOWN_OUTCOME
+from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from tests.turns.harness import PATIENCE_S, Harness, until
 from tests.turns.scripted import calls, says
 

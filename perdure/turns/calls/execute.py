@@ -36,7 +36,7 @@ from perdure.tools.sources import RunnableTool
 from perdure.tools.variables import Change, VariableSet, WorkingVariables
 from perdure.turns.calls import queries
 from perdure.turns.calls.plan import Planned
-from perdure.turns.calls.results import UNKNOWN_OUTCOME, Result
+from perdure.turns.calls.result_values import UNKNOWN_OUTCOME, Result
 from perdure.turns.lease.claim import LeaseLost, TurnRef
 from perdure.turns.lease.hold import Hold
 

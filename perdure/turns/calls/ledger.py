@@ -22,7 +22,7 @@ from perdure.tools.variables import VariableSet
 from perdure.turns.calls import approvals
 from perdure.turns.calls.execute import Executor
 from perdure.turns.calls.plan import Planned, equip, plan
-from perdure.turns.calls.results import (
+from perdure.turns.calls.result_values import (
     UNKNOWN_OUTCOME,
     Result,
     calls_as_decided,

@@ -275,8 +275,8 @@ WATCH_ISOLATED = Statement(
 
 # The store would not take the snapshot: the session is given back, for the sweeper to wake again,
 # later than the last time (see WAKE_DUE).
-PUT_OFF = Statement(
-    "turns.put_off",
+POSTPONE = Statement(
+    "turns.postpone",
     f"""
     WITH fenced AS (
         UPDATE sessions

@@ -40,9 +40,9 @@ from perdure.turns.lease.claim import (
 from perdure.turns.lease.hold import Hold
 from perdure.turns.lease.keeper import Keeper
 from perdure.turns.lease.parking import Delayed
-from perdure.turns.run.commit import find_again, persist
 from perdure.turns.run.react import Parked, Stop, Turn, Waiting
 from perdure.turns.run.remember import remember
+from perdure.turns.run.retry_commit import find_again, persist
 from perdure.turns.run.settle import (
     Cancelled,
     Ending,
@@ -365,7 +365,7 @@ class Runner:
         """Give the session back with its turn held; the sweeper wakes it later and later."""
         wakes = min(claimed.kept.wakes, _MOST_DOUBLINGS)
         rows = self._runtime.database.run(
-            queries.PUT_OFF,
+            queries.POSTPONE,
             {
                 **hold.held,
                 "turn_id": ref.turn_id,

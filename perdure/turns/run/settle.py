@@ -25,7 +25,7 @@ from perdure.models.protocol import Role, unknown_members
 from perdure.snapshots import queries as snapshots
 from perdure.text.untrusted import load_object, storable
 from perdure.tools.variables import VariableSet
-from perdure.turns.calls.results import outcome_of, recorded
+from perdure.turns.calls.result_values import outcome_of, recorded
 from perdure.turns.lease.claim import LeaseLost, TurnRef
 from perdure.turns.run import queries
 from perdure.turns.run.transcript import Entry, Transcript, result_of

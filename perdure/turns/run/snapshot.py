@@ -28,7 +28,7 @@ from perdure.tools.variables import VariableSet
 from perdure.turns.lease.claim import Claimed, LeaseLost, TurnRef
 from perdure.turns.lease.hold import Hold
 from perdure.turns.run import queries
-from perdure.turns.run.commit import persist
+from perdure.turns.run.retry_commit import persist
 from perdure.turns.run.settle import Verdict
 
 log = logging.getLogger(__name__)
