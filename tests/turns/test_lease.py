@@ -154,7 +154,7 @@ def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness
     assert not harness.database.run(calls_queries.WAIT_APPROVAL, {**mine, "spent_s": 9.0, "message_seq": 1})
     waits = {"spent_s": 9.0, "wait_s": 9.0, "error_code": "TIMEOUT", "steps": 1}
     assert not harness.database.run(lease_queries.PARK_FOR, {**mine, **waits})
-    harness.database.run(lease_queries.BRING_BACK, mine)
+    harness.database.run(lease_queries.MAKE_DUE, mine)
     decided = {"message_seq": 1, "calls": "[]", "expired": "", "ended": ""}
     assert not harness.database.run(calls_queries.BEGIN_APPROVED, {**mine, **decided})
     assert not harness.database.run(lease_queries.RELEASE_ALL, _all_held([hold]))

@@ -113,7 +113,7 @@ HOT = [
     lease_queries.PARK,
     lease_queries.STRIKE, run_queries.REMAINS,
     lease_queries.RELEASE, turns_queries.CANCEL, inbox_queries.BEGUN, lease_queries.PARK_FOR,
-    lease_queries.BRING_BACK, lease_queries.RECALL,
+    lease_queries.MAKE_DUE, lease_queries.RECALL,
     calls_queries.LOCK_HELD, calls_queries.IS_CANCELLED, calls_queries.BEGIN_APPROVED, calls_queries.LOCK_OF_TURN,
     calls_queries.FIND_CALL, turns_queries.SEIZE_WAITING, inbox_queries.FULL_FOR,
     turns_queries.WAKE_DUE, turns_queries.UNWAKE, turns_queries.CROWDED, turns_queries.UNWAKE_DELIVERIES,

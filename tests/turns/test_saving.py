@@ -209,7 +209,7 @@ def test_it_says_so_in_the_log(harness: Harness, spy: Spy, caplog: pytest.LogCap
     sent = harness.send()
     with caplog.at_level(logging.ERROR):
         harness.run(sent.session_id)
-    assert f"turn {sent.turn_id} is not answered, for it is not saved" in caplog.text
+    assert f"turn {sent.turn_id} is not answered: its snapshot is not saved" in caplog.text
     assert "Make room. Again in 5 s." in caplog.text
 
 

@@ -1,7 +1,7 @@
 """Executing tool calls, each in a thread of its own, within its time limit and under the session's lease.
 
-The effect class decides a call whose time limit passes or whose outcome is unknown: `pure` and `idempotent` calls run
-again with the same effect id; the probe decides an `unsafe` call, or its outcome is unknown.
+The effect class decides what follows when a call's time limit passes or its outcome is unknown: `pure` and `idempotent`
+calls run again with the same effect id; for an `unsafe` call the probe decides, or the outcome stays unknown.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from perdure.turns.lease.hold import Hold
 log = logging.getLogger(__name__)
 
 _MOST_LOGGED = 10_000
-"""Characters of an error's message; the traceback of one with more is not logged."""
+"""Characters of an error's message above which its traceback is not logged."""
 
 _MOST_CAUSES = 50
 
 _LOOK_UP_S = 0.5
 
 _RECORDING_S = 5.0
-"""Seconds for recording a result that came in time."""
+"""Extra seconds to record a result that arrived within the time limit."""
 
 TRIED_BEFORE = "An earlier attempt at this call was interrupted and may have taken effect."
 """Added to the failure of a repeated call: otherwise the model would call again, under another effect id."""
@@ -61,7 +61,7 @@ class NotBegun(Exception):
 
 
 class CallThread:
-    """A function that runs in a thread of its own."""
+    """A thread that runs one call or its probe, and puts itself into `done` when it ends."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class CallThread:
 
     @property
     def until(self) -> float:
-        """When its time limit passes (monotonic); a result in time has `_RECORDING_S` more to be recorded."""
+        """The call's deadline (monotonic); `_RECORDING_S` later if its result arrived in time."""
         return self._until + (_RECORDING_S if self._came.is_set() else 0.0)
 
     @property
@@ -104,8 +104,8 @@ class CallThread:
             log.info("tool %s failed: %s", self.planned.call.name, kind, exc_info=_short(error.__cause__))
             self.outcome = error
         except BaseException as error:
-            log.exception("tool %s broke its thread", self.planned.call.name)
-            self.outcome = ToolError(f"{type(error).__name__}: the tool broke off.")
+            log.exception("tool %s ended its thread", self.planned.call.name)
+            self.outcome = ToolError(f"{type(error).__name__}: the tool was aborted.")
         self._done.put(self)
 
 
@@ -135,7 +135,7 @@ def memory_of_call(runtime: Runtime, session_id: UUID, turn: TurnRef, effect_id:
 
 
 def outcome_result(run: CallThread) -> Result:
-    """The result of a finished call."""
+    """The result of a call whose thread has ended."""
     planned = run.planned
     if isinstance(run.outcome, PerdureError):
         text = f"Error: {run.outcome.message}"
@@ -146,7 +146,7 @@ def outcome_result(run: CallThread) -> Result:
 
 
 class Executor:
-    """Runs the calls of one message concurrently, for the turn that runs under `hold`."""
+    """Runs the calls of one message concurrently, for the turn under `hold`."""
 
     def __init__(self, runtime: Runtime, hold: Hold, turn: TurnRef, agent: Agent, variables: VariableSet) -> None:
         self._runtime = runtime
@@ -162,7 +162,7 @@ class Executor:
             self._intended_at[effect_id] = max(at, self._intended_at.get(effect_id, at))
 
     def run(self, calls: Sequence[Planned]) -> list[Result]:
-        """Run calls concurrently; one whose time limit passes is decided, or run a second time.
+        """Run calls concurrently; a call whose time limit passes is decided, or run once more.
 
         Raises:
             LeaseLost: another worker has the session.
@@ -256,7 +256,7 @@ class Executor:
         except queue.Empty:
             run.variables.revoke()
             self._runtime.leaks.add(run.thread)
-            log.warning("the probe of tool %s did not answer in %g s", tool.name, planned.timeout_s)
+            log.warning("the probe of tool %s did not answer within %g s", tool.name, planned.timeout_s)
             return Unknown()
         outcome = run.outcome
         return outcome if isinstance(outcome, Happened | DidNotHappen | Unknown) else Unknown()
@@ -370,7 +370,7 @@ class Executor:
         tool = planned.tool
         if tool is None:
             raise ValueError(f"the call of {planned.call.name} was refused: it cannot time out")
-        log.warning("tool %s ran for more than %g s", tool.name, planned.timeout_s)
+        log.warning("tool %s exceeded its time limit of %g s", tool.name, planned.timeout_s)
         run.variables.revoke()
         self._runtime.leaks.add(run.thread)
         guarded.note_overdue(tool, self._runtime.breakers)
@@ -403,7 +403,7 @@ class Executor:
             )
         except PerdureError as error:
             # The turn still gets the result and commits it with the step.
-            log.warning("the result of tool %s did not reach its effect row: %s", planned.call.name, error)
+            log.warning("the result of tool %s was not recorded in its effect row: %s", planned.call.name, error)
 
     def _context(self, planned: Planned) -> ToolContext:
         return ToolContext(

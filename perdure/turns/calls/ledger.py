@@ -1,7 +1,8 @@
-"""The tool ledger: intents are committed with the message that asks for the calls, results afterwards.
+"""The tool ledger: runs the calls of a message, and resumes them after a crash.
 
-`Ledger` runs the calls of one message, and decides calls that a crash, a lost lease or a timeout left in doubt.
-Calls that wait for approval have not begun and are not in doubt (`approvals`).
+Their intents are committed with the message, their results afterwards (`run.commit_step`). An intent without a result
+after a crash, a lost lease or a timeout is a call in doubt, which its effect class decides. Calls that wait for approval
+have not begun and are not in doubt (`approvals`).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Interrupted(Exception):
 
 
 class Ledger:
-    """The tool calls of one message, for the turn that runs under `hold`."""
+    """Runs and resumes the tool calls of the turn under `hold`, one message at a time."""
 
     def __init__(
         self, runtime: Runtime, hold: Hold, turn: TurnRef, agent: Agent, variables: VariableSet | None = None
@@ -94,7 +95,7 @@ class Ledger:
         return in_call_order(with_edited_arguments(asking, rows, results + self._executor.run(again)))
 
     def _begin(self, asking: Entry, rows: Mapping[int, Row[Any]]) -> tuple[list[Result], list[Planned]]:
-        """Begin calls that waited for approval: results of those that do not run, and the calls to run."""
+        """Begin calls that waited for approval; returns results of those that do not run, and the calls to run."""
         planned = plan(self._tools(), calls_as_decided(asking, rows), self._runtime)
         calls = [
             replace(each, effect_id=rows[each.position].effect_id) if each.position in rows else each
@@ -118,7 +119,7 @@ class Ledger:
         return [unbegun_result(each, begun.get(each.position)) for each in calls if each.position not in running], again
 
     def _take_over(self, asking: Entry, rows: dict[int, Row[Any]]) -> tuple[list[Result], list[Planned]]:
-        """Take over calls that another worker began: the results of decided ones, and the calls to run again."""
+        """Take over calls that another worker began; returns results of decided ones, and the calls to run again."""
         wait_s = max((row.undecided_s for row in rows.values() if row.status == "intended"), default=0.0)
         if wait_s > 0:
             self._wait(wait_s)

@@ -315,7 +315,7 @@ class Runner:
         return Parked()
 
     def _postpone(self, claimed: Claimed, ref: TurnRef, hold: Hold, reason: str) -> Parked:
-        """Give the session back with its turn held; the sweeper wakes it later and later."""
+        """Release the session with its turn held, for the sweeper to wake after a pause that doubles up to a limit."""
         wakes = min(claimed.kept.wakes, _MOST_DOUBLINGS)
         rows = self._runtime.database.run(
             queries.POSTPONE,
@@ -329,7 +329,7 @@ class Runner:
         if not rows:
             raise LeaseLost
         again_s = self._limits.sweep_s * 2**wakes
-        log.error("turn %s is not answered, for it is not saved: %s Again in %g s.", ref.turn_id, reason, again_s)
+        log.error("turn %s is not answered: its snapshot is not saved: %s Again in %g s.", ref.turn_id, reason, again_s)
         return Parked()
 
     def _strike(self, hold: Hold, ref: TurnRef, spent_s: float) -> Parked:
