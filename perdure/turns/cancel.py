@@ -1,6 +1,6 @@
-"""Cancelling a turn: at once if no worker runs its calls or its model call, else at its next safe point.
+"""Cancelling a turn: at once if it is idle, else at its next safe point.
 
-Also settles turns that have begun and that no worker runs, for a message that interrupts.
+Also settles begun turns whose session was seized, for a message that interrupts.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ log = logging.getLogger(__name__)
 
 
 def cancel(runtime: Runtime, turn_id: UUID) -> None:
-    """Ask for a turn to be cancelled; nothing happens if it is settled already.
+    """Request that a turn is cancelled; a settled turn is not changed.
 
-    A turn that is running stops between steps or in the middle of a model's stream. One that waits
-    for a person is settled here, its calls denied. Any other that nobody runs is woken, so that a
-    worker claims it and settles it.
+    A running turn stops between steps or during a model call. A turn that has not begun or waits for an approval is
+    settled here; the approval's calls are denied. For any other, a wake-up is published, and a worker settles it.
 
     Raises:
         NotFound: there is no such turn.
@@ -52,19 +51,19 @@ def cancel(runtime: Runtime, turn_id: UUID) -> None:
 
 
 def settle_begun(runtime: Runtime, transaction: Transaction, tenure: Tenure, row: Row[Any]) -> Settled:
-    """Settle as cancelled a turn that was begun, in a session that was seized under `tenure`."""
+    """Settle a begun turn as cancelled, in a session that was seized under `tenure`."""
     turn = TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
     try:
         transcript = Transcript.load(transaction, tenure.session_id, turn, window=1)
         verdict = conclude(transaction, tenure.session_id, turn, transcript, Cancelled())
     except UNREADABLE:
-        log.exception("turn %s cannot be read, and is cancelled unread", turn.turn_id)
+        log.exception("turn %s cannot be parsed; its open calls are closed without it", turn.turn_id)
         verdict = conclude_unread(transaction, tenure.session_id, turn, Cancelled())
     return settle(transaction, runtime.clock, tenure, turn=turn, verdict=verdict)
 
 
 def _close(runtime: Runtime, session_id: UUID, turn_id: UUID) -> bool:
-    """Settle a turn if it waits for a person still; whether the session has nothing left to run then."""
+    """Settle a turn if it still waits for an approval; whether the session then has no more turns to run."""
     with runtime.database.transaction("turns.close_waiting") as transaction:
         seized = transaction.run(turns_queries.SEIZE_WAITING, {"session_id": session_id})
         rows = transaction.run(inbox_queries.BEGUN, {"session_id": session_id}) if seized else ()

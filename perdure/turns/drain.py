@@ -1,8 +1,8 @@
-"""Whether the fleet takes in work: one row in PostgreSQL, which `perdure drain` closes and opens.
+"""The fleet's intake: one row in PostgreSQL, which `perdure drain` closes and opens.
 
-While the row is closed no turn is claimed, since the claim itself reads it, also after restarts, until it is opened.
-Accepting does not read it: messages that a process still accepts wait. Every process reads the row regularly, to refuse
-new work and to finish running turns.
+While it is closed no turn is claimed, also after restarts, since the claim itself reads the row. Accepting a message
+does not read it: the message waits. Every process reads the row regularly, to refuse new work and to finish running
+turns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from uuid import UUID
 from perdure.database.engine import Executor, Statement
 
 CLOSED = "EXISTS (SELECT FROM intake WHERE closed_at IS NOT NULL)"
-"""For the statements that begin work."""
+"""The condition of the statements that begin work."""
 
 _READ = Statement("intake.read", f"SELECT {CLOSED} AS closed", writes=False)
 
@@ -27,7 +27,7 @@ _CLOSE = Statement(
     """,
 )
 
-# Opens it, and makes due at once whatever waited, however often it was woken in vain meanwhile.
+# Opens the intake, and makes all sessions with unsettled turns due at once.
 _OPEN = Statement(
     "intake.open",
     """
@@ -77,7 +77,7 @@ _SETTLED = Statement(
 
 
 class Phase(StrEnum):
-    """How far a worker has let go of its work: not at all, finishing or parking it, done."""
+    """A worker's phase: `OPEN` runs turns, `DRAINING` finishes or parks them, `QUIET` has none left."""
 
     OPEN = "open"
     DRAINING = "draining"
@@ -86,13 +86,13 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """What the fleet still has in hand.
+    """The fleet's unfinished work.
 
     Attributes:
         running: Turns under a lease.
-        waiting: Turns that are accepted or parked, and run when the intake is open again.
-        ending: Sessions that are to end and can.
-        held_back: Sessions that are to end and have turns to run first.
+        waiting: Accepted or parked turns, which run when the intake is open again.
+        ending: Sessions with a requested end and no turns to run.
+        held_back: Sessions with a requested end and turns to run first.
     """
 
     running: int
@@ -102,7 +102,7 @@ class Unfinished:
 
 
 def is_closed(executor: Executor) -> bool:
-    """Whether the fleet takes nothing in.
+    """Whether the intake is closed.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -111,27 +111,27 @@ def is_closed(executor: Executor) -> bool:
 
 
 def close(executor: Executor) -> None:
-    """From now on no turn is begun. Closing it again changes nothing."""
+    """Close the intake. Idempotent."""
     executor.run(_CLOSE, {})
 
 
 def reopen(executor: Executor) -> None:
-    """Take work in again; whatever waits is due at once."""
+    """Open the intake; waiting sessions are due at once."""
     executor.run(_OPEN, {})
 
 
 def running(executor: Executor) -> list[UUID]:
-    """The turns that run now."""
+    """The turns under a live lease."""
     return [row.turn_id for row in executor.run(_RUNNING, {})]
 
 
 def settled(executor: Executor, turn_ids: Sequence[UUID]) -> int:
-    """How many of these turns are settled."""
+    """The number of these turns that are settled."""
     return int(executor.run(_SETTLED, {"turn_ids": list(turn_ids)})[0].settled)
 
 
 def unfinished(executor: Executor) -> Unfinished:
-    """What is still in hand, and what waits."""
+    """Count the unfinished work."""
     row = executor.run(_UNFINISHED, {})[0]
     return Unfinished(row.running, row.unsettled - row.running, row.ending, row.held_back)
 

@@ -1,7 +1,7 @@
 """The outbox: delivers a settled turn's reply to its receiver, at least once.
 
-An attempt first moves the delivery's due time ahead, so no other worker tries it, and it is repeated if this one dies.
-The receiver recognises a repetition by the delivery's id.
+An attempt first moves the delivery's due time ahead, so that no other worker attempts it, and so that it is repeated if
+this worker dies. The receiver deduplicates by the delivery's id.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 12
 ATTEMPT_S = 60
-"""Seconds after which an attempt that was begun is taken for lost."""
+"""Seconds after which an attempt without a result is repeated."""
 
 FIRST_RETRY_S = 5.0
 LONGEST_RETRY_S = 3_600.0
 
 
 REFUSALS_FORGIVEN_S = 86_400.0
-"""Seconds for which a delivery loses no attempt to its receiver's open breaker; later it does, so that it ends."""
+"""Age in seconds up to which the receiver's open breaker costs no attempt; later it does, so that attempts end."""
 
 
 class DeliveryFailed(Exception):
-    """The receiver could not be reached or refused; the message says how, `status_code` with which HTTP status."""
+    """The receiver could not be reached, or refused. `status_code` is its HTTP status, if it answered."""
 
     def __init__(self, message: str, status_code: int | None = None) -> None:
         super().__init__(message)
@@ -44,11 +44,11 @@ class DeliveryFailed(Exception):
 
 
 class Undeliverable(DeliveryFailed):
-    """The receiver refuses it for good, or this installation does: it is not attempted again."""
+    """The receiver or this installation refuses it permanently: it is not attempted again."""
 
 
 class NotAsked(DeliveryFailed):
-    """The receiver failed so often that it is not asked now, but at the earliest in `retry_s` seconds."""
+    """The receiver's breaker is open: no request was sent; the next attempt is in `retry_s` seconds or later."""
 
     def __init__(self, message: str, retry_s: float) -> None:
         super().__init__(message)
@@ -56,13 +56,13 @@ class NotAsked(DeliveryFailed):
 
 
 class Carrier(Protocol):
-    """A way to a receiver. It either has the body when `carry` returns, or `carry` raises."""
+    """Sends to one kind of receiver."""
 
     def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
-        """Send `body` (JSON) to `target`. `message_id` is the same at each attempt.
+        """Send `body` (JSON) to `target`; returns once the receiver has it. `message_id` is the same at each attempt.
 
         Raises:
-            DeliveryFailed: it did not arrive, as far as is known.
+            DeliveryFailed: the receiver has not confirmed it.
         """
         ...
 
@@ -74,21 +74,21 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """It did not arrive; it is due again in so many seconds, or never if None."""
+    """The attempt failed; the next is in `retry_s` seconds. None: it was the last."""
 
     retry_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class NotDue:
-    """It was delivered, given up, or is being attempted elsewhere."""
+    """It was delivered, has failed, or another worker is attempting it."""
 
 
 Outcome = Delivered | Postponed | NotDue
 
 
 def signature(key: bytes, body: bytes) -> str:
-    """The value of `X-Perdure-Signature`, which this release still sends: HMAC-SHA256 of the raw body."""
+    """The value of the legacy header `X-Perdure-Signature`: HMAC-SHA256 of the raw body."""
     return "sha256=" + hmac.new(key, body, hashlib.sha256).hexdigest()
 
 
@@ -98,8 +98,8 @@ def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UU
     rows = database.run(queries.TAKE_DELIVERY, asked)
     if not rows:
         return NotDue()
-    if rows[0].attempts > MAX_ATTEMPTS:  # the last one ended with its process, or in an error of ours
-        return _postpone(database, delivery_id, rows[0].attempts, "every attempt broke off")
+    if rows[0].attempts > MAX_ATTEMPTS:  # the last attempt ended with its process or an internal error
+        return _postpone(database, delivery_id, rows[0].attempts, "every attempt was interrupted")
     target: dict[str, Any] = rows[0].target
     body = {**read_turn(database, rows[0].turn_id), "delivery_id": str(delivery_id)}
     try:
@@ -115,14 +115,14 @@ def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UU
 
 
 def retry_after(attempts: int) -> float | None:
-    """Seconds until the next attempt after `attempts` failed ones; None when there is none."""
+    """Seconds until the next attempt after `attempts` failed ones; None after the last."""
     if attempts >= MAX_ATTEMPTS:
         return None
     return min(FIRST_RETRY_S * 2.0 ** (attempts - 1), LONGEST_RETRY_S)
 
 
 def due(database: Database, most: int, backoff_s: float) -> list[UUID]:
-    """At most `most` deliveries to publish, those that wait longest first.
+    """Up to `most` deliveries to publish, longest wait first.
 
     Each is returned again only after `backoff_s` seconds, then after twice as long, until it is attempted.
     """
@@ -130,8 +130,8 @@ def due(database: Database, most: int, backoff_s: float) -> list[UUID]:
     return [row.delivery_id for row in database.run(queries.DELIVERIES_DUE, asked)]
 
 
-def put_back(database: Database, delivery_ids: Sequence[UUID]) -> None:
-    """The broker did not take these: `due` returns them again in the next round."""
+def requeue(database: Database, delivery_ids: Sequence[UUID]) -> None:
+    """Undo `due` for deliveries that the broker refused: the next round returns them again."""
     database.run(queries.UNWAKE_DELIVERIES, {"delivery_ids": list(delivery_ids)})
 
 
@@ -155,7 +155,7 @@ def _postpone(database: Database, delivery_id: UUID, attempts: int, reason: str)
         delivery_id,
         attempts,
         reason,
-        "given up" if retry_s is None else f"again in {retry_s:g} s",
+        "abandoned" if retry_s is None else f"again in {retry_s:g} s",
     )
     database.run(
         queries.POSTPONE_DELIVERY,

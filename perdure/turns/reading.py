@@ -1,7 +1,7 @@
-"""Turns as callers see them, and waiting for one to be settled.
+"""Turns as the API shows them, and waiting until one is settled.
 
-Waiting costs the database one small statement a round for the whole process, whatever the number of waiting callers,
-and does not need Redis.
+Waiting costs the database one small statement per round and process, whatever the number of waiting callers, and does
+not need Redis.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 SETTLED = frozenset({"done", "failed", "cancelled"})
 
-DELAYED = "The answer is delayed: no model answers at present. It comes by itself, as soon as one does."
-"""What is said of a turn that is parked until a model may answer."""
+DELAYED = "The answer is delayed: no model is available at present. It is sent as soon as one is."
+"""The message of a turn that is parked until a model may answer."""
 
 _ROUND_S = 0.05
 
@@ -44,7 +44,7 @@ def read_turn(executor: Executor, turn_id: UUID) -> dict[str, Any]:
 
 
 def owner(executor: Executor, turn_id: UUID) -> str:
-    """The key of the user whose turn it is.
+    """The key of the turn's user.
 
     Raises:
         NotFound: there is no such turn.
@@ -64,7 +64,7 @@ def list_turns(
     status: str | None = None,
     limit: int = 100,
 ) -> list[dict[str, Any]]:
-    """Turns that match all that is given, newest first; `user` is a user's key, `tenant` that of all users listed."""
+    """The turns that match all filters, newest first; `user` is a user's key."""
     if session_id is not None:
         statement = queries.LIST_OF_SESSION
     elif user is not None:
@@ -100,7 +100,7 @@ def _listed(row: Row[Any]) -> dict[str, Any]:
 
 
 def held_turns(executor: Executor, session_id: UUID) -> list[dict[str, str]]:
-    """The turns that are not answered because the session cannot be saved, each with the reason, for an operator."""
+    """The turns that are not answered because the snapshot store refuses the session, each with the error."""
     rows = executor.run(queries.HELD_TURNS, {"session_id": session_id})
     return [{"turn_id": str(row.turn_id), "error": row.held_error} for row in rows]
 
@@ -131,29 +131,29 @@ def _error(row: Row[Any]) -> dict[str, str] | None:
 
 
 def _delay(row: Row[Any]) -> dict[str, str | None] | None:
-    """Why an answer is delayed, and until when its turn is left alone at the latest (None: it is being tried)."""
+    """The error that delays an answer, and the latest time of the next try (None: a try is running)."""
     if row.error_code is None or row.steps != row.steps_when_parked:
         return None
     return {"code": row.error_code, "message": DELAYED, "until": _instant(row.not_before)}
 
 
 class Delays:
-    """Notices that a turn's answer is delayed: once a park, not once a try."""
+    """Reports that a turn's answer is delayed, once for each time that it is parked."""
 
     def __init__(self, executor: Executor, turn_id: UUID) -> None:
         self._executor = executor
         self._turn_id = turn_id
-        self._told = False
+        self._reported = False
 
     def look(self) -> str | None:
-        """The sentence for whoever waits, where it has not been returned already.
+        """The message for a waiting caller, unless it was returned since the turn was parked.
 
         Raises:
             Unavailable: the database cannot be reached.
         """
         delayed = read_turn(self._executor, self._turn_id)["delayed"]
-        told, self._told = self._told, delayed is not None
-        return None if delayed is None or told else str(delayed["message"])
+        reported, self._reported = self._reported, delayed is not None
+        return None if delayed is None or reported else str(delayed["message"])
 
 
 def _instant(value: datetime | None) -> str | None:
@@ -161,13 +161,13 @@ def _instant(value: datetime | None) -> str | None:
 
 
 class SettlementWatch:
-    """Notifies waiting callers of this process when a turn is settled. One thread, while any caller waits."""
+    """Notifies waiting callers of this process when a turn is settled, from one thread."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._waiting: dict[UUID, list[Future[None]]] = {}
         self._lock = threading.Lock()
-        self._somebody = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -179,7 +179,7 @@ class SettlementWatch:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="perdure-watch", daemon=True)
                 self._thread.start()
-            self._somebody.notify()
+            self._changed.notify()
         return future
 
     def close(self) -> None:
@@ -188,7 +188,7 @@ class SettlementWatch:
             self._closed = True
             futures = [future for waiting in self._waiting.values() for future in waiting]
             self._waiting.clear()
-            self._somebody.notify()
+            self._changed.notify()
         for future in futures:
             future.cancel()
 
@@ -200,14 +200,14 @@ class SettlementWatch:
             except Unavailable as error:
                 log.warning("waiting for replies: %s", error.message)
             except Exception:
-                log.exception("waiting for replies met an error and goes on")
+                log.exception("waiting for replies raised an error and continues")
             pause.wait(_ROUND_S)
 
     def _look(self) -> None:
         with self._lock:
             self._drop_cancelled()
             while not self._waiting and not self._closed:
-                self._somebody.wait()
+                self._changed.wait()
             turn_ids = list(self._waiting)
         rows = self._database.run(queries.SETTLED_AMONG, {"turn_ids": turn_ids})
         with self._lock:

@@ -1,7 +1,8 @@
-"""The sweeper: issues wake-ups again for work that is due and that no worker runs.
+"""The sweeper: publishes wake-ups for work that is due and that no worker runs.
 
 Runs in every worker, every few seconds. One worker takes a round by a compare-and-set on a row, so no lock outlives a
-statement, and a paused sweeper blocks no other. A round issues a bounded number of wake-ups and backs off per session.
+statement, and a paused sweeper blocks no other. A round publishes a bounded number of wake-ups, with back-off for each
+session.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from perdure.turns.lease import parking, user_share
 log = logging.getLogger(__name__)
 
 MOST_A_ROUND = 200
-"""Wake-ups that one round issues at the most."""
+"""Wake-ups of each kind that one round publishes at most."""
 
 MOST_CROWDED_WAKES = 3
-"""Doublings of the pause after which a session is woken again that found no room: 40 s with the defaults."""
+"""Doublings of the pause before a postponed session is woken again: 40 s at most with the defaults."""
 
 MOST_CONSOLIDATIONS = 50
-"""The same for what waits to become memories: it is in no hurry."""
+"""The same for sessions that wait for consolidation, which is not urgent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a round issued: wake-ups for sessions, deliveries, endings, consolidations, and those the broker refused."""
+    """Wake-ups that a round published, and those that the broker refused."""
 
     sessions: int = 0
     deliveries: int = 0
@@ -41,7 +42,7 @@ class Swept:
 
 
 def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
-    """One round; None if it is somebody else's. Without `turns` none is woken: the fleet takes nothing in.
+    """Run one round; `None` if another worker has taken it. `turns=False` wakes no turns, for a closed intake.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -66,7 +67,7 @@ def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
     deliveries = outbox.due(runtime.database, MOST_A_ROUND, limits.sweep_s)
     sent = 0 if refused else sum(1 for _ in takewhile(runtime.wake.delivery, deliveries))
     if deliveries[sent:]:
-        outbox.put_back(runtime.database, deliveries[sent:])
+        outbox.requeue(runtime.database, deliveries[sent:])
     endings = endings_due(runtime.database, MOST_A_ROUND, limits.sweep_s, limits.lease_s)
     begun = 0 if refused else sum(1 for _ in takewhile(runtime.wake.ending, endings))
     runtime.eraser.finish_due()
@@ -83,7 +84,7 @@ def sweep(runtime: Runtime, *, turns: bool = True) -> Swept | None:
 
 
 def _consolidations(runtime: Runtime) -> int:
-    """Wake for the sessions that have ended a while ago and still wait to be consolidated; how many were taken."""
+    """Publish wake-ups for ended sessions that still wait for consolidation; the number that the broker took."""
     database, lease_s = runtime.database, runtime.settings.turn.lease_s
     found = consolidate.consolidations_to_wake(
         database, runtime.settings.consolidation, MOST_CONSOLIDATIONS, lease_s, lease_s
@@ -95,12 +96,12 @@ def _consolidations(runtime: Runtime) -> int:
 
 
 def postpone(runtime: Runtime, session_id: UUID) -> None:
-    """A worker that took a session's wake-up has no room: the sweeper wakes it again, after a pause that grows."""
+    """Have the sweeper wake a session later, after growing pauses: the worker that was woken has no free slot."""
     runtime.database.run(queries.CROWDED, {"session_id": session_id, "most_wakes": MOST_CROWDED_WAKES})
 
 
 def _refused(runtime: Runtime, due: list[tuple[UUID, int]]) -> list[UUID]:
-    """Wake each; those that the broker did not take. After the first refusal the rest is not tried."""
+    """Publish wake-ups until the broker refuses one; returns the sessions that were not woken."""
     for number, (session_id, priority) in enumerate(due):
         if not runtime.wake.session(session_id, priority):
             return [session_id for session_id, _ in due[number:]]

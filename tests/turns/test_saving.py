@@ -335,7 +335,7 @@ def test_a_snapshot_of_another_commit_is_set_aside_and_reported(
     assert _count(harness)["status"] == "done"
     assert _results(harness)[-1] == "2"
     assert spy.kept_aside(session_id)
-    assert f"it is of {version}; the one that was committed: at token 1, tick 3" in caplog.text
+    assert f"it is of {version}; the committed one is of token 1, tick 3" in caplog.text
     assert spy.saved[-1] == _committed(harness, session_id).version
 
 

@@ -1,8 +1,8 @@
 """The tool ledger: runs the calls of a message, and resumes them after a crash.
 
-Their intents are committed with the message, their results afterwards (`run.commit_step`). An intent without a result
-after a crash, a lost lease or a timeout is a call in doubt, which its effect class decides. Calls that wait for approval
-have not begun and are not in doubt (`approvals`).
+Their intents are committed with the message, their results afterwards (`run.commit_step`). After a
+crash, a lost lease or a timeout, a call with an intent and no result is in doubt; its effect class decides it. Calls
+that wait for approval have not begun and are not in doubt (`approvals`).
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def unbegun_result(planned: Planned, row: Row[Any] | None) -> Result:
     """The result of a call that does not run: denied, or refused before or after the decision."""
     if row is not None and row.status == "denied":
         return recorded_result(planned.position, row)
-    if row is None and planned.refusal is None:  # refused when it was planned
+    if row is None and planned.refusal is None:  # the model's own call was refused, so it has no effect row
         return recorded_result(planned.position, None)
     return replace(refused_result(planned), effect_id=None if row is None else row.effect_id)
 

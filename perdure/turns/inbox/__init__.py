@@ -1,4 +1,1 @@
-"""Messages accepted for sessions: parsed, rate-limited and stored; a restored snapshot's messages, too.
-
-Called by the channels and the commands.
-"""
+"""Accepting messages: validated, rate-limited and stored. Called by the channels, the commands and imports."""

@@ -3,7 +3,7 @@
 Idempotent by `(user_id, channel, message_id)`. The common case, a message to an existing session, is one statement and
 one commit. A message that needs a decision first (a new or idle session, a repeated message, a busy session that must
 not queue) locks the session's row in a transaction; so does every message if a rate limit is set (`rate_limit`). After
-the commit a worker is woken; that hint may be lost.
+the commit a wake-up for a worker is published; it may be lost.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ log = logging.getLogger(__name__)
 
 _TRIES = 3
 _MOST_WOKEN = 10
-"""Wake-ups for deliveries that accepting a message publishes; the sweeper publishes those of the rest."""
+"""Wake-ups for deliveries that accepting a message publishes; the sweeper publishes the rest."""
 
 _CHANGED = "The session changed while the message was being accepted; please send it again."
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Where a message went. `duplicate` says that it had been accepted before."""
+    """The turn of an accepted message. `duplicate`: the message had been accepted before."""
 
     turn_id: UUID
     session_id: UUID
@@ -53,7 +53,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class _Commit:
-    """What an accepting transaction did, and what is to be said to the workers after it."""
+    """The result of an accepting transaction, and the wake-ups to publish after it."""
 
     accepted: Accepted
     wake: bool
@@ -62,13 +62,13 @@ class _Commit:
 
 
 def accept(runtime: Runtime, message: Incoming) -> Accepted:
-    """Accept a message: after this returns it will be answered, also after a crash.
+    """Accept a message: its row is committed, so it is answered even after a crash.
 
     Raises:
         InvalidRequest, TooLarge: the message itself is refused.
-        NotFound: `session_id` is no session of this user.
-        Conflict: the id was used for another text; the session is busy or over.
-        RateLimited: this user has sent as many messages as are accepted in a while.
+        NotFound: the user has no session `session_id`.
+        Conflict: `message_id` was used for another text; the session is busy or has ended.
+        RateLimited: the user has reached a rate limit.
         Unavailable: the database cannot be reached. Sending the same `message_id` again is safe.
     """
     check(runtime, message)
@@ -84,7 +84,7 @@ def accept(runtime: Runtime, message: Incoming) -> Accepted:
 
 
 def check(runtime: Runtime, message: Incoming) -> None:
-    """Check a message against what this installation accepts, before anything is written.
+    """Check a message against this installation's settings and agents.
 
     Raises:
         InvalidRequest, TooLarge: the message is refused.
@@ -118,7 +118,7 @@ def _check_receiver(settings: Settings, reply_to: ReplyTo) -> None:
 
 
 def _parameters(runtime: Runtime, message: Incoming) -> dict[str, Any]:
-    # Made before the first try, so that a try whose commit is in doubt can be repeated.
+    # The id is made before the first try, so that repeating a try with an unknown outcome is idempotent.
     turn_id = new_id(runtime.clock)
     reply_to = message.reply_to.model_dump(exclude_none=True) if message.reply_to else None
     return {
@@ -151,9 +151,9 @@ def _retried(runtime: Runtime, message: Incoming, parameters: dict[str, Any]) ->
         except IntegrityError:
             if not tries_left:
                 raise
-            log.debug("the same message is being accepted beside this one; looking again")
+            log.debug("the same message is being accepted concurrently; retrying")
         except Unavailable:
-            # A pooled connection may have died with its server; a second look finds a new one.
+            # A pooled connection may be dead; a further try uses a new one.
             if not tries_left:
                 raise
     raise AssertionError("unreachable")
@@ -172,8 +172,8 @@ def _enqueue(executor: Executor, parameters: dict[str, Any]) -> _Commit | None:
 def _accept_under_lock(runtime: Runtime, message: Incoming, parameters: dict[str, Any]) -> _Commit:
     with runtime.database.transaction("turns.accept") as transaction:
         rate_limit.queue_up(transaction, runtime.settings.guard, message.user_id)
-        # What is true of the message and of the session is asked under the session's lock only:
-        # before it, the same message or the session's first one may be on its way beside this.
+        # Read the earlier message only after the session is locked: the same message, or the session's first one, may be
+        # accepted concurrently.
         targets = transaction.run(sessions.LOCK_TARGET, parameters)
         earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
         ending = targets[0].session_id if targets and targets[0].idle and message.session_id is None else None
@@ -198,7 +198,7 @@ def _accept_under_lock(runtime: Runtime, message: Incoming, parameters: dict[str
 def _again(row: Row[Any], parameters: dict[str, Any]) -> _Commit:
     if row.text != parameters["text"]:
         raise Conflict(f"message_id {parameters['message_id']!r} was used for another text.")
-    mine = row.turn_id == parameters["turn_id"]  # an earlier try of this very call had gone through
+    mine = row.turn_id == parameters["turn_id"]  # committed by an earlier try of this call
     accepted = Accepted(row.turn_id, row.session_id, row.seq, row.status, duplicate=not mine)
     return _Commit(accepted, wake=row.status == "accepted" and not row.held)
 
@@ -237,9 +237,9 @@ def _queued(transaction: Transaction, parameters: dict[str, Any]) -> _Commit:
 
 
 def _interrupt(runtime: Runtime, transaction: Transaction, session_id: UUID) -> tuple[UUID, ...]:
-    """Take the session from its runner and settle as cancelled what is unsettled; returns the deliveries owed.
+    """Raise the session's fence and settle its unsettled turns as cancelled; returns their deliveries.
 
-    The number of statements does not depend on how many turns are queued.
+    The number of statements does not depend on the number of queued turns.
     """
     [seized] = transaction.run(queries.SEIZE, {"session_id": session_id})
     tenure = Tenure(session_id, Fence(seized.token, seized.nonce), runtime.settings.turn.lease_s)

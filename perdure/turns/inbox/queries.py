@@ -7,17 +7,16 @@ from perdure.database.fencing import RAISED
 from perdure.sessions.states import State, Trigger, sql
 from perdure.turns.lease.queries import ADMITTED
 
-# A wake-up for the session is on its way, and the sweeper repeats it in time: another one would only make the queue
-# longer. A session that was woken in vain several times is woken by its messages, too, sooner than by the sweeper.
+# A wake-up for the session was published recently, and the sweeper repeats it: another one would only lengthen the
+# queue. `least(wakes, 2)`: after many wake-ups without a claim, a message wakes the session earlier than the sweeper.
 _WOKEN = """
     (s.woken_at <= perdure_now()
      AND s.woken_at > perdure_now() - make_interval(secs => %(sweep_s)s * 2 ^ least(s.wakes, 2)))
 """.strip()
 
-# The whole of accepting into a session that exists. A session whose agent this installation no
-# longer has goes on with the default one. Returns no row where more must be known first: there
-# is no such session, it is over or nobody has used it for long, it is busy and the message would
-# not queue, or the message was accepted before.
+# Accepts a message into an existing session. If this installation no longer has the session's agent, the default one
+# is used. Returns no row if the message needs a decision first: the session does not exist, has ended or was idle for
+# too long; it is busy and `on_busy` is not `enqueue`; or the message was accepted before.
 ENQUEUE = Statement(
     "turns.enqueue",
     f"""
@@ -35,7 +34,7 @@ ENQUEUE = Statement(
             -- The caller publishes a wake-up now. Later messages of a busy session keep the sweeper's back-off.
             woken_at = CASE WHEN s.unsettled = 0 THEN perdure_now() ELSE s.woken_at END,
             wakes = CASE WHEN s.unsettled = 0 THEN 0 ELSE s.wakes END,
-            -- The user's other sessions take all places: this one waits, without a wake-up (see ADMIT).
+            -- The user's other sessions take all places: this one is queued without a wake-up (see ADMIT).
             queued_at = CASE WHEN s.unsettled > 0 THEN s.queued_at
                              WHEN (SELECT taken FROM share) THEN perdure_now() END,
             not_before = CASE WHEN s.unsettled > 0 THEN s.not_before
@@ -87,8 +86,8 @@ FIND_ACCEPTED = Statement(
     writes=False,
 )
 
-# Adds a message to the newest turn of a locked session, if that turn has not begun, is for the same agent, channel and
-# receiver, and its messages together have at most `max_chars` characters then.
+# Adds a message to the newest turn of a locked session, if that turn has not begun, has the same agent, channel and
+# receiver, and its messages together stay within `max_chars` characters.
 MERGE = Statement(
     "turns.merge",
     f"""
@@ -123,15 +122,15 @@ MERGE = Statement(
     """,
 )
 
-# Whoever comes next with a message of this user waits until the transaction is over.
+# Serialises the transactions that accept messages of this user.
 QUEUE_UP = Statement(
     "turns.queue_up",
     "SELECT pg_advisory_xact_lock(hashtextextended('perdure rate of ' || %(user_id)s::text, 0)) IS NULL AS free",
 )
 
-# For how many seconds still as many messages as a rate allows lie within its time: then the oldest of
-# those leaves it. One that was accepted while the clock was ahead is not counted; by less, a transaction only began
-# later and was first.
+# Seconds until each sliding window has room: until its oldest counted message leaves it. A message with a timestamp more
+# than 10 s in the future was accepted while the clock was ahead and is not counted; within 10 s, transactions merely
+# committed out of order.
 FULL_FOR = Statement(
     "turns.full_for",
     """
@@ -148,7 +147,7 @@ FULL_FOR = Statement(
     writes=False,
 )
 
-# Takes a locked session away from whoever runs it; its turns are then settled by the taker.
+# Raises the fence of a locked session, so that its runner can write nothing; the caller settles its turns.
 SEIZE = Statement(
     "turns.seize",
     f"""
@@ -173,7 +172,7 @@ BEGUN = Statement(
     writes=False,
 )
 
-# The queued turns of a locked session whose outcome is owed to a receiver.
+# The queued turns of a locked session that have a receiver.
 OWING = Statement(
     "turns.owing",
     """
@@ -184,8 +183,8 @@ OWING = Statement(
     writes=False,
 )
 
-# Settles every queued turn of a locked session as cancelled, however many there are, and writes their deliveries:
-# `delivery_ids` are the ids for those of `turn_ids`.
+# Settles all queued turns of a locked session as cancelled, and writes their deliveries: `delivery_ids` are the ids for
+# `turn_ids`.
 CANCEL_QUEUED = Statement(
     "turns.cancel_queued",
     f"""

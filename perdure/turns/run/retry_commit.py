@@ -31,7 +31,7 @@ Committed = TypeVar("Committed")
 def persist(runtime: Runtime, hold: Hold, turn_id: UUID, commit: Callable[[], Committed]) -> Committed | Claimed:
     """Retry `commit` until it succeeds, and return its result; the session's state if a failed try had been committed.
 
-    Gives up after the turn's time limit; a process that shuts down tries twice.
+    Stops after the turn's time limit; a process that shuts down tries twice.
 
     Raises:
         LeaseLost: another worker has the session, or the database is unavailable for a whole lease.

@@ -100,6 +100,7 @@ class Verdict:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
+        """The verdict with its `extra` members at the top level."""
         record = asdict(self)
         return as_json({**record.pop("extra"), **record})
 

@@ -136,10 +136,8 @@ def _stored(runtime: Runtime, claimed: Claimed, hold: Hold) -> AgentSnapshot | N
         if found.version == kept.saved:
             return found.snapshot if kept.tick == kept.saved.tick else None
         _require_ours(runtime, hold)
-        committed = f"at {kept.saved}" if kept.saved else "none"
-        store.set_aside(
-            claimed.session_id, found.version, f"it is of {found.version}; the last commit names {committed}"
-        )
+        committed = f"the committed one is of {kept.saved}" if kept.saved else "no snapshot is committed"
+        store.set_aside(claimed.session_id, found.version, f"it is of {found.version}; {committed}")
     except LeaseLost:
         raise
     except Exception as error:  # noqa: BLE001
